@@ -14,7 +14,6 @@ from asyncdata import (
     Cache,
     ConfigError,
     DataLoader,
-    FixedLengthTokenizeFn,
     JsonArraySource,
     JsonlSource,
     RowShuffle,
@@ -138,41 +137,6 @@ def test_a_resumed_run_goes_on_as_the_first_one_did_and_finds_the_index(tmp_path
     assert set(scanned) == {700}, "the first block, for the fixed row of the snapshot"
 
 
-def counting() -> tuple[Callable[[dict[str, Any]], list[int]], list[int]]:
-    """A tokenize function and the rows of its calls. One for each loader: a closed one may still end its last call."""
-    tokenized = []
-
-    def counted(row: dict[str, Any]) -> list[int]:
-        tokenized.append(row["id"])
-        return [row["id"]]
-
-    counted.version = 1  # type: ignore[attr-defined]  # so that the index, and what was tokenized for it, is kept
-    return counted, tokenized
-
-
-def test_each_rank_tokenizes_its_own_rows_alone(tmp_path):
-    path, delivered = array_at(tmp_path / "rows.json"), []
-    shuffle, cache_dir = RowShuffle(only_kept=True), str(tmp_path / "kept")
-    with loader(path, shuffle, counting()[0], cache=Cache(folder=cache_dir)) as data:
-        assert data.num_rows() == NUM_ROWS
-
-    for rank in range(2):
-        ranks = {
-            "ranks": {"rank": rank, "world_size": 2},
-            "batch_size": 10,
-            "epochs": 1,
-            "cache": {"folder": cache_dir},
-        }
-        counted, tokenized = counting()
-        with loader(path, shuffle, counted, **ranks) as data:
-            mine = [number for batch in data for number in ids(batch)]
-        assert len(mine) == NUM_ROWS // 2
-        assert set(tokenized) == {*mine, 0}, "and the fixed row of snapshots"
-        delivered += mine
-
-    assert sorted(delivered) == list(range(NUM_ROWS))
-
-
 def test_packs_can_be_planned_over_an_array(tmp_path, lines):
     packs = {}
     for path in (array_at(tmp_path / "rows.json"), lines):
@@ -233,21 +197,3 @@ def test_a_compressed_array_is_refused_as_compressed_lines_are(tmp_path):
 
     with pytest.raises(ConfigError, match=r"rows\.json\.gz can only be read from front to back, and this shuffle"):
         loader(path)
-
-
-@pytest.mark.thorough
-def test_real_babilong_is_ordered_split_and_cut_as_its_lines_are(test_data, tmp_path, monkeypatch):
-    monkeypatch.undo()
-    path = test_data / "babilong" / "qa1_4k.json"
-    rows = json.loads(path.read_text(encoding="utf-8"))
-    lines = tmp_path / "qa1.jsonl"
-    lines.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    tokenize_fn = FixedLengthTokenizeFn.babilong(str(test_data / "tokenizers" / "gpt2-bpe-50k"), 6000)
-
-    for shuffle, num_rows in (("full", len(rows)), (RowShuffle(part="train"), int(0.9 * len(rows)))):
-        found = []
-        for source in (path, lines):
-            with loader(source, shuffle, tokenize_fn) as data:
-                assert data.num_rows() == num_rows
-                found.append([sample.tokens.tolist() for sample in data.get_next_batch(num_rows)])
-        assert found[0] == found[1]

@@ -193,21 +193,6 @@ def test_requests_that_are_not_acknowledged_are_served_again_from_their_own_wind
     assert at["row"] > 0
 
 
-@pytest.mark.thorough
-def test_restored_again_and_again_in_one_loader_it_is_the_last_that_counts(path):
-    expected = expected_ids(3)
-    with make(path, num_workers=1) as loader:
-        states = []
-        for _ in range(6):
-            states.append(loader.state_dict())
-            loader.get_next_batch(90)
-        for number in (3, 1, 5, 0, 4, 4, 2):
-            for other in (5, 0, 2):
-                loader.load_state_dict(states[other])
-            loader.load_state_dict(states[number])
-            assert ids(loader.get_next_batch(70)) == expected[number * 90 : number * 90 + 70]
-
-
 def test_another_epoch_is_gone_to_at_once(path):
     with make(path) as loader:
         loader.get_next_batch(30)

@@ -7,9 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
 
 from asyncdata import (
     ConfigError,
@@ -17,7 +15,6 @@ from asyncdata import (
     NoSamplesError,
     ParquetSource,
     Shuffle,
-    SourceChangedError,
     SourceError,
 )
 from asyncdata.cli import main as cli
@@ -196,20 +193,6 @@ def two(tmp_path: Path) -> ParquetBlocks:
     return ParquetSource([str(path) for path in paths]).open(300)
 
 
-@pytest.mark.thorough
-@settings(max_examples=30)
-@given(data=st.data())
-def test_blocks_may_be_read_in_any_order_and_again(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("rows")
-    blocks = ParquetSource(str(write(folder / "a", group_rows=17))).open(data.draw(st.integers(50, 2000)))
-    everything = blocks.blocks(range(blocks.num_blocks))
-    reader = reader_of(blocks)
-
-    for block in data.draw(st.lists(st.sampled_from(everything), max_size=12)):
-        assert [row["id"] for row in rows_of_block(reader, block)] == list(range(block.start, block.stop))
-    reader.close()
-
-
 @pytest.mark.parametrize("held_bytes", [0, 3000, 1 << 20])
 def test_single_rows_are_equal_to_those_of_their_blocks_in_any_order(two, monkeypatch, held_bytes):
     """Whether row groups are kept in memory, take turns there, or are too large for it."""
@@ -386,15 +369,3 @@ def test_a_page_with_a_wrong_checksum_is_never_delivered(tmp_path, page, shuffle
     with DataLoader(path, tokenize_fn=row_id, bad_rows="skip", shuffle=shuffle, **knobs) as loader:
         with pytest.raises(SourceError, match=rf"AD304 cannot read {path}: row group 1 cannot be decoded: .*checksum"):
             loader.get_next_batch(1000)
-
-
-@pytest.mark.thorough
-def test_a_file_that_is_cut_while_workers_read_it_stops_the_stream(tmp_path):
-    path = write(tmp_path / "a.parquet", 4000, group_rows=200)
-    knobs = {"shuffle": Shuffle(block_bytes=1024, window_blocks=4), "buffer_size": 1, "timeout_s": 240}
-    with DataLoader(path, tokenize_fn=row_id, num_workers=1, **knobs) as loader:
-        loader.get_next_batch(1)
-        os.truncate(path, 5000)
-        with pytest.raises(SourceChangedError, match=r"^AD302 .*a\.parquet shrank"):
-            while True:
-                loader.get_next_batch(1)

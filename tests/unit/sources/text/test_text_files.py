@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import ConfigError, DataLoader, JsonArraySource, JsonlSource, Shuffle, SourceChangedError, SourceError
+from asyncdata import ConfigError, DataLoader, JsonArraySource, JsonlSource, Shuffle, SourceError
 from asyncdata.sources.stream import StreamOrder
 from tests.support.reading_rows import AS_IT_LIES, read_until_fault, refusal_of, rows_of, samples_of
 from tests.support.streams import frames, jsonl, members, texts_of, write
@@ -369,19 +369,6 @@ def test_what_is_damaged_or_added_is_found_by_the_formats_own_check(tmp_path, su
     assert [row["id"] for row in found[:500]] == list(range(500))
     assert f"that begins at byte {len(first)} is damaged (" in str(error)
     assert str(error).startswith(f"{CODES[suffix]} {path}: ")
-
-
-@pytest.mark.thorough
-def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path):
-    path = write(tmp_path / "a.jsonl.gz", members([many(n * 9000, n * 9000 + 9000) for n in range(3)]))
-    stream = JsonlSource(path).open(1024)
-    rows = stream.read(StreamOrder(Shuffle(enabled=False), 0, 1), 0, None, bool)
-    next(rows)
-
-    os.truncate(path, 70_000)
-
-    with pytest.raises(SourceChangedError, match=rf"^AD302 {path} shrank: it had \d+ bytes at the start, and ends at"):
-        list(rows)
 
 
 def test_an_array_is_read_as_json_reads_it_and_a_bad_element_is_a_bad_row(tmp_path):
