@@ -14,13 +14,10 @@ from asyncdata import (
     Cache,
     ConfigError,
     DataLoader,
-    FixedLengthTokenizeFn,
     JsonArraySource,
     JsonlSource,
     RowShuffle,
     SoftPacking,
-    SourceChangedError,
-    SourceError,
 )
 from asyncdata.sources.text.json_array_reader import Elements
 from tests.support.combinations import each_value
@@ -80,7 +77,6 @@ def ids(samples: list[Any]) -> list[int]:
     return [int(sample.tokens[0]) for sample in samples]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("shuffle", "layout"), each_value(SHUFFLES, LAYOUTS.keys()))
 def test_an_array_has_the_order_of_its_rows_as_lines(tmp_path, lines, shuffle, layout):
     path = array_at(tmp_path / "rows.json", layout)
@@ -141,41 +137,6 @@ def test_a_resumed_run_goes_on_as_the_first_one_did_and_finds_the_index(tmp_path
     assert set(scanned) == {700}, "the first block, for the fixed row of the snapshot"
 
 
-def counting() -> tuple[Callable[[dict[str, Any]], list[int]], list[int]]:
-    """A tokenize function and the rows of its calls. One for each loader: a closed one may still end its last call."""
-    tokenized = []
-
-    def counted(row: dict[str, Any]) -> list[int]:
-        tokenized.append(row["id"])
-        return [row["id"]]
-
-    counted.version = 1  # type: ignore[attr-defined]  # so that the index, and what was tokenized for it, is kept
-    return counted, tokenized
-
-
-def test_each_rank_tokenizes_its_own_rows_alone(tmp_path):
-    path, delivered = array_at(tmp_path / "rows.json"), []
-    shuffle, cache_dir = RowShuffle(only_kept=True), str(tmp_path / "kept")
-    with loader(path, shuffle, counting()[0], cache=Cache(folder=cache_dir)) as data:
-        assert data.num_rows() == NUM_ROWS
-
-    for rank in range(2):
-        ranks = {
-            "ranks": {"rank": rank, "world_size": 2},
-            "batch_size": 10,
-            "epochs": 1,
-            "cache": {"folder": cache_dir},
-        }
-        counted, tokenized = counting()
-        with loader(path, shuffle, counted, **ranks) as data:
-            mine = [number for batch in data for number in ids(batch)]
-        assert len(mine) == NUM_ROWS // 2
-        assert set(tokenized) == {*mine, 0}, "and the fixed row of snapshots"
-        delivered += mine
-
-    assert sorted(delivered) == list(range(NUM_ROWS))
-
-
 def test_packs_can_be_planned_over_an_array(tmp_path, lines):
     packs = {}
     for path in (array_at(tmp_path / "rows.json"), lines):
@@ -199,26 +160,6 @@ def test_no_more_is_read_than_the_first_rows_where_only_they_are_asked_for(tmp_p
     with loader(path, RowShuffle(stop=8)) as data:
         assert sorted(ids(data.get_next_batch(8))) == list(range(8))
         assert data.num_rows() == 8
-
-
-@pytest.mark.parametrize(
-    ("harm", "reason"),
-    [
-        (lambda text: text[:-1], r"it ends within element 299, which begins at byte \d+, without ']'"),
-        (lambda text: text[:-1] + b", ", "it ends after 300 elements, without ']'"),
-        (lambda text: text[:-2000], r"it ends within element 29\d, which begins at byte \d+, without ']'"),
-        (lambda text: text + b" x", "at byte .*, after its end, there is b'x'"),
-        (lambda text: text.replace(b'},{"id":299', b'},,{"id":299'), "at byte .* element 299 is missing"),
-        (lambda text: text[:-1] + b",]", "at byte .* element 300 is missing"),
-        (lambda text: text[:-1] + b"}", "at byte .* there is '}' in place of its ']'"),
-    ],
-)
-def test_what_is_no_whole_array_is_named(tmp_path, harm, reason):
-    path = tmp_path / "rows.json"
-    path.write_bytes(harm(LAYOUTS["compact"]()))
-
-    with loader(path) as data, pytest.raises(SourceError, match=f"^AD120 {path} is not one whole JSON array: {reason}"):
-        data.get_next_batch(1)
 
 
 @pytest.mark.thorough
@@ -250,50 +191,9 @@ def test_an_element_that_is_too_long_is_a_bad_row(tmp_path):
         assert data.statistics().dropped_total == {"bad row AD108": NUM_ROWS - len(short)}
 
 
-@pytest.mark.parametrize("change", ["cut", "replaced"])
-def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, change):
-    path = array_at(tmp_path / "rows.json")
-    with loader(path, buffer_size=1) as data:
-        data.get_next_batch(1)
-        if change == "cut":
-            os.truncate(path, 100)
-        else:
-            path.write_bytes(LAYOUTS["compact"]().replace(b"brackets", b"Brackets"))
-        with pytest.raises(SourceChangedError, match=r"^AD30[23] .*rows\.json"):
-            data.get_next_batch(2 * NUM_ROWS)
-
-
 def test_a_compressed_array_is_refused_as_compressed_lines_are(tmp_path):
     path = tmp_path / "rows.json.gz"
     path.write_bytes(gzip.compress(LAYOUTS["compact"]()))
 
     with pytest.raises(ConfigError, match=r"rows\.json\.gz can only be read from front to back, and this shuffle"):
         loader(path)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "shuffle",
-    [
-        pytest.param(shuffle, id=name, marks=() if name in {"full", "the last 20", "train"} else pytest.mark.slow)
-        for name, shuffle in SHUFFLES.items()
-    ],
-)
-def test_real_babilong_is_ordered_split_and_cut_to_its_first_rows(test_data, tmp_path, shuffle, monkeypatch):
-    monkeypatch.undo()
-    path = test_data / "babilong" / "qa1_4k.json"
-    rows = json.loads(path.read_text(encoding="utf-8"))
-    lines = tmp_path / "qa1.jsonl"
-    lines.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    tokenize_fn = FixedLengthTokenizeFn.babilong(str(test_data / "tokenizers" / "gpt2-bpe-50k"), 6000)
-    found = {}
-    for source in (path, lines):
-        with loader(source, shuffle, tokenize_fn) as data:
-            num_rows = data.num_rows()
-            found[source] = num_rows, [sample.tokens.tolist() for sample in data.get_next_batch(num_rows)]
-
-    assert found[path] == found[lines]
-    part = getattr(shuffle, "part", None)
-    assert found[path][0] == {"train": int(0.9 * len(rows)), "eval": len(rows) - int(0.9 * len(rows))}.get(
-        part, 8 if getattr(shuffle, "stop", None) else len(rows)
-    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -10,6 +12,9 @@ import pytest
 from asyncdata import (
     BadRowError,
     DataLoader,
+    JsonlSource,
+    ParquetSource,
+    RowShuffle,
     SnapshotMismatchError,
     SourceChangedError,
     SourceError,
@@ -22,12 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.thorough
-
 NUM_ROWS = 203
 SHUFFLES: dict[str, Any] = {"in windows": SHUFFLE, "as they lie": False, "all rows": "full"}
 WORKERS_AND_BUFFERS = [(0, 1), (1, 1000), (2, 16)]
 IN_CI = {"in windows": (2, 16), "as they lie": (1, 1000), "all rows": (2, 16)}  # inline, the buffer is the least
+QUICK = ("JSONL files", "Parquet, tiny row groups", "a gzip file", "a JSON array", "an iterable", "an object by http")
+LISTED = {"JSONL files": JsonlSource, "Parquet files": ParquetSource, "zstd files": JsonlSource}
+"""Of which a file may be listed again."""
 
 
 class Written(NamedTuple):
@@ -42,14 +48,23 @@ class Written(NamedTuple):
         return self.kind.write(self.folder, rows)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in KINDS])
 def written(request, tmp_path) -> Written:
-    kind = KINDS[request.param]
+    return written_as(request.param, tmp_path)
+
+
+def written_as(name: str, folder: Path) -> Written:
+    kind = KINDS[name]
     for package in kind.needs:
         pytest.importorskip(package)
-    if kind.is_stream and request.node.callspec.params.get("shuffle") == "all rows":
+    return Written(kind, folder, kind.write(folder, make_rows(NUM_ROWS)))
+
+
+@pytest.fixture(params=SHUFFLES)
+def shuffle(request, written) -> Any:
+    if written.kind.is_stream and request.param == "all rows":
         pytest.skip("its rows cannot be read one by one")
-    return Written(kind, tmp_path, kind.write(tmp_path, make_rows(NUM_ROWS)))
+    return SHUFFLES[request.param]
 
 
 def make(source: Any, tokenize_fn: Callable[..., Any] = row_id, **knobs: Any) -> DataLoader:
@@ -63,20 +78,25 @@ def first(source: Any, number: int, **knobs: Any) -> list[int]:
         return ids(loader.get_next_batch(number))
 
 
+def state_after(source: Any, number: int, **knobs: Any) -> dict[str, Any]:
+    with make(source, **knobs) as loader:
+        loader.get_next_batch(number)
+        return loader.state_dict()
+
+
 # One order
 
 
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_every_epoch_has_every_row_once(written, shuffle):
-    seen = first(written.source, 3 * NUM_ROWS, shuffle=SHUFFLES[shuffle])
+def test_every_epoch_has_every_row_once_and_another_seed_is_another_order(written, shuffle):
+    seen = first(written.source, 3 * NUM_ROWS, shuffle=shuffle)
 
     epochs = [seen[number * NUM_ROWS : (number + 1) * NUM_ROWS] for number in range(3)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(NUM_ROWS))] * 3
-    assert len({tuple(epoch) for epoch in epochs}) == (1 if shuffle == "as they lie" else 3)
-
-
-def test_without_shuffling_the_rows_come_as_they_lie(written):
-    assert first(written.source, NUM_ROWS, shuffle=False) == list(range(NUM_ROWS))
+    if shuffle is False:
+        assert epochs == [list(range(NUM_ROWS))] * 3
+    else:
+        assert len({tuple(epoch) for epoch in epochs}) == 3
+        assert first(written.source, NUM_ROWS, shuffle=shuffle, seed=1) != epochs[0]
 
 
 def test_a_row_is_the_row_that_was_written(written):
@@ -90,82 +110,106 @@ def test_a_row_is_the_row_that_was_written(written):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("with_all", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"])
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_the_order_is_the_same_for_any_workers_and_buffer(written, shuffle, with_all):
-    expected = first(written.source, 2 * NUM_ROWS, shuffle=SHUFFLES[shuffle], buffer_size=1000)
+def test_the_order_is_the_same_for_any_workers_and_buffer(written, shuffle, with_all, request):
+    expected = first(written.source, 2 * NUM_ROWS, shuffle=shuffle, buffer_size=1000)
 
-    for num_workers, buffer_size in WORKERS_AND_BUFFERS if with_all else [(0, 1), IN_CI[shuffle]]:
-        settings = {"num_workers": num_workers, "buffer_size": buffer_size, "shuffle": SHUFFLES[shuffle]}
+    chosen = IN_CI[request.node.callspec.params["shuffle"]]
+    for num_workers, buffer_size in WORKERS_AND_BUFFERS if with_all else [(0, 1), chosen]:
+        settings = {"num_workers": num_workers, "buffer_size": buffer_size, "shuffle": shuffle}
         assert first(written.source, 2 * NUM_ROWS, **settings) == expected, settings
 
 
-def test_another_seed_is_another_order(written):
-    assert first(written.source, NUM_ROWS, seed=1) != first(written.source, NUM_ROWS, seed=2)
+@pytest.mark.parametrize("name", LISTED)
+def test_a_file_that_is_listed_twice_comes_twice_an_epoch_and_resumes(tmp_path, name):
+    written = written_as(name, tmp_path)
+    source = LISTED[name]([*written.source, written.source[0]], allow_repeats=True)
+    expected = first(source, 2 * (NUM_ROWS + NUM_ROWS // 3))
+
+    wanted = Counter([*range(NUM_ROWS), *range(NUM_ROWS // 3)])
+    assert Counter(expected[: wanted.total()]) == Counter(expected[wanted.total() :]) == wanted
+    state = state_after(source, 150)
+    with make(source) as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(50)) == expected[150:200]
+    with make(written.source) as loader, pytest.raises(SnapshotMismatchError, match="data: 4 -> 3 files"):
+        loader.load_state_dict(state)
 
 
 # Exact resume
 
 
 @pytest.mark.parametrize("num_points", [2, pytest.param(6, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_resumed_at_any_point_it_is_the_uninterrupted_run(written, shuffle, num_points):
-    settings = {"shuffle": SHUFFLES[shuffle]}
-    expected = first(written.source, 3 * NUM_ROWS, **settings)
+    expected = first(written.source, 3 * NUM_ROWS, shuffle=shuffle)
 
     for number in random.Random(5).sample(range(2 * NUM_ROWS), num_points):
-        with make(written.source, **settings) as loader:
-            loader.get_next_batch(number + 1)
-            state = loader.state_dict()
-        with make(written.source, **settings) as loader:
+        state = state_after(written.source, number + 1, shuffle=shuffle)
+        with make(written.source, shuffle=shuffle) as loader:
             loader.load_state_dict(state)
             assert ids(loader.get_next_batch(40)) == expected[number + 1 : number + 41]
 
 
+@pytest.mark.thorough
 def test_resumed_by_workers_it_is_the_same_run(written):
     expected = first(written.source, 2 * NUM_ROWS)
-    with make(written.source, num_workers=1) as loader:
-        loader.get_next_batch(150)
-        state = loader.state_dict()
+    state = state_after(written.source, 150, num_workers=1)
     with make(written.source, num_workers=2) as loader:
         loader.load_state_dict(state)
         assert ids(loader.get_next_batch(100)) == expected[150:250]
 
 
 def test_the_same_rows_written_again_are_the_same_data(written):
-    with make(written.source) as loader:
-        loader.get_next_batch(50)
-        state = loader.state_dict()
+    expected, state = first(written.source, 100), state_after(written.source, 50)
 
     with make(written.rewrite(make_rows(NUM_ROWS))) as loader:
         loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(50)) == first(written.source, 100)[50:]
+        assert ids(loader.get_next_batch(50)) == expected[50:]
+
+
+@pytest.mark.parametrize("is_index_known", [True, False])
+@pytest.mark.parametrize("shuffle", ["full", RowShuffle(method="slime"), RowShuffle(method="none"), True], ids=str)
+def test_a_row_that_has_brought_down_its_workers_is_left_out_in_every_later_epoch(tmp_path, shuffle, is_index_known):
+    """It is in the snapshot's journal, and no kind of window sends it again."""
+    path, knobs = KINDS["a JSONL file"].write(tmp_path, make_rows(40)), {"shuffle": shuffle}
+    with make(path, **knobs) as loader:
+        state = loader.state_dict()
+        every = ids(loader.get_next_batch(120))
+    with open(path, "rb") as file:
+        offset = sum(map(len, file.readlines()[:11]))
+    state = {**json.loads(json.dumps(state)), "journal": [[0, offset]]}
+    expected = [row for row in every if row != 11]
+
+    with make(path, **knobs) as loader:
+        if is_index_known:
+            loader.get_next_batch(1)
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(117)) == expected
+        loader.load_state_dict(state)
+        loader.get_next_batch(1)
+        loader.set_epoch(2)  # whose window is ready at once, as the index is complete by then
+        assert ids(loader.get_next_batch(39)) == expected[78:]
 
 
 # Bad rows
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_bad_row_is_named_by_its_place_at_its_turn(written, num_workers):
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_a_bad_row_is_named_by_its_place_at_its_turn_or_skipped_and_counted(written, num_workers, tmp_path):
     place = written.kind.place(written.source, 13, NUM_ROWS)
+    knobs = {"shuffle": False, "num_workers": num_workers}
 
-    with make(written.source, fails_on_13, shuffle=False, num_workers=num_workers) as loader:
+    with make(written.source, fails_on_13, **knobs) as loader:
         assert ids(loader.get_next_batch(13)) == list(range(13))
         with pytest.raises(BadRowError, match="^AD421 ") as caught:
             loader.get_next_batch(1)
-
     error = caught.value
     assert error.path.startswith(place.path)
     assert (error.line, error.row_number) == (place.line, place.row_number)
     assert '"id"' in error.excerpt.replace("\\", "")
-
-
-def test_a_bad_row_may_be_skipped_and_is_counted(written, tmp_path):
-    settings = {"bad_rows": {"policy": "skip", "path": str(tmp_path / "quarantine.jsonl")}}
-    expected = [number for number in first(written.source, NUM_ROWS) if number != 13]
-
-    with make(written.source, fails_on_13, **settings) as loader:
-        assert ids(loader.get_next_batch(NUM_ROWS - 1)) == expected
+    with make(written.source, fails_on_13, bad_rows="skip", **knobs) as loader:
+        assert ids(loader.get_next_batch(NUM_ROWS - 1)) == [row for row in range(NUM_ROWS) if row != 13]
         assert loader.statistics().bad_rows_total == 1
 
 
@@ -180,14 +224,11 @@ def test_a_bad_row_may_be_skipped_and_is_counted(written, tmp_path):
 def test_a_state_of_other_data_is_refused(written, rows):
     if not written.kind.is_content_known:
         pytest.skip("nothing tells its rows from others before they are read")
-    with make(written.source) as loader:
-        loader.get_next_batch(50)
-        state = loader.state_dict()
+    state = state_after(written.source, 50)
 
-    with make(written.rewrite(rows)) as loader:
-        with pytest.raises(SnapshotMismatchError, match="data: ") as caught:
-            loader.load_state_dict(state)
-        assert "data" in caught.value.differences
+    with make(written.rewrite(rows)) as loader, pytest.raises(SnapshotMismatchError, match="data: ") as caught:
+        loader.load_state_dict(state)
+    assert "data" in caught.value.differences
 
 
 def test_data_that_is_replaced_while_it_is_read_stops_the_stream(written):

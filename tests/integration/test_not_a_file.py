@@ -5,21 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from asyncdata import (
-    AsyncDataError,
-    BadRows,
-    Cache,
-    ConfigError,
-    Outcomes,
-    PassRate,
-    PromptTokenizeFn,
-    SnapshotError,
-    SnapshotMismatchError,
-)
+from asyncdata import AsyncDataError, BadRows, Cache, ConfigError, Outcomes, PassRate, PromptTokenizeFn, SnapshotError
 from asyncdata.integrations.slime import torch_checkpoint
 from asyncdata.loader.mix_file import mix_of_file
 from asyncdata.prefetch.token_cache.inventory import caches
@@ -29,17 +20,8 @@ from tests.support.loading import NEVER_S, ids, order_of, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 NUM_ROWS = 60
-
-
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def folder(path: Path) -> None:
-    path.mkdir()
 
 
 def device(path: Path) -> None:
@@ -55,30 +37,128 @@ def a_socket(path: Path) -> None:
             os.close(here)
 
 
-KINDS = pytest.mark.parametrize("kind", [fifo, folder, device, a_socket])
+def versioned(row: dict[str, Any]) -> list[int]:
+    return [row["id"]]
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+versioned.version = 1  # type: ignore[attr-defined]
 
 
-def in_place_of(path: Path, kind: Callable[[Path], None]) -> None:
-    if path.exists():
-        path.unlink()
-    kind(path)
+def delivered(rows: Path, **knobs: Any) -> list[int]:
+    with make(rows, **knobs) as loader:
+        return ids(loader.get_next_batch(NUM_ROWS))
 
 
-def ended(call: Callable[[], Any]) -> Any:
+def outcomes_of(folder: Path) -> Outcomes:
+    return Outcomes(path=str(folder / "outcomes"), policy=PassRate(drop_above=0.9))
+
+
+def save_outcomes(rows: Path) -> None:
+    with make(rows, outcomes=outcomes_of(rows.parent)) as loader:
+        loader.report(samples := loader.get_next_batch(4), [1.0] * len(samples))
+        loader.save(rows.parent / "kept")
+    (rows.parent / "outcomes").unlink()
+
+
+def restore_outcomes(rows: Path) -> None:
+    with make(rows, outcomes=outcomes_of(rows.parent)) as loader:
+        loader.restore(rows.parent / "kept")
+
+
+def restore(rows: Path) -> None:
+    with make(rows) as loader:
+        loader.restore(rows.parent / "snapshot")
+
+
+def save(rows: Path) -> None:
+    with make(rows) as loader:
+        loader.save(rows.parent / "snapshot")
+
+
+def quarantined(rows: Path) -> None:
+    make(rows, bad_rows=BadRows(policy="quarantine", path=str(rows.parent / "bad.jsonl"))).close()
+
+
+def tokenizer(rows: Path) -> None:
+    PromptTokenizeFn(str(rows.parent)).resolve()
+
+
+def by_index(rows: Path) -> list[int]:
+    return sorted(delivered(rows, shuffle="full", cache=Cache(folder=str(rows.parent / "cache"))))
+
+
+def from_tokens(rows: Path) -> list[int]:
+    pytest.importorskip("pyarrow")
+    tokens = str(rows.parent / "tokens")
+    try:
+        return delivered(rows, tokenize_fn=versioned, cache=Cache(tokens=tokens))
+    finally:
+        caches(tokens)
+
+
+def recorded(rows: Path) -> list[int]:
+    return delivered(rows, telemetry=str(rows.parent / "run"))
+
+
+def slimes_state(rows: Path) -> None:
+    pytest.importorskip("torch")
+    torch_checkpoint.read(str(rows.parent / "state.pt"))
+
+
+def nothing(rows: Path) -> None:
+    """What need not be there before."""
+
+
+class Case(NamedTuple):
+    """A file that something else is in place of.
+
+    :ivar name: of the file; a pattern, where it is made by ``before``.
+    :ivar call: what reads or writes it, given the rows.
+    :ivar error: what that is; None: it may be done without.
+    """
+
+    name: str
+    call: Callable[[Path], Any]
+    error: type[Exception] | None = None
+    code: str = ""
+    before: Callable[[Path], Any] = nothing
+
+
+CASES = {
+    "outcomes": Case("outcomes", restore_outcomes, SnapshotError, "AD606", save_outcomes),
+    "older outcomes": Case("outcomes.1", restore_outcomes, SnapshotError, "AD606", save_outcomes),
+    "a snapshot to read": Case("snapshot", restore, SnapshotError),
+    "a snapshot to write": Case("snapshot", save, SnapshotError),
+    "quarantine": Case("bad.jsonl", quarantined, ConfigError, "AD605"),
+    **{
+        f"a mixture in {suffix}": Case(
+            f"mix.{suffix}",
+            lambda rows, suffix=suffix: mix_of_file(rows.parent / f"mix.{suffix}"),
+            ConfigError,
+            "AD470",
+        )
+        for suffix in ("toml", "yaml", "json")
+    },
+    "a row index": Case("cache/**/*.index", by_index, before=by_index),
+    "tokens": Case("tokens/**/*.arrow", from_tokens, before=from_tokens),
+    "what is known of tokens": Case("tokens/**/about.json", from_tokens, before=from_tokens),
+    "telemetry to write": Case(
+        "run/rank-00000-0000.jsonl", recorded, before=lambda rows: (rows.parent / "run").mkdir()
+    ),
+    "a tokenizer": Case("tokenizer.json", tokenizer, ConfigError),
+    "a tokenizer's settings": Case("tokenizer_config.json", tokenizer, ConfigError),
+    "slime's state": Case("state.pt", slimes_state, SnapshotError, "AD602"),
+}
+
+
+def ended(call: Callable[[Path], Any], rows: Path) -> Any:
     """What a call returns or raises; it must end."""
     found: list[Any] = []
 
     def run() -> None:
         try:
-            found.append(call())
-        except AsyncDataError as error:
-            found.append(error)
-        except OSError as error:
+            found.append(call(rows))
+        except (AsyncDataError, OSError) as error:
             found.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -88,121 +168,23 @@ def ended(call: Callable[[], Any]) -> Any:
     return found[0]
 
 
-@KINDS
-@pytest.mark.parametrize("name", ["outcomes", "outcomes.1", "outcomes.2"])
-def test_the_file_of_outcomes(rows: Path, tmp_path: Path, name: str, kind: Any) -> None:
-    settings = Outcomes(path=str(tmp_path / "outcomes"), policy=PassRate(drop_above=0.9))
-    with make(rows, outcomes=settings) as loader:
-        loader.report(samples := loader.get_next_batch(4), [1.0] * len(samples))
-        state = loader.state_dict()
-    (tmp_path / "outcomes").unlink()
-    in_place_of(tmp_path / name, kind)
+@pytest.mark.parametrize("kind", [os.mkfifo, Path.mkdir, device, a_socket], ids=["FIFO", "folder", "device", "socket"])
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_no_file_is_an_error_at_once_or_done_without(tmp_path, name, kind):
+    case, rows = CASES[name], write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    case.before(rows)
+    paths = list(tmp_path.glob(case.name)) or [tmp_path / case.name]
+    for path in paths:
+        path.unlink(missing_ok=True)
+        kind(path)
 
-    with make(rows, outcomes=settings) as loader:
-        error = ended(lambda: loader.load_state_dict(state))
-        assert isinstance(error, SnapshotError | SnapshotMismatchError)
-        assert "AD606" in str(error)
+    found = ended(case.call, rows)
 
-
-@KINDS
-def test_a_snapshot(rows: Path, tmp_path: Path, kind: Any) -> None:
-    kind(tmp_path / "snapshot")
-
-    with make(rows) as loader:
-        assert isinstance(ended(lambda: loader.restore(tmp_path / "snapshot")), SnapshotError)
-        assert isinstance(ended(lambda: loader.save(tmp_path / "snapshot")), SnapshotError)
-
-
-@KINDS
-def test_the_file_of_quarantine(rows: Path, tmp_path: Path, kind: Any) -> None:
-    kind(tmp_path / "bad.jsonl")
-    bad = BadRows(policy="quarantine", path=str(tmp_path / "bad.jsonl"))
-
-    error = ended(lambda: make(rows, bad_rows=bad).close())
-    assert isinstance(error, ConfigError)
-    assert "AD605" in str(error)
-
-
-@KINDS
-@pytest.mark.parametrize("suffix", ["toml", "yaml", "json"])
-def test_the_file_of_a_mixture(tmp_path: Path, suffix: str, kind: Any) -> None:
-    kind(tmp_path / f"mix.{suffix}")
-
-    error = ended(lambda: mix_of_file(tmp_path / f"mix.{suffix}"))
-    assert isinstance(error, ConfigError)
-    assert "AD470" in str(error)
-
-
-@KINDS
-def test_a_row_index(rows: Path, tmp_path: Path, kind: Any) -> None:
-    knobs = {"shuffle": "full", "cache": Cache(folder=str(tmp_path / "cache"))}
-    with make(rows, **knobs) as loader:
-        before = ids(loader.get_next_batch(NUM_ROWS))
-    (index,) = (tmp_path / "cache").rglob("*.index")
-    in_place_of(index, kind)
-
-    def again() -> Any:
-        with make(rows, **knobs) as loader:
-            return ids(loader.get_next_batch(NUM_ROWS))
-
-    found = ended(again)
-    assert found == before or "AD611" in str(found)
-
-
-@KINDS
-@pytest.mark.parametrize("name", ["*.arrow", "about.json"])
-def test_a_file_of_the_token_cache(rows: Path, tmp_path: Path, name: str, kind: Any) -> None:
-    pytest.importorskip("pyarrow")
-    knobs: dict[str, Any] = {"tokenize_fn": versioned, "cache": Cache(tokens=str(tmp_path / "tokens"))}
-    with make(rows, **knobs) as loader:
-        loader.get_next_batch(NUM_ROWS)
-    for found in list((tmp_path / "tokens").rglob(name)):
-        in_place_of(found, kind)
-
-    def again() -> Any:
-        with make(rows, **knobs) as loader:
-            return ids(loader.get_next_batch(NUM_ROWS))
-
-    found = ended(again)
-    assert found == order_of(rows) or isinstance(found, AsyncDataError), found
-    ended(lambda: caches(str(tmp_path / "tokens")))
-
-
-def versioned(row: dict[str, Any]) -> list[int]:
-    return [row["id"]]
-
-
-versioned.version = 1  # type: ignore[attr-defined]
-
-
-@KINDS
-def test_a_file_of_telemetry(rows: Path, tmp_path: Path, kind: Any) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    kind(run / "rank-00000-0000.jsonl")
-
-    def record() -> Any:
-        with make(rows, telemetry=str(run)) as loader:
-            return ids(loader.get_next_batch(NUM_ROWS))
-
-    assert ended(record) == order_of(rows)
-    assert isinstance(ended(lambda: read(run)), AsyncDataError | OSError)
-
-
-@KINDS
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_file_of_a_tokenizer(tmp_path: Path, name: str, kind: Any) -> None:
-    kind(tmp_path / name)
-
-    error = ended(lambda: PromptTokenizeFn(str(tmp_path)).resolve())
-    assert isinstance(error, ConfigError)
-
-
-@KINDS
-def test_a_checkpoint_of_slime(tmp_path: Path, kind: Any) -> None:
-    pytest.importorskip("torch")
-    kind(tmp_path / "state.pt")
-
-    error = ended(lambda: torch_checkpoint.read(str(tmp_path / "state.pt")))
-    assert isinstance(error, SnapshotError)
-    assert "AD602" in str(error)
+    if case.error is not None:
+        assert isinstance(found, case.error), found
+        assert case.code in str(found)
+    else:
+        assert isinstance(found, AsyncDataError) or sorted(found) == list(range(NUM_ROWS))
+    if name == "telemetry to write":
+        assert found == order_of(rows)
+        assert isinstance(ended(lambda _: read(tmp_path / "run"), rows), AsyncDataError | OSError)

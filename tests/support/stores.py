@@ -1,17 +1,16 @@
-"""Stores on loopback: S3 by moto, and a host of http that counts its requests and fails as it is told."""
+"""Stores on loopback: S3 by moto, and a host of http that notes its requests and fails as it is told."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import json
 import logging
-import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from tests.support.http_server import HttpServer, Request, Response, ranged
 from tests.support.store_listings import listing
 
 if TYPE_CHECKING:
@@ -22,46 +21,31 @@ SECRET = "sEcReTkEyOfTheTests0123456789"
 FAST = {"retry_timeout_s": 120.0}
 
 
-class Request(NamedTuple):
-    """A request to :class:`HttpHost`: its range is ``[start, stop)``, or the whole object."""
-
-    method: str
-    path: str
-    start: int
-    stop: int
-    headers: dict[str, str]
-
-
 class Answer(NamedTuple):
-    """How a request is answered in place of the usual way.
-
-    :ivar body: None: what was asked for.
-    :ivar cut_to: send so many bytes only, and close the connection.
-    """
+    """How an answer differs from the usual one: 0 and None leave a part of it as it is."""
 
     status: int = 0
     body: bytes | None = None
     headers: dict[str, str] = {}
-    cut_to: int | None = None
+    cut_at: int | None = None
 
 
-class HttpHost:
+class HttpHost(HttpServer):
     """Objects by http, with ranges, etags and If-Match.
 
     It answers reads and listings as Google's and Azure's stores do, too: a bucket is the first folder.
 
     :ivar objects: path -> bytes; may be changed at any time.
     :ivar requests: those so far.
-    :ivar answer: called with each request, in the server's threads; None for the usual answer.
+    :ivar answer: called with each request, in a thread of its own; None for the usual answer.
     """
 
     def __init__(self) -> None:
+        super().__init__(self._answered)
+        self._thread.daemon = True  # that of :func:`http_host` is never closed
         self.objects: dict[str, bytes] = {}
         self.requests: list[Request] = []
         self.answer: Callable[[Request], Answer | None] = lambda _: None
-        self._server = _Server(("127.0.0.1", 0), functools.partial(_Handler, self))
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def put(self, path: str, data: bytes) -> str:
         """Write an object; its address."""
@@ -71,78 +55,31 @@ class HttpHost:
     @property
     def google(self) -> dict[str, Any]:
         """The ``storage_options`` with which it is Google Cloud Storage."""
-        key = {
-            "gcs_base_url": self.url,
-            "disable_oauth": True,
-            "client_email": "",
-            "private_key": "",
-            "private_key_id": "",
-        }
-        return {"service_account_key": json.dumps(key), **FAST}
+        login = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+        key = json.dumps({"gcs_base_url": self.url, **login})
+        return {"service_account_key": key, "client_options": {"allow_http": True}, **FAST}
 
     @property
     def azure(self) -> dict[str, Any]:
         """The ``storage_options`` with which it is Azure."""
         return {"account_name": "account", "endpoint": self.url, "skip_signature": True, **FAST}
 
-    def close(self) -> None:
-        """Stop."""
-        self._server.shutdown()
-        self._server.server_close()
+    async def _answered(self, request: Request) -> Response:
+        self.requests.append(request)
+        answer = await asyncio.to_thread(self.answer, request) or Answer()
+        page = listing(request.target, self.objects)
+        data = self.objects.get(unquote(request.path))
+        if page is None and data is None:
+            return Response(404, {})
 
-
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 512
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that is killed, or has enough, cuts its connections."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def __init__(self, host: HttpHost, *args: Any) -> None:
-        self.host = host
-        super().__init__(*args)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = unquote(self.path.partition("?")[0])
-        data = self.host.objects.get(path)
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", ""))
-        size = len(data or b"")
-        start, stop = (int(wanted[1]), min(int(wanted[2]) + 1, size)) if wanted else (0, size)
-        request = Request(self.command, self.path, start, stop, {k.lower(): v for k, v in self.headers.items()})
-        self.host.requests.append(request)
-        answer = self.host.answer(request) or Answer()
-        page = listing(self.path, self.host.objects)
-        if page is not None:
-            data, answer = page, answer if answer.status else Answer(200, page)
-        etag = f'"{hashlib.md5(data or b"").hexdigest()}"'
-        if data is None:
-            answer = Answer(404, b"")
-        elif not answer.status and self.headers.get("if-match", etag) != etag:
-            answer = Answer(412, b"")
-        body = (data or b"")[start:stop] if answer.body is None else answer.body
-        headers = {"content-length": str(len(body)), "etag": etag, "last-modified": "Sun, 22 Nov 2026 10:00:00 GMT"}
-        if wanted:
-            headers["content-range"] = f"bytes {start}-{stop - 1}/{size}"
-        self.send_response(answer.status or (206 if wanted else 200))
-        for name, value in (headers | answer.headers).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body[: answer.cut_to])
-        if answer.cut_to is not None:
-            self.wfile.flush()
-            self.close_connection = True
+        usual = ranged(request, data or b"", hashlib.md5(data or b"").hexdigest())
+        usual = usual if page is None else Response(200, {}, page)
+        return Response(
+            answer.status or usual.status,
+            usual.headers | answer.headers,
+            usual.body if answer.body is None else answer.body,
+            answer.cut_at,
+        )
 
 
 class S3:
@@ -180,7 +117,7 @@ def s3() -> S3:
 @functools.cache
 def http_host() -> HttpHost:
     """The host that tests share which let it answer as usual."""
-    return HttpHost()
+    return HttpHost().__enter__()
 
 
 def jsonl_of(num_rows: int) -> bytes:

@@ -147,9 +147,9 @@ def jsonl(rows: Iterable[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
-def members(texts: Iterable[bytes]) -> bytes:
+def members(texts: Iterable[bytes], level: int = 9) -> bytes:
     """A gzip file with a member for each text; the same bytes every time."""
-    return b"".join(gzip.compress(text, mtime=0) for text in texts)
+    return b"".join(gzip.compress(text, level, mtime=0) for text in texts)
 
 
 def frames(texts: Iterable[bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""Fingerprints: what counts as the same data, what as other data, and how little is read to tell."""
+"""Fingerprints: what counts as the same data, how little is read to tell, and how a difference is put into words."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import shutil
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +40,9 @@ def refs(*paths: str) -> list[FileRef]:
     return [FileRef(path, os.path.getsize(path)) for path in paths]
 
 
+# Digests
+
+
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
@@ -47,6 +51,7 @@ def refs(*paths: str) -> list[FileRef]:
         (("ab", "c"), "4826ed043ab3cdec576d8541fa5d5a80"),
         ((b"\x00\xff", "\u00fc", "\ud800"), "f9b13b0823fadedc781f6e58b7201eca"),
     ],
+    ids=["nothing", "an empty text", "two texts", "bytes and texts"],
 )
 def test_a_digest_is_the_same_for_ever(parts, expected):
     assert digest(*parts) == expected
@@ -59,15 +64,9 @@ def test_a_digest_knows_where_its_parts_end():
 
 def test_the_canonical_encoding_does_not_depend_on_the_order_of_keys():
     assert canonical({"b": (1, 2.5), "a": {"d": None, "c": True}}) == b'{"a":{"c":true,"d":null},"b":[1,2.5]}'
-    assert canonical({"a": {"c": True, "d": None}, "b": [1, 2.5]}) == canonical(
-        {"b": [1, 2.5], "a": {"d": None, "c": True}}
-    )
-
-
-@pytest.mark.parametrize("value", [{1: "key"}, {"a": object()}])
-def test_a_value_without_a_canonical_encoding_is_refused(value):
-    with pytest.raises(TypeError):
-        canonical(value)
+    for value in ({1: "key"}, {"a": object()}):
+        with pytest.raises(TypeError):
+            canonical(value)
 
 
 @pytest.mark.parametrize(
@@ -80,16 +79,31 @@ def test_a_value_without_a_canonical_encoding_is_refused(value):
         (3 * MIB + 7, "0e964e900b53b496865a711554de7fcc"),
     ],
 )
-def test_a_file_digest_is_the_same_for_ever(tmp_path, num_bytes, expected):
-    assert file_digest(write(tmp_path / "a", content(num_bytes)), num_bytes) == expected
+def test_a_file_digest_is_the_same_for_ever_whatever_is_added_and_however_it_is_read(
+    tmp_path, monkeypatch, num_bytes, expected
+):
+    path, pread = write(tmp_path / "a", content(num_bytes)), os.pread
+    assert file_digest(path, num_bytes) == expected
+
+    write(tmp_path / "a", content(num_bytes) + b"a new row\n")
+    monkeypatch.setattr(os, "pread", lambda fd, n, offset: pread(fd, min(n, 1000), offset))
+    assert file_digest(path, num_bytes) == expected
 
 
-@pytest.mark.parametrize("num_bytes", [1, 4096, 192 * KIB])
-def test_in_a_small_file_every_byte_counts(tmp_path, num_bytes):
+@pytest.mark.parametrize(
+    ("num_bytes", "places"),
+    [
+        (1, [0]),
+        (4096, [0, 1000, 2048, 4095]),
+        (192 * KIB, [0, 64 * KIB, 96 * KIB, 192 * KIB - 1]),
+        (8 * MIB, [0, 64 * KIB - 1, 64 * KIB, 64 * KIB + 15 * (8 * MIB - 128 * KIB) // 16 + 4095, -64 * KIB, -1]),
+    ],
+)
+def test_every_byte_of_a_small_file_and_of_both_ends_and_the_blocks_between_of_a_large_one_counts(
+    tmp_path, num_bytes, places
+):
     data = bytearray(content(num_bytes))
-    path = write(tmp_path / "a", data)
-    digests = {file_digest(path, num_bytes)}
-    places = {0, num_bytes // 3, num_bytes // 2, num_bytes - 1}
+    digests = {file_digest(write(tmp_path / "a", data), num_bytes)}
     for place in places:
         data[place] ^= 1
         digests.add(file_digest(write(tmp_path / "a", data), num_bytes))
@@ -97,45 +111,18 @@ def test_in_a_small_file_every_byte_counts(tmp_path, num_bytes):
     assert len(digests) == 1 + len(places)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "place", [0, 64 * KIB - 1, 64 * KIB, 64 * KIB + 15 * (8 * MIB - 128 * KIB) // 16 + 4095, -64 * KIB, -1]
-)
-def test_in_a_large_file_both_ends_and_the_blocks_between_count(tmp_path, place):
-    data = bytearray(content(8 * MIB))
-    before = file_digest(write(tmp_path / "a", data), len(data))
-    data[place] ^= 1
-
-    assert file_digest(write(tmp_path / "a", data), len(data)) != before
-
-
-def test_of_a_huge_file_192_kib_are_read(tmp_path, monkeypatch):
+def test_of_a_huge_file_192_kib_are_read_and_its_size_counts(tmp_path, monkeypatch):
     path, reads, pread = tmp_path / "a", [], os.pread
     with path.open("wb") as file:
         file.truncate(1 << 40)
     monkeypatch.setattr(os, "pread", lambda fd, n, offset: reads.append((offset, n)) or pread(fd, n, offset))
-    file_digest(str(path), 1 << 40)
+    found = file_digest(str(path), 1 << 40)
 
     assert sum(n for _, n in reads) == 192 * KIB
     assert [offset for offset, _ in reads] == sorted(offset for offset, _ in reads)
     assert (reads[0], reads[-1]) == ((0, 64 * KIB), ((1 << 40) - 64 * KIB, 64 * KIB))
     assert len(reads) == 18
-
-
-def test_the_size_counts_where_the_content_is_alike(tmp_path):
-    path = write(tmp_path / "zeros", bytes(2 * MIB))
-
-    assert file_digest(path, MIB) != file_digest(path, 2 * MIB)
-
-
-@pytest.mark.parametrize("num_bytes", [1000, MIB])
-def test_a_file_that_grew_is_unchanged_up_to_its_size_at_the_start(tmp_path, num_bytes):
-    path = write(tmp_path / "a", content(num_bytes))
-    before = file_digest(path, num_bytes)
-    with open(path, "ab") as file:
-        file.write(b"a new row\n")
-
-    assert file_digest(path, num_bytes) == before
+    assert file_digest(str(path), 1 << 39) != found
 
 
 @pytest.mark.parametrize(("found", "expected"), [(0, 1), (999, 1000), (MIB - 1, MIB), (10, MIB)])
@@ -146,21 +133,10 @@ def test_a_file_that_shrank_is_named_with_both_sizes(tmp_path, found, expected):
         file_digest(path, expected)
 
 
-def test_reads_that_come_in_pieces_are_put_together(tmp_path, monkeypatch):
-    path, pread = write(tmp_path / "a", content(MIB)), os.pread
-    whole = file_digest(path, MIB)
-    monkeypatch.setattr(os, "pread", lambda fd, n, offset: pread(fd, min(n, 1000), offset))
-
-    assert file_digest(path, MIB) == whole
-
-
-def test_a_missing_file_is_named(tmp_path):
+def test_a_file_that_cannot_be_read_is_named_and_no_descriptor_leaks(tmp_path, monkeypatch):
     for look in (stamp, lambda path: file_digest(path, 10)):
         with pytest.raises(SourceError, match=f"AD304 {tmp_path}/none cannot be read: No such file"):
             look(f"{tmp_path}/none")
-
-
-def test_a_file_that_may_not_be_read_is_named_and_no_descriptor_leaks(tmp_path, monkeypatch):
     path = write(tmp_path / "a", content(10))
     gc.collect()  # what earlier tests left may hold descriptors
     num_open = len(os.listdir("/proc/self/fd"))
@@ -173,21 +149,20 @@ def test_a_file_that_may_not_be_read_is_named_and_no_descriptor_leaks(tmp_path, 
 
 def test_a_stamp_is_that_of_one_file_in_one_state(tmp_path):
     path = write(tmp_path / "a", b"12345")
-    first = stamp(path)
+    found, seen = os.stat(path), [stamp(path)]
 
-    found = os.stat(path)
-
-    assert first == stamp(path) == FileStamp(path, 5, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
-
-    os.utime(path, ns=(0, first.mtime_ns))
-    assert stamp(path) != first  # somebody may have set the time back
-    first = stamp(path)
-
+    assert seen == [stamp(path)] == [FileStamp(path, 5, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)]
+    os.utime(path, ns=(0, seen[0].mtime_ns))
+    seen.append(stamp(path))  # somebody may have set the time back
     os.utime(path, ns=(0, 1))
-    assert stamp(path) != first
+    seen.append(stamp(path))
     os.rename(write(tmp_path / "b", b"12345"), path)
-    os.utime(path, ns=(0, first.mtime_ns))
-    assert stamp(path) != first
+    os.utime(path, ns=(0, 1))
+    seen.append(stamp(path))
+    assert len(set(seen)) == 4
+
+
+# Fingerprints of data
 
 
 def test_a_copied_folder_holds_the_same_data(tmp_path):
@@ -207,32 +182,24 @@ def test_a_copied_folder_holds_the_same_data(tmp_path):
 def test_names_and_their_order_and_content_count(tmp_path):
     a, b = write(tmp_path / "a", b"one"), write(tmp_path / "b", b"two")
     c, other = write(tmp_path / "c", b"one"), write(tmp_path / "other" / "a", b"One")
-    digests = [data_fingerprint(refs(*paths))["digest"] for paths in ([a, b], [b, a], [c, b], [a], [other, b], [])]
+    lists = ([a, b], [b, a], [c, b], [a], [a, a], [other, b], [])
 
-    assert len(set(digests)) == len(digests)
-
-
-def test_with_very_many_files_only_their_combined_digest_is_kept(tmp_path):
-    path = write(tmp_path / "a", b"row\n")
-    least, most = data_fingerprint(refs(path) * MAX_LISTED_FILES), data_fingerprint(refs(path) * (MAX_LISTED_FILES + 1))
-
-    assert len(least["files"]) == MAX_LISTED_FILES
-    assert "content" not in least
-    assert most == {
-        "num_files": MAX_LISTED_FILES + 1,
-        "num_bytes": 4004,
-        "digest": most["digest"],
-        "files": [],
-        "content": most["content"],
-    }
+    assert len({data_fingerprint(refs(*paths))["digest"] for paths in lists}) == len(lists)
 
 
-def test_very_many_files_under_other_names_are_known_by_their_content(tmp_path):
+def test_very_many_files_are_known_by_their_combined_digests_with_and_without_their_names(tmp_path):
     path, renamed = write(tmp_path / "a", b"row\n"), write(tmp_path / "b", b"row\n")
     other = write(tmp_path / "c", b"wor\n")
     number = MAX_LISTED_FILES + 1
+    least = data_fingerprint(refs(path) * MAX_LISTED_FILES)
     before, after, changed = (data_fingerprint(refs(one) * number) for one in (path, renamed, other))
 
+    assert (len(least["files"]), "content" in least) == (MAX_LISTED_FILES, False)
+    assert {name: before[name] for name in ("num_files", "num_bytes", "files")} == {
+        "num_files": number,
+        "num_bytes": 4004,
+        "files": [],
+    }
     assert before["digest"] != after["digest"]
     assert content_changes(before, after) == []
     assert content_changes(before, changed) == [
@@ -249,6 +216,9 @@ def test_a_name_that_is_no_utf8_can_be_written_down(tmp_path):
 
     assert fingerprint["files"][0][0] == "caf\\xe9.jsonl"
     assert json.loads(json.dumps(fingerprint)) == fingerprint
+
+
+# Differences between a snapshot and the present, and their words
 
 
 def test_unchanged_settings_are_not_named():
@@ -285,7 +255,7 @@ def test_a_fingerprint_that_one_side_does_not_know_differs_from_none(absent):
 
 
 def test_a_count_of_the_data_is_named_only_where_nothing_else_explains_it():
-    def names(saved, order, *, data="same"):
+    def names(saved: dict[str, int], order: dict[str, int], *, data: str = "same") -> list[str]:
         return list(find_changes(saved, {"data": {"digest": "same"}}, order, {"data": {"digest": data}}))
 
     assert names({"num_blocks": 5}, {"num_blocks": 6}, data="other") == ["data"]
@@ -294,63 +264,52 @@ def test_a_count_of_the_data_is_named_only_where_nothing_else_explains_it():
     assert setting_of("order.num_blocks") == "data"
 
 
-@pytest.mark.parametrize("odd", [float("nan"), "\ud800", 2**100, [b"bytes"], {1: 2, "a": 3}, np.zeros(2), object()])
+@pytest.mark.parametrize(
+    "odd", [float("nan"), "\ud800", 2**100, [b"bytes"], {1: 2, "a": 3}, np.zeros(2), object()], ids=map(str, range(7))
+)
 def test_any_value_of_a_crafted_snapshot_can_be_compared_and_shown(odd):
     assert list(find_changes({"a": odd}, {"data": odd}, {"a": 1}, {"data": "d"})) == ["data", "order.a"]
     assert describe_change("order.a", odd, 1)
 
 
 def test_values_too_deep_to_compare_are_refused_not_taken_for_alike():
-    deep: list = []
+    deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
 
     assert list(find_changes({"a": deep}, {}, {"a": [deep]}, {})) == ["order.a"]
 
 
-class TestDataInWords:
-    def words(self, saved: list[tuple[str, int, str]], present: list[tuple[str, int, str]]) -> str:
-        return describe_change("data", self.fingerprint(saved), self.fingerprint(present)).split(": ")[1]
+File = tuple[str, int, str]
+ONE, TWO = [("t", 1, "x"), ("t", 2, "y")], [("a", 1, "x"), ("b", 1, "x")]
 
-    def fingerprint(self, files):
+
+@pytest.mark.parametrize(
+    ("saved", "present", "words"),
+    [
+        ([("a", 10, "x"), ("b", 5, "y")], [("a", 12, "z"), ("b", 5, "y")], "a size 10 -> 12 bytes"),
+        ([("a", 10, "x")], [("a", 10, "z")], "a has other content (size 10 as before)"),
+        (TWO, [("b", 1, "x"), ("c", 1, "x")], "a is missing; c is new"),
+        (TWO, TWO[::-1], "the files come in another order (a, b -> b, a)"),
+        (ONE, [("t", 1, "x"), ("t", 3, "z"), ("u", 1, "x")], "2 -> 3 files; t (file 2) size 2 -> 3 bytes"),
+        (ONE, [("t", 1, "x"), ("u", 2, "y")], "file 2 was t and is u"),
+        (
+            [(f"{number:03}", 1, "x") for number in range(200)],
+            [(f"{number:03}", 2, "y") for number in range(200)],
+            "; ".join([*(f"{number:03} size 1 -> 2 bytes" for number in range(10)), "and 190 more"]),
+        ),
+    ],
+    ids=["a size", "content", "names", "order", "the same name", "a place", "ten are named"],
+)
+def test_the_files_that_differ_are_named(saved: list[File], present: list[File], words: str) -> None:
+    def fingerprint(files: list[File]) -> dict[str, Any]:
         num_bytes = sum(size for _, size, _ in files)
         return {"num_files": len(files), "num_bytes": num_bytes, "digest": digest(str(files)), "files": files}
 
-    def test_the_file_that_changed_is_named_with_both_sizes(self):
-        assert self.words([("a", 10, "x"), ("b", 5, "y")], [("a", 12, "z"), ("b", 5, "y")]) == "a size 10 -> 12 bytes"
-        assert self.words([("a", 10, "x")], [("a", 10, "z")]) == "a has other content (size 10 as before)"
+    assert describe_change("data", fingerprint(saved), fingerprint(present)).split(": ")[1] == words
 
-    def test_missing_and_new_files_are_named(self):
-        assert self.words([("a", 1, "x"), ("b", 1, "x")], [("b", 1, "x"), ("c", 1, "x")]) == "a is missing; c is new"
 
-    def test_another_order_is_named(self):
-        words = self.words([("a", 1, "x"), ("b", 1, "x")], [("b", 1, "x"), ("a", 1, "x")])
-
-        assert words == "the files come in another order (a, b -> b, a)"
-
-    def test_files_of_one_name_are_known_by_their_place(self):
-        saved, present = [("t", 1, "x"), ("t", 2, "y")], [("t", 1, "x"), ("t", 3, "z"), ("u", 1, "x")]
-
-        assert self.words(saved, present) == "2 -> 3 files; t (file 2) size 2 -> 3 bytes"
-        assert self.words(saved, [("t", 1, "x"), ("u", 2, "y")]) == "file 2 was t and is u"
-
-    def test_ten_files_are_named_and_the_rest_counted(self):
-        saved = [(f"{number:03}", 1, "x") for number in range(200)]
-        words = self.words(saved, [(name, 2, "y") for name, _, _ in saved]).split("; ")
-
-        assert words[-1] == "and 190 more"
-        assert len(words) == 11
-
-    def test_without_a_list_of_files_their_number_and_size_are_given(self):
-        saved = {"num_files": 1200, "num_bytes": 10, "digest": "x"}
-
-        assert "1200 files of 10 bytes -> 1201 files of 12 bytes, of other content" in describe_change(
-            "data", saved, {"num_files": 1201, "num_bytes": 12, "digest": "y"}
-        )
-
-    @pytest.mark.parametrize("saved", ["abc", {"digest": "d", "files": "damaged"}, {"revision": "main"}])
-    def test_a_fingerprint_of_another_kind_is_shown_as_it_is(self, saved):
-        assert describe_change("data", saved, "xyz").startswith(f'data: saved {json.dumps(saved)}, present "xyz": ')
-
-    def test_long_values_are_cut(self):
-        assert len(describe_change("tokenizer", "a" * 1000, "b" * 1000)) < 400
+@pytest.mark.parametrize("saved", ["abc", {"digest": "d", "files": "damaged"}, {"revision": "main"}])
+def test_a_fingerprint_of_another_kind_is_shown_as_it_is_and_cut(saved):
+    assert describe_change("data", saved, "xyz").startswith(f'data: saved {json.dumps(saved)}, present "xyz": ')
+    assert len(describe_change("tokenizer", "a" * 1000, "b" * 1000)) < 400

@@ -5,10 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
+from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from asyncdata.core.file_lock import locked
 from asyncdata.core.object_address import Address
 from asyncdata.sources.remote.block_cache import BlockCache
 from asyncdata.sources.remote.store import ObjectStamp
@@ -150,18 +156,6 @@ def test_a_block_that_is_too_large_for_the_limit_is_passed_over(tmp_path):
 
 
 @pytest.mark.thorough
-def test_what_killed_processes_left_and_their_parts_of_the_limit_do_not_fill_the_cache(tmp_path, monkeypatch):
-    for number in range(500):  # each takes a part of the limit; half of them die before their block has its name
-        with monkeypatch.context() as patched:
-            if number % 2:
-                patched.setattr(os, "replace", lambda temporary, path: None)
-            keep(BlockCache(str(tmp_path), MIB), number)
-        assert size(tmp_path) <= MIB
-
-    assert len(found(BlockCache(str(tmp_path), MIB), *range(400, 500))) > 30
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("damage", [b"", b"x", b"\xff" * 8, b"\0" * 8, b"long" * 8])
 def test_a_tally_that_is_damaged_or_gone_is_counted_anew(tmp_path, damage):
     keep(BlockCache(str(tmp_path), MIB), *range(100))
@@ -196,8 +190,6 @@ def test_a_full_disk_costs_only_speed(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_is_removed_or_no_folder_costs_only_speed(tmp_path):
-    import shutil
-
     folder = tmp_path / "blocks"
     cache = BlockCache(str(folder), MIB)
     keep(cache, 0)
@@ -227,8 +219,6 @@ def test_a_link_or_a_file_that_others_may_write_is_not_read(tmp_path):
 
 
 def test_another_process_that_makes_room_is_not_waited_for(tmp_path):
-    from asyncdata.core.file_lock import locked
-
     cache = BlockCache(str(tmp_path), MIB)
     keep(cache, 0)
     with locked(str(tmp_path / "used")) as is_locked:
@@ -244,3 +234,75 @@ def test_names_and_files_have_no_address_in_them(tmp_path):
     text = " ".join(map(str, files(tmp_path))) + files(tmp_path)[0].read_bytes().decode("latin-1")
     assert not any(word in text for word in ("bucket", "part-0", "v1"))
     assert files(tmp_path)[0].stat().st_mode & 0o777 == 0o600
+
+
+# A writer that dies at any of its calls to the system, at any byte
+
+
+CALLS = ("open", "write", "pwrite", "close", "replace", "makedirs", "unlink", "utime")
+
+
+class Killed(BaseException):
+    """The process has died: nothing of it runs any more."""
+
+
+class Mortal:
+    """Makes the calls of :data:`CALLS` until the ``last`` one, of which a write may write a part; then all fail."""
+
+    def __init__(self, last: int, num_bytes: int) -> None:
+        self.left, self._num_bytes = last, num_bytes
+        self._calls = {name: getattr(os, name) for name in CALLS}
+        self._open: set[int] = set()
+
+    def __enter__(self) -> Mortal:
+        for name in CALLS:
+            setattr(os, name, lambda *args, _name=name, **kwargs: self._call(_name, *args, **kwargs))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, call in self._calls.items():
+            setattr(os, name, call)
+        for fd in self._open:  # the system closes them, and so frees locks
+            with suppress(OSError):  # a file object has closed it
+                os.close(fd)
+
+    def _call(self, name: str, *args, **kwargs):
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+        if self.left == 0 and name in {"write", "pwrite"}:
+            self._calls["write" if name == "write" else "pwrite"](args[0], bytes(args[1])[: self._num_bytes], *args[2:])
+            raise Killed
+
+        result = self._calls[name](*args, **kwargs)
+        if name == "open":
+            self._open.add(result)
+        elif name == "close":
+            self._open.discard(args[0])
+        return result
+
+
+@pytest.mark.thorough
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 60), max_size=40), st.integers(1, 300), st.integers(0, 6000)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_a_writer_that_dies_anywhere_leaves_only_whole_blocks_and_the_limit(tmp_path_factory, lives):
+    folder, max_bytes = tmp_path_factory.mktemp("blocks"), 160 << 10
+    for numbers, last, num_bytes in lives:
+        todo = deque(numbers)
+        with Mortal(last, num_bytes), suppress(Killed):
+            cache = BlockCache(str(folder), max_bytes)
+            while todo:
+                keep(cache, todo.popleft())
+                found(cache, numbers[0])
+        found(BlockCache(str(folder), max_bytes), *range(61))  # each is right, if it is there
+        assert size(folder) <= max_bytes + 4096  # and the tally
+
+    survivor = BlockCache(str(folder), max_bytes)
+    keep(survivor, 7)
+    assert found(survivor, 7) == [7]

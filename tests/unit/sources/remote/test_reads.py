@@ -1,38 +1,55 @@
-"""Reads of objects: wide, bounded, coalesced, pinned, and tried again."""
+"""Reads of objects, many at a time: neighbours in one request, bounded, tried again, and named when they fail."""
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from asyncdata import ConfigError, SourceChangedError, SourceError
+from asyncdata import SourceChangedError, SourceError
 from asyncdata.core.file_refs import ObjectsOfStore
 from asyncdata.core.messages import Block, Job
 from asyncdata.core.object_address import Address
 from asyncdata.core.specs import ReadLimits, StoreSpec
-from asyncdata.sources.remote.address import GivenAddress
 from asyncdata.sources.remote.line_reader import RemoteLineReader
 from asyncdata.sources.remote.reads import Reads, coalesced
-from asyncdata.sources.remote.store import ObjectStamp, StoreError, store_spec
+from asyncdata.sources.remote.store import ObjectStamp, StoreError
 from tests.support.fake_store import FakeStore
-from tests.support.stores import Answer, HttpHost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 DATA = bytes(range(256)) * 400
-
-
-def test_neighbours_are_one_request():
-    assert len(coalesced([(n * 1000, n * 1000 + 1200) for n in range(100)])) == 1
-    assert len(coalesced([(n << 20, (n << 20) + 1200) for n in range(100)])) == 100
-
-
 STAMP = ObjectStamp(Address("s3", "bucket", "folder/key"), len(DATA), '"old"')
+
+ranges_of_an_object = st.lists(
+    st.tuples(st.integers(0, 1 << 24), st.integers(1, 1 << 20)).map(lambda one: (one[0], one[0] + one[1])), max_size=40
+)
+
+
+@given(ranges_of_an_object)
+@example([(n * 1000, n * 1000 + 1200) for n in range(100)])
+@example([(n << 20, (n << 20) + 1200) for n in range(100)])
+@example([(0, 10), (10 + (16 << 10), 20 + (16 << 10)), (21 + (32 << 10), 30 + (32 << 10))])
+@example([(0, 4 << 20), (4 << 20, (4 << 20) + 1)])
+def test_requests_cover_each_range_once_and_read_little_more(ranges):
+    pieces = coalesced(ranges)
+
+    assert sorted(number for piece in pieces for number in piece.ranges) == list(range(len(ranges)))
+    for piece in pieces:
+        inside = sorted(ranges[number] for number in piece.ranges)
+        assert (piece.start, piece.stop) == (inside[0][0], max(stop for _, stop in inside))
+        assert piece.stop - piece.start <= 4 << 20
+        ends = [max(stop for _, stop in inside[: n + 1]) for n in range(len(inside))]
+        assert all(start - end <= 16 << 10 for end, (start, _) in zip(ends, inside[1:], strict=False))
+    for piece, after in zip(pieces, pieces[1:], strict=False):
+        first = min(ranges[number] for number in after.ranges)
+        is_far = first[0] - piece.stop > 16 << 10
+        assert is_far or max(piece.stop, first[1]) - piece.start > 4 << 20, "one request would do"
 
 
 @pytest.fixture
@@ -45,9 +62,15 @@ def fake(monkeypatch) -> type[FakeStore]:
     return FakeStore
 
 
+def spec(**limits: float) -> StoreSpec:
+    return StoreSpec("tests.support.fake_store:FakeStore", "", {}, ReadLimits(**limits))  # type: ignore[arg-type]
+
+
 def reads(**limits: float) -> Reads:
-    spec = StoreSpec("tests.support.fake_store:FakeStore", "", {}, ReadLimits(**limits))  # type: ignore[arg-type]
-    return Reads([spec])
+    return Reads([spec(**limits)])
+
+
+# How many at a time
 
 
 def test_many_requests_are_in_flight_and_no_more_than_the_limit(fake, monkeypatch):
@@ -70,17 +93,30 @@ def test_many_requests_are_in_flight_and_no_more_than_the_limit(fake, monkeypatc
 
 
 def test_no_more_bytes_are_in_flight_than_the_limit_and_a_longer_request_is_alone(fake):
-    with closing(reads(max_bytes=1000)) as many:
-        found = [many.start(many.fetch, STAMP, start, start + 400) for start in range(0, 40_000, 400)]
-        found.append(many.start(many.fetch, STAMP, 0, 5000))
-        assert sum(len(future.result()) for future in found) == 45_000
-
-    assert fake.most_bytes == 5000
-    with closing(reads(max_bytes=1000)) as many:
+    for longer, most in (([], range(400, 801)), ([5000], [5000])):
         fake.most_bytes = 0
-        for future in [many.start(many.fetch, STAMP, start, start + 400) for start in range(0, 40_000, 400)]:
-            future.result()
-    assert 400 <= fake.most_bytes <= 800
+        ends = [(start, start + 400) for start in range(0, 40_000, 400)] + [(0, size) for size in longer]
+        with closing(reads(max_bytes=1000)) as many:
+            found = [many.start(many.fetch, STAMP, *one) for one in ends]
+            assert [future.result() for future in found] == [DATA[start:stop] for start, stop in ends]
+        assert fake.most_bytes in most
+
+
+def test_a_reader_of_very_many_objects_holds_nothing_of_each(fake, monkeypatch):
+    """It reads all of them in an epoch; those that it has read last are the files' own to keep."""
+    monkeypatch.setattr(fake, "answer", lambda start, stop: b"{}\n"[start:stop])
+    found = ObjectsOfStore()
+    for number in range(3000):
+        found.add(0, Address("s3", "bucket", f"{number}.jsonl"), 3, '"e"', "", 0)
+    job = Job(files=found.packed(), tokenize=None, max_row_bytes=10, block_bytes=3, slack_bytes=0, stores=[spec()])
+    with closing(RemoteLineReader(job)) as reader:
+        for number in range(3000):
+            assert len(reader.read_block(Block(number, 0, 3), 3).lengths) == 1
+
+        assert max(len(held) for held in vars(reader).values() if isinstance(held, dict)) < 10
+
+
+# Another try
 
 
 def failing(times: int, error: StoreError) -> Callable[[int, int], bytes]:
@@ -105,78 +141,23 @@ def test_failures_that_may_pass_are_tried_again_and_counted(fake, monkeypatch):
     assert len(beats) == 6
 
 
-def test_after_the_deadline_the_error_names_bucket_key_range_request_and_tries(fake, monkeypatch):
-    monkeypatch.setattr(fake, "answer", failing(9, StoreError("transient", "status 503 Slow Down", request_id="RQ-17")))
-    with closing(reads(retry_timeout_s=0)) as many, pytest.raises(SourceError, match="^AD326 ") as caught:
-        many.read([(STAMP, 10, 20)])
-
-    for word in ("s3://bucket/folder/key", "bucket bucket", "key folder/key", "bytes 10-20", "RQ-17", "503 Slow Down"):
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "wanted"),
-    [
-        (
-            "denied",
-            r"^AD324 .* may not be accessed with the present credentials: no; pass others by .*storage_options$",
-        ),
-        ("permanent", "^AD325 .* was refused by the store: no$"),
-        ("missing", "^AD323 .* does not exist: no; check the address$"),
-        ("transient", "^AD326 .* could not be accessed: no; the run resumes .* when the store is back$"),
-    ],
-)
-def test_an_error_ends_with_the_way_out_and_fits_reads_and_writes(monkeypatch, kind, wanted):
-    def refuse(self: FakeStore, key: str, data: bytes) -> None:
-        raise StoreError(kind, "no")
-
-    monkeypatch.setattr(FakeStore, "write", refuse, raising=False)
-    with closing(reads(retry_timeout_s=0)) as many, pytest.raises(SourceError, match=wanted):
-        many.write(0, STAMP.address, DATA)
+def test_a_store_that_asks_for_a_longer_wait_than_there_is_time_is_not_waited_for_so_long(fake, monkeypatch):
+    """Its ``Retry-After`` may be an hour, and ``retry_timeout_s`` a minute."""
+    monkeypatch.setattr(fake, "answer", failing(99, StoreError("transient", "status 429", retry_after_s=3600)))
+    with closing(reads(retry_timeout_s=0.1)) as many:
+        future = many.start(many.fetch, STAMP, 10, 20)
+        with pytest.raises(SourceError, match="^AD326 .*: status 429"):
+            future.result(60)
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"), [("denied", "AD324"), ("permanent", "AD325"), ("changed", "AD322"), ("missing", "AD322")]
-)
-def test_other_failures_are_not_tried_again(fake, monkeypatch, kind, code):
-    monkeypatch.setattr(fake, "answer", failing(1, StoreError(kind, "no")))
-    with closing(reads()) as many, pytest.raises(SourceError, match=f"^{code} "):
-        many.read([(STAMP, 10, 20)])
+def test_a_store_that_asks_for_a_wait_is_left_alone_for_so_long(fake, monkeypatch):
+    waits: list[float] = []
+    monkeypatch.setattr(fake, "answer", failing(1, StoreError("transient", "status 429", retry_after_s=7)))
+    with closing(reads(retry_timeout_s=60)) as many:
+        monkeypatch.setattr(many._is_closed, "wait", waits.append)  # noqa: SLF001 - where it waits
+        assert many.read([(STAMP, 10, 20)]) == [DATA[10:20]]
 
-
-def test_an_object_that_was_replaced_is_named_with_both_identities(fake, monkeypatch):
-    monkeypatch.setattr(fake, "answer", failing(1, StoreError("changed", "412", request_id="RQ-18")))
-    with closing(reads()) as many, pytest.raises(SourceChangedError, match="^AD322 ") as caught:
-        many.read([(STAMP, 10, 20)])
-
-    for word in (f'{len(DATA)} bytes, etag "old"', '7 bytes, etag "new"', "bytes 10-20", "RQ-18"):
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize(("kind", "now"), [("missing", "now it is gone"), ("denied", "now it is not known, .*403")])
-def test_a_replaced_object_is_said_to_be_gone_only_if_the_store_says_so(fake, monkeypatch, kind, now):
-    def head(self: FakeStore, key: str) -> ObjectStamp:
-        raise StoreError(kind, "status 403")
-
-    monkeypatch.setattr(fake, "answer", failing(1, StoreError("changed", "status 412")))
-    monkeypatch.setattr(fake, "head", head)
-    with closing(reads()) as many, pytest.raises(SourceChangedError, match=f"^AD322 .*{now}"):
-        many.read([(STAMP, 10, 20)])
-
-
-def test_a_reader_of_very_many_objects_holds_nothing_of_each(fake, monkeypatch):
-    """It reads all of them in an epoch; those that it has read last are the files' own to keep."""
-    monkeypatch.setattr(fake, "answer", lambda start, stop: b"{}\n"[start:stop])
-    found = ObjectsOfStore()
-    for number in range(3000):
-        found.add(0, Address("s3", "bucket", f"{number}.jsonl"), 3, '"e"', "", 0)
-    spec = StoreSpec("tests.support.fake_store:FakeStore", "", {}, ReadLimits())
-    job = Job(files=found.packed(), tokenize=None, max_row_bytes=10, block_bytes=3, slack_bytes=0, stores=[spec])
-    with closing(RemoteLineReader(job)) as reader:
-        for number in range(3000):
-            assert len(reader.read_block(Block(number, 0, 3), 3).lengths) == 1
-
-        assert max(len(held) for held in vars(reader).values() if isinstance(held, dict)) < 10
+    assert waits == [7]
 
 
 def test_close_ends_a_wait_for_the_next_try(fake, monkeypatch):
@@ -197,86 +178,58 @@ def test_close_ends_a_wait_for_the_next_try(fake, monkeypatch):
         future.result(60)
 
 
-# Of a host of http, by obstore
+# What a failure is called
 
 
-@pytest.fixture
-def host() -> Iterator[HttpHost]:
-    found = HttpHost()
-    yield found
-    found.close()
+def test_after_the_deadline_the_error_names_bucket_key_range_and_request(fake, monkeypatch):
+    monkeypatch.setattr(fake, "answer", failing(9, StoreError("transient", "status 503 Slow Down", request_id="RQ-17")))
+    with closing(reads(retry_timeout_s=0)) as many, pytest.raises(SourceError, match="^AD326 ") as caught:
+        many.read([(STAMP, 10, 20)])
+
+    for word in ("s3://bucket/folder/key", "bucket bucket", "key folder/key", "bytes 10-20", "RQ-17", "503 Slow Down"):
+        assert word in str(caught.value)
 
 
-def opened(host: HttpHost, **limits: float) -> tuple[Reads, ObjectStamp]:
-    given_address = GivenAddress.parse(host.put("/folder/a b.bin", DATA))
-    many = Reads([store_spec(given_address, limits)])
-    return many, many.head(0, given_address.address)
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("denied", "^AD324 .* may not be accessed with the present credentials: no; pass others by .*storage_options$"),
+        ("permanent", "^AD325 .* was refused by the store: no$"),
+        ("missing", "^AD323 .* does not exist: no; check the address$"),
+        ("transient", "^AD326 .* could not be accessed: no; the run resumes .* when the store is back$"),
+    ],
+    ids=["denied", "permanent", "missing", "transient"],
+)
+def test_an_error_ends_with_the_way_out_and_fits_reads_and_writes(fake, monkeypatch, kind, wanted):
+    def refuse(self: FakeStore, key: str, data: bytes) -> None:
+        raise StoreError(kind, "no")
+
+    monkeypatch.setattr(FakeStore, "write", refuse, raising=False)
+    with closing(reads(retry_timeout_s=0)) as many, pytest.raises(SourceError, match=wanted):
+        many.write(0, STAMP.address, DATA)
 
 
-def once(answer: Answer) -> Callable[[object], Answer | None]:
-    left = iter([answer])
-    return lambda _: next(left, None)
+@pytest.mark.parametrize(
+    ("kind", "code"), [("denied", "AD324"), ("permanent", "AD325"), ("changed", "AD322"), ("missing", "AD322")]
+)
+def test_other_failures_are_not_tried_again(fake, monkeypatch, kind, code):
+    monkeypatch.setattr(fake, "answer", failing(1, StoreError(kind, "no", request_id="RQ-18")))
+    with closing(reads()) as many, pytest.raises(SourceError, match=f"^{code} ") as caught:
+        many.read([(STAMP, 10, 20)])
+
+    assert "bytes 10-20" in str(caught.value)
+    assert "RQ-18" in str(caught.value)
+    if code == "AD322":
+        assert isinstance(caught.value, SourceChangedError)
+        assert f'at the start it was {len(DATA)} bytes, etag "old"; now it is 7 bytes, etag "new"' in str(caught.value)
 
 
-TRANSIENT = {
-    **{str(status): Answer(status, b"busy") for status in (408, 429, 500, 502, 503, 504)},
-    "cut": Answer(cut_to=50),
-    "nothing": Answer(cut_to=0),
-    "a wrong range": Answer(206, DATA[:100], {"content-range": f"bytes 0-99/{len(DATA)}"}),
-    "a short body": Answer(206, DATA[1000:1050], {"content-range": f"bytes 1000-1049/{len(DATA)}"}),
-}
+@pytest.mark.parametrize(("kind", "now"), [("missing", "now it is gone"), ("denied", "now it is not known, .*403")])
+def test_a_replaced_object_is_said_to_be_gone_only_if_the_store_says_so(fake, monkeypatch, kind, now):
+    def head(self: FakeStore, key: str) -> ObjectStamp:
+        raise StoreError(kind, "status 403")
 
-
-@pytest.mark.parametrize("name", TRANSIENT)
-def test_each_transient_fault_costs_one_more_try_and_no_byte(host, name):
-    many, stamp = opened(host)
-    with closing(many):
-        host.answer = once(TRANSIENT[name])
-        assert many.read([(stamp, 1000, 1100)]) == [DATA[1000:1100]]
-
-    assert many.counts.num_retried == 1
-
-
-@pytest.mark.parametrize("status", [400, 401, 403])
-def test_each_refusal_is_an_error_at_once(host, status):
-    many, stamp = opened(host)
-    with closing(many):
-        host.answer = once(Answer(status, b"no"))
-        with pytest.raises(SourceError, match=f"^AD32[45] .*status {status}"):
-            many.read([(stamp, 1000, 1100)])
-
-
-def test_every_read_carries_the_etag(host):
-    many, stamp = opened(host)
-    with closing(many):
-        many.read([(stamp, start, start + 10) for start in range(0, 100_000, 20_000)])
-
-    assert {request.headers.get("if-match") for request in host.requests if request.method == "GET"} == {stamp.etag}
-
-
-def test_an_answer_with_another_etag_is_refused_where_a_host_ignores_the_condition(host):
-    many, stamp = opened(host)
-    with closing(many):
-        host.answer = lambda _: Answer(206, headers={"etag": '"other"'})
-        with pytest.raises(SourceChangedError, match="^AD322 "):
-            many.read([(stamp, 1000, 1100)])
-
-
-def test_an_object_that_became_longer_or_was_deleted_is_another_one(host):
-    many, stamp = opened(host)
-    with closing(many):
-        host.objects["/folder/a b.bin"] = DATA + b"more"
-        with pytest.raises(SourceChangedError, match=f"^AD322 .* now it is {len(DATA) + 4} bytes"):
-            many.read([(stamp, 1000, 1100)])
-        del host.objects["/folder/a b.bin"]
-        with pytest.raises(SourceChangedError, match="^AD322 .* now it is gone"):
-            many.read([(stamp, 1000, 1100)])
-
-
-def test_a_fork_of_a_process_that_has_read_refuses_to_read(host, monkeypatch):
-    """It would wait for ever: obstore's threads are not there."""
-    many, _ = opened(host)
-    many.close()
-    monkeypatch.setattr("asyncdata.sources.remote.obstore_store._first_user", [os.getpid() - 1])
-    with pytest.raises(ConfigError, match="^AD321 .*fork.*spawn"):
-        opened(host)
+    monkeypatch.setattr(fake, "answer", failing(1, StoreError("changed", "status 412")))
+    monkeypatch.setattr(fake, "head", head)
+    with closing(reads()) as many, pytest.raises(SourceChangedError, match=f"^AD322 .*{now}"):
+        many.read([(STAMP, 10, 20)])

@@ -1,0 +1,534 @@
+"""Stores, one try at a time: what each gives, pins and refuses, and what it says of whatever a server did to a read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from asyncdata import ConfigError, SourceError
+from asyncdata.sources.remote.fsspec_store import FsspecStore
+from asyncdata.sources.remote.hub_store import HubStore, wait_asked_s
+from asyncdata.sources.remote.listing import find_objects
+from asyncdata.sources.remote.obstore_store import ObstoreStore
+from asyncdata.sources.remote.store import ObjectStamp, StoreError
+from asyncdata.sources.remote.stored_files import read_stored, write_stored
+from tests.support.fault_proxy import FaultProxy, Faults
+from tests.support.hub_server import HubServer
+from tests.support.stores import HttpHost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TOKEN = "hf_verysecret"
+ROWS = b'{"id": 1}\n' * 50
+FILES = {f"data/part-{number}.jsonl": b'{"id": %d}\n' % number * 50 for number in range(5)}
+FILES |= {"data/more/part-9.jsonl": b"{}\n", "README.md": b"# rows\n", "a b+c.jsonl": b'{"id": 77}\n'}
+PART = "data/part-1.jsonl"
+
+
+class Place(NamedTuple):
+    """A bucket that holds :data:`FILES`.
+
+    :ivar url: of its server; empty: there is none.
+    :ivar open: opens it as a store, at this url.
+    :ivar put: replaces an object.
+    :ivar prefix: of all keys.
+    """
+
+    url: str
+    open: Callable[[str], Any]
+    put: Callable[[str, bytes], object]
+    prefix: str
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch):
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture
+def host() -> Iterator[HttpHost]:
+    pytest.importorskip("obstore")
+    with HttpHost() as server:
+        yield server
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with HubServer(TOKEN) as server:
+        yield server
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    files = pytest.importorskip("fsspec").filesystem("memory")
+    yield files
+    files.store.clear()
+
+
+def dataset(url: str, token: str = TOKEN) -> HubStore:
+    return HubStore("hf://datasets", {"endpoint": url, "token": token})
+
+
+def bucket(url: str) -> HubStore:
+    return HubStore("hf://buckets", {"endpoint": url, "token": TOKEN})
+
+
+def http(url: str) -> ObstoreStore:
+    return ObstoreStore(f"{url}/", {})
+
+
+def without_limits(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if not name.startswith("retry_")}
+
+
+def of_host(host: HttpHost, name: str) -> Place:
+    def put(path: str, data: bytes) -> None:
+        host.put(f"/bucket/rows/{path}", data)
+
+    for path, data in FILES.items():
+        put(path, data)
+    if name == "http":
+        return Place(host.url, http, put, "bucket/rows/")
+
+    url, options = ("gs://bucket", host.google) if name == "google" else ("az://bucket", host.azure)
+    return Place(host.url, lambda _: ObstoreStore(url, without_limits(options)), put, "rows/")
+
+
+def of_hub(hub: HubServer, name: str) -> Place:
+    if name == "bucket":
+        hub.put("me/files", FILES)
+        return Place(hub.url, bucket, lambda path, data: hub.put("me/files", {path: data}), "me/files/")
+
+    sha = hub.commit("me/rows", FILES)
+    return Place(hub.url, dataset, lambda path, data: hub.commit("me/rows", FILES | {path: data}), f"me/rows@{sha}/")
+
+
+def of_memory(files: Any, name: str) -> Place:
+    def put(path: str, data: bytes) -> None:
+        files.pipe(f"/bucket/rows/{path}", data)
+
+    for path, data in FILES.items():
+        put(path, data)
+    return Place("", lambda _: FsspecStore("memory://bucket", {}), put, "rows/")
+
+
+SERVERS = {
+    **dict.fromkeys(("http", "google", "azure"), ("host", of_host)),
+    **dict.fromkeys(("dataset", "bucket"), ("hub", of_hub)),
+    "memory": ("memory", of_memory),
+}
+
+
+@pytest.fixture
+def place(request) -> Place:
+    server, of_server = SERVERS[request.param]
+    return of_server(request.getfixturevalue(server), request.param)
+
+
+def places(*names: str) -> Any:
+    return pytest.mark.parametrize("place", names, indirect=True)
+
+
+@contextmanager
+def refused(kind: str, words: str | None = None) -> Iterator[Any]:
+    with pytest.raises(StoreError, match=words) as caught:
+        yield caught
+    assert caught.value.kind == kind
+
+
+# Of all
+
+
+@places(*SERVERS)
+def test_an_object_is_looked_at_and_read_by_ranges(place):
+    store = place.open(place.url)
+    for path in (PART, "a b+c.jsonl"):
+        found = store.head(place.prefix + path)
+
+        assert (found.address.key, found.num_bytes) == (place.prefix + path, len(FILES[path]))
+        assert bool(found.etag or found.version)
+        assert store.head(store.pinned(place.prefix + path)) == found
+        for start, stop in ((0, 3), (3, 9), (0, found.num_bytes)):
+            assert store.read(found, start, stop) == FILES[path][start:stop]
+
+
+@places("google", "azure", "dataset", "bucket", "memory")
+def test_a_folder_and_the_beginning_of_names_are_listed_whatever_the_pages(place):
+    store = place.open(place.url)
+
+    def listed(prefix: str) -> list[ObjectStamp]:
+        return sorted(store.list(place.prefix + prefix), key=lambda stamp: stamp.address.key)
+
+    for prefix in ("data/", "data/part-", ""):
+        found = listed(prefix)
+        names = sorted(path for path in FILES if path.startswith(prefix))
+        assert [stamp.address.key for stamp in found] == [place.prefix + name for name in names]
+        assert [stamp.num_bytes for stamp in found] == [len(FILES[name]) for name in names]
+    one = listed("data/")[-1]
+    assert store.read(one, 0, 5) == FILES[one.address.key.removeprefix(place.prefix)][:5]
+
+
+@places(*SERVERS)
+def test_what_is_not_there_is_missing(place):
+    with refused("missing"):
+        place.open(place.url).head(f"{place.prefix}none.jsonl")
+
+
+@places("http", "google", "azure", "bucket", "memory")
+@pytest.mark.parametrize("data", [ROWS[::-1], ROWS + b"more", ROWS[:-10]], ids=["as long", "longer", "shorter"])
+def test_an_object_that_was_replaced_is_never_read(place, data):
+    store = place.open(place.url)
+    found = store.head(place.prefix + PART)
+    store.read(found, 0, 5)
+    place.put(PART, data)
+
+    with refused("changed"):
+        place.open(place.url).read(found, 2, 7)
+
+
+@places("http", "dataset")
+def test_an_object_of_another_size_is_another_one_whatever_its_etag(place):
+    store = place.open(place.url)
+    found = store.head(place.prefix + PART)
+    other = ObjectStamp(found.address, found.num_bytes + 1, found.etag, found.version, found.mtime_ns)
+
+    with refused("changed"):
+        store.read(other, 0, 5)
+
+
+FAULTS = {
+    **dict.fromkeys(("408", "429", "500", "503"), ("transient", "transient")),
+    **dict.fromkeys(("cut", "short", "shifted", "relabelled"), ("transient", "transient")),
+    "403": ("denied", "denied"),
+    "404": ("missing", "missing"),
+    "412": ("changed", "changed"),
+    "whole": ("permanent", "transient"),
+    "etag": ("changed", ""),  # what the hub redirects to is known by its place
+}
+"""What a server does to an answer, and what it is told as: of a host of http, and of the hub."""
+
+
+@places("http", "dataset", "bucket")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_told_as_what_it_is(place, fault):
+    of_http, of_hub = FAULTS[fault]
+    is_http = place.open is http
+    wanted = of_http if is_http else of_hub
+    with FaultProxy(place.url) as proxy:
+        store = place.open(proxy.url)
+        found = store.head(place.prefix + PART)
+        store.read(found, 0, 5)
+        proxy.faults = Faults((fault,), share=1, repeats=9, retry_after_s=7)
+        if not wanted:
+            assert store.read(found, 40, 90) == FILES[PART][40:90]
+            return
+        with refused(wanted) as caught:
+            store.read(found, 40, 90)
+
+    asks = fault in {"429", "503"}
+    assert caught.value.is_throttled is asks
+    assert caught.value.retry_after_s == (7.0 if asks and not is_http else 0)
+    assert not any(secret in str(caught.value) for secret in ("Signature", TOKEN, place.url))
+
+
+@places("http", "dataset", "bucket")
+@pytest.mark.parametrize("fault", ["429", "500", "503"])
+def test_a_look_at_a_file_is_one_try(place, fault):
+    """The reads try again, count the tries, and end with the loader: a store that tries by itself would do neither."""
+    with FaultProxy(place.url) as proxy:
+        store = place.open(proxy.url)
+        found = store.head(place.prefix + "README.md")
+        proxy.faults = Faults((fault,), share=1, repeats=9, only_ranges=False, retry_after_s=7)
+        with refused("transient") as caught:
+            store.head(place.prefix + "README.md")
+
+        assert proxy.num_faults == 1
+        proxy.faults = Faults()
+        assert store.head(place.prefix + "README.md") == found
+    assert caught.value.retry_after_s == (7.0 if fault in {"429", "503"} and place.open is not http else 0)
+
+
+@places("http", "dataset", "bucket")
+def test_a_server_that_is_late_or_gone_may_be_asked_again(place, monkeypatch):
+    monkeypatch.setattr("asyncdata.sources.remote.hub_store._TIMEOUT_S", 0.05)
+    timeout = {"client_options": {"timeout": "50ms"}}
+    with FaultProxy(place.url) as proxy:
+        found = place.open(place.url).head(place.prefix + PART)
+        proxy.faults = Faults(delay_s=600)
+        store = ObstoreStore(f"{proxy.url}/", timeout) if place.open is http else place.open(proxy.url)
+        with refused("transient"):
+            store.read(found, 0, 5)
+    with refused("transient"):
+        place.open(proxy.url).head(place.prefix + PART)
+
+
+# A host of http, S3, Google's and Azure's, by obstore
+
+
+@pytest.mark.parametrize("told", [(0, 100), (1000, 1050)], ids=["another range", "a shorter one"])
+def test_a_range_is_compared_with_the_one_that_was_asked_for(host, monkeypatch, told):
+    """obstore does so too, of what http tells; not all stores come by http."""
+    host.put("/a", bytes(5000))
+    store = http(host.url)
+    found = store.head("a")
+    meta = {"path": "a", "size": 5000, "e_tag": found.etag, "version": None, "last_modified": datetime.now(UTC)}
+    body = SimpleNamespace(to_bytes=lambda: bytes(told[1] - told[0]))
+    answer = SimpleNamespace(meta=meta, range=told, bytes=lambda: body)
+    monkeypatch.setattr("obstore.get", lambda *_, **__: answer)
+
+    with refused("transient", rf"of range {told[0]}-{told[1]}, not 1000-1100"):
+        store.read(found, 1000, 1100)
+
+
+def test_every_read_carries_the_etag_but_for_a_weak_one(host):
+    host.put("/a", ROWS)
+    store = http(host.url)
+    found = store.head("a")
+    weak = ObjectStamp(found.address, found.num_bytes, f"W/{found.etag}", "", found.mtime_ns)
+    store.read(found, 0, 5)
+    with refused("changed"):
+        store.read(weak, 0, 5)
+
+    assert [request.headers.get("if-match") for request in host.requests if request.method == "GET"] == [
+        found.etag,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"client_options": "timeout=1"}, {"client_options": 1}, {"retry_config": "none"}, {"nonsense": "s3cret"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_that_cannot_be_are_refused_by_name(options):
+    pytest.importorskip("obstore")
+    with pytest.raises(ConfigError, match=rf"^AD321 .*storage_options \({next(iter(options))}\)") as caught:
+        ObstoreStore("s3://bucket", options)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_fork_of_a_process_that_has_read_refuses_to_read(host, monkeypatch):
+    """It would wait for ever: obstore's threads are not there."""
+    monkeypatch.setattr("asyncdata.sources.remote.obstore_store._first_user", [os.getpid() - 1])
+    with pytest.raises(ConfigError, match="^AD321 .*fork.*spawn"):
+        http(host.url)
+
+
+# The hub
+
+
+def test_a_branch_becomes_its_commit_and_a_later_commit_changes_nothing(hub):
+    old = hub.commit("me/rows", FILES)
+    store = dataset(hub.url)
+    key = store.pinned(f"me/rows@main/{PART}")
+    assert key == store.pinned(f"me/rows/{PART}") == f"me/rows@{old}/{PART}"
+    found = store.head(key)
+    hub.commit("me/rows", {path: data[::-1] for path, data in FILES.items()})
+
+    assert (found.num_bytes, found.version, found.address.key) == (len(FILES[PART]), old, key)
+    assert store.read(found, 3, 200) == FILES[PART][3:200]
+    assert store.head(key) == found
+    assert store.pinned(key) == key
+    assert store.pinned(f"me/rows@main/{PART}") == key  # asked once
+    assert dataset(hub.url).pinned(f"me/rows@main/{PART}") != key
+
+
+def test_the_objects_of_a_glob_are_sorted_in_whatever_order_the_hub_lists_them(hub):
+    sha = hub.commit("me/rows", FILES)
+    found = find_objects("hf://datasets/me/rows/**", (".jsonl",), {"endpoint": hub.url, "token": TOKEN})
+
+    assert [stamp.address.key for stamp in dataset(hub.url).list(f"me/rows@{sha}/")] != list(found.refs.keys)
+    assert list(found.refs.keys) == sorted(f"me/rows@{sha}/{path}" for path in FILES)
+
+
+def test_the_place_of_a_file_is_asked_once_and_again_when_it_has_ended(hub):
+    hub.commit("me/rows", FILES)
+    store = dataset(hub.url)
+    found = store.head(store.pinned("me/rows/a b+c.jsonl"))
+    before = len(hub.asked)
+    for start in range(5):
+        assert store.read(found, start, start + 4) == FILES["a b+c.jsonl"][start : start + 4]
+
+    assert len([asked for asked in hub.asked[before:] if "/resolve/" in asked]) == 1
+    hub.end_signatures()
+    assert store.read(found, 0, 11) == FILES["a b+c.jsonl"]
+    assert len([asked for asked in hub.asked[before:] if "/resolve/" in asked]) == 2
+
+
+def test_the_places_of_few_files_are_kept(hub, monkeypatch):
+    """Each takes 1 KB, and a data set may have very many files."""
+    monkeypatch.setattr("asyncdata.sources.remote.hub_store._MAX_PLACES", 2)
+    hub.commit("me/rows", FILES)
+    store = dataset(hub.url)
+    files = [path for path in FILES if path.startswith("data/part-")]
+    for path in [*files, *files]:
+        assert store.read(store.head(store.pinned(f"me/rows/{path}")), 0, 9) == FILES[path][:9]
+
+    assert len(store._places) == 2  # noqa: SLF001 - nothing public shows them
+
+
+@pytest.mark.parametrize("key", ["me/rows@v9/README.md", "me/no/x"])
+def test_a_revision_or_a_data_set_that_is_not_there_is_missing(hub, key):
+    hub.commit("me/rows", FILES)
+    with refused("missing"):
+        dataset(hub.url).pinned(key)
+
+
+def test_a_wrong_token_is_denied_and_no_token_is_shown(hub):
+    hub.commit("me/rows", FILES)
+    with refused("denied") as caught:
+        dataset(hub.url, "hf_wrong").pinned("me/rows/README.md")
+    assert "hf_wrong" not in f"{caught.value} {caught.value.__cause__} {caught.value.__context__}"
+    found = dataset(hub.url).head(dataset(hub.url).pinned("me/rows/README.md"))
+    assert TOKEN not in f"{found!r} {found.identity}"
+
+
+def test_offline_mode_is_named(hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with refused("permanent", "HF_HUB_OFFLINE"):
+        dataset(hub.url).pinned("me/rows/README.md")
+
+
+@pytest.mark.parametrize("key", ["rows", "me", "me/rows@", ""])
+def test_a_key_of_another_form_is_an_error_with_the_form(hub, key):
+    with pytest.raises(SourceError, match=r"AD341 .*user/name@revision/path"):
+        dataset(hub.url).head(key)
+
+
+def test_another_kind_of_repository_or_option_is_refused_and_a_missing_package_named(monkeypatch):
+    import huggingface_hub
+
+    for url, options in (("hf://spaces", {}), ("hf://datasets", {"tokn": "hf_x"})):
+        with pytest.raises(ConfigError, match="AD341") as caught:
+            HubStore(url, options)
+        assert "hf_x" not in str(caught.value)
+    monkeypatch.delattr(huggingface_hub.HfApi, "list_bucket_tree")
+    with pytest.raises(ConfigError, match=r"AD340 .*no buckets"):
+        HubStore("hf://buckets", {})
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r"AD340 .*pip install"):
+        HubStore("hf://datasets", {})
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_nothing_is_written_to_the_hub_and_the_error_says_so(hub, keep):
+    with pytest.raises(SourceError, match="nothing is written to the hub; choose another place"):
+        write_stored("hf://buckets/me/rows/x", b"", keep, {"endpoint": hub.url})
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "Mon, 23 Nov 2026 10:00:30 GMT"}, 30.0),
+        ({"retry-after": "Mon, 23 Nov 2026 09:00:00 GMT"}, 0.0),
+        ({"retry-after": "soon"}, 0.0),
+        ({"ratelimit": '"resolvers";r=0;t=55'}, 55.0),
+        ({"retry-after": "7", "ratelimit": '"api";r=0;t=55'}, 7.0),
+        ({}, 0.0),
+    ],
+    ids=["seconds", "a date", "a date that was", "nonsense", "a limit", "both", "nothing"],
+)
+def test_how_long_to_wait_is_told_by_seconds_a_date_or_the_rate_limit(headers, expected):
+    now = datetime(2026, 11, 23, 10, tzinfo=UTC)
+
+    assert wait_asked_s(headers, now.timestamp()) == expected
+
+
+# What fsspec knows
+
+
+def test_a_file_is_written_and_the_older_ones_are_kept(memory):
+    for number in range(4):
+        write_stored("memory://bucket/new/state.bin", b"state %d" % number, 3, {})
+
+    paths = [f"memory://bucket/new/state.bin{ending}" for ending in ("", ".1", ".2")]
+    assert [read_stored(path, {}) for path in paths] == [b"state 3", b"state 2", b"state 1"]
+    assert not memory.exists("/bucket/new/state.bin.3")
+    with refused("missing"):
+        FsspecStore("memory://bucket", {}).copy("new/none.bin", "new/state.bin.1")
+
+
+def memory_that_tells(memory: Any, monkeypatch: Any, told: dict[str, Any]) -> FsspecStore:
+    """A store whose file system says this of an object."""
+    memory.pipe("/bucket/rows", b"0123456789")
+    info = {"size": 10, "type": "file"}
+    monkeypatch.setattr(type(memory), "info", lambda self, path, **_: {"name": path, **info, **told})
+    return FsspecStore("memory://bucket", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("ETag", '"a"', '"b"'),
+        ("md5Hash", "a", "b"),
+        ("VersionId", "1", "2"),
+        ("mtime", 1.5, 1.500001),
+        ("LastModified", "2026-11-22T10:00:00+00:00", "2026-11-22T10:00:01+00:00"),
+        ("LastModified", "Sun, 22 Nov 2026 10:00:00 GMT", "Sun, 22 Nov 2026 10:00:01 GMT"),
+    ],
+)
+def test_each_kind_of_sign_tells_a_change(memory, monkeypatch, name, before, after):
+    told = {name: before}
+    store = memory_that_tells(memory, monkeypatch, told)
+    found = store.head("rows")
+    assert store.read(found, 0, 3) == b"012"
+    told[name] = after
+    with refused("changed"):
+        store.read(found, 0, 3)
+
+
+def test_a_file_system_without_any_sign_of_a_change_is_refused(memory, monkeypatch):
+    with refused("permanent", "AD343 memory:// gives no etag"):
+        memory_that_tells(memory, monkeypatch, {}).head("rows")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(PermissionError(13, "no"), "denied"), (ConnectionResetError(), "transient"), (ValueError(), "permanent")],
+    ids=["permission", "connection", "value"],
+)
+def test_errors_of_a_file_system_are_told_as_what_they_are(memory, monkeypatch, error, kind):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    store = memory_that_tells(memory, monkeypatch, {"ETag": "a"})
+    found = store.head("rows")
+    monkeypatch.setattr(type(memory), "cat_file", fail)
+    with refused(kind):
+        store.read(found, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "words"),
+    [
+        ("nonsense://bucket", {}, "AD310 .*nons"),
+        ("oss://bucket", {}, "AD342 .*oss:"),
+        ("github://host", {"pasword": "s3cret"}, "AD342 .*pasword"),
+    ],
+    ids=["an unknown scheme", "a missing package", "an unknown option"],
+)
+def test_what_fsspec_refuses_is_named_without_a_value(memory, url, options, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        FsspecStore(url, options)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_packages_are_imported_only_where_a_store_is_opened():
+    """What a fork server loads is what these modules import."""
+    code = (
+        "import sys, asyncdata.sources.remote.hub_store, asyncdata.sources.remote.fsspec_store; "
+        "import asyncdata.sources.remote.block_cache, asyncdata.sources.arrow.parquet_objects; "
+        "print(*{'huggingface_hub', 'fsspec', 'obstore', 'pyarrow', 'numpy'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout.strip()) == (0, "")

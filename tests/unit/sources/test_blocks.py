@@ -1,0 +1,162 @@
+"""Blocks of lines, of Parquet files and of datasets: each byte or row is in one, which is known by its start."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncdata import HuggingFaceSource, ParquetSource, SourceLocation
+from asyncdata.core.import_path import resolve_path
+from asyncdata.core.messages import Block, Job
+from asyncdata.sources.base import FileBlocks
+from asyncdata.sources.fingerprint import FileStamp
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncdata.sources.arrow.parquet import ParquetBlocks
+
+
+def of_lines(*sizes: int, block_bytes: int = 10) -> FileBlocks:
+    """Files that exist by their sizes only: nothing is read."""
+    stamps = [FileStamp(f"/nowhere/{number}", size, 0, number) for number, size in enumerate(sizes)]
+    return FileBlocks(stamps, block_bytes, 1000)
+
+
+class Footer(NamedTuple):
+    """What a footer says of a file that no library wrote."""
+
+    stamp: FileStamp
+    group_rows: list[int]
+    sizes: list[int]
+    digest: str = ""
+
+    def group_bytes(self, columns: list[str]) -> list[int]:
+        return self.sizes
+
+
+def of_parquet(*files: list[tuple[int, int]], block_bytes: int = 100, reads: int = 4) -> ParquetBlocks:
+    """Files of so many row groups, each of (rows, bytes)."""
+    parquet = pytest.importorskip("asyncdata.sources.arrow.parquet")
+    footers = [
+        Footer(FileStamp(f"/nowhere/{number}", 1, 0, number), [g[0] for g in groups], [g[1] for g in groups])
+        for number, groups in enumerate(files)
+    ]
+    return parquet.ParquetBlocks(footers, ["a"], block_bytes, reads, 1000)
+
+
+def of_dataset(num_rows: int, block_bytes: int) -> Any:
+    datasets = pytest.importorskip("datasets")
+    return HuggingFaceSource(datasets.Dataset.from_dict({"id": list(range(num_rows))})).open(block_bytes)
+
+
+def check(blocks: Any, extents: list[int], *, keeps_order: bool) -> list[Block]:
+    """What holds for blocks of files that have so many bytes or rows."""
+    found: list[Block] = blocks.blocks(range(blocks.num_blocks))
+
+    everything = [(file_id, unit) for file_id, extent in enumerate(extents) for unit in range(extent)]
+    assert [(block.file_id, unit) for block in found for unit in range(block.start, block.stop)] == everything
+    assert blocks.extent == len(everything)
+    backwards = range(blocks.num_blocks)[::-1]
+    assert blocks.blocks(backwards) == (found[::-1] if keeps_order else found)
+    assert all(blocks.blocks([number]) == [block] for number, block in enumerate(found))
+    assert blocks.blocks([]) == []
+    known = {(block.file_id, block.start): number for number, block in enumerate(found)}
+    places = [(file_id, start) for file_id in range(len(extents)) for start in range(max(extents) + 40)]
+    assert blocks.numbers(*np.array(places).T).tolist() == [known.get(place, -1) for place in places]
+    return found
+
+
+@given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=8), block_bytes=st.integers(1, 60))
+def test_lines(sizes, block_bytes):
+    found = check(of_lines(*sizes, block_bytes=block_bytes), sizes, keeps_order=True)
+
+    assert all(0 < block.stop - block.start <= block_bytes for block in found)
+
+
+@given(
+    files=st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2000)), max_size=4), min_size=1, max_size=4),
+    block_bytes=st.integers(1, 500),
+    reads=st.integers(1, 8),
+)
+def test_parquet_files_whose_blocks_never_cross_row_groups(files, block_bytes, reads):
+    if not any(rows for groups in files for rows, _ in groups):
+        return
+    extents = [sum(rows for rows, _ in groups) for groups in files]
+    found = check(of_parquet(*files, block_bytes=block_bytes, reads=reads), extents, keeps_order=False)
+
+    for file_id, groups in enumerate(files):
+        mine = [block for block in found if block.file_id == file_id]
+        ends = np.cumsum([0, *[rows for rows, _ in groups]]).tolist()
+        assert not any(block.start < end < block.stop for block in mine for end in ends)
+        for start, end in zip(ends, ends[1:], strict=False):
+            assert sum(start <= block.start < end for block in mine) <= reads
+
+
+@pytest.mark.parametrize(("num_rows", "block_bytes"), [(1, 1), (50, 120), (49, 3000)])
+def test_datasets(num_rows, block_bytes):
+    check(of_dataset(num_rows, block_bytes), [num_rows], keeps_order=False)
+
+
+def test_files_are_told_by_path_and_size_and_rows_by_their_file():
+    files = of_lines(25, 0)
+
+    assert [(file.path, file.num_bytes) for file in files.files] == [("/nowhere/0", 25), ("/nowhere/1", 0)]
+    assert files.location(1, 7, 9) == SourceLocation("/nowhere/1", 7, 9)
+    assert of_parquet([(9, 1)], [(9, 1)]).location(1, 7, 50) == SourceLocation("/nowhere/1", -1, 50, 7)
+
+
+def test_petabytes_cost_nothing():
+    files = of_lines(2**60, 2**59, block_bytes=4096)
+
+    assert files.num_blocks == 2**48 + 2**47
+    assert files.blocks([2**48 - 1, 2**48]) == [Block(0, 2**60 - 4096, 2**60), Block(1, 0, 4096)]
+
+
+def test_a_row_group_is_cut_into_blocks_of_about_the_size_asked_for_but_not_into_too_many():
+    blocks = of_parquet([(10, 250), (8, 5000)], [(3, 10)])
+
+    assert [(block.start, block.stop) for block in blocks.blocks(range(blocks.num_blocks))] == [
+        *((0, 4), (4, 8), (8, 10)),
+        *((10, 12), (12, 14), (14, 16), (16, 18)),
+        (0, 3),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "datasets"])
+def test_a_block_is_about_as_large_as_asked_for(tmp_path: Path, kind: str) -> None:
+    """Where no dictionary spares a file anything; many short columns, whose names count."""
+    pytest.importorskip({"parquet": "pyarrow"}.get(kind, kind))
+    columns: dict[str, Any] = {"id": list(range(5000)), "pad": ["x" * (i * 37 % 90) for i in range(5000)]}
+    columns |= {f"c{number}": ["x"] * 5000 for number in range(8)}
+    if kind == "datasets":
+        import datasets
+
+        blocks = HuggingFaceSource(datasets.Dataset.from_dict(columns)).open(16_000)
+    else:
+        from tests.support.parquet_files import pa, pq
+
+        pq.write_table(pa.table(columns), tmp_path / "a", row_group_size=2000, use_dictionary=False, compression="zstd")
+        blocks = ParquetSource(str(tmp_path / "a")).open(16_000)
+    job = Job(files=blocks.files, tokenize=None, max_row_bytes=1 << 20, block_bytes=1, slack_bytes=0)
+    reader = resolve_path(blocks.reader.path)(job, **json.loads(json.dumps(blocks.reader.settings)))
+
+    sizes = [len(reader.read_block(block, 1 << 20).data) for block in blocks.blocks(range(blocks.num_blocks - 1))]
+    reader.close()
+    blocks.close()
+
+    assert sum(sizes) / len(sizes) == pytest.approx(blocks.block_bytes, rel=0.3)
+    assert blocks.block_bytes == pytest.approx(16_000, rel=0.3)
+    assert max(sizes) < blocks.room_bytes
+
+
+def test_rows_larger_than_a_block_are_blocks_of_their_own():
+    datasets = pytest.importorskip("datasets")
+    blocks = HuggingFaceSource(datasets.Dataset.from_dict({"pad": ["x" * 5000] * 3})).open(1000)
+
+    assert blocks.blocks(range(3)) == [Block(0, 0, 1), Block(0, 1, 2), Block(0, 2, 3)]

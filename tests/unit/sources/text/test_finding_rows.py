@@ -1,0 +1,440 @@
+"""Rows are found in a text however it is cut, into blocks or pieces: lines, Python's lines, elements of an array."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tempfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from asyncdata import JsonArraySource, SourceError
+from asyncdata.core.messages import Block, FileRef, Job
+from asyncdata.sources.reader import FileChangedError
+from asyncdata.sources.text import json_array_reader, line_scanner
+from asyncdata.sources.text.json_array_reader import ArrayReader
+from asyncdata.sources.text.json_array_stream import split_array
+from asyncdata.sources.text.line_scanner import read_block, read_row
+from asyncdata.sources.text.line_stream import split_lines
+from asyncdata.sources.text.python_lines import PythonLineReader
+from tests.property.model import rows_of
+from tests.support.streams import cut, texts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from asyncdata.sources.text.json_array_blocks import ArrayBlocks
+
+Row = tuple[int, int, bytes]
+"""Offset in the text, length, and bytes; of a row that is too long, no bytes."""
+
+BOM = b"\xef\xbb\xbf"
+NO_LIMIT = 1 << 20
+
+pieces = st.sampled_from(
+    [b"\n", b"\r\n", b"\n\n", b" ", b"   ", b"\t", b"\r", b"\v\f", b"\x00", b"{}", b'{"a": 1}', b"x" * 20, BOM, b"\xff"]
+)
+contents = st.builds(
+    lambda mark, parts, end: mark + b"".join(parts) + end,
+    st.sampled_from([b"", BOM]),
+    st.lists(pieces, max_size=20) | st.lists(st.binary(max_size=8), max_size=8),
+    st.sampled_from([b"", b"\n"]),
+)
+block_sizes = st.integers(1, 64)
+over_reads = st.integers(0, 16)
+cuts = st.lists(st.integers(1, 12), max_size=60)
+
+
+def lines_of(text: bytes, max_row_bytes: int = NO_LIMIT) -> list[Row]:
+    """The rows that Python finds in the whole of it."""
+    rows = rows_of(text, max_row_bytes=max_row_bytes)
+    return [(row.offset, len(row.data), row.data if len(row.data) <= max_row_bytes else b"") for row in rows]
+
+
+@contextmanager
+def opened(text: bytes, grown: bytes = b"") -> Iterator[tuple[int, FileRef]]:
+    """A file that has grown since it was looked at."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(text + grown)
+        file.flush()
+        yield file.fileno(), FileRef(file.name, len(text))
+
+
+# Lines, by blocks
+
+
+def found_by_blocks(
+    fd: int, file: FileRef, block_bytes: int, slack_bytes: int, max_row_bytes: int
+) -> tuple[list[Row], int]:
+    """The rows, block after block, as workers find and read them; and the blank lines."""
+    rows, num_blank = [], 0
+    for start in range(0, file.num_bytes, block_bytes):
+        block = Block(0, start, min(start + block_bytes, file.num_bytes))
+        found = read_block(fd, file, block, slack_bytes, max_row_bytes)
+        assert len(found.data) <= 1 + block_bytes + slack_bytes, "more than its place in the slot"
+        num_blank += found.num_blank
+        for begin, length, inside in zip(found.starts, found.lengths, found.offsets, strict=True):
+            offset = start + inside
+            assert start <= offset < block.stop or offset == len(BOM), "a row of another block"
+            text = b"" if length < 0 else found.data[begin : begin + length]
+            rows.append((offset, length, text if begin >= 0 else read_row(fd, file, offset, max(length, 0))))
+    return rows, num_blank
+
+
+@given(text=contents, block_bytes=block_sizes, slack_bytes=over_reads, limit=st.integers(1, 60), grown=pieces)
+@example(BOM + b'{"a": 1}\n', 1, 3, 60, b"")
+@example(BOM + b"\n{}\n", 2, 2, 60, b"{}")
+@example(BOM, 4, 0, 60, b"\n{}")
+@example(b"{}\n" + b" " * 50 + b"\n{}", 4, 0, 60, b"")
+@example(b"{}\n" + b" " * 50 + b"{}\n{}", 4, 0, 60, b"1")
+@example(b"{}\n" + b" " * 50 + b"\n{}", 64, 0, 10, b"")
+@example(b'{"a": 1}\n' * 7, 9, 0, 8, b"")
+@example(b"x" * 10 + b"\n" + b"x" * 11 + b"\n" + b"x" * 10, 64, 0, 10, b"")
+@example(b"\r\n{}\r\n \t\r\n\v\f\n", 64, 0, 60, b"")
+@example(b"{}\n\x00\n \x00\n\xc2\xa0\n" + BOM + b"\n", 5, 1, 60, b"")
+@example(b"one\ntwo\nthree\n", 5, 1, 60, b"four\n")
+def test_every_line_is_found_once_by_the_block_that_holds_its_first_byte(text, block_bytes, slack_bytes, limit, grown):
+    """Of a file that begins with a mark, the first read has to show a byte after it."""
+    assume(not text.startswith(BOM) or block_bytes + slack_bytes > len(BOM))
+
+    with opened(text, grown) as (fd, file):
+        rows, num_blank = found_by_blocks(fd, file, block_bytes, slack_bytes, limit)
+
+    assert rows == [(offset, length if length <= limit else -1, row) for offset, length, row in lines_of(text, limit)]
+    bare = text.removeprefix(BOM)
+    assert len(rows) + num_blank == bare.count(b"\n") + (not bare.endswith(b"\n") and len(bare) > 0)
+
+
+def test_a_line_far_longer_than_the_limit_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(line_scanner, "_PIECE_BYTES", 10)
+    with opened(b"x" * 1000) as (fd, file):
+        os.truncate(fd, 100)  # a read after this would raise
+        assert read_block(fd, file, Block(0, 0, 10), 0, 50).lengths.tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("num_left", "start", "stop", "end"), [(3, 0, 14, 3), (3, 8, 14, 7), (3, 4, 6, 3), (10, 8, 10, 10)]
+)
+def test_a_file_that_has_shrunk_is_told_by_its_name_and_both_its_ends(num_left, start, stop, end):
+    with opened(b"one\ntwo\nthree\n") as (fd, file):
+        os.truncate(fd, num_left)
+        with pytest.raises(FileChangedError) as caught:
+            read_block(fd, file, Block(0, start, stop), 0, NO_LIMIT)
+
+    assert str(caught.value).startswith(
+        f"AD302 {file.path} shrank: it had 14 bytes at the start, and ends at byte {end} "
+    )
+
+
+def test_a_read_that_comes_back_in_pieces_is_put_together(monkeypatch):
+    """As over a network file system."""
+    whole = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, num_bytes, offset: whole(fd, min(num_bytes, 2), offset))
+
+    with opened(b"one\ntwo\n") as (fd, file):
+        assert read_block(fd, file, Block(0, 0, 8), 0, NO_LIMIT).data == b"\none\ntwo\n"
+        with pytest.raises(FileChangedError):
+            read_row(fd, file, 6, 5)
+
+
+python_pieces = st.sampled_from(
+    [
+        *(b"\n", b"\r\n", b"\r", b"\r\r", b" ", b"\t", b"\v\f", b"\x1c", b"{}", b'{"a": 1}', b"x" * 20, b"\xff"),
+        *(char.encode() for char in ("\u2028", "\u3000", "\u0085", "\u00a0", "é")),
+        '\u3000{"b": "\u2028"}\u2028'.encode(),
+    ]
+)
+
+
+def job_of(file: FileRef, block_bytes: int, slack_bytes: int, max_row_bytes: int = NO_LIMIT) -> Job:
+    return Job(
+        files=[file], tokenize=None, max_row_bytes=max_row_bytes, block_bytes=block_bytes, slack_bytes=slack_bytes
+    )
+
+
+@given(st.lists(python_pieces, max_size=20).map(b"".join), block_sizes, over_reads)
+@example(b"{}\r{}\r", 2, 0)
+@example(b"{}\r\n{}\r\n", 3, 0)
+@example(b"{}\r\n{}\r\n", 1, 0)
+@example("\u3000\n{}".encode(), 1, 0)
+@example(b"{}" + b" " * 40 + b"\r{}", 4, 2)
+def test_pythons_lines_are_those_of_a_program_that_opens_the_file_as_text_and_strips_them(
+    text, block_bytes, slack_bytes
+):
+    lines = [line.strip() for line in io.TextIOWrapper(io.BytesIO(text), encoding="utf-8", errors="surrogateescape")]
+    rows, num_blank = [], 0
+    with opened(text) as (_, file):
+        reader = PythonLineReader(job_of(file, block_bytes, slack_bytes))
+        for start in range(0, len(text), block_bytes):
+            found = reader.read_block(Block(0, start, min(start + block_bytes, len(text))), 1 << 62)
+            num_blank += found.num_blank
+            for begin, length, inside in zip(found.starts, found.lengths, found.offsets, strict=True):
+                row = text[start + inside : start + inside + length]
+                assert begin < 0 or found.data[begin : begin + length] == row
+                rows.append(row)
+        reader.close()
+
+    assert rows == [line.encode("utf-8", "surrogateescape") for line in lines if line]
+    assert num_blank == lines.count("")
+
+
+# A text that comes in pieces
+
+
+def placed(parts: Iterable[Any], limit: int = NO_LIMIT) -> list[tuple[int, Row]]:
+    """Number and place of each row of a stream."""
+    return [
+        (number, (offset, length, text or b""))
+        for part in parts
+        for number, offset, length, text in zip(
+            part.numbers.tolist(), part.offsets.tolist(), part.lengths.tolist(), texts_of(part, limit), strict=True
+        )
+    ]
+
+
+@given(text=contents, first=cuts, second=cuts, limit=st.integers(0, 30), data=st.data())
+def test_lines_are_the_rows_of_a_text_that_comes_in_pieces_and_goes_on_at_any_place(text, first, second, limit, data):
+    parts = list(split_lines(cut(text, first), 0, 0, limit))
+
+    begin = len(BOM) * text.startswith(BOM)
+    numbered = [(text.count(b"\n", begin, row[0]), row) for row in lines_of(text, limit)]
+    assert placed(parts, limit) == numbered
+    if text[begin:]:
+        num_lines = text.count(b"\n", begin) + (not text.endswith(b"\n"))
+        assert sum(part.num_blank for part in parts) == num_lines - len(numbered)
+    if parts:
+        number = data.draw(st.integers(0, len(parts) - 1))
+        part = parts[number]
+        rest = split_lines(cut(text[part.offset :], second), part.offset, part.number, limit)
+        assert placed(rest, limit) == placed(parts[number:], limit)
+
+
+@example([BOM, b""], [1, 1], 12)
+@example([b"xxxx" + BOM + b"x"], [4, 4], 0)
+@example([BOM + b"xxxx"], [2, 2], 1)
+@given(found=st.lists(st.binary(max_size=12), max_size=9), sizes=cuts, limit=st.integers(0, 12))
+def test_of_a_line_that_is_too_long_only_the_length_is_known(found, sizes, limit):
+    text = b"\n".join(found)
+
+    assert [row for _, row in placed(split_lines(cut(text, sizes), 0, 0, limit), limit)] == lines_of(text, limit)
+
+
+strings = st.text(st.sampled_from('a"\\[]{},: \né'), max_size=8)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | strings,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(strings, inner, max_size=3),
+    max_leaves=5,
+)
+spaces = st.text(st.sampled_from(" \t\r\n"), max_size=4).map(str.encode)
+
+
+class Array:
+    """A JSON array: its text, and where its elements are."""
+
+    def __init__(self, mark: bytes, space: bytes, elements: list[tuple[bytes, Any, bytes]], end: bytes) -> None:
+        self.text, self.rows = mark + space + b"[", list[Row]()
+        for number, (before, value, after) in enumerate(elements):
+            element = json.dumps(value, ensure_ascii=False).encode()
+            self.text += b"," * (number > 0) + before
+            self.rows.append((len(self.text), len(element), element))
+            self.text += element + after
+        self.text += (b"" if elements else space) + b"]" + end
+
+    def __repr__(self) -> str:
+        return repr(self.text)
+
+
+arrays = st.builds(
+    Array, st.sampled_from([b"", BOM]), spaces, st.lists(st.tuples(spaces, values, spaces), max_size=8), spaces
+)
+
+
+@given(array=arrays, first=cuts, second=cuts, limit=st.integers(1, 30), data=st.data())
+def test_elements_are_the_rows_of_an_array_that_comes_in_pieces_and_goes_on_at_any_place(
+    array, first, second, limit, data
+):
+    parts = list(split_array(cut(array.text, first), 0, 0, limit, "a.json"))
+
+    rows = [(offset, length, text if length <= limit else b"") for offset, length, text in array.rows]
+    assert placed(parts, limit) == list(enumerate(rows))
+    if parts:
+        part = data.draw(st.sampled_from(parts))
+        rest = split_array(cut(array.text[part.offset :], second), part.offset, part.number, limit, "a.json")
+        assert placed(rest, limit) == list(enumerate(rows))[part.number :]
+
+
+@pytest.mark.parametrize(
+    ("text", "num_good", "reason"),
+    [
+        (b"[1, 2", 1, "it ends within element 1, which begins at byte 4, without ']'"),
+        (b'[1, {"a": "x', 1, "it ends within element 1, which begins at byte 4, without ']'"),
+        (b"[1, 2,", 2, "it ends after 2 elements, without ']'"),
+        (b"[", 0, "it ends after 0 elements, without ']'"),
+        (b"[1, 2] x", 2, "at byte 7, after its end, there is b'x'"),
+        (b"[1][2]", 1, "at byte 3, after its end, there is b'[2]'"),
+        (b"[1, , 2]", 1, "at byte 4 element 1 is missing"),
+        (b"[1, 2,]", 2, "at byte 6 element 2 is missing"),
+        (b"[,]", 0, "at byte 1 element 0 is missing"),
+        (b"[1, 2}", 1, "at byte 5 there is '}' in place of its ']'"),
+        (b'[{"a": [1}, 2]', 0, "it ends within element 0, which begins at byte 1, without ']'"),
+        (b"[{'a': 1}, {\"b\" 2} {}, 3]", 3, ""),  # a fault within an element is left to the worker
+    ],
+)
+def test_an_incomplete_array_is_named_after_its_elements_and_by_its_blocks(tmp_path, text, num_good, reason):
+    rows, fault = found_in_one(text)
+
+    assert len(rows) == num_good
+    assert fault == (f"AD120 PATH is not one whole JSON array: {reason}; repair the file" if reason else "")
+    (tmp_path / "rows.json").write_bytes(text)
+    with array_of(tmp_path, 100) as (reader, blocks):
+        if reason:
+            with pytest.raises(SourceError, match=re.escape(reason)):
+                elements_of(reader, blocks, 0)
+        else:
+            assert [(offset, length) for offset, length, _ in elements_of(reader, blocks, 0)] == rows
+
+
+# Elements, by blocks
+
+
+def found_in_one(text: bytes) -> tuple[list[tuple[int, int]], str]:
+    """Offset and length of each element, as a stream finds them, and what is wrong after them."""
+    found: list[tuple[int, int]] = []
+    try:
+        for rows in split_array([text], 0, 0, NO_LIMIT, "PATH"):
+            found += zip(rows.offsets.tolist(), rows.lengths.tolist(), strict=True)
+    except SourceError as error:
+        return found, str(error)
+
+    return found, ""
+
+
+@contextmanager
+def array_of(folder: Path, block_bytes: int, limit: int = NO_LIMIT) -> Iterator[tuple[ArrayReader, ArrayBlocks]]:
+    """A worker's reader of the folder's arrays, and their blocks."""
+    blocks = JsonArraySource(str(folder), max_row_bytes=limit).open(block_bytes).as_blocks(block_bytes)
+    assert blocks is not None
+    job = Job(files=blocks.files, tokenize=None, max_row_bytes=limit, block_bytes=block_bytes, slack_bytes=10)
+    reader = ArrayReader(job, **blocks.reader.settings)
+    yield reader, blocks
+    reader.close()
+
+
+def elements_of(reader: ArrayReader, blocks: ArrayBlocks, number: int, num_bytes: int = 1 << 62) -> list[Row]:
+    """The rows of a block; those that found no room in so many bytes have none."""
+    (block,) = blocks.blocks([number])
+    found = reader.read_block(block, num_bytes)
+    assert len(found.data) <= num_bytes
+    rows = list(zip(found.starts, found.lengths, found.offsets, strict=True))
+    return [(block.start + offset, n, bytes(found.data[s : s + n]) if s >= 0 else b"") for s, n, offset in rows]
+
+
+@given(
+    data=st.data(),
+    array=arrays,
+    block_bytes=st.integers(1, 50),
+    piece_bytes=st.integers(1, 80),
+    limit=st.integers(1, 60),
+)
+def test_blocks_in_any_order_have_the_elements_of_the_array(
+    tmp_path_factory, data, array, block_bytes, piece_bytes, limit
+):
+    folder = tmp_path_factory.mktemp("array")
+    (folder / "rows.json").write_bytes(array.text)
+    found: dict[int, Any] = {}
+    with pytest.MonkeyPatch.context() as patched, array_of(folder, block_bytes, limit) as (reader, blocks):
+        patched.setattr(json_array_reader, "_PIECE_BYTES", piece_bytes)
+        numbers = list(range(blocks.num_blocks))
+        again = data.draw(st.lists(st.sampled_from(numbers), max_size=5))
+        for number in data.draw(st.permutations(numbers)) + again:
+            rows = elements_of(reader, blocks, number)
+            assert found.setdefault(number, rows) == rows
+            assert all(number * block_bytes <= offset < (number + 1) * block_bytes for offset, _, _ in rows)
+
+    rows = [row for number in sorted(found) for row in found[number]]
+    places = [(offset, length if length <= limit else -1) for offset, length, _ in array.rows]
+    assert [(offset, length) for offset, length, _ in rows] == places
+    for (_, _, seen), (_, _, element) in zip(rows, array.rows, strict=True):
+        assert seen in (element, b"")
+
+
+@given(
+    array=arrays,
+    harm=st.sampled_from([b",", b"]", b"}", b"", b"x", b'"']),
+    place=st.floats(0, 1),
+    block_bytes=st.integers(1, 60),
+    piece_bytes=st.integers(1, 80),
+)
+def test_only_blocks_from_the_fault_on_report_it(tmp_path_factory, array, harm, place, block_bytes, piece_bytes):
+    start = array.text.index(b"[") + 1
+    at = start + round(place * (len(array.text) - start))
+    text = array.text[:at] + (harm + array.text[at:] if harm else b"")
+    folder = tmp_path_factory.mktemp("array")
+    (folder / "rows.json").write_bytes(text)
+    found: list[tuple[int, int]] = []
+    faults: list[str] = []
+    with pytest.MonkeyPatch.context() as patched, array_of(folder, block_bytes) as (reader, blocks):
+        patched.setattr(json_array_reader, "_PIECE_BYTES", piece_bytes)
+        for number in range(blocks.num_blocks):
+            try:
+                rows = elements_of(reader, blocks, number)
+            except SourceError as error:
+                faults.append(str(error).replace(f"{folder}/rows.json", "PATH"))
+            else:
+                assert not faults, "what follows a fault is not part of the array"
+                found += [(offset, n) for offset, n, _ in rows]
+        first_bad = blocks.num_blocks - len(faults)
+
+    expected, fault = found_in_one(text)
+    assert found == [row for row in expected if row[0] < first_bad * block_bytes]
+    assert {_without_excerpt(found) for found in faults} == ({_without_excerpt(fault)} if fault else set())
+
+
+def _without_excerpt(fault: str) -> str:
+    """How much of what comes after the end is shown depends on how much is read at once."""
+    return re.sub(r"there is b['\"].*", "", fault)
+
+
+def test_elements_that_find_no_room_are_read_one_by_one(tmp_path):
+    (tmp_path / "rows.json").write_bytes(b'["one", "two", "three"]')
+
+    with array_of(tmp_path, 100) as (reader, blocks):
+        assert elements_of(reader, blocks, 0, 12) == [(1, 5, b'"one"'), (8, 5, b'"two"'), (15, 7, b"")]
+        assert elements_of(reader, blocks, 0, 0) == [(1, 5, b""), (8, 5, b""), (15, 7, b"")]
+
+
+def test_going_back_begins_at_the_last_element_known_before(tmp_path, monkeypatch):
+    (tmp_path / "rows.json").write_text(json.dumps([f"row {number:04d}" for number in range(400)]), encoding="utf-8")
+    asked: list[int] = []
+    really = json_array_reader.read_row
+
+    def noting(fd: int, file: Any, offset: int, num_bytes: int) -> bytes:
+        asked.append(offset)
+        return really(fd, file, offset, num_bytes)
+
+    with array_of(tmp_path, 100) as (reader, blocks):
+        expected = [elements_of(reader, blocks, number) for number in range(blocks.num_blocks)]
+        monkeypatch.setattr(json_array_reader, "read_row", noting)
+        assert elements_of(reader, blocks, 30) == expected[30]
+
+    assert min(asked) >= 3000, "not from the front"
+
+
+def test_no_more_than_some_arrays_are_remembered_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_array_reader, "_MAX_SCANS", 2)
+    for number in range(4):
+        (tmp_path / f"{number}.json").write_text(json.dumps([[number, row] for row in range(50)]), encoding="utf-8")
+
+    with array_of(tmp_path, 64) as (reader, blocks):
+        forwards = [elements_of(reader, blocks, number) for number in range(blocks.num_blocks)]
+        backwards = [elements_of(reader, blocks, number) for number in reversed(range(blocks.num_blocks))]
+
+    assert backwards[::-1] == forwards
+    assert sum(map(len, forwards)) == 200
