@@ -406,8 +406,8 @@ def steps_are_counted(request: pytest.FixtureRequest) -> Iterator[None]:
         record("R14", "the loader", steps=LoaderMachine.num_steps, counterexamples=num_failed)
 
 
-# With the profile "long" that is more than half a million steps.
+# With the profile "long" that is more than a million steps.
 TestLoader = LoaderMachine.TestCase
 TestLoader.settings = settings(
-    max_examples=in_ci(40).max_examples, stateful_step_count=30, report_multiple_bugs=False, deadline=None
+    max_examples=in_ci(20).max_examples * 2, stateful_step_count=30, report_multiple_bugs=False, deadline=None
 )
