@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given
 
 from asyncdata import Position, SourceChangedError
