@@ -116,13 +116,13 @@ def test_each_part_leaves_out_its_own_solved_rows_from_its_next_epoch_on(data, t
 
 def test_a_state_may_be_taken_where_a_part_is_at_the_end_of_its_epoch_and_has_no_turn_yet(data, tmp_path):
     """What its epoch leaves out is forgotten then, and its chunks are still there."""
-    chat = Part(data / "chat.jsonl", when_done="leave")
-    mix = Mix({"chat": chat, "code": data / "code.jsonl"}, quota=10)
-    with make(mix, outcomes(tmp_path, "state"), shuffle=False) as loader:
+    parts = {"chat": Part(data / "chat.jsonl", when_done="leave"), "code": data / "code.jsonl"}
+    mix = Mix(parts, quota=4, stages={0: {"chat": 1}, 11: {"code": 1}})
+    with make(mix, outcomes(tmp_path, "state"), shuffle=False, buffer_size=4) as loader:
         taken, _ = run(loader, 5)
 
     assert own(taken, "chat") == [(0, row) for row in range(11)]
-    assert len(own(taken, "code")) == 29
+    assert own(taken, "code") == [(0, row) for row in range(29)]
 
 
 @pytest.mark.thorough
