@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from asyncdata import (
-    AsyncDataLoader,
     BadRowError,
     BadRows,
     ConfigError,
@@ -29,7 +28,6 @@ from asyncdata import (
     TooManyBadRowsError,
 )
 from asyncdata.core.messages import Scan
-from asyncdata.loader.mix import part_seed
 from asyncdata.workers.inline import InlineExecutor
 from tests.support.faults import until
 from tests.support.tokenize_fns import (
@@ -94,24 +92,6 @@ def own(found: list[Entry], name: str) -> list[int]:
 # One order
 
 
-def test_every_ten_samples_have_the_shares_of_the_weights(data: Path) -> None:
-    found = delivered(mix_of(data), 300)
-
-    for first in range(0, 300, 10):
-        assert Counter(part for part, _ in found[first : first + 10]) == WEIGHTS
-
-
-def test_a_part_comes_in_the_order_that_it_has_alone(data: Path) -> None:
-    found = delivered(mix_of(data), 500)
-
-    for name in WEIGHTS:
-        alone = DataLoader(
-            data / f"{name}.jsonl", tokenize_fn=id_and_text, num_workers=0, shuffle=SHUFFLE, seed=part_seed(42, name)
-        )
-        with alone:
-            assert own(found, name) == [int(s.tokens[0]) for s in alone.get_next_batch(len(own(found, name)))]
-
-
 def test_other_parts_and_their_weights_move_no_row_of_a_part(data: Path) -> None:
     found = delivered(mix_of(data), 400)
     others = delivered(mix_of(data, {"math": 1, "code2": 7, "chat2": 1, "chat": 4}, quota=7), 400)
@@ -139,17 +119,6 @@ def test_it_is_one_order_at_any_workers_buffers_and_batches(data: Path, by: str,
     mix = mix_of(data, by=by)
 
     assert delivered(mix, 400, (7, 1, 33), **knobs) == delivered(mix, 400)
-
-
-@pytest.mark.asyncio
-async def test_the_async_loader_has_the_same_order(data: Path) -> None:
-    mix = mix_of(data)
-    async with AsyncDataLoader(
-        mix, tokenize_fn=id_and_text, num_workers=0, shuffle=SHUFFLE, n_samples_per_prompt=2
-    ) as loader:
-        groups = await loader.get_samples(50)
-
-    assert [entries(group)[0] for group in groups] == delivered(mix, 50)
 
 
 def test_the_order_is_pinned(data: Path) -> None:

@@ -498,17 +498,6 @@ def test_a_loader_without_outcomes_refuses_reports(rows):
         loader.report(loader.get_next_batch(1), [1.0])
 
 
-def test_a_group_that_was_restored_from_a_snapshot_is_known(rows, tmp_path):
-    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path)}
-    with make(rows, **settings) as loader:
-        groups = loader.get_samples(3)
-        loader.add_samples(groups)
-        state = json.loads(json.dumps(loader.state_dict()))
-    with make(rows, **settings) as loader:
-        loader.load_state_dict(state)
-        assert loader.report(loader.get_samples(3), [1.0] * 3) == 6
-
-
 # Kills
 
 

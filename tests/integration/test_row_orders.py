@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import (
-    AsyncDataLoader,
     BadRowError,
     Cache,
     ConfigError,
     DataLoader,
     RowShuffle,
     SnapshotMismatchError,
-    SourceChangedError,
 )
 from asyncdata.order.order import ROWS_PER_WINDOW
 from tests.support.loading import write_rows
@@ -149,19 +146,6 @@ def test_a_bad_row_stops_an_order_that_would_leave_it_out_unless_it_may_be_skipp
         data.get_next_batch(1)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("shuffle", ["full", RowShuffle(method="slime"), RowShuffle(method="none", first=3)])
-def test_a_resumed_run_goes_on_as_the_first_one_did(path, shuffle):
-    with loader(path, shuffle) as data:
-        ids(data.get_next_batch(777))
-        state = json.loads(json.dumps(data.state_dict()))
-        expected = ids(data.get_next_batch(600))
-
-    with loader(path, shuffle, num_workers=2, buffer_size=11) as data:
-        data.load_state_dict(state)
-        assert ids(data.get_next_batch(600)) == expected
-
-
 @pytest.mark.parametrize(
     ("shuffle", "others"),
     [
@@ -253,14 +237,6 @@ def test_indexes_are_kept_within_a_size_and_the_runs_own_and_those_in_use_stay(p
     assert [event["num_indexes"] for event in events if event["event"] == "index.evicted"] == [1]
 
 
-def test_a_file_that_shrinks_is_noticed_at_its_turn(path):
-    with loader(path, "full", buffer_size=5) as data:
-        data.num_rows()
-        path.write_text(path.read_text()[:2000])
-        with pytest.raises(SourceChangedError, match="AD302"):
-            data.get_next_batch(NUM_ROWS)
-
-
 def test_the_first_rows_of_an_unshuffled_order_come_before_the_pass_has_found_all(tmp_path, monkeypatch):
     """The 150th row holds up the pass, which tokenizes the rows: it is two blocks further on."""
     monkeypatch.setattr("asyncdata.loader.opening._INDEX_BLOCK_BYTES", 4096)
@@ -295,12 +271,6 @@ def test_windows_of_rows_join_without_a_seam(jsonl_file, method):
     with loader(path, RowShuffle(method=method)) as data:
         data.load_state_dict(state)
         assert ids(data.get_next_batch(10)) == following
-
-
-@pytest.mark.asyncio
-async def test_the_number_of_rows_can_be_awaited(path):
-    async with AsyncDataLoader(str(path), tokenize_fn=row_id, shuffle="full", num_workers=0) as data:
-        assert await data.num_rows() == NUM_ROWS
 
 
 def test_longer_rows_than_are_allowed_are_bad_at_their_turn_or_left_out(jsonl_file):

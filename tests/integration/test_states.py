@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 import gzip
-import json
 import pickle
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from asyncdata import (
     AsyncDataLoader,
     DataLoader,
-    EndOfData,
     HardPacking,
     RowShuffle,
     Shuffle,
@@ -31,17 +28,10 @@ from tests.support.loading import SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import in_batches, row_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 NUM_ROWS = 100
-PASSAGES: dict[str, Callable[[Any], Any]] = {
-    "as it is": lambda state: state,
-    "json": lambda state: json.loads(json.dumps(state)),
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda state: pickle.loads(pickle.dumps(state)),  # noqa: S301 - as torch.save does it; ours
-    "msgpack": lambda state: msgspec.msgpack.decode(msgspec.msgpack.encode(state)),
-}
 
 
 @pytest.fixture
@@ -86,13 +76,6 @@ def test_other_data_is_refused_or_begins_the_next_epoch(path, tmp_path):
     with make(path) as loader:
         loader.load_state_dict(state, allow_changed=["data"])
         assert ids(loader.get_next_batch(5)) == order_of(path, 2)[120:125]
-
-
-def test_one_byte_of_other_data_is_refused(path):
-    state = state_after(path, 20)
-    path.write_bytes(path.read_bytes().replace(b'"id": 55', b'"id": 99'))
-
-    assert "rows.jsonl has other content" in str(refused(path, state))
 
 
 def test_a_file_of_the_same_content_elsewhere_is_the_same_data(path, tmp_path):
@@ -196,21 +179,6 @@ def take_one(loader: DataLoader, kind: str) -> None:
         loader.get_next_batch(1)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("passage", PASSAGES)
-def test_a_state_survives_whatever_carries_it(path, passage):
-    with make(path, n_samples_per_prompt=2) as loader:
-        groups = loader.get_samples(9)
-        loader.add_samples([groups[3]])
-        state = PASSAGES[passage](loader.state_dict())
-
-    with make(path, n_samples_per_prompt=2) as loader:
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(6)) == [
-            number for number in (order_of(path)[3], *order_of(path)[9:11]) for _ in range(2)
-        ]
-
-
 def test_a_state_does_not_change_any_more(path):
     with make(path) as loader:
         loader.add_samples([loader.get_next_batch(1)])
@@ -247,24 +215,6 @@ def test_states_taken_by_another_thread_are_of_one_moment_each(path):
 
 
 # Files
-
-
-def test_a_saved_state_is_restored_from_its_file_and_the_last_three_are_kept(path, tmp_path):
-    file = tmp_path / "snapshot"
-    with make(path) as loader:
-        for _ in range(5):
-            loader.get_next_batch(10)
-            loader.save(file)
-
-    assert sorted(entry.name for entry in tmp_path.iterdir() if entry.name.startswith("snap")) == [
-        "snapshot",
-        "snapshot.1",
-        "snapshot.2",
-    ]
-    for name, start in (("snapshot", 50), ("snapshot.1", 40), ("snapshot.2", 30)):
-        with make(path) as loader:
-            loader.restore(str(tmp_path / name))
-            assert ids(loader.get_next_batch(10)) == order_of(path)[start : start + 10]
 
 
 def test_a_file_holds_no_code_and_code_is_not_run(path, tmp_path):
@@ -387,16 +337,6 @@ def test_the_usual_trainers_loop_goes_on_where_it_was_killed(path):
             state = after
 
     assert seen == order_of(path, 3)
-
-
-def test_the_end_is_the_end_after_a_resume_too(path):
-    state = state_after(path, NUM_ROWS, epochs=1)
-
-    with make(path, epochs=1) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(EndOfData):
-            loader.get_next_batch(1)
-    assert resumed(path, state, 5, epochs=2) == order_of(path, 2)[NUM_ROWS : NUM_ROWS + 5]
 
 
 # Elastic

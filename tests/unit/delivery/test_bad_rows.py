@@ -114,17 +114,6 @@ def test_each_row_is_read_once_however_often_it_was_written(tmp_path):
     assert (found.times, found.num_unreadable) == ([3, 1], 0)
 
 
-def test_lines_that_say_nothing_of_a_row_are_counted(tmp_path):
-    path = tmp_path / "quarantine.jsonl"
-    Quarantine(str(path)).add(ERROR)
-    with path.open("ab") as file:
-        file.write(b'[1]\n\xff\n{"code": "AD1')
-
-    found = read_quarantine(str(path))
-
-    assert (len(found.entries), found.num_unreadable) == (1, 3)
-
-
 def test_a_missing_quarantine_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {tmp_path}/x: No such file"):
         read_quarantine(str(tmp_path / "x"))
@@ -175,14 +164,6 @@ def test_a_disk_that_fills_up_within_a_line_leaves_no_half_of_it(tmp_path, monke
     room = 10_000
     quarantine.add(ERROR)
     assert [json.loads(line) for line in path.read_bytes().splitlines()] == [RECORD, RECORD]
-
-
-def test_a_short_write_is_continued(tmp_path, monkeypatch):
-    path, write = tmp_path / "quarantine.jsonl", os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
-    Quarantine(str(path)).add(ERROR)
-
-    assert [json.loads(line) for line in path.read_bytes().splitlines()] == [RECORD]
 
 
 def test_half_a_line_that_a_killed_process_left_does_not_swallow_the_next_entry(tmp_path):

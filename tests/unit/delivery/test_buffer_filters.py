@@ -344,12 +344,6 @@ def test_no_group_is_lost_repeated_or_changed(buffer_filter: Any, buffer: list[G
 
 
 @in_ci(max_examples=30)
-@given(every_filter, buffers, st.integers(1, 15))
-def test_fewer_groups_are_the_first_of_more(buffer_filter: Any, buffer: list[Group], num_groups: int) -> None:
-    assert numbers_of(buffer_filter(buffer, num_groups), buffer) == served_by(buffer_filter, buffer)[:num_groups]
-
-
-@in_ci(max_examples=30)
 @given(single, buffers)
 def test_nothing_stays_in_the_buffer_of_a_filter_that_does_not_say_so(buffer_filter: Any, buffer: list[Group]) -> None:
     settings = [getattr(buffer_filter, name, "last") for name in ("too_stale", "outside", "missing")]
@@ -453,19 +447,6 @@ def test_the_last_filter_of_a_chain_has_the_last_word_on_the_order() -> None:
     assert served(Chain((ByStaleness(), ByMetadata("source"))), buffer) == [3, 1, 2, 0]
 
 
-def test_what_a_filter_of_a_chain_leaves_out_the_next_one_does_not_see() -> None:
-    buffer = rewarded([1, 1], [0, 1], None, [0, 1])
-    differing = ByReward(above=0, outside="stay", missing="stay", order=None)
-    seen = []
-
-    def newest(buffer: list[Group], num_groups: int) -> list[Group]:
-        seen.append((numbers(buffer), num_groups))
-        return buffer[::-1][:num_groups]
-
-    assert served(Chain((differing, newest)), buffer, 1) == [3]
-    assert seen == [([1, 3], 1)]
-
-
 def test_only_the_last_filter_of_a_chain_is_asked_for_few() -> None:
     """Or the first one would decide alone."""
     asked = []
@@ -538,17 +519,6 @@ def test_what_stays_in_the_buffer_is_in_the_snapshot_and_can_be_served_by_anothe
     with loader() as resumed:
         resumed.load_state_dict(state)
         assert numbers(resumed.get_samples(2)) == [0, 4]
-
-
-def test_a_filter_that_cannot_rank_a_group_leaves_the_buffer_as_it_was(loader: Callable[..., DataLoader]) -> None:
-    with loader(buffer_filter=ByReward()) as opened:
-        groups = opened.get_samples(2)
-        groups[1][0].reward = {"accuracy": 1.0}
-        opened.add_samples(groups)
-
-        with pytest.raises(FilterError, match="AD433 group 1, sample 1: reward is .*need reward_key"):
-            opened.get_samples(1)
-        assert opened.statistics().buffered_groups == 2
 
 
 # Dynamic sampling

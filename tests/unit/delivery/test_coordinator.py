@@ -13,7 +13,6 @@ from asyncdata import (
     FilterError,
     LoaderClosedError,
     NoSamplesError,
-    Position,
     SourceChangedError,
 )
 from asyncdata.delivery.channel import Failure
@@ -177,13 +176,6 @@ def test_what_stops_the_stream_comes_after_all_that_is_before_it(loader_of: Any)
 # The buffer
 
 
-def test_a_request_that_the_buffer_can_serve_waits_for_nothing(loader_of: Any) -> None:
-    loader = loader_of(20)
-    loader.coordinator.add_groups([made_by_hand(100), made_by_hand(101)])
-
-    assert ids(loader.coordinator.poll(Request(2))) == [100, 101]
-
-
 def test_a_filter_that_fails_consumes_nothing(loader_of: Any) -> None:
     faults: list[Any] = [[[]], RuntimeError("boom")]
 
@@ -216,14 +208,6 @@ def test_a_filter_is_asked_once_per_request_however_often_it_is_polled(loader_of
 
     assert loader.ids(10) == [100, *range(9)]
     assert asked == [10]
-
-
-def test_what_a_waiting_request_chose_stays_in_the_snapshot_until_it_is_served(loader_of: Any) -> None:
-    loader = loader_of(20)
-    loader.coordinator.add_groups([made_by_hand(100)])
-    waiting(loader, 5)
-
-    assert len(loader.snapshot()["buffer"]) == 1
 
 
 # Who waits
@@ -323,23 +307,6 @@ def test_closing_wakes_every_request_with_the_reason(loader_of: Any) -> None:
 
 
 # The short way
-
-
-def test_the_middle_of_a_run_is_taken_without_a_request(loader_of: Any) -> None:
-    loader = loader_of(20, samples_per_group=2)
-    assert loader.coordinator.take_ready(1) is None, "nothing was delivered before"
-    loader.work_off()
-    loader.take(2)
-
-    samples = loader.coordinator.take_ready(3)
-
-    assert ids(samples) == [2, 2, 3, 3, 4, 4]
-    assert [sample.index for sample in samples] == [4, 5, 6, 7, 8, 9]
-    ledger = loader.coordinator.ledger
-    last = samples[-1].position
-    assert ledger.position == Position(0, last.window, last.row + 1)
-    assert (ledger.counters.num_groups, ledger.counters.num_samples, ledger.counters.num_tokens) == (5, 10, 5)
-    assert [sample.index for sample in loader.take(1)] == [10, 11]
 
 
 def test_the_fast_path_gives_the_samples_that_a_request_gets(loader_of: Any) -> None:
@@ -514,17 +481,6 @@ def test_samples_to_be_packed_are_not_delivered_after_anything_else_was(loader_o
     loader.work_off()
     assert not loader.coordinator.commit(late, "three")
     assert loader.ids(1) == [2]
-
-
-def test_the_progress_of_packing_stays_while_samples_are_taken_in_other_ways(loader_of: Any) -> None:
-    loader = loader_of(20)
-    loader.work_off()
-    assert loader.coordinator.commit(served_for_packs(loader, 2), "two")
-
-    assert loader.coordinator.take_ready(2) is not None
-    assert loader.coordinator.poll(Request(2)) is not None
-
-    assert loader.coordinator.ledger.packs == "two"
 
 
 def test_an_interrupt_within_the_commit_leaves_nothing_delivered(loader_of: Any) -> None:

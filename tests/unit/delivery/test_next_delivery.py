@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import NoSamplesError, Position, Sample
+from asyncdata import NoSamplesError, Position
 from asyncdata.delivery.channel import Channel, Failure, Run
-from asyncdata.delivery.ledger import Counters, Lease, Ledger, Returned
-from asyncdata.delivery.next_delivery import Delivery, advanced, deliver, dropped
+from asyncdata.delivery.ledger import Counters, Ledger
+from asyncdata.delivery.next_delivery import Delivery, advanced, deliver
 from tests.support.chunks import BadRow, Noted, chunk_of
 
 if TYPE_CHECKING:
@@ -35,27 +35,6 @@ def taken(delivery: Delivery) -> list[int]:
 # What is taken
 
 
-def test_it_is_none_until_all_is_ready() -> None:
-    assert deliver_from([chunk_of(0, 1, 2)], 4) is None
-    assert deliver_from([], 1) is None
-
-
-def test_the_next_delivery_begins_where_this_one_ended() -> None:
-    channel = Channel(capacity=100, max_bytes=100)
-    for first in (0, 3, 6):
-        chunk = chunk_of(first, first + 1, first + 2, first=Position(0, 0, first))
-        channel.fill(channel.enter(3), chunk)
-    ledger, found = Ledger(), []
-
-    for num_groups in (1, 1, 3, 4):
-        delivery = deliver(channel.items(ledger.head), ledger, num_groups)
-        found.append((taken(delivery), delivery.ranges[0].group_index))
-        ledger = delivery.ledger
-
-    assert found == [([0], 0), ([1], 1), ([2, 3, 4], 2), ([5, 6, 7, 8], 5)]
-    assert ledger.position == Position(0, 0, 9)
-
-
 def test_nothing_is_changed() -> None:
     ledger = Ledger(counters=Counters(drops={"short": 1}))
     chunks = [chunk_of(0, "short", 1)]
@@ -65,17 +44,6 @@ def test_nothing_is_changed() -> None:
     assert taken(first) == taken(second) == [0, 1]
     assert first.ledger.counters == second.ledger.counters
     assert ledger.counters == Counters(drops={"short": 1})
-
-
-def test_what_the_trainer_has_and_gave_back_stays_as_it_was() -> None:
-    back = Returned([Sample(group_index=1)], [{}])
-    lease = Lease(Position(), Counters(), ((1, back),))
-    ledger = Ledger(buffer=(back,), leases=(lease,), acked=frozenset({Position(0, 0, 9)}), journal=frozenset({(3, 3)}))
-
-    after = deliver_from([chunk_of(0, 1)], 1, ledger).ledger
-
-    assert (after.buffer, after.leases) == ((back,), (lease,))
-    assert (after.acked, after.journal) == (ledger.acked, ledger.journal)
 
 
 # What is counted
@@ -107,38 +75,7 @@ def test_notes_are_counted_once_over_many_deliveries_and_epochs() -> None:
     assert ledger.counters.notes["other"] == 1
 
 
-def test_acknowledged_samples_are_counted_and_not_delivered() -> None:
-    acked = frozenset({Position(0, 0, 0), Position(0, 0, 2), Position(0, 0, 3)})
-    chunks = [chunk_of(Noted(0), [1], [2, 2], Noted(3), [4])]
-
-    found = deliver_from(chunks, 1, acked=acked)
-
-    assert taken(found) == [1]
-    assert found.ranges[0].group_index == 1
-    counters = found.ledger.counters
-    assert (counters.num_groups, counters.num_samples, counters.num_tokens, counters.epoch_groups) == (4, 4, 5, 4)
-    assert counters.notes == {"seen": 2}
-    assert found.ledger.position == Position(0, 0, 4), "the rows dropped after it go with it"
-    assert found.ledger.taken == 1, "they were never in the channel's room"
-
-
 # Where an epoch ends
-
-
-def test_rows_dropped_after_the_last_sample_end_the_epoch_too() -> None:
-    chunks = [chunk_of(0, "short"), chunk_of("short", first=Position(0, 0, 2), ends_epoch=True)]
-
-    assert deliver_from(chunks, 1).ledger.position == Position(1, 0, 0)
-    assert deliver_from(chunks, 1).ledger.counters.drops == {"short": 2}
-
-
-def test_a_bad_row_after_the_last_sample_is_left_for_the_next_request() -> None:
-    chunks = [chunk_of(0, BadRow("AD101"), ends_epoch=True)]
-
-    found = deliver_from(chunks, 1, bad_row_stops=False)
-
-    assert found.passed == []
-    assert found.ledger.position == Position(0, 0, 1)
 
 
 def test_beyond_the_last_epoch_there_is_nothing() -> None:
@@ -162,19 +99,6 @@ def test_an_epoch_that_yields_nothing_says_what_dropped_its_rows() -> None:
     )
 
 
-def test_an_epoch_without_rows_says_so() -> None:
-    with pytest.raises(NoSamplesError, match=r"^AD401 epoch 0: 0 rows read, 0 kept: there was no row$"):
-        deliver_from([chunk_of(ends_epoch=True)], 1)
-
-
-def test_only_the_empty_epoch_is_blamed() -> None:
-    chunks = [chunk_of(0, "short", 1, ends_epoch=True), chunk_of("short", first=Position(1, 0, 0), ends_epoch=True)]
-
-    assert taken(deliver_from(chunks, 2)) == [0, 1]
-    with pytest.raises(NoSamplesError, match=r"epoch 1: 1 rows read, 0 kept: 1 by short$"):
-        deliver_from(chunks, 3)
-
-
 # Bad rows
 
 
@@ -185,15 +109,6 @@ def test_rows_dropped_and_noted_beside_a_bad_row_are_counted_once_each() -> None
 
     assert found.ledger.counters.drops == {"before": 1, "bad row AD101": 1, "behind": 1, "bad row AD421": 1}
     assert found.ledger.counters.notes == {"seen": 2}
-
-
-def test_rows_that_kill_workers_are_written_into_the_journal() -> None:
-    chunks = [chunk_of(BadRow("AD422"), BadRow("AD101"), BadRow("AD423"), 1)]
-    ledger = Ledger(journal=frozenset({(3, 3)}))
-
-    found = deliver_from(chunks, 1, ledger, bad_row_stops=False)
-
-    assert found.ledger.journal == {(3, 3), (0, 0), (0, 20)}, "whether they do so again is not certain"
 
 
 # What the coordinator makes of it
@@ -212,11 +127,3 @@ def test_a_ledger_advanced_within_a_run_is_the_one_that_delivering_makes() -> No
     walked = deliver(channel.items(first.head), first, 2, samples_per_group=2).ledger
     for name in Ledger.__struct_fields__:
         assert getattr(jumped, name) == getattr(walked, name), name
-
-
-def test_dropping_nothing_counts_nothing() -> None:
-    ledger = Ledger(position=Position(1, 0, 0))
-
-    found = dropped(deliver_from([], 5, ledger, last_epoch=0))
-
-    assert found.ledger.counters == Counters()

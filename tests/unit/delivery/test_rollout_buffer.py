@@ -59,14 +59,6 @@ def test_a_filter_is_told_how_many_are_wanted_and_given_the_very_groups() -> Non
     assert all(group is item.group for group, item in zip(groups, buffer, strict=True))
 
 
-@pytest.mark.parametrize("num_buffered", [0, 3])
-def test_a_filter_is_not_asked_when_there_is_nothing_to_choose(num_buffered: int) -> None:
-    def never(buffer: list[Group], num_groups: int) -> list[Group]:
-        raise AssertionError("asked")
-
-    assert choose(buffer_of(num_buffered), 0 if num_buffered else 5, never) == []
-
-
 @pytest.mark.parametrize(
     "foreign",
     [
@@ -191,12 +183,3 @@ def test_what_no_snapshot_can_hold_is_refused_with_its_place_and_a_way_out() -> 
         InvalidGroupError, match=r"AD432 group 1: \$\.extra\.images\[0\] is a builtins\.object.*Keep it elsewhere"
     ):
         validate_groups([made_by_hand(1), group], 1, [])
-
-
-def test_a_group_refused_leaves_all_of_them_as_they_were() -> None:
-    sample = SampleRange(chunk_of([1, 2]), 0, 1, 0, 0, 1).samples()[0]
-
-    with pytest.raises(InvalidGroupError):
-        validate_groups([[sample], [object()]], 1, [])
-
-    assert sample._range is not None  # noqa: SLF001
