@@ -6,7 +6,6 @@ import copy
 import inspect
 import math
 import statistics
-import sys
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -25,7 +24,6 @@ from asyncdata import (
     ByStaleness,
     Chain,
     ConfigError,
-    DataLoader,
     FilterError,
     Group,
     InvalidGroupError,
@@ -127,12 +125,6 @@ def test_a_setting_that_cannot_work_is_refused_at_once(make: Callable[[], object
         make()
 
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("buffer_filter", [ByStaleness, ByReward, ByMetadata, BalancedByMetadata, Chain])
-def test_the_class_in_place_of_a_filter_is_named(buffer_filter: Any) -> None:
-    with pytest.raises(FilterError, match=f"AD431 the buffer filter '{buffer_filter.__name__}' raised ConfigError"):
-        served(buffer_filter, rewarded(1.0))
 
 
 def test_the_reference_has_every_name_with_its_settings_and_their_defaults() -> None:
@@ -326,7 +318,7 @@ def test_a_balanced_filter_always_serves_the_value_that_is_furthest_behind(
     assert served_by(buffer_filter, buffer) == wanted
 
 
-# Whatever the filter
+# Whatever they are
 
 
 @in_ci(max_examples=30)
@@ -465,60 +457,6 @@ def test_a_filter_of_a_chain_that_returns_nothing_is_named() -> None:
 
     with pytest.raises(FilterError, match="AD431 .*forgets.* returned NoneType; need a list of groups"):
         served(Chain((forgets, ByStaleness())), rewarded(1.0))
-
-
-# In a loader
-
-
-@pytest.fixture
-def loader(
-    jsonl_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., DataLoader]:
-    """A function that opens a loader over eight rows; modules of filters can be written to the working directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    path = jsonl_file([{"number": number} for number in range(8)])
-
-    def tokenize(row: dict[str, Any]) -> dict[str, Any]:
-        return {"input_ids": [row["number"]]}
-
-    return lambda **knobs: DataLoader(path, tokenize_fn=tokenize, shuffle=False, num_workers=0, **knobs)
-
-
-def give_back_with_versions(loader: DataLoader, *versions: int) -> None:
-    groups = loader.get_samples(len(versions))
-    for (sample,), version in zip(groups, versions, strict=True):
-        sample.extra["policy_version"] = version
-    loader.add_samples(groups)
-
-
-def test_a_filter_is_named_by_the_import_path_of_a_module_that_has_it(
-    loader: Callable[..., DataLoader], tmp_path: Path
-) -> None:
-    (tmp_path / "my_filters_by_path.py").write_text(
-        "from asyncdata.filters import ByStaleness\nstalest_first = ByStaleness(order='stalest_first')\n"
-    )
-    try:
-        with loader(buffer_filter="my_filters_by_path:stalest_first") as opened:
-            give_back_with_versions(opened, 5, 3, 4)
-            assert numbers(opened.get_samples(3)) == [1, 2, 0]
-    finally:
-        sys.modules.pop("my_filters_by_path", None)
-
-
-def test_what_stays_in_the_buffer_is_in_the_snapshot_and_can_be_served_by_another_filter(
-    loader: Callable[..., DataLoader],
-) -> None:
-    fresh_only = ByStaleness(max_staleness=1, current_version=lambda: 9, too_stale="stay")
-    with loader(buffer_filter=fresh_only) as opened:
-        give_back_with_versions(opened, 5, 9, 8)
-        assert numbers(opened.get_samples(3)) == [1, 2, 3], "the stream fills up"
-        assert opened.statistics().buffered_groups == 1
-        state = opened.state_dict()
-
-    with loader() as resumed:
-        resumed.load_state_dict(state)
-        assert numbers(resumed.get_samples(2)) == [0, 4]
 
 
 # Dynamic sampling

@@ -134,16 +134,6 @@ def test_a_file_of_blank_lines_is_read_once_and_no_more(jsonl_file: Any) -> None
 # Bad rows
 
 
-def test_a_bad_row_is_quarantined_once_although_it_is_polled_many_times(loader_of: Any) -> None:
-    loader = loader_of(20, fails_on_13, bad_row_stops=False, capacity=2)
-
-    loader.take(10)
-    assert loader.quarantined == []
-    loader.take(9)
-
-    assert len(loader.quarantined) == 1
-
-
 def test_a_row_that_cannot_be_quarantined_is_not_passed(loader_of: Any) -> None:
     loader = loader_of(20, fails_on_13, bad_row_stops=False)
     loader.take(13)
@@ -242,29 +232,22 @@ def test_a_request_queues_after_the_requests_that_wait(loader_of: Any) -> None:
     assert ids(loader.coordinator.poll(second)) == [21]
 
 
-def test_a_withdrawn_request_wakes_the_next_one(loader_of: Any) -> None:
-    loader = loader_of(20)
-    first, _ = waiting(loader, 5)
-    second, wakes = waiting(loader, 2)
-    loader.work_off()
-
-    loader.coordinator.withdraw(first)
-
-    assert wakes
-    assert ids(loader.coordinator.poll(second)) == [0, 1]
-
-
-def test_a_withdrawn_request_takes_nothing_from_earlier_requests(loader_of: Any) -> None:
+def test_a_withdrawn_request_wakes_the_next_one_and_takes_nothing_from_earlier_ones(loader_of: Any) -> None:
     """The first wants more than is read ahead: that it waits is why more is read."""
     loader = loader_of(20, capacity=2)
-    first, wakes = waiting(loader, 10)
-    second, _ = waiting(loader, 1)
+    requests = [waiting(loader, number) for number in (10, 1, 3)]
 
-    loader.coordinator.withdraw(second)
+    loader.coordinator.withdraw(requests[1][0])
     loader.work_off()
-
+    first, wakes = requests[0]
     assert wakes
     assert ids(loader.coordinator.poll(first)) == list(range(10))
+    loader.coordinator.withdraw(first)
+
+    last, wakes = requests[2]
+    loader.work_off()
+    assert wakes
+    assert ids(loader.coordinator.poll(last)) == [0, 1, 2]
 
 
 def test_a_request_is_not_woken_before_it_can_be_served(loader_of: Any) -> None:
