@@ -411,5 +411,5 @@ def steps_are_counted(request: pytest.FixtureRequest) -> Iterator[None]:
 # With the profile "long" that is up to a million steps.
 TestLoader = LoaderMachine.TestCase
 TestLoader.settings = settings(
-    max_examples=in_ci(25).max_examples, stateful_step_count=50, report_multiple_bugs=False, deadline=None
+    max_examples=in_ci(15).max_examples, stateful_step_count=50, report_multiple_bugs=False, deadline=None
 )

@@ -406,5 +406,5 @@ class MixtureMachine(RuleBasedStateMachine):
 
 TestMixture = MixtureMachine.TestCase
 TestMixture.settings = settings(
-    max_examples=in_ci(30).max_examples, stateful_step_count=25, report_multiple_bugs=False, deadline=None
+    max_examples=in_ci(20).max_examples, stateful_step_count=25, report_multiple_bugs=False, deadline=None
 )

@@ -78,6 +78,13 @@ def test_other_data_is_refused_or_begins_the_next_epoch(path, tmp_path):
         assert ids(loader.get_next_batch(5)) == order_of(path, 2)[120:125]
 
 
+def test_one_byte_of_other_data_is_refused(path):
+    state = state_after(path, 20)
+    path.write_bytes(path.read_bytes().replace(b'"id": 55', b'"id": 99'))
+
+    assert "rows.jsonl has other content" in str(refused(path, state))
+
+
 def test_a_file_of_the_same_content_elsewhere_is_the_same_data(path, tmp_path):
     state = state_after(path, 20)
     moved = tmp_path / "elsewhere" / path.name

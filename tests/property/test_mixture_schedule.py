@@ -44,17 +44,6 @@ def test_the_bound_holds_for_blocks_of_any_sizes(weights: list[int], sizes: list
         counts = after
 
 
-@given(weights_of_parts, st.integers(1, 30), seeds, st.integers(1, 200))
-def test_the_places_of_a_block_hold_its_counts(weights: list[int], quota: int, seed: int, number: int) -> None:
-    leaves = ScheduleCursor(node_of(weights, quota=quota), seed).plan(number)
-
-    assert len(leaves) == number
-    counts = [0] * len(weights)
-    for stop in range(quota, number + 1, quota):
-        counts = next_counts(weights, counts, stop)
-        assert np.bincount(leaves[:stop], minlength=len(weights)).tolist() == counts
-
-
 @st.composite
 def nodes(draw: Any, name: str, depth: int, by: str = "rows") -> Node:
     """A node with leaves numbered later."""
