@@ -245,9 +245,7 @@ class Model:
         rows = own_order(name)[epoch]
         if (name, epoch) not in self.excluded:
             known = self.known[name].items()
-            self.excluded[name, epoch] = {
-                row for row, told in known if told.mean >= 0.9 and epoch - told.epoch < 3
-            }
+            self.excluded[name, epoch] = {row for row, told in known if told.mean >= 0.9 and epoch - told.epoch < 3}
         left = [n for n in range(place, len(rows)) if self.is_sample(name, epoch, rows[n])]
         self.at[name] = (epoch, left[0] + 1) if left else (epoch + 1, 0)
         if not left:
