@@ -193,6 +193,15 @@ def test_a_part_that_stops_ends_the_epoch(data: Path) -> None:
     assert not set(own(first, "math")) & set(own(second, "math")), "it continues within its own epoch"
 
 
+def test_max_epochs_bound_how_often_a_part_repeats_in_every_epoch_of_the_mixture(data: Path) -> None:
+    mix = mix_of(data, {"chat": 3, "math": 1}, part={"when_done": "leave"})
+    mix.parts["chat"].when_done, mix.parts["chat"].max_epochs = "repeat", 2
+    with make(mix, epochs=2, batch_size=8, collate_fn=entries) as loader:
+        epochs = [Counter(part for batch in loader for part, _ in batch) for _ in range(2)]
+
+    assert epochs == [{"chat": 46, "math": 97}] * 2
+
+
 def test_an_end_that_can_never_come_is_refused(data: Path) -> None:
     with pytest.raises(ConfigError, match=r"AD470 epochs=1, but no epoch of this mixture ends"):
         make(mix_of(data), epochs=1)
