@@ -162,7 +162,7 @@ class PartQueue:
 
         number = -self._sample
         for chunk in self._chunks:
-            if not self._is_decided(chunk):
+            if number + chunk.num_samples and not self._is_decided(chunk):  # or it is delivered, and may be forgotten
                 break
 
             number += chunk.num_samples

@@ -252,31 +252,6 @@ def test_a_disk_that_is_really_full_keeps_the_old_one(tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
-LIMITED = """
-import resource, sys
-from asyncdata.core.errors import SnapshotError
-from asyncdata.checkpoint.snapshot import Snapshot, load, save
-
-path = sys.argv[1]
-save(path, Snapshot(position=(1, 0, 0)))
-resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-try:
-    save(path, Snapshot(position=(2, 0, 0), canaries=["x" * 20_000]))
-except SnapshotError as error:
-    sys.stdout.write(str(error))
-assert load(path).position[0] == 1
-"""
-
-
-def test_a_limit_on_file_sizes_keeps_the_old_one(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", LIMITED, str(tmp_path / "s")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-
-    assert "was not written: File too large; the previous snapshot is kept as s" in done.stdout
-    assert os.listdir(tmp_path) == ["s"]
-
-
 SAVER = """
 import itertools, sys
 from asyncdata.checkpoint.snapshot import Snapshot, save

@@ -64,25 +64,6 @@ def test_a_file_of_which_all_rows_are_dropped_is_named_with_a_row_and_its_line(g
     assert json.loads(dropped.read_text().splitlines()[int(line) - 1])["is_dropped"]
 
 
-def test_half_of_a_single_file_is_told_once_in_all_epochs(tmp_path):
-    path = written(tmp_path / "rows.jsonl", lambda row: row % 2 == 0)
-
-    with capture_logs() as events, make(path, drops_marked, epochs=3, batch_size=10) as loader:
-        assert len(list(loader)) > 0
-        loader.set_epoch(2)
-        assert len(list(loader)) > 0
-
-    (warning,) = [event for event in events if event["event"] == "rows.dropped"]
-    assert (warning["path"], warning["reason"]) == (str(path), "marked")
-
-
-def test_few_rows_are_dropped_without_a_warning(tmp_path):
-    few = written(tmp_path / "few.jsonl", lambda row: row < 19)
-    of_many = written(tmp_path / "many.jsonl", lambda row: row % 40 == 0, num_rows=1200)
-
-    assert warnings_of(few) == warnings_of(of_many) == []
-
-
 def test_files_that_are_too_small_are_told_together(tmp_path):
     for number in range(40):
         written(tmp_path / f"part-{number}.jsonl", lambda row: row % 2 == 0, num_rows=4)

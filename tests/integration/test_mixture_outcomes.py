@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,7 +24,6 @@ from asyncdata import (
 )
 from tests.support.loading import write_rows
 from tests.support.tokenize_fns import row_id
-from tests.support.torn_writes import TORN_WRITES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +34,6 @@ SIZES = {"code": 31, "math": 20, "chat": 11}
 SHUFFLE = Shuffle(block_bytes=256, window_blocks=4)
 SOLVED = PassRate(drop_above=0.9, revisit_every=3)
 HARD = PassRate(0.1, 0.6)
-SHAPES = ["state", "file"]
 
 Entry = tuple[str | None, int | None, int]
 
@@ -120,23 +114,15 @@ def test_each_part_leaves_out_its_own_solved_rows_from_its_next_epoch_on(data, t
     ]
 
 
-def test_scores_without_a_policy_move_no_row(data, tmp_path):
-    with make(mix_of(data, replay=False), outcomes(tmp_path, policy=None)) as loader:
-        taken, _ = run(loader, 20)
-    with make(mix_of(data, replay=False), None) as loader:
-        assert [entries(loader.get_next_batch(8)) for _ in range(20)] == taken
+def test_a_state_may_be_taken_where_a_part_is_at_the_end_of_its_epoch_and_has_no_turn_yet(data, tmp_path):
+    """What its epoch leaves out is forgotten then, and its chunks are still there."""
+    parts = {"chat": Part(data / "chat.jsonl", when_done="leave"), "code": data / "code.jsonl"}
+    mix = Mix(parts, quota=4, stages={0: {"chat": 1}, 11: {"code": 1}})
+    with make(mix, outcomes(tmp_path, "state"), shuffle=False, buffer_size=4) as loader:
+        taken, _ = run(loader, 5)
 
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_resume_at_every_step_continues_the_run(data, tmp_path, shape):
-    with make(mix_of(data), outcomes(tmp_path, shape)) as loader:
-        taken, states = run(loader, 30)
-    assert len({epoch for epoch, _ in own(taken, "math.again")}) > 3
-    for number in reversed(range(0, 27)):  # backwards, as each resume cuts off what came later
-        with make(mix_of(data), outcomes(tmp_path, shape), buffer_size=1 + number) as loader:
-            loader.load_state_dict(states[number])
-            assert run(loader, 3)[0] == taken[number + 1 : number + 4]
+    assert own(taken, "chat") == [(0, row) for row in range(11)]
+    assert own(taken, "code") == [(0, row) for row in range(29)]
 
 
 @pytest.mark.thorough
@@ -147,24 +133,6 @@ def test_workers_and_buffers_make_no_difference(data, tmp_path):
             found.append(run(loader, 20)[0])
 
     assert found[1:] == found[:1] * 3
-
-
-@pytest.mark.thorough
-def test_epochs_of_a_loop_end_although_rows_are_replayed(data, tmp_path):
-    parts = {"math": Part(data / "math.jsonl", when_done="leave"), "again": Replay("math", HARD)}
-    with make(Mix(parts, quota=4), outcomes(tmp_path, "state"), batch_size=4, epochs=3) as loader:
-        epochs = []
-        for _ in range(3):
-            taken = []
-            for batch in loader:
-                taken.append(entries(batch))
-                loader.report(batch, [score_of(entry) for entry in taken[-1]])
-            epochs.append(taken)
-
-    for number, taken in enumerate(epochs):
-        rows = [row for row in range(20) if number == 0 or row % 3 == 0 or row % 2 == 0]
-        assert sorted(own(taken, "math")) == [(number, row) for row in rows]
-        assert own(taken, "again")
 
 
 # Replay
@@ -322,59 +290,3 @@ def test_a_memory_that_is_not_there_is_refused_and_its_part_can_be_forgotten(dat
 def test_packs_and_ranks_of_their_own_are_refused(data, tmp_path):
     with pytest.raises(ConfigError, match="AD480"):
         make(mix_of(data), outcomes(tmp_path), ranks={"rank": 0, "world_size": 2}, batch_size=1)
-
-
-# Kills
-
-
-CHILD = """
-import os, sys
-from asyncdata import DataLoader, Mix, Outcomes, Part, PassRate, Replay, Shuffle
-data, folder, stop, torn = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-def tokens(row):
-    return [row["id"]]
-parts = {
-    "code": Part(f"{data}/code.jsonl", weight=2),
-    "math": Part(f"{data}/math.jsonl", weight=2),
-    "again": Replay("math", PassRate(0.1, 0.6)),
-}
-outcomes = Outcomes(path=f"{folder}/outcomes", policy=PassRate(drop_above=0.9, revisit_every=3))
-loader = DataLoader(Mix(parts, quota=5), tokenize_fn=tokens, num_workers=0, outcomes=outcomes, timeout_s=240,
-                    shuffle=Shuffle(block_bytes=256, window_blocks=4))
-"""
-CHILD += TORN_WRITES
-CHILD += """
-with loader, open(f"{folder}/taken", "a") as taken:
-    if os.path.exists(f"{folder}/snapshot"):
-        loader.restore(f"{folder}/snapshot")
-    while loader.statistics().groups_total < 150:
-        first = loader.statistics().groups_total
-        samples = loader.get_next_batch(5)
-        rows = [(sample.source_name, int(sample.tokens[0])) for sample in samples]
-        loader.report(samples, [0.5 if row % 3 == 0 else float(row % 2) for _, row in rows])
-        loader.save(f"{folder}/snapshot")
-        print(first, rows, file=taken, flush=True)
-"""
-
-
-@pytest.mark.thorough
-def test_a_run_that_is_killed_in_the_middle_of_its_appends_delivers_the_same(data, tmp_path):
-    """Each child dies while it writes one of the two files, after more bytes than the one before. The last one ends."""
-    found: dict[str, dict[str, str]] = {}
-    for name, num_kills in (("whole", 0), ("killed", 12)):
-        folder = tmp_path / name
-        folder.mkdir()
-        for number in range(num_kills + 1):
-            stop = 5 + number % 2 if number < num_kills else 10_000
-            done = subprocess.run([sys.executable, "-c", CHILD, data, folder, str(stop), str(number * 7)], check=False)
-            assert done.returncode == (-signal.SIGKILL if number < num_kills else 0)
-        lines = (folder / "taken").read_text().splitlines()
-        assert len(lines) >= 30
-        found[name] = {}
-        for line in lines:
-            first, _, rows = line.partition(" ")
-            assert found[name].setdefault(first, rows) == rows, "what is delivered again is the same"
-
-    assert found["killed"] == found["whole"]
-    assert "again" in "".join(found["whole"].values())
-    assert os.path.exists(tmp_path / "whole" / "outcomes.math")

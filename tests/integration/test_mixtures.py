@@ -5,18 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from asyncdata import (
-    AsyncDataLoader,
     BadRowError,
     BadRows,
     ConfigError,
     DataLoader,
-    EndOfData,
+    HardPacking,
     Mix,
     NoSamplesError,
     Part,
@@ -28,10 +28,16 @@ from asyncdata import (
     TooManyBadRowsError,
 )
 from asyncdata.core.messages import Scan
-from asyncdata.loader.mix import part_seed
 from asyncdata.workers.inline import InlineExecutor
 from tests.support.faults import until
-from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13, id_and_text, row_id
+from tests.support.tokenize_fns import (
+    all_dropped,
+    every_third_dropped,
+    fails_on_13,
+    id_and_text,
+    row_id,
+    waits_for_a_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,24 +92,6 @@ def own(found: list[Entry], name: str) -> list[int]:
 # One order
 
 
-def test_every_ten_samples_have_the_shares_of_the_weights(data: Path) -> None:
-    found = delivered(mix_of(data), 300)
-
-    for first in range(0, 300, 10):
-        assert Counter(part for part, _ in found[first : first + 10]) == WEIGHTS
-
-
-def test_a_part_comes_in_the_order_that_it_has_alone(data: Path) -> None:
-    found = delivered(mix_of(data), 500)
-
-    for name in WEIGHTS:
-        alone = DataLoader(
-            data / f"{name}.jsonl", tokenize_fn=id_and_text, num_workers=0, shuffle=SHUFFLE, seed=part_seed(42, name)
-        )
-        with alone:
-            assert own(found, name) == [int(s.tokens[0]) for s in alone.get_next_batch(len(own(found, name)))]
-
-
 def test_other_parts_and_their_weights_move_no_row_of_a_part(data: Path) -> None:
     found = delivered(mix_of(data), 400)
     others = delivered(mix_of(data, {"math": 1, "code2": 7, "chat2": 1, "chat": 4}, quota=7), 400)
@@ -131,17 +119,6 @@ def test_it_is_one_order_at_any_workers_buffers_and_batches(data: Path, by: str,
     mix = mix_of(data, by=by)
 
     assert delivered(mix, 400, (7, 1, 33), **knobs) == delivered(mix, 400)
-
-
-@pytest.mark.asyncio
-async def test_the_async_loader_has_the_same_order(data: Path) -> None:
-    mix = mix_of(data)
-    async with AsyncDataLoader(
-        mix, tokenize_fn=id_and_text, num_workers=0, shuffle=SHUFFLE, n_samples_per_prompt=2
-    ) as loader:
-        groups = await loader.get_samples(50)
-
-    assert [entries(group)[0] for group in groups] == delivered(mix, 50)
 
 
 def test_the_order_is_pinned(data: Path) -> None:
@@ -180,23 +157,6 @@ def test_dropped_and_bad_rows_do_not_bend_the_mixture(data: Path) -> None:
     }
 
 
-def test_by_tokens_parts_have_their_shares_of_the_tokens(data: Path) -> None:
-    with make(mix_of(data, {"code": 1, "math": 3}, by="tokens")) as loader:
-        loader.get_next_batch(600)
-        parts = loader.statistics().by_source
-
-    assert abs(parts["math"].tokens - 3 * parts["code"].tokens) <= 3 * 20, "the longest sample has 13 tokens"
-
-
-def test_stages_change_the_weights_at_a_sample(data: Path) -> None:
-    stages = {0: {"math": 1}, 25: {"chat": 1, "code": 1}, 45: None}
-    found = [part for part, _ in delivered(mix_of(data, stages=stages), 65)]
-
-    assert Counter(found[:25]) == {"math": 25}
-    assert Counter(found[25:45]) == {"chat": 10, "code": 10}
-    assert Counter(found[45:55]) == WEIGHTS
-
-
 def test_the_temperature_makes_weights_of_the_sizes(data: Path) -> None:
     parts = {name: data / f"{name}.jsonl" for name in SIZES}
     sizes = {name: path.stat().st_size for name, path in parts.items()}
@@ -233,23 +193,13 @@ def test_a_part_that_stops_ends_the_epoch(data: Path) -> None:
     assert not set(own(first, "math")) & set(own(second, "math")), "it continues within its own epoch"
 
 
-def test_a_part_that_leaves_leaves_its_share_to_the_others(data: Path) -> None:
-    mix = mix_of(data, part={"when_done": "leave"})
-    with make(mix, batch_size=8, epochs=1, collate_fn=entries) as loader:
-        found = [entry for batch in loader for entry in batch]
-
-    assert {name: sorted(own(found, name)) for name in SIZES} == {
-        name: list(range(number)) for name, number in SIZES.items()
-    }
-
-
-def test_max_epochs_bound_how_often_a_part_repeats(data: Path) -> None:
+def test_max_epochs_bound_how_often_a_part_repeats_in_every_epoch_of_the_mixture(data: Path) -> None:
     mix = mix_of(data, {"chat": 3, "math": 1}, part={"when_done": "leave"})
     mix.parts["chat"].when_done, mix.parts["chat"].max_epochs = "repeat", 2
-    with make(mix, epochs=1) as loader, pytest.raises(EndOfData) as end:
-        loader.get_next_batch(1000)
+    with make(mix, epochs=2, batch_size=8, collate_fn=entries) as loader:
+        epochs = [Counter(part for batch in loader for part, _ in batch) for _ in range(2)]
 
-    assert Counter(part for part, _ in entries(end.value.samples)) == {"chat": 46, "math": 97}
+    assert epochs == [{"chat": 46, "math": 97}] * 2
 
 
 def test_an_end_that_can_never_come_is_refused(data: Path) -> None:
@@ -297,18 +247,6 @@ def restored(mix: Mix, state: dict[str, Any], number: int, **knobs: Any) -> list
     with make(mix, **knobs) as loader:
         loader.load_state_dict(state)
         return entries(loader.get_next_batch(number))
-
-
-@pytest.mark.parametrize("by", ["rows", "tokens"])
-def test_a_restart_continues_with_the_next_sample_at_every_position(data: Path, by: str) -> None:
-    mix = mix_of(data, by=by)
-    whole = delivered(mix, 150)
-    with make(mix) as loader:
-        states = [(0, loader.state_dict())]
-        states += [(n + 1, loader.get_next_batch(1) and loader.state_dict()) for n in range(120)]
-
-    for cut, state in states[:: 1 if by == "rows" else 9][::7]:
-        assert restored(mix, json.loads(json.dumps(state)), 30, buffer_size=3) == whole[cut : cut + 30]
 
 
 @pytest.mark.thorough
@@ -376,22 +314,6 @@ def test_a_part_whose_file_changed_is_refused_and_named(data: Path) -> None:
         loader.load_state_dict(state)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 17, 30, 64])
-def test_weights_that_are_applied_move_no_row_of_any_part(data: Path, cut: int) -> None:
-    whole = delivered(mix_of(data), 600)
-    with make(mix_of(data)) as loader:
-        if cut:
-            loader.get_next_batch(cut)
-        state = loader.state_dict()
-
-    after = restored(mix_of(data, {"math": 1, "code": 8, "chat": 1}, on_mix_change="apply"), state, 100)
-
-    assert Counter(part for part, _ in after) == {"math": 10, "code": 80, "chat": 10}
-    for name in WEIGHTS:
-        found = own(whole[:cut], name) + own(after, name)
-        assert found == own(delivered(mix_of(data, {name: 1}), len(found)), name)
-
-
 def test_new_parts_begin_at_their_start_and_parked_ones_continue(data: Path) -> None:
     two = mix_of(data, {"math": 1, "code": 1}, on_mix_change="apply")
     other = mix_of(data, {"math": 1, "chat": 1}, on_mix_change="apply")
@@ -419,17 +341,6 @@ def test_a_single_source_and_a_mixture_refuse_each_others_snapshots(data: Path) 
             loader.load_state_dict(of_mixture)
     with make(mix_of(data)) as loader, pytest.raises(SnapshotMismatchError, match="taken of a single source"):
         loader.load_state_dict(of_one)
-
-
-def test_saved_to_a_file_it_is_the_same(data: Path, tmp_path: Path) -> None:
-    mix = mix_of(data)
-    whole = delivered(mix, 100)
-    with make(mix) as loader:
-        loader.get_next_batch(41)
-        loader.save(tmp_path / "state")
-    with make(mix) as loader:
-        loader.restore(tmp_path / "state")
-        assert entries(loader.get_next_batch(59)) == whole[41:]
 
 
 # With other features
@@ -474,15 +385,6 @@ def test_planned_packs_are_refused(data: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_part_may_be_shuffled_row_by_row(data: Path) -> None:
-    found = delivered(mix_of(data), 200, shuffle="full")
-
-    for name in SIZES:
-        rows = own(found, name)[: SIZES[name]]
-        assert len(set(rows)) == len(rows)
-
-
-@pytest.mark.thorough
 def test_the_token_cache_changes_nothing(data: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     id_and_text.version = 1
@@ -503,6 +405,13 @@ def test_other_epochs_cannot_be_set(data: Path) -> None:
         loader.set_epoch(0)
         with pytest.raises(ConfigError, match=r"AD471 set_epoch\(3\)"):
             loader.set_epoch(3)
+
+
+def test_how_many_rows_there_are_is_not_known(data: Path) -> None:
+    with make(mix_of(data), shuffle="full") as loader:
+        for ask in (loader.num_rows, lambda: loader.seek(0, 3)):
+            with pytest.raises(ConfigError, match="AD471 a mixture has no row index"):
+                ask()
 
 
 def test_samples_given_back_keep_the_name_of_their_part(data: Path) -> None:
@@ -545,30 +454,6 @@ def test_parts_of_different_kinds_are_resumed_each_in_its_own_way(data: Path, tm
         assert restored(Mix(parts, quota=4), state, 60, num_workers=num_workers) == whole[cut : cut + 60]
 
 
-def test_how_many_rows_there_are_is_not_known(data: Path) -> None:
-    with make(mix_of(data), shuffle="full") as loader:
-        with pytest.raises(ConfigError, match="AD471 a mixture has no row index"):
-            loader.num_rows()
-        with pytest.raises(ConfigError, match="AD471 a mixture has no row index"):
-            loader.seek(0, 3)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("by", ["rows", "tokens"])
-def test_weights_may_change_at_every_single_position(data: Path, by: str) -> None:
-    before, after = mix_of(data, by=by), mix_of(data, {"math": 1, "chat": 4}, by=by, on_mix_change="apply")
-    whole = delivered(before, 60)
-    alone = {name: own(delivered(mix_of(data, {name: 1}), 60), name) for name in WEIGHTS}
-    with make(before) as loader:
-        states = [loader.get_next_batch(1) and loader.state_dict() for _ in range(40)]
-
-    for cut, state in enumerate(states, 1):
-        found = whole[:cut] + restored(after, state, 10)
-        for name in WEIGHTS:
-            rows = own(found, name)
-            assert rows == alone[name][: len(rows)]
-
-
 def test_a_part_without_weight_is_not_read(data: Path) -> None:
     mix = mix_of(data, {"math": 1, "code": 0, "chat": 1}, stages={0: None, 10_000: {"code": 1}})
     mix.parts["code"].tokenize_fn = fails_on_13
@@ -600,3 +485,152 @@ def test_until_the_first_batch_each_part_reads_one_window_and_then_its_canaries(
         loader.get_next_batch(68)
         until(lambda: loader.state_dict()["canaries"])
         assert {digest.partition("\n")[0] for digest in loader.state_dict()["canaries"]} == set(WEIGHTS)
+
+
+# For which part calls waited, and how long: only while there was a call
+
+
+class Clock:
+    """In place of the module ``time``."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def waited_for(engine: Any) -> str:
+    """The file of the rows that the next sample waits for; empty if they are not in flight."""
+    entry = engine._oldest_in_flight()  # noqa: SLF001 - the same
+    return entry.location().path if entry is not None and entry.location is not None else ""
+
+
+def test_a_part_is_waited_for_from_the_call_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, gate = Clock(), tmp_path / "gate"
+    for module in ("delivery.coordinator", "prefetch.mixture_producer"):
+        monkeypatch.setattr(f"asyncdata.{module}.time", clock)
+    for name in ("free", "gated"):
+        rows: list[dict[str, Any]] = [{"id": number} for number in range(20)]
+        rows[0] |= {"gate": str(gate)} if name == "gated" else {}  # one row: another worker is free
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    mix = Mix({name: tmp_path / f"{name}.jsonl" for name in ("free", "gated")}, quota=2)
+
+    with (
+        DataLoader(mix, tokenize_fn=waits_for_a_file, shuffle=False, num_workers=2) as loader,
+        ThreadPoolExecutor(1) as trainer,
+    ):
+        engine = loader._engine  # noqa: SLF001 - no statistics say that the next sample is missing
+        loader.start()
+        until(lambda: "gated" in waited_for(engine))
+        clock.now = 200.0
+        batch = trainer.submit(loader.get_next_batch, 40)
+        until(lambda: engine.coordinator.channel.demand)
+        clock.now = 230.0
+        gate.touch()
+        assert len(batch.result()) == 40
+        waits = {name: part.wait for name, part in loader.statistics().by_source.items()}
+
+    assert waits == {"free": 0.0, "gated": 30.0}
+
+
+# Weights that change at a restart while samples wait to be packed
+
+
+def nested(data: Path, by: Any, **weights: int) -> Mix:
+    """A mixture in a mixture, so that the change is one of both."""
+    inner = Mix({name: Part(data / f"{name}.jsonl", weight=weights[name]) for name in ("math", "chat")}, quota=5)
+    parts = {"text": Part(inner, weight=weights["text"]), "code": Part(data / "code.jsonl", weight=weights["code"])}
+    return Mix(parts, by=by, quota=10, on_mix_change="apply")
+
+
+FIRST = {"text": 3, "code": 2, "math": 1, "chat": 1}
+SECOND = {"text": 1, "code": 4, "math": 0, "chat": 1}
+THIRD = {"text": 1, "code": 1, "math": 3, "chat": 1}
+
+
+def packs_of(batch: list[Any]) -> list[list[list[int]]]:
+    return [[document.tokens.tolist() for document in pack] for pack in batch]
+
+
+def packed_alone(packing: Any, samples: list[Any]) -> list[list[list[int]]]:
+    """The packs of these samples, by a packer that has seen all of them at once."""
+    packs = packing.open().extend([len(sample.tokens) for sample in samples], range(len(samples)))
+    return [[samples[number].tokens[start:stop].tolist() for number, start, stop in pack] for pack in packs]
+
+
+def saved(loader: DataLoader) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
+    return state
+
+
+def chosen(data: Path, by: str, changes: list[tuple[int, dict[str, int]]], number: int) -> list[Any]:
+    """The first samples, where the weights change at these positions: without packs, so that nothing is read again."""
+    samples: list[Any] = []
+    state = None
+    for (_, weights), stop in zip(changes, [*(start for start, _ in changes[1:]), number], strict=True):
+        with make(nested(data, by, **weights)) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            if stop > len(samples):
+                samples += loader.get_next_batch(stop - len(samples))
+            state = saved(loader)
+    return samples
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("by", ["rows", "tokens"])
+@pytest.mark.parametrize(
+    "packing", [SoftPacking(max_length=60, window_samples=20), HardPacking(max_length=60)], ids=["soft", "hard"]
+)
+def test_open_packs_stay_what_they_were_and_the_new_weights_hold_from_there_on(data: Path, by: str, packing: Any):
+    knobs: dict[str, Any] = {"packing": packing, "batch_size": 2, "collate_fn": packs_of}
+    states, whole = [], []
+    with make(nested(data, by, **FIRST), **knobs) as loader:
+        batches = iter(loader)
+        for _ in range(14):
+            states.append(saved(loader))
+            whole.append(next(batches))
+
+    for step in range(0, 14, 3):
+        first_change = states[step]["mixture"]["at"]
+        with make(nested(data, by, **SECOND), **knobs) as loader:
+            loader.load_state_dict(states[step])
+            again = saved(loader)  # nothing was taken yet: the change is still to come
+            found = next(iter(loader))
+            later = saved(loader)
+        wanted = packed_alone(packing, chosen(data, by, [(0, FIRST), (first_change, SECOND)], first_change + 150))
+        num_gone = sum(map(len, whole[:step]))
+        assert found == wanted[num_gone : num_gone + 2]
+        with make(nested(data, by, **SECOND), **knobs) as loader:
+            loader.load_state_dict(again)
+            batches = iter(loader)
+            assert [next(batches), next(batches)] == [wanted[num_gone : num_gone + 2], wanted[num_gone + 2 :][:2]]
+
+        for state, before in ((again, num_gone), (later, num_gone + 2)):
+            second_change = max(first_change, state["mixture"]["at"])
+            changes = [(0, FIRST), (first_change, SECOND), (second_change, THIRD)]
+            with make(nested(data, by, **THIRD), **knobs) as loader:
+                loader.load_state_dict(state)
+                batches = iter(loader)
+                found = [*next(batches), *next(batches)]
+            wanted_then = packed_alone(packing, chosen(data, by, changes, second_change + 150))
+            assert found == wanted_then[before : before + 4]
+
+
+def test_a_part_that_is_gone_while_its_samples_wait_is_refused(data: Path) -> None:
+    knobs: dict[str, Any] = {"packing": SoftPacking(max_length=160), "batch_size": 2, "collate_fn": packs_of}
+    with make(nested(data, "rows", **FIRST), **knobs) as loader:
+        next(iter(loader))
+        state = saved(loader)
+    rest = Mix({"code": data / "code.jsonl"}, on_mix_change="apply")
+    with (
+        make(rest, **knobs) as loader,
+        pytest.raises(SnapshotMismatchError, match=r"AD603.*'text\.chat'.*wait to be packed"),
+    ):
+        loader.load_state_dict(state)
+    state["mixture"]["at"] = None
+    with (
+        make(nested(data, "rows", **SECOND), **knobs) as loader,
+        pytest.raises(SnapshotMismatchError, match=r"AD603.*wait to be packed.*earlier version"),
+    ):
+        loader.load_state_dict(state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import (
-    AsyncDataLoader,
     BadRowError,
     Cache,
     ConfigError,
     DataLoader,
     RowShuffle,
     SnapshotMismatchError,
-    SourceChangedError,
 )
 from asyncdata.order.order import ROWS_PER_WINDOW
 from tests.support.loading import write_rows
@@ -125,16 +122,6 @@ def test_the_parts_of_a_split_are_delivered_whole_in_every_epoch_and_after_a_res
     assert sorted(parts["train"] + parts["eval"]) == list(range(NUM_ROWS))
 
 
-def test_a_state_of_one_part_is_refused_by_the_other(path):
-    with loader(path, RowShuffle(part="train")) as data:
-        data.get_next_batch(5)
-        state = data.state_dict()
-
-    for other in (RowShuffle(part="eval"), RowShuffle(part="train", split_seed=1), RowShuffle()):
-        with loader(path, other) as data, pytest.raises(SnapshotMismatchError):
-            data.load_state_dict(state)
-
-
 def test_rows_that_yield_no_sample_are_left_out_before_they_are_ordered(path):
     with loader(path, RowShuffle(method="slime", only_kept=True), drops_odd, seed=1) as data:
         assert data.num_rows() == NUM_ROWS // 2
@@ -159,25 +146,23 @@ def test_a_bad_row_stops_an_order_that_would_leave_it_out_unless_it_may_be_skipp
         data.get_next_batch(1)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("shuffle", ["full", RowShuffle(method="slime"), RowShuffle(method="none", first=3)])
-def test_a_resumed_run_goes_on_as_the_first_one_did(path, shuffle):
+@pytest.mark.parametrize(
+    ("shuffle", "others"),
+    [
+        (RowShuffle(method="slime"), [True, "full", RowShuffle(method="slime", stop=5)]),
+        (
+            RowShuffle(part="train"),
+            [RowShuffle(part="eval"), RowShuffle(part="train", split_seed=1), RowShuffle()],
+        ),
+    ],
+    ids=["slime", "a part"],
+)
+def test_a_snapshot_of_another_order_of_rows_is_refused(path, shuffle, others):
     with loader(path, shuffle) as data:
-        ids(data.get_next_batch(777))
-        state = json.loads(json.dumps(data.state_dict()))
-        expected = ids(data.get_next_batch(600))
-
-    with loader(path, shuffle, num_workers=2, buffer_size=11) as data:
-        data.load_state_dict(state)
-        assert ids(data.get_next_batch(600)) == expected
-
-
-def test_a_snapshot_of_another_order_of_rows_is_refused(path):
-    with loader(path, RowShuffle(method="slime")) as data:
         data.get_next_batch(3)
         state = data.state_dict()
 
-    for other in (True, "full", RowShuffle(method="slime", stop=5)):
+    for other in others:
         with loader(path, other) as data, pytest.raises(SnapshotMismatchError, match=r"order\."):
             data.load_state_dict(state)
 
@@ -252,31 +237,6 @@ def test_indexes_are_kept_within_a_size_and_the_runs_own_and_those_in_use_stay(p
     assert [event["num_indexes"] for event in events if event["event"] == "index.evicted"] == [1]
 
 
-def test_where_the_index_cannot_be_kept_it_is_made_anew(path, tmp_path):
-    (tmp_path / "file").write_text("")
-
-    with loader(path, cache=Cache(folder=str(tmp_path / "file"))) as data:
-        assert sorted(ids(data.get_next_batch(NUM_ROWS))) == list(range(NUM_ROWS))
-
-
-def test_a_file_that_shrinks_is_noticed_at_its_turn(path):
-    with loader(path, "full", buffer_size=5) as data:
-        data.num_rows()
-        path.write_text(path.read_text()[:2000])
-        with pytest.raises(SourceChangedError, match="AD302"):
-            data.get_next_batch(NUM_ROWS)
-
-
-@pytest.mark.thorough
-def test_the_first_rows_of_an_unshuffled_order_do_not_wait_for_the_last_ones(jsonl_file):
-    """The data's first window is there while its last rows, after a hole of a gigabyte, are still unknown."""
-    path = jsonl_file([{"id": number} for number in range(ROWS_PER_WINDOW + 5)])
-
-    with loader(path, RowShuffle(method="none", stop=10), num_workers=1) as data:
-        assert data.num_rows() == 10
-        assert ids(data.get_next_batch(20)) == [*range(10), *range(10)]
-
-
 def test_the_first_rows_of_an_unshuffled_order_come_before_the_pass_has_found_all(tmp_path, monkeypatch):
     """The 150th row holds up the pass, which tokenizes the rows: it is two blocks further on."""
     monkeypatch.setattr("asyncdata.loader.opening._INDEX_BLOCK_BYTES", 4096)
@@ -311,12 +271,6 @@ def test_windows_of_rows_join_without_a_seam(jsonl_file, method):
     with loader(path, RowShuffle(method=method)) as data:
         data.load_state_dict(state)
         assert ids(data.get_next_batch(10)) == following
-
-
-@pytest.mark.asyncio
-async def test_the_number_of_rows_can_be_awaited(path):
-    async with AsyncDataLoader(str(path), tokenize_fn=row_id, shuffle="full", num_workers=0) as data:
-        assert await data.num_rows() == NUM_ROWS
 
 
 def test_longer_rows_than_are_allowed_are_bad_at_their_turn_or_left_out(jsonl_file):

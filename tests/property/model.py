@@ -11,10 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata import Position
-    from asyncdata.delivery.requests import DeliveryRules
     from asyncdata.order.order import Order
 
-KEPT, BAD, POISON = "kept", "bad", "poison"
+KEPT, BAD = "kept", "bad"
 
 
 class RawRow(NamedTuple):
@@ -43,12 +42,22 @@ def windows_of(rows: list[RawRow], order: Order, block_of: Callable[[RawRow], in
 
 
 class Place(NamedTuple):
-    """A row's turn in D, and what comes of it: ``fate`` is KEPT, BAD, POISON, or why it is dropped."""
+    """A row's turn in D, and what comes of it: ``fate`` is KEPT, BAD, or why it is dropped."""
 
-    key: tuple[int, int]
     fate: str
     tokens: tuple[int, ...] = ()
     code: str = ""
+
+
+class Rules(NamedTuple):
+    """What may not change at a restart."""
+
+    n_samples_per_prompt: int = 1
+    epochs: int | None = None
+    drop_last: bool = False
+    bad_row_stops: bool = False
+    max_bad_rows: int | None = None
+    commit: str = "on_delivery"
 
 
 class Told(NamedTuple):
@@ -76,31 +85,26 @@ class State(NamedTuple):
 class Model:
     """A loader. ``at`` counts the rows of D that had their turn; a group is (name, tokens, response, indices)."""
 
-    def __init__(self, epochs_of_d: Callable[[int], list[list[Place]]], rules: DeliveryRules, choose: Any) -> None:
-        self._epoch = cache(epochs_of_d)
+    def __init__(self, epochs_of_d: Callable[[int], list[list[Place]]], rules: Rules, choose: Any) -> None:
+        self.epoch = cache(epochs_of_d)
         self._rules = rules
         self._choose = choose
-        self.epoch_rows = sum(map(len, self._epoch(0)))
-        self.can_yield = any(place.fate == KEPT for window in self._epoch(0) for place in window)
+        self.epoch_rows = sum(map(len, self.epoch(0)))
+        self.can_yield = any(place.fate == KEPT for window in self.epoch(0) for place in window)
         self.state = State(drops=Counter())
         self.buffer: list[Any] = []
         self.leases: list[Lease] = []
         self.done: set[int] = set()  # acknowledged before a restart
-        self.known: set[tuple[int, int]] = set()  # poison of which the snapshot told us
-        self.journal: set[tuple[int, int]] = set()
 
     # D
 
     def place(self, at: int) -> Place:
         epoch, row = divmod(at, self.epoch_rows)
-        place = next(islice(chain.from_iterable(self._epoch(epoch)), row, None))
-        if place.fate == POISON:
-            return place._replace(fate="journal") if place.key in self.known else place._replace(fate=BAD)
-        return place
+        return next(islice(chain.from_iterable(self.epoch(epoch)), row, None))
 
     def ordinal(self, position: Position) -> int:
         """How many rows of D come before a position."""
-        windows = self._epoch(position.epoch)[: position.window]
+        windows = self.epoch(position.epoch)[: position.window]
         return position.epoch * self.epoch_rows + sum(map(len, windows)) + position.row
 
     def next_turn(self) -> int:
@@ -125,10 +129,6 @@ class Model:
             num_tokens=state.num_tokens + sum(len(place.tokens) for place in acked),
         )
 
-    def num_kept(self, epoch: int, at: int) -> int:
-        """Samples of an epoch before row ``at`` of D."""
-        return sum(self.place(number).fate == KEPT for number in range(epoch * self.epoch_rows, at))
-
     # A request
 
     def choose(self, num_groups: int) -> list[Any]:
@@ -138,7 +138,7 @@ class Model:
         rules, before, epochs = self._rules, self.state, self._rules.epochs
         limit = min((end for end in (epochs, None if last_epoch is None else last_epoch + 1) if end), default=None)
         found: list[tuple[Any, int]] = []
-        poison, at, num_groups_now, num_bad, num_tokens = set(), before.at, *before[1:4]
+        at, num_groups_now, num_bad, num_tokens = before[:4]
         while len(chosen) + len(found) < num_groups and (limit is None or at < limit * self.epoch_rows):
             place = self.place(at)
             if place.fate == KEPT:
@@ -151,7 +151,6 @@ class Model:
                     return Told([], "BadRowError")
                 if rules.max_bad_rows is not None and num_bad > rules.max_bad_rows:
                     return Told([], "TooManyBadRowsError")
-                poison |= {place.key} if place.code == "AD423" else set()
             at += 1
             if at % self.epoch_rows == 0 and not self.can_yield:
                 return Told([], "NoSamplesError")
@@ -159,18 +158,17 @@ class Model:
         if is_short and rules.drop_last:
             before.drops["drop_last"] += len(found)
             chosen, found = [], []
-        if rules.commit_on_ack and (chosen or found):
+        if rules.commit == "on_ack" and (chosen or found):
             lease = {group[0]: group for group in chosen} | {group[0]: place for group, place in found}
             self.leases.append(Lease(before._replace(drops=before.drops.copy()), lease, set()))
         self.state = State(at, num_groups_now, num_bad, num_tokens, before.drops_to, before.drops)
         self.buffer = [group for group in self.buffer if group not in chosen]
-        self.journal |= poison
         is_end = is_short and epochs is not None and (last_epoch is None or last_epoch >= epochs)
         return Told([*chosen, *(group for group, _ in found)], "EndOfData" if is_end else "")
 
     def _group(self, number: int, place: Place) -> Any:
-        first = number * self._rules.samples_per_group
-        return (number, place.tokens, "", tuple(range(first, first + self._rules.samples_per_group)))
+        first = number * self._rules.n_samples_per_prompt
+        return (number, place.tokens, "", tuple(range(first, first + self._rules.n_samples_per_prompt)))
 
     # Given back, acknowledged
 
@@ -193,9 +191,9 @@ class Model:
         state = self.leases[0].before if self.leases else self.state
         leased = [group for lease in self.leases for group in lease.open.values() if not isinstance(group, int)]
         done = self.done.union(*(lease.acked for lease in self.leases))
-        return state._replace(drops=state.drops.copy()), leased + self.buffer, done, set(self.journal)
+        return state._replace(drops=state.drops.copy()), leased + self.buffer, done
 
     def restore(self, saved: Any) -> None:
-        state, self.buffer, self.done, self.journal = saved[0], list(saved[1]), set(saved[2]), set(saved[3])
+        state, self.buffer, self.done = saved[0], list(saved[1]), set(saved[2])
         self.state = state._replace(drops=state.drops.copy())
-        self.known, self.leases = set(self.journal), []
+        self.leases = []

@@ -29,20 +29,6 @@ def took(cursor: ScheduleCursor, leaves: np.ndarray, lengths: np.ndarray | None 
     cursor.took(leaves, np.ones(len(leaves), np.int64) if lengths is None else lengths)
 
 
-@given(weights_of_parts, st.integers(1, 40), st.integers(1, 60))
-def test_counts_at_the_ends_of_blocks_are_within_one_of_their_targets_and_never_fall(
-    weights: list[int], quota: int, num_blocks: int
-) -> None:
-    whole, counts = sum(weights), [0] * len(weights)
-    for total in range(quota, quota * num_blocks + 1, quota):
-        after = next_counts(weights, counts, total)
-        assert sum(after) == total
-        for count, before, weight in zip(after, counts, weights, strict=True):
-            assert count >= before
-            assert abs(Fraction(weight * total, whole) - count) < 1
-        counts = after
-
-
 @given(weights_of_parts, st.lists(st.integers(1, 50), min_size=1, max_size=40))
 def test_the_bound_holds_for_blocks_of_any_sizes(weights: list[int], sizes: list[int]) -> None:
     counts, total = [0] * len(weights), 0
@@ -56,26 +42,6 @@ def test_the_bound_holds_for_blocks_of_any_sizes(weights: list[int], sizes: list
             for count, weight in zip(after, weights, strict=True)
         )
         counts = after
-
-
-@given(weights_of_parts, st.integers(1, 30), seeds, st.integers(1, 200))
-def test_the_places_of_a_block_hold_its_counts(weights: list[int], quota: int, seed: int, number: int) -> None:
-    leaves = ScheduleCursor(node_of(weights, quota=quota), seed).plan(number)
-
-    assert len(leaves) == number
-    counts = [0] * len(weights)
-    for stop in range(quota, number + 1, quota):
-        counts = next_counts(weights, counts, stop)
-        assert np.bincount(leaves[:stop], minlength=len(weights)).tolist() == counts
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), seeds)
-def test_a_quota_of_the_sum_of_the_weights_is_exact_in_every_block(weights: list[int], seed: int) -> None:
-    quota = sum(weights)
-    leaves = ScheduleCursor(node_of(weights, quota=quota), seed).plan(5 * quota)
-
-    for block in leaves.reshape(5, quota):
-        assert np.bincount(block, minlength=len(weights)).tolist() == weights
 
 
 @st.composite

@@ -7,7 +7,7 @@ import tempfile
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 import msgspec
@@ -131,18 +131,6 @@ def test_a_sample_comes_out_of_the_file_as_the_trainer_gave_it_back(path, sample
 
 @many
 @given(data=st.data())
-def test_flipped_bits_are_always_found(path, data):
-    whole = bytearray(bytes_of(path, small_snapshot))
-    places = data.draw(st.sets(st.integers(0, len(whole) * 8 - 1), min_size=1, max_size=40))
-    for place in places:
-        whole[place // 8] ^= 1 << place % 8
-
-    with pytest.raises(SnapshotError):
-        load_bytes(path, bytes(whole))
-
-
-@many
-@given(data=st.data())
 def test_bytes_cut_out_put_in_or_moved_are_always_found(path, data):
     whole = bytes_of(path, small_snapshot)
     start, stop = sorted(data.draw(st.tuples(st.integers(0, len(whole)), st.integers(0, len(whole)))))
@@ -188,13 +176,6 @@ def test_any_state_is_a_snapshot_or_refused_and_can_be_looked_at(changes):
         describe(restored)
         with suppress(SnapshotMismatchError):
             check(restored, {"seed": 1, "shuffle": True}, {"data": {"digest": "d"}, "tokenizer": "t"})
-
-
-@many
-@given(state=json_values | kept_values)
-def test_any_value_at_all_is_no_state_dict(state: Any):
-    with pytest.raises(SnapshotError):
-        from_state_dict(state)
 
 
 @pytest.mark.parametrize("size", [2**16, 2**31, 2**32 - 1])

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import errno
 import gzip
-import io
 import json
 import math
 import os
@@ -14,14 +13,13 @@ import pickle
 import secrets
 import stat
 import time
-import zipfile
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, SnapshotError
+from asyncdata import ConfigError, DataLoader, SnapshotError
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import (
     Snapshot,
@@ -64,6 +62,47 @@ GOLDEN_STATE = (
 )
 
 
+WHOLE = base64.b64decode(GOLDEN)
+HEADERS = (
+    b"\xdf\xff\xff\xff\xff",
+    b"\x81\xa1x" + b"\x91" * 60_000 + b"\x90",
+    b"\xc0",
+    b"\x80",
+    b"\xa2\xff\xff",
+)
+PAYLOADS = (
+    b"",
+    b"\xc0",
+    b"\x93\x01\x02\x03",
+    b"\xdd\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"\x91" * 1_000_000 + b"\x90",
+    b"\x81\xa8position" + b"\x91" * 100_000 + b"\x90",
+    b"\x81\xa2\xff\xff\x01",
+    b"\xc1",
+    msgspec.msgpack.encode({"position": [1, 2, 3]}) + b"\x00",
+    pickle.dumps({"position": (1, 2, 3)}),
+)
+JSON_PAYLOADS = (b"", b"[" * 1_000_000, b"\xff", b'{"position": [1, 2, NaN]}', b"9" * 5000)
+OTHERS = {
+    "a pickle": pickle.dumps({"position": 1}),
+    "gzip data": gzip.compress(b"x", mtime=0),
+    "zstd data": b"\x28\xb5\x2f\xfd....",
+    "a Parquet file": b"PAR1....",
+    "JSON text; load it with json and load_state_dict": b'{"format": "asyncdata.snapshot"}',
+    "JSON text": b"[1, 2]",
+    "a NumPy array": b"\x93NUMPY\x01",
+    "an HDF5 file": b"\x89HDF\r\n",
+    "an Arrow file": b"ARROW1\x00\x00",
+    "some other file": b"hello world",
+    "a zip archive, as torch.save writes": b"PK\x03\x04....",
+}
+
+
+def header(raw: bytes) -> bytes:
+    return b"ADSNAP1\n" + len(raw).to_bytes(4, "little") + raw
+
+
 def refusal(path: os.PathLike[str]) -> str:
     with pytest.raises(SnapshotError, match=r"^AD602 ") as caught:
         load(path)
@@ -96,35 +135,15 @@ class TestFile:
 
         assert stat.S_IMODE(os.stat(tmp_path / "s").st_mode) == 0o600
 
-    def test_the_last_three_are_kept(self, tmp_path):
-        for number in range(5):
-            save(tmp_path / "s", Snapshot(position=(number, 0, 0)))
-
-        assert [load(tmp_path / name).position[0] for name in names(tmp_path)] == [4, 3, 2]
-        assert names(tmp_path) == ["s", "s.1", "s.2"]
-
-    @pytest.mark.parametrize("keep", [1, 2, 5])
-    def test_as_many_are_kept_as_asked_for(self, tmp_path, keep):
+    @pytest.mark.parametrize(("keep", "kept"), [({}, 3), ({"keep": 1}, 1), ({"keep": 5}, 5)])
+    def test_the_last_three_are_kept_or_as_many_as_asked_for(self, tmp_path, keep, kept):
         for number in range(7):
-            save(tmp_path / "s", Snapshot(position=(number, 0, 0)), keep=keep)
+            save(tmp_path / "s", Snapshot(position=(number, 0, 0)), **keep)
 
-        assert [load(tmp_path / name).position[0] for name in names(tmp_path)] == list(range(6, 6 - keep, -1))
-
-    def test_keeping_none_is_refused(self, tmp_path):
+        assert [load(tmp_path / name).position[0] for name in names(tmp_path)] == list(range(6, 6 - kept, -1))
+        assert names(tmp_path) == ["s", "s.1", "s.2", "s.3", "s.4"][:kept]
         with pytest.raises(ConfigError, match="keep must be 1 or more"):
             save(tmp_path / "s", FULL, keep=0)
-
-    def test_a_relative_path_will_do(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        save("s", FULL)
-
-        assert load("s") == FULL
-
-    def test_text_and_numbers_that_msgpack_lacks_come_back_too(self, tmp_path):
-        odd = msgspec.structs.replace(FULL, buffer=[[{"response": "\ud800", "label": 2**100, "nan": -0.0}]])
-        save(tmp_path / "s", odd)
-
-        assert load(tmp_path / "s") == odd
 
     def test_nan_comes_back_too(self, tmp_path):
         for counters in ({"x": float("nan")}, {"x": float("nan"), "big": 2**70}):
@@ -193,7 +212,7 @@ class TestFile:
         assert json.dumps(to_state_dict(GOLDEN_SNAPSHOT)) == GOLDEN_STATE
 
     def test_a_snapshot_of_the_first_schema_loads_for_ever(self, tmp_path):
-        (tmp_path / "s").write_bytes(base64.b64decode(GOLDEN))
+        (tmp_path / "s").write_bytes(WHOLE)
         (tmp_path / "j").write_bytes(base64.b64decode(GOLDEN_JSON))
 
         assert load(tmp_path / "s") == from_state_dict(json.loads(GOLDEN_STATE)) == GOLDEN_SNAPSHOT
@@ -246,14 +265,6 @@ class TestWhatSaveCannotDo:
 
         assert load(tmp_path / "s") == FULL
 
-    @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK])
-    def test_without_hard_links_older_ones_are_kept_too(self, tmp_path, monkeypatch, code):
-        monkeypatch.setattr(os, "link", fail(code))
-        for number in range(5):
-            save(tmp_path / "s", Snapshot(position=(number, 0, 0)))
-
-        assert [load(tmp_path / name).position[0] for name in names(tmp_path)] == [4, 3, 2]
-
     def test_without_hard_links_the_message_says_where_the_previous_one_is(self, tmp_path, monkeypatch):
         save(tmp_path / "s", LEAST)
         replace = os.replace
@@ -267,14 +278,6 @@ class TestWhatSaveCannotDo:
 
         save(tmp_path / "s", FULL)
         assert (load(tmp_path / "s"), load(tmp_path / "s.1"), names(tmp_path)) == (FULL, LEAST, ["s", "s.1"])
-
-    def test_a_link_refused_for_another_reason_leaves_all_as_it_was(self, tmp_path, monkeypatch):
-        save(tmp_path / "s", LEAST)
-        monkeypatch.setattr(os, "link", fail(errno.EIO))
-
-        with pytest.raises(SnapshotError, match=r"Input/output error; the previous snapshot is kept as s$"):
-            save(tmp_path / "s", FULL)
-        assert (load(tmp_path / "s"), names(tmp_path)) == (LEAST, ["s"])
 
     def test_a_save_that_failed_at_the_last_moment_costs_no_older_one(self, tmp_path, monkeypatch):
         for number in range(2):
@@ -341,7 +344,7 @@ def fail(code: int):
 class TestDamage:
     @pytest.mark.thorough
     def test_every_single_bit_counts(self, tmp_path):
-        whole = base64.b64decode(GOLDEN)
+        whole = WHOLE
         path = tmp_path / "s"
         path.write_bytes(whole)
         num_accepted = 0
@@ -357,66 +360,32 @@ class TestDamage:
         assert num_accepted == 0
         assert load(path) == GOLDEN_SNAPSHOT
 
-    @pytest.mark.thorough
-    def test_every_cut_is_told_with_the_bytes_expected_and_got(self, tmp_path):
-        whole = base64.b64decode(GOLDEN)
-        for num_bytes in range(1, len(whole)):
-            (tmp_path / "s").write_bytes(whole[:num_bytes])
-            assert f"bytes or more, got {num_bytes};" in refusal(tmp_path / "s")
-        assert f"it is cut off: expected {len(whole)} bytes or more" in refusal(tmp_path / "s")
-
-    def test_an_empty_file_is_named(self, tmp_path):
-        (tmp_path / "s").touch()
-
-        assert "s cannot be loaded: it is empty (0 bytes); no older snapshot beside it" in refusal(tmp_path / "s")
-
-    def test_bytes_too_many_are_named(self, tmp_path):
-        (tmp_path / "s").write_bytes(base64.b64decode(GOLDEN) + b"xyz")
-
-        assert "it has 3 bytes too many: expected" in refusal(tmp_path / "s")
-
-    def test_a_flipped_bit_is_told_as_such(self, tmp_path):
-        data = bytearray(base64.b64decode(GOLDEN))
-        data[-1] ^= 1
-        (tmp_path / "s").write_bytes(data)
-
-        assert "its checksum does not match" in refusal(tmp_path / "s")
-
-    def test_a_missing_file_is_named(self, tmp_path):
-        assert f"AD602 {tmp_path}/s cannot be read: No such file or directory; no older" in refusal(tmp_path / "s")
-
     @pytest.mark.parametrize(
-        ("data", "kind"),
+        ("data", "words"),
         [
-            (pickle.dumps({"position": 1}), "a pickle"),
-            (gzip.compress(b"x", mtime=0), "gzip data"),
-            (b"\x28\xb5\x2f\xfd....", "zstd data"),
-            (b"PAR1....", "a Parquet file"),
-            (b'{"format": "asyncdata.snapshot"}', "JSON text; load it with json and load_state_dict"),
-            (b"[1, 2]", "JSON text"),
-            (b"\x93NUMPY\x01", "a NumPy array"),
-            (b"\x89HDF\r\n", "an HDF5 file"),
-            (b"ARROW1\x00\x00", "an Arrow file"),
-            (b"hello world", "some other file"),
-            (b"\x00", "some other file"),
+            (b"", "s cannot be loaded: it is empty (0 bytes); no older snapshot beside it"),
+            (WHOLE + b"xyz", "it has 3 bytes too many: expected"),
+            (WHOLE[:-1] + b"?", "its checksum does not match"),
+            (WHOLE[:1], "bytes or more, got 1;"),
+            (WHOLE[:-1], f"it is cut off: expected {len(WHOLE)} bytes or more, got {len(WHOLE) - 1};"),
+            (wrapped(b"\xc0", encoding="pickle"), "KeyError('pickle')"),
+            (b"ADSNAP1\n" + b"\xff\xff\xff\xff" + bytes(100), "its header claims 4294967295 bytes"),
+            *((header(raw), "its header is damaged") for raw in HEADERS),
+            *((wrapped(payload), "it") for payload in PAYLOADS),
+            *((wrapped(payload, encoding="json"), "it") for payload in JSON_PAYLOADS),
+            *((data, f"it is not a snapshot but {kind} (it starts with ") for kind, data in OTHERS.items()),
         ],
+        ids=lambda value: value[:60] if isinstance(value, str) else "",
     )
-    def test_another_kind_of_file_is_named(self, tmp_path, data, kind):
+    def test_what_is_wrong_with_a_file_is_named_without_taking_memory(self, tmp_path, data, words):
         (tmp_path / "s").write_bytes(data)
 
-        assert f"it is not a snapshot but {kind} (it starts with " in refusal(tmp_path / "s")
+        assert words in refusal(tmp_path / "s")
 
-    def test_a_zip_archive_is_named_as_what_torch_saves(self, tmp_path):
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
-            archive.writestr("data.pkl", pickle.dumps({}))
-        (tmp_path / "s").write_bytes(buffer.getvalue())
-
-        assert "a zip archive, as torch.save writes" in refusal(tmp_path / "s")
-
-    def test_a_folder_and_a_fifo_are_refused_at_once(self, tmp_path):
+    def test_a_missing_file_a_folder_and_a_fifo_are_refused_at_once(self, tmp_path):
         os.mkfifo(tmp_path / "fifo")
 
+        assert f"AD602 {tmp_path}/s cannot be read: No such file or directory; no older" in refusal(tmp_path / "s")
         assert "it is not a regular file" in refusal(tmp_path / "fifo")
         assert "Is a directory" in refusal(tmp_path)
 
@@ -433,57 +402,21 @@ class TestDamage:
         (tmp_path / "s.2").unlink()
         assert refusal(path).endswith("; no older snapshot beside it is valid either")
 
-    @pytest.mark.parametrize(
-        "payload",
-        [
-            b"",
-            b"\xc0",
-            b"\x93\x01\x02\x03",
-            b"\xdd\xff\xff\xff\xff",
-            b"\xdf\xff\xff\xff\xff",
-            b"\xc6\xff\xff\xff\xff",
-            b"\xdb\xff\xff\xff\xff",
-            b"\x91" * 1_000_000 + b"\x90",
-            b"\x81\xa8position" + b"\x91" * 100_000 + b"\x90",
-            b"\x81\x80\x01",
-            b"\x81\xa2\xff\xff\x01",
-            b"\xc1",
-            msgspec.msgpack.encode({"position": [1, 2, 3]}) + b"\x00",
-            pickle.dumps({"position": (1, 2, 3)}),
-        ],
-    )
-    def test_a_crafted_payload_is_refused_without_taking_memory(self, tmp_path, payload):
-        (tmp_path / "s").write_bytes(wrapped(payload))
-
-        assert "it" in refusal(tmp_path / "s")
-
-    @pytest.mark.parametrize("payload", [b"", b"[" * 1_000_000, b"\xff", b'{"position": [1, 2, NaN]}', b"9" * 5000])
-    def test_so_is_a_crafted_payload_of_json(self, tmp_path, payload):
-        (tmp_path / "s").write_bytes(wrapped(payload, encoding="json"))
-
-        assert "it" in refusal(tmp_path / "s")
-
-    def test_an_unknown_encoding_is_refused(self, tmp_path):
-        (tmp_path / "s").write_bytes(wrapped(b"\xc0", encoding="pickle"))
-
-        assert "KeyError('pickle')" in refusal(tmp_path / "s")
-
-    @pytest.mark.parametrize(
-        "raw",
-        [b"\xdf\xff\xff\xff\xff", b"\x81\xa1x" + b"\x91" * 60_000 + b"\x90", b"\xc0", b"\x80", b"\xa2\xff\xff"],
-    )
-    def test_a_crafted_header_is_refused(self, tmp_path, raw):
-        (tmp_path / "s").write_bytes(b"ADSNAP1\n" + len(raw).to_bytes(4, "little") + raw)
-
-        assert "its header is damaged" in refusal(tmp_path / "s")
-
-    def test_a_header_longer_than_any_is_refused_unread(self, tmp_path):
-        (tmp_path / "s").write_bytes(b"ADSNAP1\n" + b"\xff\xff\xff\xff" + bytes(100))
-
-        assert "its header claims 4294967295 bytes" in refusal(tmp_path / "s")
-
     def test_a_file_too_large_is_refused_unread(self, tmp_path):
-        (tmp_path / "s").write_bytes(base64.b64decode(GOLDEN))
+        (tmp_path / "s").write_bytes(WHOLE)
         os.truncate(tmp_path / "s", 1 << 40)
 
         assert f"it has {1 << 40} bytes, more than the {16 << 30} allowed" in refusal(tmp_path / "s")
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/run/", "s3://bucket", "s3://bucket/", "run/", ""])
+def test_a_folder_is_no_name_of_a_snapshot(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    with DataLoader("rows.jsonl", tokenize_fn=lambda row: [1], num_workers=0) as loader:
+        with pytest.raises(SnapshotError, match=rf"^AD601 .*names no file.* {path.rstrip('/')}/data\.state"):
+            loader.save(path)
+        with pytest.raises(SnapshotError, match=r"^AD602 .*names no file.*data\.state"):
+            loader.restore(path)
+
+    assert [entry.name for entry in tmp_path.iterdir()] == ["rows.jsonl"]

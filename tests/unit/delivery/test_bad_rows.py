@@ -1,27 +1,222 @@
-"""From a bad row in a chunk to the error that a user reads."""
+"""Bad rows: what their errors say; and those that are passed over are logged, and written where they can be read."""
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
-from asyncdata import Position, SourceLocation
+from asyncdata import BadRowError, ConfigError, DataLoader, Position, QuarantineError, SourceLocation
 from asyncdata.delivery.bad_rows import bad_row_error
 from asyncdata.delivery.channel import BadRowItem
 from asyncdata.delivery.chunk import Chunk
+from asyncdata.delivery.quarantine import Quarantine, read_quarantine
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
+from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncdata import BadRowError
+ERROR = BadRowError("AD101", "cut off \u00fc", path="/rows", line=3, byte_offset=9, excerpt='{"a', traceback="long")
+RECORD = {
+    "code": "AD101",
+    "path": "/rows",
+    "line": 3,
+    "byte_offset": 9,
+    "reason": "cut off \u00fc",
+    "excerpt": '{"a',
+}
+
+
+def error_at(line: int) -> BadRowError:
+    return BadRowError("AD101", "cut off", path="/rows", line=line, byte_offset=9 * line, excerpt='{"a')
+
+
+def test_each_row_is_appended_as_a_line_before_it_is_passed_over(tmp_path, monkeypatch):
+    path, sizes = tmp_path / "quarantine.jsonl", []
+    monkeypatch.setattr(os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size))
+    for _ in range(2):
+        Quarantine(str(path)).add(ERROR)
+        assert sizes[-1] == path.stat().st_size, "it is durable"
+
+    assert [json.loads(line) for line in path.read_bytes().splitlines()] == [RECORD, RECORD]
+    assert path.read_bytes().endswith(b"\n")
+    assert path.stat().st_mode & 0o777 == 0o600, "its owner's alone"
+
+
+def test_a_row_is_one_event_in_the_log():
+    with capture_logs() as events:
+        Quarantine(None).add(ERROR)
+
+    expected = {"event": "row.bad", "code": "AD101", "path": "/rows", "line": 3, "reason": "cut off \u00fc"}
+    assert events == [expected | {"log_level": "warning"}]
+
+
+@pytest.mark.parametrize("place", [{"row_number": 7, "byte_offset": -1}, {"byte_offset": 300}])
+def test_a_row_without_a_line_has_its_number_or_its_byte_in_the_log(place):
+    with capture_logs() as events:
+        Quarantine(None).add(BadRowError("AD101", "cut off", path="s3://bucket/rows", **place))
+
+    where = dict([next(iter(place.items()))])
+    expected = {"event": "row.bad", "code": "AD101", "path": "s3://bucket/rows", "reason": "cut off", **where}
+    assert events == [expected | {"log_level": "warning"}]
+
+
+def test_what_cannot_be_encoded_is_escaped(tmp_path):
+    path = tmp_path / "quarantine.jsonl"
+    Quarantine(str(path)).add(BadRowError("AD101", "\ud800", path="/\udcff"))
+
+    assert json.loads(path.read_text(encoding="ascii"))["reason"] == "\ud800"
+
+
+def test_a_link_is_not_followed(tmp_path):
+    target, path = tmp_path / "target", tmp_path / "quarantine.jsonl"
+    path.symlink_to(target)
+
+    with pytest.raises(QuarantineError, match="^AD605 cannot write to .*symbolic links"):
+        Quarantine(str(path)).add(ERROR)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(("policy", "writes"), [("quarantine", True), ("skip", False)])
+def test_only_quarantine_writes_a_file(tmp_path, policy, writes):
+    rows, path = tmp_path / "rows.jsonl", tmp_path / "quarantine.jsonl"
+    rows.write_text('{"id": 1, "pad": ""}\n{bad\n', encoding="utf-8")
+    knobs = {"bad_rows": {"policy": policy, "path": str(path)}, "num_workers": 0}
+    with DataLoader(str(rows), tokenize_fn=id_and_text, **knobs) as loader:
+        loader.get_next_batch(1)
+        loader.get_next_batch(1)
+
+    assert path.exists() == writes
+
+
+def test_each_row_is_read_once_however_often_it_was_written(tmp_path):
+    path = tmp_path / "quarantine.jsonl"
+    other = BadRowError("AD421", "raised", path="/t.parquet", byte_offset=-1, row_number=7)
+    later = BadRowError("AD110", "now another", path="/rows", line=3, byte_offset=9)
+    for error in (ERROR, other, ERROR, later):
+        Quarantine(str(path)).add(error)
+
+    found = read_quarantine(str(path))
+
+    assert [(entry.code, entry.place) for entry in found.entries] == [
+        ("AD110", "/rows:3"),
+        ("AD421", "/t.parquet (row 7)"),
+    ]
+    assert (found.times, found.num_unreadable) == ([3, 1], 0)
+
+
+def test_a_missing_quarantine_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {tmp_path}/x: No such file"):
+        read_quarantine(str(tmp_path / "x"))
+
+
+@pytest.mark.thorough
+@given(
+    st.builds(
+        BadRowError,
+        st.sampled_from(["AD101", "AD421"]),
+        st.text(),
+        path=st.text(),
+        line=st.none() | st.integers(1, 1 << 40),
+        byte_offset=st.integers(-1, 1 << 60),
+        row_number=st.none() | st.integers(0, 1 << 40),
+        excerpt=st.text(st.characters(codec="ascii")),
+    )
+)
+def test_what_is_written_is_what_is_read(tmp_path_factory, error):
+    path = tmp_path_factory.mktemp("q") / "quarantine.jsonl"
+    Quarantine(str(path)).add(error)
+
+    (entry,) = read_quarantine(str(path)).entries
+    for name in ("code", "path", "line", "byte_offset", "row_number", "reason", "excerpt"):
+        assert getattr(entry, name) == getattr(error, name)
+
+
+def test_a_disk_that_fills_up_within_a_line_leaves_no_half_of_it(tmp_path, monkeypatch):
+    path, write = tmp_path / "quarantine.jsonl", os.write
+    quarantine = Quarantine(str(path))
+    quarantine.add(ERROR)
+    room = 20
+
+    def fills_up(fd: int, data: bytes) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        written = write(fd, data[:room])
+        room -= written
+        return written
+
+    monkeypatch.setattr(os, "write", fills_up)
+    with pytest.raises(QuarantineError, match="^AD605 .*No space left on device"):
+        quarantine.add(ERROR)
+    assert [json.loads(line) for line in path.read_bytes().splitlines()] == [RECORD]
+
+    room = 10_000
+    quarantine.add(ERROR)
+    assert [json.loads(line) for line in path.read_bytes().splitlines()] == [RECORD, RECORD]
+
+
+def test_half_a_line_that_a_killed_process_left_does_not_swallow_the_next_entry(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    quarantine = Quarantine(str(path))
+    quarantine.add(error_at(1))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"[1]\n\xff\n" + whole[:-20])
+
+    quarantine.add(error_at(2))
+    quarantine.add(error_at(3))
+
+    found = read_quarantine(str(path))
+    assert [entry.line for entry in found.entries] == [1, 2, 3]
+    assert (found.times, found.num_unreadable) == ([1, 1, 1], 3), "lines that say nothing of a row are counted"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a FIFO", "a folder"])
+def test_anything_but_a_regular_file_is_refused_at_once(tmp_path, make):
+    path = str(tmp_path / "bad.jsonl")
+    make(path)
+    with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}'\\): "):
+        Quarantine.opened(path)
+    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: "):
+        read_quarantine(path)
+    with pytest.raises(QuarantineError, match=f"^AD605 cannot write to {path}: "):
+        Quarantine(path).add(error_at(1))
+
+
+@pytest.mark.thorough
+def test_a_line_longer_than_any_of_ours_is_never_held(tmp_path):
+    """A disk that lost power may leave a hole of any size."""
+    path = tmp_path / "bad.jsonl"
+    with path.open("wb") as file:
+        file.truncate(64 << 20)
+    Quarantine(str(path)).add(error_at(7))
+    tracemalloc.start()
+
+    found = read_quarantine(str(path))
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    assert [entry.line for entry in found.entries] == [7]
+    assert found.num_unreadable == 1
+
+
+# From a bad row in a chunk to the error that a user reads
 
 LINES = [b'{"id": 0}', b'{"id": 1', b'{"id": "' + b"x" * 500 + b'"}']
 
 
-class Lines:
+class Place:
     """The lines of a file; ``long`` of them are longer than allowed."""
 
     def __init__(self, path: Path, too_long: bool) -> None:
@@ -46,7 +241,7 @@ def path(tmp_path: Path) -> Path:
 def error_of(path: Path, row: int, fault: RowFault, *, too_long: bool = False) -> BadRowError:
     out = ColumnWriter()
     out.fail(row, fault)
-    chunk = Chunk(out.finish(len(LINES), 0.0), Position(), len(LINES), Lines(path, too_long), ends_epoch=True)
+    chunk = Chunk(out.finish(len(LINES), 0.0), Position(), len(LINES), Place(path, too_long), ends_epoch=True)
     return bad_row_error(BadRowItem(chunk, chunk.errors[0]))
 
 
@@ -64,10 +259,7 @@ def test_the_beginning_of_a_row_that_killed_its_worker_is_read_from_the_file(pat
 
     assert error.line == 3
     assert error.excerpt == '{"id": "' + "x" * 72 + "..."
-
-
-def test_an_excerpt_ends_with_its_line_however_long_the_row_is_said_to_be(path):
-    assert error_of(path, 0, RowFault("AD108", "too long"), too_long=True).excerpt == '{"id": 0}'
+    assert error_of(path, 0, RowFault("AD108", "too long"), too_long=True).excerpt == '{"id": 0}', "to its line's end"
 
 
 def test_a_file_that_is_gone_does_not_hide_what_is_wrong_with_the_row(path):

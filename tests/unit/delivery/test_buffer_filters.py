@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import sys
+import statistics
+from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis.strategies as st
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
 
 from asyncdata import (
     BalancedByMetadata,
@@ -20,7 +24,6 @@ from asyncdata import (
     ByStaleness,
     Chain,
     ConfigError,
-    DataLoader,
     FilterError,
     Group,
     InvalidGroupError,
@@ -32,6 +35,7 @@ from asyncdata import (
 )
 from asyncdata.delivery.ledger import Returned
 from asyncdata.delivery.rollout_buffer import choose
+from tests.support.examples import in_ci
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,28 +90,6 @@ EVERY_FILTER = [
 
 
 @pytest.mark.parametrize("buffer_filter", EVERY_FILTER, ids=lambda one: type(one).__name__)
-def test_groups_of_equal_rank_are_served_first_in_first_out(buffer_filter: Any) -> None:
-    assert served(buffer_filter, rewarded(None, None, None)) == [0, 1, 2]
-    assert served(buffer_filter, rewarded(None, None, None), 2) == [0, 1]
-    assert buffer_filter([], 3) == []
-
-
-@pytest.mark.parametrize("buffer_filter", EVERY_FILTER, ids=lambda one: type(one).__name__)
-def test_a_filter_changes_neither_the_buffer_nor_a_group(buffer_filter: Any) -> None:
-    buffer = [
-        group_of(0, reward=[1.0, 0.0], extra={"policy_version": 3}, metadata={"source": "b"}),
-        group_of(1, reward=1.0, extra={"policy_version": [5, 4]}, metadata={"source": "a"}, response="so far"),
-        group_of(2),
-    ]
-    list_before, before = list(buffer), [[sample.to_dict() for sample in group] for group in buffer]
-
-    buffer_filter(buffer, 2)
-
-    assert all(group is was for group, was in zip(buffer, list_before, strict=True))
-    assert [[sample.to_dict() for sample in group] for group in buffer] == before
-
-
-@pytest.mark.parametrize("buffer_filter", EVERY_FILTER, ids=lambda one: type(one).__name__)
 def test_a_filter_is_a_description_that_cannot_be_changed(buffer_filter: Any) -> None:
     field = buffer_filter.__struct_fields__[0]
 
@@ -145,20 +127,6 @@ def test_a_setting_that_cannot_work_is_refused_at_once(make: Callable[[], object
     assert message in str(caught.value)
 
 
-def test_a_filter_does_not_follow_what_its_caller_does_with_the_weights() -> None:
-    weights = {"math": 3.0}
-    buffer_filter = BalancedByMetadata("source", weights=weights)
-    weights["math"] = -1
-
-    assert buffer_filter.weights == {"math": 3.0}
-
-
-@pytest.mark.parametrize("buffer_filter", [ByStaleness, ByReward, ByMetadata, BalancedByMetadata, Chain])
-def test_the_class_in_place_of_a_filter_is_named(buffer_filter: Any) -> None:
-    with pytest.raises(FilterError, match=f"AD431 the buffer filter '{buffer_filter.__name__}' raised ConfigError"):
-        served(buffer_filter, rewarded(1.0))
-
-
 def test_the_reference_has_every_name_with_its_settings_and_their_defaults() -> None:
     text = (Path(__file__).parents[3] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     here = text.partition("\n## Filters\n")[2].partition("\n## ")[0]
@@ -172,119 +140,208 @@ def test_the_reference_has_every_name_with_its_settings_and_their_defaults() -> 
             assert f"`{field}`" in here
 
 
-# By staleness
+# Which groups are served, in which order: models that take one group after the other
+
+SOURCES = ("math", "code", "chat")
+
+versions = st.none() | st.integers(0, 6) | st.lists(st.integers(0, 6), max_size=3)
+rewards = st.none() | st.sampled_from([0.0, 0.1, 1.0, math.nan, math.inf, -2]) | st.floats(-10, 10)
+samples = st.builds(
+    lambda version, reward, source, priority: Sample(
+        extra={} if version is None else {"policy_version": version},
+        reward=reward,
+        metadata={"source": source, "priority": priority},
+    ),
+    versions,
+    rewards,
+    st.none() | st.sampled_from(SOURCES),
+    st.none() | st.integers(-3, 3) | st.just(math.nan),
+)
+buffers = st.integers(1, 3).flatmap(lambda size: st.lists(st.lists(samples, min_size=size, max_size=size), max_size=12))
+places = st.sampled_from(["first", "last", "stay"])
+weights = st.none() | st.dictionaries(st.sampled_from(SOURCES), st.integers(1, 5), max_size=3)
+
+by_staleness = st.builds(
+    lambda order, bound, current, place: (
+        ByStaleness(order=order)
+        if bound is None
+        else ByStaleness(order=order, max_staleness=bound, current_version=lambda: current, too_stale=place)
+    ),
+    st.sampled_from(["freshest_first", "stalest_first", None]),
+    st.none() | st.integers(0, 4),
+    st.integers(0, 8),
+    places,
+)
+by_reward = st.builds(
+    lambda statistic, order, low, width, outside, missing: ByReward(
+        statistic=statistic, order=order, above=low, below=low + width, outside=outside, missing=missing
+    ),
+    st.sampled_from(["mean", "std"]),
+    st.sampled_from(["highest_first", "lowest_first", None]),
+    st.floats(-2, 2),
+    st.floats(0.5, 4),
+    places,
+    places,
+)
+by_metadata = st.builds(
+    lambda order, missing: ByMetadata("priority", order=order, missing=missing),
+    st.sampled_from(["ascending", "descending"]),
+    places,
+)
+balanced = st.builds(
+    lambda weights, missing: BalancedByMetadata("source", weights=weights, missing=missing), weights, places
+)
+single = st.one_of(by_staleness, by_reward, by_metadata, balanced)
+every_filter = single | st.lists(single, min_size=1, max_size=3).map(lambda steps: Chain(tuple(steps)))
 
 
-def test_what_the_newest_policy_wrote_comes_first() -> None:
-    assert served(ByStaleness(), written_by(3, 5, 4, 5)) == [1, 3, 2, 0]
-    assert served(ByStaleness(order="stalest_first"), written_by(3, 5, 4, 3)) == [0, 3, 2, 1]
-    assert served(ByStaleness(order=None), written_by(3, 5, 4)) == [0, 1, 2]
+def numbers_of(groups: list[Group], buffer: list[Group]) -> list[int]:
+    place = {id(group): number for number, group in enumerate(buffer)}
+    return [place[id(group)] for group in groups]
 
 
-def test_a_group_is_as_old_as_its_oldest_token() -> None:
-    half = [group_of(0, extra=[{"policy_version": 9}, {"policy_version": 2}]), *written_by(None, 5)[1:]]
-
-    assert served(ByStaleness(), [*half, *written_by(*[None] * 2, [8, 3, 9])[2:]]) == [1, 2, 0]
-    assert served(ByStaleness(), [group_of(0, extra=[{"policy_version": 4}, {}]), *written_by(None, 5)[1:]]) == [1, 0]
+def served_by(buffer_filter: Any, buffer: list[Group]) -> list[int]:
+    return numbers_of(buffer_filter(buffer, len(buffer)), buffer)
 
 
-def test_a_group_without_a_version_has_no_stale_token() -> None:
-    buffer = written_by(3, None, 5, [])
-
-    assert served(ByStaleness(), buffer) == [1, 3, 2, 0]
-    assert served(ByStaleness(order="stalest_first"), buffer) == [0, 2, 1, 3]
-    assert not ByStaleness(max_staleness=0, current_version=lambda: 99).is_stale(buffer[1])
+# The models: repeatedly the best one that is left. A rank is None for a group that is not ranked.
 
 
-@pytest.mark.parametrize(("too_stale", "wanted"), [("last", [3, 2, 0, 1]), ("first", [0, 1, 3, 2]), ("stay", [3, 2])])
-def test_what_is_too_stale_goes_where_it_is_told_to(too_stale: Any, wanted: list[int]) -> None:
-    buffer_filter = ByStaleness(max_staleness=2, current_version=lambda: 7, too_stale=too_stale)
-    buffer = written_by(4, 3, 5, 7)
-
-    assert served(buffer_filter, buffer) == wanted
-    assert [buffer_filter.is_stale(group) for group in buffer] == [True, True, False, False]
-
-
-def test_staleness_is_that_of_the_moment_of_the_call() -> None:
-    version = 5
-    buffer_filter = ByStaleness(max_staleness=1, current_version=lambda: version, too_stale="stay", order=None)
-    buffer = written_by(4, 5)
-
-    assert served(buffer_filter, buffer) == [0, 1]
-    version = 6
-    assert served(buffer_filter, buffer) == [1]
+def best_first(ranks: list[Any], order: str | None, place: str) -> list[int]:
+    left = [number for number, rank in enumerate(ranks) if rank is not None]
+    others = [number for number, rank in enumerate(ranks) if rank is None]
+    taken = []
+    while left:
+        best = left[0]
+        for number in left:
+            is_better = ranks[number] > ranks[best] if order in DOWNWARDS else ranks[number] < ranks[best]
+            best = number if order is not None and is_better else best
+        left.remove(best)
+        taken.append(best)
+    return {"first": others + taken, "last": taken + others, "stay": taken}[place]
 
 
-def test_a_policy_that_went_back_to_a_checkpoint_finds_nothing_too_stale() -> None:
-    assert served(ByStaleness(max_staleness=0, current_version=lambda: 2), written_by(4, 5)) == [1, 0]
+DOWNWARDS = ("freshest_first", "highest_first", "descending")
 
 
-@pytest.mark.parametrize("version", ["7", 7.0, {"step": 7}, [7, "8"]])
-def test_a_version_that_is_no_whole_number_is_named_with_its_sample(version: Any) -> None:
-    with pytest.raises(
-        InvalidGroupError, match=r"AD433 group 1, sample 2: extra\['rollout'\] is .*need a whole number"
-    ):
-        ByStaleness(version_key="rollout")(written_by(3, version, key="rollout"), 2)
-
-    with pytest.raises(FilterError, match=r"AD431 the buffer filter ByStaleness\(.*AD433 group 1, sample 2"):
-        served(ByStaleness(version_key="rollout"), written_by(3, version, key="rollout"))
+def version_of(group: Group) -> float:
+    found = [sample.extra.get("policy_version", []) for sample in group]
+    flat = [version for value in found for version in (value if isinstance(value, list) else [value])]
+    return min(flat) if flat else math.inf
 
 
-def test_versions_may_be_numpys() -> None:
-    assert served(ByStaleness(), written_by(np.int64(3), np.int32(5))) == [1, 0]
+@in_ci(max_examples=30)
+@given(by_staleness, buffers)
+def test_by_staleness(buffer_filter: ByStaleness, buffer: list[Group]) -> None:
+    ranks: list[float | None] = [version_of(group) for group in buffer]
+    if buffer_filter.current_version is not None and buffer_filter.max_staleness is not None:
+        now, bound = buffer_filter.current_version(), buffer_filter.max_staleness
+        ranks = [None if now - version_of(group) > bound else version_of(group) for group in buffer]
+
+    assert served_by(buffer_filter, buffer) == best_first(ranks, buffer_filter.order, buffer_filter.too_stale)
+    assert [buffer_filter.is_stale(group) for group in buffer] == [rank is None for rank in ranks]
 
 
-# By reward
+def is_whole(group: Group) -> bool:
+    return all(sample.reward is not None and math.isfinite(sample.reward) for sample in group)  # type: ignore[arg-type]
 
 
-def test_groups_whose_rewards_differ_come_first() -> None:
-    buffer = rewarded([1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [0.4, 0.6])
+@in_ci(max_examples=30)
+@given(buffers)
+def test_rewards_spread_where_the_exact_deviation_is_not_zero(buffer: list[Group]) -> None:
+    for group in filter(is_whole, buffer):
+        exact = statistics.pvariance([Fraction(sample.reward) for sample in group])  # type: ignore[arg-type]
 
-    assert served(ByReward(), buffer) == [1, 3, 0, 2]
-    assert served(ByReward(order="lowest_first"), buffer) == [0, 2, 3, 1]
-
-
-def test_equal_rewards_have_no_spread_even_where_their_mean_is_rounded() -> None:
-    third = [group_of(0, size=3, reward=0.1)]
-
-    assert np.std([0.1] * 3) > 0, "or this test shows nothing"
-    assert served(ByReward(above=0, outside="stay"), third) == []
-    assert not has_reward_spread(third[0])
+        assert has_reward_spread(group) == (exact > 0)
+        assert (ByReward(above=0, outside="stay")([group], 1) == [group]) == (exact > 0)
 
 
-@pytest.mark.parametrize("size", [3, 5, 6, 7, 8, 12, 16])
-def test_mirrored_rewards_rank_alike(size: int) -> None:
-    solved, failed = [1.0] + [0.0] * (size - 1), [0.0] + [1.0] * (size - 1)
-    buffer = [group_of(number, size=size, reward=rewards) for number, rewards in enumerate([solved, failed, solved])]
+@in_ci(max_examples=30)
+@given(by_reward, buffers)
+def test_by_reward(buffer_filter: ByReward, buffer: list[Group]) -> None:
+    """Which groups are within the bounds the model is told; rounding may decide that either way at a bound."""
+    whole = [number for number, group in enumerate(buffer) if is_whole(group)]
+    values = {}
+    for number in whole:
+        rewards = [float(sample.reward) for sample in buffer[number]]  # type: ignore[arg-type]
+        values[number] = statistics.fmean(rewards) if buffer_filter.statistic == "mean" else statistics.pstdev(rewards)
+    low, high = buffer_filter.above, buffer_filter.below
+    assert low is not None
+    assert high is not None
+    found = served_by(buffer_filter, buffer)
+    inside = [number for number in whole if low < values[number] < high]
+    outside = [number for number in whole if number not in inside]
+    missing = [number for number in range(len(buffer)) if number not in whole]
+    margins = [abs(value - bound) for value in values.values() for bound in (low, high)]
+    gaps = [abs(a - b) for a in values.values() for b in values.values() if a != b]
+    if any(margin < 1e-9 for margin in margins) or any(gap < 1e-9 for gap in gaps):
+        return
 
-    assert served(ByReward(), buffer) == served(ByReward(order="lowest_first"), buffer) == [0, 1, 2]
+    sign = {"highest_first": -1, "lowest_first": 1, None: 0}[buffer_filter.order]
+    within = sorted(inside, key=lambda number: (sign * values[number], number))
+    wanted = {"first": outside + within, "last": within + outside, "stay": within}[buffer_filter.outside]
+    assert found == {"first": missing + wanted, "last": wanted + missing, "stay": wanted}[buffer_filter.missing]
 
 
-def test_the_mean_may_be_asked_for_within_bounds_that_are_not_part_of_it() -> None:
-    buffer = rewarded([1, 1], [0, 1], [0, 0], [0.9, 0.9], [0.5, 0.5])
-    sometimes_solved = ByReward(statistic="mean", above=0, below=1, order=None, outside="stay")
+@in_ci(max_examples=30)
+@given(by_metadata, buffers)
+def test_by_metadata(buffer_filter: ByMetadata, buffer: list[Group]) -> None:
+    found = [group[0].metadata["priority"] for group in buffer]
+    ranks = [None if value is None or math.isnan(value) else value for value in found]
 
-    assert served(sometimes_solved, buffer) == [1, 3, 4]
-    assert served(ByReward(statistic="mean", above=0.5, below=0.9), buffer) == [0, 1, 2, 3, 4]
-    assert served(ByReward(statistic="mean", order="lowest_first"), buffer) == [2, 1, 4, 3, 0]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("gap", [None, math.nan, math.inf, {}, {"style": 1.0}, {"accuracy": None}])
-@pytest.mark.parametrize(("missing", "wanted"), [("last", [2, 0, 1]), ("first", [1, 2, 0]), ("stay", [2, 0])])
-def test_a_group_with_a_gap_in_its_rewards_goes_where_it_is_told_to(gap: Any, missing: Any, wanted: list[int]) -> None:
-    buffer = rewarded([0.0, 0.1], [1.0, gap], [0.0, 1.0])
-
-    assert served(ByReward(missing=missing, reward_key="accuracy"), buffer) == wanted
+    assert served_by(buffer_filter, buffer) == best_first(ranks, buffer_filter.order, buffer_filter.missing)
 
 
-def test_what_is_outside_the_bounds_and_what_is_missing_have_places_of_their_own() -> None:
-    buffer = rewarded(None, [1.0, 1.0], [0.0, 1.0])
+@in_ci(max_examples=30)
+@given(balanced, buffers)
+def test_a_balanced_filter_always_serves_the_value_that_is_furthest_behind(
+    buffer_filter: BalancedByMetadata, buffer: list[Group]
+) -> None:
+    """Sainte-Laguë, seat by seat: the next one goes to the highest quotient ``weight / (2 * seats + 1)``."""
+    listed = buffer_filter.weights
+    sources = [group[0].metadata["source"] for group in buffer]
+    left = [number for number, source in enumerate(sources) if source and (listed is None or source in listed)]
+    others = [number for number in range(len(buffer)) if number not in left]
+    taken: list[int] = []
+    seats: Counter[str] = Counter()
+    while left:
+        quotient = {
+            number: Fraction(int(listed[sources[number]]) if listed is not None else 1, 2 * seats[sources[number]] + 1)
+            for number in left
+        }
+        best = max(left, key=lambda number: (quotient[number], -number))
+        seats[sources[best]] += 1
+        left.remove(best)
+        taken.append(best)
 
-    assert served(ByReward(above=0, outside="first", missing="last"), buffer) == [1, 2, 0]
-    assert served(ByReward(above=0, outside="last", missing="first"), buffer) == [0, 2, 1]
-    assert served(ByReward(above=0, outside="stay", missing="last"), buffer) == [2, 0]
-    assert served(ByReward(above=0, outside="last", missing="stay"), buffer) == [2, 1]
+    wanted = {"first": others + taken, "last": taken + others, "stay": taken}[buffer_filter.missing]
+    assert served_by(buffer_filter, buffer) == wanted
+
+
+# Whatever they are
+
+
+@in_ci(max_examples=30)
+@given(every_filter, buffers, st.integers(1, 15))
+def test_no_group_is_lost_repeated_or_changed(buffer_filter: Any, buffer: list[Group], num_groups: int) -> None:
+    items = [Returned(group, []) for group in buffer]
+    before = [[sample.to_dict() for sample in group] for group in buffer]
+
+    chosen = choose(items, num_groups, buffer_filter)
+
+    served = numbers_of([item.group for item in chosen], buffer)
+    assert len(set(served)) == len(served) <= num_groups
+    assert repr([[sample.to_dict() for sample in group] for group in buffer]) == repr(before)  # NaN is not NaN
+    assert numbers_of([item.group for item in choose(items, num_groups, buffer_filter)], buffer) == served
+
+
+@in_ci(max_examples=30)
+@given(single, buffers)
+def test_nothing_stays_in_the_buffer_of_a_filter_that_does_not_say_so(buffer_filter: Any, buffer: list[Group]) -> None:
+    settings = [getattr(buffer_filter, name, "last") for name in ("too_stale", "outside", "missing")]
+
+    if "stay" not in settings:
+        assert sorted(served_by(buffer_filter, buffer)) == list(range(len(buffer)))
 
 
 def test_a_reward_of_several_values_is_looked_at_by_its_key() -> None:
@@ -293,48 +350,69 @@ def test_a_reward_of_several_values_is_looked_at_by_its_key() -> None:
     )
 
     assert served(ByReward(reward_key="accuracy"), buffer) == [1, 2, 0]
-    with pytest.raises(InvalidGroupError, match=r"AD433 group 0, .*need reward_key, one of \['accuracy', 'style'\]"):
-        ByReward()(buffer, 1)
+    assert served(ByStaleness(), written_by(np.int64(3), np.int32(5))) == [1, 0], "and versions may be numpy's"
 
 
-@pytest.mark.parametrize("reward", ["1.0", [1.0], b"1"])
-def test_a_reward_that_is_no_number_is_named_with_its_sample(reward: Any) -> None:
-    with pytest.raises(InvalidGroupError, match="AD433 group 0, sample 1: reward is .*need a number"):
-        ByReward()(rewarded([0.5, reward]), 1)
+def test_staleness_is_that_of_the_moment_of_the_call() -> None:
+    version = 5
+    buffer_filter = ByStaleness(max_staleness=1, current_version=lambda: version, too_stale="stay", order=None)
+    buffer = written_by(4, 5, None)
+
+    assert served(buffer_filter, buffer) == [0, 1, 2]
+    version = 6
+    assert served(buffer_filter, buffer) == [1, 2]
+    assert [buffer_filter.is_stale(group) for group in buffer] == [True, False, False]
 
 
-# By metadata
+@pytest.mark.parametrize("version", ["7", 7.0, {"step": 7}, [7, "8"]])
+def test_a_version_that_is_no_whole_number_is_named_with_its_sample(version: Any) -> None:
+    buffer_filter, buffer = ByStaleness(version_key="rollout"), written_by(3, version, key="rollout")
 
-
-def test_groups_come_in_the_order_of_a_value_of_their_rows() -> None:
-    by_priority = rows_with(2, 9.5, 1, 2, key="priority")
-
-    assert served(ByMetadata("priority"), by_priority) == [2, 0, 3, 1]
-    assert served(ByMetadata("priority", order="descending"), by_priority) == [1, 0, 3, 2]
-    assert served(ByMetadata("source"), rows_with("b", "a", "b")) == [1, 0, 2]
-
-
-@pytest.mark.parametrize(("missing", "wanted"), [("last", [3, 0, 1, 2]), ("first", [1, 2, 3, 0]), ("stay", [3, 0])])
-@pytest.mark.parametrize("gap", [None, math.nan])
-def test_a_group_without_the_value_goes_where_it_is_told_to(missing: Any, wanted: list[int], gap: Any) -> None:
-    assert served(ByMetadata("source", missing=missing), rows_with(2, gap, None, 1)) == wanted
-
-
-def test_texts_and_numbers_cannot_be_put_in_one_order() -> None:
     with pytest.raises(
-        InvalidGroupError, match=r"AD433 group 2, .* metadata\['source'\] is 'a' \(str\); need a number, as 1"
+        InvalidGroupError, match=r"AD433 group 1, sample 2: extra\['rollout'\] is .*need a whole number"
     ):
-        ByMetadata("source")(rows_with(None, 1, "a"), 1)
-    with pytest.raises(InvalidGroupError, match=r"AD433 group 1, .* is '1' \(int\); need a text, as 'a' before it"):
-        ByMetadata("source")(rows_with("a", 1), 1)
+        buffer_filter(buffer, 2)
+    with pytest.raises(FilterError, match=r"AD431 the buffer filter ByStaleness\(.*AD433 group 1, sample 2"):
+        served(buffer_filter, buffer)
 
 
-@pytest.mark.parametrize("buffer_filter", [ByMetadata("source"), BalancedByMetadata("source")])
-def test_a_value_that_is_neither_number_nor_text_is_named(buffer_filter: Any) -> None:
-    with pytest.raises(
-        InvalidGroupError, match=r"AD433 group 1, .* metadata\['source'\] is .* \(list\); need a number or"
-    ):
-        buffer_filter(rows_with("a", ["b"]), 1)
+REFUSED: dict[str, tuple[Any, list[Group], str]] = {
+    "a reward that is no number": (ByReward(), rewarded([0.5, "1.0"]), "group 0, sample 1: reward is .*need a number"),
+    "a reward that is a list": (ByReward(), rewarded([0.5, [1.0]]), "group 0, sample 1: reward is .*need a number"),
+    "several values and no key": (
+        ByReward(),
+        rewarded([{"accuracy": 1, "style": 0.5}] * 2),
+        r"group 0, .*need reward_key, one of \['accuracy', 'style'\]",
+    ),
+    "a text after a number": (
+        ByMetadata("source"),
+        rows_with(None, 1, "a"),
+        r"group 2, .* metadata\['source'\] is 'a' \(str\); need a number, as 1",
+    ),
+    "a number after a text": (
+        ByMetadata("source"),
+        rows_with("a", 1),
+        r"group 1, .* is '1' \(int\); need a text, as 'a' before it",
+    ),
+    "a list to sort by": (
+        ByMetadata("source"),
+        rows_with("a", ["b"]),
+        r"group 1, .* metadata\['source'\] is .* \(list\); need a number or",
+    ),
+    "a list to balance": (
+        BalancedByMetadata("source"),
+        rows_with("a", ["b"]),
+        r"group 1, .* metadata\['source'\] is .* \(list\); need a number or",
+    ),
+}
+
+
+@pytest.mark.parametrize(("buffer_filter", "buffer", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_value_that_has_no_rank_is_named_with_its_group(
+    buffer_filter: Any, buffer: list[Group], message: str
+) -> None:
+    with pytest.raises(InvalidGroupError, match=f"AD433 {message}"):
+        buffer_filter(buffer, 1)
 
 
 def test_a_request_is_shared_out_in_proportion_to_the_weights() -> None:
@@ -344,19 +422,8 @@ def test_a_request_is_shared_out_in_proportion_to_the_weights() -> None:
     assert served(three_to_one, buffer, 4) == [0, 1, 8, 2]
     assert served(three_to_one, buffer, 8) == [0, 1, 8, 2, 3, 4, 9, 5]
     assert served(BalancedByMetadata("source"), buffer, 4) == [0, 8, 1, 9]
-
-
-def test_a_value_that_runs_out_leaves_its_share_to_the_others() -> None:
-    buffer = rows_with("code", "math", "math", "math", "math")
-
-    assert served(BalancedByMetadata("source", weights={"math": 1, "code": 3}), buffer, 4) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(("missing", "wanted"), [("last", [2, 0, 1]), ("first", [0, 1, 2]), ("stay", [2])])
-def test_a_value_without_a_weight_goes_where_it_is_told_to(missing: Any, wanted: list[int]) -> None:
-    buffer_filter = BalancedByMetadata("source", weights={"math": 1}, missing=missing)
-
-    assert served(buffer_filter, rows_with("code", None, "math")) == wanted
+    one_runs_out = rows_with("code", "math", "math", "math", "math")
+    assert served(BalancedByMetadata("source", weights={"math": 1, "code": 3}), one_runs_out, 4) == [0, 1, 2, 3]
 
 
 # Several in a row
@@ -372,19 +439,6 @@ def test_the_last_filter_of_a_chain_has_the_last_word_on_the_order() -> None:
     assert served(Chain((ByStaleness(), ByMetadata("source"))), buffer) == [3, 1, 2, 0]
 
 
-def test_what_a_filter_of_a_chain_leaves_out_the_next_one_does_not_see() -> None:
-    buffer = rewarded([1, 1], [0, 1], None, [0, 1])
-    differing = ByReward(above=0, outside="stay", missing="stay", order=None)
-    seen = []
-
-    def newest(buffer: list[Group], num_groups: int) -> list[Group]:
-        seen.append((numbers(buffer), num_groups))
-        return buffer[::-1][:num_groups]
-
-    assert served(Chain((differing, newest)), buffer, 1) == [3]
-    assert seen == [([1, 3], 1)]
-
-
 def test_only_the_last_filter_of_a_chain_is_asked_for_few() -> None:
     """Or the first one would decide alone."""
     asked = []
@@ -397,90 +451,12 @@ def test_only_the_last_filter_of_a_chain_is_asked_for_few() -> None:
     assert asked == [3]
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_filter_of_a_chain_may_remove_what_it_returns(steps: int) -> None:
-    def removes(buffer: list[Group], num_groups: int) -> list[Group]:
-        wanted = buffer[:num_groups]
-        del buffer[:num_groups]
-        return wanted
-
-    buffer = rewarded(None, None, None)
-
-    assert numbers(Chain((removes,) * steps)(buffer, 2)) == [0, 1]
-    assert numbers(buffer) == [0, 1, 2]
-
-
 def test_a_filter_of_a_chain_that_returns_nothing_is_named() -> None:
     def forgets(buffer: list[Group], num_groups: int) -> None:
         return None
 
     with pytest.raises(FilterError, match="AD431 .*forgets.* returned NoneType; need a list of groups"):
         served(Chain((forgets, ByStaleness())), rewarded(1.0))
-
-
-# In a loader
-
-
-@pytest.fixture
-def loader(
-    jsonl_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., DataLoader]:
-    """A function that opens a loader over eight rows; modules of filters can be written to the working directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    path = jsonl_file([{"number": number} for number in range(8)])
-
-    def tokenize(row: dict[str, Any]) -> dict[str, Any]:
-        return {"input_ids": [row["number"]]}
-
-    return lambda **knobs: DataLoader(path, tokenize_fn=tokenize, shuffle=False, num_workers=0, **knobs)
-
-
-def give_back_with_versions(loader: DataLoader, *versions: int) -> None:
-    groups = loader.get_samples(len(versions))
-    for (sample,), version in zip(groups, versions, strict=True):
-        sample.extra["policy_version"] = version
-    loader.add_samples(groups)
-
-
-def test_a_filter_is_named_by_the_import_path_of_a_module_that_has_it(
-    loader: Callable[..., DataLoader], tmp_path: Path
-) -> None:
-    (tmp_path / "my_filters_by_path.py").write_text(
-        "from asyncdata.filters import ByStaleness\nstalest_first = ByStaleness(order='stalest_first')\n"
-    )
-    try:
-        with loader(buffer_filter="my_filters_by_path:stalest_first") as opened:
-            give_back_with_versions(opened, 5, 3, 4)
-            assert numbers(opened.get_samples(3)) == [1, 2, 0]
-    finally:
-        sys.modules.pop("my_filters_by_path", None)
-
-
-def test_what_stays_in_the_buffer_is_in_the_snapshot_and_can_be_served_by_another_filter(
-    loader: Callable[..., DataLoader],
-) -> None:
-    fresh_only = ByStaleness(max_staleness=1, current_version=lambda: 9, too_stale="stay")
-    with loader(buffer_filter=fresh_only) as opened:
-        give_back_with_versions(opened, 5, 9, 8)
-        assert numbers(opened.get_samples(3)) == [1, 2, 3], "the stream fills up"
-        assert opened.statistics().buffered_groups == 1
-        state = opened.state_dict()
-
-    with loader() as resumed:
-        resumed.load_state_dict(state)
-        assert numbers(resumed.get_samples(2)) == [0, 4]
-
-
-def test_a_filter_that_cannot_rank_a_group_leaves_the_buffer_as_it_was(loader: Callable[..., DataLoader]) -> None:
-    with loader(buffer_filter=ByReward()) as opened:
-        groups = opened.get_samples(2)
-        groups[1][0].reward = {"accuracy": 1.0}
-        opened.add_samples(groups)
-
-        with pytest.raises(FilterError, match="AD433 group 1, sample 1: reward is .*need reward_key"):
-            opened.get_samples(1)
-        assert opened.statistics().buffered_groups == 2
 
 
 # Dynamic sampling
@@ -492,20 +468,10 @@ def test_rewards_differ_or_they_do_not() -> None:
     assert has_reward_spread(differing)
     assert not has_reward_spread(alike)
     assert not has_reward_spread(group_of(0, size=1, reward=1.0))
-
-
-def test_a_tolerance_takes_rewards_that_lie_close_for_alike() -> None:
-    (group,) = rewarded([0.5, 0.75])
-
-    assert has_reward_spread(group, tolerance=0.2)
-    assert not has_reward_spread(group, tolerance=0.25)
-
-
-def test_the_spread_of_one_value_of_a_reward() -> None:
-    (group,) = rewarded([{"accuracy": 1, "style": 0}, {"accuracy": 1, "style": 1}])
-
-    assert not has_reward_spread(group, reward_key="accuracy")
-    assert has_reward_spread(group, reward_key="style")
+    (near,) = rewarded([0.5, 0.75])
+    assert [has_reward_spread(near, tolerance=tolerance) for tolerance in (0.2, 0.25)] == [True, False]
+    (keyed,) = rewarded([{"accuracy": 1, "style": 0}, {"accuracy": 1, "style": 1}])
+    assert [has_reward_spread(keyed, reward_key=key) for key in ("accuracy", "style")] == [False, True]
 
 
 @pytest.mark.parametrize("reward", [None, math.nan, math.inf])
@@ -555,13 +521,7 @@ def test_tokens_that_never_had_the_response_stay() -> None:
     reset_response(group, response_in_tokens=False)
 
     assert [sample.tokens.tolist() for sample in group] == [[7, 8, 9]] * 2
-
-
-def test_the_version_is_forgotten_under_its_own_key() -> None:
-    group = written_by(5, key="rollout")[0]
-
-    reset_response(group, response_in_tokens=False, version_key="rollout")
-
+    reset_response(group, response_in_tokens=False, version_key="note")
     assert [sample.extra for sample in group] == [{}, {}]
 
 
@@ -576,13 +536,3 @@ def test_a_group_with_too_few_tokens_for_its_response_is_not_touched(length: int
     ):
         reset_response(group, response_in_tokens=True)
     assert [sample.to_dict() for sample in group] == before
-
-
-def test_a_stale_group_that_the_loop_resets_is_fresh() -> None:
-    buffer_filter = ByStaleness(max_staleness=1, current_version=lambda: 9)
-    group = rolled_out(0, [7], [8])
-    assert buffer_filter.is_stale(group)
-
-    reset_response(group, response_in_tokens=True)
-
-    assert not buffer_filter.is_stale(group)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given
 
-from asyncdata import Position, SourceChangedError
+from asyncdata import SourceChangedError
 from asyncdata.delivery.channel import AlreadyAcked, BadRowItem, Channel, ChunkEnd, Failure, Run
 from tests.support.chunks import BadRow, chunk_of
 
@@ -46,22 +45,6 @@ def shape(channel: Channel, head: int = 0) -> list[Any]:
 # Order
 
 
-def test_a_chunk_filled_early_waits_for_the_chunks_before_it() -> None:
-    line = channel()
-    first, second, third = (line.enter(1) for _ in range(3))
-
-    line.fill(third, chunk_of(3))
-    line.fill(second, chunk_of(2))
-    assert shape(line) == []
-    assert line.oldest_in_flight is first
-
-    line.fill(first, chunk_of(1))
-    runs = [item for item in line.items(0) if isinstance(item, Run)]
-    assert [run.chunk.tokens_of(0).tolist() for run in runs] == [[1], [2], [3]]
-    assert line.oldest_in_flight is None
-
-
-@pytest.mark.thorough
 @given(st.permutations(range(6)))
 def test_the_order_of_filling_does_not_matter(order: list[int]) -> None:
     line = channel()
@@ -103,30 +86,6 @@ def test_a_shortened_entry_gives_back_its_rows() -> None:
 # Segments
 
 
-def test_a_chunk_becomes_runs_cut_at_bad_rows_and_an_end() -> None:
-    line = filled(channel(), chunk_of(BadRow("AD1"), 1, "short", 2, BadRow("AD2"), BadRow("AD3"), 3))
-
-    assert shape(line) == ["AD1", (0, 2), "AD2", "AD3", (2, 3), "ChunkEnd"]
-
-
-def test_a_chunk_without_samples_is_an_end() -> None:
-    assert shape(filled(channel(), chunk_of("short", "short"), chunk_of())) == ["ChunkEnd", "ChunkEnd"]
-
-
-def test_acknowledged_samples_are_items_of_their_own() -> None:
-    acked = frozenset({Position(0, 0, 0), Position(0, 0, 3), Position(0, 0, 5), Position(0, 1, 1)})
-    line = filled(channel(acked=acked), chunk_of(0, 1, "short", 3, BadRow("AD1"), 5, 6))
-
-    assert shape(line) == [0, (1, 2), 2, "AD1", 3, (4, 5), "ChunkEnd"]
-    assert line.num_produced == 2, "what is done takes no room"
-
-
-def test_a_bad_row_comes_before_the_acknowledged_sample_after_it() -> None:
-    acked = frozenset({Position(0, 0, 1)})
-
-    assert shape(filled(channel(acked=acked), chunk_of(BadRow("AD1"), 1))) == ["AD1", 0, "ChunkEnd"]
-
-
 def test_items_are_numbered_and_those_before_the_head_are_removed() -> None:
     line = filled(channel(), chunk_of(1), chunk_of(2))
     run, end, other_run, other_end = line.items(0)
@@ -151,23 +110,6 @@ def test_room_is_the_capacity_less_ready_and_in_flight_rows() -> None:
     line.fill(entry, chunk_of(1, "short", 2, BadRow("AD1")))
     assert line.room(0) == 8, "dropped and bad rows take no room"
     assert line.room(taken=2) == 10
-
-
-def test_rows_filled_out_of_order_still_count_as_in_flight() -> None:
-    line = channel(capacity=10)
-    _, second = line.enter(4), line.enter(4)
-
-    line.fill(second, chunk_of(1, 2, 3, 4))
-
-    assert (line.num_rows_in_flight, line.room(0)) == (8, 2)
-
-
-def test_a_request_larger_than_the_capacity_makes_its_own_room() -> None:
-    line = channel(capacity=2)
-
-    line.demand = 5
-
-    assert line.room(0) == 5
 
 
 def test_above_the_byte_budget_there_is_room_only_for_waiting_requests() -> None:
@@ -223,33 +165,6 @@ def test_an_entry_can_turn_out_to_be_a_failure() -> None:
     assert line.is_stopped
     assert line.num_rows_in_flight == 0
     assert line.num_produced == 0, "what follows a failure is not delivered"
-
-
-def test_bad_rows_stop_the_stream_once_there_are_too_many() -> None:
-    never, at_once, later = channel(), channel(max_bad_rows=0), channel(max_bad_rows=2)
-    for line in (never, at_once, later):
-        filled(line, chunk_of(1, BadRow("AD1"), 2, BadRow("AD2"), 3, BadRow("AD3"), 4))
-
-    assert [line.is_stopped for line in (never, at_once, later)] == [False, True, True]
-    assert [line.num_produced for line in (never, at_once, later)] == [4, 1, 3]
-
-
-def test_an_epoch_without_a_sample_stops_the_stream() -> None:
-    line = filled(channel(), chunk_of(1), chunk_of("short", ends_epoch=True))
-    assert (line.ended_epoch, line.is_stopped) == (0, False)
-
-    filled(line, chunk_of("short", first=Position(1, 0, 0), ends_epoch=True))
-    assert (line.ended_epoch, line.is_stopped) == (1, True)
-
-
-def test_samples_of_the_epoch_from_before_this_channel_count() -> None:
-    assert not filled(channel(epoch_groups=1), chunk_of("short", ends_epoch=True)).is_stopped
-
-
-def test_an_acknowledged_sample_is_a_sample_of_its_epoch() -> None:
-    line = channel(acked=frozenset({Position(0, 0, 0)}))
-
-    assert not filled(line, chunk_of(1, ends_epoch=True)).is_stopped
 
 
 def test_a_failure_may_overtake_what_no_one_will_fill() -> None:

@@ -54,14 +54,20 @@ def gappy() -> Chunk:
     return chunk_of(out, 7, ends_epoch=True)
 
 
-def test_samples_are_counted_from_zero_without_gaps(whole, gappy):
-    assert (whole.num_samples, whole.num_rows) == (3, 3)
-    assert (gappy.num_samples, gappy.num_rows) == (3, 7)
+def test_samples_are_those_of_the_rows_that_were_kept(whole, gappy):
+    samples = range(3)
 
-
-def test_tokens_are_those_of_the_samples_row(whole, gappy):
-    assert [whole.tokens_of(sample).tolist() for sample in range(3)] == [[1, 2], [], [3]]
-    assert [gappy.tokens_of(sample).tolist() for sample in range(3)] == [[1], [4, 4], [5]]
+    assert [whole.tokens_of(sample).tolist() for sample in samples] == [[1, 2], [], [3]]
+    assert [gappy.tokens_of(sample).tolist() for sample in samples] == [[1], [4, 4], [5]]
+    assert [whole.row_of(sample) for sample in samples] == [0, 1, 2]
+    assert [gappy.row_of(sample) for sample in samples] == [1, 4, 5]
+    assert [str(whole.position(sample)) for sample in samples] == ["2:5:100", "2:5:101", "2:5:102"]
+    assert [str(gappy.position(sample)) for sample in samples] == ["2:5:101", "2:5:104", "2:5:105"]
+    assert [whole.samples_before(row) for row in range(5)] == [0, 1, 2, 3, 3]
+    assert [gappy.samples_before(row) for row in range(9)] == [0, 0, 1, 1, 1, 2, 3, 3, 3]
+    assert [gappy.num_tokens(start, 3) for start in range(4)] == [4, 3, 1, 0]
+    assert [chunk.num_samples for chunk in (whole, gappy)] == [3, 3]
+    assert [chunk.ends_epoch for chunk in (whole, gappy)] == [False, True]
 
 
 def test_tokens_are_views_that_cannot_be_written(whole):
@@ -73,61 +79,24 @@ def test_tokens_are_views_that_cannot_be_written(whole):
         tokens[0] = 7
 
 
-def test_the_row_of_a_sample_is_where_it_came_from(whole, gappy):
-    assert [whole.row_of(sample) for sample in range(3)] == [0, 1, 2]
-    assert [gappy.row_of(sample) for sample in range(3)] == [1, 4, 5]
-
-
-def test_samples_before_a_row_are_counted_whether_or_not_the_row_was_kept(whole, gappy):
-    assert [whole.samples_before(row) for row in range(5)] == [0, 1, 2, 3, 3]
-    assert [gappy.samples_before(row) for row in range(9)] == [0, 0, 1, 1, 1, 2, 3, 3, 3]
-
-
-def test_positions_count_rows_and_not_samples(whole, gappy):
-    assert [str(whole.position(sample)) for sample in range(3)] == ["2:5:100", "2:5:101", "2:5:102"]
-    assert [str(gappy.position(sample)) for sample in range(3)] == ["2:5:101", "2:5:104", "2:5:105"]
-
-
 def test_locations_are_asked_of_the_window_by_row(gappy):
     assert [gappy.location(sample).byte_offset for sample in range(3)] == [10, 40, 50]
     assert gappy.row_location(2) == SourceLocation("/rows", 20, 9)
     assert gappy.row_key(2) == (3, 20)
 
 
-def test_drops_are_told_by_reason_with_their_rows(whole, gappy):
-    assert whole.drops == []
+def test_rows_without_a_sample_are_told_with_their_reasons(whole, gappy):
+    assert (whole.drops, whole.errors) == ([], [])
     assert {drop.reason: drop.rows.tolist() for drop in gappy.drops} == {"short": [0, 6], "dull": [3]}
-
-
-def test_bad_rows_are_told(whole, gappy):
-    assert whole.errors == []
     assert [(error.row, error.code, error.reason, error.excerpt) for error in gappy.errors] == [
         (2, "AD101", "bad", "{")
     ]
-
-
-def test_the_end_of_an_epoch_is_told(whole, gappy):
-    assert (whole.ends_epoch, gappy.ends_epoch) == (False, True)
-
-
-def test_tokens_of_a_range_of_samples_are_summed(gappy):
-    lengths = [1, 2, 1]
-
-    for start in range(4):
-        for stop in range(start, 4):
-            assert gappy.num_tokens(start, stop) == sum(lengths[start:stop])
 
 
 def test_a_value_is_none_where_the_row_or_the_whole_chunk_has_none(whole):
     assert [whole.value("label", sample) for sample in range(3)] == ["a", None, [1]]
     assert [whole.value("prompt", sample) for sample in range(3)] == ["p", None, None]
     assert whole.value("metadata", 0) is None
-
-
-def test_a_value_is_decoded_again_at_each_call(whole):
-    whole.value("label", 2).append(2)
-
-    assert whole.value("label", 2) == [1]
 
 
 @pytest.mark.parametrize(
@@ -141,32 +110,8 @@ def test_a_value_that_only_pythons_reader_takes_is_decoded_as_there(text, expect
     assert repr(chunk_of(out, 1).value("label", 0)) == expected
 
 
-def test_a_chunk_of_nothing_but_drops_has_no_samples():
-    out = ColumnWriter()
-    out.drop(0, "dull")
-    out.drop(1, "dull")
-    chunk = chunk_of(out, 2)
-
-    assert (chunk.num_samples, chunk.num_tokens(0, 0), chunk.drops[0].rows.tolist()) == (0, 0, [0, 1])
-
-
-def test_a_chunk_without_rows_is_empty():
-    chunk = chunk_of(ColumnWriter(), 0, ends_epoch=True)
-
-    assert (chunk.num_samples, chunk.samples_before(0), chunk.num_bytes) == (0, 0, 0)
-
-
 def test_memory_is_that_of_tokens_and_columns(whole):
     assert whole.num_bytes == 4 * 3 + len(b'"a"') + len(b"[1]") + len(b'"p"')
-
-
-def test_drops_out_of_order_come_sorted():
-    out = ColumnWriter()
-    for row in (3, 1, 2):
-        out.drop(row, "dull")
-    (drop,) = chunk_of(out, 4).drops
-
-    assert (drop.rows.dtype, drop.rows.tolist()) == (np.int32, [1, 2, 3])
 
 
 def test_notes_are_told_by_name_with_their_rows(whole):
@@ -195,13 +140,6 @@ def test_notes_are_of_the_requests_own_rows():
     assert (note.name, note.rows.dtype, note.rows.tolist()) == ("seen", np.int32, [1, 4, 6])
 
 
-def test_an_array_of_tokens_is_taken_as_a_list_is():
-    out = ColumnWriter()
-    out.keep(0, array("i", [5, 6]))
-
-    assert chunk_of(out, 1).tokens_of(0).tolist() == [5, 6]
-
-
 # Where the tokens of rows were counted before.
 
 
@@ -228,13 +166,6 @@ def test_rows_of_other_ranks_and_bad_rows_are_samples_without_tokens():
     assert [(error.row, error.code) for error in chunk.errors] == [(2, "AD101")]
     assert [(drop.reason, drop.rows.tolist()) for drop in chunk.drops] == [("journal", [5])]
     assert [(note.name, note.rows.tolist()) for note in chunk.notes] == [("seen", [4])]
-
-
-def test_a_reply_with_nothing_has_a_sample_for_every_row():
-    chunk = counted(ColumnWriter(), [-5, -3])
-
-    assert (chunk.num_samples, chunk.num_tokens(0, 2)) == (2, 6)
-    assert chunk.tokens_of(1).tolist() == []
 
 
 def test_a_row_that_has_not_the_tokens_that_were_counted_is_bad_and_has_none():

@@ -8,43 +8,56 @@ import numpy as np
 import pytest
 
 from asyncdata import (
-    BadRowError,
+    AsyncDataError,
     EndOfData,
     FilterError,
-    InvalidGroupError,
     LoaderClosedError,
     NoSamplesError,
-    Position,
     SourceChangedError,
-    TooManyBadRowsError,
 )
+from asyncdata.delivery.channel import Failure
 from asyncdata.delivery.passed_rows import PassedRows
 from asyncdata.delivery.requests import Request
 from tests.support.still_loader import StillLoader, made_by_hand
-from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13
+from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13, row_id
 
 if TYPE_CHECKING:
-    from asyncdata import Group
-from tests.support.coordinators import ids, waiting
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from asyncdata import BadRowError, Group, Sample
+
+
+@pytest.fixture
+def loader_of(jsonl_file: Callable[..., Path]) -> Iterator[Callable[..., StillLoader]]:
+    """A function that makes a loader of so many rows; they come in the order of the file."""
+    loaders = []
+
+    def make(num_rows: int = 20, function: Any = row_id, **rules: Any) -> StillLoader:
+        path = jsonl_file(({"id": number} for number in range(num_rows)), f"{len(loaders)}/rows.jsonl")
+        loader = StillLoader(path, function, **rules)
+        loader.start()
+        loaders.append(loader)
+        return loader
+
+    yield make
+    for loader in loaders:
+        loader.close()
+
+
+def ids(samples: list[Sample]) -> list[int]:
+    return [int(sample.tokens[0]) for sample in samples]
+
+
+def waiting(loader: StillLoader, num_groups: int) -> tuple[Request, list[bool]]:
+    """A request that was polled, and the times that it was woken."""
+    request, wakes = Request(num_groups), []
+    request.wake = lambda: wakes.append(True)
+    assert loader.coordinator.poll(request) is None
+    return request, wakes
+
 
 # The stream
-
-
-def test_a_request_gets_exactly_what_it_asks_for_and_the_next_what_follows(loader_of: Any) -> None:
-    loader = loader_of(20)
-
-    assert [loader.ids(size) for size in (1, 5, 2, 12)] == [[0], [1, 2, 3, 4, 5], [6, 7], list(range(8, 20))]
-
-
-def test_samples_and_groups_are_numbered_across_requests_and_epochs(loader_of: Any) -> None:
-    loader = loader_of(5, samples_per_group=2)
-
-    samples = [sample for size in (1, 4, 3) for sample in loader.take(size)]
-
-    assert [sample.index for sample in samples] == list(range(16))
-    assert [sample.group_index for sample in samples] == [number // 2 for number in range(16)]
-    assert ids(samples) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 0, 0, 1, 1, 2, 2]
-    assert [sample.position.epoch for sample in samples] == [0] * 10 + [1] * 6
 
 
 def test_a_group_shares_its_tokens_and_nothing_that_a_trainer_may_change(loader_of: Any) -> None:
@@ -58,55 +71,44 @@ def test_a_group_shares_its_tokens_and_nothing_that_a_trainer_may_change(loader_
     assert (second.metadata, second.response) == ({"seen": []}, "")
 
 
-def test_a_request_may_take_many_epochs(loader_of: Any) -> None:
-    loader = loader_of(3)
-
-    assert loader.ids(11) == [0, 1, 2] * 3 + [0, 1]
-    assert loader.coordinator.ledger.position.epoch == 3
-
-
-def test_a_request_larger_than_the_read_ahead_is_served(loader_of: Any) -> None:
-    loader = loader_of(20, capacity=2)
-
-    assert loader.ids(15) == list(range(15))
-    loader.work_off()
-    assert loader.coordinator.channel.num_produced - 15 <= 2
-
-
-def test_nothing_is_read_ahead_beyond_the_capacity(loader_of: Any) -> None:
+def test_as_much_is_read_ahead_as_there_is_room_for_or_as_a_request_needs(loader_of: Any) -> None:
     loader = loader_of(50, capacity=8)
 
     loader.work_off()
-
     channel = loader.coordinator.channel
     assert (channel.num_produced, channel.num_rows_in_flight) == (8, 0)
 
-
-def test_a_delivery_that_makes_room_resumes_the_read_ahead(loader_of: Any) -> None:
-    loader = loader_of(50, capacity=8)
-    loader.work_off()
-
     loader.take(4)
     loader.work_off()
+    assert channel.num_produced == 12
 
-    assert loader.coordinator.channel.num_produced == 12
+    assert loader.ids(30) == list(range(4, 34)), "more than is ever read ahead"
+    loader.work_off()
+    assert channel.num_produced - 34 <= 8
 
 
-def test_dropped_rows_are_replaced_by_later_rows(loader_of: Any) -> None:
-    loader = loader_of(10, every_third_dropped)
+@pytest.mark.parametrize(
+    ("function", "rules"),
+    [
+        (all_dropped, {}),
+        (fails_on_13, {}),
+        (lambda row: 1 / 0, {"bad_row_stops": False, "max_bad_rows": 5}),
+    ],
+    ids=["an epoch without a sample", "a bad row that stops it", "one bad row too many"],
+)
+def test_nothing_is_read_beyond_what_stops_the_stream(loader_of: Any, function: Any, rules: dict[str, Any]) -> None:
+    """Or a wrong key would read a terabyte before anybody is told."""
+    loader = loader_of(100 if function is all_dropped else 2000, function, capacity=4, **rules)
 
-    assert loader.ids(8) == [1, 2, 4, 5, 7, 8, 1, 2]
-    assert loader.coordinator.ledger.counters.drops == {"tokenize_fn": 5}
+    loader.work_off()
+    with pytest.raises(AsyncDataError):
+        loader.take(20)
+    loader.work_off()
+
+    assert sum(loader.executor.num_rows_asked) < 120
 
 
 # Epochs that end
-
-
-def test_a_request_for_one_epoch_gets_what_is_left_of_it(loader_of: Any) -> None:
-    loader = loader_of(5)
-
-    assert [loader.ids(3, last_epoch=0) for _ in range(3)] == [[0, 1, 2], [3, 4], []]
-    assert loader.ids(3, last_epoch=1) == [0, 1, 2]
 
 
 def test_the_end_of_data_carries_the_short_last_batch(loader_of: Any) -> None:
@@ -122,83 +124,6 @@ def test_the_end_of_data_carries_the_short_last_batch(loader_of: Any) -> None:
     assert loader.coordinator.ledger.counters.num_groups == 10, "they count as delivered"
 
 
-def test_the_end_of_data_is_raised_at_every_call(loader_of: Any) -> None:
-    loader = loader_of(3, epochs=1)
-    loader.take(3)
-
-    for _ in range(2):
-        with pytest.raises(EndOfData, match="0 of 1 groups were left") as caught:
-            loader.take(1)
-        assert caught.value.groups == []
-
-
-def test_a_loop_over_the_last_epoch_ends_without_an_error(loader_of: Any) -> None:
-    loader = loader_of(3, epochs=1)
-
-    assert [loader.ids(2, last_epoch=0) for _ in range(3)] == [[0, 1], [2], []]
-    with pytest.raises(EndOfData):
-        loader.take(2, last_epoch=1)
-
-
-def test_a_short_last_batch_is_dropped_and_counted_on_request(loader_of: Any) -> None:
-    loader = loader_of(5, epochs=1, drop_last=True)
-    assert loader.ids(3) == [0, 1, 2]
-
-    with pytest.raises(EndOfData, match="0 of 3 groups were left") as caught:
-        loader.take(3)
-
-    assert caught.value.groups == []
-    assert loader.coordinator.ledger.counters.drops == {"drop_last": 2}
-
-
-def test_a_dropped_batch_ends_its_epoch_and_keeps_the_numbering(loader_of: Any) -> None:
-    loader = loader_of(5, drop_last=True)
-
-    assert [loader.ids(3, last_epoch=0) for _ in range(3)] == [[0, 1, 2], [], []]
-    (first, *_) = loader.take(3)
-    assert (ids([first]), first.index) == ([0], 5)
-
-
-def test_groups_given_back_are_not_dropped_with_a_short_batch(loader_of: Any) -> None:
-    loader = loader_of(5, epochs=1, drop_last=True)
-    loader.take(4)
-    loader.coordinator.add_groups([made_by_hand(100)])
-
-    with pytest.raises(EndOfData):
-        loader.take(3)
-
-    assert len(loader.coordinator.ledger.buffer) == 1
-    assert loader.ids(1) == [100]
-
-
-def test_after_the_end_of_data_groups_given_back_are_still_served(loader_of: Any) -> None:
-    loader = loader_of(2, epochs=1)
-    loader.take(2)
-    loader.coordinator.add_groups([made_by_hand(100), made_by_hand(101)])
-
-    assert loader.ids(1) == [100]
-    with pytest.raises(EndOfData) as caught:
-        loader.take(2)
-    assert ids(caught.value.samples) == [101]
-
-
-def test_an_epoch_without_a_sample_is_an_error_that_says_why(loader_of: Any) -> None:
-    loader = loader_of(4, all_dropped)
-
-    for _ in range(2):
-        with pytest.raises(NoSamplesError) as caught:
-            loader.take(1)
-        assert str(caught.value) == "AD401 epoch 0: 4 rows read, 0 kept: 4 by nothing is good enough"
-
-
-def test_nothing_is_read_beyond_an_epoch_without_a_sample(loader_of: Any) -> None:
-    loader = loader_of(4, all_dropped)
-
-    loader.work_off()
-
-    assert sum(loader.executor.num_rows_asked) <= 4 + 8, "the epoch, and the canaries"
-
-
 def test_a_file_of_blank_lines_is_read_once_and_no_more(jsonl_file: Any) -> None:
     with StillLoader(jsonl_file([b""] * 100)) as loader:
         with pytest.raises(NoSamplesError, match=r"^AD401 epoch 0: 0 rows read, 0 kept: there was no row$"):
@@ -207,58 +132,6 @@ def test_a_file_of_blank_lines_is_read_once_and_no_more(jsonl_file: Any) -> None
 
 
 # Bad rows
-
-
-def test_a_bad_row_is_raised_at_its_turn_with_its_place_and_at_every_call(loader_of: Any) -> None:
-    loader = loader_of(20, fails_on_13)
-
-    assert loader.ids(13) == list(range(13))
-    for _ in range(2):
-        with pytest.raises(BadRowError) as caught:
-            loader.take(1)
-        assert (caught.value.code, caught.value.line, caught.value.byte_offset) == ("AD421", 14, 10 * 10 + 3 * 11)
-        assert "KeyError('thirteen')" in caught.value.reason
-        assert caught.value.path.endswith("rows.jsonl")
-
-
-def test_a_request_that_meets_a_bad_row_takes_nothing(loader_of: Any) -> None:
-    loader = loader_of(20, fails_on_13)
-    loader.coordinator.add_groups([made_by_hand(100)])
-
-    with pytest.raises(BadRowError):
-        loader.take(20)
-
-    assert loader.ids(3) == [100, 0, 1], "the samples before it can still be had, and so can the group"
-
-
-def test_nothing_is_read_beyond_a_bad_row_that_stops_the_stream(loader_of: Any) -> None:
-    loader = loader_of(2000, fails_on_13, capacity=4)
-
-    loader.work_off()
-    with pytest.raises(BadRowError):
-        loader.take(20)
-    loader.work_off()
-
-    assert sum(loader.executor.num_rows_asked) < 100
-
-
-def test_bad_rows_are_passed_over_counted_and_quarantined(loader_of: Any) -> None:
-    loader = loader_of(20, fails_on_13, bad_row_stops=False)
-
-    assert loader.ids(16) == [*range(13), 14, 15, 16]
-    assert [error.line for error in loader.quarantined] == [14]
-    counters = loader.coordinator.ledger.counters
-    assert (counters.num_bad_rows, counters.drops) == (1, {"bad row AD421": 1})
-
-
-def test_a_bad_row_is_quarantined_once_although_it_is_polled_many_times(loader_of: Any) -> None:
-    loader = loader_of(20, fails_on_13, bad_row_stops=False, capacity=2)
-
-    loader.take(10)
-    assert loader.quarantined == []
-    loader.take(9)
-
-    assert len(loader.quarantined) == 1
 
 
 def test_a_row_that_cannot_be_quarantined_is_not_passed(loader_of: Any) -> None:
@@ -280,114 +153,17 @@ def test_a_row_that_cannot_be_quarantined_is_not_passed(loader_of: Any) -> None:
     assert len(loader.quarantined) == 1
 
 
-def fails_on_odd(row: dict[str, Any]) -> list[int]:
-    if row["id"] % 2:
-        raise ValueError("odd")
-    return [row["id"]]
-
-
-def test_more_bad_rows_than_allowed_are_an_error_at_every_call(loader_of: Any) -> None:
-    loader = loader_of(20, fails_on_odd, bad_row_stops=False, max_bad_rows=2)
-
-    assert loader.ids(3) == [0, 2, 4]
-    for _ in range(2):
-        with pytest.raises(TooManyBadRowsError, match=r"BadRows\(max=2\)"):
-            loader.take(1)
-    assert loader.coordinator.ledger.counters.num_bad_rows == 2
-
-
-def test_nothing_is_read_beyond_the_bad_row_too_many(loader_of: Any) -> None:
-    """Or a wrong key, and a request that no good row ever serves, would read a terabyte before anybody is told."""
-    loader = loader_of(3000, lambda row: 1 / 0, bad_row_stops=False, max_bad_rows=5, capacity=4)
-
-    with pytest.raises(TooManyBadRowsError):
-        loader.take(1)
-    loader.work_off()
-
-    assert sum(loader.executor.num_rows_asked) < 100
-
-
-def test_the_budget_of_bad_rows_is_that_of_the_whole_run(loader_of: Any) -> None:
-    loader = loader_of(20, fails_on_odd, bad_row_stops=False, max_bad_rows=3)
-    loader.take(3)
-    state = loader.snapshot()
-
-    loader.restore(state)
-    assert loader.ids(1) == [6]
-    with pytest.raises(TooManyBadRowsError):
-        loader.take(1)
-
-
 def test_what_stops_the_stream_comes_after_all_that_is_before_it(loader_of: Any) -> None:
     loader = loader_of(20)
     loader.work_off()
-    loader.coordinator.fail(loader.coordinator.channel, failure(SourceChangedError("AD302 it shrank")))
+    loader.coordinator.fail(loader.coordinator.channel, Failure(SourceChangedError("AD302 it shrank")))
 
     assert len(loader.take(5)) == 5
     with pytest.raises(SourceChangedError, match="AD302"):
         loader.take(1000)
 
 
-def failure(error: Any) -> Any:
-    from asyncdata.delivery.channel import Failure
-
-    return Failure(error)
-
-
 # The buffer
-
-
-def test_groups_given_back_come_first_and_once(loader_of: Any) -> None:
-    loader = loader_of(20, samples_per_group=2)
-    first, second, _ = loader.groups(3)
-    for sample in first:
-        sample.response = "so far"
-
-    loader.coordinator.add_groups([second, first])
-
-    groups = loader.groups(4)
-    assert groups[:2] == [second, first]
-    assert [sample.response for sample in groups[1]] == ["so far"] * 2
-    assert [ids(group) for group in groups[2:]] == [[3, 3], [4, 4]]
-    assert loader.coordinator.ledger.buffer == ()
-    assert [ids(group) for group in loader.groups(1)] == [[5, 5]]
-
-
-def test_groups_keep_their_numbers_and_the_stream_continues_with_its_own(loader_of: Any) -> None:
-    loader = loader_of(20)
-    groups = loader.groups(3)
-
-    loader.coordinator.add_groups([groups[1]])
-
-    assert [sample.group_index for sample in loader.take(3)] == [1, 3, 4]
-
-
-def test_a_request_that_the_buffer_can_serve_waits_for_nothing(loader_of: Any) -> None:
-    loader = loader_of(20)
-    loader.coordinator.add_groups([made_by_hand(100), made_by_hand(101)])
-
-    assert ids(loader.coordinator.poll(Request(2))) == [100, 101]
-
-
-def test_add_groups_takes_all_or_none(loader_of: Any) -> None:
-    loader = loader_of(20)
-
-    with pytest.raises(InvalidGroupError, match="AD432 group 1"):
-        loader.coordinator.add_groups([made_by_hand(100), ["no sample"]])
-
-    assert loader.coordinator.ledger.buffer == ()
-    assert loader.coordinator.add_groups([made_by_hand(100)]) == 1
-
-
-def test_a_filter_decides_what_is_served_and_the_stream_fills_up(loader_of: Any) -> None:
-    def the_best(buffer: list[Group], num_groups: int) -> list[Group]:
-        return [group for group in buffer if group[0].reward == 1.0]
-
-    loader = loader_of(20, buffer_filter=the_best)
-    loader.coordinator.add_groups([made_by_hand(100, reward=0.0), made_by_hand(101, reward=1.0)])
-
-    assert loader.ids(3) == [101, 0, 1]
-    assert len(loader.coordinator.ledger.buffer) == 1
 
 
 def test_a_filter_that_fails_consumes_nothing(loader_of: Any) -> None:
@@ -424,14 +200,6 @@ def test_a_filter_is_asked_once_per_request_however_often_it_is_polled(loader_of
     assert asked == [10]
 
 
-def test_what_a_waiting_request_chose_stays_in_the_snapshot_until_it_is_served(loader_of: Any) -> None:
-    loader = loader_of(20)
-    loader.coordinator.add_groups([made_by_hand(100)])
-    waiting(loader, 5)
-
-    assert len(loader.snapshot()["buffer"]) == 1
-
-
 # Who waits
 
 
@@ -464,29 +232,22 @@ def test_a_request_queues_after_the_requests_that_wait(loader_of: Any) -> None:
     assert ids(loader.coordinator.poll(second)) == [21]
 
 
-def test_a_withdrawn_request_wakes_the_next_one(loader_of: Any) -> None:
-    loader = loader_of(20)
-    first, _ = waiting(loader, 5)
-    second, wakes = waiting(loader, 2)
-    loader.work_off()
-
-    loader.coordinator.withdraw(first)
-
-    assert wakes
-    assert ids(loader.coordinator.poll(second)) == [0, 1]
-
-
-def test_a_withdrawn_request_takes_nothing_from_earlier_requests(loader_of: Any) -> None:
+def test_a_withdrawn_request_wakes_the_next_one_and_takes_nothing_from_earlier_ones(loader_of: Any) -> None:
     """The first wants more than is read ahead: that it waits is why more is read."""
     loader = loader_of(20, capacity=2)
-    first, wakes = waiting(loader, 10)
-    second, _ = waiting(loader, 1)
+    requests = [waiting(loader, number) for number in (10, 1, 3)]
 
-    loader.coordinator.withdraw(second)
+    loader.coordinator.withdraw(requests[1][0])
     loader.work_off()
-
+    first, wakes = requests[0]
     assert wakes
     assert ids(loader.coordinator.poll(first)) == list(range(10))
+    loader.coordinator.withdraw(first)
+
+    last, wakes = requests[2]
+    loader.work_off()
+    assert wakes
+    assert ids(loader.coordinator.poll(last)) == [0, 1, 2]
 
 
 def test_a_request_is_not_woken_before_it_can_be_served(loader_of: Any) -> None:
@@ -529,23 +290,6 @@ def test_closing_wakes_every_request_with_the_reason(loader_of: Any) -> None:
 
 
 # The short way
-
-
-def test_the_middle_of_a_run_is_taken_without_a_request(loader_of: Any) -> None:
-    loader = loader_of(20, samples_per_group=2)
-    assert loader.coordinator.take_ready(1) is None, "nothing was delivered before"
-    loader.work_off()
-    loader.take(2)
-
-    samples = loader.coordinator.take_ready(3)
-
-    assert ids(samples) == [2, 2, 3, 3, 4, 4]
-    assert [sample.index for sample in samples] == [4, 5, 6, 7, 8, 9]
-    ledger = loader.coordinator.ledger
-    last = samples[-1].position
-    assert ledger.position == Position(0, last.window, last.row + 1)
-    assert (ledger.counters.num_groups, ledger.counters.num_samples, ledger.counters.num_tokens) == (5, 10, 5)
-    assert [sample.index for sample in loader.take(1)] == [10, 11]
 
 
 def test_the_fast_path_gives_the_samples_that_a_request_gets(loader_of: Any) -> None:
@@ -593,3 +337,192 @@ def test_the_fast_path_makes_room_in_the_channel(loader_of: Any) -> None:
     loader.work_off()
 
     assert loader.coordinator.channel.num_produced > num_produced
+
+
+# What was not received
+
+
+@pytest.mark.parametrize("commit_on_ack", [False, True])
+def test_a_delivery_whose_caller_is_gone_is_rolled_back(loader_of: Any, commit_on_ack: bool) -> None:
+    loader = loader_of(20, commit_on_ack=commit_on_ack)
+    loader.take(2)
+    loader.coordinator.add_groups([made_by_hand(100)])
+    loader.work_off()
+    before, request = loader.snapshot(), Request(3)
+
+    assert ids(loader.coordinator.poll(request)) == [100, 2, 3]
+    loader.coordinator.withdraw(request)
+
+    assert loader.snapshot() == before
+    assert loader.ids(3) == [100, 2, 3]
+
+
+def test_groups_in_the_end_of_data_error_are_not_rolled_back(loader_of: Any) -> None:
+    loader = loader_of(3, epochs=1)
+    loader.work_off()
+    request = Request(5)
+
+    with pytest.raises(EndOfData):
+        loader.coordinator.poll(request)
+    loader.coordinator.withdraw(request)
+
+    assert loader.coordinator.ledger.counters.num_groups == 3
+
+
+def test_a_delivery_is_not_rolled_back_after_another_one(loader_of: Any) -> None:
+    """It would be delivered after the rows that follow it."""
+    loader = loader_of(20)
+    loader.work_off()
+    request = Request(3)
+    loader.coordinator.poll(request)
+
+    loader.take(2)
+    loader.coordinator.withdraw(request)
+
+    assert loader.ids(1) == [5]
+
+
+def test_samples_of_the_fast_path_are_rolled_back(loader_of: Any) -> None:
+    loader = loader_of(20)
+    loader.work_off()
+    loader.take(2)
+    before = loader.snapshot()
+
+    samples = loader.coordinator.take_ready(3)
+    loader.coordinator.failed.append((None, samples))
+    loader.coordinator.settle()
+
+    assert loader.snapshot() == before
+    assert loader.ids(3) == [2, 3, 4]
+
+
+def test_samples_of_the_fast_path_are_not_rolled_back_after_other_samples(loader_of: Any) -> None:
+    loader = loader_of(20)
+    loader.work_off()
+    loader.take(1)
+
+    samples = loader.coordinator.take_ready(2)
+    assert loader.coordinator.take_ready(2) is not None
+    loader.coordinator.failed.append((None, samples))
+    loader.coordinator.settle()
+    assert loader.ids(1) == [5]
+
+    samples = loader.coordinator.take_ready(2)
+    loader.coordinator.add_groups([made_by_hand(100)])
+    loader.coordinator.failed.append((None, samples))
+    loader.coordinator.settle()
+    assert loader.ids(2) == [100, 8]
+
+
+def served_for_packs(loader: StillLoader, num_groups: int) -> Request:
+    """A request whose samples are there, and are not delivered yet."""
+    request = Request(num_groups, is_for_packs=True)
+    assert loader.coordinator.poll(request) is not None
+    return request
+
+
+def test_samples_to_be_packed_are_delivered_with_the_progress_of_packing_and_not_before(loader_of: Any) -> None:
+    loader = loader_of(20)
+    loader.work_off()
+    loader.take(2)
+    state = loader.snapshot()
+
+    request = served_for_packs(loader, 3)
+    assert loader.snapshot() == state
+    assert loader.coordinator.commit(request, "packed")
+
+    assert loader.coordinator.ledger.packs == "packed"
+    assert loader.coordinator.ledger.position == request.after.position
+    assert loader.ids(2) == [5, 6]
+
+
+def test_a_rolled_back_delivery_takes_the_progress_of_packing_back_with_it(loader_of: Any) -> None:
+    loader = loader_of(20)
+    loader.work_off()
+    assert loader.coordinator.commit(served_for_packs(loader, 2), "two")
+    state, request = loader.snapshot(), served_for_packs(loader, 3)
+    assert loader.coordinator.commit(request, "five")
+
+    loader.coordinator.failed.append((request, None))
+
+    assert loader.coordinator.ledger.packs == "two"
+    assert loader.snapshot() == state
+    assert loader.ids(2) == [2, 3]
+
+
+def test_samples_to_be_packed_are_not_delivered_after_anything_else_was(loader_of: Any) -> None:
+    loader = loader_of(20)
+    loader.work_off()
+    late, other = served_for_packs(loader, 3), served_for_packs(loader, 2)
+    assert loader.coordinator.commit(other, "two")
+
+    assert not loader.coordinator.commit(late, "three")
+    assert loader.coordinator.ledger.packs == "two"
+
+    late = served_for_packs(loader, 3)
+    loader.restore(loader.snapshot())
+    loader.work_off()
+    assert not loader.coordinator.commit(late, "three")
+    assert loader.ids(1) == [2]
+
+
+def test_an_interrupt_within_the_commit_leaves_nothing_delivered(loader_of: Any) -> None:
+    """Ctrl-C may come at any line; here it comes as late as it can."""
+    loader = loader_of(50, capacity=16, window_blocks=64)
+    loader.work_off()
+    loader.take(1)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    on_room, loader.on_room = loader.on_room, interrupted
+    loader.coordinator._wanted_room = 1  # noqa: SLF001
+    with pytest.raises(KeyboardInterrupt):
+        loader.coordinator.take_ready(2)
+    loader.on_room = on_room
+
+    assert loader.ids(2) == [1, 2]
+
+
+# A restart
+
+
+def test_a_restart_drops_the_read_ahead_and_serves_waiting_requests(loader_of: Any) -> None:
+    loader = loader_of(20, capacity=30)
+    state = loader.snapshot()
+    loader.take(15)
+    request, wakes = waiting(loader, 10)
+
+    loader.restore(state)
+    assert wakes
+    assert loader.coordinator.poll(request) is None
+    wakes.clear()
+    while not wakes:
+        loader.work_on()
+
+    assert ids(loader.coordinator.poll(request)) == list(range(10))
+
+
+def test_a_waiting_request_calls_the_filter_again_after_a_restart(loader_of: Any) -> None:
+    """What it had chosen is not in the buffer any more."""
+    loader = loader_of(20)
+    state = loader.snapshot()
+    loader.coordinator.add_groups([made_by_hand(100)])
+    request, _ = waiting(loader, 3)
+
+    loader.restore(state)
+    loader.coordinator.poll(request)
+    loader.work_off()
+
+    assert ids(loader.coordinator.poll(request)) == [0, 1, 2]
+
+
+def test_an_old_channel_takes_no_more_entries(loader_of: Any) -> None:
+    loader = loader_of(20)
+    old = loader.coordinator.channel
+
+    loader.coordinator.restart(lambda ledger: ledger)
+
+    assert loader.coordinator.channel is not old
+    assert loader.coordinator.reserve(old, 5, 1) is None
+    assert loader.coordinator.reserve(loader.coordinator.channel, 5, 1) is not None

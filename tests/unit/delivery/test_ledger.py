@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import msgspec
 import pytest
 
 from asyncdata import Position, Sample
@@ -26,13 +25,6 @@ def given_back(group_index: int) -> Returned:
     return Returned([Sample(group_index=group_index)], [{"group_index": group_index}])
 
 
-def test_without_leases_a_restart_continues_at_the_position() -> None:
-    ledger = Ledger(position=place(7), counters=Counters(num_groups=6))
-
-    assert ledger.restart_point() == (place(7), Counters(num_groups=6), frozenset())
-    assert ledger.leased_groups() == []
-
-
 def test_a_restart_continues_before_the_oldest_request_that_is_not_fully_acknowledged() -> None:
     ledger = Ledger(position=place(9), leases=(lease(0, 0, 1, 2), lease(3, 3, 4, 5), lease(6, 6, 7, 8)))
 
@@ -42,101 +34,6 @@ def test_a_restart_continues_before_the_oldest_request_that_is_not_fully_acknowl
     assert position == place(3)
     assert counters.num_groups == 3
     assert acked == {place(4), place(8)}
-
-
-def test_a_request_wholly_acknowledged_counts_only_once_all_before_it_are() -> None:
-    ledger = Ledger(position=place(4), leases=(lease(0, 0, 1), lease(2, 2, 3)))
-
-    ledger = ledger.acknowledged([2, 3])
-    assert ledger.restart_point()[0] == place(0)
-    assert ledger.restart_point()[2] == {place(2), place(3)}
-
-    ledger = ledger.acknowledged([0, 1])
-    assert ledger.restart_point() == (place(4), Counters(), frozenset())
-
-
-def test_acknowledging_everything_closes_every_lease() -> None:
-    ledger = Ledger(position=place(4), leases=(lease(0, 0, 1), lease(2, 2, 3))).acknowledged(None)
-
-    assert ledger.leases == ()
-    assert ledger.restart_point()[0] == place(4)
-
-
-@pytest.mark.parametrize("keys", [[], [99], [-1]])
-def test_acknowledging_what_is_not_leased_changes_nothing(keys: list[int]) -> None:
-    ledger = Ledger(position=place(4), leases=(lease(0, 0, 1),))
-
-    assert ledger.acknowledged(keys).leases == ledger.leases
-
-
-def test_acknowledging_twice_is_acknowledging_once() -> None:
-    ledger = Ledger(position=place(4), leases=(lease(0, 0, 1),))
-
-    once = ledger.acknowledged([0])
-
-    assert once.acknowledged([0]).restart_point() == once.restart_point()
-
-
-def test_places_acknowledged_before_a_restart_are_kept_as_long_as_they_lie_ahead() -> None:
-    """Or a snapshot would grow with every restart."""
-    acked = frozenset({place(2), place(5), place(8)})
-
-    assert Ledger(position=place(5), acked=acked).restart_point()[2] == {place(5), place(8)}
-    assert Ledger(position=place(9), acked=acked, leases=(lease(3, 3),)).restart_point()[2] == {place(5), place(8)}
-
-
-def test_groups_from_the_buffer_are_owed_until_they_are_acknowledged() -> None:
-    first, second = given_back(1), given_back(2)
-    ledger = Ledger(leases=(lease(0, 5, first=first), lease(6, second=second)))
-
-    assert ledger.leased_groups() == [first, second]
-    assert ledger.acknowledged([1]).leased_groups() == [second]
-    assert ledger.acknowledged([1]).restart_point()[2] == frozenset(), "a group from the buffer has no place in D"
-
-
-def test_copies_of_a_group_are_all_owed() -> None:
-    first, second = given_back(1), given_back(1)
-    ledger = Ledger(leases=(lease(0, first=first, second=second),))
-
-    assert ledger.leased_groups() == [first, second]
-    assert ledger.acknowledged([1]).leased_groups() == [], "they have one name"
-
-
-def test_what_is_given_back_goes_to_the_end_of_the_buffer_and_is_leased_no_more() -> None:
-    first, second = given_back(1), given_back(2)
-    ledger = Ledger(position=place(3), buffer=(first,), leases=(lease(0, 1, 2),))
-
-    ledger = ledger.with_returned([second])
-
-    assert ledger.buffer == (first, second)
-    assert ledger.leases[0].open == ((1, place(1)),)
-    assert ledger.restart_point()[2] == {place(2)}, "D must not serve it again: the buffer will"
-
-
-def test_giving_back_nothing_changes_nothing() -> None:
-    ledger = Ledger(leases=(lease(0, 1),))
-
-    assert ledger.with_returned([]).leases == ledger.leases
-
-
-def test_a_request_leases_each_of_its_groups_once_and_remembers_where_it_began() -> None:
-    first = lease(0, 0)
-    before = Ledger(position=place(4), counters=Counters(num_groups=3), leases=(first,))
-    after = Ledger(position=place(8), counters=Counters(num_groups=7), leases=(first,))
-    chosen = given_back(100)
-    of_stream = [Sample(group_index=row, position=place(row)) for row in (4, 4, 7, 7)]
-    made_by_caller = [Sample(group_index=50)] * 2
-
-    ledger = after.with_lease(before, [chosen], [*chosen.group * 2, *of_stream, *made_by_caller], 2)
-
-    assert msgspec.structs.astuple(ledger.leases[0]) == msgspec.structs.astuple(first)
-    assert msgspec.structs.astuple(ledger.leases[1]) == (
-        place(4),
-        Counters(num_groups=3),
-        ((100, chosen), (4, place(4)), (7, place(7))),
-        frozenset(),
-    )
-    assert (len(ledger.leases), ledger.position, ledger.counters) == (2, place(8), Counters(num_groups=7))
 
 
 @pytest.mark.parametrize("epoch", [2, 5])

@@ -34,25 +34,23 @@ def rows(first: int, stop: int) -> list[int]:
     return list(range(first, stop))
 
 
-def test_a_file_is_told_of_from_twenty_rows_and_more_than_five_percent_on():
-    told = Told(2)
-
-    assert told.see([0] * 380 + [1] * 20, {"long": rows(0, 19)}) == []
-    assert told.see([0] * 1, {"long": [0]}) == [("long", "0", 20, 381)]
-    assert told.see([0] * 100, {"long": rows(0, 100)}) == []
-
-
-def test_exactly_five_percent_are_not_too_many():
-    assert Told(1).see([0] * 400, {"long": rows(0, 20)}) == []
-    assert Told(1).see([0] * 399, {"long": rows(0, 20)}) == [("long", "0", 20, 399)]
-
-
-def test_each_reason_and_each_file_is_told_of_for_itself():
+def test_a_file_is_told_of_once_a_reason_from_twenty_rows_and_more_than_five_percent_on():
     told = Told(3)
 
-    found = told.see([0] * 50 + [1] * 50 + [2] * 50, {"long": rows(0, 50), "empty": rows(50, 100)})
+    assert told.see([0] * 400, {"long": rows(0, 19)}) == []
+    assert told.see([0] * 1, {"long": [0]}) == [], "20 of 401 are not more than 5 percent"
+    assert told.see([0] * 1, {"long": [0]}) == [("long", "0", 21, 402)]
+    assert told.see([0] * 100, {"long": rows(0, 100)}) == []
+    found = told.see([1] * 50 + [2] * 50, {"long": rows(0, 50), "empty": rows(50, 100)})
+    assert found == [("long", "1", 50, 50), ("empty", "2", 50, 50)]
 
-    assert found == [("long", "0", 50, 50), ("empty", "1", 50, 50)]
+
+def test_what_is_left_out_on_purpose_is_not_told_and_what_comes_again_is_counted_anew():
+    told = Told(1)
+
+    assert told.see([0] * 100, {"excluded": rows(0, 100), "journal": rows(0, 100), "long": rows(0, 15)}) == []
+    told.drops.restart()
+    assert told.see([0] * 100, {"long": rows(0, 15)}) == []
 
 
 def test_a_file_that_stands_out_is_told_of_after_the_whole_source():
@@ -72,22 +70,10 @@ def test_what_named_files_drop_does_not_count_for_the_source_again():
     assert told.see([1 + row % 19 for row in range(19)], {"long": rows(0, 1)}) == [("long", "", 20, 249)]
 
 
-def test_what_is_left_out_on_purpose_is_not_told():
-    assert Told(1).see([0] * 100, {"excluded": rows(0, 100), "journal": rows(0, 100)}) == []
-
-
 def test_rows_of_other_ranks_do_not_count():
     ours = np.arange(1000) < 100
 
     assert Told(1).see([0] * 1000, {"bad row AD424": rows(0, 30)}, ours) == [("bad row AD424", "0", 30, 100)]
-
-
-def test_rows_that_come_again_after_a_restart_are_counted_anew():
-    told = Told(1)
-
-    told.see([0] * 100, {"long": rows(0, 15)})
-    told.drops.restart()
-    assert told.see([0] * 100, {"long": rows(0, 15)}) == []
 
 
 def test_memory_is_bounded_for_a_million_files_and_a_reason_for_each_row():

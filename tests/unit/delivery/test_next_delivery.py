@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import NoSamplesError, Position, Sample, SourceChangedError
+from asyncdata import NoSamplesError, Position
 from asyncdata.delivery.channel import Channel, Failure, Run
-from asyncdata.delivery.ledger import Counters, Lease, Ledger, Returned
-from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped
+from asyncdata.delivery.ledger import Counters, Ledger
+from asyncdata.delivery.next_delivery import Delivery, advanced, deliver
 from tests.support.chunks import BadRow, Noted, chunk_of
 
 if TYPE_CHECKING:
@@ -35,39 +35,6 @@ def taken(delivery: Delivery) -> list[int]:
 # What is taken
 
 
-def test_it_takes_exactly_what_is_asked_for() -> None:
-    chunks = [chunk_of(0, 1, 2), chunk_of(3, 4, first=Position(0, 0, 3))]
-
-    found = deliver_from(chunks, 4)
-
-    assert taken(found) == [0, 1, 2, 3]
-    assert [found.group_index for found in found.ranges] == [0, 3]
-    assert (found.num_groups, found.ledger.taken, found.is_last) == (4, 4, False)
-    assert found.ledger.position == Position(0, 0, 4)
-    assert found.ledger.offset == 1, "one sample of the second run is delivered"
-
-
-def test_it_is_none_until_all_is_ready() -> None:
-    assert deliver_from([chunk_of(0, 1, 2)], 4) is None
-    assert deliver_from([], 1) is None
-
-
-def test_the_next_delivery_begins_where_this_one_ended() -> None:
-    channel = Channel(capacity=100, max_bytes=100)
-    for first in (0, 3, 6):
-        chunk = chunk_of(first, first + 1, first + 2, first=Position(0, 0, first))
-        channel.fill(channel.enter(3), chunk)
-    ledger, found = Ledger(), []
-
-    for num_groups in (1, 1, 3, 4):
-        delivery = deliver(channel.items(ledger.head), ledger, num_groups)
-        found.append((taken(delivery), delivery.ranges[0].group_index))
-        ledger = delivery.ledger
-
-    assert found == [([0], 0), ([1], 1), ([2, 3, 4], 2), ([5, 6, 7, 8], 5)]
-    assert ledger.position == Position(0, 0, 9)
-
-
 def test_nothing_is_changed() -> None:
     ledger = Ledger(counters=Counters(drops={"short": 1}))
     chunks = [chunk_of(0, "short", 1)]
@@ -79,76 +46,7 @@ def test_nothing_is_changed() -> None:
     assert ledger.counters == Counters(drops={"short": 1})
 
 
-def test_what_the_trainer_has_and_gave_back_stays_as_it_was() -> None:
-    back = Returned([Sample(group_index=1)], [{}])
-    lease = Lease(Position(), Counters(), ((1, back),))
-    ledger = Ledger(buffer=(back,), leases=(lease,), acked=frozenset({Position(0, 0, 9)}), journal=frozenset({(3, 3)}))
-
-    after = deliver_from([chunk_of(0, 1)], 1, ledger).ledger
-
-    assert (after.buffer, after.leases) == ((back,), (lease,))
-    assert (after.acked, after.journal) == (ledger.acked, ledger.journal)
-
-
-def test_a_request_for_nothing_passes_over_rows_without_a_sample() -> None:
-    found = deliver_from([chunk_of("short", "short"), chunk_of(2, first=Position(0, 0, 2))], 0)
-
-    assert (found.ranges, found.num_groups, found.is_last) == ([], 0, False)
-    assert found.ledger.position == Position(0, 0, 2)
-    assert found.ledger.counters.drops == {"short": 2}
-
-
 # What is counted
-
-
-def test_groups_samples_and_tokens_are_counted() -> None:
-    found = deliver_from(
-        [chunk_of([1, 2, 3], [4], [5, 6])],
-        2,
-        Ledger(counters=Counters(num_groups=5, num_samples=20, num_tokens=100)),
-        samples_per_group=4,
-    )
-
-    counters = found.ledger.counters
-    assert (counters.num_groups, counters.num_samples, counters.num_tokens) == (7, 28, 104)
-    assert counters.epoch_groups == 2
-
-
-def test_a_dropped_row_is_counted_when_the_delivery_reaches_it() -> None:
-    chunks = [chunk_of(0, "short", 1, "long", "short", 2, "short")]
-
-    assert deliver_from(chunks, 1).ledger.counters.drops == {}
-    assert deliver_from(chunks, 2).ledger.counters.drops == {"short": 1}
-    assert deliver_from(chunks, 3).ledger.counters.drops == {"short": 3, "long": 1}
-
-
-def test_drops_are_counted_once_over_many_deliveries() -> None:
-    channel = Channel(capacity=100, max_bytes=100)
-    channel.fill(channel.enter(5), chunk_of("a", 0, "a", 1, "a"))
-    channel.fill(channel.enter(2), chunk_of("a", 2, first=Position(0, 0, 5)))
-    ledger, counts = Ledger(), []
-
-    for _ in range(3):
-        ledger = deliver(channel.items(ledger.head), ledger, 1).ledger
-        counts.append(ledger.counters.drops["a"])
-
-    assert counts == [1, 3, 4]
-
-
-def test_drops_are_counted_once_in_the_first_rows_of_a_window_too() -> None:
-    chunks = [chunk_of(0, 1, 2), chunk_of("short", "short", 3, "short", first=Position(0, 1), ends_epoch=True)]
-
-    found = deliver_from(chunks, 4)
-
-    assert found.ledger.counters.drops == {"short": 3}
-
-
-def test_a_restored_ledger_counts_only_what_comes_after_it() -> None:
-    ledger = Ledger(position=Position(0, 0, 10), counters=Counters(drops={"a": 4}))
-
-    found = deliver_from([chunk_of("a", 0, first=Position(0, 0, 10))], 1, ledger)
-
-    assert found.ledger.counters.drops == {"a": 5}
 
 
 def test_a_noted_row_is_counted_when_the_delivery_reaches_it_and_is_not_dropped() -> None:
@@ -177,78 +75,7 @@ def test_notes_are_counted_once_over_many_deliveries_and_epochs() -> None:
     assert ledger.counters.notes["other"] == 1
 
 
-def test_acknowledged_samples_are_counted_and_not_delivered() -> None:
-    acked = frozenset({Position(0, 0, 0), Position(0, 0, 2), Position(0, 0, 3)})
-    chunks = [chunk_of(Noted(0), [1], [2, 2], Noted(3), [4])]
-
-    found = deliver_from(chunks, 1, acked=acked)
-
-    assert taken(found) == [1]
-    assert found.ranges[0].group_index == 1
-    counters = found.ledger.counters
-    assert (counters.num_groups, counters.num_samples, counters.num_tokens, counters.epoch_groups) == (4, 4, 5, 4)
-    assert counters.notes == {"seen": 2}
-    assert found.ledger.position == Position(0, 0, 4), "the rows dropped after it go with it"
-    assert found.ledger.taken == 1, "they were never in the channel's room"
-
-
 # Where an epoch ends
-
-
-def epochs(*sizes: int) -> list[Chunk]:
-    """An epoch of each size, in chunks of two rows at most; samples are numbered."""
-    chunks, number = [], 0
-    for epoch, size in enumerate(sizes):
-        for first in range(0, max(1, size), 2):
-            rows = list(range(number, number + min(2, size - first)))
-            number += len(rows)
-            chunks.append(chunk_of(*rows, first=Position(epoch, 0, first), ends_epoch=first + 2 >= size))
-    return chunks
-
-
-def test_a_delivery_spans_as_many_epochs_as_it_needs() -> None:
-    found = deliver_from(epochs(3, 3, 3), 8)
-
-    assert taken(found) == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert found.ledger.position == Position(2, 0, 2)
-    assert found.ledger.counters.epoch_groups == 2
-
-
-def test_the_end_of_an_epoch_is_the_start_of_the_next() -> None:
-    ledger = Ledger(counters=Counters(epoch_drops={"short": 1}, drops={"short": 1}))
-
-    found = deliver_from(epochs(3, 3), 3, ledger)
-
-    assert found.ledger.position == Position(1, 0, 0)
-    assert (found.ledger.counters.epoch_groups, found.ledger.counters.epoch_drops) == (0, {})
-
-
-def test_rows_dropped_after_the_last_sample_end_the_epoch_too() -> None:
-    chunks = [chunk_of(0, "short"), chunk_of("short", first=Position(0, 0, 2), ends_epoch=True)]
-
-    assert deliver_from(chunks, 1).ledger.position == Position(1, 0, 0)
-    assert deliver_from(chunks, 1).ledger.counters.drops == {"short": 2}
-
-
-def test_a_bad_row_after_the_last_sample_is_left_for_the_next_request() -> None:
-    chunks = [chunk_of(0, BadRow("AD101"), ends_epoch=True)]
-
-    found = deliver_from(chunks, 1, bad_row_stops=False)
-
-    assert found.passed == []
-    assert found.ledger.position == Position(0, 0, 1)
-
-
-def test_it_stops_at_the_last_epoch_with_fewer() -> None:
-    found = deliver_from(epochs(3, 3), 5, last_epoch=0)
-
-    assert taken(found) == [0, 1, 2]
-    assert found.is_last
-    assert found.ledger.position == Position(1, 0, 0)
-
-
-def test_an_epoch_that_is_just_enough_is_not_short() -> None:
-    assert not deliver_from(epochs(3, 3), 3, last_epoch=0).is_last
 
 
 def test_beyond_the_last_epoch_there_is_nothing() -> None:
@@ -272,42 +99,7 @@ def test_an_epoch_that_yields_nothing_says_what_dropped_its_rows() -> None:
     )
 
 
-def test_an_epoch_without_rows_says_so() -> None:
-    with pytest.raises(NoSamplesError, match=r"^AD401 epoch 0: 0 rows read, 0 kept: there was no row$"):
-        deliver_from([chunk_of(ends_epoch=True)], 1)
-
-
-def test_only_the_empty_epoch_is_blamed() -> None:
-    chunks = [chunk_of(0, "short", 1, ends_epoch=True), chunk_of("short", first=Position(1, 0, 0), ends_epoch=True)]
-
-    assert taken(deliver_from(chunks, 2)) == [0, 1]
-    with pytest.raises(NoSamplesError, match=r"epoch 1: 1 rows read, 0 kept: 1 by short$"):
-        deliver_from(chunks, 3)
-
-
 # Bad rows
-
-
-def test_a_bad_row_stops_a_delivery_that_reaches_it() -> None:
-    chunks = [chunk_of(0, BadRow("AD101"), 1)]
-
-    assert taken(deliver_from(chunks, 1)) == [0]
-    with pytest.raises(BadRowStop) as caught:
-        deliver_from(chunks, 2)
-
-    assert caught.value.bad.error.code == "AD101"
-    assert caught.value.bad.error.row == 1
-
-
-def test_bad_rows_are_passed_over_and_counted_by_code() -> None:
-    chunks = [chunk_of(0, BadRow("AD101"), BadRow("AD421"), 1, BadRow("AD101"), 2)]
-
-    found = deliver_from(chunks, 3, bad_row_stops=False)
-
-    assert taken(found) == [0, 1, 2]
-    assert [bad.error.code for bad in found.passed] == ["AD101", "AD421", "AD101"]
-    assert found.ledger.counters.num_bad_rows == 3
-    assert found.ledger.counters.drops == {"bad row AD101": 2, "bad row AD421": 1}
 
 
 def test_rows_dropped_and_noted_beside_a_bad_row_are_counted_once_each() -> None:
@@ -317,40 +109,6 @@ def test_rows_dropped_and_noted_beside_a_bad_row_are_counted_once_each() -> None
 
     assert found.ledger.counters.drops == {"before": 1, "bad row AD101": 1, "behind": 1, "bad row AD421": 1}
     assert found.ledger.counters.notes == {"seen": 2}
-
-
-@pytest.mark.parametrize(
-    ("before", "max_bad_rows", "is_too_many"),
-    [(0, 1, True), (0, 2, False), (3, 4, True), (9, None, False), (9, 0, True)],
-)
-def test_one_bad_row_too_many_stops_it(before: int, max_bad_rows: int | None, is_too_many: bool) -> None:
-    chunks = [chunk_of(BadRow("AD1"), BadRow("AD2"), 1)]
-    ledger = Ledger(counters=Counters(num_bad_rows=before))
-
-    if not is_too_many:
-        assert deliver_from(chunks, 1, ledger, bad_row_stops=False, max_bad_rows=max_bad_rows) is not None
-        return
-
-    with pytest.raises(BadRowStop) as caught:
-        deliver_from(chunks, 1, ledger, bad_row_stops=False, max_bad_rows=max_bad_rows)
-    assert len(caught.value.passed) == max(0, max_bad_rows - before)
-
-
-def test_rows_that_kill_workers_are_written_into_the_journal() -> None:
-    chunks = [chunk_of(BadRow("AD422"), BadRow("AD101"), BadRow("AD423"), 1)]
-    ledger = Ledger(journal=frozenset({(3, 3)}))
-
-    found = deliver_from(chunks, 1, ledger, bad_row_stops=False)
-
-    assert found.ledger.journal == {(3, 3), (0, 0), (0, 20)}, "whether they do so again is not certain"
-
-
-def test_a_failure_is_raised_at_its_place_in_the_order() -> None:
-    contents = [chunk_of(0, 1), Failure(SourceChangedError("gone"))]
-
-    assert taken(deliver_from(contents, 2)) == [0, 1]
-    with pytest.raises(SourceChangedError, match="gone"):
-        deliver_from(contents, 3)
 
 
 # What the coordinator makes of it
@@ -369,23 +127,3 @@ def test_a_ledger_advanced_within_a_run_is_the_one_that_delivering_makes() -> No
     walked = deliver(channel.items(first.head), first, 2, samples_per_group=2).ledger
     for name in Ledger.__struct_fields__:
         assert getattr(jumped, name) == getattr(walked, name), name
-
-
-def test_dropping_a_short_batch_counts_it_and_keeps_its_numbers_taken() -> None:
-    """Numbers of samples do not depend on how they were batched before."""
-    short = deliver_from(epochs(3), 5, Ledger(counters=Counters(drops={"drop_last": 1})), last_epoch=0)
-
-    found = dropped(short)
-
-    assert (found.ranges, found.num_groups) == ([], 0)
-    assert found.ledger.counters.drops == {"drop_last": 4}
-    assert found.ledger.counters.num_groups == 3
-    assert found.ledger.position == Position(1, 0, 0)
-
-
-def test_dropping_nothing_counts_nothing() -> None:
-    ledger = Ledger(position=Position(1, 0, 0))
-
-    found = dropped(deliver_from([], 5, ledger, last_epoch=0))
-
-    assert found.ledger.counters == Counters()

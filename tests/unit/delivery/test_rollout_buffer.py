@@ -27,11 +27,6 @@ def names(items: Any) -> list[int]:
 # Filters
 
 
-def test_the_oldest_come_first_by_default() -> None:
-    assert names(choose(buffer_of(5), 3, first_in_first_out)) == [0, 1, 2]
-    assert names(choose(buffer_of(2), 3, first_in_first_out)) == [0, 1]
-
-
 def test_a_filter_is_a_function_or_its_import_path_and_the_oldest_come_first_without_one() -> None:
     assert filter_of(None) is first_in_first_out
     assert filter_of(without) is without
@@ -54,10 +49,6 @@ def test_what_is_no_filter_is_refused_when_the_loader_is_made(what: Any, message
         filter_of(what)
 
 
-def test_a_filter_chooses_among_all_groups_and_in_its_own_order() -> None:
-    assert names(choose(buffer_of(5), 2, lambda buffer, num_groups: [buffer[3], buffer[1]])) == [3, 1]
-
-
 def test_a_filter_is_told_how_many_are_wanted_and_given_the_very_groups() -> None:
     buffer, seen = buffer_of(3), []
 
@@ -66,43 +57,6 @@ def test_a_filter_is_told_how_many_are_wanted_and_given_the_very_groups() -> Non
     ((groups, num_groups),) = seen
     assert num_groups == 2
     assert all(group is item.group for group, item in zip(groups, buffer, strict=True))
-
-
-@pytest.mark.parametrize("num_buffered", [0, 3])
-def test_a_filter_is_not_asked_when_there_is_nothing_to_choose(num_buffered: int) -> None:
-    def never(buffer: list[Group], num_groups: int) -> list[Group]:
-        raise AssertionError("asked")
-
-    assert choose(buffer_of(num_buffered), 0 if num_buffered else 5, never) == []
-
-
-def test_what_a_filter_returns_beyond_the_number_stays_in_the_buffer() -> None:
-    assert names(choose(buffer_of(5), 2, lambda buffer, num_groups: buffer)) == [0, 1]
-
-
-def test_a_group_returned_twice_is_served_once() -> None:
-    assert names(choose(buffer_of(3), 3, lambda buffer, _: [buffer[1], buffer[1], buffer[0], buffer[1]])) == [1, 0]
-
-
-def test_whether_a_filter_removes_what_it_returns_makes_no_difference() -> None:
-    def removes(buffer: list[Group], num_groups: int) -> list[Group]:
-        wanted = buffer[:num_groups]
-        del buffer[:num_groups]
-        return wanted
-
-    def empties(buffer: list[Group], num_groups: int) -> list[Group]:
-        wanted = buffer[:num_groups]
-        buffer.clear()
-        return wanted
-
-    items = buffer_of(4)
-
-    assert names(choose(items, 2, removes)) == names(choose(items, 2, empties)) == [0, 1]
-    assert names(items) == [0, 1, 2, 3]
-
-
-def test_a_filter_may_return_a_tuple() -> None:
-    assert names(choose(buffer_of(2), 2, lambda buffer, _: tuple(buffer))) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -156,25 +110,6 @@ def test_a_filter_may_not_call_its_loader_while_it_runs() -> None:
     assert names(Chooser(first_in_first_out).choose(buffer_of(3), 2)) == [0, 1]
 
 
-def test_a_filter_that_is_no_function_has_a_name_too() -> None:
-    class Filter:
-        def __call__(self, buffer: list[Group], num_groups: int) -> list[Group]:
-            raise ValueError
-
-        def __repr__(self) -> str:
-            return "Filter()"
-
-    with pytest.raises(FilterError, match=r"the buffer filter Filter\(\) raised"):
-        choose(buffer_of(2), 2, Filter())
-
-
-def test_groups_are_taken_out_by_identity() -> None:
-    items = tuple(buffer_of(4))
-
-    assert names(without(items, [items[2], items[0]])) == [1, 3]
-    assert without(items, []) is items
-
-
 # What may enter
 
 
@@ -197,10 +132,6 @@ def test_a_group_in_the_buffer_releases_its_chunk() -> None:
 
     assert sample._range is None  # noqa: SLF001
     assert (sample.tokens.tolist(), str(sample.position)) == ([1, 2], "0:0:0")
-
-
-def test_an_empty_list_of_groups_is_accepted() -> None:
-    assert validate_groups([], 3, []) == []
 
 
 @pytest.mark.parametrize(
@@ -252,12 +183,3 @@ def test_what_no_snapshot_can_hold_is_refused_with_its_place_and_a_way_out() -> 
         InvalidGroupError, match=r"AD432 group 1: \$\.extra\.images\[0\] is a builtins\.object.*Keep it elsewhere"
     ):
         validate_groups([made_by_hand(1), group], 1, [])
-
-
-def test_a_group_refused_leaves_all_of_them_as_they_were() -> None:
-    sample = SampleRange(chunk_of([1, 2]), 0, 1, 0, 0, 1).samples()[0]
-
-    with pytest.raises(InvalidGroupError):
-        validate_groups([[sample], [object()]], 1, [])
-
-    assert sample._range is not None  # noqa: SLF001

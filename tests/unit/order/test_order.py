@@ -9,10 +9,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asyncdata import ConfigError, RowShuffle, Shuffle
 from asyncdata.order.order import ROWS_PER_WINDOW, Order, RowOrder
 from asyncdata.order.permutation import feistel_permutation, shuffled_rows
+from asyncdata.order.rank_share import Share
+from asyncdata.order.splitmix import GOLDEN, MASK, mix, mix_one
+from asyncdata.order.torch_randperm import TorchGenerator
+from tests.support.examples import in_ci
 
 # These are promises to every snapshot there is. A change that moves one of them makes every run start anew: make a
 # second order beside this one instead.
@@ -107,11 +113,8 @@ def test_blocks_and_rows_are_permuted_as_the_module_says(size: int) -> None:
 
     assert order.blocks(5, 0).tolist() == [permuted(number, size, keys_of(-7, 5, "blocks")) for number in range(size)]
     key = keys_of(-7, 5, "rows 0")[0]
-    by_mix = sorted(range(size), key=lambda row: mix((row * 0x9E3779B97F4A7C15 + key) & MASK))
+    by_mix = sorted(range(size), key=lambda row: plain_mix((row * 0x9E3779B97F4A7C15 + key) & MASK))
     assert order.rows(5, 0, size).tolist() == by_mix
-
-
-MASK = 2**64 - 1
 
 
 def keys_of(seed: int, epoch: int, stream: str) -> list[int]:
@@ -119,7 +122,7 @@ def keys_of(seed: int, epoch: int, stream: str) -> list[int]:
     return [int.from_bytes(digest[8 * round : 8 * round + 8], "little") for round in range(6)]
 
 
-def mix(word: int) -> int:
+def plain_mix(word: int) -> int:
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & MASK
     word = (word ^ word >> 27) * 0x94D049BB133111EB & MASK
     return word ^ word >> 31
@@ -129,18 +132,9 @@ def permuted(number: int, size: int, keys: list[int]) -> int:
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     left, right = number >> half, number % 2**half
     for key in keys:
-        left, right = right, left ^ mix((right + key) & MASK) % 2**half
+        left, right = right, left ^ plain_mix((right + key) & MASK) % 2**half
     image = (left << half) + right
     return image if image < size else permuted(image, size, keys)
-
-
-def test_windows_are_equal_within_one_block() -> None:
-    order = Order(Shuffle(window_blocks=1000), 0, 2001)
-
-    sizes = [len(order.blocks(0, window)) for window in range(order.num_windows)]
-
-    assert sizes == [667, 667, 667]
-    assert order.max_window_blocks == 667
 
 
 def test_another_seed_or_epoch_makes_another_order() -> None:
@@ -149,15 +143,6 @@ def test_another_seed_or_epoch_makes_another_order() -> None:
     ]
 
     assert len(set(orders)) == len(orders)
-
-
-def test_seed_and_epoch_are_not_added() -> None:
-    """Or a run with the next seed would draw what this one draws in its next epoch."""
-    shuffle = Shuffle(window_blocks=100)
-    one_zero, zero_one = Order(shuffle, 1, 100), Order(shuffle, 0, 100)
-
-    assert one_zero.blocks(0, 0).tolist() != zero_one.blocks(1, 0).tolist()
-    assert one_zero.rows(0, 0, 100).tolist() != zero_one.rows(1, 0, 100).tolist()
 
 
 def test_every_window_has_an_order_of_its_own() -> None:
@@ -204,21 +189,19 @@ def test_an_order_needs_a_block() -> None:
         Order(Shuffle(), 0, 0)
 
 
-@pytest.mark.parametrize("name", ["block_bytes", "window_blocks"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_a_shuffle_of_nothing_is_refused(name: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be at least 1, got {value}"):
-        Shuffle(**{name: value})
-
-
-def test_a_window_that_no_memory_holds_is_refused() -> None:
-    with pytest.raises(ConfigError, match="1 GiB"):
-        Shuffle(block_bytes=1 << 20, window_blocks=1025)
-
-
-def test_what_is_read_beyond_small_blocks_counts_too() -> None:
-    with pytest.raises(ConfigError, match="1 GiB"):
-        Shuffle(block_bytes=1024, window_blocks=1 << 18)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"block_bytes": 0}, "block_bytes must be at least 1, got 0"),
+        ({"window_blocks": -1}, "window_blocks must be at least 1, got -1"),
+        ({"block_bytes": 1 << 20, "window_blocks": 1025}, "1 GiB"),
+        ({"block_bytes": 1024, "window_blocks": 1 << 18}, "1 GiB"),
+    ],
+    ids=["no block", "a window of less than none", "more than memory holds", "with what is read beyond small blocks"],
+)
+def test_a_shuffle_that_cannot_be_is_refused(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Shuffle(**settings)
 
 
 def test_a_description_of_rows_names_a_split_only_where_there_is_one() -> None:
@@ -274,6 +257,49 @@ def test_a_description_names_everything_the_order_follows_from() -> None:
     }
 
 
+# Whatever the sizes, an epoch has every block and every row, each once
+
+seeds = st.integers(-(2**70), 2**70)
+epochs = st.integers(0, 2**40)
+keys = st.lists(st.integers(0, 2**64 - 1), min_size=6, max_size=6)
+
+
+@in_ci(max_examples=40)
+@given(st.integers(1, 3000), st.integers(1, 30), seeds, epochs, st.booleans())
+def test_the_windows_of_an_epoch_hold_every_block_once(
+    num_blocks: int, num_windows: int, seed: int, epoch: int, enabled: bool
+) -> None:
+    window_blocks = -(-num_blocks // num_windows)
+    order = Order(Shuffle(enabled=enabled, window_blocks=window_blocks), seed, num_blocks)
+
+    windows = [order.blocks(epoch, window) for window in range(order.num_windows)]
+
+    assert sorted(np.concatenate(windows).tolist()) == list(range(num_blocks))
+    sizes = {len(window) for window in windows}
+    assert max(sizes) - min(sizes) <= 1, "a short window would mix its rows badly"
+    assert max(sizes) == order.max_window_blocks <= window_blocks
+
+
+@in_ci(max_examples=40)
+@given(st.integers(0, 3000), st.integers(0, 2**64 - 1))
+def test_the_rows_of_a_window_come_once_each(num_rows: int, key: int) -> None:
+    assert sorted(shuffled_rows(num_rows, key).tolist()) == list(range(num_rows))
+
+
+@in_ci(max_examples=40)
+@given(st.integers(1, 2**62), keys, st.lists(st.integers(0, 2**62), min_size=1, max_size=200, unique=True))
+def test_it_sends_different_numbers_to_different_numbers_within_the_size(
+    size: int, keys: list[int], numbers: list[int]
+) -> None:
+    ids = np.array(sorted({number % size for number in numbers}), dtype=np.int64)
+
+    image = feistel_permutation(ids, size, keys)
+
+    assert len(np.unique(image)) == len(ids)
+    assert image.min() >= 0
+    assert image.max() < size
+
+
 # Quality. All of it is arithmetic on fixed keys: these tests pass always, or never.
 
 
@@ -316,3 +342,81 @@ def test_the_first_rows_of_a_window_come_from_all_over_it() -> None:
 
 def test_a_key_of_any_length_is_taken() -> None:
     assert shuffled_rows(50, 2**64 + 5).tolist() == shuffled_rows(50, 5).tolist()
+
+
+# Which rows or packs a rank owns
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_that_there_is_not_is_refused(rank, world_size):
+    with pytest.raises(ConfigError, match=f"there is no rank {rank} among {world_size}: ranks are counted from 0"):
+        Share(rank=rank, world_size=world_size)
+
+
+@in_ci(max_examples=40)
+@given(data=st.data(), world_size=st.integers(1, 5), batch_size=st.integers(1, 4), num_rows=st.integers(0, 60))
+def test_each_row_of_a_whole_batch_has_one_owner_and_the_rest_all(data, world_size, batch_size, num_rows):
+    first = data.draw(st.integers(0, 20))
+    shares = [Share(rank=rank, world_size=world_size, batch_size=batch_size) for rank in range(world_size)]
+    stop = first + num_rows
+    owners = [share.owns(range(first, stop), first, stop).tolist() for share in shares]
+
+    num_whole = num_rows // (world_size * batch_size) * world_size * batch_size
+    for number in range(num_rows):
+        found = [rank for rank in range(world_size) if owners[rank][number]]
+        expected = [(first + number) % world_size] if number < num_whole else list(range(world_size))
+        assert found == expected
+
+
+# Mixing is pinned: the order of every run, and the digest in every snapshot, follow from it
+
+# The first numbers of splitmix64 with seed 1234567, as its authors' program prints them.
+SPLITMIX_SEED = 1234567
+PUBLISHED = [
+    6457827717110365317,
+    3203168211198807973,
+    9817491932198370423,
+    4593380528125082431,
+    16408922859458223821,
+]
+
+
+def test_it_is_the_published_one() -> None:
+    words = [SPLITMIX_SEED + turn * GOLDEN & MASK for turn in range(1, 6)]
+
+    assert mix(np.array(words, np.uint64)).tolist() == PUBLISHED
+    assert [mix_one(word) for word in words] == PUBLISHED
+
+
+@in_ci(max_examples=40)
+@given(st.lists(st.integers(0, MASK), min_size=1, max_size=5))
+def test_one_number_is_mixed_as_many_are(words: list[int]) -> None:
+    given_words = np.array(words, np.uint64)
+
+    assert mix(given_words).tolist() == [mix_one(word) for word in words]
+    assert given_words.tolist() == words
+
+
+# torch's permutations without torch: pinned, and compared with torch where it is installed
+
+
+def test_ten_numbers_are_permuted_so_for_ever() -> None:
+    generator = TorchGenerator(42)
+
+    assert generator.randperm(10).tolist() == [2, 6, 1, 8, 4, 5, 0, 9, 3, 7]
+    assert generator.randperm(5).tolist() == [3, 0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("seed", [0, 42, 2**31, 2**32 + 5, -3, 2**63 - 1])
+def test_the_permutations_are_torchs_one_after_the_other(seed: int) -> None:
+    torch = pytest.importorskip("torch")
+    theirs, ours = torch.Generator().manual_seed(seed), TorchGenerator(seed)
+
+    for size in (0, 1, 2, 3, 10, 1000, 12345, 0, 7):
+        assert ours.randperm(size).tolist() == torch.randperm(size, generator=theirs).tolist()
+
+
+@pytest.mark.parametrize("size", [-1, 2**32])
+def test_sizes_that_torch_permutes_otherwise_are_refused(size: int) -> None:
+    with pytest.raises(ConfigError, match=f"not for {size}"):
+        TorchGenerator(0).randperm(size)

@@ -54,15 +54,6 @@ def test_no_file_is_made_before_there_is_a_record(opened, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_state_finds_its_records_and_no_later_ones(opened):
-    file = opened()
-    first, second = written(file, FIRST), written(file, SECOND, THIRD)
-    file.close()
-
-    assert opened().find(*first).records == [FIRST]
-    assert opened().find(*second).records == [FIRST, SECOND, THIRD]
-
-
 def test_what_is_appended_after_an_earlier_state_replaces_the_later_records(opened):
     file = opened()
     first, second = written(file, FIRST), written(file, SECOND)
@@ -142,18 +133,6 @@ def test_a_state_of_more_bytes_than_any_file_has_is_refused_by_name(opened, num_
         opened().find(num_bytes, "00")
 
 
-def test_a_run_from_the_start_keeps_the_file_of_the_run_before(opened):
-    file = opened()
-    at = written(file, FIRST)
-    file.close()
-    file = opened()
-    other = written(file, SECOND)
-    file.close()
-
-    assert opened().find(*at).records == [FIRST]
-    assert opened().find(*other).records == [SECOND]
-
-
 def test_a_file_that_has_grown_is_replaced_and_older_states_stay(opened, tmp_path):
     file = opened()
     before = written(file, FIRST, SECOND)
@@ -207,14 +186,16 @@ def test_an_append_that_fails_half_way_is_repeated_in_its_place(opened, monkeypa
     assert opened().find(*at).records == [FIRST, THIRD]
 
 
-def test_a_short_write_is_continued(opened, monkeypatch):
-    file = opened()
-    write = os.pwrite
+def test_an_append_is_written_to_its_last_byte_and_on_the_disk_before_a_state_names_it(opened, monkeypatch):
+    file, write, synced = opened(), os.pwrite, [0]
+    written(file, FIRST)
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: write(fd, bytes(data[:3]), offset))
-    at = written(file, FIRST, SECOND)
-    file.close()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
 
-    assert opened().find(*at).records == [FIRST, SECOND]
+    at = written(file, SECOND, THIRD)
+
+    assert synced[-1] == at[0] > 0
+    assert opened().find(*at).records == [FIRST, SECOND, THIRD]
 
 
 def test_an_older_file_that_was_changed_meanwhile_is_not_continued(opened, tmp_path):
