@@ -303,21 +303,6 @@ def test_a_disk_that_is_really_full_stops_nothing_but_the_writing(tmp_path, num_
     assert [event["reason"] for event in events if event["event"] == "token_cache.not_written"]
 
 
-def test_segments_that_go_while_they_are_read_are_tokenized(tmp_path):
-    path, cache = write_rows(tmp_path / "rows.jsonl", 800), tmp_path / "cache"
-    expected = Delivered(loader(path, None, epochs=3), 3).samples
-    Delivered(loader(path, cache), settle=True)
-    found: list[Any] = []
-    with loader(path, cache, epochs=3, num_workers=2, buffer_size=16) as data:
-        for _ in range(3):
-            for batch in data:
-                found += map(facts, batch)
-                for segment in segments(cache)[::3]:
-                    segment.unlink(missing_ok=True)
-
-    assert found == expected
-
-
 if __name__ == "__main__":
     import pyarrow  # noqa: F401 - here, and not in each child
 
