@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ from tests.support.tokenize_fns import fails_on_13, in_batches, row_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from asyncdata.workers.base import Executor
     from tests.support.ray_cluster import RayNodes
@@ -62,16 +62,6 @@ def ray_executor() -> Executor:
     from asyncdata.workers.ray.executor import ClusterExecutor
 
     return ClusterExecutor(RayExecutor(num_workers=2, num_cpus=0.5))
-
-
-@pytest.fixture
-def rows(jsonl_file) -> Callable[..., Path]:
-    """A function that writes rows 0 to n-1, each with its special fields."""
-
-    def write(number: int, special: dict[int, dict[str, Any]] | None = None) -> Path:
-        return jsonl_file([{"id": i, **(special or {}).get(i, {})} for i in range(number)])
-
-    return write
 
 
 def errors_of(reply: Tokenized) -> list[tuple[int, str]]:
@@ -144,6 +134,7 @@ async def test_forgotten_requests_are_not_answered_and_later_ones_are(make, rows
         await until(began.exists)
         answered = {number for number in forgotten if client.replies[number]}
         client.executor.forget()
+        client.executor.forget()
         wanted = client.ask(window.request(8, 12))
         gate.touch()
         reply = await client.answer(wanted)
@@ -154,18 +145,6 @@ async def test_forgotten_requests_are_not_answered_and_later_ones_are(make, rows
     assert ids_of(reply) == [8, 9, 10, 11]
     assert {number for number in forgotten if client.replies[number]} == answered
     assert forgotten[0] not in answered
-
-
-async def test_forget_may_be_called_twice(make, rows):
-    client = Client(make(row_id), rows(10), row_id)
-    async with client.running():
-        window = await client.window()
-        client.ask(window.request(0, 5))
-        client.executor.forget()
-        client.executor.forget()
-        reply = await client.tokenized(window, 5, 10)
-
-    assert ids_of(reply) == [5, 6, 7, 8, 9]
 
 
 @pytest.mark.thorough
@@ -181,29 +160,6 @@ async def test_an_executor_cancelled_inside_a_row_stops_at_once(make, rows, tmp_
 
 
 # Slots
-
-
-@pytest.mark.thorough
-async def test_a_slot_is_free_when_every_request_that_uses_it_is_answered(make, rows, tmp_path):
-    gate = tmp_path / "gate"
-    client = Client(make(worker_fns.waits), rows(10, {0: {"gate": str(gate)}}), worker_fns.waits)
-    slots = client.executor.slots
-    freed = []
-    slots.on_free = lambda: freed.append(True)
-    async with client.running():
-        window = await client.window()
-        assert free_slots(client.executor) == NUM_SLOTS - 1
-        freed.clear()
-        asked = [client.ask(window.request(0, 5)), client.ask(window.request(5, 10))]
-        slots.release(window.slot)
-        assert freed == []
-        assert free_slots(client.executor) == NUM_SLOTS - 1
-
-        freed.clear()  # the calls that free_slots has made
-        gate.touch()
-        await client.answers(asked)
-        assert freed == [True]
-        assert free_slots(client.executor) == NUM_SLOTS
 
 
 async def test_a_forgotten_request_keeps_its_slot_until_it_is_finished(make, rows, tmp_path):
@@ -309,14 +265,22 @@ async def test_drops_are_counted_by_reason(make, rows, function):
     assert ids_of(reply) == [0, 1, 4, 6]
 
 
-async def test_a_batch_that_raises_is_run_row_by_row(make, rows):
-    function = worker_fns.as_told_in_batches
-    client = Client(make(function), rows(20, {4: {"do": "raise"}, 17: {"do": "raise"}}), function)
+@pytest.mark.parametrize(
+    ("function", "what", "reason"),
+    [
+        (worker_fns.as_told_in_batches, "raise", "raised ValueError('row 3 is not to my taste')"),
+        (worker_fns.as_told, "exit", "raised SystemExit(3)"),  # no Exception, as the error of a panic in Rust is none
+    ],
+    ids=["a batch is run row by row then", "an exit is an error"],
+)
+async def test_a_row_that_raises_is_bad_and_no_other_is(make, rows, function, what, reason):
+    client = Client(make(function), rows(20, {3: {"do": what}, 17: {"do": what}}), function)
     async with client.running():
         reply = await client.tokenized(await client.window())
 
-    assert errors_of(reply) == [(4, "AD421"), (17, "AD421")]
-    assert ids_of(reply) == [i for i in range(20) if i not in (4, 17)]
+    assert errors_of(reply) == [(3, "AD421"), (17, "AD421")]
+    assert reply.errors[0].reason == f"the tokenize function {reason}"
+    assert ids_of(reply) == [i for i in range(20) if i not in (3, 17)]
 
 
 async def test_a_batched_result_with_too_few_rows_makes_all_rows_bad(make, rows):
@@ -327,17 +291,6 @@ async def test_a_batched_result_with_too_few_rows_makes_all_rows_bad(make, rows)
 
     assert errors_of(reply) == [(0, "AD425"), (1, "AD425"), (2, "AD425")]
     assert reply.errors[0].reason == "the batched tokenize function returned 2 results for 3 rows"
-
-
-async def test_a_row_that_calls_exit_is_bad(make, rows):
-    """SystemExit is not an Exception, and neither is the error of a panic in Rust."""
-    client = Client(make(worker_fns.as_told), rows(5, {3: {"do": "exit"}}), worker_fns.as_told)
-    async with client.running():
-        reply = await client.tokenized(await client.window())
-
-    assert errors_of(reply) == [(3, "AD421")]
-    assert reply.errors[0].reason == "the tokenize function raised SystemExit(3)"
-    assert ids_of(reply) == [0, 1, 2, 4]
 
 
 async def test_broken_rows_are_bad_and_the_function_never_sees_them(make, jsonl_file):
@@ -364,26 +317,16 @@ async def test_a_function_that_cannot_be_opened_is_a_worker_error(make, rows, wh
 # Long rows
 
 
-async def test_a_row_longer_than_the_limit_is_bad(make, jsonl_file):
-    path = jsonl_file([{"id": 0}, {"id": 1, "text": "x" * 5000}, {"id": 2}, {"id": 3, "text": "y" * 99_000}, {"id": 4}])
-    client = Client(make(row_id), path, row_id, block_bytes=512, slack_bytes=64, max_row_bytes=4000)
-    async with client.running():
-        window = await client.window()
-        reply = await client.tokenized(window)
-
-    assert window.num_rows == 5
-    assert errors_of(reply) == [(1, "AD108"), (3, "AD108")]
-    assert ids_of(reply) == [0, 2, 4]
-
-
 @pytest.mark.parametrize("function", [worker_fns.as_told, worker_fns.as_told_in_batches])
-async def test_errors_keep_their_rows_between_rows_that_are_too_long(make, jsonl_file, function):
-    path = jsonl_file([{"id": 0, "x": "x" * 5000}, {"id": 1}, {"id": 2, "do": "raise"}, {"id": 3}])
+async def test_rows_longer_than_the_limit_are_bad_and_errors_keep_their_rows_between_them(make, jsonl_file, function):
+    rows = [{"id": 0, "x": "x" * 5000}, {"id": 1}, {"id": 2, "do": "raise"}, {"id": 3}, {"id": 4, "x": "y" * 99_000}]
+    path = jsonl_file(rows)
     client = Client(make(function), path, function, block_bytes=512, slack_bytes=64, max_row_bytes=4000)
     async with client.running():
         reply = await client.tokenized(await client.window())
 
-    assert errors_of(reply) == [(0, "AD108"), (2, "AD421")]
+    assert errors_of(reply) == [(0, "AD108"), (2, "AD421"), (4, "AD108")]
+    assert reply.errors[0].reason == "the row is longer than max_row_bytes (4000)"
     assert ids_of(reply) == [1, 3]
     assert np.frombuffer(reply.kept, np.int32).tolist() == [1, 3]
 
@@ -406,31 +349,23 @@ async def test_rows_that_are_not_wholly_in_the_slot_are_read_again(make, jsonl_f
 # Files
 
 
-async def test_a_file_that_shrank_fails_the_request(make, rows):
-    path = rows(500)
-    client = Client(make(row_id), path, row_id, block_bytes=512)
-    async with client.running():
-        path.write_bytes(path.read_bytes()[:700])
-        scan = next(iter(_scans(client)))
-        failed = failure_of(await client.answer(client.ask(scan)))
-
-    assert failed.kind == "SourceChangedError"
-    assert failed.message.startswith("AD302") and str(path) in failed.message
-
-
-async def test_a_file_that_is_gone_fails_the_request(make, rows):
+@pytest.mark.parametrize(
+    ("harm", "kind", "message"),
+    [
+        (lambda path: os.truncate(path, 7), "SourceChangedError", "AD302 {} shrank: it had 50 bytes at the start, and"),
+        (os.unlink, "SourceError", "AD304 cannot read {}: No such file or directory"),
+    ],
+    ids=["it shrank", "it is gone"],
+)
+async def test_a_file_that_is_not_what_it_was_fails_the_request(make, rows, harm, kind, message):
     path = rows(5)
     client = Client(make(row_id), path, row_id)
     async with client.running():
-        path.unlink()
-        failed = failure_of(await client.answer(client.ask(next(iter(_scans(client))))))
+        harm(path)
+        failed = failure_of(await client.answer(client.ask(next(iter(client.unread_window().scans())))))
 
-    assert failed.kind == "SourceError"
-    assert failed.message.startswith("AD304") and str(path) in failed.message
-
-
-def _scans(client: Client) -> Any:
-    return client.unread_window().scans()
+    assert failed.kind == kind
+    assert failed.message.startswith(message.format(path))
 
 
 async def test_more_files_than_may_be_open_at_once(make, tmp_path):

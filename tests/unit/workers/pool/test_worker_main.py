@@ -15,47 +15,23 @@ import structlog
 
 from asyncdata.core.framing import frame
 from asyncdata.core.messages import Failed, decode_reply
+from asyncdata.core.specs import TokenizeSpec
 from asyncdata.tokenization.base import describe
 from asyncdata.workers.pool.early_start import StartedForkServer
 from asyncdata.workers.pool.process_pool import ProcessExecutor
 from asyncdata.workers.pool.processes import SharedResources
 from asyncdata.workers.pool.spawning import WorkerFactory
-from asyncdata.workers.pool.worker_main import open_or_report, receive, send_pieces
+from asyncdata.workers.pool.worker_main import open_or_report, receive
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 pytestmark = pytest.mark.asyncio
 
 HEAVY = {"datasets", "jinja2", "numpy", "pyarrow", "pytest", "structlog", "torch", "transformers", "anyio", "asyncio"}
-
-
-class Narrow:
-    """A socket whose ``sendmsg`` takes only a part of the data, as an interrupted call does."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self.sent = b""
-
-    def sendmsg(self, data: Sequence[bytes]) -> int:
-        self.sent += b"".join(data)[: self.num_bytes]
-        return len(self.sent)
-
-    def sendall(self, data: bytes) -> None:
-        self.sent += data
-
-
-@pytest.mark.parametrize("num_bytes", range(8))
-async def test_a_reply_is_sent_completely_after_a_partial_send(num_bytes):
-    sock = Narrow(num_bytes)
-
-    send_pieces(sock, [b"on", b"", memoryview(b"etw"), b"o"])
-
-    assert sock.sent == b"onetwo"
 
 
 @pytest.mark.thorough
@@ -76,10 +52,11 @@ async def test_idle_work_runs_when_a_worker_has_no_request(jsonl_file, tmp_path)
     ("spec", "reason"),
     [
         (None, "a worker needs a tokenize function that can be imported"),
+        (TokenizeSpec("tests.support.nowhere:fn"), "cannot import 'tests.support.nowhere:fn'"),
         (describe(worker_fns.Opening("raises")), "no tokenizer.json to be seen"),
         (describe(worker_fns.Opening("exits")), "not today"),
     ],
-    ids=["none", "raises", "exits"],
+    ids=["none", "cannot be imported", "raises", "exits"],
 )
 async def test_a_function_that_cannot_be_opened_is_reported_before_the_worker_exits(spec, reason):
     ours, theirs = socket.socketpair()

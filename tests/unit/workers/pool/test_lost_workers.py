@@ -1,29 +1,38 @@
-"""Worker processes that die, hang, stop, or never start: lost requests are sent again, the row to blame is found."""
+"""Workers and fork servers that die, hang or stop: lost requests are sent again, and the row to blame is found."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 from array import array
 
 import anyio
-import numpy as np
+import psutil
 import pytest
+import structlog
 
-from asyncdata.core.messages import NO_SLOT, OrderPacks, Overflow, Permuted, Tokenize
-from asyncdata.workers.base import NUM_SLOTS, Crashed
+from asyncdata import WorkerError
+from asyncdata.core.messages import (
+    NO_SLOT,
+    Overflow,
+    Tokenize,
+)
+from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, error_of
+from asyncdata.workers.pool import spawning
+from asyncdata.workers.pool.deadlines import MAX_WAIT_S, Patience, pause
 from asyncdata.workers.pool.process_pool import ProcessExecutor
 from asyncdata.workers.pool.processes import Forked
 from tests.support import worker_fns
-from tests.support.executors import Client, ids_of, until
-from tests.support.pools import all_ready, pids, states
+from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until
+from tests.support.pools import all_ready, events_of, fork_server, pids, states
 from tests.support.tokenize_fns import kills_on_13, kills_on_13_in_batches, row_id
 
 pytestmark = pytest.mark.asyncio
 
 
-# Death
+# Workers that die
 
 
 async def test_after_random_kills_of_workers_every_row_comes_once_and_in_order(rows):
@@ -44,44 +53,13 @@ async def test_after_random_kills_of_workers_every_row_comes_once_and_in_order(r
             os.kill(chance.choice(pids(executor)), signal.SIGKILL)
             await until(lambda number=number: executor.statistics().num_restarts == number + 1)
         await client.until(lambda: all(client.replies[number] for number in asked))
+        await all_ready(executor)
+        family = {process.pid for process in psutil.Process().children(recursive=True)}
+        assert family == {fork_server().pid, *pids(executor)}, "no zombie is left"
 
     assert {number: [ids_of(reply) for reply in client.replies[number]] for number in asked} == {
         number: [[first, first + 1]] for number, first in asked.items()
     }
-
-
-@pytest.mark.thorough
-async def test_a_request_larger_than_the_socket_buffer_arrives_whole(rows):
-    """The request for a plan of packs has some bytes for every row."""
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(5), row_id)
-    costs = np.arange(500_000, dtype=np.float64)
-    request = OrderPacks(costs.tobytes(), None, False, 1, 1, 0, 0)
-    async with client.running():
-        window = await client.window()
-        asked = [client.ask(request), client.ask(window.request(0, 5)), client.ask(request)]
-        plan, reply, again = await client.answers(asked)
-
-    assert ids_of(reply) == [0, 1, 2, 3, 4]
-    for found in (plan, again):
-        assert isinstance(found, Permuted)
-        assert np.frombuffer(found.rows, np.uint32).tolist() == list(range(500_000))
-
-
-@pytest.mark.thorough
-async def test_a_worker_killed_while_idle_is_replaced(rows):
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(5), row_id)
-    async with client.running():
-        window = await client.window()
-        await all_ready(executor)
-        before = pids(executor)
-        os.kill(before[0], signal.SIGKILL)
-        await until(lambda: pids(executor) != before)
-        reply = await client.tokenized(window)
-
-    assert ids_of(reply) == [0, 1, 2, 3, 4]
-    assert executor.statistics().num_restarts == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGRTMIN + 3])
@@ -92,23 +70,31 @@ async def test_a_worker_is_replaced_whichever_signal_kills_it(rows, number):
         window = await client.window()
         await all_ready(executor)
         os.kill(pids(executor)[0], number)
-        assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4]
+        assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4], "of the slot that the first one filled"
+
+    assert executor.statistics().num_restarts == 1
 
 
 @pytest.mark.thorough
-async def test_slots_outlive_the_workers_that_wrote_them(rows):
+async def test_the_requests_of_a_worker_that_dies_while_it_is_removed_go_to_the_others(rows, tmp_path):
+    gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / "gate")} for i in range(2)}
     executor = ProcessExecutor(2)
-    client = Client(executor, rows(50), row_id)
+    client = Client(executor, rows(4, gates), worker_fns.waits)
     async with client.running():
         window = await client.window()
         await all_ready(executor)
-        before = pids(executor)
-        for pid in before:
-            os.kill(pid, signal.SIGKILL)
-        await until(lambda: not set(pids(executor)) & set(before))
-        reply = await client.tokenized(window)
+        asked = [client.ask(window.request(row, row + 1)) for row in range(4)]
+        await until(lambda: all((tmp_path / f"began {row}").exists() for row in range(2)))
+        executor.set_num_workers(1)
+        os.kill(pids(executor)[1], signal.SIGKILL)
+        await until(lambda: len(pids(executor)) == 1)
+        (tmp_path / "gate").touch()
+        assert [ids_of(reply) for reply in await client.answers(asked)] == [[row] for row in range(4)]
 
-    assert ids_of(reply) == list(range(50))
+    assert executor.statistics().num_restarts == 0
+
+
+# Their slots, and requests that are not wanted
 
 
 async def test_a_slot_is_not_free_while_a_dead_workers_request_waits_to_be_sent_again(rows, tmp_path):
@@ -215,16 +201,6 @@ async def test_on_change_is_called_when_a_worker_dies_of_a_forgotten_request(row
     assert client.replies == [[]]
 
 
-async def test_on_change_is_called_when_the_workers_change(rows):
-    client = Client(ProcessExecutor(1), rows(3), row_id)
-    async with client.running():
-        seen: list[int] = []
-        client.executor.watch(lambda: seen.append(client.executor.num_wanted))
-        client.executor.set_num_workers(3)
-
-    assert seen == [6]
-
-
 # Which request is to blame
 
 
@@ -246,14 +222,41 @@ async def test_a_request_that_brings_down_two_workers_is_returned_as_crashed(row
 
 
 @pytest.mark.thorough
-async def test_a_batched_function_does_not_tell_which_row_crashed(rows):
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(20), kills_on_13_in_batches)
+@pytest.mark.parametrize(
+    ("function", "special", "reason", "row"),
+    [
+        (kills_on_13_in_batches, {}, "its worker died (SIGSEGV)", None),
+        (worker_fns.as_told, {"do": "die"}, "its worker died (exit status 3)", 3),
+    ],
+    ids=["a batched function does not tell the row", "an exit has a status"],
+)
+async def test_a_crash_says_how_the_worker_ended_and_the_row_if_it_is_known(rows, function, special, reason, row):
+    client = Client(ProcessExecutor(1), rows(20, {13: special}), function)
     async with client.running():
         window = await client.window()
         reply = await client.answer(client.ask(window.request(10, 15), max_losses=2))
 
-    assert reply == Crashed("AD423", "its worker died (SIGSEGV)", row=None)
+    assert reply == Crashed("AD423", reason, row=row)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("max_losses", "deaths"), [(1, 9), (2, 9), (MAX_LOSSES, 99), (MAX_LOSSES, MAX_LOSSES - 1)])
+async def test_a_request_is_sent_again_until_a_worker_answers_it_or_its_caller_allows_no_more(
+    rows, tmp_path, max_losses, deaths
+):
+    executor = ProcessExecutor(1)
+    path = rows(3, dict.fromkeys(range(3), {"deaths": deaths, "tally": str(tmp_path / "tally")}))
+    client = Client(executor, path, worker_fns.kills_several_workers)
+    async with client.running():
+        window = await client.window()
+        reply = await client.answer(client.ask(window.request(0, 3), max_losses))
+
+    assert executor.statistics().num_restarts == min(deaths, max_losses)
+    if deaths < max_losses:
+        assert ids_of(reply) == [0, 1, 2]
+    else:
+        assert reply == Crashed("AD423", "its worker died (SIGKILL)")
+        assert str(error_of(reply)).endswith("each was lost: its worker died (SIGKILL)")
 
 
 @pytest.mark.thorough
@@ -280,18 +283,6 @@ async def test_a_crashed_request_keeps_its_slot_until_its_callback_returns(rows)
 
 
 @pytest.mark.thorough
-async def test_a_request_that_may_lose_one_worker_is_returned_as_crashed_after_it(rows):
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(20), kills_on_13)
-    async with client.running():
-        window = await client.window()
-        reply = await client.answer(client.ask(window.request(13, 14), max_losses=1))
-
-    assert isinstance(reply, Crashed)
-    assert executor.statistics().num_restarts == 1
-
-
-@pytest.mark.thorough
 async def test_a_request_that_only_waited_in_the_queue_is_not_blamed(rows, tmp_path):
     """It waited in the queue of two workers, after a request that kills."""
     executor = ProcessExecutor(1)
@@ -305,17 +296,31 @@ async def test_a_request_that_only_waited_in_the_queue_is_not_blamed(rows, tmp_p
 
 
 @pytest.mark.thorough
-async def test_a_request_that_exits_the_process_reports_the_exit_status(rows):
+async def test_the_pool_gives_up_when_workers_never_finish_a_request(rows):
     executor = ProcessExecutor(1)
-    client = Client(executor, rows(1, {0: {"do": "die"}}), worker_fns.as_told)
-    async with client.running():
-        window = await client.window()
-        reply = await client.answer(client.ask(window.request(0, 1)))
+    client = Client(executor, rows(1, {0: {"do": "print and die"}}), worker_fns.as_told)
+    client.executor.prepare(client.slot_bytes)
+    again_and_again = []
 
-    assert reply == Crashed("AD423", "its worker died (exit status 3)", row=0)
+    def ask_again(reply: object) -> None:
+        again_and_again.append(reply)
+        executor.submit(request, ask_again)
+
+    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
+        async with anyio.create_task_group() as group:
+            group.start_soon(executor.run, client.job)
+            request = (await client.window()).request(0, 1)
+            executor.submit(request, ask_again)
+
+    (error,) = caught.value.exceptions
+    assert isinstance(error, WorkerError)
+    assert str(error).startswith("AD426 14 workers died without finishing one request; the last exit status 3\n")
+    assert "farewell" in str(error)
+    assert all(isinstance(reply, Crashed) for reply in again_and_again[:-1])
+    assert failure_of(again_and_again[-1]).message == str(error), "the last is told what everybody is told"
 
 
-# Hanging
+# Workers that hang or stop
 
 
 async def test_a_row_that_hangs_is_returned_as_crashed_and_its_worker_is_replaced(rows, tmp_path):
@@ -368,3 +373,151 @@ async def test_a_stopped_worker_is_replaced(rows, tmp_path):
         gate.touch()
         os.kill(pids(executor)[0], signal.SIGSTOP)
         assert ids_of(await client.answer(asked)) == [0]
+
+
+# The fork server
+
+
+@pytest.mark.thorough
+async def test_a_request_is_not_blamed_for_the_death_of_the_fork_server(rows, tmp_path):
+    """Its worker died with the fork server, four times."""
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    with structlog.testing.capture_logs() as events:
+        async with client.running():
+            window = await client.window()
+            asked = client.ask(window.request(0, 1))
+            for _ in range(4):
+                await until(began.exists)
+                began.unlink()
+                fork_server().kill()
+            gate.touch()
+            assert ids_of(await client.answer(asked)) == [0]
+
+    assert [event["how"] for event in events if event["event"] == "forkserver.lost"] == ["SIGKILL"] * 4
+    assert executor.statistics().num_restarts == 8, "the worker and the fork server"
+
+
+@pytest.mark.thorough
+async def test_fork_server_and_workers_may_be_killed_together(rows):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(400, {i: {"sleep_s": 0.0005} for i in range(400)}), worker_fns.takes_its_time)
+    async with client.running():
+        window = await client.window()
+        asked = [client.ask(window.request(first, first + 4)) for first in range(0, 400, 4)]
+        for number in range(4):
+            # A process that dies three times while it starts is given up, as it should be.
+            await until(lambda: [worker.state for worker in executor.statistics().workers].count("starting") == 0)
+            victims = [fork_server().pid, *pids(executor)]
+            for pid in victims if number % 2 else reversed(victims):
+                with contextlib.suppress(ProcessLookupError):  # it has died with its fork server
+                    os.kill(pid, signal.SIGKILL)
+            await until(lambda victims=victims: not set(pids(executor)) & set(victims))
+        replies = await client.answers(asked)
+
+    assert [ids_of(reply) for reply in replies] == [list(range(first, first + 4)) for first in range(0, 400, 4)]
+
+
+async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeypatch):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(20), row_id)
+    with structlog.testing.capture_logs() as events:
+        async with client.running():
+            window = await client.window()
+            await all_ready(executor)
+            stopped, workers = fork_server(), pids(executor)
+            stopped.suspend()
+            assert ids_of(await client.tokenized(window)) == list(range(20)), "its workers still work"
+            monkeypatch.setattr(spawning, "_PATIENCE_S", 0.3)
+            os.kill(workers[0], signal.SIGKILL)
+            await until(lambda: events_of(events, "forkserver.lost"))
+            monkeypatch.setattr(spawning, "_PATIENCE_S", NEVER_S)  # the next one may be slow
+            await until(lambda: len(pids(executor)) == 2 and not set(pids(executor)) & set(workers))
+            assert ids_of(await client.tokenized(window)) == list(range(20))
+            assert not stopped.is_running()
+
+    (event,) = events_of(events, "forkserver.lost")
+    assert (event["reason"], event["how"]) == ("no answer in 0.3 s; it was killed", "SIGKILL")
+
+
+@pytest.mark.thorough
+async def test_a_stopped_fork_server_does_not_prevent_the_loader_from_closing(rows):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(20), row_id)
+    async with client.running():
+        await all_ready(executor)
+        stopped = fork_server()
+        stopped.suspend()
+
+    assert not stopped.is_running()
+
+
+# Patience
+
+
+class Clock:
+    """A clock whose time the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+YES, NO = True, False
+
+
+@pytest.mark.parametrize(
+    ("max_failures", "failures", "waits"),
+    [
+        pytest.param(3, [(0, NO)] * 3, [0.0, 0.05, None], id="permanent failures are given up after max_failures"),
+        pytest.param(
+            3,
+            [*[(0, YES)] * 20, (29.9, YES), (0.2, YES)],
+            [0.0, 0.05, 0.1, 0.2, 0.4, 0.8, *[MAX_WAIT_S] * 15, None],
+            id="transient failures are not given up before the time limit",
+        ),
+        pytest.param(3, [(0, YES), (1000, YES)], [0.0, 0.05], id="the time limit alone does not give up"),
+        pytest.param(
+            2,
+            [(0, NO), *[(0, YES)] * 5, (0, NO)],
+            [0.0, 0.05, 0.1, 0.2, 0.4, 0.8, None],
+            id="permanent failures count between transient ones",
+        ),
+        pytest.param(
+            3,
+            [(0, NO), (0, NO), None, (1000, NO), (0, YES), (0, YES)],
+            [0.0, 0.05, 0.0, 0.05, 0.1],
+            id="a success resets the count and the time",
+        ),
+    ],
+)
+async def test_patience_ends(max_failures, failures, waits):
+    """``failures``: the seconds until each, and whether it may pass; None is a success."""
+    clock = Clock()
+    patience = Patience(max_failures, 30.0, clock)
+    found = []
+    for failure in failures:
+        if failure is None:
+            patience.succeeded()
+        else:
+            clock.now += failure[0]
+            found.append(patience.failed(may_pass=failure[1]))
+
+    assert found == waits
+
+
+async def test_other_tasks_run_during_a_pause():
+    seen = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(seen_by, seen)
+        await pause(0)
+        seen.append("pause")
+
+    assert seen == ["other", "pause"]
+
+
+async def seen_by(seen: list[str]) -> None:
+    seen.append("other")
