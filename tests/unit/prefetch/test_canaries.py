@@ -46,24 +46,22 @@ def other_from_50(row: dict[str, Any]) -> list[int]:
     return [row["id"] + (row["id"] >= 50)]
 
 
-def test_eight_rows_from_all_over_the_data_are_digested(loader_of: Any) -> None:
+def test_eight_rows_are_digested_and_their_digests_are_pinned_for_ever(loader_of: Any) -> None:
+    """They are in snapshots: with another digest every one of those would be refused."""
     digests = digests_of(loader_of())
 
     assert len(digests) == len(set(digests)) == 8
     assert all(len(digest) == 16 for digest in digests)
+    assert digests[:3] == ["4e842f2f50cc089e", "9483a4cbbd3a6648", "9d444357aed1e872"]
 
 
-def test_canaries_change_only_with_the_tokens(loader_of: Any) -> None:
-    digests = digests_of(loader_of())
-
-    assert digests_of(loader_of(num_workers=1, capacity=1, row_s=0.1)) == digests
-    assert digests_of(loader_of(shuffle=True, seed=5)) == digests
-    assert digests_of(loader_of(samples_per_group=4)) == digests
-
-
-def test_they_are_pinned_for_ever(loader_of: Any) -> None:
-    """They are in snapshots: with another digest every one of those would be refused."""
-    assert digests_of(loader_of())[:3] == ["4e842f2f50cc089e", "9483a4cbbd3a6648", "9d444357aed1e872"]
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_workers": 1, "capacity": 1, "row_s": 0.1}, {"shuffle": True, "seed": 5}, {"samples_per_group": 4}],
+    ids=str,
+)
+def test_canaries_change_only_with_the_tokens(loader_of: Any, settings: dict[str, Any]) -> None:
+    assert digests_of(loader_of(**settings)) == digests_of(loader_of())
 
 
 def test_other_tokens_are_other_digests(loader_of: Any) -> None:
@@ -87,24 +85,22 @@ def test_as_many_blocks_are_read_as_a_slot_holds(loader_of: Any) -> None:
     assert len(digests_of(loader_of(block_bytes=10_000))) == 1
 
 
-def test_the_first_batch_does_not_wait_for_them(loader_of: Any) -> None:
+def test_the_first_batch_does_not_wait_for_them_and_they_are_made_once(loader_of: Any) -> None:
     loader = loader_of()
     loader.start()
-
     assert loader.ids(3) == [0, 1, 2]
     assert loader.producer.canaries.digests == []
-
-
-def test_they_are_made_once(loader_of: Any) -> None:
-    loader = loader_of()
-    digests = digests_of(loader)
-    num_requests = len(loader.executor.num_rows_asked)
-
-    loader.take(50)
     loader.work_off()
+    digests, num_requests = loader.producer.canaries.digests, len(loader.executor.num_rows_asked)
+    assert len(digests) == 8
 
+    loader.take(47)
+    loader.work_off()
     assert loader.producer.canaries.digests == digests
     assert 8 not in loader.executor.num_rows_asked[num_requests:]
+
+    loader.start(digests)
+    assert loader.producer.canaries.is_blocking is False, "a snapshot loaded into the loader that took it"
 
 
 # Against a snapshot
@@ -137,13 +133,16 @@ def test_other_tokens_refuse_the_snapshot_and_say_how_many_rows_differ(loader_of
     assert caught.value.differences == {"canaries": (digests, digests_of(loader_of(one_more)))}
 
 
-def test_some_other_tokens_are_enough(loader_of: Any) -> None:
-    digests = digests_of(loader_of())
-    loader = loader_of(other_from_50)
+@pytest.mark.parametrize(
+    ("function", "known", "message"),
+    [(other_from_50, slice(8), "[34] of 8 fixed rows differ"), (row_id, slice(5), "some of 5 fixed rows differ")],
+    ids=["some other tokens", "another number of rows"],
+)
+def test_any_difference_refuses_the_snapshot(loader_of: Any, function: Any, known: slice, message: str) -> None:
+    loader = loader_of(function)
+    loader.start(digests_of(loader_of())[known])
 
-    loader.start(digests)
-
-    with pytest.raises(SnapshotMismatchError, match="[34] of 8 fixed rows differ"):
+    with pytest.raises(SnapshotMismatchError, match=message):
         loader.take(1)
 
 
@@ -156,24 +155,6 @@ def test_a_refused_snapshot_delivers_nothing_at_any_later_call(loader_of: Any) -
             loader.take(1)
         loader.work_off()
     assert loader.coordinator.channel.num_produced == 0
-
-
-def test_another_number_of_rows_is_another_tokenization(loader_of: Any) -> None:
-    loader = loader_of()
-    loader.start(digests_of(loader_of())[:5])
-
-    with pytest.raises(SnapshotMismatchError, match="some of 5 fixed rows differ"):
-        loader.take(1)
-
-
-def test_known_canaries_are_not_requested_again(loader_of: Any) -> None:
-    """A snapshot loaded into the loader that took it continues at once."""
-    loader = loader_of()
-    digests = digests_of(loader)
-
-    loader.start(digests)
-
-    assert loader.producer.canaries.is_blocking is False
 
 
 @pytest.mark.parametrize("num_answers", [0, 1, 2])
@@ -206,20 +187,25 @@ def test_canaries_wait_for_a_free_slot(loader_of: Any) -> None:
     assert loader.ids(2) == [0, 1]
 
 
-def test_canaries_that_fail_stop_nothing_without_a_snapshot(loader_of: Any) -> None:
+def asked_for_canaries(loader: StillLoader) -> list[int]:
+    """The numbers of the requests that read them."""
+    asked = enumerate(loader.executor.asked)
+    return [number for number, item in asked if isinstance(item.request, Scan) and len(item.request.blocks) == 8]
+
+
+def test_canaries_that_bring_down_workers_stop_nothing_and_are_not_asked_for_for_ever(loader_of: Any) -> None:
     loader = loader_of()
     loader.start()
-    loader.ids(3)
-    (canary,) = [
-        number
-        for number, item in enumerate(loader.executor.asked)
-        if isinstance(item.request, Scan) and len(item.request.blocks) == 8
-    ]
-
-    loader.executor.lose(canary)
-
-    assert loader.ids(97) == list(range(3, 100))
+    found, num_lost = [], 0
+    for _ in range(20):
+        found += loader.ids(3)
+        for number in asked_for_canaries(loader):
+            loader.executor.lose(number)
+            num_lost += 1
     loader.work_off()
+
+    assert found == list(range(60))
+    assert num_lost == 1
     assert loader.producer.canaries.digests == []
 
 
@@ -239,25 +225,6 @@ def test_canaries_that_fail_are_the_error_with_a_snapshot_to_compare(
 
     with pytest.raises(kind, match=message):
         loader.take(1)
-
-
-def test_rows_that_bring_down_workers_are_not_asked_for_for_ever(loader_of: Any) -> None:
-    loader = loader_of()
-    loader.start()
-    num_lost = 0
-    for _ in range(20):
-        loader.take(3)
-        canaries = [
-            number
-            for number, item in enumerate(loader.executor.asked)
-            if isinstance(item.request, Scan) and len(item.request.blocks) == 8
-        ]
-        for number in canaries:
-            loader.executor.lose(number)
-            num_lost += 1
-
-    assert num_lost == 1
-    assert loader.producer.canaries.digests == []
 
 
 def test_a_source_without_rows_has_no_canaries(jsonl_file: Callable[..., Path]) -> None:
