@@ -1,4 +1,4 @@
-"""The folder of a node: who has claimed what, what is published, and that nothing is left of it."""
+"""What the ranks of a node share: a folder of claims and replies, of which nothing is left; and words between them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,29 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from asyncdata.prefetch.node_share import folder as folders
 from asyncdata.prefetch.node_share.folder import NodeFolder, place_of
+from asyncdata.prefetch.node_share.links import Links
 from tests.support.faults import ROOT
+from tests.support.loading import NEVER_S
 from tests.support.other_users import give_away
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from anyio.abc import TaskGroup
+
+
 JOB = "0123456789abcdef" * 2
+
 
 DYING = """
 import os, signal, sys
@@ -53,14 +62,18 @@ def join(tmp_path: Path) -> Iterator[Callable[[], NodeFolder]]:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_chunk_is_claimed_by_one_member_and_the_others_are_told_by_whom(join: Callable[[], NodeFolder]) -> None:
+def test_a_chunk_is_claimed_by_one_member_and_the_others_are_told_by_whom_and_what(
+    join: Callable[[], NodeFolder],
+) -> None:
     first, second = join(), join()
 
     assert first.claim("chunk.0") == ""
     assert second.claim("chunk.0") == first.claim("chunk.0") == f"{first.member}/chunk.0"
+    assert first.claim("page", "32") == ""
+    assert second.claim("page", "64") == f"{first.member}/32", "a number is agreed on by who comes first"
 
 
-def test_a_reply_is_read_by_all_once_it_is_whole(join: Callable[[], NodeFolder]) -> None:
+def test_a_reply_is_read_by_all_once_it_is_whole_until_its_chunk_is_dropped(join: Callable[[], NodeFolder]) -> None:
     first, second = join(), join()
     first.claim("chunk.0")
     assert second.read("chunk.0") is None
@@ -69,9 +82,12 @@ def test_a_reply_is_read_by_all_once_it_is_whole(join: Callable[[], NodeFolder])
     assert first.publish("chunk.0", [b"re", memoryview(b"ply")]) == 5
     first.claim("empty.0")
     assert first.publish("empty.0", []) == 0
-
     assert [bytes(member.read("chunk.0") or b"") for member in (first, second)] == [b"reply"] * 2
     assert second.read("empty.0") == b""
+
+    first.drop("chunk.0")
+    assert second.read("chunk.0") is None
+    assert second.claim("chunk.0") == ""
 
 
 def test_a_reply_that_the_disk_has_no_room_for_leaves_nothing(
@@ -86,24 +102,6 @@ def test_a_reply_that_the_disk_has_no_room_for_leaves_nothing(
 
     assert member.read("chunk.0") is None
     assert sorted(os.listdir(member.own)) == ["at"]
-
-
-def test_a_dropped_chunk_can_be_claimed_again(join: Callable[[], NodeFolder]) -> None:
-    first, second = join(), join()
-    first.claim("chunk.0")
-    first.publish("chunk.0", [b"reply"])
-
-    first.drop("chunk.0")
-
-    assert second.read("chunk.0") is None
-    assert second.claim("chunk.0") == ""
-
-
-def test_a_number_is_agreed_on_by_who_comes_first(join: Callable[[], NodeFolder]) -> None:
-    first, second = join(), join()
-
-    assert first.claim("page", "32") == ""
-    assert second.claim("page", "64") == f"{first.member}/32"
 
 
 def test_members_see_how_far_the_others_are(join: Callable[[], NodeFolder]) -> None:
@@ -177,28 +175,22 @@ def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_what_a_killed_run_left_is_removed_by_the_next_start_of_any_job(tmp_path: Path) -> None:
-    die_as_a_member(tmp_path)
-    assert os.listdir(tmp_path) != []
-
-    other = NodeFolder(str(tmp_path), "f" * 32)
-    left = os.listdir(tmp_path)
-    other.leave()
-
-    assert left == [os.path.basename(other.path)]
-
-
-@pytest.mark.thorough
-def test_what_a_killed_member_published_is_read_by_the_others_and_goes_with_them(tmp_path: Path) -> None:
+def test_what_a_killed_member_published_is_read_by_the_others_and_goes_with_them_or_with_the_next_start(
+    tmp_path: Path,
+) -> None:
     member = NodeFolder(str(tmp_path), JOB)
     die_as_a_member(tmp_path)
     assert member.read("chunk.0") == b"reply"
     assert member.claim("open.0") != ""
     assert member.claim("open.1") == ""
-
     member.leave()
-
     assert os.listdir(tmp_path) == []
+
+    die_as_a_member(tmp_path)
+    other = NodeFolder(str(tmp_path), "f" * 32)
+    left = os.listdir(tmp_path)
+    other.leave()
+    assert left == [os.path.basename(other.path)], "of another job"
 
 
 @pytest.mark.thorough
@@ -236,3 +228,132 @@ def test_a_member_that_joins_while_the_last_one_leaves_makes_the_folder_again(
     assert num_removed == 3
     member.leave()
     assert os.listdir(tmp_path) == []
+
+
+# Words between members
+
+
+class Member:
+    """A member, and whose words it has heard.
+
+    :param patience_s: see ``Links``.
+    """
+
+    def __init__(self, root: str, patience_s: float = NEVER_S) -> None:
+        self.folder = NodeFolder(root, JOB)
+        self.words: list[str] = []
+        self._heard = anyio.Event()
+        self.links = Links(self.folder, self._on_word, patience_s)
+        self.connected = anyio.Event()
+        self._scope = anyio.CancelScope()
+
+    def _on_word(self, member: str) -> None:
+        self.words.append(member)
+        self._heard.set()
+        self._heard = anyio.Event()
+
+    async def run(self) -> None:
+        with self._scope:
+            await self.links.run(self.connected.set)
+
+    def end(self) -> None:
+        self._scope.cancel()
+
+    async def until_connected(self, number: int) -> None:
+        with anyio.fail_after(NEVER_S):
+            await self.connected.wait()
+            while self.links.num_members < number:
+                await self._heard.wait()
+
+    async def until_heard(self, member: str) -> None:
+        """From now on."""
+        self.words.clear()
+        with anyio.fail_after(NEVER_S):
+            while member not in self.words:
+                await self._heard.wait()
+
+
+@pytest.fixture
+def root() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="ad-") as root:
+        yield root
+        assert os.listdir(root) == []
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    if request.param == "trio":
+        pytest.importorskip("trio", reason="trio is not installed")
+    return str(request.param)
+
+
+def joined(stack: ExitStack, root: str, patience_s: float = NEVER_S) -> Member:
+    member = Member(root, patience_s)
+    stack.callback(member.folder.leave)
+    return member
+
+
+def start(group: TaskGroup, *members: Member) -> None:
+    for member in members:
+        group.start_soon(member.run)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("are_together", [True, False], ids=["together", "one after the other"])
+async def test_words_and_the_end_of_a_member_are_noticed(root: str, are_together: bool) -> None:
+    with ExitStack() as stack:
+        async with anyio.create_task_group() as group:
+            first = joined(stack, root)
+            if not are_together:
+                start(group, first)
+                await first.connected.wait()
+            second = joined(stack, root)
+            start(group, second, *([first] if are_together else []))
+            await second.until_connected(1)
+            await first.until_connected(1)
+            assert first.links.awaits(second.folder.member)
+            assert second.links.awaits(first.folder.member)
+
+            second.links.tell()
+            await first.until_heard(second.folder.member)
+
+            second.end()
+            while first.links.num_members:
+                await first.until_heard(second.folder.member)
+            assert not first.links.awaits(second.folder.member)
+            first.end()
+
+
+@pytest.mark.anyio
+async def test_a_member_that_is_silent_for_too_long_is_not_awaited_until_it_is_heard(root: str) -> None:
+    with ExitStack() as stack:
+        async with anyio.create_task_group() as group:
+            first, second = joined(stack, root, patience_s=0.01), joined(stack, root)
+            start(group, first, second)
+            await first.until_connected(1)
+            while first.links.awaits(second.folder.member):
+                await first.until_heard(second.folder.member)
+
+            second.links.tell()
+            await first.until_heard(second.folder.member)
+
+            assert first.links.awaits(second.folder.member)
+            first.end()
+            second.end()
+
+
+@pytest.mark.anyio
+async def test_words_that_are_not_heard_do_not_stop_who_says_them(root: str) -> None:
+    with ExitStack() as stack:
+        async with anyio.create_task_group() as group:
+            first, second = joined(stack, root), joined(stack, root)
+            start(group, first, second)
+            await first.until_connected(1)
+            await second.until_connected(1)
+
+            for _ in range(50_000):  # more than a socket holds
+                second.links.tell()
+
+            await first.until_heard(second.folder.member)
+            first.end()
+            second.end()
