@@ -70,31 +70,25 @@ def intercept(cache: Path, act: Callable[[int, str], None]) -> tuple[Callable[[]
 
     def wrap(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not is_of_cache(name, args, kwargs):
-                return real[name](*args, **kwargs)
-
-            seen.append(name)
-            act(len(seen), name)
+            if "dir_fd" in kwargs or path_of(args[0]).startswith(str(cache)):
+                seen.append(name)
+                act(len(seen), name)
             return real[name](*args, **kwargs)
 
         return call
 
-    def is_of_cache(name: str, args: Any, kwargs: Any) -> bool:
-        if isinstance(args[0], int):
-            try:
-                return os.readlink(f"/proc/self/fd/{args[0]}").startswith(str(cache))
-            except OSError:
-                return False
-
-        return "dir_fd" in kwargs or str(args[0]).startswith(str(cache))
-
-    for name in CALLS:
-        setattr(os, name, wrap(name))
+    def path_of(target: Any) -> str:
+        if isinstance(target, int):
+            with contextlib.suppress(OSError):
+                return os.readlink(f"/proc/self/fd/{target}")
+        return str(target)
 
     def undo() -> None:
         for name, function in real.items():
             setattr(os, name, function)
 
+    for name in CALLS:
+        setattr(os, name, wrap(name))
     return undo, seen
 
 
