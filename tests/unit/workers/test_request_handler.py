@@ -272,24 +272,17 @@ def begins_in_file(bench: Bench, found: Indexed) -> list[int]:
     return [start + offset for start, offset in zip(starts, ints(found.offsets), strict=True)]
 
 
-def test_an_index_without_checks_only_locates_the_rows(bench, jsonl_file):
+def test_an_index_locates_the_rows_and_checks_what_it_is_told_to_without_the_users_function(bench, jsonl_file):
     handler = bench.open([jsonl_file(MIXED)])
-    found = bench.index(handler, "none")
+    found, checked = bench.index(handler, "none"), bench.index(handler, "json")
 
     assert begins_in_file(bench, found) == offsets_of(MIXED)
     assert ints(found.lengths) == [len(line) if len(line) <= MAX_ROW_BYTES else -1 for line in MIXED if line]
     assert (found.marks, found.num_tokens, found.errors, found.num_blank) == (b"", b"", [], 1)
+    assert list(checked.marks) == [0, 2, 2, 0, 2, 0]
+    assert [(error.row, error.code) for error in checked.errors] == [(1, "AD101"), (2, "AD108"), (4, "AD113")]
+    assert checked.num_tokens == b""
     assert bench.progress == [], "no user function ran"
-
-
-def test_an_index_of_json_objects_finds_invalid_rows_without_the_users_function(bench, jsonl_file):
-    handler = bench.open([jsonl_file(MIXED)])
-    found = bench.index(handler, "json")
-
-    assert list(found.marks) == [0, 2, 2, 0, 2, 0]
-    assert [(error.row, error.code) for error in found.errors] == [(1, "AD101"), (2, "AD108"), (4, "AD113")]
-    assert found.num_tokens == b""
-    assert bench.progress == []
 
 
 def test_an_index_of_samples_counts_their_tokens_and_gives_the_reason_of_each_bad_row(bench, jsonl_file):
