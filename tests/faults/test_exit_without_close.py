@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from asyncdata import DataLoader
-from tests.support.faults import GONE_S, Program, num_rounds, say, until
+from tests.support.faults import GONE_S, Program, num_rounds, say
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 
@@ -37,8 +37,7 @@ def settings_of(folder: Path, end: str, work: str) -> dict[str, str]:
     folder.mkdir()
     rows = {i: {"began": str(folder / "began")} for i in range(1000)}
     path = write_rows(folder / "rows.jsonl", 1000, rows)
-    files = {"child_file": str(folder / "child"), "over_file": str(folder / "over")}
-    return {"end": end, "path": str(path), "tokenize_fn": WORK[work], **files}
+    return {"end": end, "path": str(path), "tokenize_fn": WORK[work], "over_file": str(folder / "over")}
 
 
 @pytest.mark.parametrize(
@@ -63,23 +62,6 @@ def test_it_ends_in_time_with_its_own_status(tmp_path, end, work):
     figures = {"exit_s": slowest} if work == "reading" else {}
     record("R11", f"{end}, workers {work}", exits=number + 1, hangs=0, left=0, **figures)
     say(f"exit without close, {end}, workers {work}: status {ENDS[end]}, 0 processes left; slowest {slowest:.1f} s")
-
-
-@pytest.mark.parametrize("work", WORK)
-def test_workers_die_with_the_trainer_although_a_forked_child_lives(tmp_path, work):
-    folder = tmp_path / "fork"
-    with Program.of("unclosed", settings_of(folder, "fork", work)) as program:
-        until((folder / "child").exists)
-        pid, _, said = (folder / "child").read_text().partition(" ")
-        assert "AD503" in said
-        if work == "busy in C":
-            until((folder / "began").exists)
-        until(lambda: len(program.alive()) == 5, why="trainer, child, fork server, two workers")
-        program.kill()
-        program.assert_gone(int(pid))
-        assert program.alive() == [int(pid)], "the child must not have gone with it"
-
-    say(f"trainer SIGKILLed, its forked child lives, workers {work}: 0 workers left")
 
 
 def possessions() -> Counter[str]:

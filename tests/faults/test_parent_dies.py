@@ -38,15 +38,18 @@ BUSY = {
 }
 
 
-def kill_trainer(folder: Path, doing: str, chance: random.Random) -> tuple[int, float]:
-    """How many workers there were when it was killed, and how long they took to be gone."""
+def kill_trainer(folder: Path, doing: str, chance: random.Random, *, forks: bool = False) -> tuple[int, float]:
+    """How many workers there were when it was killed, and how long they took to be gone.
+
+    :param forks: whether it has forked a child, which lives on.
+    """
     folder.mkdir()
     began, ready = folder / "began", folder / "ready"
     rows = {i: {"began": str(began), "gate": str(folder / "never")} for i in range(500)}
     path = write_rows(folder / "rows.jsonl", 500, rows)
     state = {"idle": "idle", "not asked for yet": "none"}.get(doing, "busy")
     settings = {"path": str(path), "tokenize_fn": BUSY[doing], "ready": str(ready), "state": state, "num_workers": 2}
-    with Program.of("idling", settings) as trainer:
+    with Program.of("idling", {**settings, "forks": forks}) as trainer:
         if doing == "starting":
             until(lambda: len(trainer.alive()) > 2)
             time.sleep(chance.random() * 0.2)
@@ -57,12 +60,15 @@ def kill_trainer(folder: Path, doing: str, chance: random.Random) -> tuple[int, 
             until(ready.exists)
         else:
             until(lambda: ready.exists() and (doing == "idle" or began.exists()))
-        num_workers = len(trainer.alive()) - 1  # and the fork server
+        child = [int(ready.read_text())] if forks else []
+        num_workers = len(trainer.alive()) - 1 - len(child)  # and the fork server
         if "fork server" in doing:
             (fork_server,) = psutil.Process(trainer.pid).children()
             fork_server.send_signal(signal.SIGSTOP if "stopped" in doing else signal.SIGKILL)
         trainer.kill()
-        return num_workers, trainer.assert_gone()
+        seconds = trainer.assert_gone(*child)
+        assert all(psutil.Process(pid).is_running() for pid in child)
+        return num_workers, seconds
 
 
 @pytest.mark.parametrize("doing", BUSY)
@@ -83,18 +89,9 @@ def test_no_worker_outlives_the_trainer(tmp_path, doing):
 @pytest.mark.parametrize("doing", ["idle", "in C with the GIL", "in C with the GIL, not killed by the kernel"])
 def test_no_worker_outlives_the_trainer_for_a_child_that_it_has_forked(tmp_path, doing):
     """The child has all that the trainer had: its ends of the workers' sockets, and of the pipe that tells its end."""
-    began, ready = tmp_path / "began", tmp_path / "ready"
-    path = write_rows(tmp_path / "rows.jsonl", 500, {i: {"began": str(began)} for i in range(500)})
-    state = "idle" if doing == "idle" else "busy"
-    settings = {"path": str(path), "tokenize_fn": BUSY[doing], "ready": str(ready), "state": state, "num_workers": 2}
-    with Program.of("idling", settings | {"forks": True}) as trainer:
-        until(lambda: ready.exists() and (doing == "idle" or began.exists()))
-        child, num_workers = int(ready.read_text()), len(trainer.alive()) - 3
-        trainer.kill()
-        seconds = trainer.assert_gone(child)
-        assert psutil.Process(child).is_running()
+    num_workers, seconds = kill_trainer(tmp_path / "fork", doing, random.Random(0), forks=True)
 
-    assert num_workers == 2
+    assert num_workers == 3, "two workers and the fork server"
     record("R7", f"{doing}, a forked child lives on", kills=1, processes=num_workers, left=0, gone_s=seconds)
 
 

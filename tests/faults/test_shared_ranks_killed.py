@@ -212,26 +212,6 @@ def test_a_stopped_rank_is_not_waited_for_and_continues_later(tmp_path: Path, ro
         assert os.listdir(root) == []
 
 
-def test_what_a_killed_node_left_is_not_read_and_is_removed(tmp_path: Path, root: str) -> None:
-    with ExitStack() as stack:
-        node = node_of(stack, tmp_path, root)
-        expected = node.expected()
-        node.start_until(0, "while it publishes", 3)
-        node.start_until(1, "claimed", 3)
-        for rank in range(2):
-            node.ranks[rank].kill()
-        left = {path.name for path in Path(root).glob("*/m-*")}
-        assert len(left) == 2
-        may_leave = tmp_path / "may leave"
-        node.start(leave=str(may_leave))
-        until(lambda: [path for path in Path(root).glob("*/m-*") if path.name not in left])
-        may_leave.touch()
-        node.finish()
-
-        assert node.batches() == expected
-        assert os.listdir(root) == []
-
-
 def test_a_row_that_kills_workers_kills_those_of_one_rank_only(tmp_path: Path, root: str) -> None:
     with ExitStack() as stack:
         node = node_of(stack, tmp_path, root, kills_on=13)

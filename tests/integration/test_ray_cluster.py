@@ -211,22 +211,6 @@ def test_a_row_that_brings_actors_down_is_found_and_no_other_is_blamed(tmp_path,
 # What a node must have
 
 
-def test_a_node_without_the_module_is_named_with_the_way_out(tmp_path, monkeypatch):
-    """Actors have the path of the process that connected, as it was then."""
-    (tmp_path / "only_here.py").write_text("def row_id(row):\n    return [row['id']]\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    function = importlib.import_module("only_here").row_id
-    with (
-        make(write_rows(tmp_path / "rows.jsonl", 10), REMOTE, function) as loader,
-        pytest.raises(ConfigError) as caught,
-    ):
-        loader.get_next_batch(1)
-    del sys.modules["only_here"]
-
-    assert str(caught.value).startswith("AD493 node ")
-    assert "'only_here'" in str(caught.value) and "runtime_env" in str(caught.value)
-
-
 def test_a_module_that_is_sent_along_is_found(tmp_path, monkeypatch):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "sent_along.py").write_text("def row_id(row):\n    return [row['id']]\n")
@@ -271,17 +255,6 @@ def test_a_node_that_sees_other_data_is_named_with_the_file(tmp_path, monkeypatc
 
     assert str(caught.value).startswith("AD492 node ") and path in str(caught.value)
     assert ("other content" if text is not None else "cannot be read there") in str(caught.value)
-
-
-def test_a_copy_with_other_times_is_the_same_data(tmp_path, monkeypatch):
-    here, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here, there):
-        folder.mkdir()
-        (folder / "seen.jsonl").write_bytes(b'{"id": 7}\n')
-    monkeypatch.chdir(here)
-    executor = in_folder(there)
-    with make("/proc/self/cwd/seen.jsonl", executor) as loader:
-        assert ids(loader.get_next_batch(1)) == [7]
 
 
 def test_actors_that_find_no_room_are_reported_as_starting_with_what_they_lack(tmp_path):

