@@ -24,7 +24,7 @@ from asyncdata.workers.pool.deadlines import MAX_WAIT_S, Patience, pause
 from asyncdata.workers.pool.process_pool import ProcessExecutor
 from asyncdata.workers.pool.processes import Forked
 from tests.support import worker_fns
-from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until
+from tests.support.executors import NEVER_S, Client, failure_of, ids_of, tokenized, until
 from tests.support.pools import all_ready, events_of, fork_server, pids, states
 from tests.support.tokenize_fns import kills_on_13, kills_on_13_in_batches, row_id
 
@@ -39,8 +39,7 @@ async def test_after_random_kills_of_workers_every_row_comes_once_and_in_order(r
     path = rows(400, {i: {"sleep_s": 0.0005} for i in range(400)})
     client = Client(executor, path, worker_fns.takes_its_time)
     chance = random.Random(7)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         asked = {client.ask(window.request(first, first + 2)): first for first in range(0, 400, 2)}
         hit: list[int] = []
         for number in range(8):
@@ -65,8 +64,7 @@ async def test_after_random_kills_of_workers_every_row_comes_once_and_in_order(r
 async def test_a_worker_is_replaced_whichever_signal_kills_it(rows, number):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(5), row_id)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         await all_ready(executor)
         os.kill(pids(executor)[0], number)
         assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4], "of the slot that the first one filled"
@@ -79,8 +77,7 @@ async def test_the_requests_of_a_worker_that_dies_while_it_is_removed_go_to_the_
     gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / "gate")} for i in range(2)}
     executor = ProcessExecutor(2)
     client = Client(executor, rows(4, gates), worker_fns.waits)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         await all_ready(executor)
         asked = [client.ask(window.request(row, row + 1)) for row in range(4)]
         await until(lambda: all((tmp_path / f"began {row}").exists() for row in range(2)))
@@ -102,8 +99,7 @@ async def test_a_slot_is_not_free_while_a_dead_workers_request_waits_to_be_sent_
     client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
     freed = []
     executor.slots.on_free = lambda: freed.append(True)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         freed.clear()
         asked = client.ask(window.request(0, 1))
         executor.slots.release(window.slot)
@@ -135,8 +131,7 @@ async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, tm
         await reaped.wait()
         await really(handle)
 
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         await all_ready(executor)
         freed.clear()
         asked = client.ask(window.request(0, 1))
@@ -189,8 +184,7 @@ async def test_a_forgotten_request_is_not_sent_again_when_its_worker_dies_and_th
 async def test_a_request_that_brings_down_two_workers_is_returned_as_crashed(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(30), kills_on_13)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         asked = {client.ask(window.request(first, first + 5)): first for first in range(0, 30, 5)}
         replies = dict(zip(asked, await client.answers(asked), strict=True))
 
@@ -213,8 +207,7 @@ async def test_a_request_that_brings_down_two_workers_is_returned_as_crashed(row
 )
 async def test_a_crash_says_how_the_worker_ended_and_the_row_if_it_is_known(rows, function, special, reason, row):
     client = Client(ProcessExecutor(1), rows(20, {13: special}), function)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         reply = await client.answer(client.ask(window.request(10, 15), max_losses=2))
 
     assert reply == Crashed("AD423", reason, row=row)
@@ -228,8 +221,7 @@ async def test_a_request_is_sent_again_until_a_worker_answers_it_or_its_caller_a
     executor = ProcessExecutor(1)
     path = rows(3, dict.fromkeys(range(3), {"deaths": deaths, "tally": str(tmp_path / "tally")}))
     client = Client(executor, path, worker_fns.kills_several_workers)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         reply = await client.answer(client.ask(window.request(0, 3), max_losses))
 
     assert executor.statistics().num_restarts == min(deaths, max_losses)
@@ -246,8 +238,7 @@ async def test_a_crashed_request_keeps_its_slot_until_its_callback_returns(rows)
     executor = ProcessExecutor(1)
     client = Client(executor, rows(20), kills_on_13)
     told, asked, freed = [], [], []
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         executor.slots.on_free = lambda: freed.append(list(told))
 
         def ask_again(reply: object) -> None:
@@ -268,8 +259,7 @@ async def test_a_request_that_only_waited_in_the_queue_is_not_blamed(rows, tmp_p
     """It waited in the queue of two workers, after a request that kills."""
     executor = ProcessExecutor(1)
     client = Client(executor, rows(20), kills_on_13)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         killer = client.ask(window.request(13, 14))
         innocent = client.ask(window.request(0, 13), max_losses=1)
         assert isinstance(await client.answer(killer), Crashed)
@@ -308,8 +298,7 @@ async def test_a_row_that_hangs_is_returned_as_crashed_and_its_worker_is_replace
     began = tmp_path / "began"
     executor = ProcessExecutor(2, row_timeout_s=2.0)
     client = Client(executor, rows(12, {5: {"gate": "/never", "began": str(began)}}), worker_fns.waits)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         asked = {client.ask(window.request(first, first + 3)): first for first in range(0, 12, 3)}
         replies = await client.answers(asked)
 
@@ -322,9 +311,7 @@ async def test_a_row_that_hangs_is_returned_as_crashed_and_its_worker_is_replace
 @pytest.mark.thorough
 async def test_rows_that_are_slow_together_do_not_count_as_hung(rows):
     executor = ProcessExecutor(1, row_timeout_s=5.0)
-    client = Client(executor, rows(8, {i: {"sleep_s": 0.8} for i in range(8)}), worker_fns.takes_its_time)
-    async with client.running():
-        reply = await client.tokenized(await client.window())
+    reply = await tokenized(executor, rows(8, {i: {"sleep_s": 0.8} for i in range(8)}), worker_fns.takes_its_time)
 
     assert ids_of(reply) == list(range(8))
     assert executor.statistics().num_restarts == 0
@@ -334,8 +321,7 @@ async def test_a_stopped_worker_is_replaced(rows, tmp_path):
     began, gate = tmp_path / "began", tmp_path / "gate"
     executor = ProcessExecutor(1, row_timeout_s=3.0)
     client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         asked = client.ask(window.request(0, 1))
         await until(began.exists)
         gate.touch()
@@ -353,8 +339,7 @@ async def test_a_request_is_not_blamed_for_the_death_of_the_fork_server(rows, tm
     executor = ProcessExecutor(1)
     client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
     with structlog.testing.capture_logs() as events:
-        async with client.running():
-            window = await client.window()
+        async with client.reading() as window:
             asked = client.ask(window.request(0, 1))
             for _ in range(4):
                 await until(began.exists)
@@ -371,8 +356,7 @@ async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeyp
     executor = ProcessExecutor(2)
     client = Client(executor, rows(20), row_id)
     with structlog.testing.capture_logs() as events:
-        async with client.running():
-            window = await client.window()
+        async with client.reading() as window:
             await all_ready(executor)
             stopped, workers = fork_server(), pids(executor)
             stopped.suspend()

@@ -51,8 +51,7 @@ pytestmark = pytest.mark.asyncio
 async def test_the_tokenize_function_is_opened_once_for_all_workers_including_later_ones(rows, tmp_path):
     executor = ProcessExecutor(3)
     client = Client(executor, rows(5), worker_fns.Opening("is counted", str(tmp_path)))
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         await all_ready(executor)
         before = pids(executor)
         os.kill(before[0], signal.SIGKILL)
@@ -69,8 +68,7 @@ async def test_the_tokenize_function_is_opened_once_for_all_workers_including_la
 async def test_every_forked_worker_has_its_own_random_numbers(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(40, {i: {"sleep_s": 0.005} for i in range(40)}), worker_fns.RollsDice())
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         await all_ready(executor)
         asked = [client.ask(window.request(row, row + 1)) for row in range(40)]
         said = [value_of(reply, "extra") for reply in await client.answers(asked)]
@@ -110,8 +108,7 @@ async def test_a_function_with_threads_or_open_files_is_opened_by_every_worker_i
     executor = ProcessExecutor(2)
     client = Client(executor, rows(200), worker_fns.Opening(what, str(tmp_path)))
     with structlog.testing.capture_logs() as events:
-        async with client.running():
-            window = await client.window()
+        async with client.reading() as window:
             await all_ready(executor)
             before = pids(executor)
             assert sorted(before) == sorted(child.pid for child in psutil.Process().children())
@@ -324,8 +321,7 @@ async def test_a_worker_that_is_removed_finishes_its_requests(rows, tmp_path):
     gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / f"gate {i}")} for i in range(2)}
     executor = ProcessExecutor(2)
     client = Client(executor, rows(9, gates), worker_fns.waits)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         await all_ready(executor)
         asked = [client.ask(window.request(row, row + 1)) for row in range(2)]
         await until(lambda: all((tmp_path / f"began {row}").exists() for row in range(2)))
@@ -347,8 +343,7 @@ async def test_adding_a_worker_back_at_once_loses_no_request(rows):
     executor = ProcessExecutor(3)
     client = Client(executor, rows(200), row_id)
     chance = random.Random(11)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         asked = {}
         for first in range(0, 200, 2):
             executor.set_num_workers(chance.randint(-1, 4))

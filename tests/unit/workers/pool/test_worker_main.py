@@ -40,8 +40,7 @@ async def test_idle_work_runs_when_a_worker_has_no_request(jsonl_file, tmp_path)
     executor = ProcessExecutor(1)
     path = jsonl_file([{"id": row, "mark": str(mark)} for row in range(20)])
     client = Client(executor, path, worker_fns.leaves_work)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         assert ids_of(await client.tokenized(window)) == list(range(20))
         await until(mark.exists)
         assert ids_of(await client.tokenized(window)) == list(range(20))
@@ -136,8 +135,7 @@ async def test_a_worker_ignores_ctrl_c(jsonl_file, tmp_path):
     executor = ProcessExecutor(1)
     rows = [{"id": 0, "began": str(began), "gate": str(gate)}, {"id": 1}]
     client = Client(executor, jsonl_file(rows), worker_fns.waits)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         await until(lambda: executor.statistics().workers[0].state == "idle")
         (worker,) = executor.statistics().workers
         os.kill(worker.pid, signal.SIGINT)
