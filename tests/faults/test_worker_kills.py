@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from asyncdata import BadRowError, DataLoader, EndOfData, Limits, Mix, Part
+from asyncdata import DataLoader, EndOfData, Limits, Mix, Part
 from asyncdata.workers.pool import lost_workers
 from tests.faults.support.streaming import entry
 from tests.support.faults import num_rounds, say
@@ -214,28 +214,6 @@ def test_a_stopped_worker_is_replaced(path):
         f"{check(path, found, 'SIGSTOP', killer.num_sent)}; "
         f"{time.monotonic() - began:.0f} s"
     )
-
-
-def batches_until_the_bad_row(path: Path, num_workers: int, buffer_size: int) -> tuple[Any, ...]:
-    with make(path, kills_on_13, num_workers=num_workers, buffer_size=buffer_size) as loader:
-        found: list[int] = []
-        while True:
-            try:
-                found += ids(loader.get_next_batch(4))
-            except BadRowError as error:
-                return found, error.code, error.line, error.byte_offset, str(error).partition(" (")[0]
-
-
-def test_a_row_that_kills_is_the_same_error_at_the_same_batch(tmp_path):
-    path = write_rows(tmp_path / "small.jsonl", SMALL)
-    seen = [batches_until_the_bad_row(path, workers, size) for workers in (1, 2) for size in (1, 8, 1000)]
-
-    wanted = order_of(path)
-    before = wanted.index(13) // 4 * 4
-    assert seen[0][:3] == (wanted[:before], "AD423", 14)
-    assert [found[:4] for found in seen] == [seen[0][:4]] * len(seen)
-    assert len({found[4] for found in seen}) == 1
-    say(f"a row that kills: {len(seen)} of {len(seen)} loaders raised AD423 for line 14 after {before} samples")
 
 
 def test_a_row_that_kills_is_skipped_and_resumed_over(tmp_path):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import ConfigError, LengthGrouping, NoSamplesError, Position, RowShuffle, WorkerError, XTunerPacking
+from asyncdata import ConfigError, LengthGrouping, Position, RowShuffle, WorkerError, XTunerPacking
 from asyncdata.batching.packers.unpacked import SinglePacking
-from asyncdata.batching.planned.plan import Dealt, Plan, PlannedOrder
+from asyncdata.batching.planned.plan import Plan, PlannedOrder
 from asyncdata.batching.planned.worker import answer
-from asyncdata.core.messages import Block, Failed, Indexed, OrderPacks, PackRows
+from asyncdata.core.messages import Block, Failed, Indexed
 from asyncdata.prefetch.row_index.row_index import RowIndex
 from asyncdata.prefetch.windows.planned_epochs import PlannedRows
 from asyncdata.workers.base import MAX_LOSSES, Crashed
@@ -155,44 +155,7 @@ def test_requests_for_plans_are_repeated_after_a_restart() -> None:
     assert bench.executor.kinds[3:] == ["OrderPacks"], "packs do not change"
 
 
-def test_an_epoch_without_packs_or_rows_is_an_error_that_says_why() -> None:
-    bench = Bench(Plan(packing=XTunerPacking(max_length=100, seed=0, kind="hard")), [30, 40])
-    bench.planned(0)
-    assert isinstance(bench.index.fault, ConfigError)
-    assert "AD453 all 2 samples together have 70 tokens and fill no pack of max_length=100" in str(bench.index.fault)
-
-    bench = Bench(lengths=[])
-    bench.planned(0)
-    assert isinstance(bench.index.fault, NoSamplesError)
-    assert bench.executor.asked == []
-
-
 # How packs are dealt.
-
-
-def test_the_epoch_that_was_begun_is_dealt_as_it_was_and_the_next_as_the_plan_says() -> None:
-    bench = Bench(SINGLE)
-    plain = [bench.planned(epoch).order.tolist() for epoch in (4, 5)]
-    begun, start = Position(4, 0, 7), Position(4)
-
-    assert bench.rows.dealt_at(start) is None, "nothing of it is begun"
-    assert bench.rows.dealt_at(begun) == Dealt(2, 1)
-    bench.rows.resume_dealt(begun, (4, 2))
-    bench.rows.restart(begun)
-    assert bench.rows.dealt_at(begun) == Dealt(4, 2)
-    assert bench.rows.dealt_at(Position(5, 0, 1)) == Dealt(2, 1)
-    resumed = [bench.planned(epoch).order.tolist() for epoch in (4, 5)]
-    assert resumed[0] != plain[0]
-    assert sorted(resumed[0]) == sorted(plain[0])
-    assert resumed[1] == plain[1]
-
-    bench.rows.restart(Position())  # the service's own beginning, which may come after a resume
-    assert bench.rows.dealt_at(begun) == Dealt(4, 2)
-
-    bench.rows.resume_dealt(start, None)
-    bench.rows.restart(start)
-    assert bench.rows.dealt_at(begun) == Dealt(2, 1), "it is begun anew"
-    assert bench.planned(4).order.tolist() == plain[0]
 
 
 def test_a_rounded_epoch_that_is_resumed_with_other_ranks_has_whole_batches() -> None:
@@ -219,17 +182,3 @@ def test_a_restart_among_packs_that_are_repeated_ends_where_the_epoch_does(num_r
     for pack in range(0, 40, 2):
         bench.rows.restart(Position(0, 0, int(whole.offsets[pack])))
         assert bench.planned(0).offsets.tolist() == whole.offsets.tolist()
-
-
-def test_requests_hold_what_a_worker_needs() -> None:
-    bench = Bench(SINGLE)
-    bench.rows.epoch(2)
-    (packs, _), *_ = bench.executor.asked
-    bench.executor.answer()
-    bench.rows.epoch(2)
-    (order, _), *_ = bench.executor.asked
-
-    assert isinstance(packs, PackRows)
-    assert (packs.method, packs.seed, packs.epoch) == ("keyed", 3, 2)
-    assert isinstance(order, OrderPacks)
-    assert (order.world_size, order.accumulation, order.seed, order.epoch) == (2, 1, 3, 2)

@@ -392,17 +392,6 @@ def test_a_file_that_has_shrunk_fails_its_overflowing_rows_too(bench, jsonl_file
     assert handler(bench.rows(starts, lengths)).kind == "SourceChangedError"
 
 
-def test_a_file_that_grew_is_read_to_the_size_of_the_start(bench, jsonl_file):
-    path = jsonl_file([{"id": 1}], final_newline=False)
-    handler = bench.open([path])
-    with path.open("ab") as file:
-        file.write(b'garbage\n{"id": 2}\n')
-
-    counts, starts, lengths = bench.scan(handler)
-
-    assert (counts, tokens_of(handler(bench.rows(starts, lengths)))) == ([1], [[1]])
-
-
 def test_an_invalid_request_is_answered_with_the_traceback(bench, jsonl_file):
     handler = bench.open([jsonl_file([{"id": 1}])])
 

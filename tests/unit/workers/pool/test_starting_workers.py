@@ -10,7 +10,6 @@ import os
 import random
 import resource
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -434,17 +433,3 @@ async def test_no_descriptor_stays_open(rows):
         after = sorted(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
 
     assert after == before
-
-
-async def test_closing_does_not_wait_for_a_row(rows, tmp_path):
-    began = tmp_path / "began"
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(1, {0: {"began": str(began)}}), worker_fns.stuck_in_c)
-    async with client.running():
-        client.ask((await client.window()).request(0, 1))
-        await until(began.exists)
-        busy = psutil.Process(int(began.read_text()))
-        before = time.monotonic()
-
-    await until(lambda: not busy.is_running() or busy.status() == psutil.STATUS_ZOMBIE)
-    assert time.monotonic() - before < NEVER_S

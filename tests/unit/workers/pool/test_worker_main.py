@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 from typing import TYPE_CHECKING, Any
@@ -127,25 +126,6 @@ async def test_a_worker_has_the_environment_and_the_parents_that_are_documented(
 
 def absolute(paths: list[str]) -> list[str]:
     return [os.path.abspath(path) for path in paths]
-
-
-@pytest.mark.thorough
-async def test_a_worker_ignores_ctrl_c(jsonl_file, tmp_path):
-    began, gate = tmp_path / "began", tmp_path / "gate"
-    executor = ProcessExecutor(1)
-    rows = [{"id": 0, "began": str(began), "gate": str(gate)}, {"id": 1}]
-    client = Client(executor, jsonl_file(rows), worker_fns.waits)
-    async with client.reading() as window:
-        await until(lambda: executor.statistics().workers[0].state == "idle")
-        (worker,) = executor.statistics().workers
-        os.kill(worker.pid, signal.SIGINT)
-        asked = client.ask(window.request(0, 2))
-        await until(began.exists)
-        os.kill(worker.pid, signal.SIGINT)
-        gate.touch()
-        assert ids_of(await client.answer(asked)) == [0, 1]
-
-    assert executor.statistics().num_restarts == 0
 
 
 async def test_the_output_of_a_worker_goes_to_the_log(jsonl_file):
