@@ -26,7 +26,6 @@ from tests.support.ranks import settled
 from tests.support.sources import KINDS, make_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytest.importorskip("pyarrow")
@@ -40,8 +39,6 @@ SHUFFLES: dict[str, Any] = {"blocks": SHUFFLE, "rows": "full", **dict.fromkeys(S
 IN_ORDER = Shuffle(enabled=False, block_bytes=1024, window_blocks=8)
 NUM_CANARIES = 8
 """Rows that are tokenized at every start, whatever is cached."""
-
-thorough = pytest.mark.thorough
 
 
 class Data(NamedTuple):
@@ -84,33 +81,29 @@ def of(*kinds: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("data", kinds, indirect=True)
 
 
-def of_each(names: str, *kinds: tuple[str, ...]) -> pytest.MarkDecorator:
-    """A kind, and what it is tried with."""
-    return pytest.mark.parametrize(f"data, {names}", kinds, indirect=["data"])
+def of_each(names: str, quick: list[tuple[Any, ...]], more: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
+    """Kinds, and what each is tried with: always, and in the thorough selection."""
+    values = [*quick, *(pytest.param(*each, marks=pytest.mark.thorough) for each in more)]
+    return pytest.mark.parametrize(f"data, {names}", values, indirect=["data"])
 
 
+thorough = pytest.mark.thorough
 EVERY_KIND = of("blocks", "rows", *(pytest.param(kind, marks=thorough) for kind in STREAMS))
-ORDERS = [
-    ("blocks", SHUFFLE),
-    ("rows", "full"),
-    ("gzip", WINDOWS),
-    *(
-        pytest.param(kind, order, marks=thorough)
-        for kind, order in [
-            ("rows", RowShuffle(only_kept=True)),
-            ("rows", RowShuffle(method="slime")),
-            ("rows", RowShuffle(method="none")),
-            ("rows", RowShuffle(part="train", train_ratio=0.7)),
-            ("rows", RowShuffle(first=30, stop=200)),
-            ("blocks", IN_ORDER),
-            ("array", WINDOWS),
-            *itertools.product(("array", "two files"), [IN_ORDER]),
-        ]
-    ),
+BLOCKS_AND_ROWS = of("blocks", pytest.param("rows", marks=thorough))
+ORDERS_OF_ROWS = [
+    RowShuffle(only_kept=True),
+    RowShuffle(method="slime"),
+    RowShuffle(method="none"),
+    RowShuffle(part="train", train_ratio=0.7),
+    RowShuffle(first=30, stop=200),
 ]
 
 
-@of_each("shuffle", *ORDERS)
+@of_each(
+    "shuffle",
+    [("blocks", SHUFFLE), ("rows", "full"), ("gzip", WINDOWS)],
+    [*(("rows", order) for order in ORDERS_OF_ROWS), *itertools.product(("blocks", "array", "two files"), [IN_ORDER])],
+)
 def test_a_later_run_reads_every_row_from_the_cache_and_delivers_the_same(data, shuffle):
     expected = data.plain(shuffle=shuffle)
 
@@ -147,11 +140,13 @@ def test_workers_read_it_too_and_the_digest_is_that_of_what_was_tokenized(data, 
 
 @of_each(
     "seed, shuffle",
-    ("blocks", 7, SHUFFLE),
-    ("rows", 7, "full"),
-    pytest.param("blocks", 42, Shuffle(block_bytes=1024, window_blocks=9), marks=thorough),
-    pytest.param("rows", 42, RowShuffle(method="slime"), marks=thorough),
-    *(pytest.param(kind, 7, Shuffle(block_bytes=1024, window_blocks=3), marks=thorough) for kind in STREAMS),
+    [("rows", 7, "full")],
+    [
+        ("blocks", 7, SHUFFLE),
+        ("blocks", 42, Shuffle(block_bytes=1024, window_blocks=9)),
+        ("rows", 42, RowShuffle(method="slime")),
+        *itertools.product(STREAMS, [7], [Shuffle(block_bytes=1024, window_blocks=3)]),
+    ],
 )
 def test_another_order_reads_the_same_cache(data, seed, shuffle):
     data.fill()
@@ -172,7 +167,7 @@ def test_later_epochs_of_a_run_read_the_cache(data):
         assert found.cached[0] <= 16, "what is read ahead of the second epoch"
 
 
-@of("blocks", pytest.param("rows", marks=thorough))
+@BLOCKS_AND_ROWS
 def test_files_may_be_added_and_come_in_another_order(data, tmp_path):
     data.fill()
     both = [str(write_rows(tmp_path / "other.jsonl", 70)), str(data.path)]
@@ -371,7 +366,7 @@ def test_other_settings_tokenizers_and_templates_are_tokenized(tmp_path, small_t
 # Rows that are not cached
 
 
-@of("blocks", pytest.param("rows", marks=thorough))
+@BLOCKS_AND_ROWS
 def test_a_bad_row_is_an_error_again_with_all_that_was_said_of_it(data):
     lines = data.path.read_bytes().splitlines(keepends=True)
     lines[200] = b'{"id": 200, "pad": \n'
@@ -450,7 +445,7 @@ def test_each_rank_reads_the_rows_of_its_own_packs(data):
 # Half a cache, and a damaged one
 
 
-@of_each("keep", ("blocks", 0), ("rows", 2), *(pytest.param(kind, 1, marks=thorough) for kind in STREAMS))
+@of_each("keep", [("blocks", 0), ("rows", 2)], [(kind, 1) for kind in STREAMS])
 def test_whatever_part_of_the_cache_is_left_the_order_is_the_same(data, keep):
     expected = data.plain()
     data.fill()
@@ -470,16 +465,8 @@ def test_whatever_part_of_the_cache_is_left_the_order_is_the_same(data, keep):
 
 @of_each(
     "num_delivered, num_workers",
-    ("blocks", 183, 0),
-    ("rows", 37, 0),
-    *(
-        pytest.param(*values, marks=thorough)
-        for values in [
-            *(("blocks", number, 2 * (number % 2)) for number in (0, 1, 37, 300)),
-            *itertools.product(("rows",), (0, 250), (0, 2)),
-            *itertools.product(STREAMS, (37, 250), (0, 2)),
-        ]
-    ),
+    [("blocks", 183, 0), ("rows", 37, 0)],
+    [*itertools.product(("blocks",), (0, 1, 300), (2,)), *itertools.product(("rows", *STREAMS), (37, 250), (2,))],
 )
 def test_a_snapshot_in_the_middle_of_a_half_cached_epoch_resumes_exactly(data, num_delivered, num_workers):
     expected = data.plain(2).samples
@@ -500,17 +487,7 @@ def test_a_snapshot_in_the_middle_of_a_half_cached_epoch_resumes_exactly(data, n
     assert before + after == expected
 
 
-def places(kind: str, *percent: int) -> Iterator[Any]:
-    for number, place in enumerate(percent):
-        yield pytest.param(kind, place, marks=() if number == 0 and kind not in STREAMS else thorough)
-
-
-@of_each(
-    "place",
-    *places("blocks", 99, 0, 30),
-    *places("rows", 63, 0, 36, 99),
-    *itertools.chain.from_iterable(places(kind, 0, 57) for kind in STREAMS),
-)
+@of_each("place", [("blocks", 99), ("rows", 63)], [("blocks", 30), ("rows", 0), *((kind, 57) for kind in STREAMS)])
 def test_wherever_a_byte_of_a_segment_is_changed_the_same_is_delivered_and_it_is_written_again(data, place):
     expected = data.fill()
     damaged = segments(data.cache)[0]
@@ -574,7 +551,7 @@ def test_a_run_without_room_writes_as_much_as_fits_and_continues(data):
     assert 0 < data.read().cached[0] < data.num_rows
 
 
-@of("blocks", pytest.param("rows", marks=thorough))
+@BLOCKS_AND_ROWS
 def test_two_runs_share_a_cache_and_one_of_them_writes(data):
     expected = data.plain(3).samples
     num_first = len(data.plain().samples)

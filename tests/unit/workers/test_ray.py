@@ -43,19 +43,35 @@ def test_import_asyncdata_does_not_import_ray():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"
 
 
-def test_an_executor_may_be_a_dict_as_in_yaml():
-    assert CONFIG.executor == RayExecutor(num_workers=3)
-
-
 @pytest.mark.parametrize("executor", [RayExecutor(local_workers=2), {"local_workers": 2}])
-def test_local_workers_are_known_before_the_settings_are_checked(executor):
+def test_an_executor_may_be_a_dict_as_in_yaml_and_its_local_workers_are_known_before_it_is_checked(executor):
+    assert LoaderConfig.of({"executor": executor}).executor == RayExecutor(local_workers=2)
     assert local_workers_of(executor) == 2
     assert local_workers_of({}) == local_workers_of(RayExecutor()) == 0
 
 
-def test_ray_client_is_refused():
-    with pytest.raises(ConfigError, match=r"^AD490 .*ray job submit"):
-        RayExecutor(address="ray://head:10001")
+SPOOLED = msgspec.structs.replace(JOB, reader=ReaderSpec("asyncdata.sources.spool:SpoolReader"))
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: RayExecutor(address="ray://head:10001"), r"^AD490 .*ray job submit"),
+        (lambda: LoaderConfig.of({"executor": {}, "num_workers": 2}), r"^AD495 num_workers=2 .*local_workers"),
+        (lambda: check(JOB, cache=CacheJob("folder", [], 0)), "^AD496 the token cache"),
+        (lambda: check(SPOOLED), "^AD496 single rows .*shuffle=True"),
+        (lambda: check(JOB, parts=[SPOOLED]), "^AD496 single rows"),
+    ],
+    ids=["Ray Client", "num_workers beside it", "a token cache", "copies of rows on this disk", "also of a part"],
+)
+def test_what_does_not_work_on_a_cluster_is_refused(ask, message):
+    check(JOB)
+    with pytest.raises(ConfigError, match=message):
+        ask()
+
+
+def check(job: Job, **changes: object) -> None:
+    check_cluster(CONFIG, msgspec.structs.replace(job, **changes))
 
 
 def test_a_process_that_is_connected_by_ray_client_is_refused(monkeypatch):
@@ -108,25 +124,6 @@ def test_without_ray_the_error_names_the_package(monkeypatch, tmp_path):
         DataLoader(write_rows(tmp_path / "rows.jsonl", 3), tokenize_fn=row_id, executor=RayExecutor())
 
 
-def test_num_workers_beside_an_executor_is_refused():
-    with pytest.raises(ConfigError, match=r"^AD495 num_workers=2 .*local_workers"):
-        LoaderConfig.of({"executor": RayExecutor(), "num_workers": 2})
-
-
-def test_a_token_cache_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"^AD496 the token cache"):
-        check_cluster(CONFIG, msgspec.structs.replace(JOB, cache=CacheJob(str(tmp_path), [], 0)))
-
-
-def test_copies_of_rows_on_this_disk_are_refused():
-    spooled = ReaderSpec("asyncdata.sources.spool:SpoolReader")
-    with pytest.raises(ConfigError, match=r"^AD496 single rows .*shuffle=True"):
-        check_cluster(CONFIG, msgspec.structs.replace(JOB, reader=spooled))
-    with pytest.raises(ConfigError, match=r"^AD496"):
-        check_cluster(CONFIG, msgspec.structs.replace(JOB, parts=[msgspec.structs.replace(JOB, reader=spooled)]))
-    check_cluster(CONFIG, JOB)
-
-
 # Requests between processes that share no memory
 
 
@@ -153,15 +150,11 @@ def test_the_text_of_the_rows_travels_and_nothing_else():
     assert (sent.request.lengths, sent.request.overflow) == (lengths, request.overflow)
 
 
-def test_a_request_of_a_part_stays_that():
-    sent = to_send(OfPart(1, Tokenize(0, ints(4), ints(3))), lambda slot: slot_of(slot + 2))
-
-    assert (sent.request.part, sent.text) == (1, b"one")
-
-
 @pytest.mark.parametrize("request_", [Tokenize(NO_SLOT, ints(-1), ints(3)), Index([Block(0, 0, 9)], "none")])
-def test_what_refers_to_no_slot_travels_as_it_is(request_):
+def test_what_refers_to_no_slot_travels_as_it_is_and_a_request_of_a_part_stays_that(request_):
     assert to_send(request_, slot_of) == (request_, b"")
+    sent = to_send(OfPart(1, Tokenize(0, ints(4), ints(3))), lambda slot: slot_of(slot + 2))
+    assert (sent.request.part, sent.text) == (1, b"one")
 
 
 def test_a_scan_without_samples_brings_its_text_into_the_slot():
@@ -205,11 +198,6 @@ def faults(terms) -> list[tuple[int, str]]:
     return [tuple(fault) for fault in NodeFiles(terms.job.files, "trainer").prove(range(9))]
 
 
-def test_a_node_with_the_same_files_and_functions_is_accepted(terms):
-    check_function(terms)
-    assert faults(terms) == []
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -228,23 +216,18 @@ def test_a_file_that_differs_is_named_with_the_node_and_the_way_out(terms, chang
     assert "copy it to the same path on every node" in reason
 
 
-def test_a_file_is_compared_once(terms):
-    files = NodeFiles(terms.job.files, "trainer")
-    files.prove([0])
-    os.unlink(terms.job.files[0].path)
-
-    assert files.prove([0]) == []
-
-
-def test_a_file_that_has_grown_or_was_copied_is_the_same(terms):
+def test_a_file_that_has_grown_or_was_copied_is_the_same_and_is_compared_once(terms):
+    check_function(terms)
     path = terms.job.files[0].path
     with open(path, "ab") as file:
         file.write(b'{"id": 3}\n')
     os.utime(path, (1, 1))
     files = NodeFiles(terms.job.files, "trainer")
 
-    assert files.prove([0]) == []
+    assert files.prove(range(9)) == []
     assert (files.files[0].mtime_ns, files.files[0].num_bytes) == (10**9, 20)
+    os.unlink(path)
+    assert files.prove([0]) == []
 
 
 def test_another_version_or_tokenizer_is_named(terms):
