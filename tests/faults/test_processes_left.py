@@ -36,6 +36,7 @@ RAY_KILLS = num_rounds(quick=2, full=10)
 
 BUSY = {
     "idle": "tests.support.tokenize_fns:row_id",
+    "idle, with threads of their own": "tests.faults.support.idling:keeps_a_thread",
     "starting": "tests.support.tokenize_fns:row_id",
     "not started yet": "tests.support.tokenize_fns:row_id",
     "not asked for yet": "tests.support.tokenize_fns:row_id",
@@ -56,7 +57,7 @@ def kill_trainer(folder: Path, doing: str, chance: random.Random, *, forks: bool
     began, ready = folder / "began", folder / "ready"
     rows = {i: {"began": str(began), "gate": str(folder / "never")} for i in range(500)}
     path = write_rows(folder / "rows.jsonl", 500, rows)
-    state = {"idle": "idle", "not asked for yet": "none"}.get(doing, "busy")
+    state = "none" if doing == "not asked for yet" else "idle" if doing.startswith("idle") else "busy"
     settings = {"path": str(path), "tokenize_fn": BUSY[doing], "ready": str(ready), "state": state, "num_workers": 2}
     with Program.of("idling", {**settings, "forks": forks}) as trainer:
         if doing == "starting":
@@ -68,7 +69,7 @@ def kill_trainer(folder: Path, doing: str, chance: random.Random, *, forks: bool
         elif doing == "not asked for yet":
             until(ready.exists)
         else:
-            until(lambda: ready.exists() and (doing == "idle" or began.exists()))
+            until(lambda: ready.exists() and (state == "idle" or began.exists()))
         child = [int(ready.read_text())] if forks else []
         num_workers = len(trainer.alive()) - 1 - len(child)  # and the fork server
         if "fork server" in doing:

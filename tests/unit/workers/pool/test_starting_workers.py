@@ -10,7 +10,7 @@ import os
 import random
 import resource
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import psutil
@@ -21,24 +21,16 @@ from asyncdata import WorkerError
 from asyncdata.core.framing import frame
 from asyncdata.core.messages import (
     Failed,
-    Permute,
     Permuted,
     Ready,
-    decode_reply,
 )
 from asyncdata.workers.pool import lost_workers
 from asyncdata.workers.pool.forkserver import descriptors, why_not_shared
 from asyncdata.workers.pool.process_pool import ProcessExecutor
-from asyncdata.workers.pool.processes import SharedResources
-from asyncdata.workers.pool.spawning import WorkerFactory
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.pools import all_ready, events_of, fork_server, pids, states
 from tests.support.tokenize_fns import row_id
-
-if TYPE_CHECKING:
-    from asyncdata.workers.pool.processes import WorkerProcess
-
 
 pytestmark = pytest.mark.asyncio
 
@@ -250,18 +242,13 @@ async def test_a_worker_without_a_pidfd_is_not_used(rows, monkeypatch, error, me
     assert (await failure_to_run(client)).startswith(message)
 
 
-async def test_no_worker_starts_before_prepare_and_begin(rows):
+async def test_no_worker_starts_before_prepare(rows):
     client = Client(ProcessExecutor(1), rows(1), row_id)
 
     with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
         await client.executor.run(client.job)
     with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
         client.executor.memory(0)
-    with SharedResources(1, 0, 1) as shared:
-        factory = WorkerFactory(shared)
-        with pytest.raises(WorkerError, match=r"begin\(\) has not been called"):
-            await factory.start_worker(0)
-        factory.close()
 
 
 async def test_while_others_work_the_start_of_a_worker_is_retried_until_there_is_room(rows):
@@ -384,39 +371,6 @@ async def test_the_number_of_workers_may_change_before_prepare_and_before_run(ro
 
 
 # How workers end
-
-
-async def exit_after_an_answer(worker: WorkerProcess) -> str:
-    """How a worker ends if it answers one request, and its socket is then closed."""
-    _, said = await worker.connection.receive()
-    assert decode_reply(said) == Ready(worker.pid)
-    worker.connection.send(frame(7, Permute(5, 3)))
-    number, reply = await worker.connection.receive()
-    assert (number, type(decode_reply(reply))) == (7, Permuted)
-    worker.connection.close()
-    await worker.handle.ended()
-    await worker.handle.ask_status()
-    worker.kill()
-    worker.wait()
-    return worker.how_it_ended()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "function", [worker_fns.Opening(), worker_fns.RollsDice(), worker_fns.Opening("lingers")], ids=lambda fn: fn.what
-)
-async def test_a_worker_exits_when_its_socket_ends_however_it_was_started(rows, function):
-    """Forked, or a fork server itself; with threads of the user, or without."""
-    client = Client(ProcessExecutor(1), rows(1), function)
-    with SharedResources(3, 0, 1) as shared, anyio.fail_after(NEVER_S):
-        factory = WorkerFactory(shared)
-        async with anyio.create_task_group() as group:
-            factory.begin(group, client.job)
-            ends = [await exit_after_an_answer(await factory.start_worker(number)) for number in range(3)]
-            group.cancel_scope.cancel()
-        factory.close()
-
-    assert ends == ["exit status 0"] * 3
 
 
 @pytest.mark.thorough

@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 import psutil
 import pytest
 import structlog
 
 from asyncdata import WorkerError
-from asyncdata.core.framing import HEADER, frame
-from asyncdata.core.messages import MAX_FRAME_BYTES, Failed, decode_reply
+from asyncdata.core.framing import HEADER
+from asyncdata.core.messages import MAX_FRAME_BYTES, NO_SLOT, Failed, decode_reply
 from asyncdata.core.specs import TokenizeSpec
 from asyncdata.tokenization.base import describe
+from asyncdata.workers.base import Crashed
 from asyncdata.workers.pool.connection import Connection
-from asyncdata.workers.pool.early_start import StartedForkServer
 from asyncdata.workers.pool.process_pool import ProcessExecutor
-from asyncdata.workers.pool.processes import SharedResources
-from asyncdata.workers.pool.spawning import WorkerFactory
 from asyncdata.workers.pool.worker_main import open_or_report, receive, send_pieces
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
@@ -164,34 +163,21 @@ def said(events: Any) -> str:
     return "".join(event["text"] for event in events if event["event"] == "worker.output")
 
 
-async def test_a_fork_server_whose_socket_ends_before_its_job_exits():
-    started = StartedForkServer.with_pipe()
-    started.ends.sock.close()
-    assert await anyio.to_thread.run_sync(started.process.wait) == 0
-    started.end()
+class Nonsense(msgspec.Struct, tag=True):
+    """A request that no worker knows."""
+
+    slot: int = NO_SLOT
 
 
 async def test_a_worker_that_receives_an_invalid_request_exits(jsonl_file):
-    """Then its requests are sent to another worker; a worker that guessed would be worse."""
+    """Then it is sent to another worker; a worker that guessed would be worse."""
     client = Client(ProcessExecutor(1), jsonl_file([{"id": 0}]), row_id)
-    with SharedResources(1, client.slot_bytes, 1) as shared, anyio.fail_after(NEVER_S):
-        factory = WorkerFactory(shared)
-        async with anyio.create_task_group() as group:
-            factory.begin(group, client.job)
-            process = await factory.start_worker(0)
-            await process.connection.receive()
-            process.connection.send(frame(7, client.job))
-            with pytest.raises(EOFError):
-                await process.connection.receive()
-            await process.handle.ended()
-            await process.handle.ask_status()
-            assert process.handle.status == 1
-            process.kill()
-            process.wait()
-            group.cancel_scope.cancel()
-        factory.close()
+    with structlog.testing.capture_logs() as events:
+        async with client.reading():
+            reply = await client.answer(client.ask(Nonsense(), max_losses=1))
+            await until(lambda: "ValidationError" in said(events))
 
-    assert "ValidationError" in process.output
+    assert reply == Crashed("AD423", "its worker died (exit status 1)")
 
 
 async def test_a_worker_starts_fast_and_uses_little_memory(jsonl_file):
