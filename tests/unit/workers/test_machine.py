@@ -59,9 +59,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Files]
         pytest.param(V2, {"cpu.max": "9900000 100000\n"}, 16, ALL, id="a quota of more than there is"),
         pytest.param(V1, cpu_v1("-1\n"), 16, ALL, id="no quota, version 1"),
         pytest.param(V1, cpu_v1("350000\n"), 4, ALL, id="a quota, version 1"),
-        pytest.param(
-            "0::/../../kubepods/x\n", {"cpu.max": "200000 100000\n"}, 2, ALL, id="a path beyond the mount"
-        ),
+        pytest.param("0::/../../kubepods/x\n", {"cpu.max": "200000 100000\n"}, 2, ALL, id="a path beyond the mount"),
         pytest.param(
             V2,
             {"a/b/cpu.max": "800000 100000\n", "a/cpu.max": "300000 100000\n"}
