@@ -7,15 +7,13 @@ windows, the blocks of an index request, and the requests that all workers have 
 from __future__ import annotations
 
 import functools
-import json
 from typing import Any, NamedTuple
 
 import pytest
 
 from asyncdata import DataLoader, RowShuffle, Shuffle
 from asyncdata.order.order import ROWS_PER_WINDOW
-from tests.support import worker_fns
-from tests.support.faults import num_rounds, say, until
+from tests.support.faults import num_rounds, say
 from tests.support.loading import NEVER_S
 from tests.support.slime_source import args_for
 from tests.support.sources import KINDS
@@ -120,23 +118,3 @@ def test_slimes_default_order_starts_cold(tmp_path, small_tokenizer, num_workers
         assert last == "2000 qqqqqqqqqq"
     finally:
         source.close()
-
-
-def test_a_restart_while_workers_are_busy_for_the_run_before_it_goes_on(tmp_path):
-    """Rows read by their places are in no slot: no callback was called when a worker finished an unwanted request."""
-    began, gate = tmp_path / "began", tmp_path / "gate"
-    path = tmp_path / "rows.jsonl"
-    rows = [{"id": number} for number in range(500)]
-    rows[0] |= {"began": str(began), "gate": str(gate)}
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    knobs: Any = {"shuffle": NONE, "num_workers": 1, "cache": {"folder": ""}, "timeout_s": NEVER_S, "buffer_size": 1000}
-    with DataLoader(str(path), tokenize_fn=worker_fns.waits, **knobs) as loader:
-        state = loader.state_dict()
-        until(lambda: began.exists() and loader.statistics().in_flight_rows == 64)  # all that one worker has room for
-        loader.load_state_dict(state)
-        service = loader._engine.service  # noqa: SLF001
-        channel = service._coordinator.channel  # noqa: SLF001
-        until(lambda: service._begun is channel and service._producer._channel is channel)  # noqa: SLF001
-        until(lambda: not service._producer._is_finished)  # noqa: SLF001 - and it has looked what can be sent
-        gate.touch()
-        assert [int(sample.tokens[0]) for sample in loader.get_next_batch(10)] == list(range(10))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,21 +18,44 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+
 NUM_ROWS = 500
+
+
 NUM_EPOCHS = 2
+
 
 # A change of one of these changes the order of every run that exists.
 ORDER = "952f6f5fb7a7ba0bc0870cd8ecf4ee77dca589cccafe233ca4069c977043f3db"
+
+
 ORDER_OF_ANOTHER_SEED = "884bc11b79828e47f6525cbf522c5c3e04cf6f9ba4b4972a3938d9d1daade096"
+
+
 ORDER_OF_FILES = "60e5acd40bfb4b9e481bfe15269c6a0f48e1234127ac9c502ddd341317f291fe"
 
+
 NUM_WORKERS = (0, 1, 2, 3)
+
+
 DP_SIZES = (1, 8)
+
+
 BUFFER_SIZES = (1, 64, 4096)
+
+
 BATCH_SIZES = (1, 7, 64)
+
+
 BACKENDS = ("asyncio", "uvloop", "trio")
+
+
 KINDS = (NUM_WORKERS, DP_SIZES, BUFFER_SIZES, BATCH_SIZES, BACKENDS)
+
+
 ALL = list(itertools.product(*KINDS))
+
+
 SOME = [ALL[number] for number in range(0, len(ALL), 35)]  # 35 and 216 have no factor in common: every value is there
 
 
@@ -124,3 +149,28 @@ def test_files_are_mixed_and_give_one_order_too(tmp_path, num_workers):
 
     assert found == order_of(sorted(tmp_path.iterdir()), NUM_EPOCHS, shuffle=shuffle)
     assert digest(found) == ORDER_OF_FILES
+
+
+# Workers come and go
+
+
+def resize(loader: DataLoader, num_workers: int) -> None:
+    """As a tuner in the service's loop does."""
+    engine = loader._engine  # noqa: SLF001 - there is no other way to be in that loop
+    executor, call_soon = engine._executor, engine.service._call_soon  # noqa: SLF001 - as above
+    assert call_soon is not None
+    call_soon(partial(executor.set_num_workers, num_workers))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_does_not_depend_on_how_many_workers_there_are_when(path, seed):
+    chance, found = random.Random(seed), []
+    with DataLoader(path, **settings_of((2, 1, 100, 1, "asyncio")) | {"epochs": None}) as loader:
+        while len(found) < 2 * NUM_ROWS:
+            found += ids(loader.get_next_batch(chance.choice([1, 7, 32, 100])))
+            resize(loader, chance.randint(1, 5))
+        restarts = loader.statistics().worker_restarts_total
+
+    assert digest(found[: 2 * NUM_ROWS]) == ORDER
+    assert restarts == 0

@@ -68,13 +68,14 @@ def make(path: Any, executor: RayExecutor | None = None, tokenize_fn: Any = row_
     return DataLoader(path, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "timeout_s": NEVER_S} | workers | knobs)
 
 
-def delivered(loader: DataLoader) -> tuple[list[int], dict[str, int]]:
-    """All ids, in order, and what was left out, by reason."""
+def delivered(loader: DataLoader) -> tuple[list[Any], dict[str, int], Any]:
+    """All samples, in order; what was left out, by reason; and what a snapshot counts."""
     found = []
     with loader, pytest.raises(EndOfData):
         while True:
-            found += ids(loader.get_next_batch(1))
-    return found, dict(loader.statistics().dropped_total)
+            (sample,) = loader.get_next_batch(1)
+            found.append((sample.tokens.tolist(), sample.prompt, sample.label, sample.metadata))
+    return found, dict(loader.statistics().dropped_total), loader.state_dict()["counters"]
 
 
 # One order
@@ -89,25 +90,63 @@ def test_the_order_on_two_nodes_is_the_one_that_was_pinned(tmp_path, executor):
     assert digest(found) == ORDER
 
 
-@pytest.mark.parametrize("function", [every_third_dropped, fails_on_13])
-def test_drops_and_bad_rows_are_those_of_other_workers(tmp_path, function):
-    path = write_rows(tmp_path / "rows.jsonl", 100, {40: {"text": "x" * 30_000}})
-    knobs = {"tokenize_fn": function, "epochs": 2, "bad_rows": "skip"}
-
-    assert delivered(make(path, REMOTE, **knobs)) == delivered(make(path, **knobs))
+def plain(folder: Path) -> Path:
+    return write_rows(folder / "rows.jsonl", 300, {40: {"text": "x" * 30_000}})
 
 
-def test_all_columns_of_a_real_function_are_the_same(tmp_path, small_tokenizer):
+def compressed(folder: Path) -> Path:
+    path = folder / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(plain(folder).read_bytes()))
+    return path
+
+
+def in_parquet(folder: Path) -> Path:
+    pytest.importorskip("pyarrow")
+    from tests.support.parquet_files import write
+
+    return write(folder / "rows.parquet", 300)
+
+
+def chats(folder: Path) -> Path:
     texts = [f"row {number} " * (number % 9) for number in range(90)]
     rows = [{"input": text, "label": str(number), "metadata": {"n": number}} for number, text in enumerate(texts)]
-    path = tmp_path / "prompts.jsonl"
+    path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    function, found = PromptTokenizeFn(str(small_tokenizer), label_key="label", max_length=30), []
-    for executor in (REMOTE, MIXED, None):
-        with make(path, executor, function, epochs=1, batch_size=90) as loader:
-            found.append([[(s.tokens.tolist(), s.prompt, s.label, s.metadata) for s in batch] for batch in loader])
+    return path
 
-    assert found[0] == found[1] == found[2]
+
+def mixed(folder: Path) -> Mix:
+    return Mix({name: Part(write_rows(folder / f"{name}.jsonl", 200), when_done="leave") for name in ("a", "b")})
+
+
+@pytest.mark.parametrize(
+    ("source", "knobs"),
+    [
+        pytest.param(plain, {"tokenize_fn": every_third_dropped, "epochs": 2}, id="rows that are dropped"),
+        pytest.param(plain, {"tokenize_fn": fails_on_13, "epochs": 2, "bad_rows": "skip"}, id="bad rows"),
+        pytest.param(plain, {"tokenize_fn": id_and_text, "digest": "tokens"}, id="the digest of all tokens"),
+        pytest.param(plain, {"shuffle": "full"}, id="permuted single rows"),
+        pytest.param(plain, {"shuffle": RowShuffle(method="none")}, id="single rows as they lie"),
+        pytest.param(compressed, {}, id="a stream, whose rows travel as bytes"),
+        pytest.param(in_parquet, {"shuffle": Shuffle(block_bytes=4096, window_blocks=4)}, id="blocks of Parquet"),
+        pytest.param(chats, {"tokenize_fn": PromptTokenizeFn, "executor": MIXED}, id="all columns"),
+        pytest.param(mixed, {}, id="the parts of a mixture, which share the actors"),
+    ],
+)
+def test_what_is_delivered_is_what_other_workers_give(tmp_path, small_tokenizer, source, knobs):
+    knobs, data = {"epochs": 1, "executor": REMOTE, **knobs}, source(tmp_path)
+    if knobs.get("tokenize_fn") is PromptTokenizeFn:
+        knobs["tokenize_fn"] = PromptTokenizeFn(str(small_tokenizer), label_key="label", max_length=30)
+
+    found = delivered(make(data, **knobs))
+
+    assert found[0]
+    assert found == delivered(make(data, **{**knobs, "executor": None}))
+
+
+def test_single_rows_of_parquet_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"^AD496 single rows"):
+        make(in_parquet(tmp_path), REMOTE, shuffle="full")
 
 
 def test_a_bad_row_is_raised_at_its_turn_with_the_same_words(tmp_path):
@@ -120,16 +159,6 @@ def test_a_bad_row_is_raised_at_its_turn_with_the_same_words(tmp_path):
         seen.append((found, str(caught.value), caught.value.byte_offset, caught.value.excerpt))
 
     assert seen[0] == seen[1]
-
-
-def test_the_digest_of_the_tokens_is_the_same(tmp_path):
-    path, states = write_rows(tmp_path / "rows.jsonl", 300), []
-    for executor in (REMOTE, None):
-        with make(path, executor, id_and_text, digest="tokens") as loader:
-            loader.get_next_batch(250)
-            states.append(loader.state_dict())
-
-    assert states[0]["counters"] == states[1]["counters"]
 
 
 @pytest.mark.parametrize(("first", "then"), [(REMOTE, None), (None, REMOTE), (MIXED, REMOTE)])
@@ -145,32 +174,6 @@ def test_a_run_resumes_on_other_workers_with_the_next_sample(tmp_path, first, th
         after = ids(loader.get_next_batch(363))
 
     assert before + after == whole
-
-
-@pytest.mark.parametrize("shuffle", ["full", RowShuffle(method="none")])
-def test_orders_of_single_rows_need_no_text_from_here(tmp_path, shuffle):
-    path = write_rows(tmp_path / "rows.jsonl", 300)
-
-    assert delivered(make(path, REMOTE, shuffle=shuffle, epochs=1)) == delivered(make(path, shuffle=shuffle, epochs=1))
-
-
-def test_a_stream_is_read_here_and_its_rows_travel_as_bytes(tmp_path):
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(gzip.compress(write_rows(tmp_path / "rows.jsonl", 300).read_bytes()))
-
-    assert delivered(make(path, REMOTE, epochs=1)) == delivered(make(path, epochs=1))
-
-
-def test_parquet_is_read_by_actors_in_blocks_and_not_in_single_rows(tmp_path):
-    pytest.importorskip("pyarrow")
-    from tests.support.parquet_files import write
-
-    path = write(tmp_path / "rows.parquet", 300)
-    knobs = {"epochs": 1, "shuffle": Shuffle(block_bytes=4096, window_blocks=4)}
-
-    assert delivered(make(path, REMOTE, **knobs)) == delivered(make(path, **knobs))
-    with pytest.raises(ConfigError, match=r"^AD496 single rows"):
-        make(path, REMOTE, shuffle="full")
 
 
 def test_planned_packs_are_the_same(tmp_path):
@@ -190,16 +193,6 @@ def test_planned_packs_are_the_same(tmp_path):
     assert found[0] == found[1]
 
 
-def test_the_parts_of_a_mixture_share_the_actors(tmp_path):
-    mix = Mix({name: Part(write_rows(tmp_path / f"{name}.jsonl", 200), weight=1.0) for name in ("a", "b")})
-    found = []
-    for executor in (REMOTE, None):
-        with make(mix, executor) as loader:
-            found.append(ids(loader.get_next_batch(350)))
-
-    assert found[0] == found[1]
-
-
 # Rows that bring workers down
 
 
@@ -209,29 +202,13 @@ def test_the_parts_of_a_mixture_share_the_actors(tmp_path):
 def test_a_row_that_brings_actors_down_is_found_and_no_other_is_blamed(tmp_path, special, function, code):
     path = write_rows(tmp_path / "rows.jsonl", 40, {13: special})
     knobs = {"epochs": 1, "bad_rows": "skip", "limits": Limits(row_timeout_s=1.5), "shuffle": False}
-    found, dropped = delivered(make(path, REMOTE, function, **knobs))
+    found, dropped, _ = delivered(make(path, REMOTE, function, **knobs))
 
-    assert found == [number for number in range(40) if number != 13]
+    assert [tokens[0] for tokens, *_ in found] == [number for number in range(40) if number != 13]
     assert dropped == {f"bad row {code}": 1}
 
 
 # What a node must have
-
-
-def test_a_node_without_the_module_is_named_with_the_way_out(tmp_path, monkeypatch):
-    """Actors have the path of the process that connected, as it was then."""
-    (tmp_path / "only_here.py").write_text("def row_id(row):\n    return [row['id']]\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    function = importlib.import_module("only_here").row_id
-    with (
-        make(write_rows(tmp_path / "rows.jsonl", 10), REMOTE, function) as loader,
-        pytest.raises(ConfigError) as caught,
-    ):
-        loader.get_next_batch(1)
-    del sys.modules["only_here"]
-
-    assert str(caught.value).startswith("AD493 node ")
-    assert "'only_here'" in str(caught.value) and "runtime_env" in str(caught.value)
 
 
 def test_a_module_that_is_sent_along_is_found(tmp_path, monkeypatch):
@@ -278,17 +255,6 @@ def test_a_node_that_sees_other_data_is_named_with_the_file(tmp_path, monkeypatc
 
     assert str(caught.value).startswith("AD492 node ") and path in str(caught.value)
     assert ("other content" if text is not None else "cannot be read there") in str(caught.value)
-
-
-def test_a_copy_with_other_times_is_the_same_data(tmp_path, monkeypatch):
-    here, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here, there):
-        folder.mkdir()
-        (folder / "seen.jsonl").write_bytes(b'{"id": 7}\n')
-    monkeypatch.chdir(here)
-    executor = in_folder(there)
-    with make("/proc/self/cwd/seen.jsonl", executor) as loader:
-        assert ids(loader.get_next_batch(1)) == [7]
 
 
 def test_actors_that_find_no_room_are_reported_as_starting_with_what_they_lack(tmp_path):

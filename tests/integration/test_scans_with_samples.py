@@ -81,31 +81,18 @@ def rows(tmp_path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("function", [row_id, id_and_text, every_third_dropped, fails_on_13])
-@pytest.mark.parametrize("digest", ["positions", "tokens"])
-def test_samples_drops_and_errors_are_the_same(rows, with_samples, function, digest):
+@pytest.mark.parametrize("is_down", [False, True], ids=["", "a scan brings workers down"])
+@pytest.mark.parametrize(
+    ("function", "digest"),
+    [(row_id, "tokens"), (id_and_text, "tokens"), (every_third_dropped, "tokens"), (fails_on_13, "positions")],
+)
+def test_samples_drops_and_errors_are_the_same(rows, with_samples, request, function, digest, is_down):
+    crashed = request.getfixturevalue("crashing") if is_down else None
     knobs = {"bad_rows": "skip", "digest": digest}
     expected = delivered(rows, function, **knobs)
     with with_samples():
         assert delivered(rows, function, **knobs) == expected
-
-
-@pytest.mark.parametrize("function", [id_and_text, every_third_dropped, fails_on_13])
-@pytest.mark.parametrize("digest", ["positions", "tokens"])
-def test_rows_of_a_scan_that_brings_workers_down_are_tokenized_at_their_turn(
-    rows, with_samples, crashing, function, digest
-):
-    knobs = {"bad_rows": "skip", "digest": digest}
-    expected = delivered(rows, function, **knobs)
-    with with_samples():
-        assert delivered(rows, function, **knobs) == expected
-    assert crashing
-
-
-def test_the_order_is_d(tmp_path, with_samples, crashing):
-    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-    with with_samples(), make(path) as loader:
-        assert ids(loader.get_next_batch(3 * NUM_ROWS)) == order_of(path, 3, shuffle=WIDE)
+    assert not is_down or crashed
 
 
 def test_a_bad_row_is_raised_at_its_turn_with_the_same_words(tmp_path, with_samples):
@@ -124,17 +111,18 @@ def test_a_bad_row_is_raised_at_its_turn_with_the_same_words(tmp_path, with_samp
     assert seen[0] == seen[1]
 
 
-def test_a_run_resumes_with_the_next_sample(tmp_path, with_samples):
+def test_the_order_is_d_also_of_a_run_that_resumes(tmp_path, with_samples, crashing):
     path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-    whole, found = order_of(path, 2, shuffle=WIDE), []
+    whole, found = order_of(path, 3, shuffle=WIDE), []
     with make(path) as loader:
         found += ids(loader.get_next_batch(77))
         state = loader.state_dict()
     with with_samples(), make(path) as loader:
         loader.load_state_dict(state)
-        found += ids(loader.get_next_batch(NUM_ROWS))
+        found += ids(loader.get_next_batch(2 * NUM_ROWS))
 
     assert found == whole[: len(found)]
+    assert crashing
 
 
 @pytest.mark.parametrize("is_down", [False, True])

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NUM_TOKENS = 8000
-NOT_PLANNED = [name for name in WAYS if "planned" not in name]
 
 
 class Calls:
@@ -121,64 +120,38 @@ def check_once(calls: Calls, path: Path, found: Run, epochs: int = 1) -> None:
     assert (calls.seen - every).total() <= 8 * ranks
 
 
-@pytest.mark.parametrize("way", NOT_PLANNED)
-def test_two_ranks_tokenize_each_row_once_and_get_the_same_batches(rows: Path, way: str) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "knobs"),
+    [
+        *((2, WAYS[name]) for name in WAYS if "planned" not in name),
+        (4, {**WAYS["soft"], "epochs": 2}),
+        (4, {"epochs": 2}),
+        (2, {"shuffle": False}),
+        (2, {"shuffle": "full", "cache": {"folder": ""}}),
+        (2, {"event_loop": "trio"}),
+        (2, {"event_loop": "uvloop"}),
+        (2, {"digest": "tokens"}),
+        (2, {"is_compressed": True}),
+    ],
+    ids=str,
+)
+def test_ranks_tokenize_each_row_of_each_epoch_once_and_get_the_same_batches(
+    rows: Path, world_size: int, knobs: dict[str, Any]
+) -> None:
+    knobs, path = dict(knobs), rows
+    pytest.importorskip(knobs.get("event_loop", "asyncio"), reason="the event loop is not installed")
+    if knobs.pop("is_compressed", False):
+        path = rows.with_suffix(".jsonl.gz")
+        path.write_bytes(gzip.compress(rows.read_bytes()))
     alone, shared = Calls(), Calls()
 
-    expected = run(rows, alone.function, share=False, **WAYS[way])
-    found = run(rows, shared.function, **WAYS[way])
+    expected = run(path, alone.function, world_size, share=False, **knobs)
+    found = run(path, shared.function, world_size, **knobs)
 
     assert found.batches == expected.batches
     assert found.states == expected.states
-    check_once(shared, rows, found)
-    assert min(alone.seen.values()) == 2, "this test would find rows that are tokenized twice"
-
-
-@pytest.mark.parametrize("way", ["soft", "not packed"])
-def test_four_ranks_tokenize_each_row_of_each_epoch_once(rows: Path, way: str) -> None:
-    shared, knobs = Calls(), {**WAYS[way], "epochs": 2}
-
-    expected = run(rows, Calls().function, 4, share=False, **knobs)
-    found = run(rows, shared.function, 4, **knobs)
-
-    assert found.batches == expected.batches
-    check_once(shared, rows, found, epochs=2)
-
-
-@pytest.mark.parametrize("shuffle", [False, "full"])
-def test_any_order_is_shared(rows: Path, shuffle: Any) -> None:
-    knobs = {"shuffle": shuffle, "cache": {"folder": ""}}
-    shared = Calls()
-
-    expected = run(rows, Calls().function, share=False, **knobs)
-    found = run(rows, shared.function, **knobs)
-
-    assert found.batches == expected.batches
-    check_once(shared, rows, found)
-
-
-@pytest.mark.parametrize("event_loop", ["trio", "uvloop"])
-def test_any_event_loop_shares(rows: Path, event_loop: str) -> None:
-    pytest.importorskip(event_loop, reason=f"{event_loop} is not installed")
-    shared = Calls()
-
-    expected = run(rows, Calls().function, share=False)
-    found = run(rows, shared.function, event_loop=event_loop)
-
-    assert found.batches == expected.batches
-    check_once(shared, rows, found)
-
-
-def test_a_compressed_file_is_shared(rows: Path) -> None:
-    path = rows.with_suffix(".jsonl.gz")
-    path.write_bytes(gzip.compress(rows.read_bytes()))
-    shared = Calls()
-
-    expected = run(path, Calls().function, share=False)
-    found = run(path, shared.function)
-
-    assert found.batches == expected.batches
-    check_once(shared, rows, found)
+    check_once(shared, rows, found, knobs.get("epochs", 1))
+    assert min(alone.seen.values()) >= world_size, "this test would find rows that are tokenized twice"
 
 
 def some_rows_are_no_samples(row: dict[str, Any]) -> Any:
@@ -204,15 +177,6 @@ def test_drops_and_bad_rows_are_counted_on_every_rank_as_without_sharing(rows: P
     assert found.statistics[0].bad_rows_total == expected.statistics[0].bad_rows_total > 0
     assert sum(one.tokenized_rows_total for one in found.statistics) == num_rows(rows)
     assert not shared.seen - Counter(dict.fromkeys(range(num_rows(rows)), 1 + 2))
-
-
-def test_the_digest_of_all_tokens_is_the_same(rows: Path) -> None:
-    knobs = {"digest": "tokens"}
-
-    expected = run(rows, Calls().function, share=False, **knobs)
-    found = run(rows, Calls().function, **knobs)
-
-    assert found.states == expected.states
 
 
 # Ranks that come, go and stand still.
@@ -263,25 +227,6 @@ def test_all_ranks_resume_from_a_state_and_share(rows: Path) -> None:
     assert sum(shared) >= len(rest), "each row was needed twice"
 
 
-def test_the_claims_of_a_rank_that_closes_are_taken_over(rows: Path) -> None:
-    expected = run(rows, Calls().function, share=False)
-    held = first_of_d(rows)
-    stuck = Calls(held=held)
-    with ExitStack() as stack:
-        stack.callback(stuck.gate.set)
-        second = stack.enter_context(make(rows, stuck.function, epochs=1, ranks=of_rank(1)))
-        start(second)
-        assert stuck.is_held.wait(240)
-        first = stack.enter_context(make(rows, Calls().function, epochs=1, ranks=of_rank(0)))
-        start(first)
-        until(lambda: first.statistics().awaited_rows > 0)
-
-        second.close()
-        found = [batch.content for batch in stream(first)]
-
-    assert found == [step[0] for step in expected.batches if step[0] is not None]
-
-
 def test_a_rank_that_does_not_answer_is_not_waited_for(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It lives, and never publishes: as if it were stopped by SIGSTOP."""
     expected = run(rows, Calls().function, share=False)
@@ -304,29 +249,42 @@ def test_a_rank_that_does_not_answer_is_not_waited_for(rows: Path, monkeypatch: 
     assert found == [step[0] for step in expected.batches if step[0] is not None]
 
 
-def test_a_timeout_says_that_another_rank_is_waited_for(rows: Path) -> None:
-    stuck = Calls(held=first_of_d(rows))
+@pytest.mark.parametrize("closes", [True, False])
+def test_the_claims_of_a_rank_that_closes_are_taken_over_and_a_timeout_says_that_it_is_waited_for(
+    rows: Path, closes: bool
+) -> None:
+    expected = run(rows, Calls().function, share=False)
+    stuck, timeout_s = Calls(held=first_of_d(rows)), 240 if closes else 0.5
     with ExitStack() as stack:
         stack.callback(stuck.gate.set)
         second = stack.enter_context(make(rows, stuck.function, epochs=1, ranks=of_rank(1)))
-        start(second)
+        second.start()
         assert stuck.is_held.wait(240)
-        first = stack.enter_context(make(rows, Calls().function, epochs=1, ranks=of_rank(0), timeout_s=0.5))
-        start(first)
+        first = stack.enter_context(make(rows, Calls().function, epochs=1, ranks=of_rank(0), timeout_s=timeout_s))
+        first.start()
         until(lambda: first.statistics().awaited_rows > 0)
 
-        with pytest.raises(PrefetchTimeoutError, match="another rank of this node has not tokenized"):
-            next(iter(first))
+        if not closes:
+            until(lambda: "another rank of this node has not tokenized" in timeout_of(first))
+            return
+
+        second.close()
+        found = [batch.content for batch in stream(first)]
+
+    assert found == [step[0] for step in expected.batches if step[0] is not None]
+
+
+def timeout_of(loader: DataLoader) -> str:
+    """What a call says that gets nothing in time."""
+    with pytest.raises(PrefetchTimeoutError) as caught:
+        next(iter(loader))
+    return str(caught.value)
 
 
 def first_of_d(rows: Path) -> int:
     """The row that comes first, of which a loader's first chunk begins."""
     with make(rows, numbered, epochs=1) as loader:
         return next(iter(loader)).tokens[0] // 1000
-
-
-def start(loader: DataLoader) -> None:
-    loader._engine.start()  # noqa: SLF001
 
 
 def of_rank(rank: int) -> Ranks:
@@ -336,30 +294,32 @@ def of_rank(rank: int) -> Ranks:
 # Where it cannot be shared.
 
 
-def test_full_memory_ends_the_sharing_with_one_warning_and_is_counted(
-    rows: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("max_ready_bytes", [2000, None], ids=["too little memory", "none"])
+def test_where_memory_is_full_rows_are_tokenized_again_and_without_any_sharing_ends_with_one_warning(
+    rows: Path, monkeypatch: pytest.MonkeyPatch, max_ready_bytes: int | None
 ) -> None:
     expected = run(rows, Calls().function, share=False)
     publish = NodeFolder.publish
     published: list[str] = []
 
     def until_full(self: NodeFolder, name: str, pieces: Any) -> int:
-        if len(published) >= 5:
+        if max_ready_bytes is None and len(published) >= 5:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.own)
 
         published.append(name)
         return publish(self, name, pieces)
 
     monkeypatch.setattr(NodeFolder, "publish", until_full)
+    limits = Limits() if max_ready_bytes is None else Limits(max_ready_bytes=max_ready_bytes)
     with capture_logs() as events:
-        found = run(rows, Calls().function)
+        found = run(rows, Calls().function, limits=limits)
 
     assert found.batches == expected.batches
     reasons = [event["reason"] for event in events if event["event"] == "ranks.not_shared"]
-    assert len(reasons) == 2, "one of each rank"
+    assert len(reasons) == (2 if max_ready_bytes is None else 0), "one of each rank"
     assert all("No space left on device" in reason for reason in reasons)
     for one in found.statistics:
-        assert one.unshared_rows_total > 0
+        assert (one.unshared_rows_total > 0) == (max_ready_bytes is None)
         assert one.tokenized_rows_total + one.shared_rows_total == num_rows(rows)
 
 
@@ -382,15 +342,6 @@ def test_a_folder_of_another_user_is_not_used(rows: Path, monkeypatch: pytest.Mo
     assert all("belongs to another user" in reason for reason in reasons)
     assert [one.unshared_rows_total for one in found.statistics] == [num_rows(rows)] * 2
     assert left == []
-
-
-def test_little_memory_costs_only_time(rows: Path) -> None:
-    """Replies go before they are read; then rows are tokenized again."""
-    expected = run(rows, Calls().function, share=False)
-
-    found = run(rows, Calls().function, limits=Limits(max_ready_bytes=2000))
-
-    assert found.batches == expected.batches
 
 
 def test_a_rank_that_is_alone_on_its_node_does_not_fill_the_memory(rows: Path, node: str) -> None:

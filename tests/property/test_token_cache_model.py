@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from array import array
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -16,193 +16,53 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncdata import Position
-from asyncdata.core.cache_messages import CachedBlock, CachedFile, CacheJob, ListTokens, StoreTokens
-from asyncdata.core.messages import Block, FileRef, Job, Scan, Tokenize, decode_reply, encode
-from asyncdata.delivery.chunk import Chunk
-from asyncdata.prefetch.windows.base import Arranged
-from asyncdata.tokenization.column_writer import ColumnWriter
-from tests.support.cached import Delivered, loader, segments
-from tests.support.loading import write_rows
-
-pytest.importorskip("pyarrow")
-pytest.importorskip("xxhash")
-
+from asyncdata import JsonlSource, Position
+from asyncdata.core.cache_messages import (
+    CachedPlaces,
+    ListTokens,
+    SegmentListing,
+)
+from asyncdata.core.messages import Tokenize, Tokenized, decode_reply, encode
+from asyncdata.prefetch.token_cache.catalog import Catalog
+from asyncdata.prefetch.token_cache.inventory import opened_segment
+from asyncdata.prefetch.token_cache.row_cache import StreamNumbers
 from asyncdata.prefetch.token_cache.segment.layout import DamagedError
 from asyncdata.prefetch.token_cache.segment.reader import Segment
 from asyncdata.prefetch.token_cache.slot_chunk import CachedRows, PlacedRows
-from asyncdata.prefetch.token_cache.window_tokens import WindowTokens
-from asyncdata.prefetch.token_cache.worker import CacheWorker
+from tests.support.cached import Delivered, loader, segments
+from tests.support.loading import write_rows
+from tests.support.stored_rows import (
+    SLOT_BYTES,
+    Row,
+    blocks_of_rows,
+    chunk_of,
+    facts,
+    facts_one_by_one,
+    reply_of,
+    rows,
+    scanned,
+    store_blocks,
+    store_rows,
+    worker_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.sources.reader import BlockRows
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # many examples; minutes on a machine that is busy
 
-BLOCK_BYTES = 1000
-SLOT_BYTES = 1 << 20
 
-
-class Row(NamedTuple):
-    """A row of the model: dropped for a reason, or a sample with notes."""
-
-    offset: int
-    length: int
-    reason: str | None
-    tokens: list[int]
-    columns: dict[str, bytes]
-    notes: set[str]
-
-
-names = st.sampled_from(["prompt", "label", "metadata", "spans", "extra"])
-values = st.dictionaries(names, st.binary(max_size=40).filter(bool) | st.just(b'"\xf0\x9f\x98\x80"'), max_size=5)
-rows = st.builds(
-    Row,
-    st.integers(0, BLOCK_BYTES - 1),
-    st.integers(0, 1 << 30),
-    st.none() | st.sampled_from(["max_length", "empty", "für nichts"]),
-    st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20),
-    values,
-    st.sets(st.sampled_from(["lost", "found", "n3"])),
-)
-blocks_of_rows = st.lists(st.lists(rows, max_size=12), min_size=1, max_size=12)
-
-
-class Keeper:
-    """Remembers what the window tells."""
-
-    reads_in_place = True
-
-    def __init__(self) -> None:
-        self.completed: list[WindowTokens] = []
-        self.num_read = 0
-
-    def refused(self, *what: Any) -> None:
-        raise AssertionError(what)
-
-    def read(self, num_rows: int) -> None:
-        self.num_read += num_rows
-
-    def fail(self, reason: str) -> None:
-        raise AssertionError(reason)
-
-    def complete(self, window: WindowTokens) -> None:
-        self.completed.append(window)
-
-
-class NoReader:
-    """Must not be asked."""
-
-    def read_block(self, block: Block, num_bytes: int) -> BlockRows:
-        raise AssertionError(block)
-
-
-def worker_of(folder: str, slot: bytearray) -> CacheWorker:
-    cache = CacheJob(folder, [CachedFile("digest 0", 5000, 1), CachedFile("digest 1", 7000, 2)], 1 << 16)
-    job = Job(
-        files=[FileRef("/a", 5000), FileRef("/b", 7000)],
-        tokenize=None,
-        max_row_bytes=1 << 20,
-        block_bytes=BLOCK_BYTES,
-        slack_bytes=0,
-        cache=cache,
-    )
-    return CacheWorker(job, [memoryview(slot)], NoReader())
-
-
-def reply_of(chosen: Sequence[tuple[int, Row]], num_rows: int) -> Any:
-    """What a tokenize function would make of these rows."""
-    out = ColumnWriter(numbers=[number for number, _ in chosen])
-    for place, (_, row) in enumerate(chosen):
-        if row.reason is not None:
-            out.drop(place, row.reason)
-            continue
-
-        out.keep(place, row.tokens, **row.columns)
-        for note in sorted(row.notes):
-            out.note(place, note)
-    return out.finish(num_rows, 0.0)
-
-
-def arranged_of(blocks: list[list[Row]], order: np.ndarray, starts: np.ndarray) -> Arranged:
-    every = list(itertools.chain(*blocks))
-    return Arranged(
-        ends=np.cumsum([len(block) for block in blocks]),
-        order=order,
-        starts=starts,
-        lengths=np.array([row.length for row in every], np.int32),
-        offsets=np.array([row.offset for row in every], np.int32),
-        blanks=np.arange(len(blocks), dtype=np.int32),
-        sums=np.arange(1, len(blocks) + 1, dtype=np.uint64),
-        num_tokens=np.zeros(len(every), np.int32),
-        num_bytes=np.zeros(len(every), np.int32),
-    )
-
-
-def store(folder: str, blocks: list[list[Row]], order: np.ndarray, size: int, piece_blocks: int) -> list[Block]:
-    """Have a segment written as a run would: replies of ``size`` rows each, in the window's order."""
-    places = [Block(number % 2, number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES) for number in range(len(blocks))]
-    every, keeper, worker = list(itertools.chain(*blocks)), Keeper(), worker_of(folder, bytearray(8))
-    os.mkdir(os.path.join(folder, "room"))
-    window = WindowTokens(keeper, places, [], "room", 0)
-    window.arranged(arranged_of(blocks, order, np.zeros(len(every), np.int32)))
-    for first in range(0, len(every), size):
-        stop = min(first + size, len(every))
-        request = window.request(Tokenize(0, bytes(4 * (stop - first)), bytes(4 * (stop - first))), first)
-        chosen = [(row, every[order[first + row]]) for row in range(stop - first)]
-        worker.complete(request, reply_of(chosen[:1], stop - first), 0.0)  # by one that dies before it has answered
-        reply = worker.complete(request, reply_of(chosen, stop - first), 0.0)
-        window.answered(first, stop - first, reply)
-    if not every:
-        return []
-
-    assert keeper.completed == [window]
-    end = 0
-    window._blocks_per_piece = lambda _: piece_blocks  # noqa: SLF001
-    pieces = list(window.plans(()))
-    for number, (_, plan) in enumerate(pieces):
-        Path(folder, "room", "plan").write_bytes(msgspec.msgpack.encode(plan))
-        request = StoreTokens("room/segment", end, number, number + 1 == len(pieces), "room/plan")
-        again = worker.answer(request)  # as after a worker's death
-        reply = worker.answer(request)
-        assert reply == again
-        end = reply.end
-    os.rename(os.path.join(folder, "room", "segment"), os.path.join(folder, "s.arrow"))
-    worker.close()
-    return places
-
-
-def chunk_of(reply: Any, num_rows: int) -> Chunk:
-    return Chunk(reply, Position(), num_rows, None, ends_epoch=False)
-
-
-def facts(chunk: Chunk) -> Any:
-    """All that is known of a chunk, but for how it is packed."""
-    samples = [
-        (chunk.row_of(i), chunk.tokens_of(i).tolist(), [raw_of(chunk, name, i) for name in sorted(ALL_NAMES)])
-        for i in range(chunk.num_samples)
-    ]
-    drops = sorted((drop.reason, drop.rows.tolist()) for drop in chunk.drops)
-    return samples, drops, sorted((note.name, note.rows.tolist()) for note in chunk.notes), chunk.errors
-
-
-ALL_NAMES = ("prompt", "label", "metadata", "spans", "extra")
-
-
-def raw_of(chunk: Chunk, name: str, sample: int) -> bytes:
-    data, ends = chunk._columns.get(name, (b"", np.zeros(chunk.num_samples, np.uint32)))  # noqa: SLF001
-    return bytes(data[(int(ends[sample - 1]) if sample else 0) : int(ends[sample])])
+# Segments of blocks
 
 
 @settings(max_examples=120)
 @given(blocks_of_rows, st.randoms(use_true_random=False), st.integers(1, 9), st.integers(1, 9), st.data())
-def test_every_row_comes_back_as_it_was(blocks, random, size, piece_blocks, data):
+def test_every_row_of_blocks_comes_back_as_it_was(blocks, random, size, piece_blocks, data):
     num_rows = sum(map(len, blocks))
     order = np.array(random.sample(range(num_rows), num_rows), np.int64)
     with tempfile.TemporaryDirectory() as folder:
-        places = store(folder, blocks, order, size, piece_blocks)
+        places = store_blocks(folder, blocks, order, size, piece_blocks)
         if not places:
             return
 
@@ -211,8 +71,7 @@ def test_every_row_comes_back_as_it_was(blocks, random, size, piece_blocks, data
         (listing,) = worker.answer(ListTokens(None, 9)).segments
         assert np.frombuffer(listing.are_sure, np.bool_).all()
         asked = random.sample(range(len(places)), random.randint(1, len(places)))
-        cached = [CachedBlock(place, "s.arrow", number, True) for place, number in enumerate(asked)]
-        found = worker.scan(Scan(0, 8 * random.randint(0, 9), [places[number] for number in asked], cached))
+        found = scanned(worker, places, asked, 8 * random.randint(0, 9))
 
         every = [row for number in asked for row in blocks[number]]
         assert found.refused == []
@@ -247,10 +106,9 @@ def test_rows_that_are_read_where_they_lie_are_what_a_worker_would_send(segments
     for blocks in segments:
         num_rows = sum(map(len, blocks))
         with tempfile.TemporaryDirectory() as folder:
-            places = store(folder, blocks, np.array(random.sample(range(num_rows), num_rows), np.int64), 5, 4)
+            places = store_blocks(folder, blocks, np.array(random.sample(range(num_rows), num_rows), np.int64), 5, 4)
             worker = worker_of(folder, slot)
-            cached = [CachedBlock(number, "s.arrow", number, True) for number in range(len(places))]
-            found = worker.scan(Scan(0, base, places, cached))
+            found = scanned(worker, places, range(len(places)), base)
             worker.close()
         assert found.refused == []
         columns = (np.frombuffer(column, np.int32) for column in (found.starts, found.num_tokens, found.num_bytes))
@@ -271,13 +129,6 @@ def test_rows_that_are_read_where_they_lie_are_what_a_worker_would_send(segments
     assert facts_one_by_one(chunk) == facts_one_by_one(expected)
 
 
-def facts_one_by_one(chunk: Chunk) -> Any:
-    """As :func:`facts`, but for the columns, by the chunk's own way to a value."""
-    samples, *rest = facts(chunk)
-    raws = [[bytes(chunk._raw(name, i) or b"") for name in ALL_NAMES] for i in range(chunk.num_samples)]  # noqa: SLF001
-    return [sample[:2] for sample in samples], raws, *rest
-
-
 @settings(max_examples=40)
 @given(blocks_of_rows.filter(lambda blocks: any(blocks)), st.randoms(use_true_random=False))
 def test_arrow_reads_the_same_samples(blocks, random):
@@ -285,7 +136,7 @@ def test_arrow_reads_the_same_samples(blocks, random):
 
     num_rows = sum(map(len, blocks))
     with tempfile.TemporaryDirectory() as folder:
-        store(folder, blocks, np.array(random.sample(range(num_rows), num_rows), np.int64), 5, 4)
+        store_blocks(folder, blocks, np.array(random.sample(range(num_rows), num_rows), np.int64), 5, 4)
         with pa.OSFile(os.path.join(folder, "s.arrow")) as file, pa.ipc.open_stream(file) as stream:
             table = stream.read_all()
 
@@ -294,6 +145,170 @@ def test_arrow_reads_the_same_samples(blocks, random):
     assert table["tokens"].to_pylist() == [row.tokens for row in kept]
     for name in table.column_names[1:]:
         assert table[name].to_pylist() == [row.columns.get(name, b"") for row in kept]
+
+
+# Segments of single rows
+
+
+pytest.importorskip("pyarrow")
+
+
+pytest.importorskip("xxhash")
+
+
+replies_of_rows = st.lists(st.lists(rows, min_size=1, max_size=9), min_size=1, max_size=6)
+
+
+def kept_of(random: Any, replies: list[list[Row]]) -> np.ndarray:
+    are_kept = np.array([random.random() < 0.8 for some in replies for _ in some])
+    are_kept[0] = True
+    return are_kept
+
+
+def request_for(entries: Sequence[int], are_fresh: Sequence[bool]) -> Tokenize:
+    cached = [place for place, fresh in enumerate(are_fresh) if not fresh]
+    places = CachedPlaces(
+        ["s.rows"],
+        np.array(cached, np.int32).tobytes(),
+        bytes(4 * len(cached)),
+        np.array([entries[place] for place in cached], np.int32).tobytes(),
+        bytes([True] * len(cached)),
+    )
+    starts = np.array([-1 if fresh else -2 for fresh in are_fresh], np.int32)
+    return Tokenize(-1, starts.tobytes(), bytes(4 * len(starts)), num_cached=len(cached), cached=places)
+
+
+@settings(max_examples=120)
+@given(replies_of_rows, st.randoms(use_true_random=False), st.data())
+def test_every_row_of_rows_comes_back_as_it_was(replies, random, data):
+    every = [row for some in replies for row in some]
+    are_kept = kept_of(random, replies)
+    with tempfile.TemporaryDirectory() as folder:
+        stored = store_rows(folder, replies, are_kept)
+        worker = worker_of(folder, bytearray(8), has_rows=True)
+        (listing,) = worker.answer(ListTokens(None, 9)).segments
+        kept = np.flatnonzero(are_kept)
+        assert stored.num_rows == len(kept)
+        columns = np.frombuffer(listing.starts, np.int64), np.frombuffer(listing.entries, np.int32)
+        listed = sorted(zip(*columns, strict=True))
+        assert [start for start, _ in listed] == kept.tolist()
+        assert [kept[entry] for _, entry in listed] == kept.tolist()
+
+        chosen = data.draw(st.lists(st.integers(0, len(kept) - 1), max_size=20))
+        are_fresh = [random.random() < 0.3 for _ in chosen]
+        rows_chosen = [every[kept[number]] for number in chosen]
+        fresh = [(place, row) for place, row in enumerate(rows_chosen) if are_fresh[place]]
+        reply = worker.complete(
+            request_for(chosen, are_fresh), reply_of(fresh, len(chosen)) if fresh or not chosen else None, 0.0
+        )
+
+        assert isinstance(reply, Tokenized)
+        expected = reply_of(list(enumerate(rows_chosen)), len(chosen))
+        assert facts(chunk_of(reply, len(chosen))) == facts(chunk_of(expected, len(chosen)))
+        worker.close()
+
+
+@settings(max_examples=60)
+@given(replies_of_rows, st.randoms(use_true_random=False), st.data())
+def test_every_change_of_a_byte_is_found(replies, random, data):
+    are_kept = kept_of(random, replies)
+    with tempfile.TemporaryDirectory() as folder:
+        store_rows(folder, replies, are_kept)
+        path = Path(folder, "s.rows")
+        content = bytearray(path.read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(content)
+
+        with pytest.raises(DamagedError):
+            verify(path)
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1 << 40)), min_size=1, max_size=9), max_size=9))
+def test_the_numbers_of_a_streams_rows_lead_back_to_them(calls):
+    numbers, seen = StreamNumbers(), dict[tuple[int, int], int]()
+    for places in calls:
+        file_ids, starts = (np.array(column, np.int64) for column in zip(*places, strict=True))
+        found = numbers.numbers(file_ids, starts)
+
+        assert list(zip(*(column.tolist() for column in numbers.places(found)), strict=True)) == places
+        for place, number in zip(places, found.tolist(), strict=True):
+            assert seen.setdefault(place, number) == number
+    assert len(set(seen.values())) == len(seen)
+
+
+# Which blocks are known
+
+
+def listing(name: str, entries: list[int], numbers: list[int], block_bytes: int) -> SegmentListing:
+    return SegmentListing(
+        name,
+        10,
+        np.array(entries, np.int32).tobytes(),
+        np.zeros(len(numbers), np.int32).tobytes(),
+        (np.array(numbers, np.int64) * block_bytes).tobytes(),
+        np.ones(len(numbers), np.bool_).tobytes(),
+    )
+
+
+steps = st.lists(
+    st.tuples(st.just("take"), st.integers(0, 9), st.lists(st.integers(0, 29), unique=True, max_size=8))
+    | st.tuples(st.just("add"), st.integers(0, 9), st.lists(st.integers(0, 29), unique=True, max_size=8))
+    | st.tuples(st.just("forget"), st.integers(0, 9), st.just([]))
+    | st.tuples(st.just("block"), st.integers(0, 29), st.just([])),
+    max_size=20,
+)
+
+
+@pytest.fixture(scope="module")
+def thirty_blocks(tmp_path_factory) -> Any:
+    path = tmp_path_factory.mktemp("catalog") / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n' * 334)
+    files = JsonlSource(str(path)).open(101)
+    assert files.num_blocks == 30
+    return files
+
+
+@pytest.mark.thorough
+@given(steps)
+def test_the_catalog_does_as_a_dict_would(thirty_blocks, steps):
+    files, catalog, model, seen = thirty_blocks, Catalog(thirty_blocks, 30), {}, set()
+    for step, number, numbers in steps:
+        name = f"segment {number}"
+        if step in ("take", "add") and name not in seen:
+            entries = [2 * place for place in range(len(numbers))] if step == "take" else list(range(len(numbers)))
+            if step == "take":
+                catalog.take(listing(name, entries, numbers, 101))
+            else:
+                catalog.add(name, 10, np.array(numbers, np.int64))
+            model |= {block: (name, entry) for block, entry in zip(numbers, entries, strict=True)}
+            seen.add(name)
+        elif step == "forget":
+            catalog.forget([name])
+            model = {block: place for block, place in model.items() if place[0] != name}
+        elif step == "block":
+            catalog.forget_block(files.blocks([number])[0])
+            model.pop(number, None)
+
+    found = catalog.find(files.blocks(range(30)))
+    assert {item.block: (item.segment, item.entry) for item in found} == model
+    assert catalog.num_blocks_cached == len(model)
+
+
+def test_a_block_that_is_known_to_be_the_same_is_preferred_to_one_that_must_be_compared(thirty_blocks):
+    for names in (("sure", "unsure"), ("unsure", "sure")):
+        catalog = Catalog(thirty_blocks, 30)
+        for name in names:
+            found = listing(name, [0, 1], [3, 4], 101)
+            catalog.take(found if name == "sure" else with_doubt(found))
+
+        assert {item.segment for item in catalog.find(thirty_blocks.blocks(range(30)))} == {"sure"}
+
+
+def with_doubt(found: SegmentListing) -> SegmentListing:
+    return msgspec.structs.replace(found, are_sure=bytes(len(found.are_sure)))
+
+
+# Damage
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +364,7 @@ def test_verifying_finds_every_change_of_what_is_read(cache_and_data, data):
 
 
 def verify(path: Path) -> None:
-    segment = Segment(str(path))
+    segment = opened_segment(str(path))
     try:
         segment.verify()
     finally:

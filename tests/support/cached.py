@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from asyncdata import DataLoader, Shuffle
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
+CALLS: Counter[int] = Counter()
+"""How often each row was tokenized in this process."""
+
 
 def everything(row: Row) -> dict[str, Any] | str | list[int]:
     """Samples of every kind: of no tokens and of many, with columns and without; and rows dropped for two reasons."""
     number = row["id"]
+    CALLS[number] += 1
     if number % 11 == 3:
         return "a reason" if number % 2 else "another, ünusual one"
     if number % 7 == 1:
@@ -39,11 +44,6 @@ def everything(row: Row) -> dict[str, Any] | str | list[int]:
 everything.version = 1  # type: ignore[attr-defined]
 
 
-def refuses(row: Row) -> list[int]:
-    """Must never be called. It has the fingerprint of :func:`everything`, if it is given its name."""
-    raise AssertionError(f"row {row['id']} was tokenized")
-
-
 def row_id(row: Row) -> list[int]:
     """One token: the row's ``id``."""
     return [row["id"]]
@@ -54,6 +54,7 @@ row_id.version = 1  # type: ignore[attr-defined]
 
 def row_id_and_pad(row: Row) -> list[int]:
     """A sample of every row, of different lengths."""
+    CALLS[row["id"]] += 1
     return [row["id"], *map(ord, row["pad"])]
 
 

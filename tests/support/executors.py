@@ -66,6 +66,12 @@ class Client:
                 yield
             group.cancel_scope.cancel()
 
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[Window]:
+        """The same, with all rows read into a slot."""
+        async with self.running():
+            yield await self.window()
+
     def ask(self, request: Request, max_losses: int = MAX_LOSSES) -> int:
         """The number of the request, by which :meth:`answer` knows it."""
         number = len(self.replies)
@@ -114,6 +120,13 @@ class Client:
         reply = await self.answer(self.ask(window.request(first, window.num_rows if stop is None else stop)))
         assert isinstance(reply, Tokenized), reply
         return reply
+
+
+async def tokenized(executor: Executor, path: Path, function: Any, **settings: Any) -> Tokenized:
+    """All rows of a file, tokenized in one request."""
+    client = Client(executor, path, function, **settings)
+    async with client.reading() as window:
+        return await client.tokenized(window)
 
 
 def ids_of(reply: Reply | Crashed) -> list[int]:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from tests.support.executors import until
 
 if TYPE_CHECKING:
     from asyncdata.workers.pool.process_pool import ProcessExecutor
+
+
+def fork_server() -> psutil.Process:
+    """The only child of this process."""
+    (child,) = psutil.Process().children()
+    return child
+
+
+def events_of(events: Any, name: str) -> list[dict[str, Any]]:
+    """The log events of that name."""
+    return [event for event in events if event["event"] == name]
 
 
 def pids(executor: ProcessExecutor) -> list[int]:

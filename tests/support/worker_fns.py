@@ -111,9 +111,7 @@ _RESULTS: dict[str, Any] = {
 
 
 def as_told_in_batches(rows: list[Row]) -> Any:
-    """The same for many rows; the batch is one short if a row says "lose one"."""
-    if any(row.get("do") == "lose one" for row in rows):
-        return [[row["id"]] for row in rows[1:]]
+    """The same for many rows."""
     return [as_told(row) for row in rows]
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ def multiplies(row: dict[str, Any]) -> list[int]:
     """Announces itself, then works out a power for hours: C code that holds the GIL."""
     waits({"id": row["id"], "began": row["began"]})
     pow(7, 1 << 4_000_000, (1 << 400_000) - 1)
+    return [row["id"]]
+
+
+def keeps_a_thread(row: dict[str, Any]) -> list[int]:
+    """Leaves a thread behind that does not end with the process's main thread."""
+    threading.Thread(target=time.sleep, args=(3600,)).start()
     return [row["id"]]
 
 

@@ -20,7 +20,6 @@ import ray
 
 from tests.faults.support.streaming import num_lines, stream
 from tests.support.faults import GONE_S, until
-from tests.support.ray_actor import is_alive
 
 HOW = ("ray.kill", "SIGKILL")
 
@@ -33,6 +32,13 @@ class Trainer:
 
     def train(self, settings: dict[str, Any]) -> None:
         stream(**settings)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def kill(actor: Any, pid: int, how: str) -> float:

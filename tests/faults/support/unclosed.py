@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import threading
 import time
 import warnings
 from pathlib import Path
 
-from asyncdata import DataLoader, LoaderForkedError
+from asyncdata import DataLoader
 from tests.support.loading import NEVER_S, SHUFFLE
 
-FORKED_ERROR_STATUS = 7
 LOADERS: list[DataLoader] = []
 
 
@@ -37,21 +35,7 @@ def forever(loader: DataLoader) -> None:
         loader.get_next_batch(3)
 
 
-def fork(loader: DataLoader, child_file: str) -> None:
-    """A child that uses the loader it has inherited, says how that went, and then outlives its parent."""
-    child = os.fork()
-    if child == 0:
-        try:
-            loader.get_next_batch(1)
-            said = "nothing"
-        except LoaderForkedError as error:
-            said = str(error)
-        Path(f"{child_file}.new").write_text(f"{os.getpid()} {said}")
-        os.rename(f"{child_file}.new", child_file)
-    signal.pause()
-
-
-def main(end: str, path: str, tokenize_fn: str, child_file: str, over_file: str) -> None:
+def main(end: str, path: str, tokenize_fn: str, over_file: str) -> None:
     """Read, and end so; ``over_file`` tells when."""
     loader = reading(path, tokenize_fn)
     Path(over_file).write_text(str(time.monotonic()))
@@ -71,8 +55,6 @@ def main(end: str, path: str, tokenize_fn: str, child_file: str, over_file: str)
         thread.join()
     if end == "garbage":
         LOADERS.clear()
-    if end == "fork":
-        fork(loader, child_file)
 
 
 if __name__ == "__main__":

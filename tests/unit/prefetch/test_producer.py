@@ -1,19 +1,25 @@
-"""The producer: reads ahead, sends chunks that do not change D, and handles every reply of a worker."""
+"""The producer: reads ahead, sends chunks that do not change D, handles every reply of a worker; and its canaries."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import BadRowError, Position, SnapshotError, SourceChangedError, SourceError, WorkerError
+from asyncdata import (
+    BadRowError,
+    Position,
+    SnapshotError,
+    SnapshotMismatchError,
+    SourceChangedError,
+    SourceError,
+    WorkerError,
+)
 from asyncdata.core import errors
 from asyncdata.core.messages import Failed, Ready, Scan, Tokenize
 from asyncdata.delivery.requests import Request
-from tests.support.combinations import each_pair
 from tests.support.still_loader import DIED, HUNG, StillLoader, WorkerKilled
-from tests.support.tokenize_fns import row_id
+from tests.support.tokenize_fns import every_third_dropped, row_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,21 +62,6 @@ def scan_until_tokenizing(loader: StillLoader) -> None:
         loader.work_on()
 
 
-# Reading ahead
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("capacity", "num_workers", "row_s", "shuffle"),
-    each_pair([1, 2, 7, 64, 1000], [1, 3], [0.0, 0.01], [False, True]),
-)
-def test_chunks_are_invisible(loader_of: Any, capacity: int, num_workers: int, row_s: float, shuffle: bool) -> None:
-    expected = loader_of(shuffle=shuffle, window_blocks=3)
-    loader = loader_of(shuffle=shuffle, window_blocks=3, capacity=capacity, num_workers=num_workers, row_s=row_s)
-
-    assert loader.ids(100) == expected.ids(100)
-
-
 def test_the_first_chunks_are_small_so_that_the_first_batch_is_soon_there(loader_of: Any) -> None:
     loader = loader_of(4000, capacity=100_000, window_blocks=10_000)
 
@@ -88,15 +79,6 @@ def test_every_worker_has_work_and_one_more_chunk_waiting(loader_of: Any) -> Non
         loader.executor.answer(asked(loader, Scan)[0])
 
     assert len(asked(loader, Tokenize)) == 6
-
-
-def test_the_next_window_is_read_while_this_one_is_tokenized(loader_of: Any) -> None:
-    loader = loader_of(window_blocks=4)
-
-    scan_until_tokenizing(loader)
-
-    assert asked(loader, Scan), "the second window"
-    assert asked(loader, Tokenize), "the first"
 
 
 def test_the_next_epochs_first_window_is_read_while_the_last_one_of_this_is_tokenized(loader_of: Any) -> None:
@@ -121,17 +103,6 @@ def test_windows_without_a_row_are_passed(jsonl_file: Any) -> None:
         assert loader.ids(25) == [*range(10), *range(10), *range(5)]
 
 
-def test_a_slot_is_not_read_into_while_rows_in_it_are_still_to_be_tokenized(loader_of: Any) -> None:
-    """The last request is always answered first: chunks of old windows are answered as late as they can be."""
-    loader = loader_of(400, window_blocks=2, capacity=1000, num_workers=8)
-    request = Request(300)
-
-    while (samples := loader.coordinator.poll(request)) is None:
-        loader.executor.answer(len(loader.executor.asked) - 1)
-
-    assert [int(sample.tokens[0]) for sample in samples] == list(range(300))
-
-
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_nothing_is_read_beyond_the_last_epoch(loader_of: Any, epochs: int) -> None:
     loader = loader_of(20, epochs=epochs, capacity=1000)
@@ -140,13 +111,6 @@ def test_nothing_is_read_beyond_the_last_epoch(loader_of: Any, epochs: int) -> N
 
     assert loader.coordinator.channel.num_produced == 20 * epochs
     assert loader.coordinator.channel.ended_epoch == epochs - 1
-
-
-def test_blank_lines_are_counted(jsonl_file: Any) -> None:
-    with StillLoader(jsonl_file([b"", {"id": 1}, b"  ", b"\r", {"id": 2}]), epochs=2) as loader:
-        loader.work_off()
-
-        assert loader.producer.num_blank == 6
 
 
 def test_the_row_that_holds_up_all_others_is_known(loader_of: Any) -> None:
@@ -162,17 +126,13 @@ def test_the_row_that_holds_up_all_others_is_known(loader_of: Any) -> None:
     assert loader.coordinator.channel.oldest_in_flight.location().byte_offset > 0
 
 
-# Starting anew
+@pytest.mark.parametrize("seed", range(6))
+def test_under_every_schedule_of_deaths_restores_and_other_calls_what_is_delivered_is_d(seed: int) -> None:
+    """More of them run with the tests of faults."""
+    pytest.importorskip("trio")
+    from tests.faults.support.simulated_trainers import simulate
 
-
-def test_it_begins_where_the_ledger_stands(loader_of: Any) -> None:
-    loader, other = loader_of(shuffle=True, window_blocks=3), loader_of(shuffle=True, window_blocks=3)
-    expected = loader.ids(100)
-
-    for num_groups in (1, 20, 17, 2, 5, 30):
-        first = other.coordinator.ledger.counters.num_groups
-        assert other.ids(num_groups) == expected[first : first + num_groups]
-        other.restore(other.snapshot())
+    assert simulate(seed).num_samples > 0
 
 
 def test_a_position_after_the_last_row_of_a_window_continues_with_the_next(loader_of: Any) -> None:
@@ -203,45 +163,15 @@ def test_a_position_that_cannot_exist_is_refused(loader_of: Any) -> None:
 
 def test_requests_of_before_are_forgotten_and_their_slots_are_not_used_before_they_end(loader_of: Any) -> None:
     loader = loader_of(200, window_blocks=2, num_workers=4)
-    state = loader.snapshot()
+    state, channels = loader.snapshot(), []
     for _ in range(7):
         for _ in range(5):
             loader.executor.answer(len(loader.executor.asked) - 1)
+        channels.append((loader.coordinator.channel, loader.coordinator.channel.num_produced))
         loader.restore(state)
 
     assert loader.ids(150) == list(range(150))
-
-
-def test_a_reply_to_a_request_of_before_changes_nothing(loader_of: Any) -> None:
-    loader = loader_of(200)
-    scan_until_tokenizing(loader)
-    old = loader.coordinator.channel
-
-    loader.restore(loader.snapshot())
-    loader.work_off()
-
-    assert old.num_produced == 0
-    assert loader.ids(3) == [0, 1, 2]
-
-
-def test_restarting_again_and_again_leaves_every_slot_usable(loader_of: Any) -> None:
-    """Canaries that are asked for and forgotten must let go of theirs."""
-    loader = loader_of(40)
-    loader.take(10)
-    loader.work_off()
-    state = loader.snapshot()
-    assert state["canaries"]
-
-    for restored in range(10):
-        loader.producer.canaries.digests = []
-        loader.restore(state)
-        for _ in range(restored % 3):
-            loader.work_on()
-
-    assert loader.ids(20) == list(range(10, 30))
-
-
-# Workers that are lost
+    assert all(channel.num_produced == before for channel, before in channels)
 
 
 @pytest.mark.parametrize("names_the_row", [False, True])
@@ -268,36 +198,22 @@ def test_a_row_that_brings_down_workers_is_found_by_halving(loader_of: Any) -> N
     assert sorted(sizes, reverse=True) == [32, 16, 16, 4, 4, 2, 2, 1, 1]
 
 
-def test_a_half_needs_only_one_more_death(loader_of: Any) -> None:
-    loader = loader_of(32, capacity=1000, window_blocks=100)
-    scan_until_tokenizing(loader)
-
-    loader.executor.lose(asked(loader, Tokenize)[0])
-
-    halves = [item for item in loader.executor.asked if isinstance(item.request, Tokenize)]
-    assert [(item.num_rows, item.max_losses) for item in halves if item.num_rows == 16] == [(16, 1), (16, 1)]
-
-
-def test_when_the_row_that_kills_workers_is_known_the_others_are_sent_again(loader_of: Any) -> None:
-    loader = loader_of(32, capacity=1000, window_blocks=100, bad_row_stops=False)
-    scan_until_tokenizing(loader)
-
-    loader.executor.lose(asked(loader, Tokenize)[0], DIED._replace(row=21))
-
-    parts = [item for item in loader.executor.asked if isinstance(item.request, Tokenize)]
-    assert sorted((item.num_rows, item.max_losses) for item in parts if item.num_rows in {10, 21}) == [(10, 2), (21, 2)]
-    assert loader.ids(31) == [number for number in range(32) if number != 21]
-
-
-@pytest.mark.parametrize("row", [0, 31])
-def test_the_known_row_may_be_the_first_or_the_last(loader_of: Any, row: int) -> None:
+@pytest.mark.parametrize(
+    ("row", "parts"),
+    [(None, [(16, 1), (16, 1)]), (21, [(10, 2), (21, 2)]), (0, [(31, 2)]), (31, [(31, 2)])],
+    ids=["unknown: a half needs only one more death", "in the middle", "the first", "the last"],
+)
+def test_the_other_rows_of_a_lost_chunk_are_sent_again(loader_of: Any, row: int | None, parts: list[Any]) -> None:
     loader = loader_of(32, capacity=1000, window_blocks=100, bad_row_stops=False, epochs=1)
     scan_until_tokenizing(loader)
 
     loader.executor.lose(asked(loader, Tokenize)[0], DIED._replace(row=row))
 
-    assert loader.ids(31) == [number for number in range(32) if number != row]
-    assert loader.coordinator.ledger.position == Position(int(row == 0), 0, 0 if row == 0 else 31)
+    sent = [item for item in loader.executor.asked if isinstance(item.request, Tokenize)]
+    assert sorted((item.num_rows, item.max_losses) for item in sent) == parts
+    assert loader.ids(31) == [number for number in range(32) if number != row][:31]
+    if row == 0:
+        assert loader.coordinator.ledger.position == Position(1, 0, 0)
 
 
 def test_workers_killed_from_outside_cost_no_row(loader_of: Any) -> None:
@@ -328,32 +244,6 @@ def test_a_lone_row_is_blamed_by_what_it_did(loader_of: Any, crash: Any, code: s
     assert caught.value.excerpt == '{"id": 0}'
 
 
-def test_rows_of_a_lost_chunk_are_still_in_their_slot_when_they_are_asked_for_again(loader_of: Any) -> None:
-    """It is the last chunk of its window, whose slot no one else holds; the next windows are waiting to be read."""
-    loader = loader_of(200, window_blocks=1, num_workers=4, capacity=1000)
-    for _ in range(20):
-        last_of_window = next((n for n in asked(loader, Tokenize) if loader.executor.asked[n].max_losses > 1), None)
-        if last_of_window is not None and loader.executor.asked[last_of_window].num_rows > 1:
-            loader.executor.lose(last_of_window)
-        loader.executor.answer(len(loader.executor.asked) - 1)
-
-    assert loader.ids(150) == list(range(150))
-
-
-def test_the_diagnosis_of_a_lost_chunk_knows_its_rows_too(loader_of: Any) -> None:
-    loader = loader_of(32, capacity=1000, window_blocks=100)
-    scan_until_tokenizing(loader)
-    loader.executor.lose(asked(loader, Tokenize)[0])
-    entry = loader.coordinator.channel.oldest_in_flight
-
-    first_half = next(n for n in asked(loader, Tokenize) if loader.executor.asked[n].num_rows == 16)
-    other_half = next(n for n in asked(loader, Tokenize)[::-1] if loader.executor.asked[n].num_rows == 16)
-    assert entry.location().byte_offset == 0
-    loader.executor.answer(max(first_half, other_half))
-
-    assert loader.coordinator.channel.oldest_in_flight.location().byte_offset == 10 * 10 + 6 * 11
-
-
 def test_a_read_that_every_worker_was_lost_over_is_an_error(loader_of: Any) -> None:
     loader = loader_of()
 
@@ -361,9 +251,6 @@ def test_a_read_that_every_worker_was_lost_over_is_an_error(loader_of: Any) -> N
 
     with pytest.raises(WorkerError, match="AD423 .*its worker died"):
         loader.take(1)
-
-
-# Workers that fail
 
 
 @pytest.mark.parametrize(
@@ -415,25 +302,6 @@ def test_a_window_that_cannot_be_read_comes_at_its_turn(loader_of: Any) -> None:
         loader.take(1)
 
 
-def test_a_file_that_is_another_in_the_next_epoch_comes_after_this_epoch(loader_of: Any) -> None:
-    loader = loader_of(20, capacity=4, num_workers=1)
-    loader.files.fingerprint()
-    loader.take(2)
-    (file,) = loader.files.files
-    with open(file.path, "rb") as opened:  # by another: one that is edited in place ends this epoch
-        content = opened.read()
-    with open(f"{file.path}.new", "wb") as opened:
-        opened.write(b'{"id":99}' + content[9:])
-    os.replace(f"{file.path}.new", file.path)
-
-    assert len(loader.ids(18)) == 18
-    with pytest.raises(SourceChangedError, match="AD303 .* was replaced or edited"):
-        loader.take(1)
-
-
-# The journal
-
-
 def test_rows_in_the_journal_are_given_up_without_another_try(loader_of: Any) -> None:
     poison = (0, 3, 4, 39)
     loader = loader_of(40, killed_by(*poison), bad_row_stops=False)
@@ -458,3 +326,222 @@ def test_a_journal_of_other_files_and_other_windows_does_no_harm(loader_of: Any)
     loader.restore({**state, "journal": [(0, offset_of_30), (0, 5), (9, 0)]})
 
     assert loader.ids(79) == [n for n in range(40) if n != 30] + [n for n in range(40) if n != 30] + [0]
+
+
+# Canaries: fixed rows that are tokenized at every start, and what happens when their tokens differ
+
+
+@pytest.fixture
+def with_canaries(jsonl_file: Callable[..., Path]) -> Iterator[Callable[..., StillLoader]]:
+    """A function that makes a loader over one and the same file, and does not start it."""
+    path = jsonl_file({"id": number} for number in range(100))
+    loaders = []
+
+    def make(function: Any = row_id, **settings: Any) -> StillLoader:
+        loaders.append(StillLoader(path, function, **{"window_blocks": 64, **settings}))
+        return loaders[-1]
+
+    yield make
+    for loader in loaders:
+        loader.close()
+
+
+def digests_of(loader: StillLoader) -> list[str]:
+    loader.start()
+    loader.work_off()
+    return loader.producer.canaries.digests
+
+
+def one_more(row: dict[str, Any]) -> list[int]:
+    return [row["id"] + 1]
+
+
+def other_from_50(row: dict[str, Any]) -> list[int]:
+    return [row["id"] + (row["id"] >= 50)]
+
+
+def test_eight_rows_are_digested_and_their_digests_are_pinned_for_ever(with_canaries: Any) -> None:
+    """They are in snapshots: with another digest every one of those would be refused."""
+    digests = digests_of(with_canaries())
+
+    assert len(digests) == len(set(digests)) == 8
+    assert all(len(digest) == 16 for digest in digests)
+    assert digests[:3] == ["4e842f2f50cc089e", "9483a4cbbd3a6648", "9d444357aed1e872"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_workers": 1, "capacity": 1, "row_s": 0.1}, {"shuffle": True, "seed": 5}, {"samples_per_group": 4}],
+    ids=str,
+)
+def test_canaries_change_only_with_the_tokens(with_canaries: Any, settings: dict[str, Any]) -> None:
+    assert digests_of(with_canaries(**settings)) == digests_of(with_canaries())
+
+
+def test_other_tokens_are_other_digests(with_canaries: Any) -> None:
+    same, other = digests_of(with_canaries()), digests_of(with_canaries(other_from_50))
+
+    assert same[:4] == other[:4]
+    assert not set(same[5:]) & set(other[5:])
+
+
+def test_a_row_that_yields_no_sample_has_the_digest_of_no_tokens(with_canaries: Any) -> None:
+    digests, dropped = digests_of(with_canaries()), digests_of(with_canaries(every_third_dropped))
+    none = digests_of(with_canaries(lambda row: [] if row["id"] % 3 == 0 else [row["id"]]))
+
+    assert dropped == none
+    assert dropped != digests
+    assert set(dropped) & set(digests)
+
+
+def test_as_many_blocks_are_read_as_a_slot_holds(with_canaries: Any) -> None:
+    assert len(digests_of(with_canaries(window_blocks=3))) == 3
+    assert len(digests_of(with_canaries(block_bytes=10_000))) == 1
+
+
+def test_the_first_batch_does_not_wait_for_them_and_they_are_made_once(with_canaries: Any) -> None:
+    loader = with_canaries()
+    loader.start()
+    assert loader.ids(3) == [0, 1, 2]
+    assert loader.producer.canaries.digests == []
+    loader.work_off()
+    digests, num_requests = loader.producer.canaries.digests, len(loader.executor.num_rows_asked)
+    assert len(digests) == 8
+
+    loader.take(47)
+    loader.work_off()
+    assert loader.producer.canaries.digests == digests
+    assert 8 not in loader.executor.num_rows_asked[num_requests:]
+
+    loader.start(digests)
+    assert loader.producer.canaries.is_blocking is False, "a snapshot loaded into the loader that took it"
+
+
+def test_nothing_is_delivered_before_they_are_found_to_be_the_same(with_canaries: Any) -> None:
+    digests = digests_of(with_canaries())
+    loader = with_canaries()
+
+    loader.start(digests)
+    assert loader.coordinator.poll(Request(1)) is None
+    assert [type(item.request) for item in loader.executor.asked] == [Scan]
+    loader.work_off()
+
+    assert loader.producer.canaries.is_blocking is False
+    assert loader.coordinator.channel.num_produced == 64
+
+
+def test_other_tokens_refuse_the_snapshot_and_say_how_many_rows_differ(with_canaries: Any) -> None:
+    digests = digests_of(with_canaries())
+    loader = with_canaries(one_more)
+
+    loader.start(digests)
+    with pytest.raises(SnapshotMismatchError) as caught:
+        loader.take(1)
+
+    assert "AD603 the tokenize function gives other tokens" in str(caught.value)
+    assert "8 of 8 fixed rows differ" in str(caught.value)
+    assert "allow_changed" in str(caught.value)
+    assert caught.value.differences == {"canaries": (digests, digests_of(with_canaries(one_more)))}
+
+
+@pytest.mark.parametrize(
+    ("function", "known", "message"),
+    [(other_from_50, slice(8), "[34] of 8 fixed rows differ"), (row_id, slice(5), "some of 5 fixed rows differ")],
+    ids=["some other tokens", "another number of rows"],
+)
+def test_any_difference_refuses_the_snapshot(with_canaries: Any, function: Any, known: slice, message: str) -> None:
+    loader = with_canaries(function)
+    loader.start(digests_of(with_canaries())[known])
+
+    with pytest.raises(SnapshotMismatchError, match=message):
+        loader.take(1)
+
+
+def test_a_refused_snapshot_delivers_nothing_at_any_later_call(with_canaries: Any) -> None:
+    loader = with_canaries(one_more)
+    loader.start(["0" * 16] * 8)
+
+    for _ in range(3):
+        with pytest.raises(SnapshotMismatchError):
+            loader.take(1)
+        loader.work_off()
+    assert loader.coordinator.channel.num_produced == 0
+
+
+@pytest.mark.parametrize("num_answers", [0, 1, 2])
+def test_a_restart_drops_requests_for_canaries_and_frees_their_slot(with_canaries: Any, num_answers: int) -> None:
+    digests = digests_of(with_canaries())
+    loader = with_canaries()
+
+    for _ in range(6):
+        loader.coordinator.restart(lambda ledger: ledger)
+        loader.start(digests)
+        loader.producer.canaries.digests = []
+        for _ in range(min(num_answers, len(loader.executor.asked))):
+            loader.executor.answer(len(loader.executor.asked) - 1)
+
+    loader.coordinator.restart(lambda ledger: ledger)
+    loader.start()
+    assert loader.ids(100) == list(range(100))
+
+
+def test_canaries_wait_for_a_free_slot(with_canaries: Any) -> None:
+    digests = digests_of(with_canaries())
+    loader = with_canaries()
+    slots = [loader.executor.slots.hold() for _ in range(3)]
+
+    loader.start(digests)
+    assert loader.executor.asked == []
+    loader.executor.slots.release(slots[1])
+    loader.executor.slots.release(slots[0])
+
+    assert loader.ids(2) == [0, 1]
+
+
+def asked_for_canaries(loader: StillLoader) -> list[int]:
+    """The numbers of the requests that read them."""
+    asked = enumerate(loader.executor.asked)
+    return [number for number, item in asked if isinstance(item.request, Scan) and len(item.request.blocks) == 8]
+
+
+def test_canaries_that_bring_down_workers_stop_nothing_and_are_not_asked_for_for_ever(with_canaries: Any) -> None:
+    loader = with_canaries()
+    loader.start()
+    found, num_lost = [], 0
+    for _ in range(20):
+        found += loader.ids(3)
+        for number in asked_for_canaries(loader):
+            loader.executor.lose(number)
+            num_lost += 1
+    loader.work_off()
+
+    assert found == list(range(60))
+    assert num_lost == 1
+    assert loader.producer.canaries.digests == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "message"),
+    [(DIED, WorkerError, "its worker died"), (Failed("SourceError", "AD304 gone"), SourceError, "AD304 gone")],
+)
+@pytest.mark.parametrize("num_answers", [0, 1])
+def test_canaries_that_fail_are_the_error_with_a_snapshot_to_compare(
+    with_canaries: Any, num_answers: int, reply: Any, kind: type[Exception], message: str
+) -> None:
+    loader = with_canaries()
+    loader.start(["0" * 16] * 8)
+    for _ in range(num_answers):
+        loader.executor.answer()
+    loader.executor.reply(reply)
+
+    with pytest.raises(kind, match=message):
+        loader.take(1)
+
+
+def test_a_source_without_rows_has_no_canaries(jsonl_file: Callable[..., Path]) -> None:
+    with StillLoader(jsonl_file([b"", b" "])) as loader:
+        loader.producer.canaries.make()
+        loader.work_off()
+
+        assert loader.producer.canaries.digests == []
+        assert [loader.executor.slots.hold() for _ in range(3)].count(None) <= 2

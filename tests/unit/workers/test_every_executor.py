@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,12 @@ from asyncdata.workers.base import NUM_SLOTS
 from asyncdata.workers.inline import InlineExecutor
 from asyncdata.workers.pool.process_pool import ProcessExecutor
 from tests.support import worker_fns
-from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of
+from tests.support.executors import NEVER_S, Client, failure_of, ids_of, tokenized, until, value_of
 from tests.support.ray_cluster import two_nodes
 from tests.support.tokenize_fns import fails_on_13, in_batches, row_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from asyncdata.workers.base import Executor
     from tests.support.ray_cluster import RayNodes
@@ -64,16 +64,6 @@ def ray_executor() -> Executor:
     return ClusterExecutor(RayExecutor(num_workers=2, num_cpus=0.5))
 
 
-@pytest.fixture
-def rows(jsonl_file) -> Callable[..., Path]:
-    """A function that writes rows 0 to n-1, each with its special fields."""
-
-    def write(number: int, special: dict[int, dict[str, Any]] | None = None) -> Path:
-        return jsonl_file([{"id": i, **(special or {}).get(i, {})} for i in range(number)])
-
-    return write
-
-
 def errors_of(reply: Tokenized) -> list[tuple[int, str]]:
     return [(error.row, error.code) for error in reply.errors]
 
@@ -91,8 +81,7 @@ def free_slots(executor: Executor) -> int:
 
 async def test_every_request_is_answered_once_with_its_own_rows(make, rows):
     client = Client(make(row_id), rows(500), row_id)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         asked = {client.ask(window.request(first, first + 7)): first for first in range(0, 497, 7)}
         await client.until(lambda: all(client.replies[number] for number in asked))
         await client.tokenized(window)  # one more, after all others: no request is answered twice
@@ -138,11 +127,11 @@ async def test_a_request_without_rows_is_answered(make, rows):
 async def test_forgotten_requests_are_not_answered_and_later_ones_are(make, rows, tmp_path):
     began, gate = tmp_path / "began", tmp_path / "gate"
     client = Client(make(worker_fns.waits), rows(40, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         forgotten = [client.ask(window.request(first, first + 4)) for first in range(0, 40, 4)]
         await until(began.exists)
         answered = {number for number in forgotten if client.replies[number]}
+        client.executor.forget()
         client.executor.forget()
         wanted = client.ask(window.request(8, 12))
         gate.touch()
@@ -154,18 +143,6 @@ async def test_forgotten_requests_are_not_answered_and_later_ones_are(make, rows
     assert ids_of(reply) == [8, 9, 10, 11]
     assert {number for number in forgotten if client.replies[number]} == answered
     assert forgotten[0] not in answered
-
-
-async def test_forget_may_be_called_twice(make, rows):
-    client = Client(make(row_id), rows(10), row_id)
-    async with client.running():
-        window = await client.window()
-        client.ask(window.request(0, 5))
-        client.executor.forget()
-        client.executor.forget()
-        reply = await client.tokenized(window, 5, 10)
-
-    assert ids_of(reply) == [5, 6, 7, 8, 9]
 
 
 @pytest.mark.thorough
@@ -183,35 +160,11 @@ async def test_an_executor_cancelled_inside_a_row_stops_at_once(make, rows, tmp_
 # Slots
 
 
-@pytest.mark.thorough
-async def test_a_slot_is_free_when_every_request_that_uses_it_is_answered(make, rows, tmp_path):
-    gate = tmp_path / "gate"
-    client = Client(make(worker_fns.waits), rows(10, {0: {"gate": str(gate)}}), worker_fns.waits)
-    slots = client.executor.slots
-    freed = []
-    slots.on_free = lambda: freed.append(True)
-    async with client.running():
-        window = await client.window()
-        assert free_slots(client.executor) == NUM_SLOTS - 1
-        freed.clear()
-        asked = [client.ask(window.request(0, 5)), client.ask(window.request(5, 10))]
-        slots.release(window.slot)
-        assert freed == []
-        assert free_slots(client.executor) == NUM_SLOTS - 1
-
-        freed.clear()  # the calls that free_slots has made
-        gate.touch()
-        await client.answers(asked)
-        assert freed == [True]
-        assert free_slots(client.executor) == NUM_SLOTS
-
-
 async def test_a_forgotten_request_keeps_its_slot_until_it_is_finished(make, rows, tmp_path):
     began, gate = tmp_path / "began", tmp_path / "gate"
     client = Client(make(worker_fns.waits), rows(9, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
     executor = client.executor
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         for first in range(0, 9, 3):
             client.ask(window.request(first, first + 3))
         await until(began.exists)
@@ -227,8 +180,7 @@ async def test_an_answered_request_keeps_its_slot_until_its_rows_can_be_requeste
     client = Client(make(row_id), rows(9), row_id)
     executor = client.executor
     free: list[int] = []
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         executor.submit(window.request(0, 9), lambda reply: free.append(free_slots(executor)))
         executor.slots.release(window.slot)
         await until(lambda: free)
@@ -256,9 +208,7 @@ async def test_a_reused_slot_shows_no_stale_bytes(make, jsonl_file):
 
 
 async def test_a_row_whose_function_raises_is_bad_and_its_neighbours_are_not(make, rows):
-    client = Client(make(fails_on_13), rows(30), fails_on_13)
-    async with client.running():
-        reply = await client.tokenized(await client.window())
+    reply = await tokenized(make(fails_on_13), rows(30), fails_on_13)
 
     (error,) = reply.errors
     assert (error.row, error.code) == (13, "AD421")
@@ -269,82 +219,26 @@ async def test_a_row_whose_function_raises_is_bad_and_its_neighbours_are_not(mak
     assert ids_of(reply) == [i for i in range(30) if i != 13]
 
 
-NONSENSE = (
-    "a number",
-    "bytes of text",
-    "words",
-    "no input_ids",
-    "text as input_ids",
-    "negative",
-    "too large",
-    "fractions",
-    "nested",
-    "not JSON",
-)
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("function", [worker_fns.as_told, worker_fns.as_told_in_batches])
-async def test_every_invalid_result_of_a_function_is_a_bad_row(make, rows, function):
-    special = {1 + 2 * i: {"do": what} for i, what in enumerate(NONSENSE)}
-    client = Client(make(function), rows(2 * len(NONSENSE) + 1, special), function)
-    async with client.running():
-        reply = await client.tokenized(await client.window())
-
-    assert errors_of(reply) == [(row, "AD425") for row in special]
-    assert ids_of(reply) == list(range(0, 2 * len(NONSENSE) + 1, 2))
-
-
-@pytest.mark.parametrize("function", [worker_fns.as_told, worker_fns.as_told_in_batches])
-async def test_drops_are_counted_by_reason(make, rows, function):
-    special = {2: {"do": "nothing"}, 3: {"do": "a reason"}, 5: {"do": "a reason"}}
-    client = Client(make(function), rows(7, special), function)
-    async with client.running():
-        reply = await client.tokenized(await client.window())
+async def test_each_row_has_its_own_fate_also_in_a_batch(make, rows, function):
+    """An exit is no Exception, as the error of a panic in Rust is none."""
+    fates = {2: "nothing", 3: "a reason", 5: "a reason", 6: "raise", 7: "exit"}
+    reply = await tokenized(make(function), rows(9, {row: {"do": fate} for row, fate in fates.items()}), function)
 
     assert {reason: np.frombuffer(rows, np.int32).tolist() for reason, rows in reply.drops.items()} == {
         "tokenize_fn": [2],
         "too dull": [3, 5],
     }
-    assert ids_of(reply) == [0, 1, 4, 6]
-
-
-async def test_a_batch_that_raises_is_run_row_by_row(make, rows):
-    function = worker_fns.as_told_in_batches
-    client = Client(make(function), rows(20, {4: {"do": "raise"}, 17: {"do": "raise"}}), function)
-    async with client.running():
-        reply = await client.tokenized(await client.window())
-
-    assert errors_of(reply) == [(4, "AD421"), (17, "AD421")]
-    assert ids_of(reply) == [i for i in range(20) if i not in (4, 17)]
-
-
-async def test_a_batched_result_with_too_few_rows_makes_all_rows_bad(make, rows):
-    function = worker_fns.as_told_in_batches
-    client = Client(make(function), rows(3, {1: {"do": "lose one"}}), function)
-    async with client.running():
-        reply = await client.tokenized(await client.window())
-
-    assert errors_of(reply) == [(0, "AD425"), (1, "AD425"), (2, "AD425")]
-    assert reply.errors[0].reason == "the batched tokenize function returned 2 results for 3 rows"
-
-
-async def test_a_row_that_calls_exit_is_bad(make, rows):
-    """SystemExit is not an Exception, and neither is the error of a panic in Rust."""
-    client = Client(make(worker_fns.as_told), rows(5, {3: {"do": "exit"}}), worker_fns.as_told)
-    async with client.running():
-        reply = await client.tokenized(await client.window())
-
-    assert errors_of(reply) == [(3, "AD421")]
-    assert reply.errors[0].reason == "the tokenize function raised SystemExit(3)"
-    assert ids_of(reply) == [0, 1, 2, 4]
+    assert [(error.row, error.code, error.reason) for error in reply.errors] == [
+        (6, "AD421", "the tokenize function raised ValueError('row 6 is not to my taste')"),
+        (7, "AD421", "the tokenize function raised SystemExit(3)"),
+    ]
+    assert ids_of(reply) == [0, 1, 4, 8]
 
 
 async def test_broken_rows_are_bad_and_the_function_never_sees_them(make, jsonl_file):
     lines = [b'{"id": 0}', b'{"id": 1', b'{"id": 2}', b"\xff\xfe", b"[4]", b'{"id": 5}']
-    client = Client(make(in_batches), jsonl_file(lines), in_batches)
-    async with client.running():
-        reply = await client.tokenized(await client.window())
+    reply = await tokenized(make(in_batches), jsonl_file(lines), in_batches)
 
     assert errors_of(reply) == [(1, "AD101"), (3, "AD106"), (4, "AD113")]
     assert ids_of(reply) == [0, 2, 5]
@@ -364,26 +258,14 @@ async def test_a_function_that_cannot_be_opened_is_a_worker_error(make, rows, wh
 # Long rows
 
 
-async def test_a_row_longer_than_the_limit_is_bad(make, jsonl_file):
-    path = jsonl_file([{"id": 0}, {"id": 1, "text": "x" * 5000}, {"id": 2}, {"id": 3, "text": "y" * 99_000}, {"id": 4}])
-    client = Client(make(row_id), path, row_id, block_bytes=512, slack_bytes=64, max_row_bytes=4000)
-    async with client.running():
-        window = await client.window()
-        reply = await client.tokenized(window)
-
-    assert window.num_rows == 5
-    assert errors_of(reply) == [(1, "AD108"), (3, "AD108")]
-    assert ids_of(reply) == [0, 2, 4]
-
-
 @pytest.mark.parametrize("function", [worker_fns.as_told, worker_fns.as_told_in_batches])
-async def test_errors_keep_their_rows_between_rows_that_are_too_long(make, jsonl_file, function):
-    path = jsonl_file([{"id": 0, "x": "x" * 5000}, {"id": 1}, {"id": 2, "do": "raise"}, {"id": 3}])
-    client = Client(make(function), path, function, block_bytes=512, slack_bytes=64, max_row_bytes=4000)
-    async with client.running():
-        reply = await client.tokenized(await client.window())
+async def test_rows_longer_than_the_limit_are_bad_and_errors_keep_their_rows_between_them(make, jsonl_file, function):
+    rows = [{"id": 0, "x": "x" * 5000}, {"id": 1}, {"id": 2, "do": "raise"}, {"id": 3}, {"id": 4, "x": "y" * 99_000}]
+    path = jsonl_file(rows)
+    reply = await tokenized(make(function), path, function, block_bytes=512, slack_bytes=64, max_row_bytes=4000)
 
-    assert errors_of(reply) == [(0, "AD108"), (2, "AD421")]
+    assert errors_of(reply) == [(0, "AD108"), (2, "AD421"), (4, "AD108")]
+    assert reply.errors[0].reason == "the row is longer than max_row_bytes (4000)"
     assert ids_of(reply) == [1, 3]
     assert np.frombuffer(reply.kept, np.int32).tolist() == [1, 3]
 
@@ -393,8 +275,7 @@ async def test_rows_that_are_not_wholly_in_the_slot_are_read_again(make, jsonl_f
     texts = [chr(ord("a") + i % 26) * (i * 37 % 900) for i in range(80)]
     path = jsonl_file([{"id": i, "prompt": text} for i, text in enumerate(texts)])
     client = Client(make(worker_fns.echoes), path, worker_fns.echoes, block_bytes=256, slack_bytes=32)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         request = window.request(0, 80)
         reply = await client.answer(client.ask(request))
 
@@ -406,39 +287,30 @@ async def test_rows_that_are_not_wholly_in_the_slot_are_read_again(make, jsonl_f
 # Files
 
 
-async def test_a_file_that_shrank_fails_the_request(make, rows):
-    path = rows(500)
-    client = Client(make(row_id), path, row_id, block_bytes=512)
-    async with client.running():
-        path.write_bytes(path.read_bytes()[:700])
-        scan = next(iter(_scans(client)))
-        failed = failure_of(await client.answer(client.ask(scan)))
-
-    assert failed.kind == "SourceChangedError"
-    assert failed.message.startswith("AD302") and str(path) in failed.message
-
-
-async def test_a_file_that_is_gone_fails_the_request(make, rows):
+@pytest.mark.parametrize(
+    ("harm", "kind", "message"),
+    [
+        (lambda path: os.truncate(path, 7), "SourceChangedError", "AD302 {} shrank: it had 50 bytes at the start, and"),
+        (os.unlink, "SourceError", "AD304 cannot read {}: No such file or directory"),
+    ],
+    ids=["it shrank", "it is gone"],
+)
+async def test_a_file_that_is_not_what_it_was_fails_the_request(make, rows, harm, kind, message):
     path = rows(5)
     client = Client(make(row_id), path, row_id)
     async with client.running():
-        path.unlink()
-        failed = failure_of(await client.answer(client.ask(next(iter(_scans(client))))))
+        harm(path)
+        failed = failure_of(await client.answer(client.ask(next(iter(client.unread_window().scans())))))
 
-    assert failed.kind == "SourceError"
-    assert failed.message.startswith("AD304") and str(path) in failed.message
-
-
-def _scans(client: Client) -> Any:
-    return client.unread_window().scans()
+    assert failed.kind == kind
+    assert failed.message.startswith(message.format(path))
 
 
 async def test_more_files_than_may_be_open_at_once(make, tmp_path):
     for i in range(150):
         (tmp_path / f"{i:03}.jsonl").write_text(f'{{"id": {i}}}\n')
     client = Client(make(row_id), tmp_path, row_id)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         asked = [client.ask(window.request(first, first + 10)) for first in range(0, 150, 10)]
         replies = await client.answers(asked)
 
@@ -448,21 +320,24 @@ async def test_more_files_than_may_be_open_at_once(make, tmp_path):
 # Statistics
 
 
-async def test_num_wanted_falls_to_zero_when_enough_is_submitted(make, rows, tmp_path):
+async def test_num_wanted_falls_to_zero_when_enough_is_submitted_and_more_is_queued(make, rows, tmp_path):
     gate = tmp_path / "gate"
     client = Client(make(worker_fns.waits), rows(50, {i: {"gate": str(gate)} for i in range(50)}), worker_fns.waits)
     executor = client.executor
     wanted = [executor.num_wanted]
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         asked = []
         while executor.num_wanted > 0:
             asked.append(client.ask(window.request(len(asked), len(asked) + 1)))
             wanted.append(executor.num_wanted)
             await anyio.lowlevel.checkpoint()
+        more = [client.ask(window.request(49, 50)) for _ in range(12)]
+        assert executor.statistics().num_queued >= 12, "those that no worker has"
+        assert executor.num_wanted <= 0
         gate.touch()
-        await client.answers(asked)
+        await client.answers(asked + more)
 
+        assert executor.statistics().num_queued == 0
         assert executor.num_workers < len(asked) + 1 < 50
         assert wanted == list(range(wanted[0], -1, -1))
         assert executor.num_wanted == wanted[0]
@@ -476,8 +351,7 @@ async def test_statistics_say_who_is_busy_and_how_far(make, rows, tmp_path):
         special[i] = {}
     client = Client(make(worker_fns.waits), rows(20, special), worker_fns.waits)
     executor = client.executor
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         idle = executor.statistics()
         asked = [client.ask(window.request(first, first + 5)) for first in range(0, 20, 5)]
         await until(began.exists)
@@ -494,21 +368,6 @@ async def test_statistics_say_who_is_busy_and_how_far(make, rows, tmp_path):
     assert first.busy_s > 0
     assert "busy" not in {worker.state for worker in again.workers}
     assert (busy.num_restarts, again.num_restarts, again.num_queued) == (0, 0, 0)
-
-
-async def test_requests_without_a_worker_are_queued(make, rows, tmp_path):
-    gate = tmp_path / "gate"
-    client = Client(make(worker_fns.waits), rows(12, {i: {"gate": str(gate)} for i in range(12)}), worker_fns.waits)
-    executor = client.executor
-    async with client.running():
-        window = await client.window()
-        asked = [client.ask(window.request(i, i + 1)) for i in range(12)]
-        assert executor.statistics().num_queued >= 12 - 2 * executor.num_workers
-        assert executor.num_wanted <= 0
-        gate.touch()
-        await client.answers(asked)
-
-    assert executor.statistics().num_queued == 0
 
 
 # The callback on_change
@@ -559,8 +418,7 @@ async def test_on_change_is_called_for_a_forgotten_reply(make, rows, tmp_path):
 
 async def test_on_change_is_called_when_a_slot_becomes_free(make, rows):
     client = Client(make(row_id), rows(10), row_id)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         watch = Watch(client.executor, lambda: free_slots_seen(client.executor))
         client.executor.slots.release(window.slot)
 
@@ -584,8 +442,7 @@ async def test_an_opened_again_function_answers_later_requests_and_no_request_is
     told.write_text("1000")
     function = worker_fns.AddsWhatAFileSaid(str(told))
     client = Client(make(function), rows(200), function)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         await client.tokenized(window, 0, 1)
         (tmp_path / "next").write_text("2000")
         (tmp_path / "next").replace(told)  # in one step: a worker of Ray that starts now reads it
@@ -606,8 +463,7 @@ async def test_a_function_that_cannot_be_opened_again_stays_in_use(make, rows, t
     function = worker_fns.AddsWhatAFileSaid(str(told))
     client = Client(make(function), rows(3), function)
     with capture_logs() as events:
-        async with client.running():
-            window = await client.window()
+        async with client.reading() as window:
             assert ids_of(await client.tokenized(window)) == [1000, 1001, 1002]
             told.unlink()
             client.executor.reopen()

@@ -14,7 +14,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:  100 kB\nMemAvailable:    8000000 kB\nHugePages_Total:       0\n"
+ALL = 8_000_000 * 1024
+V1, V2 = "12:memory:/d/x\n4:cpu,cpuacct:/d/x\n1:name=systemd:/x\n", "0::/a/b\n"
 Files = dict[str, str]
+
+
+def cpu_v1(quota: str) -> Files:
+    return {"cpu,cpuacct/d/x/cpu.cfs_quota_us": quota, "cpu,cpuacct/d/x/cpu.cfs_period_us": "100000"}
+
+
+def memory_v1(cached: str) -> Files:
+    group = "memory/d/x/memory"
+    return {f"{group}.limit_in_bytes": "5000", f"{group}.usage_in_bytes": "4000", f"{group}.stat": cached}
+
+
+def memory_v2(limit: str, used: str, group: str = "a/b", cached: str = "") -> Files:
+    memory = f"{group}/memory"
+    return {f"{memory}.max": limit, f"{memory}.current": used, f"{memory}.stat": cached}
 
 
 @pytest.fixture
@@ -32,11 +48,51 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Files]
     return make
 
 
-def test_without_control_groups_the_whole_machine_may_be_used(machine: Callable[[Files], Path]) -> None:
-    root = machine({})
+@pytest.mark.parametrize(
+    ("own", "groups", "num_cpus", "num_bytes"),
+    [
+        pytest.param(None, {}, 16, ALL, id="without control groups the whole machine may be used"),
+        pytest.param(V2, {"cpu.max": "max 100000\n"}, 16, ALL, id="no quota"),
+        pytest.param(V2, {"cpu.max": "400000 100000\n"}, 4, ALL, id="a quota"),
+        pytest.param(V2, {"cpu.max": "150000 100000\n"}, 2, ALL, id="a fraction of a CPU counts as one"),
+        pytest.param(V2, {"cpu.max": "1000 100000\n"}, 1, ALL, id="less than one CPU"),
+        pytest.param(V2, {"cpu.max": "9900000 100000\n"}, 16, ALL, id="a quota of more than there is"),
+        pytest.param(V1, cpu_v1("-1\n"), 16, ALL, id="no quota, version 1"),
+        pytest.param(V1, cpu_v1("350000\n"), 4, ALL, id="a quota, version 1"),
+        pytest.param("0::/../../kubepods/x\n", {"cpu.max": "200000 100000\n"}, 2, ALL, id="a path beyond the mount"),
+        pytest.param(
+            V2,
+            {"a/b/cpu.max": "800000 100000\n", "a/cpu.max": "300000 100000\n"}
+            | memory_v2("max\n", "500\n")
+            | memory_v2("2000\n", "900\n", "a"),
+            3,
+            1100,
+            id="the tightest limit of all groups above this process",
+        ),
+        pytest.param(
+            V2,
+            memory_v2("5000\n", "4000\n", cached="inactive_file 300\nactive_file 7\n"),
+            16,
+            1300,
+            id="cached pages of files count as free",
+        ),
+        pytest.param(
+            V1,
+            memory_v1("inactive_file 1\ntotal_inactive_file 300\n"),
+            16,
+            1300,
+            id="cached pages of files count as free, version 1",
+        ),
+        pytest.param(V2, memory_v2("5\n", "9\n"), 16, 0, id="a group above its limit has nothing left"),
+    ],
+)
+def test_what_may_be_used_is_the_least_of_all_limits(
+    machine: Callable[[Files], Path], own: str | None, groups: Files, num_cpus: int, num_bytes: int
+) -> None:
+    files = {f"sys/fs/cgroup/{name}": text for name, text in groups.items()}
+    root = machine(files if own is None else {"proc/self/cgroup": own, **files})
 
-    assert num_usable_cpus(root) == 16
-    assert available_memory(root) == 8_000_000 * 1024
+    assert (num_usable_cpus(root), available_memory(root)) == (num_cpus, num_bytes)
 
 
 def test_only_cpus_in_the_affinity_mask_count(
@@ -48,105 +104,17 @@ def test_only_cpus_in_the_affinity_mask_count(
     assert num_usable_cpus(root) == 2
 
 
-@pytest.mark.parametrize(
-    ("quota", "num_cpus"),
-    [("max 100000", 16), ("400000 100000", 4), ("150000 100000", 2), ("1000 100000", 1), ("9900000 100000", 16)],
-)
-def test_a_cpu_quota_of_version_2_counts(machine: Callable[[Files], Path], quota: str, num_cpus: int) -> None:
-    root = machine({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{quota}\n"})
-
-    assert num_usable_cpus(root) == num_cpus
-
-
-@pytest.mark.parametrize(("quota", "num_cpus"), [("-1", 16), ("350000", 4)])
-def test_a_cpu_quota_of_version_1_counts(machine: Callable[[Files], Path], quota: str, num_cpus: int) -> None:
-    group = "sys/fs/cgroup/cpu,cpuacct/docker/abc"
-    root = machine(
-        {
-            "proc/self/cgroup": "12:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/x\n",
-            f"{group}/cpu.cfs_quota_us": f"{quota}\n",
-            f"{group}/cpu.cfs_period_us": "100000\n",
-        }
-    )
-
-    assert num_usable_cpus(root) == num_cpus
-
-
-def test_the_tightest_limit_of_all_groups_above_this_process_counts(machine: Callable[[Files], Path]) -> None:
-    root = machine(
-        {
-            "proc/self/cgroup": "0::/a/b\n",
-            "sys/fs/cgroup/a/b/cpu.max": "800000 100000\n",
-            "sys/fs/cgroup/a/cpu.max": "300000 100000\n",
-            "sys/fs/cgroup/a/b/memory.max": "max\n",
-            "sys/fs/cgroup/a/b/memory.current": "500\n",
-            "sys/fs/cgroup/a/memory.max": "2000\n",
-            "sys/fs/cgroup/a/memory.current": "900\n",
-        }
-    )
-
-    assert num_usable_cpus(root) == 3
-    assert available_memory(root) == 1100
-
-
-def test_a_path_outside_of_the_mount_of_a_container_leads_to_its_root(machine: Callable[[Files], Path]) -> None:
-    root = machine({"proc/self/cgroup": "0::/../../kubepods/x\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"})
-
-    assert num_usable_cpus(root) == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "folder", "names", "cached"),
-    [
-        ("0::/g", "sys/fs/cgroup/g", ("memory.max", "memory.current"), "inactive_file 300\nactive_file 7\n"),
-        (
-            "9:memory:/g",
-            "sys/fs/cgroup/memory/g",
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-            "inactive_file 1\ntotal_inactive_file 300\n",
-        ),
-    ],
-)
-def test_cached_pages_of_files_count_as_free(
-    machine: Callable[[Files], Path], line: str, folder: str, names: tuple[str, str], cached: str
-) -> None:
-    limit, used = names
-    root = machine(
-        {
-            "proc/self/cgroup": f"{line}\n",
-            f"{folder}/{limit}": "5000\n",
-            f"{folder}/{used}": "4000\n",
-            f"{folder}/memory.stat": cached,
-        }
-    )
-
-    assert available_memory(root) == 1300
-
-
-def test_a_group_above_its_limit_has_no_memory_left(machine: Callable[[Files], Path]) -> None:
-    files = {"sys/fs/cgroup/memory.max": "5\n", "sys/fs/cgroup/memory.current": "9\n"}
-
-    assert available_memory(machine({"proc/self/cgroup": "0::/\n", **files})) == 0
-
-
-def test_process_memory_counts_shared_pages_in_proportion(machine: Callable[[Files], Path]) -> None:
+def test_the_memory_of_a_process_counts_shared_pages_in_proportion_or_fully(machine: Callable[[Files], Path]) -> None:
     text = "5581-7ffd ---p 00000000 00:00 0      [rollup]\nRss:     9000 kB\nPss:     4000 kB\nPss_Anon: 1 kB\n"
-    root = machine({"proc/42/smaps_rollup": text})
+    root = machine({"proc/42/smaps_rollup": text, "proc/42/statm": "9000 300 20 1 0 50 0\n"})
 
-    assert process_memory(42, root) == 4000 * 1024
-    assert process_memory(43, root) == 0
-
-
-def test_resident_memory_counts_shared_pages_fully(machine: Callable[[Files], Path]) -> None:
-    root = machine({"proc/42/statm": "9000 300 20 1 0 50 0\n"})
-
-    assert resident_memory(42, root) == 300 * os.sysconf("SC_PAGE_SIZE")
-    assert resident_memory(43, root) == 0
-    assert resident_memory(os.getpid()) > 1_000_000
+    assert [process_memory(pid, root) for pid in (42, 43)] == [4000 * 1024, 0]
+    assert [resident_memory(pid, root) for pid in (42, 43)] == [300 * os.sysconf("SC_PAGE_SIZE"), 0]
 
 
 def test_this_machine_and_this_process_can_be_measured() -> None:
     assert 1 <= num_usable_cpus() <= len(os.sched_getaffinity(0))
     assert available_memory() > 0
+    assert resident_memory(os.getpid()) > 1_000_000
     if Path("/proc/self/smaps_rollup").exists():
         assert process_memory(os.getpid()) > 1_000_000

@@ -35,7 +35,7 @@ from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.workers import request_handler as handlers
 from asyncdata.workers.base import error_of
 from asyncdata.workers.request_handler import Handler
-from tests.support.tokenize_fns import characters, in_batches, row_id
+from tests.support.tokenize_fns import characters, row_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -171,12 +171,6 @@ def test_blocks_of_many_files_are_scanned_in_the_requests_order(bench, jsonl_fil
     assert tokens_of(handler(bench.rows(starts, lengths))) == [[2], [0], [1]]
 
 
-def test_blank_lines_are_counted(bench, jsonl_file):
-    handler = bench.open([jsonl_file([b"", {"id": 1}, b"  ", b"\r"])])
-
-    assert handler(Scan(0, 0, [Block(0, 0, 15)])).num_blank == 3
-
-
 # Tokenizing.
 
 
@@ -209,45 +203,6 @@ def test_busy_time_is_cpu_time_or_a_quarter_of_the_wall_time(bench, jsonl_file, 
     assert handler(bench.rows(starts, lengths)).busy_s == work_s
 
 
-def test_a_request_without_rows_has_an_empty_reply(bench, jsonl_file):
-    handler = bench.open([jsonl_file([{"id": 1}])])
-
-    assert tokens_of(handler(Tokenize(0, b"", b""))) == []
-
-
-def test_rows_that_overflow_their_slot_are_read_from_the_file(bench, jsonl_file):
-    texts = ["a" * 10, "b" * 200, "c", "d" * 150]
-    handler = bench.open([jsonl_file([{"prompt": text} for text in texts])], FunctionTokenizer(characters))
-    _, starts, lengths = bench.scan(handler)
-    request = bench.rows(starts, lengths)
-
-    reply = handler(request)
-
-    assert [item.row for item in request.overflow] == [1, 3]
-    assert ["".join(map(chr, tokens)) for tokens in tokens_of(reply)] == texts
-
-
-def test_a_row_that_is_too_long_is_bad_and_the_others_are_not(bench, jsonl_file):
-    rows = [{"id": 0}, {"id": 1, "pad": "x" * MAX_ROW_BYTES}, {"id": 2}, {"id": 3, "pad": "x" * MAX_ROW_BYTES}]
-    handler = bench.open([jsonl_file(rows)])
-    _, starts, lengths = bench.scan(handler)
-
-    reply = handler(bench.rows(starts, lengths))
-
-    assert [length for length in lengths if length < 0] == [-1, -1]
-    assert tokens_of(reply) == [[0], [2]]
-    assert ints(reply.kept) == [0, 2]
-    assert [(error.row, error.code) for error in reply.errors] == [(1, "AD108"), (3, "AD108")]
-    assert reply.errors[0].reason == "the row is longer than max_row_bytes (300)"
-
-
-def test_a_request_with_only_rows_that_are_too_long_is_answered(bench, jsonl_file):
-    handler = bench.open([jsonl_file([{"pad": "x" * MAX_ROW_BYTES}])])
-    _, starts, lengths = bench.scan(handler)
-
-    assert [error.code for error in handler(bench.rows(starts, lengths)).errors] == ["AD108"]
-
-
 def test_progress_uses_the_row_numbers_of_the_request(bench, jsonl_file):
     rows = [{"id": 0, "pad": "x" * MAX_ROW_BYTES}, {"id": 1}, {"id": 2}]
     handler = bench.open([jsonl_file(rows)])
@@ -255,13 +210,6 @@ def test_progress_uses_the_row_numbers_of_the_request(bench, jsonl_file):
     handler(bench.rows(starts, lengths))
 
     assert bench.progress == [1, 2]
-
-
-def test_a_batched_function_gets_all_rows_in_one_call(bench, jsonl_file):
-    handler = bench.open([jsonl_file([{"id": number} for number in range(5)])], FunctionTokenizer(in_batches))
-    _, starts, lengths = bench.scan(handler)
-
-    assert tokens_of(handler(bench.rows(starts, lengths))) == [[0], [1], [2], [3], [4]]
 
 
 # Rows that another rank tokenizes.
@@ -324,31 +272,17 @@ def begins_in_file(bench: Bench, found: Indexed) -> list[int]:
     return [start + offset for start, offset in zip(starts, ints(found.offsets), strict=True)]
 
 
-def test_an_index_without_checks_only_locates_the_rows(bench, jsonl_file):
+def test_an_index_locates_the_rows_and_checks_what_it_is_told_to_without_the_users_function(bench, jsonl_file):
     handler = bench.open([jsonl_file(MIXED)])
-    found = bench.index(handler, "none")
+    found, checked = bench.index(handler, "none"), bench.index(handler, "json")
 
     assert begins_in_file(bench, found) == offsets_of(MIXED)
     assert ints(found.lengths) == [len(line) if len(line) <= MAX_ROW_BYTES else -1 for line in MIXED if line]
     assert (found.marks, found.num_tokens, found.errors, found.num_blank) == (b"", b"", [], 1)
+    assert list(checked.marks) == [0, 2, 2, 0, 2, 0]
+    assert [(error.row, error.code) for error in checked.errors] == [(1, "AD101"), (2, "AD108"), (4, "AD113")]
+    assert checked.num_tokens == b""
     assert bench.progress == [], "no user function ran"
-
-
-def test_an_index_of_json_objects_finds_invalid_rows_without_the_users_function(bench, jsonl_file):
-    handler = bench.open([jsonl_file(MIXED)])
-    found = bench.index(handler, "json")
-
-    assert list(found.marks) == [0, 2, 2, 0, 2, 0]
-    assert [(error.row, error.code) for error in found.errors] == [(1, "AD101"), (2, "AD108"), (4, "AD113")]
-    assert found.num_tokens == b""
-    assert bench.progress == []
-
-
-def test_rows_that_are_all_good_need_no_marks(bench, jsonl_file):
-    handler = bench.open([jsonl_file([{"id": 1}, {"id": 2}])])
-
-    assert bench.index(handler, "json").marks == b""
-    assert ints(bench.index(handler, "samples").num_tokens) == [1, 1]
 
 
 def test_an_index_of_samples_counts_their_tokens_and_gives_the_reason_of_each_bad_row(bench, jsonl_file):
@@ -446,45 +380,7 @@ def test_a_tokenizer_that_raises_for_one_row_loses_only_that_row(bench, jsonl_fi
     assert bench.progress == [0, 1, 2, 4]
 
 
-def test_a_handler_answers_requests_after_a_row_that_raised(bench, jsonl_file):
-    handler = bench.open([jsonl_file([b"bad", b"one"])], Reluctant(b"bad", ValueError()))
-    _, starts, lengths = bench.scan(handler)
-    first, second = (handler(bench.rows(starts, lengths)) for _ in range(2))
-
-    assert tokens_of(first) == tokens_of(second) == [list(b"one")]
-
-
 # Files.
-
-
-def test_a_file_that_is_gone_fails_the_request_and_is_named(bench, jsonl_file):
-    path = jsonl_file([{"id": 1}])
-    handler = bench.open([path])
-    path.unlink()
-
-    reply = handler(Scan(0, 0, [Block(0, 0, 10)]))
-
-    assert reply == Failed("SourceError", f"AD304 cannot read {path}: No such file or directory")
-
-
-def test_a_file_that_was_opened_before_it_was_unlinked_is_still_read(bench, jsonl_file):
-    path = jsonl_file([{"id": 1}])
-    handler = bench.open([path])
-    bench.scan(handler)
-    path.unlink()
-
-    assert bench.scan(handler) == ([1], [1], [9])
-
-
-def test_a_file_that_has_shrunk_fails_the_request_and_says_where_it_ends(bench, jsonl_file):
-    path = jsonl_file([{"id": number} for number in range(5)])
-    handler = bench.open([path])
-    os.truncate(path, 7)
-
-    reply = handler(Scan(0, 0, [Block(0, 0, 50)]))
-
-    message = f"AD302 {path} shrank: it had 50 bytes at the start, and ends at byte 7 now"
-    assert reply == Failed("SourceChangedError", message)
 
 
 def test_a_file_that_has_shrunk_fails_its_overflowing_rows_too(bench, jsonl_file):
@@ -494,17 +390,6 @@ def test_a_file_that_has_shrunk_fails_its_overflowing_rows_too(bench, jsonl_file
     os.truncate(path, 100)
 
     assert handler(bench.rows(starts, lengths)).kind == "SourceChangedError"
-
-
-def test_a_file_that_grew_is_read_to_the_size_of_the_start(bench, jsonl_file):
-    path = jsonl_file([{"id": 1}], final_newline=False)
-    handler = bench.open([path])
-    with path.open("ab") as file:
-        file.write(b'garbage\n{"id": 2}\n')
-
-    counts, starts, lengths = bench.scan(handler)
-
-    assert (counts, tokens_of(handler(bench.rows(starts, lengths)))) == ([1], [[1]])
 
 
 def test_an_invalid_request_is_answered_with_the_traceback(bench, jsonl_file):
@@ -537,21 +422,13 @@ def test_no_more_than_64_files_are_open_however_many_there_are(bench, jsonl_file
         assert len(open_files(tmp_path)) <= 64
 
 
-def test_close_closes_every_file_and_may_be_called_again(bench, jsonl_file, tmp_path):
+def test_files_are_opened_when_they_are_needed_and_closed_at_the_end(bench, jsonl_file, tmp_path):
     handler = bench.open([jsonl_file([{"id": 1}])])
+
+    handler(Tokenize(0, b"", b""))
+    assert open_files(tmp_path) == []
     bench.scan(handler)
     assert open_files(tmp_path)
-
     handler.close()
     handler.close()
-
-    assert open_files(tmp_path) == []
-
-
-def test_files_are_opened_when_they_are_needed(bench, jsonl_file, tmp_path):
-    handler = bench.open([jsonl_file([{"id": 1}])])
-
-    assert open_files(tmp_path) == []
-    assert [(file.path, file.num_bytes) for file in bench.files.files] == [(str(tmp_path / "rows.jsonl"), 10)]
-    handler(Tokenize(0, b"", b""))
     assert open_files(tmp_path) == []

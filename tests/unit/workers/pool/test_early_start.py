@@ -58,23 +58,17 @@ def test_the_tokenize_function_is_loaded_before_the_first_call_and_only_once(pat
     assert not server.is_running()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("progress", "num_threads"), [("none", 1), ("log", 2)])
-def test_a_loader_dropped_before_its_start_leaves_no_process_and_no_thread(path, progress, num_threads):
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_loader_that_never_starts_leaves_no_process_and_no_thread(path, progress, num_threads, is_closed):
     loader = DataLoader(path, tokenize_fn=row_id, num_workers=2, progress=progress)
     assert len(own_threads()) == num_threads
 
+    if is_closed:
+        loader.close()
+        loader.close()
     del loader
     gc.collect()
-    assert psutil.Process().children() == []
-    until(lambda: own_threads() == [])
-
-
-def test_a_loader_closed_before_its_start_leaves_no_process_and_no_thread(path):
-    loader = DataLoader(path, tokenize_fn=row_id, num_workers=2)
-    loader.close()
-    loader.close()
-
     assert psutil.Process().children() == []
     until(lambda: own_threads() == [])
 
@@ -96,14 +90,8 @@ def test_a_constructor_that_fails_leaves_no_process_and_no_thread(path, source, 
     until(lambda: own_threads() == [])
 
 
-def test_without_workers_no_process_is_started(path):
-    with DataLoader(path, tokenize_fn=row_id, num_workers=0, shuffle=False) as loader:
-        assert ids(loader.get_next_batch(3)) == [0, 1, 2]
-        assert psutil.Process().children() == []
-
-
 @pytest.mark.parametrize("num_workers", [0, -1, "two", 1.5])
-def test_for_an_invalid_number_of_workers_no_process_is_started(num_workers):
+def test_without_workers_and_for_an_invalid_number_of_them_no_process_is_started(num_workers):
     assert EarlyForkServer.for_workers(num_workers) is None
 
 
@@ -166,36 +154,29 @@ def printed_by_one_made_after(meddle: str, path: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("value", [None, ""])
-def test_without_an_interpreter_the_first_call_says_so(path, value):
-    told = printed_by_one_made_after(f"sys.executable = {value!r}", path)
-
-    assert told.startswith(f"AD426 workers cannot be started: sys.executable is {value!r}; set it to the path of a ")
-
-
-@pytest.mark.thorough
-def test_an_interpreter_that_does_not_exist_is_named(path):
-    told = printed_by_one_made_after("sys.executable = '/nowhere/python'", path)
-
-    assert told.startswith("AD426 workers cannot be started: [Errno 2] No such file or directory: '/nowhere/python'; ")
-    assert "ulimit" not in told
+THERE_IS_NONE = "AD426 workers cannot be started: sys.executable is {}; set it to the path of a "
+NO_FOLDER = """import os, tempfile; from asyncdata import DataLoader
+sys.path.append(os.getcwd())  # the tokenize function is found there
+os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd()); sys.path.insert(0, '')"""
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "meddle", ["sys.path.append(b'/bytes')", "import pathlib; sys.path.append(pathlib.Path('/path'))"]
+    ("meddle", "told"),
+    [
+        ("sys.executable = None", THERE_IS_NONE.format(None)),
+        ("sys.executable = ''", THERE_IS_NONE.format("''")),
+        ("sys.executable = '/nowhere/python'", "AD426 workers cannot be started: [Errno 2] No such file or directory"),
+        ("sys.path.append(b'/bytes')", "[[0], [1]]\n"),
+        ("import pathlib; sys.path.append(pathlib.Path('/path'))", "[[0], [1]]\n"),
+        (NO_FOLDER, "[[0], [1]]\n"),
+    ],
 )
-def test_entries_of_sys_path_that_python_skips_do_not_disturb_workers(path, meddle):
-    assert printed_by_one_made_after(meddle, path) == "[[0], [1]]\n"
+def test_what_the_program_did_before_does_not_disturb_workers_or_the_first_call_says_what_it_was(path, meddle, told):
+    found = printed_by_one_made_after(meddle, path)
 
-
-@pytest.mark.thorough
-def test_a_deleted_current_folder_does_not_disturb_workers(path):
-    stays = "import os, tempfile; sys.path.append(os.getcwd())"  # the tokenize function is found there
-    gone = "os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd()); sys.path.insert(0, '')"
-
-    assert printed_by_one_made_after(f"from asyncdata import DataLoader; {stays}; {gone}", path) == "[[0], [1]]\n"
+    assert found.startswith(told)
+    assert "ulimit" not in found
 
 
 def test_a_start_that_fails_with_any_error_is_not_waited_for(monkeypatch):

@@ -1,64 +1,132 @@
-"""The pool starts workers, changes their number, and closes."""
+"""Workers start, share what they can, come and go, and end; what cannot start says why."""
 
 from __future__ import annotations
 
 import base64
+import errno
 import gc
 import itertools
 import os
 import random
 import resource
 import signal
-import time
+from typing import Any
 
 import anyio
 import psutil
 import pytest
+import structlog
 
 from asyncdata import WorkerError
 from asyncdata.core.framing import frame
-from asyncdata.core.messages import Failed, Permuted, Ready, Scanned
-from asyncdata.workers.base import NUM_SLOTS, Crashed
+from asyncdata.core.messages import (
+    Failed,
+    Permuted,
+    Ready,
+)
+from asyncdata.workers.pool import lost_workers
+from asyncdata.workers.pool.forkserver import descriptors, why_not_shared
 from asyncdata.workers.pool.process_pool import ProcessExecutor
 from tests.support import worker_fns
-from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of
-from tests.support.pools import all_ready, pids, states
+from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
+from tests.support.pools import all_ready, events_of, fork_server, pids, states
 from tests.support.tokenize_fns import row_id
-
-# Starting
 
 pytestmark = pytest.mark.asyncio
 
 
-@pytest.mark.thorough
-async def test_requests_wait_for_the_first_worker_to_be_ready(rows, tmp_path):
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)))
-    window = client.unread_window()
-    async with client.running():
-        asked = [client.ask(scan) for scan in window.scans()]
-        await until(lambda: states(executor) == ["starting"])
-
-        (tmp_path / "open").touch()
-        assert all(isinstance(reply, Scanned) for reply in await client.answers(asked))
+# What is shared
 
 
 @pytest.mark.thorough
-async def test_a_scan_that_waits_for_a_worker_can_be_forgotten(rows, tmp_path):
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)), block_bytes=64)
-    window = client.unread_window()
-    async with client.running():
-        forgotten = [client.ask(scan) for scan in window.scans()]
-        executor.forget()
-        (tmp_path / "open").touch()
-        other = await client.window()
-        assert ids_of(await client.tokenized(other)) == list(range(200))
-        for slot in (window.slot, other.slot):
-            executor.slots.release(slot)
-        await until(lambda: [executor.slots.hold() for _ in range(NUM_SLOTS)] == list(range(NUM_SLOTS)))
+async def test_the_tokenize_function_is_opened_once_for_all_workers_including_later_ones(rows, tmp_path):
+    executor = ProcessExecutor(3)
+    client = Client(executor, rows(5), worker_fns.Opening("is counted", str(tmp_path)))
+    async with client.reading() as window:
+        await all_ready(executor)
+        before = pids(executor)
+        os.kill(before[0], signal.SIGKILL)
+        await until(lambda: pids(executor)[0] not in {None, before[0]})
+        executor.set_num_workers(4)
+        await all_ready(executor)
+        assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4]
+        assert {psutil.Process(pid).ppid() for pid in pids(executor)} == {fork_server().pid}
 
-    assert [client.replies[number] for number in forgotten] == [[]] * len(forgotten)
+    assert len(list(tmp_path.glob("start *"))) == 1
+
+
+@pytest.mark.thorough
+async def test_every_forked_worker_has_its_own_random_numbers(rows):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(40, {i: {"sleep_s": 0.005} for i in range(40)}), worker_fns.RollsDice())
+    async with client.reading() as window:
+        await all_ready(executor)
+        asked = [client.ask(window.request(row, row + 1)) for row in range(40)]
+        said = [value_of(reply, "extra") for reply in await client.answers(asked)]
+
+    first_of_each = {one["pid"]: (one["python"], one["numpy"]) for one in reversed(said)}
+    assert len(first_of_each) == 2
+    for rolls in zip(*first_of_each.values(), strict=True):
+        assert len(set(rolls)) == 2
+
+
+@pytest.mark.thorough
+async def test_output_that_was_buffered_before_a_fork_is_printed_once(rows):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(1), worker_fns.Opening("prints without a newline"))
+    with structlog.testing.capture_logs() as events:
+        async with client.running():
+            await all_ready(executor)
+            await until(lambda: "half a line" in said(events))
+
+    assert said(events).count("half a line") == 2, "once from Python and once from C"
+    assert {event["worker"] for event in events_of(events, "worker.output")} == {"forkserver"}
+
+
+def said(events: Any) -> str:
+    return "".join(event["text"] for event in events_of(events, "worker.output"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("lingers", "the tokenize function has started threads: there are 2"),
+        ("keeps a file open", "the tokenize function keeps open descriptor "),
+    ],
+)
+async def test_a_function_with_threads_or_open_files_is_opened_by_every_worker_itself(rows, tmp_path, what, reason):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(200), worker_fns.Opening(what, str(tmp_path)))
+    with structlog.testing.capture_logs() as events:
+        async with client.reading() as window:
+            await all_ready(executor)
+            before = pids(executor)
+            assert sorted(before) == sorted(child.pid for child in psutil.Process().children())
+            os.kill(before[0], signal.SIGKILL)
+            await until(lambda: executor.statistics().num_restarts == 1)
+            await all_ready(executor)
+            assert ids_of(await client.tokenized(window)) == list(range(200))
+
+    (event,) = events_of(events, "workers.not_shared")
+    assert event["reason"].startswith(reason)
+    assert len(list(tmp_path.glob("start *"))) == 3
+    assert events_of(events, "forkserver.lost") == []
+
+
+async def test_where_pidfds_are_forbidden_workers_share_nothing(monkeypatch):
+    before = descriptors()
+
+    def forbidden(pid: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", forbidden)
+    assert why_not_shared(before).startswith("a process cannot be identified by a pidfd here: ")
+    monkeypatch.delattr(os, "pidfd_open")
+    assert why_not_shared(before).startswith("a process cannot be identified by a pidfd here: ")
+
+
+# What cannot start
 
 
 async def failure_to_run(client: Client) -> str:
@@ -70,50 +138,23 @@ async def failure_to_run(client: Client) -> str:
 
 
 @pytest.mark.thorough
-async def test_after_three_deaths_at_the_start_the_error_quotes_the_output_of_the_worker(rows, tmp_path):
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(1), worker_fns.Opening("dies", str(tmp_path), times=1000))
-
-    message = await failure_to_run(client)
+async def test_a_worker_that_dies_at_its_start_is_started_again_and_after_three_deaths_the_error_quotes_its_output(
+    rows, tmp_path
+):
+    path = rows(3)
+    for name, times in (("twice", 2), ("always", 1000)):
+        (tmp_path / name).mkdir()
+        executor = ProcessExecutor(1)
+        client = Client(executor, path, worker_fns.Opening("dies", str(tmp_path / name), times=times))
+        if times == 2:
+            async with client.running():
+                assert ids_of(await client.tokenized(await client.window())) == [0, 1, 2]
+        else:
+            message = await failure_to_run(client)
+        assert executor.statistics().num_restarts == min(times, 3)
 
     assert message.startswith("AD426 a worker died 3 times while starting (exit status 5)\n")
     assert "what I wanted to say" in message
-    assert executor.statistics().num_restarts == 3
-
-
-@pytest.mark.thorough
-async def test_a_worker_that_dies_twice_at_its_start_is_started_again(rows, tmp_path):
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(3), worker_fns.Opening("dies", str(tmp_path), times=2))
-    async with client.running():
-        assert ids_of(await client.tokenized(await client.window())) == [0, 1, 2]
-
-    assert executor.statistics().num_restarts == 2
-
-
-@pytest.mark.thorough
-async def test_the_pool_gives_up_when_workers_never_finish_a_request(rows):
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(1, {0: {"do": "print and die"}}), worker_fns.as_told)
-    client.executor.prepare(client.slot_bytes)
-    again_and_again = []
-
-    def ask_again(reply: object) -> None:
-        again_and_again.append(reply)
-        executor.submit(request, ask_again)
-
-    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
-        async with anyio.create_task_group() as group:
-            group.start_soon(executor.run, client.job)
-            request = (await client.window()).request(0, 1)
-            executor.submit(request, ask_again)
-
-    (error,) = caught.value.exceptions
-    assert isinstance(error, WorkerError)
-    assert str(error).startswith("AD426 14 workers died without finishing one request; the last exit status 3\n")
-    assert "farewell" in str(error)
-    assert all(isinstance(reply, Crashed) for reply in again_and_again[:-1])
-    assert failure_of(again_and_again[-1]).message == str(error), "the last is told what everybody is told"
 
 
 @pytest.mark.thorough
@@ -139,39 +180,6 @@ async def test_a_reply_that_does_not_match_its_request_ends_the_run(rows, reques
     assert isinstance(error, WorkerError)
     assert str(error) == reason
     assert not [reply for reply in client.replies[asked] if not isinstance(reply, Failed)]
-
-
-@pytest.mark.thorough
-async def test_requests_under_way_are_answered_when_no_worker_can_start(rows, tmp_path):
-    executor = ProcessExecutor(2)
-    client = Client(executor, rows(20), worker_fns.Opening("waits and raises", str(tmp_path)), block_bytes=64)
-    window = client.unread_window()
-    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup):
-        async with client.running():
-            asked = [client.ask(scan) for scan in window.scans()]
-            (tmp_path / "open").touch()
-            await anyio.sleep_forever()
-
-    for number in asked:
-        (reply,) = client.replies[number]
-        assert failure_of(reply).message.startswith("AD426 the tokenize function cannot be opened: ")
-    executor.slots.release(window.slot)
-    assert [executor.slots.hold() for _ in range(NUM_SLOTS)] == list(range(NUM_SLOTS))
-
-
-@pytest.mark.thorough
-async def test_a_function_that_no_worker_can_import_is_named(rows):
-    import msgspec
-
-    from asyncdata.core.specs import TokenizeSpec
-
-    client = Client(ProcessExecutor(1), rows(1), row_id)
-    client.job = msgspec.structs.replace(client.job, tokenize=TokenizeSpec("tests.support.nowhere:fn"))
-
-    message = await failure_to_run(client)
-
-    assert message.startswith("AD426 the tokenize function cannot be opened: ")
-    assert "cannot import 'tests.support.nowhere:fn'" in message
 
 
 async def test_without_room_for_workers_the_error_says_so_and_no_descriptor_stays_open(rows):
@@ -200,22 +208,98 @@ async def test_without_room_for_workers_the_error_says_so_and_no_descriptor_stay
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-# More workers and fewer
+async def test_without_room_for_one_more_process_the_error_says_so(rows):
+    message = await failure_to_run(Client(ProcessExecutor(1), rows(1), worker_fns.LeavesNoRoom()))
+
+    assert message.startswith("AD426 workers cannot be started: Resource temporarily unavailable; raise the limit")
+
+
+async def test_a_fork_server_that_is_out_of_step_starts_no_worker(rows):
+    message = await failure_to_run(Client(ProcessExecutor(1), rows(1), worker_fns.OpensLoudly()))
+
+    assert message == "the fork server answered a fork with Loaded; it is out of step"
 
 
 @pytest.mark.thorough
-async def test_workers_that_are_added_answer_requests(rows):
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(60, {i: {"sleep_s": 0.002} for i in range(60)}), worker_fns.tells_who)
-    async with client.running():
-        window = await client.window()
-        executor.set_num_workers(3)
-        await all_ready(executor)
-        asked = [client.ask(window.request(first, first + 2)) for first in range(0, 60, 2)]
-        replies = await client.answers(asked)
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "AD426 workers cannot be started: Too many open files; raise"),
+        (ProcessLookupError(errno.ESRCH, "No such process"), "AD426 a worker died 3 times while starting (SIGKILL)"),
+    ],
+    ids=["no descriptor left", "dead before its pidfd was opened"],
+)
+async def test_a_worker_without_a_pidfd_is_not_used(rows, monkeypatch, error, message):
+    """Without a pidfd, its pid could belong to another process by the time that the worker is killed."""
 
-    assert len({value_of(reply, "extra")["pid"] for reply in replies}) == 3
-    assert [ids_of(reply) for reply in replies] == [[first, first + 1] for first in range(0, 60, 2)]
+    def refuse(pid: int) -> int:
+        raise error
+
+    client = Client(ProcessExecutor(1), rows(1), row_id)
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    monkeypatch.setattr(lost_workers, "_PATIENCE_S", 0)  # otherwise kills from outside are tolerated for that long
+
+    assert (await failure_to_run(client)).startswith(message)
+
+
+async def test_no_worker_starts_before_prepare(rows):
+    client = Client(ProcessExecutor(1), rows(1), row_id)
+
+    with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
+        await client.executor.run(client.job)
+    with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
+        client.executor.memory(0)
+
+
+async def test_while_others_work_the_start_of_a_worker_is_retried_until_there_is_room(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(60), row_id)
+    with structlog.testing.capture_logs() as logs:
+        async with client.running():
+            await all_ready(executor)
+            pid = fork_server().pid
+            limits = resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 4096))
+            executor.set_num_workers(2)
+            await until(lambda: any(log["event"] == "worker.not_started" for log in logs))
+            assert ids_of(await client.tokenized(await client.window())) == list(range(60))
+
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (4096, 4096))
+            await all_ready(executor)
+
+    assert limits[0] > 3
+    assert executor.statistics().num_restarts == 0
+
+
+async def test_without_room_for_a_fork_and_without_a_worker_the_error_says_so(rows, monkeypatch):
+    """The fork server may open too few descriptors to receive those of a worker."""
+    monkeypatch.setattr(lost_workers, "_PATIENCE_S", 0.1)
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1), row_id)
+    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
+        async with client.running():
+            await all_ready(executor)
+            resource.prlimit(fork_server().pid, resource.RLIMIT_NOFILE, (3, 3))
+            os.kill(executor.statistics().workers[0].pid, signal.SIGKILL)
+            await anyio.sleep_forever()
+
+    error: BaseException = caught.value
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, WorkerError)
+    assert str(error).startswith("AD426 workers cannot be started: Too many open files; raise the limit")
+
+
+# More workers and fewer
+
+
+async def test_on_change_is_called_when_the_workers_change(rows):
+    client = Client(ProcessExecutor(1), rows(3), row_id)
+    async with client.running():
+        seen: list[int] = []
+        client.executor.watch(lambda: seen.append(client.executor.num_wanted))
+        client.executor.set_num_workers(3)
+
+    assert seen == [6]
 
 
 @pytest.mark.thorough
@@ -223,8 +307,7 @@ async def test_a_worker_that_is_removed_finishes_its_requests(rows, tmp_path):
     gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / f"gate {i}")} for i in range(2)}
     executor = ProcessExecutor(2)
     client = Client(executor, rows(9, gates), worker_fns.waits)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         await all_ready(executor)
         asked = [client.ask(window.request(row, row + 1)) for row in range(2)]
         await until(lambda: all((tmp_path / f"began {row}").exists() for row in range(2)))
@@ -242,31 +325,11 @@ async def test_a_worker_that_is_removed_finishes_its_requests(rows, tmp_path):
     assert executor.statistics().num_restarts == 0
 
 
-@pytest.mark.thorough
-async def test_the_requests_of_a_worker_that_dies_while_it_is_removed_go_to_the_others(rows, tmp_path):
-    gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / "gate")} for i in range(2)}
-    executor = ProcessExecutor(2)
-    client = Client(executor, rows(4, gates), worker_fns.waits)
-    async with client.running():
-        window = await client.window()
-        await all_ready(executor)
-        asked = [client.ask(window.request(row, row + 1)) for row in range(4)]
-        await until(lambda: all((tmp_path / f"began {row}").exists() for row in range(2)))
-        executor.set_num_workers(1)
-        os.kill(pids(executor)[1], signal.SIGKILL)
-        await until(lambda: len(pids(executor)) == 1)
-        (tmp_path / "gate").touch()
-        assert [ids_of(reply) for reply in await client.answers(asked)] == [[row] for row in range(4)]
-
-    assert executor.statistics().num_restarts == 0
-
-
 async def test_adding_a_worker_back_at_once_loses_no_request(rows):
     executor = ProcessExecutor(3)
     client = Client(executor, rows(200), row_id)
     chance = random.Random(11)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         asked = {}
         for first in range(0, 200, 2):
             executor.set_num_workers(chance.randint(-1, 4))
@@ -307,7 +370,7 @@ async def test_the_number_of_workers_may_change_before_prepare_and_before_run(ro
         group.cancel_scope.cancel()
 
 
-# Cleanup
+# How workers end
 
 
 @pytest.mark.thorough
@@ -324,17 +387,3 @@ async def test_no_descriptor_stays_open(rows):
         after = sorted(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
 
     assert after == before
-
-
-async def test_closing_does_not_wait_for_a_row(rows, tmp_path):
-    began = tmp_path / "began"
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(1, {0: {"began": str(began)}}), worker_fns.stuck_in_c)
-    async with client.running():
-        client.ask((await client.window()).request(0, 1))
-        await until(began.exists)
-        busy = psutil.Process(int(began.read_text()))
-        before = time.monotonic()
-
-    await until(lambda: not busy.is_running() or busy.status() == psutil.STATUS_ZOMBIE)
-    assert time.monotonic() - before < NEVER_S

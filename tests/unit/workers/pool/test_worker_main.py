@@ -1,61 +1,43 @@
-"""A worker process: it is small, logs its output, ignores Ctrl-C, and ends with its socket."""
+"""A worker process: it is small, logs its output, and ends with its socket, whose frames arrive whole or not at all."""
 
 from __future__ import annotations
 
 import os
-import signal
+import random
 import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import msgspec
 import psutil
 import pytest
 import structlog
 
-from asyncdata.core.framing import frame
-from asyncdata.core.messages import Failed, decode_reply
+from asyncdata import WorkerError
+from asyncdata.core.framing import HEADER
+from asyncdata.core.messages import MAX_FRAME_BYTES, NO_SLOT, Failed, decode_reply
+from asyncdata.core.specs import TokenizeSpec
 from asyncdata.tokenization.base import describe
-from asyncdata.workers.pool.early_start import StartedForkServer
+from asyncdata.workers.base import Crashed
+from asyncdata.workers.pool.connection import Connection
 from asyncdata.workers.pool.process_pool import ProcessExecutor
-from asyncdata.workers.pool.processes import SharedResources
-from asyncdata.workers.pool.spawning import WorkerFactory
 from asyncdata.workers.pool.worker_main import open_or_report, receive, send_pieces
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
 
 pytestmark = pytest.mark.asyncio
 
+
 HEAVY = {"datasets", "jinja2", "numpy", "pyarrow", "pytest", "structlog", "torch", "transformers", "anyio", "asyncio"}
-
-
-class Narrow:
-    """A socket whose ``sendmsg`` takes only a part of the data, as an interrupted call does."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self.sent = b""
-
-    def sendmsg(self, data: Sequence[bytes]) -> int:
-        self.sent += b"".join(data)[: self.num_bytes]
-        return len(self.sent)
-
-    def sendall(self, data: bytes) -> None:
-        self.sent += data
-
-
-@pytest.mark.parametrize("num_bytes", range(8))
-async def test_a_reply_is_sent_completely_after_a_partial_send(num_bytes):
-    sock = Narrow(num_bytes)
-
-    send_pieces(sock, [b"on", b"", memoryview(b"etw"), b"o"])
-
-    assert sock.sent == b"onetwo"
 
 
 @pytest.mark.thorough
@@ -64,8 +46,7 @@ async def test_idle_work_runs_when_a_worker_has_no_request(jsonl_file, tmp_path)
     executor = ProcessExecutor(1)
     path = jsonl_file([{"id": row, "mark": str(mark)} for row in range(20)])
     client = Client(executor, path, worker_fns.leaves_work)
-    async with client.running():
-        window = await client.window()
+    async with client.reading() as window:
         assert ids_of(await client.tokenized(window)) == list(range(20))
         await until(mark.exists)
         assert ids_of(await client.tokenized(window)) == list(range(20))
@@ -76,10 +57,11 @@ async def test_idle_work_runs_when_a_worker_has_no_request(jsonl_file, tmp_path)
     ("spec", "reason"),
     [
         (None, "a worker needs a tokenize function that can be imported"),
+        (TokenizeSpec("tests.support.nowhere:fn"), "cannot import 'tests.support.nowhere:fn'"),
         (describe(worker_fns.Opening("raises")), "no tokenizer.json to be seen"),
         (describe(worker_fns.Opening("exits")), "not today"),
     ],
-    ids=["none", "raises", "exits"],
+    ids=["none", "cannot be imported", "raises", "exits"],
 )
 async def test_a_function_that_cannot_be_opened_is_reported_before_the_worker_exits(spec, reason):
     ours, theirs = socket.socketpair()
@@ -153,26 +135,6 @@ def absolute(paths: list[str]) -> list[str]:
     return [os.path.abspath(path) for path in paths]
 
 
-@pytest.mark.thorough
-async def test_a_worker_ignores_ctrl_c(jsonl_file, tmp_path):
-    began, gate = tmp_path / "began", tmp_path / "gate"
-    executor = ProcessExecutor(1)
-    rows = [{"id": 0, "began": str(began), "gate": str(gate)}, {"id": 1}]
-    client = Client(executor, jsonl_file(rows), worker_fns.waits)
-    async with client.running():
-        window = await client.window()
-        await until(lambda: executor.statistics().workers[0].state == "idle")
-        (worker,) = executor.statistics().workers
-        os.kill(worker.pid, signal.SIGINT)
-        asked = client.ask(window.request(0, 2))
-        await until(began.exists)
-        os.kill(worker.pid, signal.SIGINT)
-        gate.touch()
-        assert ids_of(await client.answer(asked)) == [0, 1]
-
-    assert executor.statistics().num_restarts == 0
-
-
 async def test_the_output_of_a_worker_goes_to_the_log(jsonl_file):
     executor = ProcessExecutor(1)
     client = Client(executor, jsonl_file([{"id": 0}]), worker_fns.talks)
@@ -201,34 +163,21 @@ def said(events: Any) -> str:
     return "".join(event["text"] for event in events if event["event"] == "worker.output")
 
 
-async def test_a_fork_server_whose_socket_ends_before_its_job_exits():
-    started = StartedForkServer.with_pipe()
-    started.ends.sock.close()
-    assert await anyio.to_thread.run_sync(started.process.wait) == 0
-    started.end()
+class Nonsense(msgspec.Struct, tag=True):
+    """A request that no worker knows."""
+
+    slot: int = NO_SLOT
 
 
 async def test_a_worker_that_receives_an_invalid_request_exits(jsonl_file):
-    """Then its requests are sent to another worker; a worker that guessed would be worse."""
+    """Then it is sent to another worker; a worker that guessed would be worse."""
     client = Client(ProcessExecutor(1), jsonl_file([{"id": 0}]), row_id)
-    with SharedResources(1, client.slot_bytes, 1) as shared, anyio.fail_after(NEVER_S):
-        factory = WorkerFactory(shared)
-        async with anyio.create_task_group() as group:
-            factory.begin(group, client.job)
-            process = await factory.start_worker(0)
-            await process.connection.receive()
-            process.connection.send(frame(7, client.job))
-            with pytest.raises(EOFError):
-                await process.connection.receive()
-            await process.handle.ended()
-            await process.handle.ask_status()
-            assert process.handle.status == 1
-            process.kill()
-            process.wait()
-            group.cancel_scope.cancel()
-        factory.close()
+    with structlog.testing.capture_logs() as events:
+        async with client.reading():
+            reply = await client.answer(client.ask(Nonsense(), max_losses=1))
+            await until(lambda: "ValidationError" in said(events))
 
-    assert "ValidationError" in process.output
+    assert reply == Crashed("AD423", "its worker died (exit status 1)")
 
 
 async def test_a_worker_starts_fast_and_uses_little_memory(jsonl_file):
@@ -241,3 +190,158 @@ async def test_a_worker_starts_fast_and_uses_little_memory(jsonl_file):
             await until(lambda: executor.statistics().workers[0].state == "idle")
             (worker,) = executor.statistics().workers
             assert psutil.Process(worker.pid).memory_info().rss < 60 << 20
+
+
+# Its connection
+
+
+CHANCE = random.Random(3)
+
+
+FRAMES = [
+    (7, b""),
+    *((number, bytes([number]) * (number * 7)) for number in range(100)),
+    (1, CHANCE.randbytes(5_000_000)),  # larger than any buffer
+    *((number, CHANCE.randbytes(CHANCE.choice([0, 1, 17, 5000, 70_000]))) for number in range(60)),
+]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Connection, socket.socket]]:
+    """A connection, and the worker's end of it."""
+    ours, theirs = socket.socketpair()
+    connection = Connection(ours)
+    yield connection, theirs
+    connection.close()
+    theirs.close()
+
+
+def framed(request_id: int, body: bytes) -> bytes:
+    return HEADER.pack(len(body), request_id) + body
+
+
+async def test_frames_of_any_size_that_are_split_anywhere_arrive_whole(pair):
+    connection, worker = pair
+    data = b"".join(framed(*frame) for frame in FRAMES)
+
+    def write() -> None:
+        start = 0
+        while start < len(data):
+            stop = start + CHANCE.choice([1, 2, 11, 12, 13, 4096, 100_000])
+            worker.sendall(data[start:stop])
+            start = stop
+
+    with anyio.fail_after(NEVER_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.to_thread.run_sync, write)
+            assert [await connection.receive() for _ in FRAMES] == FRAMES
+
+
+@pytest.mark.parametrize("cut", [1, HEADER.size - 1, HEADER.size, HEADER.size + 3])
+async def test_half_a_frame_is_waited_for_without_blocking_the_loop(pair, cut):
+    """A worker may be stopped in the middle of a reply."""
+    connection, worker = pair
+    data, received = framed(7, b"body"), []
+
+    async def read() -> None:
+        received.append(await connection.receive())
+
+    with anyio.fail_after(NEVER_S):
+        async with anyio.create_task_group() as group:
+            worker.sendall(data[:cut])
+            group.start_soon(read)
+            await anyio.wait_all_tasks_blocked()
+            assert received == []
+            worker.sendall(data[cut:])
+
+    assert received == [(7, b"body")]
+
+
+@pytest.mark.parametrize("left", [b"", HEADER.pack(4, 7)[:5], HEADER.pack(4, 7), HEADER.pack(4, 7) + b"bo"])
+async def test_a_socket_that_ends_inside_a_frame_is_an_eof_error(pair, left):
+    connection, worker = pair
+    worker.sendall(framed(1, b"whole") + left)
+    worker.close()
+
+    with anyio.fail_after(NEVER_S):
+        assert await connection.receive() == (1, b"whole")
+        with pytest.raises(EOFError):
+            await connection.receive()
+
+
+async def test_a_reset_connection_is_an_eof_error_and_an_os_error_for_who_sends(pair):
+    connection, worker = pair
+    connection.send(b"never read")
+    worker.close()  # with bytes unread: the other end sees ECONNRESET
+
+    with anyio.fail_after(NEVER_S), pytest.raises(EOFError):
+        await connection.receive()
+    with pytest.raises(OSError):
+        connection.send(b"x")
+
+
+async def test_an_impossible_length_is_refused_before_memory_is_allocated(pair):
+    connection, worker = pair
+    worker.sendall(HEADER.pack(MAX_FRAME_BYTES + 1, 7))
+
+    with pytest.raises(WorkerError, match=r"announced a reply of \d+ bytes; it is out of step"):
+        await connection.receive()
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["the first message", "later ones"])
+async def test_bytes_that_the_socket_does_not_take_at_once_are_sent_later_in_order(pair, is_first):
+    connection, worker = pair
+    sent = [CHANCE.randbytes(3_000_000)] if is_first else [CHANCE.randbytes(size) for size in [1, 400_000] * 20]
+    received = bytearray()
+
+    def read() -> None:
+        while len(received) < sum(map(len, sent)):
+            received.extend(worker.recv(1 << 16))
+
+    with anyio.fail_after(NEVER_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(*(connection.send_first, sent[0]) if is_first else (connection.send_rest,))
+            for number, data in enumerate([] if is_first else sent):
+                connection.send(data)
+                if number == 20:
+                    await anyio.wait_all_tasks_blocked()  # no reader: the socket is full
+            await anyio.wait_all_tasks_blocked()
+            await anyio.to_thread.run_sync(read)
+            group.cancel_scope.cancel()
+
+    assert received == b"".join(sent)
+
+
+async def test_send_rest_ends_when_the_worker_closes_its_socket(pair):
+    connection, worker = pair
+
+    with anyio.fail_after(NEVER_S):
+        async with anyio.create_task_group() as group:
+            connection.send(bytes(1_000_000))
+            group.start_soon(connection.send_rest)
+            await anyio.wait_all_tasks_blocked()
+            worker.close()
+
+
+class Narrow:
+    """A socket whose ``sendmsg`` takes only a part of the data, as an interrupted call does."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.sent = b""
+
+    def sendmsg(self, data: Sequence[bytes]) -> int:
+        self.sent += b"".join(data)[: self.num_bytes]
+        return len(self.sent)
+
+    def sendall(self, data: bytes) -> None:
+        self.sent += data
+
+
+@pytest.mark.parametrize("num_bytes", range(8))
+async def test_a_workers_reply_is_sent_completely_after_a_partial_send(num_bytes):
+    sock = Narrow(num_bytes)
+
+    send_pieces(sock, [b"on", b"", memoryview(b"etw"), b"o"])
+
+    assert sock.sent == b"onetwo"

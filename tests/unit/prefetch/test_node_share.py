@@ -1,4 +1,4 @@
-"""The folder of a node: who has claimed what, what is published, and that nothing is left of it."""
+"""What the ranks of a node share: a folder of claims and replies, of which nothing is left; and words between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+
 JOB = "0123456789abcdef" * 2
+
 
 DYING = """
 import os, signal, sys
@@ -53,14 +55,18 @@ def join(tmp_path: Path) -> Iterator[Callable[[], NodeFolder]]:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_chunk_is_claimed_by_one_member_and_the_others_are_told_by_whom(join: Callable[[], NodeFolder]) -> None:
+def test_a_chunk_is_claimed_by_one_member_and_the_others_are_told_by_whom_and_what(
+    join: Callable[[], NodeFolder],
+) -> None:
     first, second = join(), join()
 
     assert first.claim("chunk.0") == ""
     assert second.claim("chunk.0") == first.claim("chunk.0") == f"{first.member}/chunk.0"
+    assert first.claim("page", "32") == ""
+    assert second.claim("page", "64") == f"{first.member}/32", "a number is agreed on by who comes first"
 
 
-def test_a_reply_is_read_by_all_once_it_is_whole(join: Callable[[], NodeFolder]) -> None:
+def test_a_reply_is_read_by_all_once_it_is_whole_until_its_chunk_is_dropped(join: Callable[[], NodeFolder]) -> None:
     first, second = join(), join()
     first.claim("chunk.0")
     assert second.read("chunk.0") is None
@@ -69,9 +75,12 @@ def test_a_reply_is_read_by_all_once_it_is_whole(join: Callable[[], NodeFolder])
     assert first.publish("chunk.0", [b"re", memoryview(b"ply")]) == 5
     first.claim("empty.0")
     assert first.publish("empty.0", []) == 0
-
     assert [bytes(member.read("chunk.0") or b"") for member in (first, second)] == [b"reply"] * 2
     assert second.read("empty.0") == b""
+
+    first.drop("chunk.0")
+    assert second.read("chunk.0") is None
+    assert second.claim("chunk.0") == ""
 
 
 def test_a_reply_that_the_disk_has_no_room_for_leaves_nothing(
@@ -86,24 +95,6 @@ def test_a_reply_that_the_disk_has_no_room_for_leaves_nothing(
 
     assert member.read("chunk.0") is None
     assert sorted(os.listdir(member.own)) == ["at"]
-
-
-def test_a_dropped_chunk_can_be_claimed_again(join: Callable[[], NodeFolder]) -> None:
-    first, second = join(), join()
-    first.claim("chunk.0")
-    first.publish("chunk.0", [b"reply"])
-
-    first.drop("chunk.0")
-
-    assert second.read("chunk.0") is None
-    assert second.claim("chunk.0") == ""
-
-
-def test_a_number_is_agreed_on_by_who_comes_first(join: Callable[[], NodeFolder]) -> None:
-    first, second = join(), join()
-
-    assert first.claim("page", "32") == ""
-    assert second.claim("page", "64") == f"{first.member}/32"
 
 
 def test_members_see_how_far_the_others_are(join: Callable[[], NodeFolder]) -> None:
@@ -177,28 +168,22 @@ def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_what_a_killed_run_left_is_removed_by_the_next_start_of_any_job(tmp_path: Path) -> None:
-    die_as_a_member(tmp_path)
-    assert os.listdir(tmp_path) != []
-
-    other = NodeFolder(str(tmp_path), "f" * 32)
-    left = os.listdir(tmp_path)
-    other.leave()
-
-    assert left == [os.path.basename(other.path)]
-
-
-@pytest.mark.thorough
-def test_what_a_killed_member_published_is_read_by_the_others_and_goes_with_them(tmp_path: Path) -> None:
+def test_what_a_killed_member_published_is_read_by_the_others_and_goes_with_them_or_with_the_next_start(
+    tmp_path: Path,
+) -> None:
     member = NodeFolder(str(tmp_path), JOB)
     die_as_a_member(tmp_path)
     assert member.read("chunk.0") == b"reply"
     assert member.claim("open.0") != ""
     assert member.claim("open.1") == ""
-
     member.leave()
-
     assert os.listdir(tmp_path) == []
+
+    die_as_a_member(tmp_path)
+    other = NodeFolder(str(tmp_path), "f" * 32)
+    left = os.listdir(tmp_path)
+    other.leave()
+    assert left == [os.path.basename(other.path)], "of another job"
 
 
 @pytest.mark.thorough

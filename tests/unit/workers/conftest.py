@@ -1,4 +1,4 @@
-"""Pools of workers over rows whose tokens are their ids."""
+"""Rows for executors, whose tokens are their ids."""
 
 from __future__ import annotations
 

@@ -1,0 +1,413 @@
+"""The row index: where every row lies and which rows have a number; its file on the disk; and what is evicted."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncdata import RowShuffle, SourceError
+from asyncdata.cli.main import main
+from asyncdata.core.cache_dir import cache_folder
+from asyncdata.core.messages import Block, Indexed, RowError
+from asyncdata.prefetch.row_index.eviction import hold_rows, kept_indexes, make_room
+from asyncdata.prefetch.row_index.index_file import IndexFile
+from asyncdata.prefetch.row_index.row_index import RowIndex
+from asyncdata.sources.spool import part_path, write_part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+GOOD, NO_SAMPLE, NO_OBJECT = 0, 1, 2
+BLOCK = 100
+
+
+class Pieces:
+    """Blocks of two files, each of 100 bytes."""
+
+    num_blocks = 6
+    are_arrays: Sequence[bool] = ()
+
+    def blocks(self, ids: Iterable[int]) -> list[Block]:
+        return [Block(number // 3, BLOCK * (number % 3), BLOCK * (number % 3 + 1)) for number in ids]
+
+
+def part(marks: Sequence[Sequence[int]], **fields: Any) -> Indexed:
+    """What a worker finds in blocks: rows at 0, 10, 20 ... of each, as long as their number, of three tokens more."""
+    flat = [mark for block in marks for mark in block]
+    fields = {"num_tokens": ints(3 * row if mark == GOOD else 0 for row, mark in enumerate(flat)), **fields}
+    return Indexed(
+        counts=ints(map(len, marks)),
+        offsets=ints(10 * row for block in marks for row in range(len(block))),
+        lengths=ints(range(len(flat))),
+        marks=bytes(flat) if any(flat) else b"",
+        num_blank=0,
+        **fields,
+    )
+
+
+def ints(numbers: Iterable[int]) -> bytes:
+    return array("i", numbers).tobytes()
+
+
+def index_of(shuffle: RowShuffle, *parts: Indexed, spool: str = "") -> RowIndex:
+    index = RowIndex(Pieces(), shuffle, spool)
+    for found in parts:
+        index.append(found)
+    return index
+
+
+def numbers_of(index: RowIndex) -> list[int]:
+    """The rows that have a number, counted among all rows that are objects."""
+    return index.places(np.arange(index.num_rows)).rows.tolist()
+
+
+every_mark = st.lists(st.lists(st.sampled_from([GOOD, GOOD, NO_SAMPLE, NO_OBJECT]), max_size=5), min_size=6, max_size=6)
+bounds = st.none() | st.integers(-12, 25)
+
+
+@settings(max_examples=50)
+@given(every_mark, bounds, bounds, st.booleans(), st.integers(1, 5))
+def test_the_rows_that_have_a_number_are_those_of_a_list_filtered_and_sliced(blocks, first, stop, only_kept, cut):
+    only_kept = only_kept or (first, stop) == (None, None)
+    index = index_of(RowShuffle(first=first, stop=stop, only_kept=only_kept), part(blocks))
+    rows = [
+        ((number // 3, BLOCK * (number % 3) + 10 * row), mark)
+        for number, block in enumerate(blocks)
+        for row, mark in enumerate(block)
+    ]
+    found = [(*place, mark, 3 * row) for row, (place, mark) in enumerate(rows) if mark != NO_OBJECT]
+    expected = [row for row in found[first:stop] if not only_kept or row[2] == GOOD]
+
+    places = index.places(np.arange(index.num_rows))
+    assert list(zip(places.file_ids.tolist(), places.offsets.tolist(), strict=True)) == [row[:2] for row in expected]
+    assert index.rows_of_files.tolist() == [[row[0] for row in expected].count(file) for file in (0, 1)]
+    assert places.lengths.dtype == np.int32
+    if only_kept:
+        assert index.num_tokens.tolist() == [num_tokens for *_, num_tokens in expected]
+        every_other = np.arange(0, len(expected), 2)
+        assert index.num_tokens_of(every_other).tolist() == [num_tokens for *_, num_tokens in expected][::2]
+        assert (index.num_tokens.dtype, index.num_found) == (np.int32, len(rows))
+    in_two_parts = index_of(
+        RowShuffle(first=first, stop=stop, only_kept=only_kept), part(blocks[:cut]), part(blocks[cut:])
+    )
+    assert numbers_of(in_two_parts) == numbers_of(index)
+
+
+@settings(max_examples=50)
+@given(every_mark, bounds, bounds, st.booleans(), st.floats(0, 1), st.integers(0, 2**31))
+def test_the_parts_of_a_split_are_disjoint_and_together_all_rows(blocks, first, stop, only_kept, ratio, seed):
+    chosen = {"first": first, "stop": stop, "only_kept": only_kept, "train_ratio": ratio, "split_seed": seed}
+    whole = index_of(RowShuffle(**chosen), part(blocks))
+    train, evaluated = (index_of(RowShuffle(part=name, **chosen), part(blocks)) for name in ("train", "eval"))
+    numbers = [numbers_of(index) for index in (whole, train, evaluated)]
+
+    assert sorted(numbers[1] + numbers[2]) == numbers[0]
+    assert len(numbers[1]) == int(len(numbers[0]) * ratio)
+    assert all(rows == sorted(rows) for rows in numbers)
+    assert sum(index.rows_of_files.sum() for index in (train, evaluated)) == whole.num_rows
+    assert not (train.is_settled or evaluated.is_settled)
+
+
+@pytest.mark.parametrize("seed", [0, 42])
+def test_a_split_is_torchs(seed):
+    torch = pytest.importorskip("torch")
+    chosen = torch.randperm(30, generator=torch.Generator().manual_seed(seed)).tolist()
+
+    for name, expected in (("train", chosen[:20]), ("eval", chosen[20:])):
+        shuffle = RowShuffle(part=name, train_ratio=0.69, split_seed=seed)
+        assert numbers_of(index_of(shuffle, part([[GOOD] * 5] * 6))) == sorted(expected)
+
+
+@pytest.mark.thorough
+@given(every_mark, st.integers(0, 25), st.integers(0, 25))
+def test_when_it_is_settled_no_further_row_gets_a_number(blocks, first, stop):
+    index = RowIndex(Pieces(), RowShuffle(method="none", first=first, stop=stop, only_kept=True))
+    settled = None
+    for block in blocks:
+        index.append(part([block]))
+        if settled is None and index.is_settled:
+            settled = index.num_rows
+
+    assert settled is None or settled == index.num_rows
+
+
+def test_without_bounds_every_row_has_a_number_and_nothing_is_looked_at():
+    index = index_of(RowShuffle(), part([[GOOD] * 3, [GOOD]], num_tokens=b""), part([[], [GOOD] * 2, [], [GOOD]]))
+
+    assert (index.num_rows, index.num_found, index.num_blocks) == (7, 7, 6)
+    places = index.places(np.array([6, 0, 3]))
+    assert (places.file_ids.tolist(), places.offsets.tolist()) == ([1, 0, 0], [200, 0, 100])
+
+
+def test_rows_that_were_copied_are_read_from_the_copy_and_named_by_their_origin():
+    index = index_of(RowShuffle(), part([[GOOD] * 3, [GOOD]]), part([[], [GOOD] * 2]), spool="folder")
+
+    places = index.places(np.arange(6))
+    origins = index.origins(places.rows)
+
+    assert places.copies is not None
+    assert places.copies[0].tolist() == [0, 0, 0, 0, 2, 2]
+    assert places.copies[1].tolist() == [0, 10, 20, 0, 0, 10], "as the worker said"
+    assert origins[0].tolist() == places.file_ids.tolist() == [0, 0, 0, 0, 1, 1]
+    assert origins[1].tolist() == places.offsets.tolist() == [0, 1, 2, 100, 0, 1], "counted in their file"
+
+
+def test_what_is_left_out_is_counted_by_its_reason():
+    index = index_of(
+        RowShuffle(only_kept=True),
+        part([[GOOD, NO_OBJECT]], drops={"max_length": 2}, errors=[RowError(1, "AD101", "cut off")]),
+        part([[GOOD]], drops={"max_length": 1}),
+    )
+
+    assert index.excluded == {"max_length": 3, "bad row AD101": 1}
+
+
+def test_a_waiting_thread_wakes_when_the_index_is_complete_or_has_failed():
+    index, broken = RowIndex(Pieces(), RowShuffle()), RowIndex(Pieces(), RowShuffle())
+
+    assert not index.wait(0.0)
+    index.complete()
+    broken.fail(SourceError("gone"))
+
+    assert index.wait(0.0)
+    assert broken.wait(0.0)
+    assert isinstance(broken.fault, SourceError)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "check", "grows"),
+    [
+        ({}, "none", False),
+        ({"method": "none"}, "none", True),
+        ({"method": "none", "stop": 5}, "json", True),
+        ({"method": "none", "first": -5}, "json", False),
+        ({"method": "slime", "only_kept": True}, "samples", False),
+    ],
+)
+def test_rows_are_looked_at_as_far_as_the_order_needs_it(chosen, check, grows):
+    shuffle = RowShuffle(**chosen)
+
+    assert (shuffle.looks_at, shuffle.grows) == (check, grows)
+
+
+# Its file
+
+PARTS = [
+    Indexed(bytes(4 * n), bytes(8), b"x" * n, b"", n, {"max_length": n}, [RowError(0, "AD101", "cut off")], b"lens" * n)
+    for n in range(5)
+]
+IDENTITY = "0123456789abcdef"
+
+
+def read(folder: str) -> list[Indexed]:
+    file = IndexFile(folder, IDENTITY)
+    try:
+        return list(file.parts())
+    finally:
+        file.close()
+
+
+def write(folder: str, parts: list[Indexed]) -> str:
+    file = IndexFile(folder, IDENTITY)
+    list(file.parts())
+    for one in parts:
+        file.append(one)
+    file.close()
+    return str(file.path)
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_written_on(tmp_path_factory, data):
+    folder = str(tmp_path_factory.mktemp("index"))
+    write(folder, PARTS[:2])
+    path = write(folder, PARTS[2:])
+    assert read(folder) == PARTS
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    at = data.draw(st.integers(0, os.path.getsize(path) - 1))
+    with open(path, "r+b") as file:
+        if data.draw(st.booleans()):
+            file.truncate(at)
+        else:
+            byte = os.pread(file.fileno(), 1, at)[0]
+            os.pwrite(file.fileno(), bytes([byte ^ data.draw(st.integers(1, 255))]), at)
+
+    whole = read(folder)
+    assert whole == PARTS[: len(whole)]
+    assert len(whole) < len(PARTS)
+
+    write(folder, PARTS[len(whole) :])
+    assert read(folder) == PARTS
+
+
+def test_an_appended_part_overwrites_a_part_that_was_refused(tmp_path):
+    write(str(tmp_path), PARTS)
+    file = IndexFile(str(tmp_path), IDENTITY)
+    for found in file.parts():
+        if found == PARTS[2]:
+            file.refuse()
+            break
+    file.append(PARTS[4])
+    file.finish()
+    file.close()
+
+    assert read(str(tmp_path)) == [*PARTS[:2], PARTS[4]]
+
+
+def test_another_process_reads_and_does_not_write(tmp_path):
+    first = IndexFile(str(tmp_path), IDENTITY)
+    first.append(PARTS[0])
+
+    second = IndexFile(str(tmp_path), IDENTITY)
+    assert list(second.parts()) == [PARTS[0]]
+    second.append(PARTS[1])
+    second.finish()
+    second.close()
+    first.append(PARTS[2])
+    first.finish()
+    first.close()
+
+    assert read(str(tmp_path)) == [PARTS[0], PARTS[2]]
+
+
+def test_a_link_is_not_followed(tmp_path):
+    (tmp_path / f"{IDENTITY}.index").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(OSError, match="symbolic"):
+        IndexFile(str(tmp_path), IDENTITY)
+
+
+def test_the_folder_is_where_caches_are(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_folder() == "/caches/asyncdata"
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert cache_folder() == "/home/me/.cache/asyncdata"
+
+
+# What is evicted
+
+
+def identity(number: int) -> str:
+    return f"{number:032x}"
+
+
+def make(folder: str, number: int, *, rows: int = 0, used_s: int | None = None) -> int:
+    """An index that was last used at a time; its size, with a copied row of so many bytes."""
+    file = IndexFile(folder, identity(number))
+    file.append(Indexed(bytes(4), bytes(4), bytes(4), b"", 0))
+    file.close()
+    copy = part_path(f"{folder}/{identity(number)}.rows", 0)
+    if rows:
+        os.makedirs(os.path.dirname(copy), exist_ok=True)
+        write_part(copy, [b"x" * rows])
+    if used_s is not None:
+        os.utime(file.path, (used_s, used_s))
+    return os.path.getsize(file.path) + (os.path.getsize(copy) if rows else 0)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name.partition(".")[0] for path in folder.iterdir()}
+
+
+@settings(max_examples=30)
+@given(
+    ages=st.lists(st.integers(1, 50), min_size=1, max_size=6, unique=True),
+    rows=st.integers(0, 500),
+    share=st.floats(0, 1.2),
+    keep=st.integers(0, 5),
+)
+def test_the_least_recently_used_indexes_are_removed_until_the_rest_fits(tmp_path_factory, ages, rows, share, keep):
+    folder = tmp_path_factory.mktemp("index")
+    sizes = {number: make(str(folder), number, rows=rows, used_s=1000 - age) for number, age in enumerate(ages)}
+    max_bytes = round(share * sum(sizes.values()))
+
+    left, expected = sum(sizes.values()), set(sizes)
+    for number in sorted(sizes, key=lambda number: 1000 - ages[number]):
+        if left > max_bytes and number != keep:
+            left -= sizes[number]
+            expected.remove(number)
+    removed = make_room(str(folder), max_bytes, identity(keep))
+
+    assert names(folder) == {identity(number) for number in expected}
+    assert sum(index.num_bytes for index in removed) == sum(sizes.values()) - left
+    assert sum(index.num_bytes for index in kept_indexes(str(folder))) == left
+
+
+def test_reading_an_index_is_using_it(tmp_path):
+    make(str(tmp_path), 1, used_s=1)
+    make(str(tmp_path), 2, used_s=2)
+    IndexFile(str(tmp_path), identity(1)).close()
+
+    assert [index.name for index in kept_indexes(str(tmp_path))] == [identity(2), identity(1)]
+
+
+@pytest.mark.parametrize("in_use", ["written", "read in single rows"])
+def test_one_that_is_in_use_stays(tmp_path, in_use):
+    make(str(tmp_path), 1, rows=10, used_s=1)
+    make(str(tmp_path), 2, used_s=2)
+    if in_use == "written":
+        writer = IndexFile(str(tmp_path), identity(1))
+        os.utime(writer.path, (1, 1))
+    else:
+        held = hold_rows(f"{tmp_path}/{identity(1)}.rows")
+
+    make_room(str(tmp_path), 1, keep="")
+    assert names(tmp_path) == {identity(1)}
+
+    writer.close() if in_use == "written" else os.close(held)
+    make_room(str(tmp_path), 1, keep="")
+    assert names(tmp_path) == set()
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> Any:
+    capsys.readouterr()
+    assert main(["cache", *map(str, words), "--row-index", "--json"]) == status
+    structlog.reset_defaults()
+    return json.loads(capsys.readouterr().out)
+
+
+def test_they_are_listed_and_removed_by_their_keys(tmp_path, capsys):
+    sizes = [make(str(tmp_path), number, rows=10 * number, used_s=number) for number in (2, 1)]
+    listed = run(capsys, "ls", "--dir", tmp_path)
+    assert listed == [
+        {"key": identity(1), "num_bytes": sizes[1], "used_s": 1.0},
+        {"key": identity(2), "num_bytes": sizes[0], "used_s": 2.0},
+    ]
+    assert main(["cache", "ls", "--row-index", "--dir", str(tmp_path)]) == 0
+    assert identity(1)[:12] in capsys.readouterr().out
+
+    assert "begin with '0'" in run(capsys, "rm", "0", "--dir", tmp_path, status=1)["error"]["message"]
+    run(capsys, "rm", "--dir", tmp_path, status=1)
+    writer = IndexFile(str(tmp_path), identity(2))
+    assert "AD614" in run(capsys, "rm", identity(2), "--dir", tmp_path, status=1)["error"]["message"]
+    writer.close()
+    assert run(capsys, "rm", identity(2), "--dir", tmp_path) == {"removed": [identity(2)], "num_bytes": sizes[0]}
+    assert names(tmp_path) == {identity(1)}
+    run(capsys, "rm", "--all", "--dir", tmp_path)
+    assert run(capsys, "ls", "--dir", tmp_path) == []
+
+
+def test_files_that_are_no_index_are_left_alone_and_a_missing_folder_is_empty(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "row").write_text("mine")
+    (tmp_path / f"{identity(1)}.rows").symlink_to(elsewhere)
+
+    with pytest.raises(OSError, match="symbolic|directory|links"):
+        make_room(str(tmp_path), 0, keep="")
+    assert kept_indexes(str(tmp_path / "absent")) == []
+    assert (elsewhere / "row").exists()
+    assert (tmp_path / "notes.txt").exists()

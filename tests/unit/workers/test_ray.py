@@ -1,0 +1,272 @@
+"""Workers on a Ray cluster, without one: what may be asked for, what travels, and what a node must have."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import types
+from array import array
+
+import anyio
+import anyio.to_thread
+import msgspec
+import numpy as np
+import pytest
+
+from asyncdata import ConfigError, DataLoader, JsonlSource, LoaderConfig, PromptTokenizeFn, RayExecutor, WorkerError
+from asyncdata.core.cache_messages import CacheJob
+from asyncdata.core.messages import NO_SLOT, Block, Index, Job, OfPart, Overflow, Scan, Scanned, Tokenize
+from asyncdata.core.row_codes import EXCLUDED, NOT_IN_SLOT, TOO_LONG, cached_start
+from asyncdata.core.specs import ReaderSpec, TokenizeSpec
+from asyncdata.loader.cluster import check_cluster
+from asyncdata.tokenization.base import describe
+from asyncdata.workers.ray import cluster, health, starting
+from asyncdata.workers.ray.by_bytes import in_slot, takes_samples, text_of, to_send
+from asyncdata.workers.ray.node_proof import NodeFiles, Terms, check_function, node_name, terms_of
+from asyncdata.workers.ray.settings import local_workers_of
+from tests.support.executors import Client
+from tests.support.loading import write_rows
+from tests.support.tokenize_fns import row_id
+
+JOB = Job(files=[], tokenize=None, max_row_bytes=1, block_bytes=1, slack_bytes=0)
+CONFIG = LoaderConfig.of({"executor": {"num_workers": 3}})
+
+
+# Settings, and what is refused before any actor starts
+
+
+def test_import_asyncdata_does_not_import_ray():
+    code = "import sys, asyncdata; asyncdata.RayExecutor(), asyncdata.DataLoader; print('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"
+
+
+@pytest.mark.parametrize("executor", [RayExecutor(local_workers=2), {"local_workers": 2}])
+def test_an_executor_may_be_a_dict_as_in_yaml_and_its_local_workers_are_known_before_it_is_checked(executor):
+    assert LoaderConfig.of({"executor": executor}).executor == RayExecutor(local_workers=2)
+    assert local_workers_of(executor) == 2
+    assert local_workers_of({}) == local_workers_of(RayExecutor()) == 0
+
+
+SPOOLED = msgspec.structs.replace(JOB, reader=ReaderSpec("asyncdata.sources.spool:SpoolReader"))
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: RayExecutor(address="ray://head:10001"), r"^AD490 .*ray job submit"),
+        (lambda: LoaderConfig.of({"executor": {}, "num_workers": 2}), r"^AD495 num_workers=2 .*local_workers"),
+        (lambda: check(JOB, cache=CacheJob("folder", [], 0)), "^AD496 the token cache"),
+        (lambda: check(SPOOLED), "^AD496 single rows .*shuffle=True"),
+        (lambda: check(JOB, parts=[SPOOLED]), "^AD496 single rows"),
+    ],
+    ids=["Ray Client", "num_workers beside it", "a token cache", "copies of rows on this disk", "also of a part"],
+)
+def test_what_does_not_work_on_a_cluster_is_refused(ask, message):
+    check(JOB)
+    with pytest.raises(ConfigError, match=message):
+        ask()
+
+
+def check(job: Job, **changes: object) -> None:
+    check_cluster(CONFIG, msgspec.structs.replace(job, **changes))
+
+
+def test_a_process_that_is_connected_by_ray_client_is_refused(monkeypatch):
+    client = types.SimpleNamespace(ray=types.SimpleNamespace(is_connected=lambda: True))
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ray.util.client", client)
+    with pytest.raises(ConfigError, match=r"^AD490 this process is connected by Ray Client"):
+        cluster.connect(RayExecutor())
+
+
+def test_without_a_cluster_the_error_says_how_to_start_one(monkeypatch):
+    def init(**_: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False, init=init))
+    monkeypatch.delitem(sys.modules, "ray.util.client", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match=r"^AD491 .*running Ray instance.*ray start --head.*or set RAY_ADDRESS"):
+        cluster.connect(RayExecutor())
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_an_address_at_which_none_listens_is_refused_at_once_by_its_name(monkeypatch, is_set):
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False))  # has no init
+    monkeypatch.delitem(sys.modules, "ray.util.client", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address if is_set else "other:1")
+    with pytest.raises(ConfigError, match=r"^AD491 .* or name one that runs; or leave") as caught:
+        cluster.connect(RayExecutor() if is_set else RayExecutor(address=address))
+
+    assert (f"at RAY_ADDRESS={address}: " if is_set else f"at address='{address}': ") in str(caught.value)
+    assert "set RAY_ADDRESS" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "way_out"),
+    [
+        ("ModuleNotFoundError: No module named 'asyncdata'", "asyncdata must be installed on every node"),
+        ("RuntimeEnvSetupError: pip failed", r"look at what RayExecutor\(...\) asks for: runtime_env"),
+    ],
+)
+def test_an_actor_that_cannot_start_says_what_helps(said, way_out):
+    assert re.match(f"AD493 .* node: {said}. {way_out}", str(starting._not_startable(RuntimeError(said))))  # noqa: SLF001
+
+
+def test_without_ray_the_error_names_the_package(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match="RayExecutor needs ray .*pip install ray"):
+        DataLoader(write_rows(tmp_path / "rows.jsonl", 3), tokenize_fn=row_id, executor=RayExecutor())
+
+
+# Requests between processes that share no memory
+
+
+SLOT = memoryview(bytearray(b"....one.two..three"))
+
+
+def ints(*numbers: int) -> bytes:
+    return array("i", numbers).tobytes()
+
+
+def slot_of(number: int) -> memoryview:
+    assert number == 2
+    return SLOT
+
+
+def test_the_text_of_the_rows_travels_and_nothing_else():
+    starts = ints(13, 4, NOT_IN_SLOT, cached_start(0), 0, 8, 5)
+    lengths = ints(5, 3, 900, 7, TOO_LONG, EXCLUDED, 0)
+    request = Tokenize(2, starts, lengths, [Overflow(2, 0, 70)])
+    sent = to_send(request, slot_of)
+
+    assert sent.text == b"threeone"
+    assert sent.request.starts == ints(0, 5, NOT_IN_SLOT, cached_start(0), 0, 0, 0)
+    assert (sent.request.lengths, sent.request.overflow) == (lengths, request.overflow)
+
+
+@pytest.mark.parametrize("request_", [Tokenize(NO_SLOT, ints(-1), ints(3)), Index([Block(0, 0, 9)], "none")])
+def test_what_refers_to_no_slot_travels_as_it_is_and_a_request_of_a_part_stays_that(request_):
+    assert to_send(request_, slot_of) == (request_, b"")
+    sent = to_send(OfPart(1, Tokenize(0, ints(4), ints(3))), lambda slot: slot_of(slot + 2))
+    assert (sent.request.part, sent.text) == (1, b"one")
+
+
+def test_a_scan_without_samples_brings_its_text_into_the_slot():
+    memory = memoryview(bytearray(64))
+    scan = Scan(0, 20, [Block(0, 0, 9)])
+    reply = Scanned(ints(2), ints(1, -1), ints(3, 90), ints(1, 5), 0)
+    text = text_of(scan, reply, memoryview(b".abc???"))
+    found = in_slot(scan, reply, text, lambda _: memory)
+
+    assert bytes(text) == b".abc"
+    assert bytes(memory[20:25]) == b".abc\0"
+    assert np.frombuffer(found.starts, np.int32).tolist() == [21, -1]
+
+
+def test_a_scan_with_samples_brings_no_text():
+    scan = Scan(0, 20, [Block(0, 0, 9)], with_samples=True)
+    reply = Scanned(ints(1), ints(1), ints(3), ints(1), 0)
+
+    assert takes_samples(OfPart(0, scan))
+    assert bytes(text_of(scan, reply, memoryview(b".abc"))) == b""
+    assert in_slot(scan, reply, memoryview(b""), slot_of).starts == ints(NOT_IN_SLOT)
+
+
+# What a node must have
+
+
+@pytest.fixture
+def terms(jsonl_file):
+    return terms_of(Client(None, jsonl_file([{"id": 1}, {"id": 2}]), row_id).job)  # type: ignore[arg-type]
+
+
+def test_settings_that_travel_are_the_same_settings(small_tokenizer, jsonl_file):
+    """What is decoded is equal to what was encoded, but not the same objects, and a digest must not depend on that."""
+    function = PromptTokenizeFn(str(small_tokenizer), prompt_key="input", max_length=100)
+    sent = terms_of(Client(None, jsonl_file([{"input": "x"}]), function).job)  # type: ignore[arg-type]
+
+    check_function(msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Terms))
+
+
+def faults(terms) -> list[tuple[int, str]]:
+    return [tuple(fault) for fault in NodeFiles(terms.job.files, "trainer").prove(range(9))]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda path: os.unlink(path), "cannot be read there (No such file or directory)"),
+        (lambda path: os.truncate(path, 5), "has 5 bytes there, and 20 on trainer"),
+        (lambda path: os.pwrite(os.open(path, os.O_WRONLY), b"7", 6), "has other content there than on trainer"),
+    ],
+)
+def test_a_file_that_differs_is_named_with_the_node_and_the_way_out(terms, change, why):
+    path = terms.job.files[0].path
+    change(path)
+    ((number, reason),) = faults(terms)
+
+    assert number == 0
+    assert reason.startswith(f"AD492 node {node_name()} does not see the same data: {path} {why}")
+    assert "copy it to the same path on every node" in reason
+
+
+def test_a_file_that_has_grown_or_was_copied_is_the_same_and_is_compared_once(terms):
+    check_function(terms)
+    path = terms.job.files[0].path
+    with open(path, "ab") as file:
+        file.write(b'{"id": 3}\n')
+    os.utime(path, (1, 1))
+    files = NodeFiles(terms.job.files, "trainer")
+
+    assert files.prove(range(9)) == []
+    assert (files.files[0].mtime_ns, files.files[0].num_bytes) == (10**9, 20)
+    os.unlink(path)
+    assert files.prove([0]) == []
+
+
+def test_another_version_or_tokenizer_is_named(terms):
+    other = msgspec.structs.replace(
+        terms, versions={**terms.versions, "tokenizers": "0.1"}, fingerprints=[{"tokenize_fn": "f version 3"}]
+    )
+    with pytest.raises(
+        ConfigError, match=r"^AD494 node .* tokenizers .* where the trainer has 0\.1, another tokenize_fn"
+    ):
+        check_function(other)
+
+
+def test_a_module_that_is_not_there_is_named_with_the_way_out(terms):
+    job = msgspec.structs.replace(terms.job, tokenize=TokenizeSpec("no_such_module:f"))
+    with pytest.raises(ConfigError, match=r"^AD493 node .* cannot import .* 'no_such_module': No module.*runtime_env"):
+        check_function(msgspec.structs.replace(terms, job=job))
+
+
+def test_the_files_have_digests_even_if_the_source_has_none(jsonl_file, terms):
+    files = JsonlSource(str(jsonl_file([{"id": 5}], "other.jsonl"))).open(64).files
+    job = msgspec.structs.replace(
+        terms.job, files=[msgspec.structs.replace(file, digest="") for file in files], tokenize=describe(row_id)
+    )
+
+    assert all(file.digest for file in terms_of(job).job.files)
+
+
+# A lost cluster
+
+
+@pytest.mark.asyncio
+async def test_a_closed_connection_is_opened_again_and_only_refused_ones_are_a_loss(monkeypatch):
+    monkeypatch.setattr(health, "_AGAIN_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.RaisesGroup(pytest.RaisesExc(WorkerError, match="AD498 .* its head has ended")):
+            async with anyio.create_task_group() as group:
+                group.start_soon(health._run_until_refused, "its head", address, 3)  # noqa: SLF001 - without Ray
+                for _ in range(3):
+                    connection, _ = await anyio.to_thread.run_sync(server.accept)
+                    connection.close()
+                server.close()
