@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import structlog
 
-from asyncdata.cli.main import make_parser
 from asyncdata.demo import tokenizer_folder
 from tests.support.pages import HOME, blocks_of, is_printed, run_block, run_command
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
 PAGES = sorted((Path(__file__).parents[2] / "transcripts").glob("*.md"))

@@ -72,12 +72,12 @@ def test_without_configuration_warnings_go_to_stderr_and_nothing_to_stdout(code)
 
 
 def test_what_the_application_has_told_logging_holds():
-    settings = "format='%(levelname)s %(name)s %(filename)s %(message)s|%(event)s|%(fields)s'"
+    settings = "format='%(levelname)s %(name)s %(message)s|%(event)s|%(fields)s'"
     out, err = said_by(f"import logging, sys; logging.basicConfig(level='INFO', stream=sys.stdout, {settings})")
 
     assert out.splitlines()[:2] == [
-        "INFO asyncdata.x <string> loader.started n=1|loader.started|{'n': 1}",
-        "WARNING asyncdata.x <string> row.bad path='/a' line=3|row.bad|{'path': '/a', 'line': 3}",
+        "INFO asyncdata.x loader.started n=1|loader.started|{'n': 1}",
+        "WARNING asyncdata.x row.bad path='/a' line=3|row.bad|{'path': '/a', 'line': 3}",
     ]
     assert err == ""
     silent = said_by("import logging; logging.getLogger('asyncdata').setLevel(logging.CRITICAL)")
