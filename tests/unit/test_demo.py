@@ -1,16 +1,26 @@
-"""The demo's data and its tokenizer."""
+"""``asyncdata demo``: its data, its tokenizer, its proof, and what it says when the proof fails."""
 
 from __future__ import annotations
 
 import json
-from itertools import islice
+import os
+import signal
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import ConfigError, PromptTokenizeFn, SourceError, demo
+from asyncdata import ConfigError, DataLoader, PromptTokenizeFn, SourceError, demo
+from asyncdata.cli.commands import demo as command
+from asyncdata.cli.commands.demo import compare
+from asyncdata.cli.commands.run_record import Delivered
+from asyncdata.cli.main import main
 from asyncdata.demo import docstring_prompts, tokenizer_folder, write_docstring_prompts
-from asyncdata.tokenization.column_writer import ColumnWriter
+from asyncdata.telemetry.reader import read
+from tests.support.commands import asyncdata_process
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NUM_ROWS = 500
 
@@ -38,16 +48,11 @@ def test_the_prompts_are_questions_whose_answer_is_the_label(prompts):
 
 
 @pytest.mark.thorough
-def test_the_same_python_writes_the_same_prompts(prompts, tmp_path):
-    again = tmp_path / "again.jsonl"
-    write_docstring_prompts(again, num_rows=1500)
+def test_the_same_python_writes_the_same_thousands_of_prompts(prompts, tmp_path):
+    assert write_docstring_prompts(tmp_path / "again.jsonl", num_rows=5000) == 5000
 
-    assert again.read_bytes() == prompts.read_bytes()
-
-
-@pytest.mark.thorough
-def test_there_are_thousands_of_prompts():
-    assert sum(1 for _ in islice(docstring_prompts(), 5000)) == 5000
+    again = (tmp_path / "again.jsonl").read_bytes()
+    assert again.splitlines()[:100] == prompts.read_bytes().splitlines()[:100]
 
 
 def test_a_library_of_odd_files_has_the_docstrings_that_can_be_read(tmp_path, monkeypatch):
@@ -61,34 +66,29 @@ def test_a_library_of_odd_files_has_the_docstrings_that_can_be_read(tmp_path, mo
     (tmp_path / "site-packages" / "other.py").write_text('"""Not of the library."""')
     monkeypatch.setattr(demo, "_library", lambda: tmp_path)
 
-    rows = list(docstring_prompts())
-
-    assert [(row["label"], row["metadata"]) for row in rows] == [
+    assert [(row["label"], row["metadata"]) for row in docstring_prompts()] == [
         ("old", {"kind": "module", "module": "old", "line": 1}),
         ("package.A.b", {"kind": "function", "module": "package", "line": 2}),
     ]
 
 
-def test_a_python_without_source_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "_library", lambda: tmp_path / "lib")
-
-    with pytest.raises(SourceError, match="AD201 no docstring was found in .*lib"):
-        write_docstring_prompts(tmp_path / "prompts.jsonl")
-
-
-def test_at_least_one_prompt_must_be_asked_for(tmp_path):
+def test_a_python_without_source_or_rows_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="num_rows must be at least 1, got 0"):
         write_docstring_prompts(tmp_path / "prompts.jsonl", num_rows=0)
+    monkeypatch.setattr(demo, "_library", lambda: tmp_path / "lib")
+    with pytest.raises(SourceError, match="AD201 no docstring was found in .*lib"):
+        write_docstring_prompts(tmp_path / "prompts.jsonl")
 
 
 # The tokenizer
 
 
-def test_the_tokenizer_is_small():
-    sizes = {path.name: path.stat().st_size for path in Path(tokenizer_folder()).iterdir()}
+def test_the_tokenizer_is_small_and_its_template_is_the_one_in_the_source():
+    files = {path.name: path for path in Path(tokenizer_folder()).iterdir()}
 
-    assert set(sizes) == {"tokenizer.json", "tokenizer_config.json"}
-    assert sum(sizes.values()) < 500_000
+    assert set(files) == {"tokenizer.json", "tokenizer_config.json"}
+    assert sum(path.stat().st_size for path in files.values()) < 500_000
+    assert json.loads(files["tokenizer_config.json"].read_text())["chat_template"] == demo.CHAT_TEMPLATE
 
 
 @pytest.mark.thorough
@@ -96,22 +96,153 @@ def test_the_tokenizer_is_small():
 def test_the_tokenizer_is_the_same_for_transformers(prompts, is_chat):
     transformers = pytest.importorskip("transformers")
     oracle = transformers.AutoTokenizer.from_pretrained(tokenizer_folder())
-    lines = prompts.read_bytes().splitlines()[:300]
-    texts = [json.loads(line)["input"] for line in lines]
-    out = ColumnWriter()
+    fn = PromptTokenizeFn(tokenizer_folder(), apply_chat_template=is_chat)
+    with DataLoader(str(prompts), tokenize_fn=fn, num_workers=0, shuffle=False) as loader:
+        samples = loader.get_next_batch(300)
 
-    PromptTokenizeFn(tokenizer_folder(), apply_chat_template=is_chat).open()(lines, out)
-
+    for sample in samples:
+        assert sample.tokens.tolist() == oracle(sample.prompt, add_special_tokens=False)["input_ids"]
     if is_chat:
-        chats = [[{"role": "user", "content": text}] for text in texts]
-        texts = [oracle.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
-    expected = [token for text in texts for token in oracle(text, add_special_tokens=False)["input_ids"]]
-    tokens = memoryview(out.finish(len(lines), 0.0).tokens).cast("i").tolist()
-    assert tokens == expected
+        text = json.loads(prompts.read_bytes().splitlines()[0])["input"]
+        chat = [{"role": "user", "content": text}]
+        assert samples[0].prompt == oracle.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert {oracle.eos_token, oracle.pad_token} == {"<|end|>", "<|pad|>"}
 
 
-def test_the_template_of_the_tokenizer_is_the_one_in_the_source():
-    config = json.loads((Path(tokenizer_folder()) / "tokenizer_config.json").read_text())
+# The proof
 
-    assert config["chat_template"] == demo.CHAT_TEMPLATE
+
+def delivered(*indices: int, seed: int = 0) -> list[Delivered]:
+    return [Delivered(index, f"0:0:{index}", 3, f"{seed + index:032x}") for index in indices]
+
+
+def test_a_resumed_run_that_goes_on_is_identical():
+    outcome = compare(delivered(0, 1, 2, 3, 4), delivered(3, 4, 5, 6), delivered(0, 1, 2, 3, 4, 5, 6))
+
+    assert outcome.is_identical and outcome.repeated_identical
+    assert (outcome.killed_at, outcome.resumed_at, outcome.repeated) == (5, 3, 2)
+    assert (outcome.samples, outcome.tokens, outcome.first_difference) == (7, 21, None)
+    assert outcome.digest == outcome.uninterrupted_digest
+
+
+@pytest.mark.parametrize(
+    ("resumed", "first_difference"),
+    [
+        (delivered(4, 5, 6), 3),
+        (delivered(3, 5, 4, 6), 4),
+        (delivered(3, 4, 4, 5, 6), 5),
+        (delivered(3, 4, 5), 6),
+        (delivered(3, 4, 5, 6, 7), 7),
+        (delivered(3, 4, 5, 6, seed=9), 3),
+        ([], 3),
+    ],
+    ids=["lost", "out of order", "repeated", "cut off", "too much", "other tokens", "nothing at all"],
+)
+def test_a_resumed_run_that_differs_is_found(resumed, first_difference):
+    outcome = compare(delivered(0, 1, 2), resumed, delivered(0, 1, 2, 3, 4, 5, 6))
+
+    assert not outcome.is_identical
+    assert outcome.first_difference == first_difference
+    assert outcome.digest != outcome.uninterrupted_digest
+
+
+def test_samples_that_come_again_otherwise_are_found():
+    outcome = compare(delivered(0, 1, 2, 3, seed=1), delivered(3, 4), delivered(0, 1, 2, 3, 4))
+
+    assert not outcome.is_identical
+    assert not outcome.repeated_identical
+
+
+# The command
+
+
+@pytest.fixture
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs are short, but for the steps of the one that is killed: it is not over before the kill, however late."""
+    monkeypatch.setattr(command, "_RUN_S", 1.0)
+    monkeypatch.setattr(command, "_KILL_AT", 0.0)
+    run = command._Demo._run  # noqa: SLF001 - nothing public makes one run slower than the others
+
+    def slowly(self: Any, name: str, options: Sequence[str], *is_enough: Any) -> Any:
+        return run(self, name, [*options, "--step-s", "0.5"] if name == "killed" else options, *is_enough)
+
+    monkeypatch.setattr(command._Demo, "_run", slowly)  # noqa: SLF001
+
+
+def test_a_killed_and_resumed_run_is_the_uninterrupted_one(tmp_path, capsys, in_a_hurry):
+    (tmp_path / "run.snapshot").write_text("of an earlier demo")
+    (tmp_path / "killed.record.jsonl").write_text("of an earlier demo\n")
+    words = ["--num-workers", "1", "--keep", str(tmp_path), "--telemetry", str(tmp_path / "telemetry")]
+
+    assert main(["demo", "--rows", str(NUM_ROWS), *words]) == 0
+
+    out, err = capsys.readouterr()
+    _, killed, whole, verdict = out.splitlines()
+    assert killed.split()[:4] == ["killed", "and", "resumed", f"{2 * NUM_ROWS:,}"]
+    assert whole.split()[:2] == ["never", "interrupted"]
+    assert killed.split()[3:] == whole.split()[2:]
+    assert verdict == "identical: no sample lost, repeated or out of order"
+    assert "killed after" in err and "resumed at sample" in err and "samples came again" in err
+    assert err.endswith(f"Data, snapshot and records are in {tmp_path}\n")
+    assert "\x1b" not in out + err
+    records = {f"{name}.record.jsonl" for name in ("killed", "resumed", "uninterrupted")}
+    assert {path.name for path in tmp_path.iterdir()} >= {"prompts.jsonl", "run.snapshot", *records}
+    first, second = read(tmp_path / "telemetry").starts
+    assert first.end is None
+    assert 0 < second.header.samples < 2 * NUM_ROWS
+
+
+@pytest.mark.thorough
+def test_the_numbers_of_the_demo_are_there_for_programs(capsys, in_a_hurry):
+    assert main(["demo", "--rows", str(NUM_ROWS), "--json"]) == 0
+
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["is_identical"] is True
+    assert (facts["rows"], facts["samples"], facts["folder"]) == (NUM_ROWS, 2 * NUM_ROWS, None)
+    assert facts["digest"] == facts["uninterrupted_digest"]
+    assert 0 < facts["resumed_at"] <= facts["killed_at"] < 2 * NUM_ROWS
+    assert facts["repeated"] == facts["killed_at"] - facts["resumed_at"]
+    assert facts["first_batch_s"] > 0
+
+
+def test_a_demo_with_a_difference_is_status_1(monkeypatch, capsys, in_a_hurry):
+    words_of = command._run_words  # noqa: SLF001 - one of the three runs gets another seed
+
+    def with_another_seed(data: Path, record: Path) -> list[str]:
+        return [*words_of(data, record), *(["--seed", "43"] if "uninterrupted" in record.name else [])]
+
+    monkeypatch.setattr(command, "_run_words", with_another_seed)
+
+    assert main(["demo", "--rows", str(NUM_ROWS)]) == 1
+
+    assert capsys.readouterr().out.splitlines()[3] == "DIFFERENT from sample 0 on"
+
+
+def test_a_demo_run_that_ends_before_the_kill_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(command, "_KILL_AT", 2.0)
+    monkeypatch.setattr(command, "_RUN_S", 0.1)
+
+    assert main(["demo", "--rows", str(NUM_ROWS)]) == 1
+
+    assert "the run was over before it could be killed; try more --rows" in capsys.readouterr().err
+
+
+def test_the_demo_passes_on_the_message_of_a_run_that_failed(monkeypatch, capsys):
+    monkeypatch.setattr(command, "tokenizer_folder", lambda: "/no/such/folder")
+
+    assert main(["demo", "--rows", str(NUM_ROWS)]) == 1
+
+    err = capsys.readouterr().err
+    assert "a run ended with exit status 1: asyncdata: ConfigError: AD413 tokenizer '/no/such/folder'" in err
+
+
+def test_ctrl_c_ends_the_demo_and_everything_it_started():
+    with asyncdata_process("demo", "--rows", NUM_ROWS, start_new_session=True) as process:
+        while "killed with SIGKILL" not in process.stderr.readline():
+            pass
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the run is told as well
+        out, err = process.communicate()
+
+    assert (process.returncode, out) == (130, "")
+    assert err.endswith("interrupted\n")
+    assert "Traceback" not in err

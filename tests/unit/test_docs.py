@@ -6,8 +6,6 @@ import argparse
 import ast
 import asyncio
 import contextlib
-import doctest
-import importlib
 import inspect
 import io
 import re
@@ -18,7 +16,7 @@ import tomllib
 import traceback
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -32,6 +30,7 @@ from asyncdata.delivery.ledger import Counters
 from asyncdata.loader.config import STRUCTS
 from asyncdata.workers.base import WorkerState
 from tests.support.knob_table import rows_of
+from tests.support.pages import HOME, Block, blocks_of, is_printed, run_block, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,36 +40,10 @@ DOCS = ROOT / "docs"
 PACKAGE = ROOT / "asyncdata"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
-HOME = "/home/me"
-"""What the pages call the folder that their examples run in."""
-
 FIRST_SCREEN_LINES = 40
 
 NEEDED = {"docs/how-to/train-with-torch.md": "torch", "docs/how-to/cache-tokens.md": "xxhash"}
 """What a page's examples need beside the packages that every check is run with."""
-
-
-class Block(NamedTuple):
-    """A fenced block of a page. ``line`` is that of its first line of content, ``end`` that of its closing fence."""
-
-    language: str
-    text: str
-    line: int
-    end: int
-
-
-def blocks_of(page: Path) -> list[Block]:
-    blocks, opened, lines = [], 0, page.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
-        if not line.startswith("```"):
-            continue
-
-        if opened:
-            text = "".join(f"{content}\n" for content in lines[opened : number - 1])
-            blocks.append(Block(lines[opened - 1][3:].strip(), text, opened + 1, number))
-        opened = 0 if opened else number
-    assert not opened, f"{name_of(page)}:{opened}: a block that is not closed"
-    return blocks
 
 
 def prose_of(page: Path) -> str:
@@ -115,7 +88,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     first = next(block for block in blocks_of(DOCS / "tutorial" / "first-loader.md") if block.language == "python")
-    run(first, {}, "docs/tutorial/first-loader.md")
+    run_block(first, {}, "docs/tutorial/first-loader.md")
     modules = set(sys.modules)
     with structlog.testing.capture_logs():
         yield tmp_path
@@ -125,33 +98,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def run(block: Block, names: dict[str, Any], page: str) -> str:
-    """What the block prints. One that begins with ``# name.py`` is a file, which is written instead."""
-    if found := re.match(r"# (\w+\.py)\n", block.text):
-        Path(found[1]).write_text(block.text, encoding="utf-8")
-        importlib.invalidate_caches()
-        return ""
-
-    code = compile("\n" * (block.line - 1) + block.text, page, "exec")
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        exec(code, names)  # noqa: S102 - to run what the pages tell the reader to run is what this file is for
-    return out.getvalue()
-
-
 def run_commands(block: Block) -> str:
     """The block's commands, each followed by what it prints."""
     transcript = ""
-    for command in re.findall(r"^\$ asyncdata (.*)$", block.text, re.MULTILINE):
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as talk:
-            status = cli.main(shlex.split(command))
-        assert status == 0, talk.getvalue()
-        transcript += f"$ asyncdata {command}\n{out.getvalue()}"
+    for command in re.findall(r"^\$ (asyncdata .*)$", block.text, re.MULTILINE):
+        status, out, talk = run_command(command)
+        assert status == 0, talk
+        transcript += f"$ {command}\n{out}"
     return transcript
-
-
-def is_printed(wanted: str, printed: str) -> bool:
-    """``...`` in what is wanted stands for anything, as in a doctest."""
-    return doctest.OutputChecker().check_output(wanted, printed, doctest.ELLIPSIS)
 
 
 def with_examples() -> list[Path]:
@@ -170,7 +124,7 @@ def test_the_examples_of_a_page_run_and_print_what_it_says(page, folder):
             continue
 
         try:
-            printed = run_commands(block) if block.language == "console" else run(block, names, name_of(page))
+            printed = run_commands(block) if block.language == "console" else run_block(block, names, name_of(page))
         except Exception:
             pytest.fail(f"{name_of(page)}:{block.line}\n{traceback.format_exc()}", pytrace=False)
         if block.language == "console":
@@ -230,7 +184,7 @@ def test_the_coroutine_of_the_readme_runs(folder):
     names: dict[str, Any] = {}
     for block in blocks_of(ROOT / "README.md"):
         if block.language == "python":
-            run(block, names, "README.md")
+            run_block(block, names, "README.md")
     asked = []
 
     async def generate(groups):
@@ -293,13 +247,9 @@ def test_no_page_names_a_path_of_this_machine(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_source_files_that_a_page_names_exist(page):
+def test_the_source_files_and_tests_that_a_page_names_exist(page):
     for name in re.findall(r"`((?:asyncdata|tests|examples)/[\w/.-]*)`", prose_of(page)):
         assert (ROOT / name).exists(), f"{name_of(page)}: {name}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_tests_that_a_page_names_exist(page):
     for path, name in re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", prose_of(page)):
         text = (ROOT / path).read_text(encoding="utf-8")
 
@@ -316,23 +266,17 @@ def figures_of(page: Path) -> dict[tuple[str, str], str]:
     return {(name, tests): reached for name, reached, tests in FIGURE.findall(page.read_text(encoding="utf-8"))}
 
 
-def test_a_promise_tells_the_figures_that_the_page_of_reliability_tells():
+def test_a_promise_names_tests_that_prove_it_and_the_figures_of_the_page_of_reliability():
     told = figures_of(DOCS / "explanation" / "reliability.md")
     repeated = [
         item for page in (DOCS / "promises").glob("*.md") for item in figures_of(page).items() if item[0] in told
     ]
 
+    for page in (DOCS / "promises").glob("*.md"):
+        proof = section(page.read_text(encoding="utf-8"), "The proof")
+        assert re.search(r"`tests/[\w/]+\.py::[\w:]+`", proof), name_of(page)
     assert len(repeated) > 10
     assert [(figure, reached) for figure, reached in repeated if told[figure] != reached] == []
-
-
-@pytest.mark.parametrize("page", sorted((DOCS / "promises").glob("*.md")), ids=name_of)
-def test_a_promise_names_the_tests_that_prove_it(page):
-    assert re.search(r"`tests/[\w/]+\.py::[\w:]+`", section_of(page, "The proof"))
-
-
-def section_of(page: Path, heading: str) -> str:
-    return section(page.read_text(encoding="utf-8"), heading)
 
 
 # The reference is complete
@@ -408,63 +352,25 @@ def test_the_methods_of_a_tokenize_function_are_documented():
     assert set(names) <= {cell.partition("(")[0] for cell in first_cells(section(read("api.md"), "`TokenizeFn`"))}
 
 
-TOKENIZE_FNS = [
-    asyncdata.PromptTokenizeFn,
-    asyncdata.ChatTokenizeFn,
-    asyncdata.TextTokenizeFn,
-    asyncdata.PreferenceTokenizeFn,
-    asyncdata.FixedLengthTokenizeFn,
-    asyncdata.XTunerTokenizeFn,
-]
-
-PACKINGS_AND_COLLATORS = [
-    asyncdata.SoftPacking,
-    asyncdata.HardPacking,
-    asyncdata.XTunerPacking,
-    asyncdata.LengthGrouping,
-    asyncdata.PackedCollator,
-    asyncdata.PaddedCollator,
-    asyncdata.FixedCollator,
-    asyncdata.PreferenceCollator,
-    asyncdata.XTunerCollator,
-]
+def described(*endings: str) -> list[Any]:
+    return [getattr(asyncdata, name) for name in asyncdata.__all__ if name.endswith(endings)]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        asyncdata.Document,
-        asyncdata.JsonlSource,
-        *PACKINGS_AND_COLLATORS,
-        *TOKENIZE_FNS,
-        asyncdata.Position,
-        asyncdata.Sample,
-        asyncdata.Shuffle,
-        asyncdata.SourceLocation,
-    ],
-)
-def test_every_field_is_documented(kind):
+TOKENIZE_FNS = [kind for kind in described("TokenizeFn") if kind is not asyncdata.TokenizeFn]
+PACKINGS_AND_COLLATORS = described("Packing", "Grouping", "Collator")
+RECORDS = [asyncdata.Document, asyncdata.JsonlSource, asyncdata.Position, asyncdata.Sample, asyncdata.Shuffle]
+RECORDS += [asyncdata.SourceLocation]
+
+
+@pytest.mark.parametrize("kind", [*PACKINGS_AND_COLLATORS, *TOKENIZE_FNS, *RECORDS])
+def test_every_field_is_documented_and_every_default_of_a_description(kind):
+    here = section(read("api.md"), f"`{kind.__name__}`")
     fields = getattr(kind, "_fields", None) or [name for name in kind.__struct_fields__ if not name.startswith("_")]
+    assert first_cells(here) == list(fields)
+    if kind in RECORDS:
+        return
 
-    assert first_cells(section(read("api.md"), f"`{kind.__name__}`")) == list(fields)
-
-
-def test_every_description_of_a_tokenize_function_is_looked_at():
-    names = {name for name in asyncdata.__all__ if name.endswith("TokenizeFn")} - {"TokenizeFn"}
-
-    assert {kind.__name__ for kind in TOKENIZE_FNS} == names
-
-
-def test_every_packing_and_collator_is_looked_at():
-    names = {name for name in asyncdata.__all__ if name.endswith(("Packing", "Grouping", "Collator"))}
-
-    assert {kind.__name__ for kind in PACKINGS_AND_COLLATORS} == names
-
-
-@pytest.mark.parametrize("kind", [*PACKINGS_AND_COLLATORS, *TOKENIZE_FNS])
-def test_every_default_of_a_description_is_documented(kind):
-    rows = table_rows(section(read("api.md"), f"`{kind.__name__}`"))
-
+    rows = table_rows(here)
     for field in msgspec.structs.fields(kind):
         if field.required:
             assert rows[field.name][0] == "", field.name
@@ -600,3 +506,13 @@ def test_a_command_is_documented_as_its_help_has_it(command):
 
     assert "\n".join(re.findall(r"^\| `.*$", here, re.MULTILINE)) == "\n".join(help_of(parser))
     assert " ".join(str(parser.description).split()) in " ".join(here.split())
+    for action in parser._actions:  # noqa: SLF001
+        assert action.help
+        if action.default not in (None, False, True, [], argparse.SUPPRESS):
+            assert re.search(rf"\(.*{action.default}.*\)|%\(default\)s", action.help), action
+
+
+def test_every_command_speaks_json_and_can_be_verbose():
+    for name, parser in commands().items():
+        options = {word for action in parser._actions for word in action.option_strings}  # noqa: SLF001
+        assert {"--json", "--verbose", "--help"} <= options, name

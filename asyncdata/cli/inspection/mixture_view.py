@@ -86,7 +86,8 @@ class MixtureView:
 
     def loader(self, num_workers: int | None = 0) -> DataLoader:
         """A loader that delivers the mixture; bad rows are passed over."""
-        return DataLoader(self._mix, tokenize_fn=self._default, num_workers=num_workers, bad_rows="skip", **self._knobs)
+        knobs = {**self._knobs, "num_workers": num_workers, "bad_rows": "skip"}
+        return DataLoader(self._mix, tokenize_fn=self._default, **knobs)
 
     def first(self, num_samples: int) -> Iterator[PlacedRow]:
         """The rows of the first samples of the mixture, each after the rows of its part that yield no sample."""

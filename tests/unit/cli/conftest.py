@@ -6,35 +6,26 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import structlog
 
 from asyncdata.cli.main import main
+from asyncdata.demo import tokenizer_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-from tests.support.commands import NUM_ROWS
-
-
-@pytest.fixture(autouse=True)
-def the_log_is_as_it_was() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
+    from collections.abc import Callable
 
 
 @pytest.fixture
-def data(jsonl_file: Callable[..., Path]) -> str:
-    rows = [{"input": f"question {number} " * (number % 7 + 1), "label": number} for number in range(NUM_ROWS)]
-    return str(jsonl_file(rows, "data.jsonl"))
+def run_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[Any]]:
+    """A function that runs a command with --json, and returns the objects that it printed."""
 
-
-@pytest.fixture
-def run_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """A function that runs a command with --json and returns what it printed."""
-
-    def run(*words: object, status: int = 0) -> Any:
+    def run(*words: object, status: int = 0) -> list[Any]:
         assert main([*map(str, words), "--json"]) == status
-        return json.loads(capsys.readouterr().out)
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     return run
+
+
+@pytest.fixture
+def demo_tokenizer() -> str:
+    """The tokenizer that comes with the package."""
+    return tokenizer_folder()

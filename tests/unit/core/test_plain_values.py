@@ -25,63 +25,41 @@ def carried(value: Any) -> Any:
     return from_builtins(json.loads(json.dumps(to_builtins(value))))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        True,
-        -1,
-        2**80,
-        0.1,
-        "\u00fcber",
-        "\ud800",
-        [],
-        [1, [2.5, None]],
-        {},
-        {"a": {"b": [1]}},
-        (),
-        (1, ("a", [2])),
-        b"",
-        b"\x00\xff",
-        {"__ndarray__": 1},
-        {"__bytes__": "eA=="},
-        {"__tuple__": [1]},
-        {"__dict__": {"__dict__": {}}},
-        {"a": {"__dunder__": (b"x",)}},
-    ],
-    ids=repr,
-)
-def test_a_value_comes_back_as_it_was(value: Any) -> None:
-    back = carried(value)
-
-    assert back == value
-    assert type(back) is type(value)
+VALUES: list[Any] = [None, True, -1, 2**80, 0.1, "\u00fcber", "\ud800", [], [1, [2.5, None]], {}, {"a": {"b": [1]}}]
+VALUES += [(), (1, ("a", [2])), b"", b"\x00\xff"]
+LOOK_ALIKES = [{"__ndarray__": 1}, {"__bytes__": "eA=="}, {"__tuple__": [1]}, {"__dict__": {"__dict__": {}}}]
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.array([1, 2, 3], np.int32),
-        np.array(5, np.int64),
-        np.array([[1.5, np.nan]], np.float16),
-        np.array([], np.float32).reshape(0, 4),
-        np.array([True, False]),
-        np.arange(6, dtype=np.int16).reshape(2, 3).T,
-        np.arange(10, dtype=np.int64)[::3],
-        np.array([1, 2], ">i4"),
-        np.array([1 + 2j], np.complex64),
-        np.array(["a", "bc"]),
-        np.array(["2026-11-20"], "datetime64[D]"),
-    ],
-    ids=lambda array: f"{array.dtype.str}{array.shape}",
-)
-def test_an_array_comes_back_with_its_type_shape_and_bits(array: np.ndarray) -> None:
-    back = carried(array)
+def test_a_value_comes_back_as_it_was():
+    for value in (*VALUES, *LOOK_ALIKES, {"a": {"__dunder__": (b"x",)}}):
+        back = carried(value)
 
-    assert back.dtype == array.dtype
-    assert back.shape == array.shape
-    assert back.tobytes() == array.tobytes()
-    assert back.flags.writeable
+        assert back == value
+        assert type(back) is type(value)
+
+
+ARRAYS = [
+    np.array([1, 2, 3], np.int32),
+    np.array(5, np.int64),
+    np.array([[1.5, np.nan]], np.float16),
+    np.array([], np.float32).reshape(0, 4),
+    np.array([True, False]),
+    np.arange(6, dtype=np.int16).reshape(2, 3).T,
+    np.arange(10, dtype=np.int64)[::3],
+    np.array([1, 2], ">i4"),
+    np.array([1 + 2j], np.complex64),
+    np.array(["a", "bc"]),
+    np.array(["2026-11-20"], "datetime64[D]"),
+    *(np.zeros(2, dtype) for dtype in ("<i4", ">f8", "|b1", "|u1", "<U3", "|S7", "<M8[ns]", "<c16", "|V3")),
+]
+
+
+def test_an_array_comes_back_with_its_type_shape_and_bits():
+    for array in ARRAYS:
+        back = carried(array)
+
+        assert (back.dtype.str, back.shape, back.tobytes()) == (array.dtype.str, array.shape, array.tobytes())
+        assert back.flags.writeable
 
 
 @pytest.mark.parametrize(
@@ -97,12 +75,12 @@ def test_an_array_comes_back_with_its_type_shape_and_bits(array: np.ndarray) -> 
         (np.str_("a"), "a"),
         ({np.str_("key"): 1, Colour.RED: 2}, {"key": 1, "red": 2}),
         (bytearray(b"x"), {"__bytes__": "eA=="}),
-        pytest.param(memoryview(b"xyz")[::2], {"__bytes__": "eHo="}, id="memoryview(b'xyz')[::2]"),
+        (memoryview(b"xyz")[::2], {"__bytes__": "eHo="}),
         (np.bytes_(b"x"), {"__bytes__": "eA=="}),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
-def test_subclasses_become_what_a_decoder_can_give_back(value: Any, plain: Any) -> None:
+def test_subclasses_become_what_a_decoder_can_give_back(value, plain):
     found = to_builtins(value)
 
     assert found == plain
@@ -127,7 +105,7 @@ def test_subclasses_become_what_a_decoder_can_give_back(value: Any, plain: Any) 
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_what_cannot_be_kept_without_loss_is_refused_by_name(value: Any, kind: str) -> None:
+def test_what_cannot_be_kept_without_loss_is_refused_by_name(value, kind):
     with pytest.raises(TypeError) as caught:
         to_builtins({"rollout": [1, {"images": (0, value)}]})
 
@@ -135,12 +113,12 @@ def test_what_cannot_be_kept_without_loss_is_refused_by_name(value: Any, kind: s
 
 
 @pytest.mark.parametrize("key", [1, None, b"a", (1,)])
-def test_keys_that_are_no_text_are_refused(key: Any) -> None:
+def test_keys_that_are_no_text_are_refused(key):
     with pytest.raises(TypeError, match=r"^\$\.extra has the key .*; only text keys survive JSON$"):
         to_builtins({"extra": {key: 1}})
 
 
-def test_an_array_becomes_text_and_not_a_list_of_numbers() -> None:
+def test_an_array_becomes_text_and_not_a_list_of_numbers():
     plain = to_builtins(np.arange(1000, dtype=np.int32))
 
     assert list(plain) == ["__ndarray__"]
@@ -149,13 +127,6 @@ def test_an_array_becomes_text_and_not_a_list_of_numbers() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["9" * 5000 + ",i4", "i4,i4", "(3,)i4", "O", "|O", ["<i4"], 3, None, "<i4\n", ""])
-def test_a_type_that_is_not_of_one_number_is_refused_before_numpy_sees_it(dtype: Any) -> None:
+def test_a_type_that_is_not_of_one_number_is_refused_before_numpy_sees_it(dtype):
     with pytest.raises(ValueError, match="not a dtype of numbers"):
         from_builtins({"__ndarray__": [dtype, [1], "AAAAAA=="]})
-
-
-@pytest.mark.parametrize("dtype", ["<i4", ">f8", "|b1", "|u1", "<U3", "|S7", "<M8[ns]", "<c16", "|V3"])
-def test_every_type_of_one_number_comes_back(dtype: str) -> None:
-    array = np.zeros(2, dtype)
-
-    assert from_builtins(to_builtins(array)).dtype.str == dtype

@@ -50,7 +50,6 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=240)
 
 
-@pytest.mark.thorough
 def test_a_folder_is_private_and_gone_when_it_is_closed_or_garbage(place):
     folder, other = TemporaryFolder("rows"), TemporaryFolder("rows")
     assert stat.S_IMODE(os.stat(folder.path).st_mode) == 0o700
@@ -140,29 +139,22 @@ def test_where_it_cannot_be_told_whether_a_folder_is_in_use_it_is_never_taken_fo
     assert (folder / "copy").exists()
 
 
-def test_where_the_machine_has_no_name_a_folder_is_removed_by_its_owner_alone(place, monkeypatch):
-    monkeypatch.setattr("asyncdata.core.temporary_folder._BOOT_ID", "/proc/no/such/file")
+@pytest.mark.parametrize(
+    ("name", "lacks"),
+    [("_BOOT_ID", "/proc/no/such/file"), ("lock", OSError("no locks available"))],
+    ids=["a name of the machine", "locks"],
+)
+def test_there_it_is_removed_by_its_owner_alone(place, monkeypatch, name, lacks):
+    def lock(_fd: int) -> bool:
+        raise lacks
+
+    monkeypatch.setattr(f"asyncdata.core.temporary_folder.{name}", lock if name == "lock" else lacks)
     folder, other = TemporaryFolder("rows"), TemporaryFolder("rows")
     assert set(place.iterdir()) == {Path(folder.path), Path(other.path)}
 
     other.close()
     assert list(place.iterdir()) == [Path(folder.path)]
-
     folder.close()
-    assert list(place.iterdir()) == []
-
-
-def test_where_the_file_system_has_no_locks_a_folder_is_not_named_for_removal_by_others(place, monkeypatch):
-    def lock(_fd: int) -> bool:
-        raise OSError("no locks available")
-
-    monkeypatch.setattr("asyncdata.core.temporary_folder.lock", lock)
-    first = TemporaryFolder("rows")
-    second = TemporaryFolder("rows")
-    assert set(place.iterdir()) == {Path(first.path), Path(second.path)}
-
-    for folder in (first, second):
-        folder.close()
     assert list(place.iterdir()) == []
 
 

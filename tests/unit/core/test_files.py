@@ -1,0 +1,355 @@
+"""Files of the library: whole at every instant, locked by one owner, believed only from us, read once for a line."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncdata import ConfigError, DataLoader, SnapshotError
+from asyncdata.core import checksummed_file, line_numbers
+from asyncdata.core.atomic_file import remove_left_over, replace_file
+from asyncdata.core.checksummed_file import pack, unpack_file
+from asyncdata.core.file_lock import lock, locked
+from asyncdata.core.file_owner import check_ours
+from asyncdata.core.line_numbers import line_number, line_number_within
+from asyncdata.prefetch.row_index.index_file import IndexFile
+from asyncdata.tokenization.encoders.equivalence_records import Proof, Subject, find, keep, proof_path, subject_of
+from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+from tests.support.backends import Fake, install
+from tests.support.other_users import give_away
+from tests.support.tokenize_fns import row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+# Whole at every instant; tests/unit/checkpoint has what a snapshot's file asks of them
+
+
+@pytest.mark.parametrize("pieces", [[], [b""], [b"one"], [b"one", b"", b"and two"], [b"a", b"bc", b"def", b"g" * 5000]])
+def test_a_file_has_all_its_pieces_end_to_end(tmp_path: Path, pieces: list[bytes]) -> None:
+    replace_file(str(tmp_path / "s"), pieces, 1)
+
+    assert (tmp_path / "s").read_bytes() == b"".join(pieces)
+    assert os.listdir(tmp_path) == ["s"]
+
+
+def test_all_that_a_killed_writer_leaves_is_known_as_such_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise OSError(errno.EIO, "killed")
+
+    path = str(tmp_path / "s")
+    replace_file(path, [b"old"], 3)
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "replace", never)
+        killed.setattr(os, "unlink", never)
+        with pytest.raises(OSError, match="killed"):
+            replace_file(path, [b"new"], 3)
+    left = [entry for entry in os.scandir(tmp_path) if entry.name != "s"]
+    assert len(left) == 2, "what is half written, and a second name of the old file"
+    for entry in left:
+        os.utime(entry, (0, 0))
+    (tmp_path / "kept.tmp").touch()
+
+    replace_file(path, [b"newer"], 1)
+    remove_left_over(path)
+
+    assert sorted(os.listdir(tmp_path)) == ["kept.tmp", "s"]
+    assert (tmp_path / "s").read_bytes() == b"newer"
+
+
+def test_an_older_file_that_another_writer_replaces_in_the_middle_of_the_link_is_kept_as_it_is_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's answer to the link is ENOENT then, with a file in place (`vfs_link` in Linux)."""
+    path = str(tmp_path / "s")
+    replace_file(path, [b"old"], 3)
+    link, others = os.link, [b"other's", b"other's second"]
+
+    def link_after_the_other_writer(source: str, target: str) -> None:
+        if others:
+            replace_file(path, [others.pop(0)], 1)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_after_the_other_writer)
+    replace_file(path, [b"new"], 3)
+
+    assert (tmp_path / "s").read_bytes() == b"new"
+    assert (tmp_path / "s.1").read_bytes() == b"other's second"
+    assert sorted(os.listdir(tmp_path)) == ["s", "s.1"]
+
+
+def test_writers_of_one_file_never_fail_each_other(tmp_path: Path) -> None:
+    path, errors = str(tmp_path / "s"), []
+
+    def write(content: bytes) -> None:
+        try:
+            for _ in range(50):
+                replace_file(path, [content], 3)
+        except OSError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(content,)) for content in (b"a", b"b", b"c")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not errors
+    assert sorted(os.listdir(tmp_path)) == ["s", "s.1", "s.2"]
+    assert {(tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} <= {b"a", b"b", b"c"}
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    path, payload = tmp_path / "state", b"x" * (1 << 20)
+    path.write_bytes(pack(payload, "msgpack", schema=1, library="0") + payload)
+    assert bytes(unpack_file(str(path))[1]) == payload
+    memory = checksummed_file._memory  # noqa: SLF001 - called between the header and the payload
+
+    def shrinking(num_bytes: int) -> memoryview:
+        os.truncate(path, path.stat().st_size - 1)
+        return memory(num_bytes)
+
+    monkeypatch.setattr(checksummed_file, "_memory", shrinking)
+    with pytest.raises(SnapshotError, match="it was cut off while it was read"):
+        unpack_file(str(path))
+
+
+# Locks: one owner, or several that share; no waiting; a file system without locks is never "free"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    (tmp_path / "file").touch()
+    return str(tmp_path / "file")
+
+
+@pytest.fixture
+def fds(path: str) -> Iterator[list[int]]:
+    opened = [os.open(path, os.O_RDONLY) for _ in range(3)]
+    yield opened
+    for fd in opened:
+        os.close(fd)
+
+
+def test_only_one_owner_has_the_lock_until_it_closes_the_file(path, fds):
+    mine = os.open(path, os.O_RDONLY)
+    assert lock(mine)
+    assert not lock(fds[0])
+    assert not lock(fds[1], is_shared=True)
+
+    os.close(mine)
+    assert lock(fds[0])
+
+
+def test_a_shared_lock_excludes_only_one_that_is_not_shared(fds):
+    assert lock(fds[0], is_shared=True)
+    assert lock(fds[1], is_shared=True)
+    assert not lock(fds[2])
+
+
+def test_the_lock_of_a_block_ends_with_it(path, fds):
+    with locked(path) as is_free:
+        assert is_free
+        assert not lock(fds[0])
+    assert lock(fds[0])
+
+    with locked(path) as is_free:
+        assert not is_free
+
+
+def test_a_folder_can_be_locked_and_a_link_is_not_followed(tmp_path):
+    with locked(str(tmp_path)) as is_free:
+        assert is_free
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(OSError, match=r"symbolic|levels"), locked(str(tmp_path / "link")):
+        pass
+
+
+def test_a_file_system_without_locks_is_an_error_and_never_free(path, fds, monkeypatch):
+    def without_locks(fd: int, operation: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    with pytest.raises(OSError, match="not supported"):
+        lock(fds[0])
+    with locked(path) as is_free:
+        assert not is_free
+
+
+# What another user may have written in a cache folder is never believed
+
+
+def another_users(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_away(path, monkeypatch)
+
+
+def writable_by_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.chmod(path.stat().st_mode | 0o002)
+
+
+def a_link(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = path.with_name("elsewhere")
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+REASONS = {
+    another_users: r"belongs to another user \(uid ",
+    writable_by_all: "can be written by every user",
+    a_link: "or a link",
+}
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.parametrize("change", REASONS)
+def test_what_is_not_ours_is_refused_and_says_why(tmp_path, monkeypatch, change, is_folder):
+    path = tmp_path / "kept"
+    check_ours(str(path), "Cache(folder=...)", is_folder=is_folder)  # nothing is there
+    path.mkdir(0o700) if is_folder else path.write_bytes(b"")
+    check_ours(str(path), "Cache(folder=...)", is_folder=is_folder)
+    with pytest.raises(ConfigError, match="^AD611 .* is no "):
+        check_ours(str(path), "Cache(folder=...)", is_folder=not is_folder)
+
+    change(path, monkeypatch)
+
+    with pytest.raises(ConfigError, match=f"^AD611 {path} .*{REASONS[change]}.* choose a folder of your own by Cache"):
+        check_ours(str(path), "Cache(folder=...)", is_folder=is_folder)
+
+
+def test_a_group_may_write_where_its_owner_lets_it(tmp_path):
+    """As volumes of a cluster are mounted."""
+    tmp_path.chmod(0o2770)
+
+    check_ours(str(tmp_path), "Cache(folder=...)", is_folder=True)
+
+
+def loader(tmp_path: Path, kind: str) -> DataLoader:
+    path = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(f'{{"id": {number}}}\n' for number in range(50)))
+    elif not path.exists():
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pa.table({"id": list(range(50))}), path)
+    settings = {"shuffle": "full", "cache": {"folder": str(tmp_path / "cache")}, "num_workers": 0, "timeout_s": 240}
+    return DataLoader(str(path), tokenize_fn=row_id, **settings)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("change", REASONS)
+@pytest.mark.parametrize(("kind", "suffix"), [("jsonl", ".index"), ("parquet", ".index"), ("parquet", ".rows")])
+def test_a_row_index_that_another_user_may_have_written_is_refused(tmp_path, monkeypatch, kind, suffix, change):
+    with loader(tmp_path, kind) as before:
+        before.get_next_batch(50)
+    (kept,) = (tmp_path / "cache" / "index").glob(f"*{suffix}")
+
+    change(kept, monkeypatch)
+
+    with pytest.raises(ConfigError, match=f"^AD611 {kept} .*{REASONS[change]}.*choose a folder of your own by Cache"):
+        with loader(tmp_path, kind) as after:
+            after.get_next_batch(1)
+
+
+@pytest.mark.parametrize("change", [another_users, writable_by_all])
+def test_an_index_file_that_changes_hands_while_it_is_opened_is_not_read(tmp_path, monkeypatch, change):
+    IndexFile(str(tmp_path), "abc").close()
+    change(tmp_path / "abc.index", monkeypatch)
+
+    with pytest.raises(PermissionError, match=REASONS[change]):
+        IndexFile(str(tmp_path), "abc")
+
+
+@pytest.fixture
+def subject(monkeypatch: pytest.MonkeyPatch, small_tokenizer: Path) -> Subject:
+    files = TokenizerFiles(str(small_tokenizer))
+    right = Fake(files.load(), lambda _: False)
+    install(monkeypatch, {"gigatoken": lambda: right})
+    found = subject_of(files, "gigatoken")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("change", REASONS)
+def test_a_proof_that_another_user_may_have_written_is_none(subject, monkeypatch, change):
+    keep(Proof(subject=subject, exceptions=[(5, 7)]))
+    path = Path(proof_path(subject))
+    assert find(subject) is not None
+
+    change(path, monkeypatch)
+
+    assert find(subject) is None
+    with pytest.raises((SnapshotError, OSError)):
+        unpack_file(str(path), must_be_ours=True)
+
+
+# The line of a byte: the right one, and no part of a file is read twice for it
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_numbers, "_STEP_BYTES", 7)
+    monkeypatch.setattr(line_numbers, "_MAX_FILES", 2)
+    monkeypatch.setattr(line_numbers, "_counts", OrderedDict())
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.thorough
+@given(st.lists(st.sampled_from([b"\n", b"x", b"\r\n", b"yyyy"])), st.lists(st.floats(0, 1)))
+def test_a_line_is_one_more_than_the_newlines_before_it(tmp_path_factory, pieces, places):
+    data, path = b"".join(pieces), tmp_path_factory.mktemp("lines") / "rows.jsonl"
+    path.write_bytes(data)
+
+    for offset in [int(place * len(data)) for place in places]:
+        assert line_number(str(path), offset) == data[:offset].count(b"\n") + 1
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_what_was_read_before_is_not_read_again_unless_the_file_has_changed(tmp_path, monkeypatch):
+    path, read, seen = tmp_path / "rows.jsonl", os.pread, list[int]()
+    path.write_bytes(b"a\n" * 500)
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: seen.append(size) or read(fd, size, offset))
+
+    assert line_number(str(path), 900) == 451
+    assert sum(seen) == 900
+    seen.clear()
+    assert [line_number(str(path), offset) for offset in (10, 500, 899)] == [6, 251, 450]
+    assert sum(seen) <= 3 * 7
+
+    path.write_bytes(b"abc\n" * 250 + b"x")
+    assert line_number(str(path), 90) == 23
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_only_so_many_files_are_remembered(tmp_path):
+    for number in range(5):
+        path = tmp_path / str(number)
+        path.write_bytes(b"\n" * 20)
+        assert line_number(str(path), 15) == 16
+        assert len(line_numbers._counts) <= 2  # noqa: SLF001
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_file_that_hangs_or_is_gone_has_no_line_and_delays_nothing(tmp_path, monkeypatch):
+    path, read, goes_on = tmp_path / "rows.jsonl", os.pread, threading.Event()
+    path.write_bytes(b"a\n" * 500)
+    assert line_number_within(str(path), 10, 60) == 6
+    assert line_number_within(str(path.with_name("gone")), 10, 60) is None
+    with pytest.raises(FileNotFoundError):
+        line_number(str(path.with_name("gone")), 3)
+
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: goes_on.wait(240) and read(fd, size, offset))
+    assert line_number_within(str(path), 10, 0.01) is None
+    goes_on.set()
+    assert line_number_within(str(path), 10, 60) == 6
