@@ -15,13 +15,12 @@ from asyncdata import ConfigError, HardPacking, LengthGrouping, RowShuffle, Soft
 from asyncdata.batching.length_grouping import xtuner_order, xtuner_share
 from asyncdata.batching.packers.unpacked import SinglePacking
 from asyncdata.batching.planned.plan import Dealt, Packs, Plan, PlannedEpoch, PlannedOrder
-from asyncdata.batching.planned.worker import answer, order_packs, pack_rows
+from asyncdata.batching.planned.worker import answer, pack_rows
 from asyncdata.core.messages import decode_reply, decode_request, encode
 from asyncdata.order.order import RowOrder
 from asyncdata.order.rank_share import Share
 from asyncdata.order.torch_randperm import TorchGenerator
-
-pytestmark = pytest.mark.thorough
+from tests.support.examples import in_ci
 
 Piece = tuple[int, int, int]
 
@@ -100,6 +99,7 @@ def by_way_of_a_worker(order: PlannedOrder, lengths: list[int], epoch: int, deal
     return PlannedEpoch(packs, numbers, order.plan.num_delivered(len(numbers)))
 
 
+@in_ci(max_examples=20)
 @given(row_lengths, xtuners)
 def test_xtuners_packs_are_those_of_the_rows_that_have_tokens(lengths, packing) -> None:
     packs = pack_rows(packing, counted(lengths), halves(lengths))
@@ -117,6 +117,7 @@ def test_xtuners_packs_are_those_of_the_rows_that_have_tokens(lengths, packing) 
     assert num_packed + packs.counts.tokens.get("tail", 0) == sum(lengths)
 
 
+@in_ci(max_examples=20)
 @given(row_lengths, ours, shuffles, st.integers(-3, 3), st.integers(0, 3))
 def test_other_packs_are_those_of_a_packer_that_takes_the_rows_as_they_come(lengths, packing, shuffle, seed, epoch):
     order = PlannedOrder(Plan(packing=packing), shuffle, seed)
@@ -137,6 +138,7 @@ def test_other_packs_are_those_of_a_packer_that_takes_the_rows_as_they_come(leng
     assert same == (0 if shuffle.method == "none" else epoch)
 
 
+@in_ci(max_examples=40)
 @given(
     row_lengths,
     xtuners | ours,
@@ -150,14 +152,8 @@ def test_other_packs_are_those_of_a_packer_that_takes_the_rows_as_they_come(leng
 def test_a_planned_epoch_delivers_every_pack_once_in_the_order_of_its_kind(
     lengths, packing, grouping, world_size, batch_size, accumulation, round_up, epoch
 ):
-    plan = Plan(
-        packing=packing,
-        grouping=grouping,
-        world_size=world_size,
-        batch_size=batch_size,
-        accumulation=accumulation,
-        round_up=round_up,
-    )
+    dealt = {"world_size": world_size, "batch_size": batch_size, "accumulation": accumulation}
+    plan = Plan(packing=packing, grouping=grouping, round_up=round_up, **dealt)
     order = PlannedOrder(plan, RowShuffle(only_kept=True), 7)
     planned = by_way_of_a_worker(order, lengths, epoch, plan.dealt)
     packs, found = pieces_of(planned.packs), delivered(planned)
@@ -189,19 +185,14 @@ def windows_of(packs: list[list[Piece]], grouping: LengthGrouping, dealt: Dealt,
     while len(numbers) < len(packs):
         size = (grouping.steps_of_window(window, dealt.accumulation) or 1) * dealt.world_size * dealt.accumulation
         first = len(numbers)
-        order = grouping.order(
-            costs[first : first + size],
-            world_size=dealt.world_size,
-            accumulation=dealt.accumulation,
-            seed=7,
-            epoch=epoch,
-            window=window,
-        )
+        settings = {"world_size": dealt.world_size, "accumulation": dealt.accumulation, "seed": 7, "epoch": epoch}
+        order = grouping.order(costs[first : first + size], window=window, **settings)
         numbers += [first + number for number in order.tolist()]
         window += 1
     return numbers
 
 
+@in_ci(max_examples=20)
 @given(row_lengths, xtuners | ours, groupings)
 def test_rows_and_packs_of_an_epoch_find_each_other(lengths, packing, grouping) -> None:
     order = PlannedOrder(Plan(packing=packing, grouping=grouping, world_size=2), RowShuffle(only_kept=True), 0)
@@ -222,18 +213,10 @@ def test_rows_and_packs_of_an_epoch_find_each_other(lengths, packing, grouping) 
     assert found == [piece for _, piece in rows]
 
 
-@given(row_lengths, groupings, st.integers(1, 4), st.integers(1, 4))
-def test_how_packs_are_dealt_changes_only_the_order_of_packs(lengths, grouping, world_size, accumulation) -> None:
-    packs = pack_rows(SinglePacking(), counted(lengths), halves(lengths))
-
-    order = order_packs(packs.costs, grouping, Dealt(world_size, accumulation), 0, 0, shuffled=False)
-
-    assert sorted(order.tolist()) == list(range(packs.num_packs))
-
-
 # How far an epoch goes.
 
 
+@in_ci(max_examples=30)
 @given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.booleans(), st.data())
 def test_a_rounded_epoch_has_whole_steps_and_a_restart_at_a_batch_does_not_change_it(
     num_packs, world_size, batch_size, accumulation, round_up, data
@@ -250,6 +233,7 @@ def test_a_rounded_epoch_has_whole_steps_and_a_restart_at_a_batch_does_not_chang
     assert plan.num_delivered(num_packs, first) == whole
 
 
+@in_ci(max_examples=30)
 @given(st.integers(1, 60), st.lists(st.integers(1, 4), min_size=6, max_size=6), st.booleans(), st.data())
 def test_an_epoch_that_goes_on_with_other_ranks_has_whole_batches_for_them(num_packs, sizes, round_up, data) -> None:
     before, after = (plan_of(*some, round_up=round_up) for some in (sizes[:3], sizes[3:]))
@@ -267,13 +251,8 @@ def test_an_epoch_that_goes_on_with_other_ranks_has_whole_batches_for_them(num_p
 
 
 def plan_of(world_size: int, batch_size: int, accumulation: int, *, round_up: bool) -> Plan:
-    return Plan(
-        packing=XTunerPacking(max_length=8, seed=0),
-        world_size=world_size,
-        batch_size=batch_size,
-        accumulation=accumulation,
-        round_up=round_up,
-    )
+    dealt = {"world_size": world_size, "batch_size": batch_size, "accumulation": accumulation}
+    return Plan(packing=XTunerPacking(max_length=8, seed=0), round_up=round_up, **dealt)
 
 
 def test_packs_that_are_not_xtuners_are_not_rounded() -> None:
@@ -286,6 +265,7 @@ def test_packs_that_are_not_xtuners_are_not_rounded() -> None:
 # Shares.
 
 
+@in_ci(max_examples=30)
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 50), st.integers(0, 60), st.integers(0, 200))
 @example(world_size=8, batch_size=1, first=3, num_left=9, behind=0)
 def test_each_rank_owns_as_much_of_every_batch_and_all_own_what_fills_none(
