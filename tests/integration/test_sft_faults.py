@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import threading
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -31,10 +30,7 @@ from tests.support.ranks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
-
-    from asyncdata import DataLoader
 
 pytestmark = pytest.mark.thorough
 
@@ -73,13 +69,13 @@ STRIDE = 13
 def test_after_an_interrupt_at_any_instant_the_batch_comes_again_and_once(path, knobs):
     """Interrupted at some instant, then at a later one, until it is through; other instants for each batch."""
     run = whole_run(path, **RANK, **knobs)
-    chance, num_interrupts, found = random.Random(0), 0, []
+    chance, states, found = random.Random(0), [], []
     with make(path, **RANK, **knobs) as loader:
         loop = iter(loader)
         while len(found) < 15:
             point = chance.randrange(STRIDE)
             while (batch := interrupted(point, loop)) is None:
-                num_interrupts += 1
+                states.append((len(found), loader.state_dict()))
                 point += STRIDE + point // 10
                 loop = chance.choice([loop, iter(loader)])
             if batch is OVER:
@@ -87,9 +83,11 @@ def test_after_an_interrupt_at_any_instant_the_batch_comes_again_and_once(path, 
                 continue
 
             found.append(batch)
-            assert batch == run[len(found) - 1], f"batch {len(found) - 1}, after {num_interrupts} interrupts"
+            assert batch == run[len(found) - 1], f"batch {len(found) - 1}, after {len(states)} interrupts"
 
-    assert num_interrupts > 50
+    assert len(states) > 50
+    for number, state in states[::7]:
+        assert next_of(path, state, **RANK, **knobs) == run[number]
 
 
 OVER = object()
@@ -103,28 +101,6 @@ def interrupted(point: int, loop: Any) -> Any:
         return None
     except StopIteration:
         return OVER
-
-
-@packed_ways
-def test_a_state_taken_after_an_interrupt_continues_with_the_batch_that_was_not_delivered(path, knobs):
-    run = whole_run(path, **RANK, **knobs)
-    chance, found = random.Random(1), 0
-    with make(path, **RANK, **knobs) as loader:
-        loop = iter(loader)
-        while found < 12:
-            for point in [chance.randrange(150), chance.randrange(400), 10**9]:
-                batch = interrupted(point, loop)
-                if batch is not None:
-                    break
-
-                state = loader.state_dict()
-                assert next_of(path, state, **RANK, **knobs) == run[found]
-            if batch is OVER:
-                loop = iter(loader)
-                continue
-
-            assert batch == run[found]
-            found += 1
 
 
 # Timeouts
@@ -145,41 +121,26 @@ def test_a_timeout_takes_nothing(path, knobs):
     GATE.set()
     run = whole_run(path, **knobs)
     GATE.clear()
+    found, states = list[Batch](), []
     try:
         with make(path, timeout_s=0.01, **knobs) as loader:
-            found, num_timeouts = [], 0
-            batches = stream_over_timeouts(loader)
-            for batch in batches:
-                if batch is not None:
-                    found.append(batch)
-                    continue
-
-                num_timeouts += 1
-                state, num_before = loader.state_dict(), len(found)
-                if num_timeouts == 5:
-                    GATE.set()
-        assert num_timeouts >= 5
-        assert found == run
-        assert next_of(path, state, **knobs) == run[num_before]
+            loop = iter(loader)
+            while len(found) < len(run):
+                try:
+                    found.append(next(loop))
+                except PrefetchTimeoutError:
+                    states.append((len(found), loader.state_dict()))
+                    if len(states) == 5:
+                        GATE.set()
+                except StopIteration:
+                    loop = iter(loader)
     finally:
         GATE.set()
 
-
-def stream_over_timeouts(loader: DataLoader) -> Iterable[Batch | None]:
-    """All batches; None for a call that timed out."""
-    is_over = False
-    while not is_over:
-        is_over, loop = True, iter(loader)
-        while True:
-            try:
-                batch = next(loop)
-            except PrefetchTimeoutError:
-                yield None
-                continue
-            except StopIteration:
-                break
-            is_over = False
-            yield batch
+    assert len(states) >= 5
+    assert found == run
+    number, state = states[-1]
+    assert next_of(path, state, **knobs) == run[number]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -214,10 +175,14 @@ def test_an_async_loop_gives_the_same_batches_and_a_cancelled_call_takes_nothing
 
 @ways
 def test_a_batch_whose_collate_function_failed_comes_again(path, knobs):
+    """And a state that it asks for is of the batch before, where batches are made of packs."""
     run = whole_run(path, **RANK, **knobs)
     fails = itertools.cycle([True, False, True, True, False])
+    states: list[tuple[int, dict[str, Any]]] = []
 
     def collate(items: list[Any]) -> Batch:
+        if knobs:
+            states.append((len(found), loader.state_dict()))
         if next(fails):
             raise ValueError("not today")
 
@@ -225,42 +190,18 @@ def test_a_batch_whose_collate_function_failed_comes_again(path, knobs):
 
     found: list[Batch] = []
     with make(path, **RANK, **knobs, collate_fn=collate) as loader:
-        loop, before = iter(loader), loader.state_dict()
+        loop = iter(loader)
         while len(found) < len(run):
             try:
                 found.append(next(loop))
             except ValueError:
-                state = loader.state_dict()
-                assert_alike(state, before, path, knobs)
+                states.append((len(found), loader.state_dict()))
             except StopIteration:
                 loop = iter(loader)
-            else:
-                before = loader.state_dict()
 
     assert found == run
-
-
-def assert_alike(state: dict[str, Any], before: dict[str, Any], path: Path, knobs: Knobs) -> None:
-    """The states are equal, or at least what follows them: D may be read from a later place."""
-    if settled(state) != settled(before):
-        assert next_of(path, state, **RANK, **knobs) == next_of(path, before, **RANK, **knobs)
-
-
-@packed_ways
-def test_a_collate_function_that_asks_for_the_state_is_told_of_the_batch_before(path, knobs):
-    run = whole_run(path, **RANK, **knobs)
-    states: list[dict[str, Any]] = []
-
-    def collate(items: list[Any]) -> Batch:
-        states.append(loader.state_dict())
-        return batch_of(items)
-
-    with make(path, **RANK, **knobs, collate_fn=collate) as loader:
-        found = list(stream(loader))
-
-    assert found == run
-    for number in range(0, len(run), 6):
-        assert next_of(path, states[number], **RANK, **knobs) == run[number]
+    for number, state in states[::9]:
+        assert next_of(path, state, **RANK, **knobs) == run[number]
 
 
 # States
@@ -315,22 +256,6 @@ def test_states_before_the_first_batch_twice_in_a_row_and_behind_the_end(path, k
 
 
 @ways
-def test_a_finished_run_goes_on_with_more_epochs(path, knobs):
-    longer = {**RANK, "epochs": 3}
-    with make(path, **RANK, **knobs) as loader:
-        num_batches = sum(1 for _ in stream(loader))
-        state = loader.state_dict()
-    with make(path, **longer, **knobs) as loader:
-        loader.load_state_dict(state)
-        rest = list(stream(loader))
-
-    third = Counter(token for batch in rest for token in batch.tokens)
-    assert num_batches
-    assert rest
-    assert max(third.values()) <= 2  # once, and once more where the last batch was filled up
-
-
-@ways
 def test_a_loader_in_use_can_be_set_back_and_forth(path, knobs):
     run = whole_run(path, **RANK, **knobs)
     chance, states = random.Random(3), []
@@ -344,39 +269,14 @@ def test_a_loader_in_use_can_be_set_back_and_forth(path, knobs):
 
 
 @packed_ways
-def test_an_abandoned_loop_and_a_new_one_go_on_where_the_loader_is(path, knobs):
+def test_an_abandoned_loop_and_a_new_one_go_on_where_the_loader_is_until_it_is_closed(path, knobs):
     run = whole_run(path, **RANK, **knobs)
     found: list[Batch] = []
     with make(path, **RANK, **knobs) as loader:
         while len(found) < len(run):
             found += itertools.islice(loader, 3)
+        loop = iter(loader)
 
     assert found == run
-
-
-@packed_ways
-def test_two_threads_share_the_batches_of_a_loop(path, knobs):
-    run = whole_run(path, **RANK, **knobs)
-    found: list[list[Batch]] = [[], []]
-    with make(path, **RANK, **knobs) as loader:
-        loop = iter(loader)
-        threads = [threading.Thread(target=lambda batches=batches: batches.extend(loop)) for batches in found]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        rest = list(stream(loader))
-
-    assert Counter(itertools.chain(*found, rest)) == Counter(run)
-    for batches in found:
-        places = iter(run)
-        assert all(batch in places for batch in batches), "each thread has its batches in their order"
-
-
-@packed_ways
-def test_a_loop_over_a_closed_loader_says_so(path, knobs):
-    with make(path, **RANK, **knobs) as loader:
-        loop = iter(loader)
-        next(loop)
     with pytest.raises(LoaderClosedError):
         next(loop)
