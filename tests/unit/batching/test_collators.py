@@ -326,6 +326,11 @@ def test_a_setting_that_cannot_work_is_named(kind: Any, settings: dict[str, Any]
         kind(**settings)
 
 
+def test_widths_that_are_multiples_go_together() -> None:
+    assert PaddedCollator(max_length=8, pad_to_multiple_of=4)(ROWS)["input_ids"].shape == (3, 4)
+    assert PackedCollator(max_length=8, segment_multiple_of=4, pad_chunk=4)([PACK])["input_ids"].shape == (1, 8)
+
+
 # XTuner's shape, and tensors
 
 
