@@ -64,7 +64,6 @@ PLANNED: Knobs = {"shuffle": "full", "plan_packs": True, "cache": {"folder": ""}
 RANK: Knobs = {"ranks": {"gradient_accumulation": 2}, "epochs": 2}
 
 ways = pytest.mark.parametrize("knobs", WAYS.values(), ids=WAYS)
-packed_ways = pytest.mark.parametrize("knobs", PACKED.values(), ids=PACKED)
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +121,18 @@ def test_what_waits_at_an_epochs_end_goes_on_in_the_next_and_the_last_one_leaves
     assert tokens_of(batches) == Counter({row: 3 * size for row, size in enumerate(SIZES)})
     assert tokens_of(loops[0]) != EACH_ONCE, "the first one ends before its last packs are full"
     assert (now.packed_tokens_total, now.packs_total) == (3 * NUM_TOKENS, sum(len(batch.packs) for batch in batches))
+
+
+@pytest.mark.parametrize("packing", [BY_EPOCH, WITH_TAIL], ids=["soft", "hard"])
+@pytest.mark.parametrize("grouping", [None, GROUPING], ids=["as they come", "grouped"])
+def test_planned_packs_are_those_that_are_made_as_rows_come(path, packing, grouping):
+    """In the same order of rows; grouped packs of a later epoch are ordered by other draws."""
+    found = []
+    for planned in (PLANNED, {**PLANNED, "plan_packs": False}):
+        with make(path, packing=packing, length_grouping=grouping, **planned) as loader:
+            found.append([list(loader) for _ in range(1 if grouping else 2)])
+
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("settings", [{}, PLANNED], ids=["as they come", "planned"])
@@ -197,20 +208,6 @@ def test_set_epoch_begins_an_epoch_and_leaves_the_present_one_alone(path):
         begun = next(iter(loader))
         loader.set_epoch(1)
         assert [begun, *loader] == second
-
-
-@pytest.mark.thorough
-@ways
-def test_set_epoch_goes_to_the_start_of_a_later_epoch_from_anywhere(path, knobs):
-    found = []
-    for num_before in (0, 3):
-        with make(path, **knobs) as loader:
-            list(itertools.islice(stream(loader), num_before))
-            loader.set_epoch(3)
-            found.append(list(itertools.islice(stream(loader), 5)))
-            assert loader.epoch >= 3
-
-    assert found[0] == found[1]
 
 
 def test_an_epoch_that_fills_no_batch_is_packed_by_itself(few):
@@ -433,7 +430,7 @@ def test_overlong_and_empty_samples_are_counted_once(tmp_path, overlong, every):
 
 def fails_on_each_tenth(row: dict[str, Any]) -> list[int] | None:
     if row["id"] % 10 == 3:
-        raise ValueError("a bad row")
+        raise ValueError("it is no good")
 
     return None if row["id"] % 10 == 7 else numbered(row)
 
@@ -461,6 +458,10 @@ def test_bad_and_dropped_rows_are_passed_over_and_counted_once(path, knobs, ever
 LONG = [20] * 50 + [MAX_LENGTH + 1] + [20] * 10
 STOPS: dict[str, tuple[list[int], Knobs, type[Exception], str]] = {
     "a sample too long for a pack": (LONG, {"packing": SOFT}, ConfigError, r"AD450 .*rows\.jsonl:51 \(byte offset "),
+    **{
+        f"a bad row, {name}": (SIZES, {**knobs, "tokenize_fn": fails_on_each_tenth}, BadRowError, "AD421 .*no good")
+        for name, knobs in PACKED.items()
+    },
     "all of them are": (
         [100, 200, 300],
         {"packing": SoftPacking(max_length=64, overlong="drop")},
@@ -511,22 +512,6 @@ def test_a_hard_pack_that_fills_over_several_epochs_is_no_error(few):
         assert len(list(loader)) == 1
         assert list(loader) == []
         assert loader.statistics().unpacked_tokens_total == {"tail": 5 * 18 - MAX_LENGTH}
-
-
-@pytest.mark.thorough
-@packed_ways
-def test_a_bad_row_stops_at_its_turn_each_time_it_is_asked_for_and_after_a_resume(path, knobs):
-    with make(path, fails_on_each_tenth, **knobs) as loader:
-        loop = iter(loader)
-        for each in (loop, loop, iter(loader)):
-            with pytest.raises(BadRowError):
-                list(each)
-        state = loader.state_dict()
-
-    with make(path, fails_on_each_tenth, **knobs) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(BadRowError):
-            next(iter(loader))
 
 
 # States

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import random
@@ -30,13 +29,13 @@ from tests.support.ranks import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.thorough
 
 Knobs = dict[str, Any]
 
-NUM_TOKENS = 2000
 RANK: Knobs = {"ranks": {"rank": 1, "world_size": 2, "gradient_accumulation": 2}, "epochs": 2}
 
 ways = pytest.mark.parametrize("knobs", WAYS.values(), ids=WAYS)
@@ -45,7 +44,7 @@ packed_ways = pytest.mark.parametrize("knobs", PACKED.values(), ids=PACKED)
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    return write(tmp_path_factory.mktemp("rows") / "rows.jsonl", lengths(NUM_TOKENS, MAX_LENGTH - 4))
+    return write(tmp_path_factory.mktemp("rows") / "rows.jsonl", lengths(2000, MAX_LENGTH - 4))
 
 
 def whole_run(path: Path, **knobs: Any) -> list[Batch]:
@@ -60,87 +59,110 @@ def next_of(path: Path, state: dict[str, Any], **knobs: Any) -> Batch | None:
         return next(stream(loader), None)
 
 
-# Interrupts
+# Calls that fail
 
-STRIDE = 13
+
+class Interrupts:
+    """Each batch is interrupted at some instant, then at a later one, until it is through."""
+
+    error: type[BaseException] = KeyboardInterrupt
+    function: Knobs = {}
+    settings: Knobs = {}
+
+    def __init__(self) -> None:
+        self.chance = random.Random(0)
+        self.points = self.rising()
+
+    def rising(self) -> Iterator[int]:
+        point = self.chance.randrange(13)
+        while True:
+            yield point
+            point += 13 + point // 10
+
+    def step(self, loop: Any) -> Batch:
+        batch: Batch = interrupted_at(next(self.points), loop.__next__)
+        self.points = self.rising()
+        return batch
+
+
+class Timeouts:
+    """The 40th row comes after some calls have timed out."""
+
+    error: type[BaseException] = PrefetchTimeoutError
+
+    def __init__(self) -> None:
+        self.gate, self.num_failed = threading.Event(), 0
+        self.function: Knobs = {"tokenize_fn": self.tokenize}
+        self.settings: Knobs = {"timeout_s": 0.01, **self.function}
+
+    def tokenize(self, row: dict[str, Any]) -> list[int]:
+        if row["id"] == 40:
+            self.gate.wait()
+        return numbered(row)
+
+    def step(self, loop: Any) -> Batch:
+        self.num_failed += 1
+        if self.num_failed > 60:
+            self.gate.set()
+        batch: Batch = next(loop)
+        return batch
+
+
+class Collating:
+    """A collate function fails at times."""
+
+    error: type[BaseException] = ValueError
+    function: Knobs = {}
+
+    def __init__(self) -> None:
+        self.fails = itertools.cycle([True, False, True, True, False])
+        self.settings: Knobs = {"collate_fn": self.collate}
+
+    def collate(self, items: list[Any]) -> Batch:
+        if next(self.fails):
+            raise ValueError("not today")
+
+        return batch_of(items)
+
+    def step(self, loop: Any) -> Batch:
+        batch: Batch = next(loop)
+        return batch
 
 
 @ways
-def test_after_an_interrupt_at_any_instant_the_batch_comes_again_and_once(path, knobs):
-    """Interrupted at some instant, then at a later one, until it is through; other instants for each batch."""
-    run = whole_run(path, **RANK, **knobs)
-    chance, states, found = random.Random(0), [], []
-    with make(path, **RANK, **knobs) as loader:
+@pytest.mark.parametrize("kind", [Interrupts, Timeouts, Collating])
+def test_the_batch_of_a_call_that_failed_comes_again_and_once_also_after_a_resume(path, knobs, kind):
+    fault, run = kind(), whole_run(path, **RANK, **knobs)
+    found, states, chance = list[Batch](), [], random.Random(1)
+    with make(path, **{**RANK, **knobs, **fault.settings}) as loader:
         loop = iter(loader)
-        while len(found) < 15:
-            point = chance.randrange(STRIDE)
-            while (batch := interrupted(point, loop)) is None:
+        while len(found) < len(run):
+            try:
+                found.append(fault.step(loop))
+                assert found[-1] == run[len(found) - 1], f"batch {len(found) - 1}, after {len(states)} failures"
+            except fault.error:
                 states.append((len(found), loader.state_dict()))
-                point += STRIDE + point // 10
                 loop = chance.choice([loop, iter(loader)])
-            if batch is OVER:
+            except StopIteration:
                 loop = iter(loader)
-                continue
-
-            found.append(batch)
-            assert batch == run[len(found) - 1], f"batch {len(found) - 1}, after {len(states)} interrupts"
-
-    assert len(states) > 50
-    for number, state in states[::7]:
-        assert next_of(path, state, **RANK, **knobs) == run[number]
-
-
-OVER = object()
-
-
-def interrupted(point: int, loop: Any) -> Any:
-    """The loop's next batch, or OVER; None if the interrupt came first."""
-    try:
-        return interrupted_at(point, loop.__next__)
-    except KeyboardInterrupt:
-        return None
-    except StopIteration:
-        return OVER
-
-
-# Timeouts
-
-GATE = threading.Event()
-
-
-def gated(row: dict[str, Any]) -> list[int]:
-    """Waits, at the 40th row, until a test lets it go on."""
-    if row["id"] == 40:
-        GATE.wait()
-    return numbered(row)
-
-
-@ways
-def test_a_timeout_takes_nothing(path, knobs):
-    knobs = {**RANK, **knobs, "tokenize_fn": gated}
-    GATE.set()
-    run = whole_run(path, **knobs)
-    GATE.clear()
-    found, states = list[Batch](), []
-    try:
-        with make(path, timeout_s=0.01, **knobs) as loader:
-            loop = iter(loader)
-            while len(found) < len(run):
-                try:
-                    found.append(next(loop))
-                except PrefetchTimeoutError:
-                    states.append((len(found), loader.state_dict()))
-                    if len(states) == 5:
-                        GATE.set()
-                except StopIteration:
-                    loop = iter(loader)
-    finally:
-        GATE.set()
 
     assert len(states) >= 5
-    assert found == run
-    number, state = states[-1]
-    assert next_of(path, state, **knobs) == run[number]
+    for number, state in states[:: max(1, len(states) // 12)]:
+        assert next_of(path, state, **RANK, **knobs, **fault.function) == run[number]
+
+
+@packed_ways
+def test_a_collate_function_that_asks_for_the_state_is_told_of_the_batch_before(path, knobs):
+    run, states = whole_run(path, **RANK, **knobs), []
+
+    def collate(items: list[Any]) -> Batch:
+        states.append(loader.state_dict())
+        return batch_of(items)
+
+    with make(path, **RANK, **knobs, collate_fn=collate) as loader:
+        assert list(stream(loader)) == run
+    for number in range(0, len(run), 6):
+        assert next_of(path, states[number], **RANK, **knobs) == run[number]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -152,56 +174,20 @@ def test_an_async_loop_gives_the_same_batches_and_a_cancelled_call_takes_nothing
         found: list[Batch] = []
         settings = {"shuffle": SHUFFLE, "num_workers": 0, "batch_size": 1, "collate_fn": batch_of, **RANK, **knobs}
         async with AsyncDataLoader(path, tokenize_fn=numbered, **settings) as loader:
-            is_over = False
-            while not is_over:
-                is_over, loop = True, aiter(loader)
-                while True:
-                    with anyio.CancelScope() as scope, contextlib.suppress(StopAsyncIteration):
-                        scope.cancel()
-                        found.append(await anext(loop))  # a call that need not wait comes through
-                        is_over = False
-                    try:
-                        found.append(await anext(loop))
-                    except StopAsyncIteration:
-                        break
-                    is_over = False
-        return found
+            loop = aiter(loader)
+            for is_cancelled in itertools.cycle([True, False]):
+                if len(found) == len(run):
+                    return found
+                try:
+                    with anyio.CancelScope() as scope:
+                        if is_cancelled:
+                            scope.cancel()
+                        found.append(await anext(loop))  # a cancelled call that need not wait comes through
+                except StopAsyncIteration:
+                    loop = aiter(loader)
+        raise AssertionError("never")
 
     assert anyio.run(main, backend=backend) == run
-
-
-# Collate functions
-
-
-@ways
-def test_a_batch_whose_collate_function_failed_comes_again(path, knobs):
-    """And a state that it asks for is of the batch before, where batches are made of packs."""
-    run = whole_run(path, **RANK, **knobs)
-    fails = itertools.cycle([True, False, True, True, False])
-    states: list[tuple[int, dict[str, Any]]] = []
-
-    def collate(items: list[Any]) -> Batch:
-        if knobs:
-            states.append((len(found), loader.state_dict()))
-        if next(fails):
-            raise ValueError("not today")
-
-        return batch_of(items)
-
-    found: list[Batch] = []
-    with make(path, **RANK, **knobs, collate_fn=collate) as loader:
-        loop = iter(loader)
-        while len(found) < len(run):
-            try:
-                found.append(next(loop))
-            except ValueError:
-                states.append((len(found), loader.state_dict()))
-            except StopIteration:
-                loop = iter(loader)
-
-    assert found == run
-    for number, state in states[::9]:
-        assert next_of(path, state, **RANK, **knobs) == run[number]
 
 
 # States
@@ -233,50 +219,16 @@ def test_states_taken_all_the_time_by_another_thread_each_go_on_with_a_batch_and
 
 
 @ways
-def test_states_before_the_first_batch_twice_in_a_row_and_behind_the_end(path, knobs):
-    run = whole_run(path, **RANK, **knobs)
+def test_a_loader_in_use_can_be_set_back_and_forth_from_the_first_batch_to_behind_the_end(path, knobs):
+    run, chance = whole_run(path, **RANK, **knobs), random.Random(3)
     with make(path, **RANK, **knobs) as loader:
-        first, second = loader.state_dict(), loader.state_dict()
-        batches = stream(loader)
-        next(batches)
-        third, fourth = loader.state_dict(), loader.state_dict()
-        rest = list(batches)
-        end, again = loader.state_dict(), loader.state_dict()
+        states = [loader.state_dict(), *(loader.state_dict() for _ in stream(loader))]
         assert list(loader) == []
-        later = loader.state_dict()
-
-    assert settled(first) == settled(second)
-    assert settled(third) == settled(fourth)
-    assert settled(end) == settled(again)
-    assert rest == run[1:]
-    assert next_of(path, first, **RANK, **knobs) == run[0]
-    assert next_of(path, third, **RANK, **knobs) == run[1]
-    assert next_of(path, end, **RANK, **knobs) is None
-    assert next_of(path, later, **RANK, **knobs) is None
-
-
-@ways
-def test_a_loader_in_use_can_be_set_back_and_forth(path, knobs):
-    run = whole_run(path, **RANK, **knobs)
-    chance, states = random.Random(3), []
-    with make(path, **RANK, **knobs) as loader:
-        states.append(loader.state_dict())
-        states += (loader.state_dict() for _ in stream(loader))
-        for _ in range(20):
-            place = chance.randrange(len(run))
+        assert settled(loader.state_dict()) == settled(loader.state_dict())
+        for place in [len(run), 0, *(chance.randrange(len(run)) for _ in range(20)), len(run)]:
             loader.load_state_dict(states[place])
+            assert settled(loader.state_dict()) == settled(states[place])
             assert list(itertools.islice(stream(loader), 4)) == run[place : place + 4]
-
-
-@packed_ways
-def test_an_abandoned_loop_and_a_new_one_go_on_where_the_loader_is_until_it_is_closed(path, knobs):
-    run = whole_run(path, **RANK, **knobs)
-    found: list[Batch] = []
-    with make(path, **RANK, **knobs) as loader:
-        while len(found) < len(run):
-            found += itertools.islice(loader, 3)
         loop = iter(loader)
-
-    assert found == run
     with pytest.raises(LoaderClosedError):
         next(loop)
