@@ -205,37 +205,6 @@ def test_no_token_is_lost_or_repeated_when_the_ranks_change(
     )
 
 
-@in_ci(max_examples=30)
-@given(rules, lengths)
-def test_each_rank_can_show_its_share_and_all_shares_are_the_whole(rules: PackRules, sizes: list[int]) -> None:
-    """Though each lets go of what only the others need."""
-    samples = stream(sizes)
-    runs = [Run(msgspec.structs.replace(rules, rank=rank), samples) for rank in range(rules.world_size)]
-    shares: list[list[Any]] = []
-    while runs[0].next < len(samples):
-        for run in runs:
-            run.push(6)
-        while runs[0].progress.num_ready >= rules.global_batch:
-            batch = [
-                pieces(run.packs.packs(run.progress, range(rank, rules.global_batch, rules.world_size)))
-                for rank, run in enumerate(runs)
-            ]
-            shares += [share[number] for number in range(rules.batch_size) for share in batch]
-            for run in runs:
-                run.progress = run.packs.delivered(run.progress, rules.global_batch)
-    held = [run.progress.num_held for run in runs]
-    for run in runs:
-        run.progress = run.packs.flushed(run.progress)
-    num_left = min(run.progress.num_ready for run in runs)
-    shares += pieces(runs[0].packs.packs(runs[0].progress, range(num_left)))
-
-    assert shares == modelled(rules, samples)
-    assert len({json.dumps(msgspec.to_builtins(run.packs.saved(run.progress))) for run in runs}) == 1, (
-        "all states are equal"
-    )
-    assert all(number <= len(samples) for number in held)
-
-
 OF_TWO = PackRules(packing=SoftPacking(max_length=4, window_samples=2, window_tokens=1))
 
 
