@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import AsyncDataLoader, DataLoader
+from asyncdata import DataLoader
 from asyncdata.loader.autotune import tuner as tuners
 from asyncdata.loader.autotune.policy import Change
+from tests.support.faces import FACES
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import row_id
 
@@ -58,30 +59,19 @@ def knobs(**given: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("senseless")
+@pytest.mark.parametrize("face", FACES.values(), ids=FACES)
 @pytest.mark.parametrize("backend", ["asyncio", "trio", "uvloop"])
-@pytest.mark.parametrize("max_workers", [1, 2, 3])
-def test_whatever_is_decided_at_any_moment_the_order_is_the_same(path: Path, backend: str, max_workers: int) -> None:
-    with (
-        capture_logs(),
-        DataLoader(
-            path, **knobs(event_loop=backend, limits={"max_workers": max_workers}, epochs=2, batch_size=7)
-        ) as loader,
-    ):
+@pytest.mark.parametrize("max_workers", [1, 3])
+def test_whatever_is_decided_at_any_moment_the_order_is_the_same(
+    path: Path, face: Any, backend: str, max_workers: int
+) -> None:
+    settings = knobs(event_loop=backend, limits={"max_workers": max_workers}, num_workers=None, epochs=2, batch_size=7)
+    with capture_logs(), face(path, **settings) as loader:
         found = [number for _ in range(2) for batch in loader for number in ids(batch)]
         num_changes = loader.statistics().autotune_changes_total
 
     assert found == order_of(path, 2)
     assert num_changes > 10
-
-
-@pytest.mark.usefixtures("senseless")
-def test_what_is_delivered_is_what_a_thread_delivers(path: Path) -> None:
-    with capture_logs(), DataLoader(path, **knobs(num_workers=0, buffer_size=1000)) as loader:
-        expected = ids(loader.get_next_batch(3 * NUM_ROWS))
-    with capture_logs(), DataLoader(path, **knobs()) as loader:
-        found = [number for size in (1, 70, 400, 29, 1000) for number in ids(loader.get_next_batch(size))]
-
-    assert found == expected
 
 
 @pytest.mark.usefixtures("senseless")
@@ -95,17 +85,6 @@ def test_a_run_goes_on_from_a_snapshot_of_any_moment_under_any_decisions(path: P
                     loader.load_state_dict(state)
                 found += ids(loader.get_next_batch(size))
                 state = loader.state_dict()
-
-    assert found == order_of(path, 2)
-
-
-@pytest.mark.asyncio
-@pytest.mark.usefixtures("senseless")
-async def test_the_async_face_is_tuned_as_well(path: Path) -> None:
-    with capture_logs():
-        async with AsyncDataLoader(path, **knobs()) as loader:
-            found = [number for _ in range(20) for number in ids(await loader.get_next_batch(50))]
-            assert loader.statistics().autotune_changes_total > 0
 
     assert found == order_of(path, 2)
 

@@ -115,17 +115,14 @@ if sys.argv[3] == "del":
 """
 
 
-def run_script(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-W", "always::ResourceWarning", "-c", text, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=NEVER_S, check=False)
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", ["0", "2"])
 @pytest.mark.parametrize("way", ["del", "exit"])
 def test_an_unclosed_loader_is_warned_about_and_does_not_delay_the_exit(path, num_workers, way):
-    done = run_script(UNCLOSED, str(path), str(num_workers), way)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", UNCLOSED, str(path), num_workers, way]
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=NEVER_S, check=False)
 
     assert (done.returncode, done.stdout) == (0, "5")
     assert "ResourceWarning: unclosed DataLoader: use `with`, or call close()" in done.stderr
@@ -229,48 +226,6 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next(path, monkeypatch)
 
 def interrupted() -> None:
     raise KeyboardInterrupt
-
-
-def test_after_closing_every_use_says_so(path):
-    loader = make(path, batch_size=2)
-    batch = loader.get_next_batch(2)
-    loader.close()
-    loader.close()
-
-    uses: list[Callable[[], Any]] = [
-        lambda: loader.get_next_batch(1),
-        lambda: loader.get_samples(1),
-        lambda: next(iter(loader)),
-        lambda: loader.add_samples([batch]),
-        lambda: loader.ack(),
-        lambda: loader.load_state_dict(state),
-        lambda: loader.set_epoch(1),
-        lambda: loader.start(),
-    ]
-    state = loader.state_dict()
-    for use in uses:
-        with pytest.raises(LoaderClosedError, match=r"^AD502 the loader was closed by close\(\)"):
-            use()
-    assert loader.statistics().samples_total == 2
-
-
-def test_a_closed_loaders_state_is_that_of_its_last_delivery(path):
-    with make(path) as loader:
-        loader.get_next_batch(33)
-    state = loader.state_dict()
-
-    with make(path) as loader:
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(3)) == order_of(path)[33:36]
-
-
-@pytest.mark.thorough
-def test_samples_outlive_their_loader(path):
-    with make(path, num_workers=1) as loader:
-        batch = loader.get_next_batch(50)
-
-    assert ids(batch) == order_of(path)[:50]
-    assert [sample.label for sample in batch] == order_of(path)[:50]
 
 
 def test_closing_while_workers_start_is_closing(path):

@@ -1,52 +1,69 @@
-"""``DataLoader``: batches and loops are slices of the order, epoch by epoch, to the end."""
+"""Batches and loops are slices of the order, epoch by epoch, to the end: of ``DataLoader`` and ``AsyncDataLoader``."""
 
 from __future__ import annotations
 
 import json
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, EndOfData, NoSamplesError, Position, Sample, SourceLocation, Status
-from tests.support.loaders import make
+from asyncdata import (
+    BadRowError,
+    ConfigError,
+    EndOfData,
+    LoaderClosedError,
+    NoSamplesError,
+    Position,
+    Sample,
+    SourceLocation,
+    Status,
+    WorkerError,
+)
+from tests.support import worker_fns
+from tests.support.faces import FACES
 from tests.support.loading import ids, line_of, order_of, write_rows
-from tests.support.tokenize_fns import all_dropped, every_third_dropped
+from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
-
 
 NUM_ROWS = 200
 
 
+@pytest.fixture(params=FACES.values(), ids=FACES)
+def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Opens a loader with one face or the other."""
+    opened: Callable[..., Any] = request.param
+    return opened
+
+
 @pytest.fixture
-def path(tmp_path) -> Path:
+def path(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+
+
+def flat(batches: Any) -> list[int]:
+    return [number for batch in batches for number in ids(batch)]
 
 
 # Batches
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_a_batch_is_a_slice_of_the_order_across_epochs(path, num_workers):
-    expected = order_of(path, 3)
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.thorough), 2])
+def test_a_batch_is_a_slice_of_the_order_across_epochs(make, path, num_workers):
     sizes = [1, 7, 64, 200, 250]  # the last one holds an end of an epoch wherever it starts
 
-    with make(path, num_workers=num_workers) as loader:
+    with make(path, num_workers=num_workers, buffer_size=10) as loader:
         batches = [loader.get_next_batch(size) for size in sizes]
 
     assert list(map(len, batches)) == sizes
-    assert ids(sample for batch in batches for sample in batch) == expected[: sum(sizes)]
+    assert flat(batches) == order_of(path, 3)[: sum(sizes)]
 
 
-def test_a_batch_may_be_larger_than_all_that_is_read_ahead_and_than_an_epoch(path):
-    with make(path, buffer_size=10) as loader:
-        assert ids(loader.get_next_batch(2 * NUM_ROWS + 50)) == order_of(path, 3)[: 2 * NUM_ROWS + 50]
-
-
-def test_a_sample_says_what_it_is_and_where_it_comes_from(path):
+def test_a_sample_says_what_it_is_and_where_it_comes_from(make, path):
     with make(path, n_samples_per_prompt=2) as loader:
         loader.get_next_batch(4)
         first, second = loader.get_next_batch(2)
@@ -65,7 +82,7 @@ def test_a_sample_says_what_it_is_and_where_it_comes_from(path):
     assert first.status is Status.PENDING
 
 
-def test_samples_of_a_group_share_no_value_that_a_trainer_may_change(tmp_path):
+def test_samples_of_a_group_share_no_value_that_a_trainer_may_change(make, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"id": 1}) + "\n")
     fn = lambda row: {"input_ids": [1], "metadata": {"list": []}, "label": [1]}  # noqa: E731
@@ -77,214 +94,202 @@ def test_samples_of_a_group_share_no_value_that_a_trainer_may_change(tmp_path):
     assert (second.metadata, second.label) == ({"list": []}, [1])
 
 
-def test_groups_are_a_batch_regrouped(path):
+def test_groups_are_a_batch_regrouped_and_the_buffer_is_served_first(make, path):
+    expected = order_of(path)
     with make(path, n_samples_per_prompt=4) as loader:
+        assert loader.get_samples(0) == []
         groups = loader.get_samples(3)
         batch = loader.get_next_batch(8)
+        loader.add_samples([groups[2], groups[0]])
+        again = loader.get_samples(3)
 
-    expected = order_of(path)
     assert [ids(group) for group in groups] == [[number] * 4 for number in expected[:3]]
     assert ids(batch) == [number for number in expected[3:5] for _ in range(4)]
+    assert again[:2] == [groups[2], groups[0]]
+    assert ids(again[2]) == [expected[5]] * 4
 
 
-def test_no_group_at_all_is_no_wait(path):
-    with make(path) as loader:
-        assert loader.get_samples(0) == []
-        assert ids(loader.get_next_batch(5)) == order_of(path)[:5]
+def test_a_rollout_loop_gives_back_what_it_could_not_finish(make, path):
+    finished: list[int] = []
+    with make(path, n_samples_per_prompt=2) as loader:
+        for step in range(20):
+            groups = loader.get_samples(8)
+            unfinished = [group for number, group in enumerate(groups) if (number + step) % 3 == 0]
+            loader.add_samples(unfinished)
+            finished += [group[0].group_index for group in groups if group not in unfinished]
+        now = loader.statistics()
+
+    assert sorted(finished) == sorted(set(finished)), "no group was finished twice"
+    assert len(finished) + now.buffered_groups == now.groups_total <= 2 * NUM_ROWS
 
 
 @pytest.mark.parametrize("number", [0, -1, 3, "2", 2.0, None])
-def test_a_batch_must_be_whole_groups(path, number):
+def test_a_batch_must_be_whole_groups_and_a_number_of_groups_a_number(make, path, number):
     with make(path, n_samples_per_prompt=2) as loader:
         with pytest.raises(ConfigError, match="^AD440 num_samples must be a positive multiple"):
             loader.get_next_batch(number)
-        assert ids(loader.get_next_batch(2)) == [order_of(path)[0]] * 2
-
-
-@pytest.mark.parametrize("number", [-1, "2", 2.0, None])
-def test_a_number_of_groups_must_be_a_number(path, number):
-    with make(path) as loader, pytest.raises(ConfigError, match="^AD440 num_groups"):
-        loader.get_samples(number)
-
-
-def test_a_number_may_be_numpys(path):
-    with make(path) as loader:
-        assert ids(loader.get_next_batch(np.int64(3))) == order_of(path)[:3]
-        assert [ids(group) for group in loader.get_samples(np.int32(2))] == [[i] for i in order_of(path)[3:5]]
+        if number not in (0, 3):
+            with pytest.raises(ConfigError, match="^AD440 num_groups"):
+                loader.get_samples(number)
+        assert ids(loader.get_next_batch(np.int64(2))) == [order_of(path)[0]] * 2
+        assert len(loader.get_samples(np.int32(2))) == 2
 
 
 # Loops
 
 
-def test_a_for_is_one_epoch_and_the_next_for_the_next(path):
+@pytest.mark.parametrize(
+    ("knobs", "sizes"),
+    [
+        ({"batch_size": 64}, [64, 64, 64, 8]),
+        ({"batch_size": 100}, [100, 100]),
+        ({"batch_size": 64, "drop_last": True}, [64, 64, 64]),
+    ],
+    ids=["a short last batch", "no empty batch", "the short batch is dropped"],
+)
+def test_a_loop_is_one_epoch_and_the_next_loop_the_next_until_there_are_no_more(make, path, knobs, sizes):
     expected = order_of(path, 3)
+    with make(path, **knobs, epochs=3) as loader:
+        epochs = [[ids(batch) for batch in loader] for _ in range(5)]
+        dropped = loader.statistics().dropped_total
 
-    with make(path, batch_size=64) as loader:
-        epochs = [[ids(batch) for batch in loader] for _ in range(3)]
-
-    assert [list(map(len, batches)) for batches in epochs] == [[64, 64, 64, 8]] * 3
-    assert [number for batches in epochs for batch in batches for number in batch] == expected
-
-
-def test_a_for_that_ends_exactly_with_the_epoch_has_no_empty_batch(path):
-    with make(path, batch_size=100) as loader:
-        assert [[len(batch) for batch in loader] for _ in range(2)] == [[100, 100]] * 2
+    assert [list(map(len, batches)) for batches in epochs] == [sizes] * 3 + [[]] * 2
+    for number, batches in enumerate(epochs[:3]):
+        start = number * NUM_ROWS
+        assert [row for batch in batches for row in batch] == expected[start : start + sum(sizes)]
+    assert dropped == ({"drop_last": 3 * 8} if "drop_last" in knobs else {})
 
 
-def test_a_for_that_is_left_goes_on_in_the_same_epoch(path):
+def test_a_loop_that_is_left_goes_on_in_the_same_epoch(make, path):
     with make(path, batch_size=60) as loader:
-        first = next(iter(loader))
-        rest = list(loader)
-        following = next(iter(loader))
+        first, rest, following = next(iter(loader)), list(loader), next(iter(loader))
 
-    seen = [*ids(first), *(number for batch in rest for number in ids(batch)), *ids(following)]
-    assert seen == order_of(path, 2)[: NUM_ROWS + 60]
+    assert flat([first, *rest, following]) == order_of(path, 2)[: NUM_ROWS + 60]
     assert [len(batch) for batch in rest] == [60, 60, 20]
 
 
-def test_drop_last_drops_the_short_batch_of_every_epoch_and_counts_it(path):
-    expected = order_of(path, 2)
-
-    with make(path, batch_size=64, drop_last=True) as loader:
-        epochs = [[ids(batch) for batch in loader] for _ in range(2)]
-        statistics = loader.statistics()
-
-    assert epochs[0] == [expected[i : i + 64] for i in (0, 64, 128)]
-    assert epochs[1] == [expected[NUM_ROWS + i : NUM_ROWS + i + 64] for i in (0, 64, 128)]
-    assert statistics.dropped_total == {"drop_last": 16}
+def test_nothing_is_asked_before_the_first_batch_is_wanted(make, path):
+    with make(path, batch_size=64) as loader:
+        loop = iter(loader)
+        loader.get_next_batch(150)
+        assert flat(loop) == order_of(path)[150:]
+        assert next(loop, None) is None, "the end is the end"
 
 
-def test_an_epoch_of_less_than_a_batch_under_drop_last_is_an_error(path):
-    with make(path, batch_size=NUM_ROWS + 1, drop_last=True) as loader, pytest.raises(NoSamplesError, match="AD406"):
-        next(iter(loader))
+@pytest.mark.parametrize("epochs", [2, None])
+def test_a_run_resumed_behind_an_epochs_last_batch_continues_with_the_next(make, path, epochs):
+    with make(path, batch_size=64, epochs=epochs) as loader:
+        loop = iter(loader)
+        for _ in range(4):
+            next(loop)
+        state = loader.state_dict()
+    with make(path, batch_size=64, epochs=epochs) as loader:
+        loader.load_state_dict(state)
+        assert flat(loader) == order_of(path, 2)[NUM_ROWS:]
 
 
-def test_a_for_without_a_batch_size_says_so(path):
-    with make(path) as loader, pytest.raises(ConfigError, match="iterating needs batch_size"):
-        iter(loader)
+def test_an_epoch_of_less_than_a_batch_under_drop_last_is_an_error_each_time(make, path):
+    with make(path, batch_size=NUM_ROWS + 1, drop_last=True) as loader:
+        for epoch in (0, 3):
+            loader.set_epoch(epoch)
+            with pytest.raises(NoSamplesError, match=f"AD406 epoch {epoch} has fewer samples than one batch"):
+                next(iter(loader))
 
 
-def test_collate_fn_makes_what_the_loop_is_given(path):
-    with make(path, batch_size=64, collate_fn=ids) as loader:
-        assert [number for batch in loader for number in batch] == order_of(path)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("knobs", [{}, {"n_samples_per_prompt": 2}, {"commit": "on_ack"}, {"buffer_size": 3}], ids=str)
-def test_a_batch_whose_collate_fn_raises_is_not_consumed(path, knobs):
+@pytest.mark.parametrize(
+    "knobs",
+    [{}, *(pytest.param(k, marks=pytest.mark.thorough) for k in ({"commit": "on_ack"}, {"buffer_size": 3}))],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_batch_whose_collate_fn_raises_is_not_consumed(make, path, size, knobs):
     """Wherever it came from: the middle of what is ready, its edge, or a wait."""
-    chance = random.Random(1)
-    size = knobs.get("n_samples_per_prompt", 1)
+    chance, num_calls = random.Random(1), 0
 
     def collate(samples: list[Sample]) -> list[int]:
+        nonlocal num_calls
+        num_calls += 1
         if chance.random() < 0.5:
             raise RuntimeError("out of memory")
         return ids(samples)
 
-    with make(path, batch_size=6, collate_fn=collate, **knobs) as loader:
-        seen, num_failures = [], 0
-        for _ in range(3):
-            batches = iter(loader)
-            while True:
-                try:
-                    seen += next(batches)
-                except RuntimeError:
-                    num_failures += 1
-                except StopIteration:
-                    break
+    with make(path, batch_size=10, collate_fn=collate, n_samples_per_prompt=size, **knobs) as loader:
+        seen, loop = [], iter(loader)
+        while len(seen) < 2 * size * NUM_ROWS:
+            try:
+                seen += next(loop)
+            except RuntimeError:
+                num_calls -= 1
+            except StopIteration:
+                loop = iter(loader)
 
-    assert num_failures > 50
-    assert seen == [number for number in order_of(path, 3) for _ in range(size)]
+    assert seen == [number for number in order_of(path, 2) for _ in range(size)]
+    assert num_calls == len(seen) // 10, "every batch is collated once"
 
 
-def test_set_epoch_goes_to_the_start_of_another_epoch(path):
+def test_set_epoch_goes_to_the_start_of_another_epoch_and_leaves_the_present_one_alone(make, path):
     expected = order_of(path, 4)
 
     with make(path, batch_size=64) as loader:
         loader.set_epoch(2)  # before anything was read
         assert loader.epoch == 2
         assert ids(next(iter(loader))) == expected[400:464]
+        loader.set_epoch(2)
+        assert flat(loader) == expected[464:600]
         loader.set_epoch(0)
         assert ids(loader.get_next_batch(10)) == expected[:10]
         loader.set_epoch(3)
-        assert ids(sample for batch in loader for sample in batch) == expected[600:]
+        assert flat(loader) == expected[600:]
         assert loader.epoch == 4
+        with pytest.raises(ConfigError, match="counted from 0"):
+            loader.set_epoch(-1)
 
 
-def test_set_epoch_in_the_middle_of_that_epoch_changes_nothing(path):
-    with make(path, batch_size=64) as loader:
-        loader.get_next_batch(70)
-        loader.set_epoch(0)
-        assert ids(sample for batch in loader for sample in batch) == order_of(path)[70:]
-        loader.set_epoch(1)
-        assert ids(loader.get_next_batch(3)) == order_of(path, 2)[NUM_ROWS : NUM_ROWS + 3]
-
-
-def test_the_usual_trainers_loop_sees_every_epoch_once(path):
+def test_the_usual_trainers_loop_sees_every_epoch_once(make, path):
     with make(path, batch_size=64) as loader:
         seen = []
         for epoch in range(3):
             loader.set_epoch(epoch)
-            seen += [number for batch in loader for number in ids(batch)]
+            seen += flat(loader)
 
     assert seen == order_of(path, 3)
-
-
-def test_an_epoch_is_counted_from_zero(path):
-    with make(path) as loader, pytest.raises(ConfigError, match="counted from 0"):
-        loader.set_epoch(-1)
 
 
 # The end
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_end_comes_with_the_partial_batch(path, num_workers):
-    with make(path, epochs=2, num_workers=num_workers) as loader:
-        seen = ids(loader.get_next_batch(390))
-        with pytest.raises(EndOfData, match="^AD402 end of data after 2 epochs; 10 of 64 groups were left") as caught:
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_end_comes_with_the_partial_batch_unless_that_is_dropped(make, path, drop_last):
+    expected = order_of(path, 2)
+    with make(path, epochs=2, drop_last=drop_last) as loader:
+        assert ids(loader.get_next_batch(390)) == expected[:390]
+        left = 0 if drop_last else 10
+        with pytest.raises(EndOfData, match=f"^AD402 end of data after 2 epochs; {left} of 64 groups were") as caught:
             loader.get_next_batch(64)
         with pytest.raises(EndOfData) as again:
             loader.get_next_batch(1)
 
-    assert seen + ids(caught.value.samples) == order_of(path, 2)
+    assert ids(caught.value.samples) == ([] if drop_last else expected[390:])
     assert again.value.samples == []
 
 
-def test_the_end_under_drop_last_comes_without(path):
-    with make(path, epochs=1, drop_last=True) as loader:
-        loader.get_next_batch(190)
-        with pytest.raises(EndOfData) as caught:
-            loader.get_next_batch(64)
-
-    assert caught.value.samples == []
-
-
-def test_the_end_of_groups_comes_with_groups(path):
+def test_the_end_of_groups_comes_with_groups_and_what_is_given_back_is_served_after_it(make, path):
     with make(path, epochs=1, n_samples_per_prompt=2) as loader:
-        loader.get_samples(198)
+        groups = loader.get_samples(198)
         with pytest.raises(EndOfData) as caught:
             loader.get_samples(3)
+        loader.add_samples([groups[7]])
+        assert loader.get_samples(1) == [groups[7]]
+        with pytest.raises(EndOfData):
+            loader.get_samples(1)
 
     assert [len(group) for group in caught.value.groups] == [2, 2]
 
 
-def test_loops_over_the_last_epoch_just_end(path):
-    with make(path, epochs=2, batch_size=64) as loader:
-        assert [len(list(loader)) for _ in range(4)] == [4, 4, 0, 0]
+# Rows that yield nothing, or stop
 
 
-def test_groups_given_back_after_the_end_are_served(path):
-    with make(path, epochs=1) as loader:
-        batch = loader.get_next_batch(NUM_ROWS)
-        loader.add_samples([[batch[7]]])
-        assert loader.get_next_batch(1) == [batch[7]]
-        with pytest.raises(EndOfData):
-            loader.get_next_batch(1)
-
-
-def test_an_epoch_that_yields_nothing_says_what_dropped_the_rows(path):
+def test_an_epoch_that_yields_nothing_says_what_dropped_the_rows(make, path):
     with make(path, all_dropped) as loader:
         for _ in range(2):
             with pytest.raises(NoSamplesError) as caught:
@@ -293,10 +298,55 @@ def test_an_epoch_that_yields_nothing_says_what_dropped_the_rows(path):
     assert str(caught.value) == "AD401 epoch 0: 200 rows read, 0 kept: 200 by nothing is good enough"
 
 
-def test_rows_that_are_dropped_are_counted_and_the_rest_come_in_order(path):
+def test_rows_that_are_dropped_are_counted_and_the_rest_come_in_order(make, path):
     with make(path, every_third_dropped, batch_size=10) as loader:
-        seen = [number for batch in loader for number in ids(batch)]
-        statistics = loader.statistics()
+        assert flat(loader) == [number for number in order_of(path) if number % 3]
+        assert loader.statistics().dropped_total == {"tokenize_fn": 67}
 
-    assert seen == [number for number in order_of(path) if number % 3]
-    assert statistics.dropped_total == {"tokenize_fn": 67}
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
+def test_a_bad_row_is_raised_at_its_turn_at_every_call(make, path, num_workers):
+    expected = order_of(path)
+    turn = expected.index(13)
+
+    with make(path, fails_on_13, num_workers=num_workers) as loader:
+        for _ in range(2):
+            with pytest.raises(BadRowError, match=f"^AD421 {path}:{line_of(path, 13)[0]} "):
+                loader.get_next_batch(turn + 1)
+        assert ids(loader.get_next_batch(turn)) == expected[:turn]
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
+def test_a_tokenizer_that_cannot_be_opened_is_an_error_at_every_call(make, path, num_workers):
+    with make(path, worker_fns.Opening("raises"), num_workers=num_workers) as loader:
+        for epoch in (0, 0, 3):
+            loader.set_epoch(epoch)
+            with pytest.raises(WorkerError, match="^AD426 the tokenize function cannot be opened: FileNotFoundError"):
+                loader.get_next_batch(1)
+
+
+# Closing
+
+
+def test_after_closing_every_use_says_so_and_the_state_is_that_of_the_last_delivery(make, path):
+    with make(path, batch_size=2) as loader:
+        batch = loader.get_next_batch(33)
+        loader.close()
+        loader.close()
+        state = loader.state_dict()
+        calls = [("get_next_batch", 1), ("get_samples", 1), ("add_samples", [batch]), ("ack",), ("start",)]
+        for name, *arguments in (*calls, ("load_state_dict", state), ("set_epoch", 1), ("__iter__",)):
+            with pytest.raises(LoaderClosedError, match=r"^AD502 the loader was closed by a?close\(\)"):
+                found = getattr(loader, name)(*arguments)
+                next(found)
+        assert loader.statistics().samples_total == 33
+
+    with make(path, batch_size=2) as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(3)) == order_of(path)[33:36]
+    assert [sample.label for sample in batch] == order_of(path)[:33], "samples outlive their loader"
+
+
+def test_without_a_batch_size_there_is_no_loop(make, path):
+    with make(path) as loader, pytest.raises(ConfigError, match="iterating needs batch_size"):
+        iter(loader)

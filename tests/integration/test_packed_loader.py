@@ -1,469 +1,602 @@
-"""Loops over packs: what an epoch is, what its end does, and what a trainer may do to it in between."""
+"""Loops over packs: what an epoch is, what its end does, what is left out and counted, and what is refused."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections import Counter
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from asyncdata import (
     AsyncDataLoader,
+    BadRowError,
     ConfigError,
-    DataLoader,
     EndOfData,
     HardPacking,
     LengthGrouping,
     NoSamplesError,
     PackedCollator,
     PaddedCollator,
-    Ranks,
-    Shuffle,
     SnapshotMismatchError,
     SoftPacking,
 )
-from tests.support.loading import SHUFFLE
+from tests.support.combinations import each_pair
+from tests.support.ranks import (
+    GROUPING,
+    HARD,
+    MAX_LENGTH,
+    PACKED,
+    SHUFFLE,
+    SOFT,
+    STRIDE,
+    WAYS,
+    Batch,
+    Ranks,
+    batch_of,
+    lengths,
+    make,
+    numbered,
+    stream,
+    write,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-NUM_ROWS = 150
-NUM_TOKENS = sum(1 + i * 7 % 23 for i in range(NUM_ROWS))
+    from asyncdata import DataLoader
+
+Knobs = dict[str, Any]
+
+NUM_TOKENS = 2000
+"""No multiple of MAX_LENGTH: hard packing has a tail."""
+
+SIZES = lengths(NUM_TOKENS, MAX_LENGTH - 4)
+EACH_ONCE = Counter(dict(enumerate(SIZES)))
+BY_EPOCH = SoftPacking(max_length=MAX_LENGTH, window_samples=8, window_tokens=2 * MAX_LENGTH)
+HARD_BY_EPOCH = HardPacking(max_length=MAX_LENGTH)
+WITH_TAIL = HardPacking(max_length=MAX_LENGTH, keep_tail=True)
+PLANNED: Knobs = {"shuffle": "full", "plan_packs": True, "cache": {"folder": ""}}
+RANK: Knobs = {"ranks": {"gradient_accumulation": 2}, "epochs": 2}
+
+ways = pytest.mark.parametrize("knobs", WAYS.values(), ids=WAYS)
 
 
-def repeated(row: dict[str, Any]) -> dict[str, Any]:
-    """As many tokens as the row asks for, all of them its number."""
-    return {"input_ids": [row["id"]] * row["n"]}
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    return write(tmp_path_factory.mktemp("rows") / "rows.jsonl", SIZES)
 
 
-repeated.version = "1"  # type: ignore[attr-defined]
+@pytest.fixture(scope="module")
+def few(tmp_path_factory) -> Path:
+    """Rows that fill no pack together."""
+    return write(tmp_path_factory.mktemp("few") / "few.jsonl", [5, 6, 7])
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return written(tmp_path / "rows.jsonl", [1 + i * 7 % 23 for i in range(NUM_ROWS)])
+def tokens_of(batches: Iterable[Batch]) -> Counter[int]:
+    """How many tokens of each row there are."""
+    return Counter(token // STRIDE for batch in batches for token in batch.tokens)
 
 
-def written(path: Path, lengths: list[int]) -> Path:
-    path.write_text("".join(json.dumps({"id": i, "n": n}) + "\n" for i, n in enumerate(lengths)))
-    return path
+def rows_of(batches: Iterable[Batch]) -> list[list[int]]:
+    """The rows of each pack."""
+    return [[document[0] // STRIDE for document in pack] for batch in batches for pack in batch.packs]
 
 
-def settings(**given: Any) -> dict[str, Any]:
-    packing = SoftPacking(max_length=64, window_samples=16, window_tokens=128, across_epochs=True)
-    usual = {"tokenize_fn": repeated, "packing": packing, "batch_size": 2, "shuffle": SHUFFLE, "num_workers": 0}
-    return {**usual, "timeout_s": 240, **given}
+def state_after(path: Path, num_batches: int, **knobs: Any) -> dict[str, Any]:
+    with make(path, **knobs) as loader:
+        assert len(list(itertools.islice(loader, num_batches))) == num_batches
+        return loader.state_dict()
 
 
-def make(path: Path, **given: Any) -> DataLoader:
-    return DataLoader(path, **settings(**given))
+# What a loop is
 
 
-def shape(batch: Any) -> list[list[tuple[int, int]]]:
-    """Each document of each pack: its row, and its tokens."""
-    return [[(int(document.tokens[0]), len(document.tokens)) for document in pack] for pack in batch]
+@pytest.mark.parametrize("packing", [BY_EPOCH, WITH_TAIL], ids=["soft", "hard"])
+@pytest.mark.parametrize("grouping", [None, GROUPING], ids=["as they come", "grouped"])
+def test_each_loop_has_every_token_once(path, few, packing, grouping):
+    knobs = {"packing": packing, "length_grouping": grouping}
+    with make(path, **knobs) as loader:
+        loops = [list(loader) for _ in range(3)]
+        assert loader.epoch == 3
+    with make(few, **knobs) as loader:
+        short = list(loader)
+
+    assert [tokens_of(loop) for loop in loops] == [EACH_ONCE] * 3
+    assert loops[0] != loops[1]
+    assert tokens_of(short) == Counter({0: 5, 1: 6, 2: 7})
 
 
-def epochs_of(loader: DataLoader, number: int) -> list[Any]:
-    return [[shape(batch) for batch in loader] for _ in range(number)]
+def test_what_waits_at_an_epochs_end_goes_on_in_the_next_and_the_last_one_leaves_nothing(path):
+    with make(path, packing=SOFT, epochs=3, batch_size=2) as loader:
+        loops = [list(loader) for _ in range(3)]
+        now = loader.statistics()
+
+        assert list(loader) == []
+    batches = sum(loops, [])
+    assert tokens_of(batches) == Counter({row: 3 * size for row, size in enumerate(SIZES)})
+    assert tokens_of(loops[0]) != EACH_ONCE, "the first one ends before its last packs are full"
+    assert (now.packed_tokens_total, now.packs_total) == (3 * NUM_TOKENS, sum(len(batch.packs) for batch in batches))
 
 
-def rows_of(batches: list[Any]) -> Counter[int]:
-    return Counter(row for batch in batches for pack in batch for row, _ in pack)
+@pytest.mark.parametrize("packing", [BY_EPOCH, WITH_TAIL], ids=["soft", "hard"])
+@pytest.mark.parametrize("grouping", [None, GROUPING], ids=["as they come", "grouped"])
+def test_planned_packs_are_those_that_are_made_as_rows_come(path, packing, grouping):
+    """In the same order of rows; grouped packs of a later epoch are ordered by other draws."""
+    found = []
+    for planned in (PLANNED, {**PLANNED, "plan_packs": False}):
+        with make(path, packing=packing, length_grouping=grouping, **planned) as loader:
+            found.append([list(loader) for _ in range(1 if grouping else 2)])
+
+    assert found[0] == found[1]
 
 
-def test_every_sample_is_in_one_pack_of_every_epoch_when_epochs_are_packed_by_themselves(path: Path) -> None:
-    packing = SoftPacking(max_length=64, window_samples=16, window_tokens=128, across_epochs=False)
-    with make(path, packing=packing) as loader:
-        epochs = epochs_of(loader, 3)
+@pytest.mark.parametrize("settings", [{}, PLANNED], ids=["as they come", "planned"])
+def test_packs_that_are_not_grouped_come_in_one_order_whatever_the_batch_size(path, settings):
+    orders = []
+    for size in (1, 2, 3, 5, 8):
+        with make(path, packing=BY_EPOCH, batch_size=size, **settings) as loader:
+            orders.append(rows_of(loader))
 
-    assert [rows_of(batches) for batches in epochs] == [Counter(range(NUM_ROWS))] * 3
-    assert epochs[0] != epochs[1]
-
-
-def test_what_waits_at_an_epochs_end_goes_on_in_the_next_and_the_last_one_leaves_nothing(path: Path) -> None:
-    with make(path, epochs=3) as loader:
-        epochs = epochs_of(loader, 3)
-        statistics = loader.statistics()
-
-        assert next(iter(loader), None) is None
-        assert sum(epochs, []) and rows_of(sum(epochs, [])) == Counter(list(range(NUM_ROWS)) * 3)
-        assert rows_of(epochs[0]) != Counter(range(NUM_ROWS)), "the first one ends before its last packs are full"
-        assert statistics.packed_tokens_total == 3 * NUM_TOKENS
-        assert statistics.packs_total == sum(len(batch) for batch in sum(epochs, []))
-        assert statistics.held_samples == 0 or loader.epoch == 3
+    assert all(order == orders[0] for order in orders)
 
 
-def test_an_await_gives_the_same_batches(path: Path) -> None:
-    async def all_of_it() -> list[Any]:
-        async with AsyncDataLoader(path, **settings(epochs=2, length_grouping=LengthGrouping(window=4))) as loader:
-            return [[shape(batch) async for batch in loader] for _ in range(2)]
+@pytest.mark.thorough
+@pytest.mark.parametrize("settings", [{}, PLANNED], ids=["as they come", "planned"])
+def test_grouped_packs_come_in_one_order_for_each_global_batch(path, settings):
+    def order(batch_size: int, steps: int) -> list[list[int]]:
+        grouped = {**settings, "packing": BY_EPOCH, "length_grouping": GROUPING}
+        with make(path, batch_size=batch_size, ranks={"gradient_accumulation": steps}, **grouped) as loader:
+            return rows_of(loader)
 
-    with make(path, epochs=2, length_grouping=LengthGrouping(window=4)) as loader:
-        assert asyncio.run(all_of_it()) == epochs_of(loader, 2)
+    orders = {steps: order(1, steps) for steps in (1, 2, 4, 6)}
+
+    for batch_size, steps in ((2, 1), (2, 2), (4, 1), (2, 3), (3, 2), (6, 1)):
+        assert order(batch_size, steps) == orders[batch_size * steps]
+    assert len({str(found) for found in orders.values()}) == len(orders)
+    assert len({str(sorted(found)) for found in orders.values()}) == 1, "the packs themselves are the same"
 
 
-def test_two_tasks_that_iterate_get_every_pack_once(path: Path) -> None:
-    async def all_of_it() -> list[Any]:
-        async with AsyncDataLoader(path, **settings(epochs=1)) as loader:
-            iterator = aiter(loader)
-            found: list[Any] = []
+def test_an_await_gives_the_same_batches_and_tasks_share_them(path):
+    knobs: Knobs = {"packing": SOFT, "length_grouping": GROUPING, "shuffle": SHUFFLE, "num_workers": 0, "epochs": 2}
+    with make(path, **knobs) as loader:
+        wanted = list(stream(loader))
 
-            async def consume() -> None:
-                found.extend([shape(batch) async for batch in iterator])
+    async def all_of_it(num_tasks: int) -> list[Batch]:
+        settings = {**knobs, "batch_size": 1, "collate_fn": batch_of}
+        async with AsyncDataLoader(path, tokenize_fn=numbered, **settings) as loader:
+            found: list[Batch] = []
 
-            await asyncio.gather(consume(), consume(), consume())
+            async def consume(loop: Any) -> None:
+                found.extend([batch async for batch in loop])
+
+            for _ in range(2):
+                loop = aiter(loader)
+                await asyncio.gather(*(consume(loop) for _ in range(num_tasks)))
             return found
 
-    assert rows_of(asyncio.run(all_of_it())) == Counter(range(NUM_ROWS))
+    assert asyncio.run(all_of_it(1)) == wanted
+    assert Counter(asyncio.run(all_of_it(3))) == Counter(wanted)
 
 
-def test_threads_that_iterate_get_every_pack_once(path: Path) -> None:
-    with make(path, epochs=1) as loader:
-        iterator, found = iter(loader), []
-        threads = [threading.Thread(target=lambda: found.extend(map(shape, iterator))) for _ in range(4)]
+def test_threads_that_iterate_get_every_pack_once_in_order(path):
+    with make(path, packing=BY_EPOCH) as loader:
+        whole, loop = list(loader), iter(loader)
+        loader.set_epoch(0)
+        loop, found = iter(loader), [list[Batch]() for _ in range(4)]
+        threads = [threading.Thread(target=batches.extend, args=(loop,)) for batches in found]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    assert rows_of(found) == Counter(range(NUM_ROWS))
+    assert Counter(itertools.chain(*found)) == Counter(whole)
+    for batches in found:
+        places = iter(whole)
+        assert all(batch in places for batch in batches)
 
 
-def test_a_loop_that_is_left_goes_on_where_it_was(path: Path) -> None:
-    with make(path, epochs=1) as whole, make(path, epochs=1) as loader:
-        first = [shape(batch) for batch in islice(iter(loader), 3)]
-
-        assert [first + epochs_of(loader, 1)[0]] == epochs_of(whole, 1)
-
-
-def test_an_epoch_that_fills_no_batch_is_packed_by_itself(tmp_path: Path) -> None:
-    path = written(tmp_path / "few.jsonl", [5, 6, 7])
-    with make(path) as loader:
-        epochs = epochs_of(loader, 3)
-        epoch = loader.epoch
-
-    assert epoch == 3
-    assert [rows_of(batches) for batches in epochs] == [Counter(range(3))] * 3
+def test_set_epoch_begins_an_epoch_and_leaves_the_present_one_alone(path):
+    with make(path, packing=BY_EPOCH) as loader:
+        first, second = list(loader), list(loader)
+        loader.set_epoch(0)
+        assert [*itertools.islice(loader, 3), *loader] == first, "a loop that is left goes on where it was"
+        begun = next(iter(loader))
+        loader.set_epoch(1)
+        assert [begun, *loader] == second
 
 
-def test_a_loop_that_says_its_epoch_has_every_sample_of_few(tmp_path: Path) -> None:
-    path = written(tmp_path / "few.jsonl", [5, 6, 7])
-    with make(path, ranks=Ranks(world_size=1)) as loader:
-        for epoch in range(3):
-            loader.set_epoch(epoch)
-            assert [rows_of(batches) for batches in epochs_of(loader, 1)] == [Counter(range(3))]
+def test_an_epoch_that_fills_no_batch_is_packed_by_itself(few):
+    for named in (False, True):
+        with make(few, packing=SOFT, batch_size=2) as loader:
+            for epoch in range(3):
+                if named:
+                    loader.set_epoch(epoch)
+                assert [sorted(rows) for rows in rows_of(loader)] == [[0, 1, 2]]
 
 
-def test_a_loop_runs_on_until_a_hard_pack_is_full(tmp_path: Path) -> None:
-    path = written(tmp_path / "few.jsonl", [5, 6, 7])
-    with make(path, packing=HardPacking(max_length=64, across_epochs=True), batch_size=1) as loader:
-        epochs = epochs_of(loader, 2)
-        epoch = loader.epoch
-
-    assert [len(batches) for batches in epochs] == [1, 1]
-    assert all(sum(length for _, length in pack) == 64 for batches in epochs for batch in batches for pack in batch)
-    assert epoch == 8
-
-
-def test_a_loop_whose_epoch_was_named_is_over_that_epoch_alone(tmp_path: Path) -> None:
-    path = written(tmp_path / "few.jsonl", [5, 6, 7])
-    with make(path, packing=HardPacking(max_length=64, across_epochs=True), batch_size=1) as loader:
+def test_a_loop_runs_on_until_a_hard_pack_is_full_unless_its_epoch_was_named(few):
+    with make(few, packing=HARD) as loader:
+        assert [[len(batch.tokens) for batch in loader] for _ in range(2)] == [[MAX_LENGTH]] * 2
+        assert loader.epoch == 8
+    with make(few, packing=HARD) as loader:
         found = []
         for epoch in range(8):
             loader.set_epoch(epoch)
-            found.append(len(epochs_of(loader, 1)[0]))
-
+            found.append(len(list(loader)))
     assert found == [0, 0, 0, 1, 0, 0, 0, 1]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("given", [{}, {"packing": None, "batch_size": 40, "drop_last": True}])
-def test_a_run_resumed_behind_an_epochs_last_batch_repeats_nothing_if_it_names_its_epochs(
-    path: Path, given: dict[str, Any]
-) -> None:
-    def read(loader: DataLoader, epoch: int) -> list[Any]:
+@pytest.mark.parametrize("knobs", [{"packing": SOFT, "batch_size": 2}, {"batch_size": 40, "drop_last": True}])
+def test_a_run_resumed_behind_an_epochs_last_batch_repeats_nothing_if_it_names_its_epochs(path, knobs):
+    def read(loader: DataLoader, epoch: int) -> list[Batch]:
         loader.set_epoch(epoch)
-        packs = (batch if "packing" not in given else [[s] for s in batch] for batch in loader)
-        return [[[int(item.tokens[0]) for item in pack] for pack in batch] for batch in packs]
+        return list(loader)
 
-    with make(path, epochs=3, **given) as loader:
-        states, wanted = [], []
-        for epoch in range(3):
-            loader.set_epoch(epoch)
-            for batch in loader:
-                wanted.append((epoch, len(batch)))
-                states.append(loader.state_dict())
-    last = max(number for number, (epoch, _) in enumerate(wanted) if epoch == 0)
-    with make(path, epochs=3, **given) as whole, make(path, epochs=3, **given) as loader:
-        epochs = [read(whole, epoch) for epoch in range(3)]
-        loader.load_state_dict(states[last])
-        first = loader.epoch
-        rest = [read(loader, epoch) for epoch in range(first, 3)]
+    with make(path, epochs=3, **knobs) as loader:
+        epochs = [read(loader, epoch) for epoch in range(3)]
+    state = state_after(path, len(epochs[0]), epochs=3, **knobs)
+    with make(path, epochs=3, **knobs) as loader:
+        loader.load_state_dict(state)
+        rest = [read(loader, epoch) for epoch in range(loader.epoch, 3)]
 
     assert [batches for batches in rest if batches] == epochs[1:]
 
 
-def test_one_epoch_of_few_samples_is_one_short_batch(tmp_path: Path) -> None:
-    path = written(tmp_path / "few.jsonl", [5, 6, 7])
-    with make(path, epochs=1) as loader:
-        assert [sorted(pack) for batch in epochs_of(loader, 1)[0] for pack in batch] == [[(0, 5), (1, 6), (2, 7)]]
+def test_the_end_of_data_has_no_packs_left_and_more_epochs_go_on(path):
+    with make(path, packing=BY_EPOCH, epochs=1) as loader:
+        assert list(loader)
+        state = loader.state_dict()
+        assert [list(loader), list(loader)] == [[], []]
+    for epochs, tokens in ((1, Counter[int]()), (2, EACH_ONCE)):
+        with make(path, packing=BY_EPOCH, epochs=epochs) as loader:
+            loader.load_state_dict(state)
+            assert tokens_of(loader) == tokens
 
 
-def test_data_of_which_nothing_can_be_packed_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
-    path = written(tmp_path / "long.jsonl", [100, 200, 300])
-    with (
-        make(path, packing=SoftPacking(max_length=64, overlong="drop")) as loader,
-        pytest.raises(NoSamplesError, match="AD401 epoch 0: no sample could be packed: 3 by overlong"),
-    ):
-        next(iter(loader))
+# What a loop has
 
 
-def test_a_sample_too_long_for_a_pack_is_named_by_its_line(tmp_path: Path) -> None:
-    path = written(tmp_path / "long.jsonl", [10, 20, 65, 30])
-    with make(path, shuffle=False) as loader, pytest.raises(ConfigError, match=r"AD450 .*long\.jsonl:3 \(byte offset "):
-        next(iter(loader))
-
-
-@pytest.mark.parametrize("across_epochs", [True, False])
-def test_packs_that_fill_no_batch_are_dropped_and_counted(path: Path, across_epochs: bool) -> None:
-    packing = SoftPacking(max_length=64, window_samples=16, window_tokens=128, across_epochs=across_epochs)
-    with make(path, packing=packing, batch_size=4, epochs=2, drop_last=True) as loader:
-        batches = sum(epochs_of(loader, 2), [])
-        statistics = loader.statistics()
-
-    assert {len(batch) for batch in batches} == {4}
-    num_samples = sum(rows_of(batches).values())
-    assert statistics.unpacked_samples_total["drop_last"] == 2 * NUM_ROWS - num_samples > 0
-    assert statistics.unpacked_tokens_total["drop_last"] + statistics.packed_tokens_total == 2 * NUM_TOKENS
-
-
-def test_fewer_packs_than_a_batch_of_all_ranks_is_an_error_where_the_rest_is_dropped(tmp_path: Path) -> None:
-    path = written(tmp_path / "few.jsonl", [5, 6, 7])
-    with (
-        make(path, epochs=1, drop_last=True) as loader,
-        pytest.raises(NoSamplesError, match="AD406 epoch 0 has 1 pack"),
-    ):
-        next(iter(loader))
-
-
-def test_a_last_batch_is_filled_for_all_ranks_with_its_own_packs(tmp_path: Path) -> None:
-    path = written(tmp_path / "few.jsonl", [60, 61, 62])
-    loaders = [make(path, epochs=1, ranks=Ranks(world_size=2, rank=rank), shuffle=False) for rank in range(2)]
-    batches = [epochs_of(loader, 1)[0] for loader in loaders]
-    for loader in loaders:
-        loader.close()
-
-    assert batches[0] == [[[(0, 60)], [(2, 62)]]]
-    assert batches[1] == [[[(1, 61)], [(0, 60)]]]
-
-
-def test_a_last_batch_that_is_not_filled_leaves_a_rank_without_one(tmp_path: Path) -> None:
-    path = written(tmp_path / "few.jsonl", [60, 61, 62, 63, 64])
-    given = {"epochs": 1, "batch_size": 2, "shuffle": False}
-    loaders = [make(path, ranks=Ranks(rank=rank, world_size=2, round_up=False), **given) for rank in range(2)]
-    batches = [epochs_of(loader, 1)[0] for loader in loaders]
-    for loader in loaders:
-        loader.close()
-
-    assert [len(found) for found in batches] == [2, 1]
-    assert rows_of(sum(batches, [])) == Counter(range(5))
-
-
-def test_samples_of_like_length_are_computed_together_without_packing(path: Path) -> None:
-    given = {"packing": None, "length_grouping": LengthGrouping(window=8), "collate_fn": PaddedCollator()}
-    with make(path, batch_size=1, ranks=Ranks(world_size=4), epochs=1, **given) as loader:
-        widths = [batch["input_ids"].shape for batch in loader]
-    with make(path, batch_size=8, epochs=1, packing=None, length_grouping=LengthGrouping(window=8)) as loader:
-        found = Counter(int(sample.tokens[0]) for batch in loader for sample in batch)
-
-    assert len(widths) == -(-NUM_ROWS // 4)
-    assert found == Counter(range(NUM_ROWS))
-
-
-def test_a_collate_fn_is_given_packs_of_documents_with_their_samples(path: Path) -> None:
-    with make(path, collate_fn=PackedCollator(max_length=64), batch_size=2) as loader:
+def test_a_collate_fn_is_given_packs_of_documents_with_their_samples(path):
+    with make(path, packing=SOFT, batch_size=2, collate_fn=PackedCollator(max_length=MAX_LENGTH)) as loader:
         batch = next(iter(loader))
-    with make(path) as loader:
-        packs = next(iter(loader))
+    with make(path, packing=SOFT, batch_size=2, collate_fn=None) as loader:
+        document = next(iter(loader))[0][0]
 
-    assert batch["input_ids"].shape == (2, 64)
-    assert batch["cu_seqlens"][-1] == 128
-    document = packs[0][0]
+    assert batch["input_ids"].shape == (2, MAX_LENGTH)
+    assert batch["cu_seqlens"][-1] == 2 * MAX_LENGTH
     assert document.sample.position is not None
     assert list(document.tokens) == list(document.sample.tokens)
 
 
-def test_a_batch_that_cannot_be_collated_is_the_next_one_again(path: Path) -> None:
-    failures = [True, False, True, True, False]
+def test_a_batch_that_cannot_be_collated_is_the_next_one_again(path):
+    with make(path, packing=SOFT, epochs=1) as loader:
+        whole = list(loader)
+    failures, found = itertools.cycle([True, False, True, True, False]), list[Batch]()
 
-    def fails_at_times(packs: list[Any]) -> Any:
-        if failures and failures.pop(0):
+    def fails_at_times(packs: list[Any]) -> Batch:
+        if next(failures):
             raise RuntimeError("not now")
 
-        return shape(packs)
+        return batch_of(packs)
 
-    with make(path, collate_fn=fails_at_times, epochs=1) as loader, make(path, epochs=1) as whole:
-        iterator, found = iter(loader), []
-        while True:
+    with make(path, packing=SOFT, epochs=1, collate_fn=fails_at_times) as loader:
+        loop = iter(loader)
+        while len(found) < len(whole):
             try:
-                found.append(next(iterator))
+                found.append(next(loop))
             except RuntimeError:
-                state = loader.state_dict()
-                assert state["packing"]["num_packs"] == 2 * len(found)
-            except StopIteration:
-                break
+                assert loader.state_dict()["packing"]["num_packs"] == len(found)
 
-        assert [found] == epochs_of(whole, 1)
+    assert found == whole
 
 
-def test_a_state_holds_no_tokens_and_survives_json(path: Path) -> None:
-    with make(path, length_grouping=LengthGrouping(window=4), epochs=2) as loader:
-        batches = epochs_of(loader, 1)[0]
-        state = json.loads(json.dumps(loader.state_dict()))
-        rest = epochs_of(loader, 1)[0]
-    with make(path, length_grouping=LengthGrouping(window=4), epochs=2) as loader:
-        loader.load_state_dict(state)
-
-        assert loader.epoch == 1
-        assert epochs_of(loader, 1)[0] == rest
-    assert batches
-    assert len(json.dumps(state["packing"])) < 4000
+def test_samples_of_like_length_are_computed_together_without_packing(path):
+    num_batches, grouping = -(-len(SIZES) // 4), {"length_grouping": GROUPING, "epochs": 1}
+    with make(path, ranks={"world_size": 4}, collate_fn=PaddedCollator(), **grouping) as loader:
+        assert len([batch["input_ids"].shape for batch in loader]) == num_batches
+    with make(path, batch_size=8, **grouping) as loader:
+        assert tokens_of(loader) == EACH_ONCE
 
 
-def test_a_file_is_a_state_as_well(path: Path, tmp_path: Path) -> None:
-    with make(path, epochs=1) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        loader.save(tmp_path / "run.snapshot")
-        rest = [shape(batch) for batch in iterator]
-    with make(path, epochs=1) as loader:
-        loader.restore(tmp_path / "run.snapshot")
+@pytest.mark.parametrize("packing", [SOFT, BY_EPOCH], ids=["across epochs", "by epoch"])
+def test_packs_that_fill_no_batch_are_dropped_and_counted(path, packing):
+    with make(path, packing=packing, batch_size=5, epochs=2, drop_last=True) as loader:
+        batches = list(stream(loader))
+        now = loader.statistics()
 
-        assert epochs_of(loader, 1)[0] == rest
-
-
-def test_another_packing_is_refused_by_name(path: Path) -> None:
-    with make(path) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with make(path, packing=HardPacking(max_length=64, across_epochs=True)) as loader:
-        with pytest.raises(SnapshotMismatchError, match=r"order\.packing"):
-            loader.load_state_dict(state)
-
-        loader.load_state_dict(state, allow_changed={"order"})
-        assert loader.epoch == 1, "the next epoch begins"
-        assert sum(length for _, length in shape(next(iter(loader)))[0]) == 64
+    assert {len(batch.packs) for batch in batches} == {5}
+    num_samples = sum(map(len, rows_of(batches)))
+    assert now.unpacked_samples_total["drop_last"] == 2 * len(SIZES) - num_samples > 0
+    assert now.unpacked_tokens_total["drop_last"] + now.packed_tokens_total == 2 * NUM_TOKENS
 
 
-def test_another_seed_begins_the_next_epoch_with_nothing_waiting(path: Path) -> None:
-    with make(path) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with make(path, seed=7) as loader:
-        loader.load_state_dict(state, allow_changed={"seed"})
-        loader_batch = shape(next(iter(loader)))
-    with make(path, seed=7) as other:
-        other.set_epoch(1)
-        assert shape(next(iter(other))) == loader_batch
+def test_a_last_batch_is_filled_with_its_own_packs_so_that_all_ranks_have_one_or_is_not(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [60, 61, 62, 63, 64])
+
+    found = []
+    for round_up in (None, False):
+        knobs: Knobs = {"packing": SOFT, "epochs": 1, "shuffle": False, "round_up": round_up, "batch_size": 2}
+        with Ranks(path, 2, **knobs) as ranks:
+            steps = list(ranks.steps())
+        found.append([[rows_of([batch] if batch else []) for batch in step.batches] for step in steps])
+
+    first = [[[0], [2]], [[1], [3]]]
+    assert found == [[first, [[[4], [4]], [[4], [4]]]], [first, [[[4]], []]]]
 
 
-def test_set_epoch_begins_an_epoch_and_leaves_the_present_one_alone(path: Path) -> None:
-    packing = SoftPacking(max_length=64, window_samples=16, window_tokens=128, across_epochs=False)
-    with make(path, packing=packing) as loader:
-        first, second = epochs_of(loader, 2)
-        loader.set_epoch(0)
-        assert epochs_of(loader, 1) == [first]
-        iterator = iter(loader)
-        begun = shape(next(iterator))
-        loader.set_epoch(1)
-        assert [[begun, *map(shape, iterator)]] == [second]
+@pytest.mark.thorough
+@pytest.mark.parametrize(("knobs", "num_rows", "world_size"), each_pair(WAYS, [1, 2, 3, 7], [2, 8]))
+def test_few_rows_give_each_rank_as_many_batches_and_every_row_is_in_one(tmp_path, knobs, num_rows, world_size):
+    sizes = [MAX_LENGTH - number for number in range(num_rows)]
+    with Ranks(write(tmp_path / "rows.jsonl", sizes), world_size, epochs=2, **knobs) as ranks:
+        steps = list(ranks.steps())
+
+    assert steps
+    assert all(batch is not None for step in steps for batch in step.batches)
+    found = tokens_of(batch for step in steps for batch in step.batches if batch)
+    assert knobs.get("packing") is HARD or set(found) == set(range(num_rows))
 
 
-def test_the_end_of_data_has_no_packs_left(path: Path) -> None:
-    with make(path, epochs=1) as loader:
-        epochs_of(loader, 1)
-        state = loader.state_dict()
-        assert epochs_of(loader, 2) == [[], []]
-    with make(path, epochs=1) as loader:
-        loader.load_state_dict(state)
-        assert epochs_of(loader, 1) == [[]]
-    with make(path, epochs=2) as loader:
-        loader.load_state_dict(state)
-        assert rows_of(epochs_of(loader, 1)[0]) == Counter(range(NUM_ROWS))
+def test_ranks_without_packing_cut_batches_of_the_one_order(path):
+    with make(path, batch_size=6) as loader:
+        whole = rows_of(loader)
+    with Ranks(path, 2, batch_size=3) as ranks:
+        steps = list(ranks.steps(5))
+    with make(path, batch_size=6) as loader:
+        loader.load_state_dict(steps[-1].state)
+        rest = rows_of(loader)
+
+    shares = [rows_of(step.batches[rank] for step in steps if step.batches[rank]) for rank in range(2)]
+    assert shares == [whole[:30:2], whole[1:30:2]]
+    assert rest == whole[30:]
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("knobs", "last", "dropped"),
+    [
+        ({}, [[4], [4]], {}),
+        ({"round_up": False}, [[1], []], {}),
+        ({"drop_last": True}, [[], []], {"drop_last": 1}),
+    ],
+)
+def test_the_last_batch_of_ranks_without_packing_is_filled_or_dropped(tmp_path, knobs, last, dropped):
+    with Ranks(write(tmp_path / "rows.jsonl", [1] * 17), 2, batch_size=4, epochs=1, **knobs) as ranks:
+        steps = list(ranks.steps())
+        assert ranks.loaders[0].statistics().dropped_total == dropped
+
+    sizes = [[len(step.batches[rank].packs) for step in steps if step.batches[rank]] for rank in range(2)]
+    assert sizes == [[4, 4, *some] for some in last]
+
+
+def test_an_end_without_samples_is_no_batch(path):
+    with make(path, epochs=1, batch_size=len(SIZES)) as loader:
+        assert len(list(loader)) == 1
+        with pytest.raises(EndOfData):
+            loader.get_next_batch(1)
+
+
+# What is left out is counted
+
+
+def resumed_often(path: Path, every: int, **knobs: Any) -> tuple[list[Batch], DataLoader]:
+    """A run that is resumed in a new loader again and again; its batches, and the last loader, closed."""
+    found: list[Batch] = []
+    state = None
+    while True:
+        with make(path, **knobs) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = list(itertools.islice(stream(loader), every))
+            state = json.loads(json.dumps(loader.state_dict()))
+        found += batches
+        if len(batches) < every:
+            return found, loader
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("knobs", "drop_last", "every"), each_pair(PACKED, [False, True], {"in one go": 10_000, "resumed often": 5})
+)
+def test_tokens_are_delivered_or_counted(path, knobs, drop_last, every):
+    found, loader = resumed_often(path, every, **RANK, batch_size=3, drop_last=drop_last, **knobs)
+
+    now = loader.statistics()
+    assert now.packed_tokens_total == sum(len(batch.tokens) for batch in found)
+    assert now.packed_tokens_total + sum(now.unpacked_tokens_total.values()) == 2 * NUM_TOKENS
+    if knobs["packing"] is HARD:
+        assert now.unpacked_tokens_total["tail"] == 2 * NUM_TOKENS % MAX_LENGTH
+
+
+@pytest.mark.parametrize("every", [10_000, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("overlong", ["drop", "truncate"])
+def test_overlong_and_empty_samples_are_counted_once(tmp_path, overlong, every):
+    sizes = [0 if number % 9 == 4 else 100 if number % 7 == 3 else 20 for number in range(80)]
+    path, packing = write(tmp_path / "rows.jsonl", sizes), SoftPacking(max_length=MAX_LENGTH, overlong=overlong)
+    found, loader = resumed_often(path, every, packing=packing, length_grouping=GROUPING, epochs=2)
+
+    now, num_long = loader.statistics(), sizes.count(100)
+    lost = 100 * num_long if overlong == "drop" else (100 - MAX_LENGTH) * num_long
+    dropped = {"overlong": 2 * num_long} if overlong == "drop" else {}
+    assert now.unpacked_samples_total == {"empty": 2 * sizes.count(0), **dropped}
+    assert now.unpacked_tokens_total == {"overlong" if overlong == "drop" else "truncated": 2 * lost}
+    assert sum(len(batch.tokens) for batch in found) == now.packed_tokens_total == 2 * (sum(sizes) - lost)
+
+
+def fails_on_each_tenth(row: dict[str, Any]) -> list[int] | None:
+    if row["id"] % 10 == 3:
+        raise ValueError("it is no good")
+
+    return None if row["id"] % 10 == 7 else numbered(row)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("every", [10_000, 3], ids=["in one go", "resumed often"])
+@ways
+def test_bad_and_dropped_rows_are_passed_over_and_counted_once(path, knobs, every):
+    kept = {row: 2 * size for row, size in enumerate(SIZES) if row % 10 not in {3, 7}}
+    settings = {"tokenize_fn": fails_on_each_tenth, "bad_rows": "skip", "epochs": 2}
+
+    found, loader = resumed_often(path, every, **settings, **knobs)
+
+    missing = (Counter(kept) - tokens_of(found)).total()
+    assert missing == (sum(kept.values()) % MAX_LENGTH if knobs.get("packing") is HARD else 0)
+    now = loader.statistics()
+    if knobs.get("plan_packs"):
+        assert sum(now.excluded_rows.values()) == len(SIZES) - len(kept)
+    else:
+        assert now.bad_rows_total == 2 * sum(row % 10 == 3 for row in range(len(SIZES)))
+
+
+# What stops a loop
+
+LONG = [20] * 50 + [MAX_LENGTH + 1] + [20] * 10
+STOPS: dict[str, tuple[list[int], Knobs, type[Exception], str]] = {
+    "a sample too long for a pack": (LONG, {"packing": SOFT}, ConfigError, r"AD450 .*rows\.jsonl:51 \(byte offset "),
+    **{
+        f"a bad row, {name}": (SIZES, {**knobs, "tokenize_fn": fails_on_each_tenth}, BadRowError, "AD421 .*no good")
+        for name, knobs in PACKED.items()
+    },
+    "all of them are": (
+        [100, 200, 300],
+        {"packing": SoftPacking(max_length=64, overlong="drop")},
+        NoSamplesError,
+        "AD401 epoch 0: no sample could be packed: 3 by overlong",
+    ),
+    **{
+        f"none has a token, {name}": ([0] * 30, knobs, NoSamplesError, "AD401")
+        for name, knobs in WAYS.items()
+        if knobs and "plan_packs" not in knobs
+    },
+    "fewer packs than a batch, the rest of which is dropped": (
+        [5, 6, 7],
+        {"packing": SOFT, "epochs": 1, "drop_last": True, "batch_size": 2},
+        NoSamplesError,
+        "AD406 epoch 0 has 1 pack",
+    ),
+    **{
+        f"no hard pack is full, {name}": ([5, 6, 7], knobs, ConfigError, f"AD453 .* {n} tokens.*max_length=64.*keep_t")
+        for name, n, knobs in (
+            ("in an epoch", 18, {"packing": HARD_BY_EPOCH}),
+            ("in an epoch, grouped", 18, {"packing": HARD_BY_EPOCH, "length_grouping": GROUPING}),
+            ("in two epochs", 18, {"packing": HARD_BY_EPOCH, "epochs": 2}),
+            ("in one for all", 18, {"packing": HARD, "epochs": 1}),
+            ("in three for all", 54, {"packing": HARD, "epochs": 3, "length_grouping": GROUPING}),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize(("sizes", "knobs", "error", "message"), STOPS.values(), ids=STOPS)
+def test_a_loop_is_stopped_and_again_and_after_a_resume_if(tmp_path, sizes, knobs, error, message):
+    path = write(tmp_path / "rows.jsonl", sizes)
+    with make(path, **{"shuffle": False, **knobs}) as loader:
+        for _ in range(2):
+            with pytest.raises(error, match=message):
+                list(loader)
+        state = loader.state_dict()
+
+    with make(path, **{"shuffle": False, **knobs}) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(error):
+            list(loader)
+
+
+def test_a_hard_pack_that_fills_over_several_epochs_is_no_error(few):
+    with make(few, packing=HARD, epochs=5) as loader:
+        assert len(list(loader)) == 1
+        assert list(loader) == []
+        assert loader.statistics().unpacked_tokens_total == {"tail": 5 * 18 - MAX_LENGTH}
+
+
+# States
+
+
+def test_a_state_holds_no_tokens_and_survives_json_and_a_file(path, tmp_path):
+    knobs: Knobs = {"packing": SOFT, "length_grouping": LengthGrouping(window=4), "epochs": 2}
+    with make(path, **knobs) as loader:
+        list(loader)
+        state = json.dumps(loader.state_dict())
+        loader.save(tmp_path / "run.snapshot")
+        rest = list(loader)
+
+    assert len(json.dumps(json.loads(state)["packing"])) < 4000
+    for load in (
+        lambda one: one.load_state_dict(json.loads(state)),
+        lambda one: one.restore(tmp_path / "run.snapshot"),
+    ):
+        with make(path, **knobs) as loader:
+            load(loader)
+            assert loader.epoch == 1
+            assert list(loader) == rest
+
+
+def test_a_state_of_another_packing_or_grouping_is_refused_by_name(path):
+    others: list[Knobs] = [
+        {"packing": SOFT, "length_grouping": GROUPING},
+        {"packing": HARD},
+        {"packing": BY_EPOCH},
+        {"packing": SoftPacking(max_length=MAX_LENGTH, window_samples=9, window_tokens=2 * MAX_LENGTH)},
+        {"packing": SoftPacking(max_length=MAX_LENGTH + 1, window_samples=8, window_tokens=2 * MAX_LENGTH)},
+        {"packing": WITH_TAIL},
+        {"length_grouping": GROUPING},
+        {"length_grouping": LengthGrouping(window=9)},
+        {},
+    ]
+    states = [state_after(path, 1, **RANK, **knobs) for knobs in others]
+
+    for here, knobs in enumerate(others):
+        with make(path, **RANK, **knobs) as loader:
+            for there, state in enumerate(states):
+                if here != there:
+                    with pytest.raises(SnapshotMismatchError, match=r"packing|length_grouping"):
+                        loader.load_state_dict(state)
+            loader.load_state_dict(states[here])
+
+
+@pytest.mark.parametrize(("allowed", "other"), [("seed", {"seed": 7}), ("order", {"packing": HARD_BY_EPOCH})])
+@pytest.mark.parametrize(
+    "knobs",
+    [pytest.param(way, id=name, marks=() if name == "soft" else pytest.mark.thorough) for name, way in PACKED.items()],
+)
+def test_where_another_seed_or_packing_is_allowed_the_next_epoch_begins(path, knobs, allowed, other):
+    state = state_after(path, 1, **RANK, **knobs)
+    with make(path, **RANK | knobs | other) as loader:
+        loader.load_state_dict(state, allow_changed={allowed})
+        assert loader.epoch == 1
+        found = list(stream(loader))
+    with make(path, **RANK | knobs | other) as loader:
+        loader.set_epoch(1)
+        assert list(stream(loader)) == found
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("knobs", "named"),
     [
         ({"n_samples_per_prompt": 2}, "n_samples_per_prompt"),
         ({"commit": "on_ack"}, "on_ack"),
         ({"buffer_filter": lambda buffer, number: buffer[:number]}, "buffer_filter"),
         ({"batch_size": None}, "batch_size"),
+        ({"ranks": {"rank": 2, "world_size": 2}}, "counted from 0"),
+        ({"ranks": {"rank": 1}}, "counted from 0"),
     ],
 )
-def test_settings_of_rollouts_are_refused_beside_packing(path: Path, given: dict[str, Any], named: str) -> None:
+def test_settings_that_do_not_go_with_packing_are_refused(path, knobs, named):
     with pytest.raises(ConfigError, match=named):
-        make(path, **given)
+        make(path, packing=SOFT, **knobs)
 
 
-@pytest.mark.parametrize("given", [{}, {"packing": None, "ranks": Ranks(world_size=2)}])
-def test_calls_of_rollouts_say_that_batches_come_from_a_loop(path: Path, given: dict[str, Any]) -> None:
-    with make(path, **given) as loader:
+@pytest.mark.parametrize("knobs", [{"packing": SOFT}, {"ranks": {"world_size": 2}}, {"length_grouping": GROUPING}])
+def test_calls_of_rollouts_say_that_batches_come_from_a_loop(path, knobs):
+    with make(path, **knobs) as loader:
         for call in (loader.get_next_batch, loader.get_samples, loader.add_samples):
             with pytest.raises(ConfigError, match="come from a `for` loop"):
-                call(2)  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("given", [{"ranks": {"rank": 2, "world_size": 2}}, {"ranks": {"rank": 1}}])
-def test_a_rank_that_does_not_exist_is_refused(path: Path, given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="counted from 0"):
-        make(path, **given)
-
-
-def test_ranks_without_packing_cut_batches_of_the_one_order(path: Path) -> None:
-    def rows(loader: DataLoader, number: int | None = None) -> list[list[int]]:
-        return [[int(sample.tokens[0]) for sample in batch] for batch in islice(iter(loader), number)]
-
-    with make(path, packing=None, batch_size=6) as loader:
-        whole = rows(loader)
-    loaders = [make(path, packing=None, batch_size=3, ranks=Ranks(world_size=2, rank=rank)) for rank in range(2)]
-    shares = [rows(loader, 10) for loader in loaders]
-    states = [loader.state_dict() for loader in loaders]
-    for loader in loaders:
-        loader.close()
-    again = make(path, packing=None, batch_size=6)
-    with again:
-        again.load_state_dict(states[1])
-        rest = rows(again)
-
-    assert [sorted([*one, *other]) for one, other in zip(*shares, strict=True)] == [sorted(b) for b in whole[:10]]
-    assert shares[0] == [batch[::2] for batch in whole[:10]]
-    assert rest == whole[10:]
-
-
-def test_the_last_batch_of_ranks_without_packing_is_filled_or_dropped(path: Path) -> None:
-    def sizes(round_up: bool | None = None, **given: Any) -> list[Any]:
-        ranks = [Ranks(world_size=2, rank=rank, round_up=round_up) for rank in range(2)]
-        loaders = [make(path, packing=None, batch_size=4, ranks=one, **given) for one in ranks]
-        found = [[len(batch) for batch in loader] for loader in loaders]
-        dropped = [loader.statistics().dropped_total for loader in loaders]
-        for loader in loaders:
-            loader.close()
-        return [*found, dropped[0]]
-
-    full = [4] * 18
-    assert sizes() == [[*full, 4], [*full, 4], {}]
-    assert sizes(round_up=False) == [[*full, 3], [*full, 3], {}]
-    assert sizes(drop_last=True) == [full, full, {"drop_last": 6}]
-
-
-def test_an_end_without_samples_is_no_batch(path: Path) -> None:
-    with make(path, packing=None, epochs=1, batch_size=4, shuffle=Shuffle(enabled=False)) as loader:
-        assert len(list(loader)) == -(-NUM_ROWS // 4)
-        with pytest.raises(EndOfData):
-            loader.get_next_batch(1)
+                call(2)

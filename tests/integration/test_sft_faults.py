@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import random
 import threading
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -31,16 +29,13 @@ from tests.support.ranks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
     from pathlib import Path
-
-    from asyncdata import DataLoader
 
 pytestmark = pytest.mark.thorough
 
 Knobs = dict[str, Any]
 
-NUM_TOKENS = 2000
 RANK: Knobs = {"ranks": {"rank": 1, "world_size": 2, "gradient_accumulation": 2}, "epochs": 2}
 
 ways = pytest.mark.parametrize("knobs", WAYS.values(), ids=WAYS)
@@ -49,7 +44,7 @@ packed_ways = pytest.mark.parametrize("knobs", PACKED.values(), ids=PACKED)
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    return write(tmp_path_factory.mktemp("rows") / "rows.jsonl", lengths(NUM_TOKENS, MAX_LENGTH - 4))
+    return write(tmp_path_factory.mktemp("rows") / "rows.jsonl", lengths(2000, MAX_LENGTH - 4))
 
 
 def whole_run(path: Path, **knobs: Any) -> list[Batch]:
@@ -64,122 +59,110 @@ def next_of(path: Path, state: dict[str, Any], **knobs: Any) -> Batch | None:
         return next(stream(loader), None)
 
 
-# Interrupts
+# Calls that fail
 
-STRIDE = 13
+
+class Interrupts:
+    """Each batch is interrupted at some instant, then at a later one, until it is through."""
+
+    error: type[BaseException] = KeyboardInterrupt
+    function: Knobs = {}
+    settings: Knobs = {}
+
+    def __init__(self) -> None:
+        self.chance = random.Random(0)
+        self.points = self.rising()
+
+    def rising(self) -> Iterator[int]:
+        point = self.chance.randrange(13)
+        while True:
+            yield point
+            point += 13 + point // 10
+
+    def step(self, loop: Any) -> Batch:
+        batch: Batch = interrupted_at(next(self.points), loop.__next__)
+        self.points = self.rising()
+        return batch
+
+
+class Timeouts:
+    """The 40th row comes after some calls have timed out."""
+
+    error: type[BaseException] = PrefetchTimeoutError
+
+    def __init__(self) -> None:
+        self.gate, self.num_failed = threading.Event(), 0
+        self.function: Knobs = {"tokenize_fn": self.tokenize}
+        self.settings: Knobs = {"timeout_s": 0.01, **self.function}
+
+    def tokenize(self, row: dict[str, Any]) -> list[int]:
+        if row["id"] == 40:
+            self.gate.wait()
+        return numbered(row)
+
+    def step(self, loop: Any) -> Batch:
+        self.num_failed += 1
+        if self.num_failed > 60:
+            self.gate.set()
+        batch: Batch = next(loop)
+        return batch
+
+
+class Collating:
+    """A collate function fails at times."""
+
+    error: type[BaseException] = ValueError
+    function: Knobs = {}
+
+    def __init__(self) -> None:
+        self.fails = itertools.cycle([True, False, True, True, False])
+        self.settings: Knobs = {"collate_fn": self.collate}
+
+    def collate(self, items: list[Any]) -> Batch:
+        if next(self.fails):
+            raise ValueError("not today")
+
+        return batch_of(items)
+
+    def step(self, loop: Any) -> Batch:
+        batch: Batch = next(loop)
+        return batch
 
 
 @ways
-def test_after_an_interrupt_at_any_instant_the_batch_comes_again_and_once(path, knobs):
-    """Interrupted at some instant, then at a later one, until it is through; other instants for each batch."""
-    run = whole_run(path, **RANK, **knobs)
-    chance, num_interrupts, found = random.Random(0), 0, []
-    with make(path, **RANK, **knobs) as loader:
+@pytest.mark.parametrize("kind", [Interrupts, Timeouts, Collating])
+def test_the_batch_of_a_call_that_failed_comes_again_and_once_also_after_a_resume(path, knobs, kind):
+    fault, run = kind(), whole_run(path, **RANK, **knobs)
+    found, states, chance = list[Batch](), [], random.Random(1)
+    with make(path, **{**RANK, **knobs, **fault.settings}) as loader:
         loop = iter(loader)
-        while len(found) < 15:
-            point = chance.randrange(STRIDE)
-            while (batch := interrupted(point, loop)) is None:
-                num_interrupts += 1
-                point += STRIDE + point // 10
+        while len(found) < len(run):
+            try:
+                found.append(fault.step(loop))
+                assert found[-1] == run[len(found) - 1], f"batch {len(found) - 1}, after {len(states)} failures"
+            except fault.error:
+                states.append((len(found), loader.state_dict()))
                 loop = chance.choice([loop, iter(loader)])
-            if batch is OVER:
+            except StopIteration:
                 loop = iter(loader)
-                continue
 
-            found.append(batch)
-            assert batch == run[len(found) - 1], f"batch {len(found) - 1}, after {num_interrupts} interrupts"
-
-    assert num_interrupts > 50
-
-
-OVER = object()
-
-
-def interrupted(point: int, loop: Any) -> Any:
-    """The loop's next batch, or OVER; None if the interrupt came first."""
-    try:
-        return interrupted_at(point, loop.__next__)
-    except KeyboardInterrupt:
-        return None
-    except StopIteration:
-        return OVER
+    assert len(states) >= 5
+    for number, state in states[:: max(1, len(states) // 12)]:
+        assert next_of(path, state, **RANK, **knobs, **fault.function) == run[number]
 
 
 @packed_ways
-def test_a_state_taken_after_an_interrupt_continues_with_the_batch_that_was_not_delivered(path, knobs):
-    run = whole_run(path, **RANK, **knobs)
-    chance, found = random.Random(1), 0
-    with make(path, **RANK, **knobs) as loader:
-        loop = iter(loader)
-        while found < 12:
-            for point in [chance.randrange(150), chance.randrange(400), 10**9]:
-                batch = interrupted(point, loop)
-                if batch is not None:
-                    break
+def test_a_collate_function_that_asks_for_the_state_is_told_of_the_batch_before(path, knobs):
+    run, states = whole_run(path, **RANK, **knobs), []
 
-                state = loader.state_dict()
-                assert next_of(path, state, **RANK, **knobs) == run[found]
-            if batch is OVER:
-                loop = iter(loader)
-                continue
+    def collate(items: list[Any]) -> Batch:
+        states.append(loader.state_dict())
+        return batch_of(items)
 
-            assert batch == run[found]
-            found += 1
-
-
-# Timeouts
-
-GATE = threading.Event()
-
-
-def gated(row: dict[str, Any]) -> list[int]:
-    """Waits, at the 40th row, until a test lets it go on."""
-    if row["id"] == 40:
-        GATE.wait()
-    return numbered(row)
-
-
-@ways
-def test_a_timeout_takes_nothing(path, knobs):
-    knobs = {**RANK, **knobs, "tokenize_fn": gated}
-    GATE.set()
-    run = whole_run(path, **knobs)
-    GATE.clear()
-    try:
-        with make(path, timeout_s=0.01, **knobs) as loader:
-            found, num_timeouts = [], 0
-            batches = stream_over_timeouts(loader)
-            for batch in batches:
-                if batch is not None:
-                    found.append(batch)
-                    continue
-
-                num_timeouts += 1
-                state, num_before = loader.state_dict(), len(found)
-                if num_timeouts == 5:
-                    GATE.set()
-        assert num_timeouts >= 5
-        assert found == run
-        assert next_of(path, state, **knobs) == run[num_before]
-    finally:
-        GATE.set()
-
-
-def stream_over_timeouts(loader: DataLoader) -> Iterable[Batch | None]:
-    """All batches; None for a call that timed out."""
-    is_over = False
-    while not is_over:
-        is_over, loop = True, iter(loader)
-        while True:
-            try:
-                batch = next(loop)
-            except PrefetchTimeoutError:
-                yield None
-                continue
-            except StopIteration:
-                break
-            is_over = False
-            yield batch
+    with make(path, **RANK, **knobs, collate_fn=collate) as loader:
+        assert list(stream(loader)) == run
+    for number in range(0, len(run), 6):
+        assert next_of(path, states[number], **RANK, **knobs) == run[number]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -191,76 +174,20 @@ def test_an_async_loop_gives_the_same_batches_and_a_cancelled_call_takes_nothing
         found: list[Batch] = []
         settings = {"shuffle": SHUFFLE, "num_workers": 0, "batch_size": 1, "collate_fn": batch_of, **RANK, **knobs}
         async with AsyncDataLoader(path, tokenize_fn=numbered, **settings) as loader:
-            is_over = False
-            while not is_over:
-                is_over, loop = True, aiter(loader)
-                while True:
-                    with anyio.CancelScope() as scope, contextlib.suppress(StopAsyncIteration):
-                        scope.cancel()
-                        found.append(await anext(loop))  # a call that need not wait comes through
-                        is_over = False
-                    try:
-                        found.append(await anext(loop))
-                    except StopAsyncIteration:
-                        break
-                    is_over = False
-        return found
+            loop = aiter(loader)
+            for is_cancelled in itertools.cycle([True, False]):
+                if len(found) == len(run):
+                    return found
+                try:
+                    with anyio.CancelScope() as scope:
+                        if is_cancelled:
+                            scope.cancel()
+                        found.append(await anext(loop))  # a cancelled call that need not wait comes through
+                except StopAsyncIteration:
+                    loop = aiter(loader)
+        raise AssertionError("never")
 
     assert anyio.run(main, backend=backend) == run
-
-
-# Collate functions
-
-
-@ways
-def test_a_batch_whose_collate_function_failed_comes_again(path, knobs):
-    run = whole_run(path, **RANK, **knobs)
-    fails = itertools.cycle([True, False, True, True, False])
-
-    def collate(items: list[Any]) -> Batch:
-        if next(fails):
-            raise ValueError("not today")
-
-        return batch_of(items)
-
-    found: list[Batch] = []
-    with make(path, **RANK, **knobs, collate_fn=collate) as loader:
-        loop, before = iter(loader), loader.state_dict()
-        while len(found) < len(run):
-            try:
-                found.append(next(loop))
-            except ValueError:
-                state = loader.state_dict()
-                assert_alike(state, before, path, knobs)
-            except StopIteration:
-                loop = iter(loader)
-            else:
-                before = loader.state_dict()
-
-    assert found == run
-
-
-def assert_alike(state: dict[str, Any], before: dict[str, Any], path: Path, knobs: Knobs) -> None:
-    """The states are equal, or at least what follows them: D may be read from a later place."""
-    if settled(state) != settled(before):
-        assert next_of(path, state, **RANK, **knobs) == next_of(path, before, **RANK, **knobs)
-
-
-@packed_ways
-def test_a_collate_function_that_asks_for_the_state_is_told_of_the_batch_before(path, knobs):
-    run = whole_run(path, **RANK, **knobs)
-    states: list[dict[str, Any]] = []
-
-    def collate(items: list[Any]) -> Batch:
-        states.append(loader.state_dict())
-        return batch_of(items)
-
-    with make(path, **RANK, **knobs, collate_fn=collate) as loader:
-        found = list(stream(loader))
-
-    assert found == run
-    for number in range(0, len(run), 6):
-        assert next_of(path, states[number], **RANK, **knobs) == run[number]
 
 
 # States
@@ -292,91 +219,16 @@ def test_states_taken_all_the_time_by_another_thread_each_go_on_with_a_batch_and
 
 
 @ways
-def test_states_before_the_first_batch_twice_in_a_row_and_behind_the_end(path, knobs):
-    run = whole_run(path, **RANK, **knobs)
+def test_a_loader_in_use_can_be_set_back_and_forth_from_the_first_batch_to_behind_the_end(path, knobs):
+    run, chance = whole_run(path, **RANK, **knobs), random.Random(3)
     with make(path, **RANK, **knobs) as loader:
-        first, second = loader.state_dict(), loader.state_dict()
-        batches = stream(loader)
-        next(batches)
-        third, fourth = loader.state_dict(), loader.state_dict()
-        rest = list(batches)
-        end, again = loader.state_dict(), loader.state_dict()
+        states = [loader.state_dict(), *(loader.state_dict() for _ in stream(loader))]
         assert list(loader) == []
-        later = loader.state_dict()
-
-    assert settled(first) == settled(second)
-    assert settled(third) == settled(fourth)
-    assert settled(end) == settled(again)
-    assert rest == run[1:]
-    assert next_of(path, first, **RANK, **knobs) == run[0]
-    assert next_of(path, third, **RANK, **knobs) == run[1]
-    assert next_of(path, end, **RANK, **knobs) is None
-    assert next_of(path, later, **RANK, **knobs) is None
-
-
-@ways
-def test_a_finished_run_goes_on_with_more_epochs(path, knobs):
-    longer = {**RANK, "epochs": 3}
-    with make(path, **RANK, **knobs) as loader:
-        num_batches = sum(1 for _ in stream(loader))
-        state = loader.state_dict()
-    with make(path, **longer, **knobs) as loader:
-        loader.load_state_dict(state)
-        rest = list(stream(loader))
-
-    third = Counter(token for batch in rest for token in batch.tokens)
-    assert num_batches
-    assert rest
-    assert max(third.values()) <= 2  # once, and once more where the last batch was filled up
-
-
-@ways
-def test_a_loader_in_use_can_be_set_back_and_forth(path, knobs):
-    run = whole_run(path, **RANK, **knobs)
-    chance, states = random.Random(3), []
-    with make(path, **RANK, **knobs) as loader:
-        states.append(loader.state_dict())
-        states += (loader.state_dict() for _ in stream(loader))
-        for _ in range(20):
-            place = chance.randrange(len(run))
+        assert settled(loader.state_dict()) == settled(loader.state_dict())
+        for place in [len(run), 0, *(chance.randrange(len(run)) for _ in range(20)), len(run)]:
             loader.load_state_dict(states[place])
+            assert settled(loader.state_dict()) == settled(states[place])
             assert list(itertools.islice(stream(loader), 4)) == run[place : place + 4]
-
-
-@packed_ways
-def test_an_abandoned_loop_and_a_new_one_go_on_where_the_loader_is(path, knobs):
-    run = whole_run(path, **RANK, **knobs)
-    found: list[Batch] = []
-    with make(path, **RANK, **knobs) as loader:
-        while len(found) < len(run):
-            found += itertools.islice(loader, 3)
-
-    assert found == run
-
-
-@packed_ways
-def test_two_threads_share_the_batches_of_a_loop(path, knobs):
-    run = whole_run(path, **RANK, **knobs)
-    found: list[list[Batch]] = [[], []]
-    with make(path, **RANK, **knobs) as loader:
         loop = iter(loader)
-        threads = [threading.Thread(target=lambda batches=batches: batches.extend(loop)) for batches in found]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        rest = list(stream(loader))
-
-    assert Counter(itertools.chain(*found, rest)) == Counter(run)
-    for batches in found:
-        places = iter(run)
-        assert all(batch in places for batch in batches), "each thread has its batches in their order"
-
-
-@packed_ways
-def test_a_loop_over_a_closed_loader_says_so(path, knobs):
-    with make(path, **RANK, **knobs) as loader:
-        loop = iter(loader)
-        next(loop)
     with pytest.raises(LoaderClosedError):
         next(loop)

@@ -59,9 +59,7 @@ UNPACKED: dict[str, Knobs] = {
     "not packed, rows in full order of kept ones": {"shuffle": RowShuffle(only_kept=True), "cache": {"folder": ""}},
 }
 
-
 RACED = ("soft, grouped", "planned, soft, grouped", "XTuner's soft packs and grouping", "not packed, planned, grouped")
-
 
 # Of each packing, of each grouping, and of each order of rows one.
 WITH_WORKERS = ("soft", "soft, each epoch by itself, grouped", "hard, grouped", "soft, rows in full order", *RACED)
@@ -134,37 +132,14 @@ def assert_same(found: list[Batch], wanted: list[Batch | None], where: str) -> N
 
 @pytest.mark.thorough
 @every_cut
-@parametrized(PACKED)
+@parametrized(PACKED | UNPACKED)
 def test_resumed_at_any_of_40_cuts_in_epochs_of_16_steps_the_batches_are_those_of_the_uninterrupted_run(
-    packed_rows, knobs, every
+    packed_rows, plain_rows, knobs, every
 ):
-    ends = check_cuts(packed_rows, 12, every, **knobs)
+    is_packed = "packing" in knobs
+    ends = check_cuts(packed_rows if is_packed else plain_rows, 12, every, batch_size=1 if is_packed else 2, **knobs)
 
     assert len(ends) == 2, "two epochs end between the cuts"
-
-
-@pytest.mark.thorough
-@every_cut
-@parametrized(UNPACKED)
-def test_resumed_at_any_of_40_cuts_without_packing(plain_rows, knobs, every):
-    ends = check_cuts(plain_rows, 12, every, batch_size=2, **knobs)
-
-    assert ends == [16, 32]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_steps", [STEPS_PER_EPOCH + 4, pytest.param(NUM_CUTS, marks=pytest.mark.slow)])
-@parametrized({name: PACKED[name] for name in ("soft, grouped", "hard", "soft, each epoch by itself, grouped")})
-def test_resumed_again_and_again_after_every_step_it_is_still_the_uninterrupted_run(packed_rows, knobs, num_steps):
-    wanted, _ = run(packed_rows, num_steps, **knobs)
-    state, found = None, []
-    for _ in range(num_steps):
-        with Ranks(packed_rows, 2, state, gradient_accumulation=2, **knobs) as ranks:
-            found += list(ranks.steps(1))
-            state = found[-1].state
-
-    assert [step.batches for step in found] == [step.batches for step in wanted[1:]]
-    assert found[-1].state["packing"]["num_packs"] == wanted[-1].state["packing"]["num_packs"]
 
 
 @pytest.mark.thorough
@@ -287,16 +262,6 @@ def test_ranks_and_batches_may_change_at_a_restart_and_no_sample_is_repeated_or_
     check_once(packed_rows, found, 2, leaves_out=is_xtuners(knobs))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("sizes", [[16, 32], [32, 16, 8]])
-@parametrized(UNPACKED)
-def test_large_batches_may_change_at_a_restart(plain_rows, knobs, sizes):
-    stages: list[tuple[Stage, int | None]] = [((2, size, 1), 1) for size in sizes[:-1]]
-    found = through(plain_rows, [*stages, ((2, sizes[-1], 1), None)], epochs=3, round_up=False, **knobs)
-
-    check_once(plain_rows, found, 3)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_any_data_packing_ranks_and_cuts_deliver_every_token_once_an_epoch(tmp_path, seed):
     rng = random.Random(seed)
@@ -329,17 +294,6 @@ def random_packing(rng: random.Random, *, across_epochs: bool) -> SoftPacking | 
 
 
 # Whole runs
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("knobs", "world_size"), each_value(PACKED, [1, 3]))
-def test_a_run_of_three_epochs_has_every_sample_once_an_epoch_in_packs_that_are_not_too_long(
-    packed_rows, knobs, world_size
-):
-    found = through(packed_rows, [((world_size, 1, 1), None)], epochs=3, round_up=False, **knobs)
-
-    check_once(packed_rows, found, 3, leaves_out=is_xtuners(knobs))
-    assert all(0 < len(tokens) <= MAX_LENGTH for tokens in found.packs)
 
 
 @pytest.mark.thorough

@@ -4,41 +4,47 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gzip
 import json
 import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from asyncdata import (
     BadRows,
+    ChatTokenizeFn,
     DataLoader,
     LoaderClosedError,
     Mix,
     Outcomes,
     Part,
     PassRate,
+    Position,
     PrefetchTimeoutError,
     PromptTokenizeFn,
     SoftPacking,
     Telemetry,
-    TextTokenizeFn,
 )
 from asyncdata.core.log import get_logger
+from asyncdata.delivery.channel import Channel
 from asyncdata.demo import tokenizer_folder
 from asyncdata.loader import service
 from asyncdata.telemetry import record_file, recorder
-from asyncdata.telemetry.chunk_watch import keys_of
+from asyncdata.telemetry.chunk_watch import ChunkWatch, keys_of
 from asyncdata.telemetry.reader import read
-from asyncdata.telemetry.records import EDGES, Place
+from asyncdata.telemetry.records import EDGES, MAX_OF_REASON, Place
+from tests.support.chunks import chunk_of
 from tests.support.faults import until
 from tests.support.loaders import make, state_after
 from tests.support.loading import write_rows
 from tests.support.ranks import settled
-from tests.support.tokenize_fns import fails_on_13, kills_on_13
+from tests.support.tokenize_fns import every_third_dropped, fails_on_13, kills_on_13
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,9 +52,11 @@ if TYPE_CHECKING:
 
     from asyncdata import Sample
     from asyncdata.telemetry.reader import Run
+    from asyncdata.telemetry.records import Interval
 
 NUM_ROWS = 200
 CLOSE_TIMEOUT_S = recorder._CLOSE_TIMEOUT_S  # noqa: SLF001 - as it is; each test makes it longer
+AT_ONCE: dict[str, Any] = {"interval_s": 0.001}
 
 
 @pytest.fixture
@@ -61,25 +69,44 @@ def folder(tmp_path) -> Path:
     return tmp_path / "runs/a"
 
 
+def place_of(sample: Sample) -> Place:
+    at = sample.position
+    assert at is not None
+    return Place(at.epoch, at.window, at.row)
+
+
 def smallest(samples: Iterable[Sample], most: int) -> list[Place]:
     """The places of the samples with the smallest keys."""
-    import numpy as np
-
-    keys = {}
-    for sample in samples:
-        at = sample.position
-        assert at is not None
-        keys[Place(at.epoch, at.window, at.row)] = int(keys_of(at, np.zeros(1, np.int64))[0])
+    keys = {place_of(sample): int(keys_of(sample.position, np.zeros(1, np.int64))[0]) for sample in samples}
     return sorted(sorted(keys, key=keys.__getitem__)[:most])
 
 
-def records_lengths(run: Run, samples: Iterable[Sample]) -> bool:
-    """Whether the histogram has the lengths of these samples."""
-    counts: dict[int, int] = {}
-    for sample in samples:
-        edge = max(edge for edge in EDGES if edge <= len(sample.tokens))
-        counts[edge] = counts.get(edge, 0) + 1
-    return run.lengths() == dict(sorted(counts.items()))
+def histogram(samples: Iterable[Sample]) -> dict[int, int]:
+    """How many samples are in each bucket of lengths."""
+    return Counter(max(edge for edge in EDGES if edge <= len(sample.tokens)) for sample in samples)
+
+
+def totals_of(run: Run) -> Interval:
+    assert run.totals is not None
+    return run.totals
+
+
+def events_of(folder: Path) -> list[str]:
+    return [event.name for start in read(folder).starts for event in start.events]
+
+
+def run_of(source: Any, folder: Path, function: Any = every_third_dropped, **knobs: Any) -> Run:
+    """The telemetry of an epoch."""
+    with make(source, function, epochs=1, batch_size=10, **{"telemetry": folder, **knobs}) as loader:
+        assert sum(map(len, loader)) > 0
+    return read(folder)
+
+
+def parts_of(tmp_path: Path, *names: str, num_rows: int = 100) -> dict[str, Path]:
+    return {name: write_rows(tmp_path / f"{name}.jsonl", num_rows) for name in names}
+
+
+# What is recorded
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -90,23 +117,19 @@ def test_a_run_is_recorded_as_it_was_delivered(path, folder, num_workers):
 
     run = read(folder)
     (start,) = run.starts
-    assert run.totals is not None
-    assert (run.totals.samples, run.totals.tokens) == (150, statistics.tokens_total)
-    assert (run.totals.calls, run.totals.waits) == (30, statistics.waits_total)
-    assert sum(run.totals.wait_s.values()) == pytest.approx(statistics.data_wait_seconds_total)
+    totals = totals_of(run)
+    assert (totals.samples, totals.tokens, totals.calls) == (150, statistics.tokens_total, 30)
+    assert totals.waits == statistics.waits_total
+    assert sum(totals.wait_s.values()) == pytest.approx(statistics.data_wait_seconds_total)
     assert [sample.place for sample in run.samples()] == smallest(samples, 8)
-    assert records_lengths(run, samples)
+    assert run.lengths() == histogram(samples)
     assert start.end is not None and "with" in start.end.reason
     assert start.intervals[0].begins
     assert statistics.telemetry_lost_total == {}
 
 
 def test_how_much_a_pack_holds_is_recorded(path, folder):
-    packing = SoftPacking(max_length=128)
-
-    with make(
-        path, TextTokenizeFn(tokenizer_folder(), text_key="pad"), packing=packing, batch_size=1, telemetry=folder
-    ) as loader:
+    with make(path, packing=SoftPacking(max_length=128), batch_size=1, telemetry=folder) as loader:
         next(iter(loader))
 
     header = read(folder).starts[0].header
@@ -120,35 +143,33 @@ def test_a_sample_is_recorded_with_its_tokens_its_place_and_its_line(tmp_path, f
     function = PromptTokenizeFn(tokenizer=tokenizer_folder(), label_key="label")
 
     with make(path, function, epochs=1, batch_size=5, telemetry=folder) as loader:
-        samples = {sample.position: sample for batch in loader for sample in batch}
+        samples = {place_of(sample): sample for batch in loader for sample in batch}
 
     recorded = read(folder).samples()
     assert len(recorded) == 20
     for record in recorded:
-        sample = next(each for at, each in samples.items() if (at.epoch, at.window, at.row) == record.place)
+        sample = samples[record.place]
         assert sample.source is not None
         assert "".join(piece.text for piece in record.pieces) == sample.prompt
         assert (record.ids, record.num_tokens) == (sample.tokens.tolist(), len(sample.tokens))
         assert (record.path, record.byte_offset) == (sample.source.path, sample.source.byte_offset)
         assert record.line == sample.source.line_number()
-        assert json.loads(record.label) == sample.label
-        assert json.loads(record.metadata) == sample.metadata
+        assert (json.loads(record.label), json.loads(record.metadata)) == (sample.label, sample.metadata)
         assert not record.is_cut
 
 
 def test_a_run_that_resumes_is_recorded_as_one(path, folder):
-    state = state_after(path, 60, telemetry=Telemetry(folder=str(folder), samples=8))
-    with make(path, telemetry=Telemetry(folder=str(folder), samples=8)) as loader:
+    telemetry = Telemetry(folder=str(folder), samples=8)
+    state = state_after(path, 60, telemetry=telemetry)
+    with make(path, telemetry=telemetry) as loader:
         loader.load_state_dict(state)
-        rest = loader.get_next_batch(50)
+        loader.get_next_batch(50)
     with make(path) as loader:
         samples = loader.get_next_batch(110)
 
     run = read(folder)
     assert [start.origin[0] for start in run.starts] == [0, 60]
-    assert run.totals is not None
-    assert run.totals.samples == 110
-    assert len(rest) == 50
+    assert totals_of(run).samples == 110
     assert [sample.place for sample in run.samples()] == smallest(samples, 8)
 
 
@@ -160,32 +181,27 @@ def test_a_state_that_is_loaded_in_the_middle_counts_what_it_repeats_once(path, 
         loader.load_state_dict(state)
         loader.get_next_batch(20)
 
-    run = read(folder)
-    steps = [step.samples for step in run.starts[0].differences()]
-    counted = [step.samples for step in run.starts[0].differences(only_counted=True)]
-    assert run.totals is not None
-    assert (sum(steps), run.totals.samples) == (120, 60)
-    assert counted == [20]
+    (start,) = read(folder).starts
+    assert totals_of(read(folder)).samples == 60
+    assert sum(step.samples for step in start.differences()) == 120
+    assert [step.samples for step in start.differences(only_counted=True)] == [20]
 
 
 def test_the_parts_of_a_mixture_are_recorded_with_their_targets(tmp_path, folder):
     weights = {"a": 3, "b": 1}
-    parts = {name: Part(write_rows(tmp_path / f"{name}.jsonl", 100), weight=weights[name]) for name in weights}
+    parts = {name: Part(path, weight=weights[name]) for name, path in parts_of(tmp_path, "a", "b").items()}
 
     with make(Mix(parts, quota=4), telemetry=Telemetry(folder=str(folder), samples=8)) as loader:
         samples = loader.get_next_batch(40)
 
     run = read(folder)
-    assert run.totals is not None
-    assert {name: (part.samples, part.target) for name, part in run.totals.by_source.items()} == {
-        "a": (30, 0.75),
-        "b": (10, 0.25),
-    }
+    found = {name: (part.samples, part.target) for name, part in totals_of(run).by_source.items()}
+    assert found == {"a": (30, 0.75), "b": (10, 0.25)}
     assert run.header.sources == ["a", "b"]
     for name in ("a", "b"):
         places = [sample.place for sample in run.samples() if sample.source == name]
         assert places == smallest([sample for sample in samples if sample.source_name == name], 4)
-    assert records_lengths(run, samples)
+    assert run.lengths() == histogram(samples)
 
 
 def test_groups_given_back_and_scores_are_counted(path, folder):
@@ -195,43 +211,29 @@ def test_groups_given_back_and_scores_are_counted(path, folder):
         loader.report(groups, [[1.0, 1.0] if number < 3 else [0.0, 1.0] for number in range(10)])
         loader.add_samples(groups[:2])
 
-    totals = read(folder).totals
-    assert totals is not None
+    totals = totals_of(read(folder))
     assert (totals.returned, totals.staleness) == (2, {8: 2})
     assert (totals.group_sizes, totals.degenerate) == ({2: 10}, 3)
 
 
-def test_bad_rows_and_events_are_recorded(path, folder):
-    with make(path, fails_on_13, bad_rows="skip", epochs=1, batch_size=10, telemetry=folder) as loader:
-        assert sum(map(len, loader)) == NUM_ROWS - 1
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_bad_rows_are_recorded_with_their_part(tmp_path, folder, shuffle):
+    paths = parts_of(tmp_path, "one", "two", num_rows=20)
+    mix = Mix({name: Part(path, when_done="leave") for name, path in paths.items()})
 
-    (start,) = read(folder).starts
-    (bad,) = start.bad_rows
-    assert (bad.code, bad.path, bad.line) == ("AD421", str(path), 14)
-    assert "thirteen" in bad.reason
+    (start,) = run_of(mix, folder, fails_on_13, bad_rows="skip", shuffle=shuffle).starts
+
+    found = {(bad.source, bad.path, bad.line, bad.code) for bad in start.bad_rows}
+    assert found == {(name, str(path), 14, "AD421") for name, path in paths.items()}
+    assert all("thirteen" in bad.reason for bad in start.bad_rows)
     assert "row.bad" in [event.name for event in start.events]
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_the_bad_rows_of_a_mixture_have_their_part(tmp_path, folder, shuffle):
-    paths = {name: write_rows(tmp_path / f"{name}.jsonl", 20) for name in ("one", "two")}
-    mix = Mix({name: Part(path, when_done="leave") for name, path in paths.items()})
-    with make(mix, fails_on_13, bad_rows="skip", epochs=1, batch_size=10, telemetry=folder, shuffle=shuffle) as loader:
-        assert sum(map(len, loader)) == 38
-
-    (start,) = read(folder).starts
-    assert {bad.source: bad.path for bad in start.bad_rows} == {name: str(path) for name, path in paths.items()}
-
-
-def events_of(folder: Path) -> list[str]:
-    return [event.name for start in read(folder).starts for event in start.events]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_two_loaders_of_a_process_record_their_own_events_only(path, tmp_path, num_workers):
+@pytest.mark.parametrize(("function", "num_workers"), [(fails_on_13, 0), (fails_on_13, 1), (kills_on_13, 1)])
+def test_two_loaders_of_a_process_record_their_own_events_only(path, tmp_path, function, num_workers):
     knobs: dict[str, Any] = {"bad_rows": "skip", "num_workers": num_workers, "buffer_size": 1000}  # not tuned
     with (
-        make(path, fails_on_13, telemetry=tmp_path / "train", **knobs) as train,
+        make(path, function, telemetry=tmp_path / "train", **knobs) as train,
         make(path, telemetry=tmp_path / "eval", **knobs) as evaluation,
     ):
         for _ in range(NUM_ROWS // 10):  # their deliveries alternate in one thread
@@ -241,59 +243,107 @@ def test_two_loaders_of_a_process_record_their_own_events_only(path, tmp_path, n
         evaluation.load_state_dict(evaluation.state_dict())
         get_logger("test").warning("of.no_loader")
 
-    assert events_of(tmp_path / "train") == ["row.bad", "loader.timeout", "of.no_loader"]
+    lost = {"worker.lost"} if function is kills_on_13 else set()
+    assert set(events_of(tmp_path / "train")) == {"row.bad", "loader.timeout", "of.no_loader"} | lost
     assert events_of(tmp_path / "eval") == ["snapshot.restored", "of.no_loader"]
 
 
-def test_a_lost_worker_is_an_event_of_its_own_loader_only(path, tmp_path):
-    knobs: dict[str, Any] = {"bad_rows": "skip", "num_workers": 1, "buffer_size": 1000, "batch_size": 10, "epochs": 1}
-    with (
-        make(path, kills_on_13, telemetry=tmp_path / "train", **knobs) as train,
-        make(path, telemetry=tmp_path / "eval", **knobs) as evaluation,
-    ):
-        assert (sum(map(len, train)), sum(map(len, evaluation))) == (NUM_ROWS - 1, NUM_ROWS)
+# Dropped rows, and samples that were changed
 
-    assert "worker.lost" in events_of(tmp_path / "train")
-    assert events_of(tmp_path / "eval") == []
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_dropped_rows_are_recorded_with_reason_place_line_and_start(tmp_path, folder, num_workers):
+    paths = parts_of(tmp_path, "a", "b")
+    mix = Mix({name: Part(path, when_done="leave") for name, path in paths.items()})
+
+    run = run_of(mix, folder, num_workers=num_workers)
+
+    rows = run.dropped_rows()
+    assert len({row.place for row in rows}) == len(rows) == 2 * MAX_OF_REASON
+    assert {row.reason for row in rows} == set(totals_of(run).dropped)
+    for row in rows:
+        assert row.path == str(paths[row.source])
+        assert row.excerpt == paths[row.source].read_text().splitlines()[row.line - 1]
+        assert json.loads(row.excerpt)["id"] % 3 == 0
+
+
+def test_a_dropped_row_of_a_compressed_file_is_recorded_by_its_number(path, folder):
+    packed = path.with_suffix(".jsonl.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+
+    rows = run_of(packed, folder).dropped_rows()
+
+    assert len(rows) == MAX_OF_REASON
+    assert all(row.row_number % 3 == 0 and not row.excerpt for row in rows)
+
+
+def test_truncated_samples_are_recorded_beside_those_of_the_whole_run(tmp_path, folder):
+    path = tmp_path / "chats.jsonl"
+    chats = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x " * n}] for n in range(100)]
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    function = ChatTokenizeFn(tokenizer_folder(), max_length=90, overlong="truncate_right")
+
+    run = run_of(path, folder, function)
+    few = run_of(path, tmp_path / "few", function, telemetry=Telemetry(folder=str(tmp_path / "few"), samples=2))
+
+    truncated = [one for one in run.samples() if "truncated" in one.notes]
+    num_noted = totals_of(run).noted["truncated"]
+    assert min(MAX_OF_REASON, num_noted) <= len(truncated) <= num_noted
+    assert {one.num_tokens for one in truncated} == {90}
+    kept = sorted(few.samples(), key=lambda one: one.key)[:2]
+    assert {one.place for one in kept} <= {one.place for one in run.samples()}
+
+
+@pytest.mark.parametrize("texts", ["the same", "one each"])
+def test_of_a_run_that_drops_most_of_its_rows_few_are_recorded(texts):
+    watch, num_windows, num_rows = ChunkWatch(8, lambda _: True), 100, 100
+    found = []
+    for window in range(num_windows):
+        reasons = [f"too long{f': {window} {row}' if texts == 'one each' else ''}" for row in range(num_rows)]
+        watch.see(Channel(capacity=1000, max_bytes=1 << 20), chunk_of(*reasons, first=Position(0, window, 0)))
+        found += watch.dropped_rows()
+
+    if texts == "one each":
+        assert 0 < len(found) <= 20 * num_windows, "a reason for each row is not kept for each"
+        return
+    smallest_keys = sorted(row.key for row in found)[:MAX_OF_REASON]
+    most = 2 * MAX_OF_REASON * (1 + np.log(num_windows * num_rows / MAX_OF_REASON))
+    assert MAX_OF_REASON <= len(found) <= most
+    assert max(smallest_keys) < 2**53 * 3 * MAX_OF_REASON / (num_windows * num_rows), "of all rows, not the first ones"
+
+
+def test_a_recorder_without_samples_records_no_dropped_rows(path, folder):
+    run = run_of(path, folder, telemetry={"folder": str(folder), "samples": 0})
+
+    assert (run.samples(), run.dropped_rows()) == ([], [])
+    assert totals_of(run).dropped
 
 
 # What a file must not have
 
 
-def test_no_text_of_a_row_is_recorded_where_rows_are_not_shown(tmp_path, folder):
-    path = tmp_path / "rows.jsonl"
-    rows = [{"input": f"SECRET words {n}", "label": "SECRET", "metadata": {"k": "SECRET"}} for n in range(50)]
-    text = "".join(json.dumps(row) + "\n" for row in rows) + '{"input": "SECRET", \n'
-    path.write_text(text, encoding="utf-8")
-    function = PromptTokenizeFn(tokenizer=tokenizer_folder(), label_key="label")
-    bad_rows = BadRows(policy="skip", excerpts=False)
+@pytest.mark.parametrize("hidden", [("a", "b"), ("a",)], ids=["of no row", "of one part's"])
+def test_no_text_of_a_row_is_recorded_where_rows_are_not_shown(tmp_path, folder, hidden):
+    parts = {}
+    for name in ("a", "b"):
+        texts = [f"SECRET_{name} {n}" + " and so on" * (0 if n % 3 else 100) for n in range(50)]
+        rows = [{"input": text, "label": f"SECRET_{name}"} for text in texts]
+        text = "".join(json.dumps(row) + "\n" for row in rows) + f'{{"input": "SECRET_{name}", \n'
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        bad_rows = BadRows(policy="skip", excerpts=name not in hidden)
+        parts[name] = Part(tmp_path / f"{name}.jsonl", bad_rows=bad_rows, when_done="leave")
 
-    with make(path, function, bad_rows=bad_rows, epochs=1, batch_size=10, telemetry=folder) as loader:
-        assert sum(map(len, loader)) == 50
+    function = PromptTokenizeFn(tokenizer=tokenizer_folder(), label_key="label", max_length=50)
+    run = run_of(Mix(parts), folder, function, bad_rows=BadRows(policy="skip", excerpts=len(hidden) < 2))
 
     (file,) = folder.iterdir()
-    run = read(folder)
-    assert b"SECRET" not in file.read_bytes()
-    assert b'"ids"' not in file.read_bytes()
+    data = file.read_bytes()
+    assert [name for name in parts if f"SECRET_{name}".encode() in data] == [n for n in parts if n not in hidden]
+    assert (b'"ids"' in data) == (len(hidden) < 2)
     assert not run.header.shows_rows
-    assert len(run.samples()) == 50
-    assert len(run.starts[0].bad_rows) == 1
-
-
-def test_a_part_whose_rows_are_not_shown_is_recorded_without_text_and_the_others_with_it(tmp_path, folder):
-    for name in ("hidden", "shown"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"input": f"{name} words"}) + "\n")
-    parts = {
-        "hidden": Part(tmp_path / "hidden.jsonl", bad_rows=BadRows(excerpts=False)),
-        "shown": Part(tmp_path / "shown.jsonl"),
-    }
-
-    with make(Mix(parts), PromptTokenizeFn(tokenizer=tokenizer_folder()), telemetry=folder) as loader:
-        loader.get_next_batch(20)
-
-    (file,) = folder.iterdir()
-    assert b"hidden words" not in file.read_bytes()
-    assert b"shown" in b"".join("".join(p.text for p in each.pieces).encode() for each in read(folder).samples())
+    assert len(run.samples()) == 2 * 32
+    assert len(run.starts[0].bad_rows) == 2
+    assert len(run.dropped_rows()) == 2 * MAX_OF_REASON
 
 
 # What may happen to it
@@ -301,90 +351,109 @@ def test_a_part_whose_rows_are_not_shown_is_recorded_without_text_and_the_others
 
 def deliver(path: Path, folder: Path, **settings: Any) -> dict[str, int]:
     """Deliver two epochs; return what was not recorded."""
-    telemetry = Telemetry(folder=str(folder), interval_s=0.001, **settings)
+    telemetry = Telemetry(folder=str(folder), **AT_ONCE, **settings)
     with make(path, epochs=2, batch_size=10, telemetry=telemetry) as loader:
         assert sum(len(batch) for _ in range(2) for batch in loader) == 2 * NUM_ROWS
     return loader.statistics().telemetry_lost_total
 
 
 @pytest.fixture
-def warned(caplog):
-    return lambda: [record.event for record in caplog.records if getattr(record, "event", "") == "telemetry.lost"]
+def writes(monkeypatch, folder) -> Any:
+    """A function that has another one called in place of ``os.write`` for files of the folder."""
+    write = os.write
+
+    def replaced_by(other: Any) -> None:
+        def by_place(fd: int, data: bytes) -> int:
+            is_ours = os.readlink(f"/proc/self/fd/{fd}").startswith(str(folder))
+            return other(fd, data, write) if is_ours else write(fd, data)
+
+        monkeypatch.setattr(record_file.os, "write", by_place)
+
+    return replaced_by
 
 
-def test_a_folder_that_cannot_be_made_is_a_warning_and_a_number(path, tmp_path, warned):
+def num_warnings(caplog) -> int:
+    return [getattr(record, "event", "") for record in caplog.records].count("telemetry.lost")
+
+
+def test_a_folder_that_cannot_be_made_is_a_warning_and_a_number(path, tmp_path, caplog):
     (tmp_path / "file").write_text("")
 
-    lost = deliver(path, tmp_path / "file/runs")
-
-    assert lost["disk"] > 0
-    assert len(warned()) == 1
+    assert deliver(path, tmp_path / "file/runs")["disk"] > 0
+    assert num_warnings(caplog) == 1
 
 
-def test_a_full_disk_is_a_warning_and_a_number_and_leaves_whole_lines(path, folder, monkeypatch, warned):
+def test_a_full_disk_is_a_warning_and_a_number_and_leaves_whole_lines(path, folder, writes, caplog):
     """It is full after a thousand bytes, and again after each that is freed."""
-    write, room = os.write, [1000]
+    room = [1000]
 
-    def full(fd: int, data: bytes) -> int:
-        if not os.readlink(f"/proc/self/fd/{fd}").startswith(str(folder)):
-            return write(fd, data)
-
+    def full(fd: int, data: bytes, write: Any) -> int:
         if not room[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        written = write(fd, data[: room[0]])
+        written: int = write(fd, data[: room[0]])
         room[0] -= written
         return written
 
-    monkeypatch.setattr(record_file.os, "write", full)
+    writes(full)
 
-    lost = deliver(path, folder)
-
-    assert lost["disk"] > 0
-    assert len(warned()) == 1
+    assert deliver(path, folder)["disk"] > 0
+    assert num_warnings(caplog) == 1
     (start,) = read(folder).starts
     assert start.num_unread == 0
 
 
-def test_a_folder_that_is_removed_is_a_warning_and_a_number(path, folder, warned):
-    telemetry = Telemetry(folder=str(folder), interval_s=0.001)
+def telemetry_thread() -> threading.Thread:
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "asyncdata-telemetry")
+    return thread
+
+
+@pytest.mark.parametrize("fault", ["the folder is removed", "the recorder dies"])
+def test_a_fault_in_the_middle_of_a_run_is_a_number(path, folder, caplog, fault):
+    # Without samples it has no helper process, which would be left if the thread died as it starts it.
+    telemetry = Telemetry(folder=str(folder), samples=0, **AT_ONCE)
     with make(path, epochs=1, batch_size=10, telemetry=telemetry) as loader:
         loop = iter(loader)
         next(loop)
-        while not (folder.exists() and list(folder.iterdir())):
-            pass
-        (file,) = folder.iterdir()
-        file.unlink()
-        folder.rmdir()
+        until(lambda: list(folder.glob("*")))
+        if fault == "the folder is removed":
+            next(folder.iterdir()).unlink()
+            folder.rmdir()
+        else:
+            thread = telemetry_thread()
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+            thread.join()
         assert sum(map(len, loop)) == NUM_ROWS - 10
 
-    assert loader.statistics().telemetry_lost_total["disk"] > 0
-    assert len(warned()) == 1
+    lost = loader.statistics().telemetry_lost_total
+    assert lost == {"disk": lost["disk"]} if fault == "the folder is removed" else {"error": 1}
+    assert num_warnings(caplog) == 1
 
 
-def test_the_docstring_of_close_says_its_limits():
+def test_a_fault_in_a_hook_is_a_number(path, folder, monkeypatch):
+    monkeypatch.setattr("asyncdata.telemetry.chunk_watch.mix", lambda *_: 1 / 0)
+
+    assert deliver(path, folder)["error"] > 0
+
+
+def test_close_does_not_wait_for_a_disk_that_hangs_longer_than_its_docstring_says(path, folder, monkeypatch, writes):
     said = DataLoader.close.__doc__
     assert f"{2 * CLOSE_TIMEOUT_S:g} seconds" in said
     assert f"{service._CLOSE_TIMEOUT_S:g} seconds" in said  # noqa: SLF001 - said there
-
-
-def test_close_does_not_wait_for_a_disk_that_hangs(path, folder, monkeypatch):
-    """Longer than its docstring says, that is; here the limit is short."""
-    write, is_hanging, may_go_on = os.write, threading.Event(), threading.Event()
     monkeypatch.setattr(recorder, "_CLOSE_TIMEOUT_S", 0.01)
+    is_hanging, may_go_on = threading.Event(), threading.Event()
 
-    def hang(fd: int, data: bytes) -> int:
-        if os.readlink(f"/proc/self/fd/{fd}").startswith(str(folder)):
-            is_hanging.set()
-            may_go_on.wait()
-        return write(fd, data)
+    def hang(fd: int, data: bytes, write: Any) -> int:
+        is_hanging.set()
+        may_go_on.wait()
+        return int(write(fd, data))
 
-    monkeypatch.setattr(record_file.os, "write", hang)
-    loader = make(path, telemetry=Telemetry(folder=str(folder), interval_s=0.001))
+    writes(hang)
+    loader = make(path, telemetry=Telemetry(folder=str(folder), **AT_ONCE))
     try:
         loader.get_next_batch(10)
         is_hanging.wait()
-        (thread,) = (thread for thread in threading.enumerate() if thread.name == "asyncdata-telemetry")
+        thread = telemetry_thread()
         loader.close()
         assert thread.is_alive()
         with pytest.raises(LoaderClosedError):
@@ -394,35 +463,9 @@ def test_close_does_not_wait_for_a_disk_that_hangs(path, folder, monkeypatch):
     thread.join()
 
 
-def test_a_recorder_that_dies_is_a_number(path, folder):
-    # Without samples it has no helper process, which would be left if the thread died as it starts it.
-    telemetry = Telemetry(folder=str(folder), interval_s=0.001, samples=0)
-    with make(path, epochs=1, batch_size=10, telemetry=telemetry) as loader:
-        loop = iter(loader)
-        next(loop)
-        while not list(folder.glob("*")):
-            pass
-        (thread,) = (thread for thread in threading.enumerate() if thread.name == "asyncdata-telemetry")
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
-        thread.join()
-        assert sum(map(len, loop)) == NUM_ROWS - 10
-
-    assert loader.statistics().telemetry_lost_total == {"error": 1}
-
-
-def test_a_fault_in_a_hook_is_a_number(path, folder, monkeypatch):
-    monkeypatch.setattr("asyncdata.telemetry.chunk_watch.mix", lambda *_: 1 / 0)
-
-    lost = deliver(path, folder)
-
-    assert lost["error"] > 0
-
-
 def test_a_limit_of_bytes_is_kept_and_what_is_over_it_is_counted(path, folder):
-    telemetry = Telemetry(folder=str(folder), max_bytes=1 << 16, samples=1000)
-    with make(path, epochs=4, batch_size=10, telemetry=telemetry) as loader:
-        for _ in range(4):
-            assert sum(map(len, loader)) == NUM_ROWS
+    with make(path, batch_size=10, telemetry=Telemetry(folder=str(folder), max_bytes=1 << 16, samples=1000)) as loader:
+        assert [sum(map(len, loader)) for _ in range(4)] == [NUM_ROWS] * 4
 
     (file,) = folder.iterdir()
     (start,) = read(folder).starts
@@ -448,21 +491,18 @@ if sys.argv[3] == "fork":
 """
 
 
-@pytest.mark.parametrize(("how", "num_samples"), [("exit", 50), ("fork", 100)])
-def test_a_process_that_ends_without_close_leaves_a_whole_file(path, folder, how, num_samples):
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _SCRIPT, path, folder, how], check=True)
+@pytest.mark.parametrize(("how", "status", "num_samples"), [("exit", 0, 50), ("fork", 0, 100), ("kill", -9, 0)])
+def test_a_process_that_ends_without_close_leaves_a_whole_file(path, folder, how, status, num_samples):
+    """One that is killed may leave none, or its first lines."""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", _SCRIPT, path, folder, how], check=False)
 
+    assert run.returncode == status
+    if how == "kill":
+        assert all(file.read_bytes().count(b'"kind":"run"') <= 1 for file in folder.glob("*"))
+        return
     (start,) = read(folder).starts
     assert start.end is not None
     assert (start.intervals[-1].samples, start.num_unread) == (num_samples, 0)
-
-
-def test_a_process_that_is_killed_leaves_what_it_wrote(path, folder):
-    assert subprocess.run([sys.executable, "-c", _SCRIPT, path, folder, "kill"], check=False).returncode == -9
-
-    if list(folder.glob("*.jsonl")):  # the first line may not be written yet
-        for file in folder.iterdir():
-            assert file.read_bytes().count(b'"kind":"run"') <= 1
 
 
 def test_the_first_record_is_written_at_once(path, folder, monkeypatch):
@@ -480,10 +520,9 @@ def test_a_loader_that_never_starts_writes_nothing(path, folder):
     assert not folder.exists()
 
 
-def test_the_order_is_the_same_with_and_without_it(path, folder):
+def test_the_order_and_the_state_are_the_same_with_and_without_it(path, folder):
     with make(path) as plain, make(path, telemetry=folder) as recorded:
         for _ in range(3):
-            assert [each.position for each in plain.get_next_batch(50)] == [
-                each.position for each in recorded.get_next_batch(50)
-            ]
+            places, others = (list(map(place_of, one.get_next_batch(50))) for one in (plain, recorded))
+            assert places == others
         assert settled(plain.state_dict()) == settled(recorded.state_dict())

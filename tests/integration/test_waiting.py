@@ -1,4 +1,4 @@
-"""``DataLoader``: what a call that waits says and costs, how far is read ahead, and several callers at once."""
+"""What a call that waits says and costs, how long it may wait, how far is read ahead, and several callers at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from asyncdata import DataLoader, Limits, PrefetchTimeoutError, Sample, Telemetry
+from asyncdata import ConfigError, Limits, LoaderClosedError, PrefetchTimeoutError, Sample, Telemetry, WorkerError
 from asyncdata.telemetry.reader import read
 from tests.support import worker_fns
+from tests.support.faces import FACES, Awaited
 from tests.support.faults import until
 from tests.support.loaders import gated, make, num_waiting
 from tests.support.loading import ids, line_of, order_of, write_rows
@@ -22,8 +24,10 @@ from tests.support.tokenize_fns import waits_for_a_file
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from asyncdata import DataLoader
 
 NUM_ROWS = 200
+each_face = pytest.mark.parametrize("face", FACES.values(), ids=FACES)
 
 
 @pytest.fixture
@@ -64,17 +68,17 @@ def test_a_timeout_says_why_and_consumes_nothing(tmp_path, num_workers):
     assert seen == expected[: turn + 50]
 
 
-def test_a_timeout_of_the_loader_holds_for_every_call(tmp_path):
+@each_face
+def test_a_timeout_of_the_loader_holds_for_every_call(tmp_path, face):
     path, gate = gated(tmp_path, 0)
-    with make(path, waits_for_a_file, shuffle=False, timeout_s=0.1, batch_size=2) as loader:
-        with pytest.raises(PrefetchTimeoutError):
-            loader.get_next_batch(1)
-        with pytest.raises(PrefetchTimeoutError):
-            loader.get_samples(1)
-        with pytest.raises(PrefetchTimeoutError):
-            next(iter(loader))
+    with face(path, waits_for_a_file, shuffle=False, timeout_s=0.1, batch_size=2) as loader:
+        loop = iter(loader)
+        for call in (lambda: loader.get_next_batch(1), lambda: loader.get_samples(1), lambda: next(loop)):
+            with pytest.raises(PrefetchTimeoutError):
+                call()
         gate.touch()
         assert ids(loader.get_next_batch(2, timeout_s=240)) == [0, 1]
+        assert ids(next(loop)) == [2, 3], "a loop goes on after it"
 
 
 def test_a_timeout_while_workers_start_says_so(path, tmp_path):
@@ -92,12 +96,63 @@ def test_a_timeout_of_nothing_takes_what_is_there(path):
         assert ids(loader.get_next_batch(10, timeout_s=0)) == order_of(path)[:10]
 
 
+@each_face
+@pytest.mark.parametrize("value", [float("inf"), 1e300, np.float32("inf")])
+def test_a_call_may_wait_for_ever_by_infinity(path, face, value):
+    with face(path, timeout_s=value, shuffle="full") as loader:
+        assert len(loader.get_next_batch(3)) == 3
+        loader.set_epoch(3)
+        assert len(loader.get_next_batch(3, timeout_s=value)) == 3
+        assert loader.num_rows(timeout_s=value) == NUM_ROWS
+
+
+@each_face
+@pytest.mark.parametrize("value", ["1", float("nan"), True])
+def test_a_calls_timeout_that_is_no_number_is_named_and_nothing_is_consumed(path, face, value):
+    with face(path, shuffle="full") as loader:
+        expected = ids(loader.get_next_batch(10))
+    with face(path, shuffle="full") as loader:
+        for num_done in (0, 5):  # with nothing ready, and with rows that are
+            for call in (lambda: loader.get_next_batch(5, timeout_s=value), lambda: loader.num_rows(timeout_s=value)):
+                with pytest.raises(ConfigError, match="^`timeout_s` is a number of seconds"):
+                    call()
+            assert ids(loader.get_next_batch(5)) == expected[num_done : num_done + 5]
+
+
+@pytest.mark.thorough
+def test_a_call_that_waits_is_counted_by_what_it_waits_for_while_it_lasts(tmp_path):
+    path, gate = gated(tmp_path, 0)
+    telemetry = Telemetry(folder=str(tmp_path / "run"), interval_s=0.05)
+
+    with (
+        make(path, waits_for_a_file, shuffle=False, num_workers=1, telemetry=telemetry) as loader,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        call = pool.submit(loader.get_next_batch, 1)
+        try:
+            until(lambda: loader.statistics().data_wait_seconds_total > 0.1)
+            waits = loader.statistics().waits_total
+            until(lambda: (now := read(tmp_path / "run").totals) is not None and now.wait_s.get("tokenize", 0.0) > 0.1)
+        finally:
+            gate.touch()
+        assert len(call.result()) == waits == 1
+        seconds = loader.statistics().data_wait_seconds_total
+
+    totals = read(tmp_path / "run").totals
+    assert totals is not None
+    assert (totals.waits, totals.first_s) == (1, totals.wait_s)
+    assert sum(totals.wait_s.values()) == pytest.approx(seconds)
+
+
+# Reading ahead
+
+
 def test_it_reads_ahead_from_the_start_and_no_further_than_it_may(path):
     with make(path, buffer_size=10, dp_size=3) as loader:
         until(lambda: loader.statistics().ready_samples == 30)
-        statistics = loader.statistics()
-        assert (statistics.capacity_samples, statistics.in_flight_rows) == (30, 0)
-        assert (statistics.samples_total, statistics.waits_total) == (0, 0)
+        now = loader.statistics()
+        assert (now.capacity_samples, now.in_flight_rows) == (30, 0)
+        assert (now.samples_total, now.waits_total) == (0, 0)
 
 
 def test_a_budget_of_bytes_bounds_what_is_read_ahead_and_stops_nothing(path):
@@ -116,20 +171,16 @@ def test_threads_get_disjoint_slices_and_nothing_is_lost(path):
     def work(loader: DataLoader, size: int) -> None:
         taken.extend(ids(loader.get_next_batch(size)) for _ in range(60))
 
-    with make(path, num_workers=2, buffer_size=30) as loader:
-        threads = [threading.Thread(target=work, args=(loader, size)) for size in (1, 5, 8, 20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with make(path, num_workers=2, buffer_size=30) as loader, ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, [loader] * 4, (1, 5, 8, 20)))
 
     total = 60 * (1 + 5 + 8 + 20)
-    starts = {tuple(expected[i : i + size]): i for size in (1, 5, 8, 20) for i in range(total)}
+    starts = {tuple(expected[i : i + size]) for size in (1, 5, 8, 20) for i in range(total)}
     assert sorted(number for batch in taken for number in batch) == sorted(expected[:total])
-    assert all(tuple(batch) in starts for batch in taken), "a batch is a slice of D"
+    assert {tuple(batch) for batch in taken} <= starts, "a batch is a slice of D"
 
 
-def test_waiting_threads_are_served_in_the_order_in_which_they_came(tmp_path):
+def test_waiting_threads_are_served_in_the_order_in_which_they_came_and_one_that_gives_up_lets_the_next_pass(tmp_path):
     path, gate = gated(tmp_path, 0)
     taken: dict[int, list[int]] = {}
 
@@ -137,6 +188,8 @@ def test_waiting_threads_are_served_in_the_order_in_which_they_came(tmp_path):
         taken[number] = ids(loader.get_next_batch(4))
 
     with make(path, waits_for_a_file, shuffle=False) as loader:
+        with pytest.raises(PrefetchTimeoutError):
+            loader.get_next_batch(1, timeout_s=0.05)
         threads = []
         for number in range(4):
             threads.append(threading.Thread(target=work, args=(loader, number)))
@@ -149,24 +202,9 @@ def test_waiting_threads_are_served_in_the_order_in_which_they_came(tmp_path):
     assert taken == {number: list(range(4 * number, 4 * number + 4)) for number in range(4)}
 
 
-def test_a_thread_that_gives_up_lets_the_next_one_pass(tmp_path):
-    path, gate = gated(tmp_path, 0)
-    taken = []
-    with make(path, waits_for_a_file, shuffle=False) as loader:
-        waiting = threading.Thread(target=lambda: taken.extend(ids(loader.get_next_batch(3))))
-        with pytest.raises(PrefetchTimeoutError):
-            loader.get_next_batch(1, timeout_s=0.05)
-        waiting.start()
-        gate.touch()
-        waiting.join()
-
-    assert taken == [0, 1, 2]
-
-
-@pytest.mark.thorough
 def test_it_may_be_used_inside_a_running_loop(path):
     async def main() -> list[int]:
-        with make(path, num_workers=1) as loader:
+        with make(path) as loader:
             return ids(loader.get_next_batch(20))
 
     assert asyncio.run(main()) == order_of(path)[:20]
@@ -210,25 +248,43 @@ def test_many_loaders_live_side_by_side(path):
         assert batches[0][seed] + batches[1][seed] == order_of(path, seed=seed)[:80]
 
 
-@pytest.mark.thorough
-def test_a_call_that_waits_is_counted_by_what_it_waits_for_while_it_lasts(tmp_path):
-    gate, path, folder = tmp_path / "gate", tmp_path / "rows.jsonl", tmp_path / "run"
-    path.write_text("".join(json.dumps({"id": row, "gate": str(gate)}) + "\n" for row in range(4)))
-    telemetry = Telemetry(folder=str(folder), interval_s=0.05)
+# No room for threads
 
-    with make(path, waits_for_a_file, num_workers=1, telemetry=telemetry) as loader, ThreadPoolExecutor(1) as pool:
-        call = pool.submit(loader.get_next_batch, 1)
-        try:
-            until(lambda: loader.statistics().data_wait_seconds_total > 0.1)
-            waits = loader.statistics().waits_total
-            until(lambda: (totals := read(folder).totals) is not None and totals.wait_s.get("tokenize", 0.0) > 0.1)
-        finally:
-            gate.touch()
-        assert len(call.result()) == waits == 1
-        seconds = loader.statistics().data_wait_seconds_total
 
-    totals = read(folder).totals
-    assert totals is not None
-    assert totals.waits == 1
-    assert totals.first_s == totals.wait_s
-    assert sum(totals.wait_s.values()) == pytest.approx(seconds)
+@pytest.fixture
+def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """From here on the system has no room for one more of the threads that the loop starts; their names."""
+    refused, start = [], threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if "AnyIO" in thread.name:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    return refused
+
+
+def test_workers_need_no_thread_of_the_trainers(path, no_more_threads):
+    with make(path, num_workers=1) as loader:
+        assert ids(loader.get_next_batch(300)) == order_of(path, 2)[:300]
+    assert not no_more_threads, "the trainer's process asked for no thread"
+
+
+def test_without_workers_a_thread_that_cannot_be_started_is_named(path, no_more_threads):
+    with make(path) as loader:
+        for _ in range(2):
+            message = "^AD426 the loader cannot continue: can't start new thread; raise the limit"
+            with pytest.raises(WorkerError, match=message):
+                loader.get_next_batch(3)
+    assert no_more_threads
+
+
+def test_an_awaited_loader_is_closed_without_a_thread(path, no_more_threads):
+    with Awaited(path, num_workers=1) as loader:
+        assert len(loader.get_next_batch(3)) == 3
+        loader.close()
+        assert no_more_threads
+        with pytest.raises(LoaderClosedError):
+            loader.get_next_batch(3)

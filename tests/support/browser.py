@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -93,10 +92,6 @@ class Page:
         text = {"text": "\r" if key == "Enter" else key} if key == "Enter" or len(key) == 1 else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
-
-    def screenshot(self, path: Path) -> None:
-        """Write what is seen, as PNG."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """A command of the protocol, and its result.

@@ -1,64 +1,153 @@
-"""Packing: what fills a pack, what happens to samples that cannot be packed, and what is refused."""
+"""Packing: what fills a pack, against models that look at all samples; what cannot be packed, and what is refused."""
 
 from __future__ import annotations
 
+import json
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 
 from asyncdata import ConfigError, HardPacking, SnapshotError, SoftPacking, XTunerPacking
 from asyncdata.batching.packers.xtuner import proxy_cost
+from tests.support.examples import in_ci
 
 if TYPE_CHECKING:
-    from asyncdata.batching.packers.base import Pack
+    from asyncdata.batching.packers.base import Pack, Packer
 
-# A promise to every snapshot there is: packs are not in them, they are made again. See tests/unit/order/test_order.py.
+# Promises to every snapshot there is: packs are not in them, they are made again. See tests/unit/order/test_order.py.
 PACKS_DIGEST = "2b1a6752cc839623"
+PLAN_DIGESTS = {"expand_soft": "78edf2386f7844ff", "hard": "492f53b1c894c440"}
+
+soft_packings = st.builds(
+    lambda length, multiple, samples, tokens, overlong: SoftPacking(
+        max_length=length * multiple,
+        segment_multiple_of=multiple,
+        window_samples=samples,
+        window_tokens=tokens,
+        overlong=overlong,
+    ),
+    st.integers(1, 12),
+    st.sampled_from([1, 1, 3]),
+    st.integers(1, 12),
+    st.none() | st.integers(1, 60),
+    st.sampled_from(["drop", "truncate"]),
+)
+hard_packings = st.builds(HardPacking, max_length=st.integers(1, 30), keep_tail=st.booleans())
+streams = st.lists(st.integers(1, 4) | st.integers(0, 40), max_size=120)
+cuts = st.lists(st.integers(0, 120), max_size=6)
 
 
-def names(packs: list[Pack]) -> list[str]:
-    return ["".join(reference for reference, _, _ in pack) for pack in packs]
+class Waiting(NamedTuple):
+    number: int
+    room: int
+    stop: int
 
 
-def soft(max_length: int = 10, window_samples: int = 4, **settings: Any) -> SoftPacking:
-    return SoftPacking(max_length=max_length, window_samples=window_samples, window_tokens=1, **settings)
+def kept_of(packing: SoftPacking, lengths: list[int]) -> list[Waiting]:
+    multiple, kept = packing.segment_multiple_of, []
+    for number, length in enumerate(lengths):
+        stop = min(length, packing.max_length)
+        if length and (packing.overlong == "truncate" or length <= packing.max_length):
+            kept.append(Waiting(number, -(-stop // multiple) * multiple, stop))
+    return kept
 
 
-def test_the_oldest_goes_first_and_the_largest_that_fit_top_up() -> None:
-    packer = soft().open()
+def modelled(packing: SoftPacking, lengths: list[int]) -> list[Pack]:
+    """fifo-fill, word by word: at any time all arrivals so far are looked at."""
+    kept = kept_of(packing, lengths)
+    tokens = 8 * packing.max_length if packing.window_tokens is None else packing.window_tokens
+    packs: list[Pack] = []
+    pack: list[Waiting] = []
+    packed: set[int] = set()
 
-    assert packer.extend([4, 2, 7, 1], "abcd") == []  # a is taken
-    assert packer.extend([3], ["e"]) == []  # b is taken
-    # c does not fit, so the largest of the window that do, e and then d, fill the pack up.
-    assert packer.extend([5], ["f"]) == [[("a", 0, 4), ("b", 0, 2), ("e", 0, 3), ("d", 0, 1)]]
-    assert names(packer.extend([9], ["g"])) == []
-    assert names(packer.flush()) == ["c", "f", "g"]
+    def room() -> int:
+        return packing.max_length - sum(item.room for item in pack)
+
+    def take(item: Waiting) -> None:
+        pack.append(item)
+        packed.add(item.number)
+
+    def step(arrived: list[Waiting]) -> None:
+        nonlocal pack
+        waiting = [item for item in arrived if item.number not in packed]
+        if waiting[0].room <= room():
+            return take(waiting[0])
+
+        while fitting := [item for item in waiting if item.number not in packed and item.room <= room()]:
+            take(max(fitting, key=lambda item: (item.room, -item.number)))
+        packs.append([(item.number, 0, item.stop) for item in pack])
+        pack = []
+        return None
+
+    def window(arrived: list[Waiting]) -> list[Waiting]:
+        """From the oldest that waits, to the newest."""
+        first = next((place for place, item in enumerate(arrived) if item.number not in packed), len(arrived))
+        return arrived[first:]
+
+    for count in range(1, len(kept) + 1):
+        arrived = kept[:count]
+        while (run := window(arrived)) and len(run) >= packing.window_samples and sum(i.room for i in run) >= tokens:
+            step(arrived)
+    while window(kept):
+        step(kept)
+    return packs + [[(item.number, 0, item.stop) for item in pack]] * bool(pack)
 
 
-def test_of_samples_of_one_length_the_oldest_tops_up() -> None:
-    packer = soft().open()
+def packed(packing: Any, lengths: list[int], places: list[int]) -> tuple[list[Pack], Packer]:
+    """All packs, when the samples come in portions that end at ``places``, each to a packer from the last one's state.
 
-    assert names(packer.extend([8, 9, 2, 2, 2, 2], "abcdef") + packer.flush()) == ["ac", "b", "def"]
+    One by one in the last portion.
+    """
+    bounds = sorted({0, *(place for place in places if place < len(lengths))})
+    packer, packs = packing.open(), []
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        packs += packer.extend(lengths[start:stop], range(start, stop))
+        state = json.loads(json.dumps(packer.state()))
+        packer = packing.open(state)
+        assert json.loads(json.dumps(packer.state())) == state
+    for number in range(bounds[-1], len(lengths)):
+        packs += packer.extend([lengths[number]], [number])
+    return packs + packer.flush(), packer
 
 
-def test_nothing_is_packed_before_the_window_has_samples_and_tokens_enough() -> None:
-    packer = SoftPacking(max_length=10, window_samples=3, window_tokens=40).open()
+@in_ci(max_examples=60)
+@given(soft_packings, streams, cuts)
+def test_soft_packs_are_those_of_the_model_and_what_is_left_out_is_counted(
+    packing: SoftPacking, lengths: list[int], places: list[int]
+) -> None:
+    packs, packer = packed(packing, lengths, places)
 
-    assert packer.extend([10] * 3, range(3)) == []  # 30 tokens
-    assert packer.extend([9], [3]) == []  # 39
-    assert packer.extend([1], [4]) == []  # 40: the first is taken in
-    assert names([[(str(number), 0, 0) for number, _, _ in pack] for pack in packer.extend([10], [5])]) == ["0"]
+    assert packs == modelled(packing, lengths)
+    kept = kept_of(packing, lengths)
+    assert [number for number, length in enumerate(lengths) if packing.keeps(length)] == [item.number for item in kept]
+    too_long = [length for length in lengths if length > packing.max_length]
+    lost = sum(too_long) if packing.overlong == "drop" else sum(too_long) - packing.max_length * len(too_long)
+    num_dropped = len(too_long) if packing.overlong == "drop" else 0
+    samples = {"overlong": num_dropped, "empty": lengths.count(0)}
+    assert packer.counts.samples == {name: number for name, number in samples.items() if number}
+    assert packer.counts.tokens == ({"overlong" if packing.overlong == "drop" else "truncated": lost} if lost else {})
 
 
-def test_the_default_window_has_eight_packs_of_tokens() -> None:
-    packer = SoftPacking(max_length=100, window_samples=1).open()
+@in_ci(max_examples=60)
+@given(hard_packings, streams, cuts)
+def test_hard_packs_are_the_tokens_laid_end_to_end(packing: HardPacking, lengths: list[int], places: list[int]) -> None:
+    packs, packer = packed(packing, lengths, places)
 
-    packs = [packer.extend([100], [number]) for number in range(10)]
-
-    # The first pack is closed when the second sample has eight packs of tokens after it.
-    assert [len(some) for some in packs] == [0] * 8 + [1, 1]
+    tokens = [(number, place) for number, length in enumerate(lengths) for place in range(length)]
+    num_full = len(tokens) // packing.max_length
+    kept = tokens if packing.keep_tail else tokens[: num_full * packing.max_length]
+    assert [(number, place) for pack in packs for number, *piece in pack for place in range(*piece)] == kept
+    sizes = [sum(stop - start for _, start, stop in pack) for pack in packs]
+    assert sizes[:num_full] == [packing.max_length] * num_full
+    assert len(packs) == -(-len(kept) // packing.max_length)
+    assert packer.counts.tokens.get("tail", 0) == len(tokens) - len(kept)
+    assert packer.counts.samples.get("empty", 0) == lengths.count(0)
+    assert packer.flush() == []
+    assert packer.extend([packing.max_length], "a") == [[("a", 0, packing.max_length)]], "it begins anew"
 
 
 def test_soft_packs_are_the_same_for_ever() -> None:
@@ -70,97 +159,48 @@ def test_soft_packs_are_the_same_for_ever() -> None:
     assert blake2b(repr(packs).encode(), digest_size=8).hexdigest() == PACKS_DIGEST
 
 
+def test_a_packer_holds_no_more_than_its_window() -> None:
+    packer = soft(window_samples=100).open()
+
+    for number in range(5000):
+        packer.extend([number % 7 + 1], [number])
+
+    assert len(packer.state()["lengths"]) <= 100
+    assert len(packer._pieces) < 100 + 1024 + 1  # noqa: SLF001 - what it holds cannot be seen otherwise
+
+
+def test_only_hard_packing_cuts_samples() -> None:
+    assert HardPacking(max_length=5).cuts
+    assert not soft().cuts
+    assert [HardPacking(max_length=5).keeps(length) for length in (0, 1, 6)] == [False, True, True]
+
+
+# What is refused
+
+
+def soft(max_length: int = 10, window_samples: int = 4, **settings: Any) -> SoftPacking:
+    return SoftPacking(max_length=max_length, window_samples=window_samples, window_tokens=1, **settings)
+
+
 def test_an_overlong_sample_is_an_error_and_nothing_is_taken_in() -> None:
     packer = soft(overlong="error").open()
     before = packer.state()
 
     with pytest.raises(ConfigError, match=r"^AD450 sample row 7 has 11 tokens, more than the max_length=10"):
         packer.extend([1, 0, 11], ["row 5", "row 6", "row 7"])
-    with pytest.raises(ConfigError, match="AD450"):
-        packer.extend([11], ["row 7"])
     assert packer.state() == before
 
 
-def test_an_overlong_sample_is_dropped_and_counted() -> None:
-    packer = soft(overlong="drop").open()
-
-    assert names(packer.extend([11, 10, 12], "abc") + packer.flush()) == ["b"]
-    assert packer.counts.samples == {"overlong": 2}
-    assert packer.counts.tokens == {"overlong": 23}
-
-
-def test_an_overlong_sample_is_truncated_and_counted() -> None:
-    packer = soft(overlong="truncate").open()
-
-    assert packer.extend([13, 2], "ab") + packer.flush() == [[("a", 0, 10)], [("b", 0, 2)]]
-    assert packer.counts.samples == {}
-    assert packer.counts.tokens == {"truncated": 3}
-
-
-@pytest.mark.parametrize("packing", [soft(), HardPacking(max_length=10, keep_tail=True)])
-def test_a_sample_without_a_token_is_dropped_and_counted(packing: Any) -> None:
-    packer = packing.open()
-
-    assert names(packer.extend([0], ["a"]) + packer.extend([0, 3], "bc") + packer.flush()) == ["c"]
-    assert packer.counts.samples == {"empty": 2}
-
-
-def test_samples_take_room_in_whole_segments() -> None:
-    packer = soft(max_length=16, segment_multiple_of=8).open()
-
-    packs = packer.extend([8, 9, 1, 7], "abcd") + packer.flush()
-
-    assert packs == [[("a", 0, 8), ("c", 0, 1)], [("b", 0, 9)], [("d", 0, 7)]]
-
-
-def test_a_packer_holds_no_more_than_its_window() -> None:
-    packer = soft(window_samples=100).open()
-
-    for number in range(20_000):
-        packer.extend([number % 7 + 1], [number])
-
-    state = packer.state()
-    assert len(state["lengths"]) <= 100
-    assert len(packer._pieces) < 100 + 1024 + 1  # noqa: SLF001 - what it holds cannot be seen otherwise
-
-
-def test_hard_packs_cut_samples_and_the_tail_is_dropped_and_counted() -> None:
-    packer = HardPacking(max_length=5).open()
-
-    assert packer.extend([3, 7], "ab") == [[("a", 0, 3), ("b", 0, 2)], [("b", 2, 7)]]
-    assert packer.extend([4], ["c"]) == []
-    assert packer.flush() == []
-    assert packer.counts.tokens == {"tail": 4}
-    assert packer.extend([5], ["d"]) == [[("d", 0, 5)]]  # after a flush it begins anew
-
-
-def test_a_packing_says_whether_samples_are_cut_and_which_are_kept() -> None:
-    assert HardPacking(max_length=5).cuts
-    assert not soft().cuts
-    assert [HardPacking(max_length=5).keeps(length) for length in (0, 1, 6)] == [False, True, True]
-    assert [soft().keeps(length) for length in (0, 1, 10, 11)] == [False, True, True, False]
-    assert soft(overlong="truncate").keeps(11)
-
-
-def test_the_tail_of_hard_packs_can_be_kept() -> None:
-    packer = HardPacking(max_length=5, keep_tail=True).open()
-
-    assert packer.extend([4], "a") == []
-    assert packer.flush() == [[("a", 0, 4)]]
-    assert packer.flush() == []
-
-
-@pytest.mark.parametrize("packing", [soft(), HardPacking(max_length=10)])
-@pytest.mark.parametrize("lengths", [[-1], [1.5], ["a"], [[1]], [True]])
-def test_lengths_are_whole_numbers(packing: Any, lengths: Any) -> None:
-    with pytest.raises(ConfigError, match="whole numbers"):
-        packing.open().extend(lengths, range(len(lengths)))
-
-
-@pytest.mark.parametrize("packing", [soft(), HardPacking(max_length=10)])
-def test_each_length_has_a_reference(packing: Any) -> None:
-    with pytest.raises(ConfigError, match="2 lengths and 1 references"):
-        packing.open().extend([1, 2], "a")
+@pytest.mark.parametrize("packing", [soft(), HardPacking(max_length=10)], ids=["soft", "hard"])
+@pytest.mark.parametrize(
+    ("lengths", "references", "message"),
+    [*[([value], "a", "whole numbers") for value in (-1, 1.5, "a", [1], True)], ([1, 2], "a", "2 lengths and 1 ref")],
+)
+def test_lengths_are_whole_numbers_with_a_reference_each(
+    packing: Any, lengths: Any, references: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        packing.open().extend(lengths, references)
 
 
 @pytest.mark.parametrize(
@@ -180,33 +220,10 @@ def test_a_state_that_is_none_of_this_packing_is_refused(packing: Any, state: di
         packing.open(state)
 
 
-def test_a_state_knows_the_room_that_segments_take() -> None:
-    packing = soft(max_length=16, window_samples=2, segment_multiple_of=8)
-    packer = packing.open()
-    assert packer.extend([1, 1, 8], "abc") == []  # a and b fill the pack
-    again = packing.open(packer.state())
-
-    assert names(again.extend([8], ["d"])) == names(packer.extend([8], ["d"])) == ["ab"]
-
-
-def test_a_state_knows_the_tokens_of_the_window_that_are_packed_already() -> None:
-    packing = SoftPacking(max_length=10, window_samples=1, window_tokens=20)
-    packer = packing.open()
-    assert names(packer.extend([9, 9, 1, 1, 9], "abcde")) == ["ac"]  # b is the oldest; c, which is after it, is gone
-    assert packer.state()["taken"] == [0]
-    again = packing.open(packer.state())
-
-    # c's token, d's, e's nine and f's nine are a full window.
-    assert packer.extend([9], ["f"]) == again.extend([9], ["f"]) == []
-    assert packer.state() == again.state()
-    assert again.state()["taken"] == []  # so c is let go of
-
-
 def test_a_packer_does_not_change_the_state_that_it_was_restored_from() -> None:
     state = soft(overlong="drop").open().state()
-    packer = soft(overlong="drop").open(state)
 
-    packer.extend([11, 0, 4, 9], range(4))
+    soft(overlong="drop").open(state).extend([11, 0, 4, 9], range(4))
 
     assert state == soft(overlong="drop").open().state()
 
@@ -219,6 +236,7 @@ def test_a_packer_does_not_change_the_state_that_it_was_restored_from() -> None:
         (SoftPacking, {"max_length": 10, "window_tokens": -1}, "window_tokens=-1"),
         (SoftPacking, {"max_length": 10, "overlong": "cut"}, "overlong='cut'"),
         (SoftPacking, {"max_length": 10, "segment_multiple_of": 4}, "no multiple of segment_multiple_of=4"),
+        (SoftPacking, {"max_length": 10, "window": 3}, "did you mean 'window_"),
         (HardPacking, {"max_length": 1.5}, "max_length=1.5"),
         (XTunerPacking, {"max_length": 10, "seed": -1}, "seed=-1"),
         (XTunerPacking, {"max_length": 10, "seed": 0, "kind": "soft"}, "kind='soft'"),
@@ -229,67 +247,72 @@ def test_a_setting_that_cannot_work_is_named(kind: Any, settings: dict[str, Any]
         kind(**settings)
 
 
-def test_settings_are_equal_by_value_and_unknown_ones_are_refused() -> None:
+def test_settings_are_equal_by_value() -> None:
     assert SoftPacking(max_length=10) == SoftPacking(max_length=10, window_samples=256)
-    with pytest.raises(ConfigError, match="did you mean 'window_"):
-        SoftPacking(max_length=10, window=3)  # type: ignore[call-arg]
 
 
 # The plans of XTuner; that they are XTuner's is tests/integration/test_against_xtuner.py.
 
 
-@pytest.mark.parametrize(("kind", "digest"), [("expand_soft", "78edf2386f7844ff"), ("hard", "492f53b1c894c440")])
-def test_a_plan_is_the_same_for_ever(kind: Any, digest: str) -> None:
-    lengths = (np.arange(2000, dtype=np.int64) * 2_654_435_761 % 300) + 1
-    plan = XTunerPacking(max_length=1000, seed=42, kind=kind, join_datasets=False, slice_samples=600).plan(
-        [lengths[:500], lengths[500:]]
-    )
+def xtuners(max_length: int, *lengths: Any, seed: int = 1, **settings: Any) -> list[Pack]:
+    plan = XTunerPacking(max_length=max_length, seed=seed, **settings).plan([np.array(some) for some in lengths])
+    return [plan.pack(number) for number in range(plan.num_packs)]
 
-    columns = b"".join(column.astype("<i8").tobytes() for column in plan)
-    assert blake2b(columns, digest_size=8).hexdigest() == digest
+
+@pytest.mark.parametrize("kind", PLAN_DIGESTS)
+def test_a_plan_is_the_same_for_ever(kind: Any) -> None:
+    lengths = (np.arange(2000, dtype=np.int64) * 2_654_435_761 % 300) + 1
+    packing = XTunerPacking(max_length=1000, seed=42, kind=kind, join_datasets=False, slice_samples=600)
+
+    columns = b"".join(column.astype("<i8").tobytes() for column in packing.plan([lengths[:500], lengths[500:]]))
+
+    assert blake2b(columns, digest_size=8).hexdigest() == PLAN_DIGESTS[kind]
+
+
+@in_ci(max_examples=20)
+@given(st.lists(st.lists(st.integers(1, 30), max_size=30), min_size=1, max_size=3), st.integers(1, 40), st.booleans())
+def test_a_hard_plan_is_hard_packing_of_shuffled_samples(
+    lengths: list[list[int]], max_length: int, joined: bool
+) -> None:
+    sets = [np.array(some, np.int64) for some in lengths]
+    plan = XTunerPacking(max_length=max_length, seed=3, kind="hard", join_datasets=joined).plan(sets)
+
+    shuffler, wanted, base = np.random.RandomState(3), [], 0
+    for some in [np.concatenate(sets)] if joined else sets:
+        order = np.arange(len(some))
+        shuffler.shuffle(order)
+        wanted += HardPacking(max_length=max_length).open().extend(some[order].tolist(), (order + base).tolist())
+        base += len(some)
+    assert [plan.pack(number) for number in range(plan.num_packs)] == wanted
+    assert plan.costs.tolist() == [max(stop - start for _, start, stop in pack) for pack in wanted]
 
 
 @pytest.mark.parametrize("kind", ["expand_soft", "hard"])
 @pytest.mark.parametrize("joined", [True, False])
-def test_a_plan_of_nothing_has_no_pack(kind: Any, joined: bool) -> None:
-    packing = XTunerPacking(max_length=10, seed=0, kind=kind, join_datasets=joined)
+@pytest.mark.parametrize("lengths", [[], [np.empty(0, np.int64)]], ids=["no set", "an empty set"])
+def test_a_plan_of_nothing_has_no_pack(kind: Any, joined: bool, lengths: Any) -> None:
+    plan = XTunerPacking(max_length=10, seed=0, kind=kind, join_datasets=joined).plan(lengths)
 
-    for lengths in ([], [np.empty(0, np.int64)]):
-        plan = packing.plan(lengths)
-
-        assert plan.num_packs == 0
-        assert plan.offsets.tolist() == [0]
+    assert (plan.num_packs, plan.offsets.tolist()) == (0, [0])
 
 
-def test_a_hard_plan_of_less_than_a_pack_has_no_pack() -> None:
-    assert XTunerPacking(max_length=10, seed=0, kind="hard").plan([np.array([4, 5])]).num_packs == 0
-
-
-def test_a_soft_plan_has_every_sample_once_and_overlong_ones_alone() -> None:
+@pytest.mark.parametrize("lookahead", [1000, 0])
+def test_a_soft_plan_has_every_sample_once_and_overlong_ones_alone(lookahead: int) -> None:
     lengths = np.random.default_rng(0).integers(1, 60, 500)
-    plan = XTunerPacking(max_length=50, seed=1).plan([lengths])
-    packs = [plan.pack(number) for number in range(plan.num_packs)]
+
+    packs = xtuners(50, lengths, lookahead=lookahead)
 
     assert sorted(piece for pack in packs for piece in pack) == [(row, 0, n) for row, n in enumerate(lengths.tolist())]
-    assert all(len(pack) == 1 or sum(stop for _, _, stop in pack) <= 50 for pack in packs)
+    totals = [sum(stop for _, _, stop in pack) for pack in packs]
+    assert all(len(pack) == 1 or total <= 50 for pack, total in zip(packs, totals, strict=True))
+    if not lookahead:  # it is next fit
+        assert all(total + pack[0][2] > 50 for total, pack in zip(totals, packs[1:], strict=False))
 
 
-@pytest.mark.parametrize("lengths", [[np.array([3, 0])], [np.array([1.5])], [np.array([[1]])]])
+@pytest.mark.parametrize("lengths", [[3, 0], [1.5], [[1]]])
 def test_a_plan_is_of_samples_with_tokens(lengths: Any) -> None:
     with pytest.raises(ConfigError, match="whole numbers, from 1 on"):
-        XTunerPacking(max_length=10, seed=0).plan(lengths)
-
-
-def test_without_lookahead_a_soft_plan_is_next_fit() -> None:
-    lengths = np.random.default_rng(0).integers(1, 60, 300)
-    packing = XTunerPacking(max_length=50, seed=1, lookahead=0)
-    plan = packing.plan([lengths])
-    rows = [row for number in range(plan.num_packs) for row, _, _ in plan.pack(number)]
-    totals = [sum(stop for _, _, stop in plan.pack(number)) for number in range(plan.num_packs)]
-
-    firsts = lengths[[plan.pack(number)[0][0] for number in range(1, plan.num_packs)]]
-    assert sorted(rows) == list(range(300))
-    assert all(total + first > 50 for total, first in zip(totals[:-1], firsts.tolist(), strict=True))
+        xtuners(10, lengths)
 
 
 def test_costs_of_a_plan_are_those_given_or_xtuners_for_text() -> None:

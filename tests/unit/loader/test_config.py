@@ -36,10 +36,6 @@ def refusal(**knobs: object) -> str:
     return str(caught.value)
 
 
-def test_without_knobs_every_one_has_its_default():
-    assert LoaderConfig.of({}) == LoaderConfig()
-
-
 OBJECTS = ("self", "source", "tokenize_fn", "collate_fn", "buffer_filter", "packing", "length_grouping")
 
 
@@ -89,62 +85,63 @@ def test_what_is_read_ahead_is_counted_for_all_ranks():
     assert LoaderConfig(buffer_size=10, ranks=Ranks(world_size=3)).capacity == 30
 
 
-@pytest.mark.parametrize("seed", [0, -1, 2**200, np.int64(7), np.uint8(7)])
-def test_any_integer_is_a_seed_and_becomes_a_plain_one(seed):
-    found = LoaderConfig.of({"seed": seed}).seed
-
-    assert found == seed
-    assert type(found) is int
-
-
-def test_whole_seconds_may_be_an_int():
-    assert LoaderConfig.of({"timeout_s": 5}).timeout_s == 5.0
-
-
-def test_a_shuffle_may_be_written_as_a_dict():
-    assert LoaderConfig.of({"shuffle": {"block_bytes": 1024}}).shuffle == Shuffle(block_bytes=1024)
+TAKEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "none at all": ({}, {}),
+    **{f"the seed {seed}": ({"seed": seed}, {"seed": int(seed)}) for seed in (0, -1, 2**200, np.int64(7), np.uint8(7))},
+    "whole seconds as an int": ({"timeout_s": 5}, {"timeout_s": 5.0}),
+    "a shuffle as a dict": ({"shuffle": {"block_bytes": 1024}}, {"shuffle": Shuffle(block_bytes=1024)}),
+    "the policy alone, of bad rows": ({"bad_rows": "skip"}, {"bad_rows": BadRows(policy="skip")}),
+    "a batch of whole groups": ({"batch_size": 8, "n_samples_per_prompt": 4},) * 2,
+    "ranks of numpy's integers": (
+        {"ranks": Ranks(rank=np.int64(1), world_size=np.int32(2))},
+        {"ranks": Ranks(rank=1, world_size=2)},
+    ),
+}
 
 
-def test_an_unknown_knob_is_named_with_all_there_are():
-    assert refusal(wrk=3) == "there is no knob 'wrk'; there are " + ", ".join(sorted(LoaderConfig.__struct_fields__))
+@pytest.mark.parametrize(("given", "fields"), TAKEN.values(), ids=TAKEN)
+def test_knobs_are_taken_as(given, fields):
+    found = LoaderConfig.of(given)
+
+    assert found == LoaderConfig(**fields)
+    assert (type(found.seed), type(found.ranks.rank)) == (int, int)
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("on_bad_row", "bad_rows=BadRows(policy=...)"),
-        ("max_bad_rows", "bad_rows=BadRows(max=...)"),
-        ("quarantine_path", "bad_rows=BadRows(path=...)"),
-        ("log_excerpts", "bad_rows=BadRows(excerpts=...)"),
-        ("cache_dir", "cache=Cache(folder=...)"),
-        ("row_index_max_bytes", "cache=Cache(max_row_index_bytes=...)"),
-        ("token_cache", "cache=Cache(tokens=...)"),
-        ("token_cache_max_bytes", "cache=Cache(max_tokens_bytes=...)"),
-        ("backend", "event_loop"),
-    ],
-)
-def test_a_knob_of_an_earlier_version_is_refused_with_its_place_now(name, place):
-    assert refusal(**{name: 1}) == f"`{name}` is now `{place}`"
+REFUSED = {
+    "wrk": "there is no knob 'wrk'; there are " + ", ".join(sorted(LoaderConfig.__struct_fields__)),
+    "prefetch_factor": "there is no knob 'prefetch_factor'; did you mean 'buffer_size'? ",
+    **{
+        name: f"`{name}` is now `{place}`"
+        for name, place in {
+            "on_bad_row": "bad_rows=BadRows(policy=...)",
+            "max_bad_rows": "bad_rows=BadRows(max=...)",
+            "quarantine_path": "bad_rows=BadRows(path=...)",
+            "log_excerpts": "bad_rows=BadRows(excerpts=...)",
+            "cache_dir": "cache=Cache(folder=...)",
+            "row_index_max_bytes": "cache=Cache(max_row_index_bytes=...)",
+            "token_cache": "cache=Cache(tokens=...)",
+            "token_cache_max_bytes": "cache=Cache(max_tokens_bytes=...)",
+            "backend": "event_loop",
+        }.items()
+    },
+    **{
+        name: f"there is no knob {name!r}; it is `{place}`"
+        for name, place in {
+            "world_size": "ranks=Ranks(world_size=...)",
+            "rank": "ranks=Ranks(rank=...)",
+            "num_replicas": "ranks=Ranks(world_size=...)",
+            "gradient_accumulation_steps": "ranks=Ranks(gradient_accumulation=...)",
+            "row_timeout_s": "limits=Limits(row_timeout_s=...)",
+            "folder": "cache=Cache(folder=...)",
+            "policy": "bad_rows=BadRows(policy=...)",
+        }.items()
+    },
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("world_size", "ranks=Ranks(world_size=...)"),
-        ("rank", "ranks=Ranks(rank=...)"),
-        ("num_replicas", "ranks=Ranks(world_size=...)"),
-        ("gradient_accumulation_steps", "ranks=Ranks(gradient_accumulation=...)"),
-        ("row_timeout_s", "limits=Limits(row_timeout_s=...)"),
-        ("folder", "cache=Cache(folder=...)"),
-        ("policy", "bad_rows=BadRows(policy=...)"),
-    ],
-)
-def test_a_setting_of_a_struct_given_as_a_knob_is_refused_with_its_place(name, place):
-    assert refusal(**{name: 1}) == f"there is no knob {name!r}; it is `{place}`"
-
-
-def test_a_knob_as_other_loaders_call_it_is_refused_with_its_name_here():
-    assert refusal(prefetch_factor=2).startswith("there is no knob 'prefetch_factor'; did you mean 'buffer_size'? ")
+@pytest.mark.parametrize(("name", "message"), REFUSED.items(), ids=list(REFUSED))
+def test_a_knob_that_there_is_not_is_refused_with_its_place_or_name(name, message):
+    assert refusal(**{name: 1}).startswith(message)
 
 
 @pytest.mark.parametrize("loader", [DataLoader, AsyncDataLoader])
@@ -163,10 +160,6 @@ def test_a_struct_may_be_written_as_a_dict(struct):
     given = {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
 
     assert getattr(LoaderConfig.of({knob: given}), knob) == getattr(LoaderConfig.of({knob: struct}), knob) == struct
-
-
-def test_the_policy_alone_is_a_short_form_of_bad_rows():
-    assert LoaderConfig.of({"bad_rows": "skip"}).bad_rows == BadRows(policy="skip")
 
 
 OFF_BY_DEFAULT = {"executor", "outcomes"}
@@ -190,13 +183,6 @@ def test_an_unknown_setting_of_a_struct_is_named_with_all_there_are():
     )
     assert "did you mean 'world_size'?" in refusal(ranks={"num_replicas": 2})
     assert "did you mean 'folder'?" in refusal(cache={"cache_dir": "x"})
-
-
-def test_an_integer_of_numpy_in_a_struct_becomes_a_plain_one():
-    ranks = Ranks(rank=np.int64(1), world_size=np.int32(2))
-
-    assert ranks == Ranks(rank=1, world_size=2)
-    assert type(ranks.rank) is int
 
 
 @pytest.mark.parametrize(
@@ -233,13 +219,15 @@ def test_a_wrong_value_in_a_struct_is_refused_and_named_with_its_struct(kind, se
     assert refusal(**{knob: {setting: value}}) == str(caught.value)
 
 
-def test_a_rank_is_below_the_number_of_ranks():
+def test_settings_that_do_not_go_together_are_named():
+    assert refusal(batch_size=6, n_samples_per_prompt=4) == (
+        "batch_size=6 is no multiple of n_samples_per_prompt=4; a batch holds whole groups"
+    )
     assert refusal(ranks={"rank": 2, "world_size": 2}) == (
         "Ranks: rank=2 is too large for world_size=2: ranks are counted from 0"
     )
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -264,13 +252,6 @@ def test_a_rank_is_below_the_number_of_ranks():
 )
 def test_a_wrong_value_is_refused_and_its_knob_named(name, value):
     assert f"`{name}`" in refusal(**{name: value})
-
-
-def test_a_batch_holds_whole_groups():
-    assert LoaderConfig.of({"batch_size": 8, "n_samples_per_prompt": 4}).batch_size == 8
-    assert refusal(batch_size=6, n_samples_per_prompt=4) == (
-        "batch_size=6 is no multiple of n_samples_per_prompt=4; a batch holds whole groups"
-    )
 
 
 def test_a_config_is_a_value_that_cannot_be_changed():

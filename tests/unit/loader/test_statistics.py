@@ -1,19 +1,27 @@
-"""Statistics, flat for dashboards; and what is said when a call gets no data in time."""
+"""The statistics: flat, for Prometheus, OpenTelemetry and dashboards; in a printed loader; and in a timeout's words."""
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
-from asyncdata import SourceLocation, Statistics
+from asyncdata import ConfigError, DataLoader, Mix, RowFn, SourceLocation, SourceStatistics, Statistics
+from asyncdata.loader.base import BaseLoader
+from asyncdata.loader.exposition import measurements
 from asyncdata.loader.statistics import explain_timeout
 from asyncdata.workers.base import WorkerState
 
 IDLE, STARTING = WorkerState(state="idle"), WorkerState(state="starting")
 BUSY = WorkerState(state="busy", pid=7, busy_s=12.34, num_rows_done=3)
-MISSING_ROW = SourceLocation("/nowhere/rows.jsonl", 30, 10)
+REASON = 'it has "quotes", a \\ and\na line'
 
 
 def statistics(**values: object) -> Statistics:
@@ -22,62 +30,255 @@ def statistics(**values: object) -> Statistics:
     return Statistics(**(zeros | values))
 
 
-def explain(now: Statistics, oldest: SourceLocation | None = None, *, is_started: bool = True) -> str:
-    return explain_timeout(2.0, 5, now, oldest, is_started)[0]
+def part_of(number: int) -> SourceStatistics:
+    return SourceStatistics(samples=number, tokens=10 * number, epoch=1, dropped={"max_length": 2}, wait=0.5)
 
 
-def stage_of(now: Statistics, *, is_started: bool = True) -> str:
-    return explain_timeout(2.0, 5, now, None, is_started)[1]["stage"]
+def distinct(**changes: Any) -> Statistics:
+    """Statistics whose fields all have different values."""
+    numbers = {name: number for number, name in enumerate(Statistics.__struct_fields__)}
+    fields = numbers | {
+        "dropped_total": {"max_length": 7, REASON: 2},
+        "noted_total": {"straddling_token": 3},
+        "excluded_rows": {},
+        "unpacked_samples_total": {},
+        "unpacked_tokens_total": {"tail": 11},
+        "data_wait_seconds_total": 1.5,
+        "by_source": {name: part_of(number) for number, name in enumerate(("math.easy", "code"), 70)},
+        "workers": [WorkerState(state="busy", pid=1, busy_s=0.5), WorkerState(state="idle", pid=2)],
+    }
+    return Statistics(**fields | changes)
+
+
+# Flat
 
 
 def test_flat_statistics_are_numbers_with_names_for_prometheus():
-    now = statistics(samples_total=7, dropped_total={"bad row AD101": 2, "too-long": 1}, workers=[IDLE, BUSY, BUSY])
+    dropped, noted = {"bad row AD101": 2, "too-long": 1}, {"question_lost": 2, "other": 1}
+    now = statistics(samples_total=7, dropped_total=dropped, noted_total=noted, workers=[IDLE, BUSY, BUSY])
     flat = now.to_dict()
 
     assert all(name.startswith("asyncdata_") and name.replace("_", "").isalnum() for name in flat)
     assert all(isinstance(value, int | float) for value in flat.values())
-    assert (flat["asyncdata_workers"], flat["asyncdata_workers_busy"], flat["asyncdata_samples_total"]) == (3, 2, 7)
-    assert flat["asyncdata_dropped_total"] == 3
-    assert flat["asyncdata_dropped_bad_row_ad101_total"] == 2
-    assert flat["asyncdata_dropped_too_long_total"] == 1
+    assert {name: value for name, value in flat.items() if value} == {
+        "asyncdata_samples_total": 7,
+        "asyncdata_dropped_total": 3,
+        "asyncdata_dropped_bad_row_ad101_total": 2,
+        "asyncdata_dropped_too_long_total": 1,
+        "asyncdata_noted_total": 3,
+        "asyncdata_noted_question_lost_total": 2,
+        "asyncdata_noted_other_total": 1,
+        "asyncdata_workers": 3,
+        "asyncdata_workers_busy": 2,
+    }
+    assert not [name for name in flat if "source" in name], "there are no parts without a mixture"
+    assert distinct().to_dict()["asyncdata_source_math_easy_samples_total"] == 70
 
 
-def test_what_is_noted_is_flat_by_name():
-    flat = statistics(noted_total={"question_lost": 2, "other": 1}).to_dict()
+# Prometheus and OpenTelemetry
 
-    assert flat["asyncdata_noted_total"] == 3
-    assert flat["asyncdata_noted_question_lost_total"] == 2
+
+def test_every_number_is_in_the_text_and_the_parser_of_prometheus_reads_it():
+    parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus-client")
+    now = distinct()
+
+    families = {family.name: family for family in parser.text_string_to_metric_families(now.to_prometheus())}
+
+    samples = [sample for family in families.values() for sample in family.samples]
+    found = {(sample.name, tuple(sample.labels.items())): sample.value for sample in samples}
+    measured = {(f"asyncdata_{one.field}", (one.label,) if one.label else ()): one.value for one in measurements(now)}
+    assert found == measured
+    assert found["asyncdata_dropped_total", (("reason", REASON),)] == 2
+    assert found["asyncdata_workers", (("state", "starting"),)] == 0
+    assert found["asyncdata_source_samples_total", (("source", "math.easy"),)] == 70
+    assert found["asyncdata_source_tokens_total", (("source", "code"),)] == 710
+    kinds = {"source_epoch": "gauge", "samples": "counter", "ready_samples": "gauge"}
+    assert {name: families[f"asyncdata_{name}"].type for name in kinds} == kinds
+    assert families["asyncdata_waits"].documentation == "calls that had to wait for data."
+
+
+def test_every_field_is_measured_and_explained():
+    now = distinct(excluded_rows={"a": 1}, unpacked_samples_total={"a": 1})
+
+    fields = set(Statistics.__struct_fields__) - {"by_source"} | set(part_of(1).to_dict("source"))
+    assert {one.field for one in measurements(now)} == fields
+    helps = [line for line in now.to_prometheus().splitlines() if line.startswith("# HELP")]
+    assert len(helps) == len(fields)
+    assert all(len(line.split()) > 3 for line in helps)
+
+
+def test_labels_of_the_caller_are_on_every_number():
+    numbers = [line for line in distinct().to_prometheus({"rank": "3", "run": 'a"b'}).splitlines() if line[0] != "#"]
+
+    assert all('rank="3",run="a\\"b"' in line for line in numbers)
+    assert 'asyncdata_dropped_total{rank="3",run="a\\"b",reason="max_length"} 7' in numbers
+
+
+def odd(row: dict[str, Any]) -> list[int] | None:
+    return [row["n"]] if row["n"] % 2 else None
+
+
+def test_opentelemetry_reads_the_numbers_of_a_loader_and_its_parts_until_it_is_gone(tmp_path: Path):
+    sdk = pytest.importorskip("opentelemetry.sdk.metrics", reason="needs opentelemetry-sdk")
+    export = pytest.importorskip("opentelemetry.sdk.metrics.export")
+    from asyncdata.integrations.opentelemetry import observe
+
+    for name in ("math", "code"):
+        (tmp_path / f"{name}.jsonl").write_text('{"n": 1}\n{"n": 2}\n{"n": 3}\n')
+    reader = export.InMemoryMetricReader()
+    provider = sdk.MeterProvider(metric_readers=[reader])
+    mix = Mix({name: str(tmp_path / f"{name}.jsonl") for name in ("math", "code")}, quota=2)
+
+    def numbers() -> dict[Any, Any]:
+        data = reader.get_metrics_data()
+        scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
+        metrics = [metric for scope in scopes for metric in scope.metrics]
+        points = [(metric, point) for metric in metrics for point in metric.data.data_points]
+        return {(m.name, *sorted(p.attributes.items())): (p.value, m.unit) for m, p in points}
+
+    with DataLoader(mix, tokenize_fn=odd, num_workers=0, buffer_size=4) as loader:
+        observe(loader, provider.get_meter("test"), {"rank": "1"})
+        loader.get_next_batch(4)
+        found, rank = numbers(), ("rank", "1")
+        assert found["asyncdata.samples", rank] == (4, "{sample}")
+        assert found["asyncdata.ready_bytes", rank][1] == "By"
+        assert found["asyncdata.data_wait_seconds", rank][1] == "s"
+        dropped = loader.statistics().dropped_total["tokenize_fn"]
+        assert found["asyncdata.dropped", rank, ("reason", "tokenize_fn")] == (dropped, "")
+        for name in ("math", "code"):
+            assert found["asyncdata.source_samples", rank, ("source", name)] == (2, "{sample}")
+    del loader
+    gc.collect()
+
+    assert numbers() == {}
+    provider.shutdown()
+
+
+# Dashboards: the programs of their page run, and log numbers only. The packages are stood in for.
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "send-numbers-to-a-dashboard.md"
+MAX_LINES = 7
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_the_program_of_the_page_logs_a_number_for_each_statistic(name, tmp_path, monkeypatch):
+    found = re.search(rf"^## {name}\n\n```py\n(.*?)```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"id": {number}}}\n' for number in range(10)))
+    logged: list[dict[str, Any]] = []
+    package = ModuleType(name)
+    vars(package)["log"] = lambda values, **_: logged.append(values)
+    vars(package)["init"] = lambda project: SimpleNamespace(log=vars(package)["log"])
+    monkeypatch.setitem(sys.modules, name, package)
+
+    with DataLoader(path, tokenize_fn=RowFn(), num_workers=0, batch_size=5) as loader:
+        exec(found[1], {"loader": loader, "train": lambda batch: len(batch) / 2})  # noqa: S102
+
+    assert [(values["loss"], values["asyncdata_samples_total"]) for values in logged] == [(2.5, 5), (2.5, 10)]
+    assert [key for key, value in logged[-1].items() if not isinstance(value, int | float | None)] == []
+    assert len(found[1].splitlines()) <= MAX_LINES
+
+
+# A printed loader
+
+
+def tokens(row: dict[str, Any]) -> list[int]:
+    return [row["n"], 7]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a<b>.jsonl", "c.jsonl", "d.jsonl?X-Amz-Signature=5EC3E7"):
+        (tmp_path / name).write_text('{"n": 1}\n{"n": 2}\n')
+    return tmp_path
+
+
+def test_a_loader_names_its_source_and_its_position(folder):
+    with DataLoader(f"{folder}/*.jsonl", tokenize_fn=tokens, num_workers=0, buffer_size=8) as loader:
+        loader.get_next_batch(3)
+
+        assert re.fullmatch(
+            rf"<DataLoader source: {re.escape(str(folder))}/a<b>.jsonl and 1 more files, size: 0.0 MB, "
+            r"position: 0:0:3, "
+            r"delivered: 3 samples, 6 tokens, dropped: 0 rows, ready: \d+ of 8 samples, waited: [\d.]+ s in \d+ calls, "
+            r"workers: 1>",
+            repr(loader),
+        )
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if "the process that forked this one" in repr(loader) else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+
+    assert repr(loader).endswith("closed: the loader was closed at the end of its `with`>")
 
 
 @pytest.mark.parametrize(
-    ("now", "expected"),
+    ("name", "shown", "hidden"),
+    [("a<b>.jsonl", "a&lt;b&gt;.jsonl", "<b>"), ("d.jsonl?X-Amz-Signature=5EC3E7", "d.jsonl", "5EC3E7")],
+)
+def test_a_notebook_shows_a_table_and_no_markup_of_a_name_nor_what_gives_access_to_a_store(folder, name, shown, hidden):
+    with DataLoader(str(folder / name), tokenize_fn=tokens, num_workers=0) as loader:
+        table = loader._repr_html_()
+        assert "5EC3E7" not in repr(loader)
+
+    assert "<caption>DataLoader</caption>" in table
+    assert shown in table
+    assert hidden not in table
+
+
+def test_a_loader_whose_constructor_failed_can_be_printed(folder):
+    loader = DataLoader.__new__(DataLoader)
+
+    with pytest.raises(ConfigError):
+        BaseLoader.__init__(loader, str(folder / "c.jsonl"), tokenize_fn=tokens, num_workers=-1)
+
+    assert repr(loader) == "<DataLoader closed: the loader's constructor failed>"
+
+
+# Timeouts
+
+
+def explained(now: Statistics, oldest: Any = None, *, is_started: bool = True, is_indexing: bool = False) -> Any:
+    return explain_timeout(2.0, 5, now, oldest, is_started, is_indexing=is_indexing)
+
+
+@pytest.mark.parametrize(
+    ("now", "settings", "expected"),
     [
-        (statistics(workers=[]), "start: the workers are not there yet"),
-        (statistics(workers=[STARTING, STARTING]), "start: the workers are loading"),
-        (statistics(workers=[STARTING, WorkerState(state="starting", lacks="no CPU")]), "start: no CPU$"),
-        (statistics(workers=[IDLE, BUSY], in_flight_rows=3), "tokenize: .* one hangs \\(busy for 12.3 s\\)"),
-        (statistics(workers=[IDLE, BUSY]), "read: a window is being read"),
-        (statistics(dropped_total={"a": 3}, groups_total=2), "filter: most rows are dropped"),
-        (statistics(dropped_total={"a": 2}, groups_total=2), "read: nothing is under way"),
-        (statistics(), "read: nothing is under way"),
+        (statistics(workers=[]), {}, "start: the workers are not there yet"),
+        (statistics(workers=[STARTING, STARTING]), {}, "start: the workers are loading"),
+        (statistics(workers=[STARTING, WorkerState(state="starting", lacks="no CPU")]), {}, "start: no CPU$"),
+        (statistics(workers=[BUSY], in_flight_rows=1), {"is_started": False}, "start: "),
+        (statistics(workers=[IDLE, BUSY], in_flight_rows=3), {}, r"tokenize: .* one hangs \(busy for 12.3 s\)"),
+        (statistics(workers=[IDLE, BUSY]), {}, "read: a window is being read"),
+        (statistics(dropped_total={"a": 3}, groups_total=2), {}, "filter: most rows are dropped"),
+        (statistics(dropped_total={"a": 2}, groups_total=2), {}, "read: nothing is under way"),
+        (
+            statistics(workers=[BUSY], indexed_rows=70_000),
+            {"is_indexing": True},
+            "index: the row index is being made, 70000 rows are found so far$",
+        ),
     ],
 )
-def test_the_stage_that_starves_is_named(now, expected):
-    assert re.match(expected, stage_of(now))
+def test_the_stage_that_starves_is_named(now, settings, expected):
+    message, facts = explained(now, **settings)
 
-
-def test_before_the_start_it_is_the_start_that_takes_long():
-    assert stage_of(statistics(workers=[BUSY], in_flight_rows=1), is_started=False).startswith("start: ")
+    assert re.match(expected, facts["stage"])
+    assert "oldest row" not in message
+    assert "try: a longer timeout_s" in message or "is_indexing" not in settings
+    assert ("please report it" in message) == ("nothing is under way" in facts["stage"])
+    assert ("workers: none" in message) == (not now.workers)
 
 
 def test_a_timeout_says_what_there_is_what_is_missing_and_what_to_turn(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"one\ntwo\nthree\n")
-    now = statistics(
-        ready_samples=1, in_flight_rows=3, capacity_samples=9, workers=[IDLE, BUSY], worker_restarts_total=4
-    )
+    there = {"ready_samples": 1, "in_flight_rows": 3, "capacity_samples": 9, "worker_restarts_total": 4}
 
-    assert explain(now, SourceLocation(str(path), 4, 3)).splitlines() == [
+    message, facts = explained(statistics(workers=[IDLE, BUSY], **there), SourceLocation(str(path), 4, 3))
+
+    assert message.splitlines() == [
         "AD510 no data for 2.0 s: 1 samples are ready, 5 more are needed.",
         "  stage: tokenize: the workers cannot keep up, or one hangs (busy for 12.3 s)",
         "  channel: 1 ready + 3 in flight of 9",
@@ -85,38 +286,10 @@ def test_a_timeout_says_what_there_is_what_is_missing_and_what_to_turn(tmp_path)
         f"  oldest row in flight: {path}:2 (byte 4)",
         "  try: more num_workers, a larger buffer_size, or a lower Limits(row_timeout_s=...) if a worker hangs",
     ]
-
-
-def test_a_file_that_is_gone_does_not_hide_the_timeout():
-    assert "  oldest row in flight: /nowhere/rows.jsonl (byte 30)" in explain(statistics(), MISSING_ROW).splitlines()
-
-
-def test_without_workers_and_rows_it_is_said_so():
-    text = explain(statistics(workers=[]))
-
-    assert "workers: none" in text
-    assert "oldest row" not in text
-
-
-def test_the_diagnosis_is_plain_builtins():
-    _, facts = explain_timeout(2.0, 5, statistics(workers=[BUSY]), MISSING_ROW, True)
-
     assert json.loads(json.dumps(facts)) == facts
     assert (facts["num_missing"], facts["waited_s"]) == (5, 2.0)
-    assert facts["oldest_row"] == {"path": "/nowhere/rows.jsonl", "byte_offset": 30, "num_bytes": 10}
-    assert facts["statistics"]["workers"][0]["pid"] == 7
-
-
-def test_a_row_index_that_is_being_made_is_the_stage_and_says_how_far_it_is() -> None:
-    now = statistics(workers=[BUSY], indexed_rows=70_000)
-
-    message, facts = explain_timeout(2.0, 5, now, None, True, is_indexing=True)
-
-    assert facts["stage"] == "index: the row index is being made, 70000 rows are found so far"
-    assert "try: a longer timeout_s" in message
-
-
-def test_where_nothing_is_under_way_the_message_says_what_to_do_if_the_log_is_silent() -> None:
-    message, _ = explain_timeout(2.0, 5, statistics(), None, True)
-
-    assert message.endswith("if it says nothing, this is a fault of asyncdata: please report it")
+    assert facts["oldest_row"] == {"path": str(path), "byte_offset": 4, "num_bytes": 3}
+    assert facts["statistics"]["workers"][1]["pid"] == 7
+    path.unlink()
+    gone, _ = explained(statistics(), SourceLocation(str(path), 4, 3))
+    assert f"  oldest row in flight: {path} (byte 4)" in gone.splitlines(), "a file that is gone hides nothing"

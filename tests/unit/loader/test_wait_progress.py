@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from asyncdata.loader import wait_progress
 from asyncdata.loader.wait_progress import WaitProgress, way_of
+from asyncdata.loader.waits import Waits as AllWaits
 from tests.support.loading import NEVER_S
 
 
@@ -52,25 +53,17 @@ def test_a_wait_that_lasts_is_shown_and_its_end_as_well():
     assert shown.next(unlike="the next window") == "end"
 
 
-def test_a_short_wait_is_not_shown():
-    shown = Shown()
+def test_a_short_wait_is_not_shown_and_nothing_is_started_where_nothing_is_to_be():
+    before, shown = set(threading.enumerate()), Shown()
+    with WaitProgress("none").waiting(lambda: "nothing"):
+        assert set(threading.enumerate()) <= before
     progress = WaitProgress("bar", NEVER_S, lambda _: shown)
-
     for _ in range(100):
         with progress.waiting(lambda: "nothing"):
             pass
     progress.close()
 
     assert shown.said.empty()
-
-
-def test_nothing_is_started_where_nothing_is_to_be_shown():
-    before = set(threading.enumerate())
-    progress = WaitProgress("none")
-
-    with progress.waiting(lambda: "nothing"):
-        assert set(threading.enumerate()) <= before
-    progress.close()
 
 
 def test_a_display_that_fails_is_a_warning_and_the_wait_lasts(caplog, monkeypatch):
@@ -117,21 +110,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_with_rich_there_is_a_bar_that_disappears(monkeypatch):
-    pytest.importorskip("rich")
-    monkeypatch.setenv("TERM", "xterm")
-    stderr = Terminal()
-    monkeypatch.setattr(sys, "stderr", stderr)
-
-    display = wait_progress._display("bar")  # noqa: SLF001
-    display.show("[the] row index", 2.0)
-    display.end()
-
-    assert "asyncdata: [the] row index" in stderr.getvalue()
-    assert stderr.getvalue().endswith("\x1b[2K")
-
-
-def test_a_bar_leaves_what_the_program_prints_where_it_was_going(monkeypatch):
+def test_with_rich_there_is_a_bar_that_disappears_and_leaves_what_the_program_prints_where_it_goes(monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.setenv("TERM", "xterm")
     stdout, stderr = io.StringIO(), Terminal()
@@ -139,9 +118,12 @@ def test_a_bar_leaves_what_the_program_prints_where_it_was_going(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stderr)
 
     display = wait_progress._display("bar")  # noqa: SLF001
+    display.show("[the] row index", 2.0)
     print("a result")  # noqa: T201 - another thread does, while a call waits
     display.end()
 
+    assert "asyncdata: [the] row index" in stderr.getvalue()
+    assert stderr.getvalue().endswith("\x1b[2K")
     assert stdout.getvalue() == "a result\n"
     assert "a result" not in stderr.getvalue()
 
@@ -169,27 +151,24 @@ def test_a_notebook_whose_packages_are_not_there_breaks_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("progress", "rank", "is_terminal", "way"),
+    ("progress", "rank", "is_terminal", "is_logged", "way"),
     [
-        ("auto", 0, True, "bar"),
-        ("auto", 1, True, "none"),
-        ("auto", 0, False, "none"),
-        ("bar", 3, False, "bar"),
-        ("lines", 0, True, "lines"),
-        ("none", 0, True, "none"),
+        ("auto", 0, True, False, "bar"),
+        ("auto", 1, True, False, "none"),
+        ("auto", 0, False, False, "none"),
+        ("auto", 0, False, True, "log"),
+        ("bar", 3, False, False, "bar"),
+        ("lines", 0, True, False, "lines"),
+        ("none", 0, True, False, "none"),
     ],
 )
-def test_a_bar_is_shown_on_the_first_rank_in_a_terminal(monkeypatch, progress, rank, is_terminal, way):
+def test_a_bar_is_shown_on_the_first_rank_in_a_terminal_and_events_where_someone_reads_them(
+    monkeypatch, caplog, progress, rank, is_terminal, is_logged, way
+):
+    caplog.set_level(logging.INFO if is_logged else logging.WARNING)
     monkeypatch.setattr(sys, "stderr", Terminal() if is_terminal else io.StringIO())
 
     assert way_of(progress, rank) == way
-
-
-def test_events_are_made_where_someone_reads_them(monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-
-    assert way_of("auto", 0) == "log"
 
 
 class Waits(RuleBasedStateMachine):
@@ -243,3 +222,30 @@ class Waits(RuleBasedStateMachine):
 
 TestWaits = pytest.mark.thorough(Waits.TestCase)
 TestWaits.settings = settings(max_examples=8, stateful_step_count=10, deadline=None)
+
+
+class Clock:
+    now = 10.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_waits_count_while_they_last_and_each_once():
+    clock, seen = Clock(), []
+    waits = AllWaits(clock)
+    waits.on_begin = waits.on_end = lambda wait, now: seen.append((wait, now))
+    waits.begin("a")
+    clock.now = 11.0
+    waits.begin("b")
+    clock.now = 14.0
+    assert (waits.totals(), waits.ended) == ((2, 7.0), (0, 0.0))
+
+    waits.end("a")
+    clock.now = 15.0
+    assert (waits.totals(), waits.ended) == ((2, 8.0), (1, 4.0))
+
+    waits.end("b")
+    waits.end("b")  # an interrupt may have come between
+    assert waits.totals() == waits.ended == (2, 8.0)
+    assert seen[:3] == [("a", 10.0), ("b", 11.0), ("a", 14.0)]

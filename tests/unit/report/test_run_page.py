@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -49,19 +48,44 @@ def about(page: bytes, heading: str) -> str:
 
 # The figures
 
+SECTIONS = {
+    "overview": "Overview",
+    "samples": "Samples",
+    "waits": "Waits",
+    "ranks": "Ranks",
+    "lengths": "Lengths and packs",
+    "left-out": "Dropped and truncated",
+    "mix": "Mix",
+    "rates": "Throughput",
+    "rollouts": "RL: staleness and groups",
+    "bad-rows": "Bad rows",
+    "events": "Events",
+    "configuration": "Configuration",
+}
+WORKERS = ("most waited for", "workers waited", "workers' work", "replaced")
+SOURCES = ("samples", "tokens", "epoch", "dropped", "noted", "calls waited, s")
+HEADS = {
+    "ranks-table": ["rank", "waited", "ready", "calls", "waits", "step, ms", *WORKERS],
+    "mix-table": ["source", "share", "target now", *SOURCES],
+    "events-table": ["UTC", "rank", "level", "event", "fields"],
+}
 
-def write_waiting_run(folder: Path, waits_of_ranks: list[list[int]]) -> None:
-    """Each interval has ten calls, of which so many wait."""
-    for rank, waits in enumerate(waits_of_ranks):
-        moments = [interval(rank, 0, at, 40 * at, 40 * at) for at in range(len(waits) + 1)]
-        counted = [
-            msgspec.structs.replace(moment, calls=10 * at, waits=sum(waits[:at])) for at, moment in enumerate(moments)
-        ]
-        write(folder / f"rank-{rank:05}-0000.jsonl", [start(rank), *counted])
+
+def test_the_page_has_its_sections_and_tables_in_their_order(tmp_path):
+    written = written_page(tmp_path)
+
+    found = re.findall(r'<section id="([\w-]+)"[^>]*>\s*<h2[^>]*>(.*?)</h2>', written.decode())
+    assert found == list(SECTIONS.items())
+    assert {name: read_page(written).tables[name][0] for name in HEADS} == HEADS
 
 
 def test_the_readiness_of_each_rank_is_a_line_over_time(tmp_path):
-    write_waiting_run(tmp_path / "run", [[0, 0, 0, 0], [0, 1, 5, 10]])
+    for rank, waits in enumerate([[0, 0, 0, 0], [0, 1, 5, 10]]):  # of ten calls in each interval
+        moments = [
+            msgspec.structs.replace(interval(rank, 0, at, 40 * at, 40 * at), calls=10 * at, waits=sum(waits[:at]))
+            for at in range(5)
+        ]
+        write(tmp_path / f"run/rank-{rank:05}-0000.jsonl", [start(rank), *moments])
 
     page = read_page(page_of(tmp_path / "run", tmp_path / "r.html"))
 
@@ -90,12 +114,28 @@ def test_the_first_figure_is_the_share_of_waiting_of_the_rank_that_waited_most(p
     assert "Tokenizing was too slow" in page.text
 
 
-def test_the_timeline_has_the_seconds_of_each_rank_by_what_it_waited_for(page):
-    head, first, second = page.tables["waits-chart-data"]
+TABLES: dict[str, list[list[str]]] = {
+    "waits-chart-data": [
+        ["", "workers start, s", "source (read), s", "workers (tokenize), s", "trainer, s"],
+        ["rank 0", "1.0", "1.0", "2.5", "40.0"],
+        ["rank 1", "1.0", "1.0", "5.0", "40.0"],
+    ],
+    "dropped-table": [
+        ["reason", "all", "math", "code"],
+        ["too long", "32", "24", "8"],
+        ["bad row AD421", "1", "0", "0"],
+    ],
+    "noted-table": [["reason", "all", "math", "code"], ["truncated", "16", "12", "4"]],
+    "bad-rows-table": [
+        ["code", "file and line", "position", "source", "reason", "how it begins"],
+        ["AD421", "data/code.jsonl:17", "0:0:16", "code", "the row is not valid JSON", '{"prompt": '],
+    ],
+}
 
-    assert head[1:] == ["workers start, s", "source (read), s", "workers (tokenize), s", "trainer, s"]
-    assert first == ["rank 0", "1.0", "1.0", "2.5", "40.0"]
-    assert second == ["rank 1", "1.0", "1.0", "5.0", "40.0"]
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_the_page_has_the_totals_of_all_ranks_each_once(page, name):
+    assert page.tables[name] == TABLES[name]
 
 
 def test_the_ranks_are_listed_with_their_readiness_the_one_that_waited_most_first(page):
@@ -111,17 +151,8 @@ def test_lengths_are_counted_once_where_a_restart_delivered_them_again(page):
     data = dict(page.tables["lengths-chart-data"][1:])
 
     # 80 groups of the first start count, and 240 of the second; half of each is of 54 tokens, a quarter of 91
-    assert (data["54–63"], data["91–107"], data["861–1,023"]) == ("160", "80", "80")
-    assert data["256–303"] == "0"
-
-
-def test_what_was_dropped_is_counted_by_reason_and_source(page):
-    assert page.tables["dropped-table"] == [
-        ["reason", "all", "math", "code"],
-        ["too long", "32", "24", "8"],
-        ["bad row AD421", "1", "0", "0"],
-    ]
-    assert page.tables["noted-table"][1] == ["truncated", "16", "12", "4"]
+    wanted = {"54–63": "160", "91–107": "80", "861–1,023": "80", "256–303": "0"}
+    assert {name: data[name] for name in wanted} == wanted
 
 
 def test_the_mix_is_shown_over_time_beside_its_target(page):
@@ -150,18 +181,12 @@ def test_staleness_and_equal_scores_are_summed_over_ranks_and_starts(page):
     assert set(column(page, "degenerate-chart-data", 1)) == {"20.0 %", "–"}
 
 
-def test_a_bad_row_that_several_ranks_found_is_listed_once_with_its_place(page):
-    row = ["AD421", "data/code.jsonl:17", "0:0:16", "code", "the row is not valid JSON", '{"prompt": ']
-
-    assert page.tables["bad-rows-table"][1:] == [row]
-    assert [sample["place"] for sample in page.data if sample["state"] == "bad"] == ["data/code.jsonl:17"]
-
-
 def test_samples_are_in_the_order_of_their_places_with_their_mask_and_facts(page):
     places = [tuple(map(int, sample["position"].split(":"))) for sample in page.data]
     kept = [sample for sample in page.data if sample["state"] == "kept"]
 
     assert places == sorted(places)
+    assert [sample["place"] for sample in page.data if sample["state"] == "bad"] == ["data/code.jsonl:17"]
     assert len(kept) == 16  # of each of two sources, 8
     assert kept[0]["texts"] == [["", [["<|im_start|>", 2], ["two ‹0›", 1], ["↵", 4], ["\n", 0]]]]
     assert kept[0]["facts"] == [["label", '"4"'], ["metadata", '{"level":2}']]
@@ -184,29 +209,34 @@ def test_killed_processes_and_lost_records_are_said(page):
 # What is not there
 
 
-def test_an_empty_part_says_why(tmp_path):
-    write_packed_run(tmp_path / "run")
+WITHOUT = {
+    "of one source, without scores": (
+        write_packed_run,
+        {
+            "mix": "a single source, so there is no mixture",
+            "rollouts": "This run reported no scores. No group was given back",
+            "events": "No event was logged",
+            "samples": "No sample was recorded",
+        },
+    ),
+    "that was killed at once": (
+        lambda folder: write(folder / "rank-00000-0000.jsonl", [start()]),
+        {"overview": "No call for data was recorded", "rates": "there are no rates"},
+    ),
+    "of one moment": (
+        lambda folder: write(folder / "rank-00000-0000.jsonl", [start(), interval(0, 0, 0, 0, 0)]),
+        {"lengths": "No sample was delivered"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("written", "said"), WITHOUT.values(), ids=WITHOUT)
+def test_the_page_of_a_run_says_why_a_part_is_empty(tmp_path, written, said):
+    written(tmp_path / "run")
     page = page_of(tmp_path / "run", tmp_path / "r.html")
 
-    assert "a single source, so there is no mixture" in about(page, "mix")
-    assert "This run reported no scores" in about(page, "rollouts")
-    assert "No group was given back" in about(page, "rollouts")
-    assert "No event was logged" in about(page, "events")
-    assert "No sample was recorded" in about(page, "samples")
-
-
-def test_a_run_that_was_killed_at_once_has_a_page_too(tmp_path):
-    write(tmp_path / "run" / "rank-00000-0000.jsonl", [start()])
-    page = page_of(tmp_path / "run", tmp_path / "r.html")
-
-    assert "No call for data was recorded" in about(page, "overview")
-    assert "there are no rates" in about(page, "rates")
-
-
-def test_a_run_of_one_moment_has_a_page_too(tmp_path):
-    write(tmp_path / "run" / "rank-00000-0000.jsonl", [start(), interval(0, 0, 0, 0, 0)])
-
-    assert "No sample was delivered" in about(page_of(tmp_path / "run", tmp_path / "r.html"), "lengths")
+    for heading, text in said.items():
+        assert all(sentence in about(page, heading) for sentence in text.split(". "))
 
 
 def test_without_excerpts_no_text_of_a_row_is_on_the_page_and_it_says_so(tmp_path):
@@ -269,20 +299,6 @@ def test_tables_of_bad_rows_and_events_are_bounded_and_say_so(tmp_path):
     assert page.tables["event-names"][1] == ["worker.lost", str(number)]
 
 
-@pytest.mark.thorough
-def test_a_long_run_of_many_ranks_has_a_small_page(tmp_path):
-    write_run_of(tmp_path / "run", ranks=64, samples=0, intervals=300)
-    page = page_of(tmp_path / "run", tmp_path / "r.html")
-    found = read_page(page)
-
-    assert len(page) < 2_000_000
-    assert len(found.tables["waits-chart-data"]) == 65
-    assert len(found.tables["samples-chart-data"]) <= 242
-    # thinned, the totals stay exact: 0.25 s of tokenizing in each interval, times the rank's number from 1
-    assert found.tables["waits-chart-data"][64][3] == f"{0.25 * 300 * 64:,.1f}"
-    assert math.isclose(float(column(found, "samples-chart-data", 1)[-1]), 4 * 40 / INTERVAL_S)
-
-
 # The command
 
 
@@ -324,36 +340,44 @@ def overview_of(folder: Path, **totals: object) -> str:
     return about(page_of(folder, folder / "r.html"), "overview")
 
 
-def test_a_trainer_that_is_stuck_on_its_first_batch_waits_all_the_time(tmp_path):
-    waits = {"start": 1.0, "tokenize": 34.0}
+FIRST = {"start": 9.0, "tokenize": 3.0}
+STUCK = {"start": 1.0, "tokenize": 34.0}
+OVERVIEWS: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "that is stuck on its first batch": (
+        {"calls": 1, "waits": 1, "wait_s": STUCK, "first_s": STUCK, "waiting_s": 35.0},
+        ["100.0 %", "A call had been waiting for 35 s at the last record.", "Tokenizing was too slow."],
+        "not what limits",
+    ),
+    "whose start-up is told, and not in the headline": (
+        {"calls": 5, "waits": 2, "wait_s": {"start": 9.0, "tokenize": 3.5}, "first_s": FIRST, "step_s": 9.5},
+        [
+            "5.0 %",
+            "Tokenizing was too slow.",
+            "the first batch of each start took 12 s (workers start 9 s, workers (tokenize) 3 s)",
+        ],
+        "A call had been waiting",
+    ),
+    "of one call that was answered": (
+        {"calls": 1, "waits": 1, "wait_s": {"start": 9.0}, "first_s": {"start": 9.0}},
+        ["No call waited after the first batch", "took 9 s"],
+        "A call had been waiting",
+    ),
+    "that lacks CPUs, which is named, and a second reason": (
+        {"calls": 5, "waits": 5, "wait_s": {"cpu": 6.0, "tokenize": 3.0, "read": 1.0}, "step_s": 10.0},
+        [
+            "50.0 %",
+            "The workers had work, but no CPU to run on.",
+            "(60.0 % of 10 s of waiting)",
+            "Tokenizing was too slow.",
+        ],
+        "Reading the source",
+    ),
+}
 
-    shown = overview_of(tmp_path, calls=1, waits=1, wait_s=waits, first_s=waits, waiting_s=35.0)
 
-    assert "100.0 %" in shown
-    assert "A call had been waiting for 35 s at the last record." in shown
-    assert "Tokenizing was too slow." in shown and "not what limits" not in shown
+@pytest.mark.parametrize(("totals", "said", "unsaid"), OVERVIEWS.values(), ids=OVERVIEWS)
+def test_the_overview_of_a_trainer(tmp_path, totals, said, unsaid):
+    shown = overview_of(tmp_path, **totals)
 
-
-def test_start_up_is_not_in_the_headline_and_is_told(tmp_path):
-    waits = {"start": 9.0, "tokenize": 3.0}
-
-    shown = overview_of(tmp_path, calls=5, waits=2, wait_s={"start": 9.0, "tokenize": 3.5}, first_s=waits, step_s=9.5)
-
-    assert "5.0 %" in shown and "Tokenizing was too slow." in shown
-    assert "the first batch of each start took 12 s (workers start 9 s, workers (tokenize) 3 s)" in shown
-
-
-def test_a_run_of_one_call_that_was_answered_has_start_up_only(tmp_path):
-    shown = overview_of(tmp_path, calls=1, waits=1, wait_s={"start": 9.0}, first_s={"start": 9.0})
-
-    assert "No call waited after the first batch" in shown and "took 9 s" in shown
-
-
-def test_a_lack_of_cpus_is_named_and_so_is_a_second_reason(tmp_path):
-    waits = {"cpu": 6.0, "tokenize": 3.0, "read": 1.0}
-
-    shown = overview_of(tmp_path, calls=5, waits=5, wait_s=waits, step_s=10.0)
-
-    assert "50.0 %" in shown
-    assert "The workers had work, but no CPU to run on." in shown and "(60.0 % of 10 s of waiting)" in shown
-    assert "Tokenizing was too slow." in shown and "Reading the source" not in shown
+    assert [text for text in said if text not in shown] == []
+    assert unsaid not in shown

@@ -90,30 +90,18 @@ def tuned(jsonl_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> I
 
 def test_it_is_told_after_every_reply_what_was_done(tuned: Callable[..., Tuned]) -> None:
     one = tuned(row_s=0.5)
-    one.now = 3.0
+    one.now, one.workers[0] = 3.0, WorkerState(state="starting", pid=7)
+    assert one.reply().num_ready_workers == 1
+    one.workers[0] = WorkerState(state="busy", pid=7)
     one.loader.work_off()
 
     last = one.script.seen[-1]
-    assert last.now_s == 3.0
+    assert (last.now_s, last.has_delivered) == (3.0, False)
     assert last.num_replies == len(one.script.seen)
     assert last.num_rows >= one.loader.coordinator.channel.num_produced == 64
     assert last.work_s == last.num_rows / 2
     assert (last.num_workers, last.num_ready_workers, last.capacity) == (2, 2, 64)
     assert last.sample_bytes >= 4
-
-
-def test_workers_that_start_are_not_ready(tuned: Callable[..., Tuned]) -> None:
-    one = tuned()
-    one.workers = [WorkerState(state="starting", pid=7), WorkerState(state="idle", pid=8)]
-
-    assert one.reply().num_ready_workers == 1
-
-
-def test_it_is_told_of_the_first_delivery(tuned: Callable[..., Tuned]) -> None:
-    one = tuned()
-    one.loader.work_off()
-    assert not one.script.seen[-1].has_delivered
-
     one.loader.ids(60)
     one.loader.work_off()
     assert one.script.seen[-1].has_delivered
@@ -134,15 +122,6 @@ def test_waits_that_are_over_and_the_one_that_is_not_count(tuned: Callable[..., 
     one.loader.coordinator.withdraw(request)
     one.waits = (4, 3.75)
     assert one.reply().starved_s == 3.75
-
-
-def test_consecutive_waits_are_not_counted_twice(tuned: Callable[..., Tuned]) -> None:
-    one = tuned()
-    one.loader.coordinator.poll(Request(500))
-    for number in range(1, 6):
-        one.now, one.waits = float(number), (number, 0.5 * number)
-
-        assert one.reply().starved_s == 0.5 * number
 
 
 def test_it_is_told_once_that_the_channel_was_full_and_a_worker_idle(tuned: Callable[..., Tuned]) -> None:
@@ -182,54 +161,36 @@ def test_memory_of_the_largest_worker_is_looked_up_when_there_are_others_and_now
 
 def test_a_decision_is_carried_out_and_logged(tuned: Callable[..., Tuned]) -> None:
     one = tuned()
-    one.script.decisions = [Change("num_workers", 2, 5, "workers_busy"), Change("capacity", 64, 256, "no_room")]
+    changes = [Change("num_workers", 2, 5, "workers_busy"), Change("capacity", 64, 256, "no_room")]
+    one.script.decisions = [Settled("fed"), *changes]
     with capture_logs() as logs:
-        one.reply()
-        one.reply()
+        for _ in range(3):
+            one.reply()
 
     assert one.loader.executor.num_workers == 5
     assert (one.loader.coordinator.rules.capacity, one.loader.coordinator.channel.capacity) == (256, 256)
     assert one.tuner.num_changes == 2
     level = {"log_level": "info", "event": "autotune.changed"}
     assert logs == [
+        {"log_level": "info", "event": "autotune.settled", "reason": "fed", "num_workers": 2, "capacity": 64},
         {**level, "what": "num_workers", "before": 2, "after": 5, "reason": "workers_busy"},
         {**level, "what": "capacity", "before": 64, "after": 256, "reason": "no_room"},
     ]
 
 
-def test_a_settled_state_is_logged_and_changes_nothing(tuned: Callable[..., Tuned]) -> None:
-    one = tuned()
-    one.script.decisions = [Settled("fed")]
-    with capture_logs() as logs:
-        one.reply()
-
-    assert logs == [
-        {"log_level": "info", "event": "autotune.settled", "reason": "fed", "num_workers": 2, "capacity": 64}
-    ]
-    assert one.tuner.num_changes == 0
-
-
-@pytest.mark.thorough
-def test_more_room_is_used_at_once(tuned: Callable[..., Tuned]) -> None:
+def test_more_room_is_used_at_once_and_less_lets_what_is_ready_be_used_up_first(tuned: Callable[..., Tuned]) -> None:
     one = tuned(10_000, block_bytes=1 << 17)
     one.loader.work_off()
     assert one.loader.coordinator.channel.num_produced == 64
 
     one.loader.tune(2, 1000)
     one.loader.work_off()
-
     assert one.loader.coordinator.channel.num_produced == 1000
 
-
-def test_less_room_lets_what_is_ready_be_used_up_first(tuned: Callable[..., Tuned]) -> None:
-    one = tuned()
-    one.loader.work_off()
-
     one.loader.tune(1, 10)
-
-    assert one.loader.ids(60) == list(range(60))
+    assert one.loader.ids(995) == list(range(995))
     one.loader.work_off()
-    assert 60 + 5 < one.loader.coordinator.channel.num_produced <= 60 + 10
+    assert 995 + 5 < one.loader.coordinator.channel.num_produced <= 995 + 10
 
 
 def test_tuned_values_are_kept_after_a_restart(tuned: Callable[..., Tuned]) -> None:
@@ -246,16 +207,16 @@ def test_tuned_values_are_kept_after_a_restart(tuned: Callable[..., Tuned]) -> N
 @pytest.mark.thorough
 def test_chunks_follow_the_channel_and_the_workers(tuned: Callable[..., Tuned]) -> None:
     one = tuned(10_000, block_bytes=1 << 17)
-    one.loader.tune(2, 4000)
-    one.loader.work_off()
-    assert max(one.loader.executor.num_rows_asked) == 1000
+    found = []
+    for num_workers, capacity in ((2, 4000), (4, 800)):
+        one.loader.tune(num_workers, capacity)
+        one.loader.executor.num_rows_asked.clear()
+        one.loader.ids(4000)
+        one.loader.work_off()
+        found.append(max(one.loader.executor.num_rows_asked))
 
-    one.loader.tune(4, 800)
-    one.loader.executor.num_rows_asked.clear()
-    one.loader.ids(4000)
-    one.loader.work_off()
-
-    assert 50 <= max(one.loader.executor.num_rows_asked) <= 100
+    assert found[0] == 1000
+    assert 50 <= found[1] <= 100
 
 
 # What it may do
@@ -268,38 +229,35 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuners, "available_memory", lambda: 1000 * MIB)
 
 
-@pytest.mark.usefixtures("machine")
-def test_by_default_all_cpus_and_half_of_the_free_memory_may_be_used() -> None:
-    limits = limits_of(LoaderConfig())
-
-    assert (limits.min_workers, limits.max_workers) == (FIRST_WORKERS, 12)
-    assert limits.max_worker_bytes == (500 - 64) * MIB
-    assert limits.max_ready_bytes == 64 * MIB
-    assert limits.max_capacity >= 64 * MIB
-
-
-@pytest.mark.usefixtures("machine")
-def test_numbers_that_are_given_are_kept() -> None:
-    limits = limits_of(
-        LoaderConfig.of({"num_workers": 3, "limits": {"max_workers": 9}, "buffer_size": 10, "dp_size": 8})
-    )
-    assert (limits.min_workers, limits.max_workers, limits.max_capacity) == (3, 3, 80)
-
-    given = {"limits": {"max_workers": 5, "max_memory_bytes": 100 * MIB, "max_ready_bytes": 40 * MIB}}
-    limits = limits_of(LoaderConfig.of(given))
-    assert (limits.max_workers, limits.max_worker_bytes, limits.max_ready_bytes) == (5, 60 * MIB, 40 * MIB)
-
-
-@pytest.mark.usefixtures("machine")
-def test_zero_workers_are_one_thread() -> None:
-    limits = limits_of(LoaderConfig(num_workers=0))
-
-    assert (limits.min_workers, limits.max_workers) == (1, 1)
+LIMITS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "by default all CPUs, and half of the free memory": (
+        {},
+        {
+            "min_workers": FIRST_WORKERS,
+            "max_workers": 12,
+            "max_worker_bytes": (500 - 64) * MIB,
+            "max_ready_bytes": 64 * MIB,
+        },
+    ),
+    "numbers that are given are kept": (
+        {"num_workers": 3, "limits": {"max_workers": 9}, "buffer_size": 10, "dp_size": 8},
+        {"min_workers": 3, "max_workers": 3, "max_capacity": 80},
+    ),
+    "and so are limits": (
+        {"limits": {"max_workers": 5, "max_memory_bytes": 100 * MIB, "max_ready_bytes": 40 * MIB}},
+        {"max_workers": 5, "max_worker_bytes": 60 * MIB, "max_ready_bytes": 40 * MIB},
+    ),
+    "zero workers are one thread": ({"num_workers": 0}, {"min_workers": 1, "max_workers": 1}),
+    "it begins within the limits": ({"limits": {"max_workers": 1}}, {"min_workers": 1}),
+}
 
 
 @pytest.mark.usefixtures("machine")
-def test_tuning_begins_within_the_limits() -> None:
-    limits = limits_of(LoaderConfig.of({"limits": {"max_workers": 1}, "dp_size": 3}))
+@pytest.mark.parametrize(("settings", "wanted"), LIMITS.values(), ids=LIMITS)
+def test_what_it_may_do_follows_from_the_settings_and_the_machine(
+    settings: dict[str, Any], wanted: dict[str, int]
+) -> None:
+    limits = limits_of(LoaderConfig.of(settings))
 
-    assert limits.min_workers == 1
-    assert limits.max_capacity >= LoaderConfig(dp_size=3).capacity == 3000
+    assert {name: getattr(limits, name) for name in wanted} == wanted
+    assert limits.max_capacity >= LoaderConfig.of(settings).capacity

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
@@ -16,37 +16,26 @@ from asyncdata.batching.online.rules import PackRules
 from asyncdata.batching.packers.base import PackState
 from asyncdata.batching.packers.unpacked import SinglePacking
 from asyncdata.delivery.ledger import Counters, RestartPoint
-
-if TYPE_CHECKING:
-    from asyncdata.batching.packers.base import Packing
-
-pytestmark = pytest.mark.thorough
+from tests.support.examples import in_ci
 
 ROWS = 20  # of an epoch, some of which yield no sample
 
-across = st.booleans()
 packings = st.one_of(
     st.builds(
-        lambda samples, tokens, epochs: SoftPacking(
-            max_length=16, window_samples=samples, window_tokens=tokens, overlong="drop", across_epochs=epochs
-        ),
-        st.integers(1, 8),
-        st.integers(1, 40),
-        across,
+        SoftPacking,
+        max_length=st.just(16),
+        window_samples=st.integers(1, 8),
+        window_tokens=st.integers(1, 40),
+        overlong=st.just("drop"),
+        across_epochs=st.booleans(),
     ),
-    st.builds(HardPacking, max_length=st.just(16), keep_tail=st.just(True), across_epochs=across),
+    st.builds(HardPacking, max_length=st.just(16), keep_tail=st.just(True), across_epochs=st.booleans()),
     st.just(SinglePacking()),
 )
 groupings = st.none() | st.builds(LengthGrouping, window=st.integers(1, 4), method=st.sampled_from(["snake", "xtuner"]))
-rules = st.builds(
-    lambda packing, grouping, world_size, batch_size: PackRules(
-        packing=packing, grouping=grouping, world_size=world_size, batch_size=batch_size
-    ),
-    packings,
-    groupings,
-    st.integers(1, 3),
-    st.integers(1, 2),
-)
+rules = st.fixed_dictionaries(
+    {"packing": packings, "grouping": groupings, "world_size": st.integers(1, 3), "batch_size": st.integers(1, 2)}
+).map(lambda fields: PackRules(**fields))
 lengths = st.lists(st.integers(-1, 18), min_size=20, max_size=80)  # -1: no sample
 steps = st.lists(st.sampled_from(["push", "take", "take", "twice", "resume"]) | st.integers(1, 19), max_size=40)
 
@@ -64,8 +53,7 @@ class Fake:
 
 
 def stream(sizes: list[int]) -> list[Fake]:
-    places = [Position(*divmod(number, ROWS), 0) for number in range(len(sizes))]
-    places = [Position(place.epoch, 0, place.window) for place in places]
+    places = [Position(number // ROWS, 0, number % ROWS) for number in range(len(sizes))]
     return [Fake(place, size) for place, size in zip(places, sizes, strict=True) if size >= 0]
 
 
@@ -148,37 +136,29 @@ def modelled(rules: PackRules, samples: list[Fake]) -> list[Any]:
         is_end = not rules.across_epochs or number == len(parts) - 1
         left += packer.flush() if is_end else []
         while left:
-            size = size_of(rules, window)
-            if (size is None or len(left) < size) and not is_end:
+            steps = 1 if rules.grouping is None else rules.grouping.steps_of_window(window, rules.batch_size)
+            size = len(left) if steps is None else steps * (1 if rules.grouping is None else rules.global_batch)
+            if (steps is None or len(left) < size) and not is_end:
                 break
 
-            some, left = left[:size], left[size:] if size is not None else []
-            found += ordered(rules, some, window)
+            found += ordered(rules, left[:size], window)
+            left = left[size:]
             window += 1
     return pieces(found)
 
 
-def size_of(rules: PackRules, window: int) -> int | None:
-    if rules.grouping is None:
-        return 1
-
-    steps = rules.grouping.steps_of_window(window, rules.batch_size * rules.accumulation)
-    return None if steps is None else steps * rules.global_batch * rules.accumulation
-
-
 def ordered(rules: PackRules, packs: list[Any], window: int) -> list[Any]:
-    if rules.grouping is None:
+    grouping = rules.grouping
+    if grouping is None:
         return packs
 
-    costs = [rules.grouping.cost([stop - start for _, start, stop in pack]) for pack in packs]
-    epoch = packs[0][0][0].position.epoch if rules.grouping.method == "xtuner" else 0
-    accumulation = rules.batch_size * rules.accumulation
-    order = rules.grouping.order(
-        costs, world_size=rules.world_size, accumulation=accumulation, seed=rules.seed, epoch=epoch, window=window
-    )
-    return [packs[number] for number in order]
+    costs = [grouping.cost([stop - start for _, start, stop in pack]) for pack in packs]
+    epoch = packs[0][0][0].position.epoch if grouping.method == "xtuner" else 0
+    dealt = {"world_size": rules.world_size, "accumulation": rules.batch_size, "seed": rules.seed}
+    return [packs[number] for number in grouping.order(costs, **dealt, epoch=epoch, window=window)]
 
 
+@in_ci(max_examples=30)
 @given(rules, lengths, steps)
 def test_packs_follow_from_d_alone_whatever_comes_between(
     rules: PackRules, sizes: list[int], steps: list[str | int]
@@ -200,6 +180,7 @@ def test_packs_follow_from_d_alone_whatever_comes_between(
     assert run.delivered == modelled(rules, samples)
 
 
+@in_ci(max_examples=30)
 @given(rules, lengths, st.lists(st.tuples(st.integers(0, 40), st.integers(1, 4), st.integers(1, 3)), max_size=4))
 def test_no_token_is_lost_or_repeated_when_the_ranks_change(
     rules: PackRules, sizes: list[int], changes: list[tuple[int, int, int]]
@@ -224,69 +205,25 @@ def test_no_token_is_lost_or_repeated_when_the_ranks_change(
     )
 
 
-@given(rules, lengths)
-def test_each_rank_can_show_its_share_and_all_shares_are_the_whole(rules: PackRules, sizes: list[int]) -> None:
-    """Though each lets go of what only the others need."""
-    samples = stream(sizes)
-    whole = Run(keeping(rules), samples)
-    whole.rules = msgspec.structs.replace(rules, world_size=1, batch_size=rules.global_batch)
-    runs = [Run(msgspec.structs.replace(rules, rank=rank), samples) for rank in range(rules.world_size)]
-    shares: list[list[Any]] = []
-    while runs[0].next < len(samples):
-        for run in runs:
-            run.push(6)
-        while runs[0].progress.num_ready >= rules.global_batch:
-            batch = [
-                pieces(run.packs.packs(run.progress, range(rank, rules.global_batch, rules.world_size)))
-                for rank, run in enumerate(runs)
-            ]
-            shares += [share[number] for number in range(rules.batch_size) for share in batch]
-            for run in runs:
-                run.progress = run.packs.delivered(run.progress, rules.global_batch)
-    held = [run.progress.num_held for run in runs]
-    for run in runs:
-        run.progress = run.packs.flushed(run.progress)
-    num_left = min(run.progress.num_ready for run in runs)
-    shares += pieces(runs[0].packs.packs(runs[0].progress, range(num_left)))
-
-    assert shares == modelled(rules, samples)
-    assert len({json.dumps(msgspec.to_builtins(run.packs.saved(run.progress))) for run in runs}) == 1, (
-        "all states are equal"
-    )
-    assert all(number <= len(samples) for number in held)
+OF_TWO = PackRules(packing=SoftPacking(max_length=4, window_samples=2, window_tokens=1))
 
 
-def packing_of_two() -> Packing:
-    return SoftPacking(max_length=4, window_samples=2, window_tokens=1)
-
-
-def resumed(rules: PackRules, samples: list[Fake]) -> tuple[OnlinePacks, Any, RestartPoint]:
-    """A run that is resumed after the first three samples."""
-    run = Run(rules, samples)
+@pytest.mark.parametrize(("length", "message"), [(-1, "waited to be packed"), (4, "has 4 tokens now, not 3 as then")])
+def test_a_sample_that_waited_and_does_not_come_again_as_it_was_is_an_error(length: int, message: str) -> None:
+    run = Run(OF_TWO, stream([2, 2, 3, 3, 1]))
     run.push(3)
     point = run.progress.restart_point
     assert point is not None
 
-    packs = OnlinePacks(rules)
-    return packs, packs.restored(run.packs.saved(run.progress)), point
+    packs = OnlinePacks(OF_TWO)
+    progress = packs.restored(run.packs.saved(run.progress))
 
-
-def test_a_sample_that_waited_and_does_not_come_again_is_an_error() -> None:
-    packs, progress, point = resumed(PackRules(packing=packing_of_two()), stream([2, 2, 3, 3, 1]))
-
-    with pytest.raises(SnapshotError, match="AD604 the sample at 0:0:2 waited to be packed"):
-        packs.pushed(progress, stream([2, 2, -1, 3, 1]), point)  # type: ignore[arg-type]
-
-
-def test_a_sample_that_waited_and_comes_again_with_other_tokens_is_an_error() -> None:
-    packs, progress, point = resumed(PackRules(packing=packing_of_two()), stream([2, 2, 3, 3, 1]))
-
-    with pytest.raises(SnapshotError, match="AD604 the sample at 0:0:2 .* has 4 tokens now, not 3 as then"):
-        packs.pushed(progress, stream([2, 2, 4, 3, 1]), point)  # type: ignore[arg-type]
+    with pytest.raises(SnapshotError, match=f"AD604 the sample at 0:0:2 .*{message}"):
+        packs.pushed(progress, stream([2, 2, length, 3, 1]), point)  # type: ignore[arg-type]
 
 
 def test_a_sample_that_cannot_be_packed_changes_nothing() -> None:
-    run = Run(PackRules(packing=packing_of_two()), stream([2, 2, 5]))
+    run = Run(OF_TWO, stream([2, 2, 5]))
     run.push(2)
     before = run.packs.saved(run.progress)
 
@@ -297,13 +234,12 @@ def test_a_sample_that_cannot_be_packed_changes_nothing() -> None:
 
 
 def test_what_an_end_leaves_out_is_counted() -> None:
-    run = Run(PackRules(packing=packing_of_two()), stream([2, 2, 3]))
+    run = Run(OF_TWO, stream([2, 2, 3]))
     run.push(3)
     flushed = run.packs.flushed(run.progress)
-    assert flushed.num_ready == 2
 
     after = run.packs.dropped(flushed, 2, "drop_last")
 
-    assert after.num_ready == 0
+    assert (flushed.num_ready, after.num_ready) == (2, 0)
     assert (after.counts.samples, after.counts.tokens) == ({"drop_last": 3}, {"drop_last": 7})
     assert flushed.counts.samples == {}, "a value is never changed"

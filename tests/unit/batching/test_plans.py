@@ -1,0 +1,178 @@
+"""How far a planned epoch goes, whose its rows are, and what a snapshot says of a plan.
+
+That planned packs are XTuner's, or those of a packer, is held through loaders: in ``test_planned_packs.py`` and
+``test_packed_loader.py`` of the integration tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from asyncdata import ConfigError, HardPacking, LengthGrouping, RowShuffle, SoftPacking, XTunerPacking
+from asyncdata.batching.packers.unpacked import SinglePacking
+from asyncdata.batching.planned.plan import Packs, Plan, PlannedEpoch, PlannedOrder
+from asyncdata.batching.planned.worker import pack_rows
+from asyncdata.order.order import RowOrder
+from asyncdata.order.rank_share import Share
+from tests.support.examples import in_ci
+
+XTUNER = XTunerPacking(max_length=8, seed=0)
+
+# What snapshots say of a plan, for ever.
+DESCRIPTION = {
+    "packing": {
+        "type": "XTunerPacking",
+        "max_length": 8,
+        "seed": 0,
+        "kind": "expand_soft",
+        "join_datasets": True,
+        "lookahead": 1000,
+        "slice_samples": 10_000,
+        "ties": "stable",
+    },
+    "grouping": {"window": 64, "linear": 24576.0, "quadratic": 1.0, "method": "karmarkar_karp"},
+}
+
+
+def packs_of(packing: Any, *lengths: int) -> Packs:
+    """The packs of rows of two data sets."""
+    half = len(lengths) // 2
+    return pack_rows(packing, np.array(lengths, np.int32), np.array([half, len(lengths) - half], np.int64))
+
+
+@in_ci(max_examples=20)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.randoms())
+def test_rows_and_packs_of_an_epoch_find_each_other(lengths, random) -> None:
+    packs = packs_of(XTunerPacking(max_length=30, seed=3, kind="hard", join_datasets=False), *lengths)
+    numbers = list(range(packs.num_packs))
+    random.shuffle(numbers)
+    epoch = PlannedEpoch(packs, np.array(numbers, np.int64), len(numbers))
+
+    found = [[*zip(*(part.tolist() for part in epoch.pack(number)), strict=True)] for number in range(len(numbers))]
+    rows = [(number, piece) for number, pack in enumerate(found) for piece in pack]
+    assert epoch.num_rows == len(rows)
+    assert [epoch.pack_at(row) for row in range(len(rows) + 1)] == [*(number for number, _ in rows), epoch.num_packs]
+    assert epoch.packs_at(0, len(rows)).tolist() == [number for number, _ in rows]
+    begins = [row for row, (number, _) in enumerate(rows) if row == 0 or rows[row - 1][0] != number]
+    for row in range(len(rows) + 1):
+        assert epoch.first_pack_from(row) == sum(begin < row for begin in begins)
+    parts = [epoch.pieces(0, len(rows) // 2), epoch.pieces(len(rows) // 2, len(rows))]
+    pieces = [piece for part in parts for piece in zip(*(column.tolist() for column in part), strict=True)]
+    assert pieces == [piece for _, piece in rows]
+
+
+# How far an epoch goes
+
+numbers_of_ranks = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+
+
+def plan_of(ranks: tuple[int, int, int], *, round_up: bool) -> Plan:
+    names = ("world_size", "batch_size", "accumulation")
+    return Plan(packing=XTUNER, round_up=round_up, **dict(zip(names, ranks, strict=True)))
+
+
+@in_ci(max_examples=30)
+@given(st.integers(1, 60), numbers_of_ranks, numbers_of_ranks, st.booleans(), st.data())
+def test_a_rounded_epoch_has_whole_steps_and_whole_batches_for_ranks_that_go_on_with_it(
+    num_packs, before, after, round_up, data
+):
+    """And a restart at a batch does not change how far it goes."""
+    first, batch = 0, 1
+    for ranks in (before, after):
+        plan = plan_of(ranks, round_up=round_up)
+        batch = plan.world_size * plan.batch_size
+
+        whole = plan.num_delivered(num_packs, first)
+
+        assert (whole - first) % batch == 0
+        assert whole >= num_packs or not round_up
+        if not first:
+            assert whole % (batch * plan.accumulation) == 0
+            assert abs(whole - num_packs) < batch * plan.accumulation
+            assert (whole >= num_packs) == (round_up or whole == num_packs)
+        again = first + batch * data.draw(st.integers(0, max(0, whole - first) // batch))
+        assert plan.num_delivered(num_packs, again) == whole
+        first = batch * data.draw(st.integers(0, num_packs // batch))
+
+
+def test_packs_that_are_not_xtuners_are_not_rounded() -> None:
+    plan = Plan(packing=SoftPacking(max_length=8), world_size=4)
+
+    assert plan.num_delivered(7) == 7
+    assert msgspec.structs.replace(plan, grouping=LengthGrouping(method="xtuner")).num_delivered(7) == 8
+
+
+# Shares
+
+
+@in_ci(max_examples=30)
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 50), st.integers(0, 60), st.integers(0, 200))
+@example(world_size=8, batch_size=1, first=3, num_left=9, behind=0)
+def test_each_rank_owns_as_much_of_every_batch_and_all_own_what_fills_none(
+    world_size: int, batch_size: int, first: int, num_left: int, behind: int
+) -> None:
+    batch = world_size * batch_size
+    num_batches = num_left // batch
+    shares = [Share(rank=rank, world_size=world_size, batch_size=batch_size) for rank in range(world_size)]
+
+    owned = np.stack([share.owns(np.arange(first, first + num_left), first, first + num_left) for share in shares])
+
+    batches = owned[:, : num_batches * batch].reshape(world_size, num_batches, batch)
+    assert (batches.sum(axis=0) == 1).all()
+    assert (batches.sum(axis=2) == batch_size).all()
+    assert owned[:, num_batches * batch :].all()
+    # Before the first batch, as a row of a pack that was begun may be, everything has one owner.
+    before = np.stack([share.owns(np.arange(first - behind, first), first, first + num_left) for share in shares])
+    assert (before.sum(axis=0) == 1).all()
+
+
+# Settings
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_that_there_is_not_is_refused(rank: int, world_size: int) -> None:
+    with pytest.raises(ConfigError, match=f"no rank {rank} among {world_size}"):
+        Share(rank=rank, world_size=world_size)
+
+
+def test_a_snapshot_must_agree_with_packing_and_grouping_and_not_with_ranks_and_batches() -> None:
+    plan = Plan(packing=XTUNER, grouping=LengthGrouping())
+    others = [
+        {},
+        {"world_size": 4, "batch_size": 2, "accumulation": 8, "round_up": False},
+        {"packing": XTunerPacking(max_length=8, seed=1)},
+        {"grouping": None},
+    ]
+
+    plans = [msgspec.structs.replace(plan, **other) for other in others]
+    first, other_ranks, other_packs, ungrouped = [PlannedOrder(one, RowShuffle(), 3).description() for one in plans]
+
+    assert first == {**RowOrder(RowShuffle(), 3).description(), **DESCRIPTION}
+    assert first == other_ranks == msgspec.json.decode(msgspec.json.encode(first))
+    assert first != other_packs
+    assert ungrouped == {**first, "grouping": None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"packing": SoftPacking(max_length=8, across_epochs=True)}, "AD453 .*SoftPacking\\(across_epochs=False"),
+        ({"packing": HardPacking(max_length=8, across_epochs=True)}, "AD453 .*HardPacking\\(across_epochs=False"),
+        ({"packing": "soft"}, "AD453 packs of str cannot be planned, only those of XTunerPacking, SoftPacking, "),
+        ({"packing": SinglePacking(), "world_size": 0}, "world_size=0"),
+    ],
+)
+def test_a_plan_that_cannot_work_says_what_can(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Plan(**settings)
+
+
+def test_a_row_that_is_too_long_is_an_error_of_the_packing() -> None:
+    with pytest.raises(ConfigError, match="AD450 sample 1 has 9 tokens"):
+        packs_of(SoftPacking(max_length=8), 8, 9)
