@@ -58,3 +58,11 @@ def test_an_environment_of_tox_runs_the_slow_tests_of_every_folder():
 
     assert len(paths) > 5
     assert [str(path) for path in paths if f"tests/{path.parts[1]}" not in run] == []
+
+
+def test_every_file_that_an_environment_of_tox_names_is_there():
+    text = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    named = re.findall(r"tests/[\w/.]+\w", text)
+
+    assert len(named) > 15
+    assert [path for path in named if not (ROOT / path).exists()] == []
