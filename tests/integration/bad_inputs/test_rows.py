@@ -117,7 +117,7 @@ PLAIN = [
     Case(15, b'{"input": "a", "label": 1, "tools": [5]}', "AD111", "'tools'[0] must be a JSON schema, got a number"),
     Case(1, b'{"input": "a", "label": 1, "tools": "[{"}', "AD101", "'tools' is a string, and its text is not JSON"),
     Case(10, b'{"input": "a", "label": 1, "tools": "\\ud800"}', "AD107", "unpaired surrogate \\ud800 in 'tools'"),
-    Case(15, b'{"input": "a", "label": 1, "tools": [], "metadata": "x"}', "AD111", "must be an object, as the row"),
+    Case(15, b'{"input": "a", "label": 1, "tools": [], "metadata": "x"}', "AD111", "has tools, got a string"),
     Case(16, b'{"input": "x", "images": ["a.png"], "label": 1}', "AD130", "'images'"),
     Case(22, b'{"input": ' + DIGITS + b', "label": 1}', "AD117", "an integer of more than 4300 digits"),
 ]  # fmt: skip

@@ -165,7 +165,7 @@ def test_the_nesting_limit_does_not_depend_on_the_python_version(opening, closin
     assert RowDecoder(["other"])(row(depth)) == (None,)
     for read in (decode_object, RowDecoder(["other"])):
         with pytest.raises(RowFault, match="nested deeper than 512"):
-            read(row(depth + 1))
+            read(memoryview(row(depth + 1)))
 
 
 def test_brackets_in_strings_are_no_nesting():

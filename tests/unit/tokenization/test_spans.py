@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from asyncdata.core.types import SampleRange
 from asyncdata.tokenization.column_writer import ColumnWriter
@@ -82,6 +82,7 @@ def begins(token: Span, block: Span, text: str) -> bool:
     return token[0] < block[0] < token[1] <= block[1] and text[token[0] : block[0]].isspace()
 
 
+@example(offsets=[(0, 1), (1, 2), (2, 5), (5, 6), (6, 9)], blocks=[(3, 7)], text="a" * 64)
 @given(offsets=tilings(), blocks=span_lists(), text=st.text("ab ", min_size=64, max_size=64))
 def test_tokens_of_a_block_are_trained_or_named(offsets, blocks, text):
     spans, straddling = trained_tokens(Offsets.of(offsets), blocks, text)
@@ -151,11 +152,20 @@ def test_spans_are_written_as_json_and_blocks_without_tokens_have_none():
     assert token_spans(Offsets.of([]), [(0, 0), (3, 9)]) == []
 
 
-@pytest.mark.parametrize(
-    ("cut", "removed"),
-    [("truncate_context_left", (2, 5)), ("truncate_context_right", (5, 8)), ("truncate_context_middle", (4, 7))],
-)
-def test_a_context_is_cut_where_it_should_be(cut, removed):
-    offsets = Offsets.of([(place, place + 1) for place in range(12)])
+SINGLE = Offsets.of([(place, place + 1) for place in range(12)])
+SHARED = Offsets.of([(0, 1), (1, 2), (1, 2), (1, 2), (2, 3), (3, 4)])
 
-    assert place_cut(offsets, (2, 8), 3, cut) == removed
+
+@pytest.mark.parametrize(
+    ("offsets", "context", "num_tokens", "cut", "removed"),
+    [
+        (SINGLE, (2, 8), 3, "truncate_context_left", (2, 5)),
+        (SINGLE, (2, 8), 3, "truncate_context_right", (5, 8)),
+        (SINGLE, (2, 8), 3, "truncate_context_middle", (4, 7)),
+        (SHARED, (0, 6), 2, "truncate_context_left", (0, 4)),
+        (SHARED, (0, 6), 3, "truncate_context_right", (1, 6)),
+        (SHARED, (0, 6), 2, "truncate_context_middle", (1, 4)),
+    ],
+)
+def test_a_context_is_cut_where_it_should_be_and_no_character_in_two(offsets, context, num_tokens, cut, removed):
+    assert place_cut(offsets, context, num_tokens, cut) == removed

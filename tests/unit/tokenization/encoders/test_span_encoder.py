@@ -23,6 +23,7 @@ from asyncdata.tokenization.encoders.token_lengths import LengthsById, OffsetChe
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from asyncdata.tokenization.wrong_ids import WrongIdsError
 from tests.support.backends import Fake, install
+from tests.support.examples import in_ci
 from tests.support.found_out import audit_often
 from tests.support.function_kinds import CHAT, KINDS
 from tests.unit.tokenization import outcomes, run
@@ -88,6 +89,7 @@ def proven(monkeypatch) -> Callable[[TokenizerFiles], TokenizerFiles]:
 
 
 @pytest.mark.parametrize("form", ["", "NFC"])
+@in_ci(max_examples=40)
 @given(texts=st.lists(a_text, max_size=5))
 def test_offsets_from_ids_are_those_of_tokenizers_for_every_text_in_its_normal_form(
     small_tokenizer, normalizing, form, texts
@@ -107,6 +109,7 @@ def test_offsets_from_ids_are_those_of_tokenizers_for_every_text_in_its_normal_f
 
 
 @pytest.mark.parametrize("form", ["", "NFC"])
+@in_ci(max_examples=40)
 @given(texts=st.lists(a_text | st.text(st.characters(max_codepoint=127), max_size=9), max_size=5))
 def test_with_lengths_tokenizers_tells_the_same(small_tokenizer, normalizing, form, texts):
     files = normalizing if form else TokenizerFiles(str(small_tokenizer))

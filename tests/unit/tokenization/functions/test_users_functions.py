@@ -98,6 +98,7 @@ REFUSED: list[tuple[Any, str]] = [
     (b"12345678", "bytes; need a list of token ids"),
     ({"ids": [1]}, "a dict without 'input_ids': it has ['ids']"),
     ({"input_ids": "text"}, "str; need a list of token ids"),
+    ({"tokens": "text"}, "str; need a list of token ids, or a dict with 'input_ids'"),
     ([1, -2], "token id -2 is negative"),
     ([[1]], ""),
     ([1.0], ""),
