@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata import IterableSource, JsonlSource, ParquetSource
@@ -15,6 +13,7 @@ from tests.support.streams import frames, jsonl, members
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 Row = dict[str, Any]
 Rows = list[Row]
@@ -35,8 +34,9 @@ class Kind(NamedTuple):
 
     :ivar write: writes the rows into a folder and returns what a loader is given. Called again, it replaces the files
         that are there by others of the same names, as an editor does.
-    :ivar place: what errors say of the row of a number, given what ``write`` returned and how many rows there are.
+    :ivar told: what errors say of a row, beside its file: its ``line``, its ``row`` number, both, or nothing.
     :ivar needs: packages without which it cannot be tested.
+    :ivar parts: how its files are named after their numbers, where they are several objects.
     :ivar is_in_files: whether somebody can change it while it is read.
     :ivar is_stream: whether it can only be read from front to back.
     :ivar is_content_known: whether a fingerprint tells rows from others.
@@ -44,12 +44,26 @@ class Kind(NamedTuple):
     """
 
     write: Callable[[Path, Rows], Any]
-    place: Callable[[Any, int, int], Place]
+    told: str
     needs: tuple[str, ...] = ()
+    parts: str = ""
     is_in_files: bool = True
     is_stream: bool = False
     is_content_known: bool = True
     changed: str = "AD30[23]"
+
+    def place(self, source: Any, row: int, num_rows: int) -> Place:
+        """What errors say of the row of a number, given what :attr:`write` returned and how many rows there are."""
+        if isinstance(source, list) or self.parts:
+            part, row = _part_of(row, num_rows)
+            path = source[part] if isinstance(source, list) else f"{source.paths}/{part}.{self.parts}"
+        elif isinstance(source, JsonlSource | ParquetSource):
+            path = str(source.paths)
+        elif isinstance(source, IterableSource):
+            path = f"{__name__}:"
+        else:
+            path = source if isinstance(source, str) else {"Dataset": "Dataset"}.get(type(source).__name__, "")
+        return Place(path, row + 1 if "line" in self.told else None, row if "row" in self.told else None)
 
 
 def make_rows(num_rows: int, text: str = "x") -> Rows:
@@ -59,18 +73,6 @@ def make_rows(num_rows: int, text: str = "x") -> Rows:
     ]
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> str:
-    new = path.with_name(f"{path.name}.new")
-    write(new)
-    new.replace(path)
-    return str(path)
-
-
-def _in_parts(rows: Rows) -> Iterator[Rows]:
-    for number in range(MAX_FILES):
-        yield rows[number * len(rows) // MAX_FILES : (number + 1) * len(rows) // MAX_FILES]
-
-
 def _part_of(row: int, num_rows: int) -> tuple[int, int]:
     """The number of the row's file, and its number there."""
     starts = [number * num_rows // MAX_FILES for number in range(MAX_FILES)]
@@ -78,56 +80,75 @@ def _part_of(row: int, num_rows: int) -> tuple[int, int]:
     return part, row - starts[part]
 
 
-def _write_jsonl(path: Path, rows: Rows) -> str:
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    return _replace(path, lambda new: new.write_text(text, encoding="utf-8"))
+def _in_parts(rows: Rows) -> Iterator[tuple[int, Rows]]:
+    for number in range(MAX_FILES):
+        yield number, rows[number * len(rows) // MAX_FILES : (number + 1) * len(rows) // MAX_FILES]
 
 
-def _jsonl_file(folder: Path, rows: Rows) -> str:
-    return _write_jsonl(folder / "rows.jsonl", rows)
+# The bytes of a file
 
 
-def _jsonl_files(folder: Path, rows: Rows) -> list[str]:
-    return [_write_jsonl(folder / f"{number}.jsonl", part) for number, part in enumerate(_in_parts(rows))]
+def _gzip(rows: Rows) -> bytes:
+    """Of several members, which end within rows."""
+    text = jsonl(rows)
+    return members(text[start : start + 3000] for start in range(0, max(1, len(text)), 3000))
 
 
-def _line(source: str, row: int, num_rows: int) -> Place:
-    return Place(source, row + 1, None)
+def _parquet(group_rows: int) -> Callable[[Rows], bytes]:
+    def made(rows: Rows) -> bytes:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        nested = pa.list_(pa.struct([("n", pa.int64())]))
+        schema = pa.schema([("id", pa.int64()), ("pad", pa.string()), ("nested", nested)])
+        out = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist(rows, schema), out, row_group_size=group_rows)
+        return bytes(out.getvalue())
+
+    return made
 
 
-def _line_of_files(source: list[str], row: int, num_rows: int) -> Place:
-    part, number = _part_of(row, num_rows)
-    return Place(source[part], number + 1, None)
+# Where it lies
 
 
-def _write_parquet(path: Path, rows: Rows, group_rows: int) -> str:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _file(name: str, made: Callable[[Rows], bytes]) -> Callable[[Path, Rows], str]:
+    def write(folder: Path, rows: Rows) -> str:
+        path, new = folder / name, folder / f"{name}.new"
+        new.write_bytes(made(rows))
+        new.replace(path)
+        return str(path)
 
-    nested = pa.list_(pa.struct([("n", pa.int64())]))
-    schema = pa.schema([("id", pa.int64()), ("pad", pa.string()), ("nested", nested)])
-    table = pa.Table.from_pylist(rows, schema)
-    return _replace(path, lambda new: pq.write_table(table, new, row_group_size=group_rows))
-
-
-def _parquet_file(group_rows: int) -> Callable[[Path, Rows], str]:
-    return lambda folder, rows: _write_parquet(folder / "rows.parquet", rows, group_rows)
+    return write
 
 
-def _parquet_files(folder: Path, rows: Rows) -> list[str]:
-    return [_write_parquet(folder / f"{n}.parquet", part, 20 + 30 * n) for n, part in enumerate(_in_parts(rows))]
+def _files(suffix: str, *made: Callable[[Rows], bytes]) -> Callable[[Path, Rows], list[str]]:
+    def write(folder: Path, rows: Rows) -> list[str]:
+        return [_file(f"{n}.{suffix}", made[n % len(made)])(folder, part) for n, part in _in_parts(rows)]
+
+    return write
 
 
-def _number(source: str, row: int, num_rows: int) -> Place:
-    return Place(source, None, row)
+def _on_s3(name: str, made: Callable[[Rows], bytes]) -> Callable[[Path, Rows], JsonlSource]:
+    return lambda folder, rows: JsonlSource(s3().put(f"{folder.name}/{name}", made(rows)), storage_options=s3().options)
 
 
-def _number_of_files(source: list[str], row: int, num_rows: int) -> Place:
-    part, number = _part_of(row, num_rows)
-    return Place(source[part], None, number)
+def _parts_on_s3(kind: Any, suffix: str, made: Callable[[Rows], bytes]) -> Callable[[Path, Rows], Any]:
+    def write(folder: Path, rows: Rows) -> Any:
+        for number, part in _in_parts(rows):
+            s3().put(f"{folder.name}/parts/{number}.{suffix}", made(part))
+        return kind(f"s3://{BUCKET}/{folder.name}/parts", storage_options=s3().options)
+
+    return write
 
 
-def _dataset(rows: Rows) -> Any:
+def _by_http(kind: Any, name: str, made: Callable[[Rows], bytes]) -> Callable[[Path, Rows], Any]:
+    return lambda folder, rows: kind(http_host().put(f"/{folder.name}/{name}", made(rows)), storage_options=FAST)
+
+
+# Datasets, and rows that Python makes
+
+
+def _in_memory(folder: Path, rows: Rows) -> Any:
     import datasets
 
     return datasets.Dataset.from_dict({key: [row[key] for row in rows] for key in ("id", "pad", "nested")})
@@ -139,7 +160,7 @@ def _saved(folder: Path, rows: Rows) -> str:
     new, path = folder / "new", folder / "saved"
     datasets.disable_progress_bars()
     try:
-        _dataset(rows).save_to_disk(new, max_shard_size="20KB")
+        _in_memory(folder, rows).save_to_disk(new, max_shard_size="20KB")
     finally:
         datasets.enable_progress_bars()
     path.mkdir(exist_ok=True)
@@ -148,147 +169,55 @@ def _saved(folder: Path, rows: Rows) -> str:
     return str(path)
 
 
-def _in_memory(folder: Path, rows: Rows) -> Any:
-    return _dataset(rows)
-
-
 def _mapped(folder: Path, rows: Rows) -> Any:
     """A dataset in files whose rows lie the wrong way round, with a mapping that gives them in their order."""
     import datasets
 
     if not rows:
-        return _dataset(rows)
+        return _in_memory(folder, rows)
 
     return datasets.load_from_disk(_saved(folder, rows[::-1])).select(range(len(rows))[::-1])
 
 
-def _index(source: str, row: int, num_rows: int) -> Place:
-    return Place(source if isinstance(source, str) else "Dataset", None, row)
+def _streamed(folder: Path, rows: Rows) -> Any:
+    import datasets
 
-
-def _numbered_line(source: str, row: int, num_rows: int) -> Place:
-    return Place(source, row + 1, row)
-
-
-def _numbered_line_of_files(source: list[str], row: int, num_rows: int) -> Place:
-    part, number = _part_of(row, num_rows)
-    return Place(source[part], number + 1, number)
-
-
-def _gzip_file(folder: Path, rows: Rows) -> str:
-    """Of several members, which end within rows."""
-    text = jsonl(rows)
-    data = members(text[start : start + 3000] for start in range(0, max(1, len(text)), 3000))
-    return _replace(folder / "rows.jsonl.gz", lambda new: new.write_bytes(data))
-
-
-def _zstd_files(folder: Path, rows: Rows) -> list[str]:
-    return [
-        _replace(folder / f"{number}.jsonl.zst", partial(Path.write_bytes, data=frames([jsonl(part)])))
-        for number, part in enumerate(_in_parts(rows))
-    ]
-
-
-def _array(folder: Path, rows: Rows) -> str:
-    return _replace(folder / "rows.json", lambda new: new.write_text(json.dumps(rows, indent=1), encoding="utf-8"))
+    value = datasets.Value
+    nested = datasets.List({"n": value("int64")})
+    features = datasets.Features({"id": value("int64"), "pad": value("string"), "nested": nested})
+    return datasets.IterableDataset.from_generator(lambda: iter(rows), features=features)
 
 
 def _iterable(folder: Path, rows: Rows) -> Any:
     return IterableSource(lambda epoch: rows, version=digest(json.dumps(rows)))
 
 
-def _streamed(folder: Path, rows: Rows) -> Any:
-    import datasets
-
-    features = datasets.Features(
-        {
-            "id": datasets.Value("int64"),
-            "pad": datasets.Value("string"),
-            "nested": datasets.List({"n": datasets.Value("int64")}),
-        }
-    )
-    return datasets.IterableDataset.from_generator(lambda: iter(rows), features=features)
-
-
-def _made(source: Any, row: int, num_rows: int) -> Place:
-    return Place("tests.support.sources:" if isinstance(source, IterableSource) else "", None, row)
-
-
-def _on_s3(name: str, made: Callable[[Rows], bytes]) -> Callable[[Path, Rows], JsonlSource]:
-    def write(folder: Path, rows: Rows) -> JsonlSource:
-        return JsonlSource(s3().put(f"{folder.name}/{name}", made(rows)), storage_options=s3().options)
-
-    return write
-
-
-def _objects_on_s3(folder: Path, rows: Rows) -> JsonlSource:
-    for number, part in enumerate(_in_parts(rows)):
-        s3().put(f"{folder.name}/parts/{number}.jsonl", jsonl(part))
-    return JsonlSource(f"s3://{BUCKET}/{folder.name}/parts", storage_options=s3().options)
-
-
-def _by_http(folder: Path, rows: Rows) -> JsonlSource:
-    return JsonlSource(http_host().put(f"/{folder.name}/rows.jsonl", jsonl(rows)), storage_options=FAST)
-
-
-def _parquet_by_http(folder: Path, rows: Rows) -> ParquetSource:
-    data = Path(_write_parquet(folder / "rows.parquet", rows, 90)).read_bytes()
-    return ParquetSource(http_host().put(f"/{folder.name}/rows.parquet", data), storage_options=FAST)
-
-
-def _parquet_on_s3(folder: Path, rows: Rows) -> ParquetSource:
-    for number, path in enumerate(_parquet_files(folder, rows)):
-        s3().put(f"{folder.name}/parts/{number}.parquet", Path(path).read_bytes())
-    return ParquetSource(f"s3://{BUCKET}/{folder.name}/parts", storage_options=s3().options)
-
-
-def _in_object(source: JsonlSource, row: int, num_rows: int) -> Place:
-    return Place(str(source.paths), None, None)
-
-
-def _in_objects(source: JsonlSource, row: int, num_rows: int) -> Place:
-    return Place(f"{source.paths}/{_part_of(row, num_rows)[0]}.jsonl", None, None)
-
-
+PARQUET, DATASETS, STORED = ("pyarrow",), ("datasets",), {"changed": "AD322"}
 KINDS: dict[str, Kind] = {
-    "a JSONL file": Kind(_jsonl_file, _line),
-    "JSONL files": Kind(_jsonl_files, _line_of_files),
-    "Parquet, one row group": Kind(_parquet_file(100_000), _number, ("pyarrow",)),
-    "Parquet, large row groups": Kind(_parquet_file(90), _number, ("pyarrow",)),
-    "Parquet, tiny row groups": Kind(_parquet_file(3), _number, ("pyarrow",)),
-    "Parquet files": Kind(_parquet_files, _number_of_files, ("pyarrow",)),
-    "a saved dataset": Kind(_saved, _index, ("datasets",)),
-    "a dataset in memory": Kind(_in_memory, _index, ("datasets",), is_in_files=False),
-    "a dataset with a mapping of indices": Kind(_mapped, _index, ("datasets",)),
-    "a gzip file": Kind(_gzip_file, _numbered_line, is_stream=True),
-    "zstd files": Kind(_zstd_files, _numbered_line_of_files, ("zstandard",), is_stream=True),
-    "a JSON array": Kind(_array, _number, is_stream=True),
-    "an object of S3": Kind(_on_s3("rows.jsonl", jsonl), _in_object, ("moto",), changed="AD322"),
-    "objects of S3": Kind(_objects_on_s3, _in_objects, ("moto",), changed="AD322"),
-    "an object by http": Kind(_by_http, _in_object, ("obstore",), changed="AD322"),
-    "a gzip object of S3": Kind(
-        _on_s3("rows.jsonl.gz", lambda rows: members([jsonl(rows)])),
-        lambda source, row, num_rows: Place(str(source.paths), row + 1, row),
-        ("moto",),
-        is_stream=True,
-        changed="AD322",
+    "a JSONL file": Kind(_file("rows.jsonl", jsonl), "line"),
+    "JSONL files": Kind(_files("jsonl", jsonl), "line"),
+    "Parquet, one row group": Kind(_file("rows.parquet", _parquet(100_000)), "row", PARQUET),
+    "Parquet, large row groups": Kind(_file("rows.parquet", _parquet(90)), "row", PARQUET),
+    "Parquet, tiny row groups": Kind(_file("rows.parquet", _parquet(3)), "row", PARQUET),
+    "Parquet files": Kind(_files("parquet", _parquet(20), _parquet(50), _parquet(80)), "row", PARQUET),
+    "a saved dataset": Kind(_saved, "row", DATASETS),
+    "a dataset in memory": Kind(_in_memory, "row", DATASETS, is_in_files=False),
+    "a dataset with a mapping of indices": Kind(_mapped, "row", DATASETS),
+    "a gzip file": Kind(_file("rows.jsonl.gz", _gzip), "line and row", is_stream=True),
+    "zstd files": Kind(
+        _files("jsonl.zst", lambda rows: frames([jsonl(rows)])), "line and row", ("zstandard",), is_stream=True
     ),
+    "a JSON array": Kind(_file("rows.json", lambda rows: json.dumps(rows, indent=1).encode()), "row", is_stream=True),
+    "an object of S3": Kind(_on_s3("rows.jsonl", jsonl), "", ("moto",), **STORED),
+    "objects of S3": Kind(_parts_on_s3(JsonlSource, "jsonl", jsonl), "", ("moto",), "jsonl", **STORED),
+    "an object by http": Kind(_by_http(JsonlSource, "rows.jsonl", jsonl), "", ("obstore",), **STORED),
+    "a gzip object of S3": Kind(_on_s3("rows.jsonl.gz", _gzip), "line and row", ("moto",), is_stream=True, **STORED),
     "a Parquet object by http": Kind(
-        _parquet_by_http,
-        lambda source, row, num_rows: Place(str(source.paths), None, row),
-        ("pyarrow", "obstore"),
-        changed="AD322",
+        _by_http(ParquetSource, "rows.parquet", _parquet(90)), "row", ("pyarrow", "obstore"), **STORED
     ),
     "Parquet objects of S3": Kind(
-        _parquet_on_s3,
-        lambda source, row, num_rows: Place(
-            f"{source.paths}/{_part_of(row, num_rows)[0]}.parquet", None, _part_of(row, num_rows)[1]
-        ),
-        ("pyarrow", "moto"),
-        changed="AD322",
+        _parts_on_s3(ParquetSource, "parquet", _parquet(50)), "row", ("pyarrow", "moto"), "parquet", **STORED
     ),
-    "an iterable": Kind(_iterable, _made, is_in_files=False, is_stream=True),
-    "a streaming dataset": Kind(
-        _streamed, _made, ("datasets",), is_in_files=False, is_stream=True, is_content_known=False
-    ),
+    "an iterable": Kind(_iterable, "row", is_in_files=False, is_stream=True),
+    "a streaming dataset": Kind(_streamed, "row", DATASETS, is_in_files=False, is_stream=True, is_content_known=False),
 }
