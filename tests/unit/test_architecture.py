@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(__file__).parents[2] / "asyncdata"
+TESTS = PACKAGE.parent / "tests"
 
 # From the ground up: a folder imports, also for types, only from folders that stand before it. "asyncdata" is the
 # facade, which nothing below it may use.
@@ -64,6 +65,11 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 70
 MEDIAN_FUNCTION_LINES = 8
 P90_FUNCTION_LINES = 35
+
+# Ratchets: tests hold promises through what users import. Each number may only become smaller.
+MAX_TEST_LINES = 97_100
+MAX_INNER_IMPORTS = 865
+PUBLIC = ("asyncdata", "asyncdata.demo", "asyncdata.filters", "asyncdata.testing", "asyncdata.verifying")
 
 
 class Import(NamedTuple):
@@ -195,6 +201,19 @@ def function_lengths(trees: dict[str, ast.Module]) -> dict[str, int]:
     return lengths
 
 
+def inner_imports(trees: dict[str, ast.Module]) -> list[str]:
+    """The statements that import from a module which is not for users; ``asyncdata.integrations.x`` is for them."""
+    is_public = re.compile(rf"({'|'.join(map(re.escape, PUBLIC))}|asyncdata\.integrations(\.\w+)?)")
+    return [
+        f"{name}:{node.lineno} imports from {source}"
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for source in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names])
+        if source.split(".")[0] == "asyncdata" and not is_public.fullmatch(source)
+    ]
+
+
 def words_that_do_not_belong(root: Path) -> list[str]:
     unwanted = re.compile(r"\bsleep\(|\bimport pickle|\bpickle\.|\bTODO\b|\bFIXME\b|\bXXX\b")
     return [
@@ -258,6 +277,13 @@ def test_nothing_sleeps_pickles_or_is_left_to_do():
     assert words_that_do_not_belong(PACKAGE) == []
 
 
+def test_the_tests_do_not_grow_and_reach_into_no_more_inner_modules():
+    lines = sum(len(path.read_bytes().splitlines()) for path in TESTS.rglob("*.py"))
+
+    assert lines <= MAX_TEST_LINES
+    assert len(inner_imports(read_package(TESTS))) <= MAX_INNER_IMPORTS
+
+
 def test_the_rules_find_what_they_forbid(tmp_path):
     files = {
         "__init__.py": "",
@@ -300,6 +326,16 @@ def test_the_rules_find_what_they_forbid(tmp_path):
     assert function_lengths({"asyncdata.sources.jsonl": trees["asyncdata.sources.jsonl"]}) == {
         "asyncdata.sources.jsonl:1 f": 2
     }
+    assert inner_imports(trees) == [
+        "asyncdata.core.errors:2 imports from asyncdata.core",
+        "asyncdata.core.plain:2 imports from asyncdata.core.errors",
+        "asyncdata.core.plain:3 imports from asyncdata.core.errors",
+        "asyncdata.filters:1 imports from asyncdata.loader.x",
+        "asyncdata.order.order:1 imports from asyncdata.delivery.ledger",
+        "asyncdata.sources.base:1 imports from asyncdata.order.order",
+        "asyncdata.sources.base:2 imports from asyncdata.sources.jsonl",
+        "asyncdata.sources.base:3 imports from asyncdata.loader.x",
+    ]
     assert words_that_do_not_belong(root) == [
         "asyncdata/loader/x.py:1: # TODO later",
         "asyncdata/sources/jsonl.py:5: time.sleep(1)",

@@ -45,9 +45,13 @@ def needed(name: str, found: set[str]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("requirement", [*CORE, *sum(EXTRAS.values(), [])], ids=str)
-def test_every_dependency_has_a_lower_bound(requirement: Requirement) -> None:
-    assert {each.operator for each in requirement.specifier} & {">=", "==", "~="}
+def test_every_dependency_has_a_lower_bound_and_one_range_of_versions() -> None:
+    ranges: dict[str, set[str]] = {}
+    for requirement in sum(EXTRAS.values(), CORE):
+        assert {each.operator for each in requirement.specifier} & {">=", "==", "~="}, requirement
+        ranges.setdefault(canonicalize_name(requirement.name), set()).add(str(requirement.specifier))
+
+    assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
 
 
 def test_the_core_needs_what_the_page_names_and_nothing_else() -> None:
@@ -72,32 +76,13 @@ def test_the_core_pulls_in_no_extra() -> None:
     assert not found & optional
 
 
-def extras_of_the_page() -> dict[str, list[str]]:
-    """The packages of each extra, as the reference has them."""
+def test_the_reference_says_what_each_extra_brings_and_the_extra_all_has_every_one_for_users() -> None:
     page = (ROOT / "docs" / "reference" / "extras.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
-    return {extra: re.findall(r"`([^`]+)`", packages) for extra, packages in rows}
+    told = {extra: re.findall(r"`([^`]+)`", packages) for extra, packages in rows}
 
-
-def test_the_reference_says_what_each_extra_brings() -> None:
-    found = extras_of_the_page()
-
-    assert {extra: sorted(names(needed_by)) for extra, needed_by in EXTRAS.items()} == {
-        extra: packages for extra, packages in found.items() if extra != "all"
-    }
-    assert found["all"] == []
-
-
-def test_the_extra_all_has_every_extra_for_users() -> None:
+    assert told == {"all": [], **{extra: sorted(names(needed_by)) for extra, needed_by in EXTRAS.items()}}
     assert (ALL.name, ALL.extras) == ("asyncdata", set(EXTRAS) - FOR_DEVELOPERS)
-
-
-def test_extras_that_bring_the_same_package_agree_on_its_versions() -> None:
-    ranges: dict[str, set[str]] = {}
-    for requirement in sum(EXTRAS.values(), CORE):
-        ranges.setdefault(canonicalize_name(requirement.name), set()).add(str(requirement.specifier))
-
-    assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
 
 
 TEXTS = sorted(
@@ -118,23 +103,17 @@ def places_of(pattern: str) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_what_is_said_to_install_it_works_from_a_clone() -> None:
+def test_what_is_said_to_install_it_works_from_a_clone_and_names_no_host_of_an_index() -> None:
     # The name on the package index is not ours: a path, or a dot in the clone.
     assert len(TEXTS) > 500
     assert places_of(r"pip install (?:-\S+ )*[\"'`]*asyncdata\b") == []
     assert from_clone("fast").startswith('pip install ".[fast]" in a clone')
 
-
-@pytest.mark.thorough
-def test_no_text_names_the_host_of_a_package_index() -> None:
     assert places_of(r"(?i)\bpypi\.(?:org|python)|python(?=hosted)") == []
 
 
-def test_the_version_is_the_same_in_both_places() -> None:
+def test_the_version_is_the_same_in_both_places_and_the_metadata_invents_no_person_and_no_address() -> None:
     assert PROJECT["version"] == asyncdata.__version__
-
-
-def test_the_metadata_invents_no_person_and_no_address() -> None:
     assert left_to_the_owner(PROJECT) == ["authors", "maintainers", "urls"]
     assert left_to_the_owner({**PROJECT, "maintainers": [{"name": "Ada"}]}) == ["urls"]
     assert left_to_the_owner({**PROJECT, "authors": [{"name": "Ada"}], "urls": {"Source": "https://a"}}) == []
@@ -181,7 +160,7 @@ def test_a_licence_that_nobody_reviewed_is_named(told: list[str], fault: str) ->
 
 def test_a_reviewed_licence_is_that_of_one_package_and_no_other() -> None:
     assert faults({"tqdm": ["MPL-2.0 AND MIT"]}) == []
-    assert faults({"tqdm": ["GPL-3.0-only"], "other": ["MPL-2.0"]}) != []
+    assert len(faults({"tqdm": ["GPL-3.0-only"], "other": ["MPL-2.0"]})) == 2
 
 
 def test_the_licences_of_an_sbom_are_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,19 +51,18 @@ HELPERS = {"_docstring_data", "_loss_curve", "_stub_engine", "_tiny_model", "tra
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
-def run(path: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(path), *words], cwd=ROOT, capture_output=True, text=True, env=environment()
-    )
+def started(*words: object, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Python with these words."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, check=False)
+
+
+def run(path: Path, *words: object) -> str:
+    done = started(path, *words)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
-
-
-def environment() -> dict[str, str]:
-    import os
-
-    return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def test_every_example_is_known_here():
@@ -97,9 +97,7 @@ def test_an_example_of_trl_is_killed_and_resumes_with_the_same_rows_and_losses(n
     for package in ("torch", "datasets", "accelerate", "trl"):
         pytest.importorskip(package, reason=f"{package} is not installed")
 
-    path = ROOT / "examples" / f"{name}.py"
-    quiet = environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-W", "ignore", path], cwd=ROOT, capture_output=True, text=True, env=quiet)
+    done = started("-W", "ignore", ROOT / "examples" / f"{name}.py", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
 
     assert done.returncode == 0, done.stderr[-3000:]  # TRL and transformers write their own words there
     assert done.stdout.endswith(TRL[name])
@@ -115,9 +113,7 @@ def test_an_example_whose_framework_is_missing_says_so_in_a_line(name, tmp_path)
     code = f"import runpy, sys; sys.modules[{module!r}] = None; sys.path.insert(0, {str(path.parent)!r}); "
     code += f"runpy.run_path({str(path)!r}, run_name='__main__')"
 
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment()
-    )
+    done = started("-W", "ignore", "-c", code, cwd=tmp_path)
 
     assert done.returncode == 1
     assert done.stderr.startswith("this example needs ")
@@ -139,7 +135,7 @@ def test_a_training_example_takes_data_of_ones_own(name, test_data, tmp_path):
     tokenizer = test_data / "tokenizers" / "gpt2-bpe-50k"
 
     words = "--data", test_data / data, "--tokenizer", tokenizer, "--out", tmp_path / "losses.png", *options
-    said = run(ROOT / "examples" / f"{name}.py", *map(str, words))
+    said = run(ROOT / "examples" / f"{name}.py", *words)
     assert f"the {options[1]} losses are the same, bit for bit\n" in said
 
 

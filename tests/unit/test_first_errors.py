@@ -1,4 +1,4 @@
-"""What goes wrong first for someone new, and what the message tells him to do."""
+"""What goes wrong first for someone new: each is an error of ours, at once, which says what to do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,55 +15,133 @@ from structlog.testing import capture_logs
 
 from asyncdata import (
     BadRowError,
+    BadRows,
+    Cache,
     ConfigError,
     DataLoader,
+    FixedCollator,
+    InvalidGroupError,
+    JsonlSource,
+    LengthGrouping,
     Mix,
     NoSamplesError,
+    Outcomes,
     PackedCollator,
+    PaddedCollator,
+    ParquetSource,
     Part,
+    PreferenceCollator,
     PromptTokenizeFn,
     Ranks,
     RowShuffle,
     SoftPacking,
     SourceError,
     TextTokenizeFn,
+    XTunerCollator,
 )
-from asyncdata.delivery.quarantine import Quarantine
 from asyncdata.demo import tokenizer_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+PACKING = SoftPacking(max_length=8)
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
 
 
-def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a process of its own, with warnings of any kind on stderr."""
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240)
-
-
-@pytest.mark.thorough
-def test_a_forgotten_tokenize_fn_is_the_only_thing_said(tmp_path):
-    done = python("from asyncdata import DataLoader\nDataLoader('rows.jsonl')\n", tmp_path)
-
-    assert "ConfigError: a loader needs tokenize_fn=" in done.stderr
-    assert "Exception ignored" not in done.stderr
+@pytest.fixture
+def open_loader(tmp_path: Path) -> Callable[..., DataLoader]:
+    """Opens a loader over a few rows, or over another source."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"input": "a row"}\n' * 20)
+    defaults: dict[str, Any] = {"tokenize_fn": lambda row: [1, 2], "num_workers": 0, "timeout_s": 240}
+    return lambda source=rows, **knobs: DataLoader(source, **defaults | knobs)
 
 
 @pytest.mark.parametrize(
-    ("knob", "meant"),
-    [("batchsize", "batch_size"), ("num_epochs", "epochs"), ("prefetch_factor", "buffer_size"), ("sead", "seed")],
+    ("knobs", "said"),
+    [
+        ({"batchsize": 2}, r"there is no knob 'batchsize'; did you mean 'batch_size'\? There are bad_rows, "),
+        ({"num_epochs": 2}, "no knob 'num_epochs'; did you mean 'epochs'"),
+        ({"prefetch_factor": 2}, "no knob 'prefetch_factor'; did you mean 'buffer_size'"),
+        ({"sead": 2}, "no knob 'sead'; did you mean 'seed'"),
+        ({"zzz": 2}, "there is no knob 'zzz'; there are bad_rows, batch_size, "),
+        ({"packing": {"max_length": 8}}, r"packing is SoftPacking\(max_length=...\) or another packing; got {"),
+        ({"packing": SoftPacking}, "packing is SoftPacking.* got <class"),
+        ({"packing": PackedCollator()}, "packing is SoftPacking.* got PackedCollator"),
+        ({"packing": 512}, "packing is SoftPacking.* got 512"),
+        ({"length_grouping": True}, r"length_grouping is LengthGrouping\(\.\.\.\); got True"),
+        ({"length_grouping": LengthGrouping}, "length_grouping is LengthGrouping.* got <class"),
+        ({"collate_fn": "pad"}, "collate_fn is a function of a list of samples or packs; got 'pad'"),
+        ({"tokenize_fn": 5}, "tokenize_fn is a function of a row, a description .* got int"),
+        ({"tokenize_fn": [len]}, "tokenize_fn is a function of a row, a description .* got list"),
+        ({"commit": "ack"}, "commit='ack': it must be 'on_delivery' or 'on_ack'"),
+        ({"outcomes": Outcomes(), "ranks": Ranks(world_size=2)}, r"^AD480 outcomes cannot be remembered with Ranks\("),
+        ({"outcomes": Outcomes(), "packing": PACKING}, "^AD480 outcomes cannot be remembered with packs"),
+        ({"collate_fn": PackedCollator()}, "^AD405 PackedCollator .*packing=SoftPacking"),
+        ({"collate_fn": XTunerCollator(max_length=8)}, "^AD405 XTunerCollator .*packing=SoftPacking"),
+        (
+            {"collate_fn": PackedCollator(), "length_grouping": LengthGrouping()},
+            "^AD405 PackedCollator .*packing=SoftPacking",
+        ),
+        ({"collate_fn": PaddedCollator(pad_id=0), "packing": PACKING}, "^AD405 PaddedCollator .*take PackedCollator"),
+        (
+            {"collate_fn": FixedCollator(length=8, pad_id=0), "packing": PACKING},
+            "^AD405 FixedCollator .*take PackedCollator",
+        ),
+        (
+            {"collate_fn": PreferenceCollator(pad_id=0), "packing": PACKING},
+            "^AD405 PreferenceCollator .*take PackedCollator",
+        ),
+        ({"source": []}, "the list of a source's paths is empty"),
+        ({"source": JsonlSource([])}, "the list of a source's paths is empty"),
+        ({"source": JsonlSource(5)}, "a path or a list of paths; got 5"),  # type: ignore[arg-type]
+        ({"source": ParquetSource(None)}, "a path or a list of paths; got None"),  # type: ignore[arg-type]
+        ({"source": JsonlSource}, r"the source is the class JsonlSource; pass an instance"),
+        ({"source": Path("s3://bucket/a.jsonl")}, "AD320 's3:/bucket/a.jsonl' lacks a slash"),
+        ({"source": {"rows.jsonl": 0.5}}, r"mix data sets by Mix\("),
+    ],
 )
-def test_an_unknown_knob_is_answered_with_the_one_that_is_meant(jsonl_file, knob, meant):
-    with pytest.raises(ConfigError, match=rf"there is no knob '{knob}'; did you mean '{meant}'\? There are bad_rows, "):
-        DataLoader(str(jsonl_file([{"input": "a"}])), tokenize_fn=len, num_workers=0, **{knob: 2})
+def test_a_wrong_argument_is_refused_with_the_right_one(open_loader, knobs, said):
+    with pytest.raises(ConfigError, match=said):
+        open_loader(**{"batch_size": 2, **knobs})
 
 
-def test_an_unknown_knob_like_no_other_is_answered_with_all_of_them(jsonl_file):
-    with pytest.raises(ConfigError, match=r"there is no knob 'zzz'; there are bad_rows, batch_size, "):
-        DataLoader(str(jsonl_file([{"input": "a"}])), tokenize_fn=len, num_workers=0, zzz=2)
+@pytest.mark.parametrize("parts", [["a"], [Part("a")], "a", JsonlSource("a"), None])
+def test_a_mix_of_parts_without_names_is_refused(parts):
+    with pytest.raises(ConfigError, match=r"^AD470 a Mix takes its parts by name, as in Mix\(\{'math'"):
+        Mix(parts)
+
+
+def test_a_path_object_may_be_given_where_settings_have_a_path(tmp_path):
+    assert Cache(folder=tmp_path).folder == str(tmp_path)
+    assert BadRows(policy="quarantine", path=tmp_path / "bad.jsonl").path == str(tmp_path / "bad.jsonl")
+
+
+def test_what_is_no_list_of_groups_or_samples_is_refused(open_loader):
+    with open_loader(outcomes=Outcomes()) as loader:
+        sample, *_ = loader.get_next_batch(2)
+        for wrong, what in [
+            (sample, r"got Sample; of one sample it is report\(\[sample\]\)"),
+            (None, "got NoneType"),
+            ("text", "got str"),
+            ({0: sample}, "got dict"),
+            ([0, 1], "got one with int"),
+            ([[0.5]], "got one with list"),
+        ]:
+            with pytest.raises(InvalidGroupError, match=f"^AD409 report.* takes a list of groups .*{what}"):
+                loader.report(wrong, [1.0])
+        with pytest.raises(InvalidGroupError, match=r"^AD482 report\(\) was given 1.0 as scores; it takes one"):
+            loader.report([sample], 1.0)
+
+        assert loader.report([sample], [1.0]) == 1
+    with open_loader(commit="on_ack") as loader:
+        sample, *_ = loader.get_next_batch(2)
+        with pytest.raises(InvalidGroupError, match=r"^AD409 ack\(\) .*got Sample"):
+            loader.ack(sample)
+        loader.ack([sample])
+
+
+# Rows and names of another kind
 
 
 @pytest.mark.parametrize(
@@ -78,13 +157,13 @@ def test_a_tokenizer_object_in_place_of_its_folder_is_refused_with_what_to_pass(
         PromptTokenizeFn(tokenizer)
 
 
-def test_a_name_of_the_hub_in_place_of_a_file_points_to_its_source(tmp_path, monkeypatch):
+def test_a_name_of_the_hub_in_place_of_a_file_points_to_its_source(open_loader, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(SourceError, match=r"AD304 .*openai/gsm8k.*HuggingFaceSource\('openai/gsm8k', split='train'\)"):
-        DataLoader("openai/gsm8k", tokenize_fn=len, num_workers=0)
+        open_loader("openai/gsm8k")
     with pytest.raises(SourceError, match=r"AD304 .*rows\.jsonl: No such file or directory$"):
-        DataLoader("data/some/rows.jsonl", tokenize_fn=len, num_workers=0)
+        open_loader("data/some/rows.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -94,26 +173,95 @@ def test_a_name_of_the_hub_in_place_of_a_file_points_to_its_source(tmp_path, mon
         ("messages", r"got an array; set apply_chat_template=True to render messages\."),
     ],
 )
-def test_chats_that_are_read_as_prompts_point_to_both_ways_of_reading_chats(jsonl_file, prompt_key, message):
+def test_chats_that_are_read_as_prompts_point_to_both_ways_of_reading_chats(
+    jsonl_file, open_loader, prompt_key, message
+):
     fn = PromptTokenizeFn(tokenizer_folder(), prompt_key=prompt_key)
     with (
-        DataLoader(str(jsonl_file([CHAT])), tokenize_fn=fn, num_workers=0) as loader,
+        open_loader(jsonl_file([CHAT], "chats.jsonl"), tokenize_fn=fn) as loader,
         pytest.raises(BadRowError, match=rf"{message} To train on chats, ChatTokenizeFn reads them \(--kind chat\)"),
     ):
         loader.get_next_batch(1)
 
 
-def test_a_dict_of_weights_points_to_what_mixes_data_sets(jsonl_file):
-    with pytest.raises(ConfigError, match=r"mix data sets by Mix\("):
-        DataLoader({str(jsonl_file([{"input": "a"}])): 0.5}, tokenize_fn=len, num_workers=0)
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_packs_of_prompts_are_refused_as_all_their_tokens_would_be_trained(open_loader, tmp_path, is_mixed):
+    path, prompts = str(tmp_path / "rows.jsonl"), PromptTokenizeFn(tokenizer_folder())
+    text = TextTokenizeFn(tokenizer_folder(), text_key="input")
+    source: Any = Mix({"a": Part(path, tokenize_fn=text), "b": Part(path, tokenize_fn=prompts)}) if is_mixed else path
+    knobs: dict[str, Any] = {"batch_size": 1, "tokenize_fn": None if is_mixed else prompts}
+
+    with pytest.raises(ConfigError, match=r"AD416 .*PromptTokenizeFn makes prompts .*ChatTokenizeFn for chats"):
+        open_loader(source, packing=SoftPacking(max_length=64), collate_fn=PackedCollator(), **knobs)
+    open_loader(source, **knobs).close()
 
 
-def test_another_system_than_linux_is_named_at_once(jsonl_file, monkeypatch):
-    path = str(jsonl_file([{"input": "a"}]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("shuffle", [RowShuffle(method="slime", only_kept=True), RowShuffle(only_kept=True)])
+def test_rows_of_which_none_has_a_number_are_counted_by_what_dropped_them(jsonl_file, open_loader, shuffle):
+    rows: list[dict[str, str] | bytes] = [{"input": "far too long a prompt " * 9}] * 3 + [b"{"] * 2
+    fn = PromptTokenizeFn(tokenizer_folder(), max_length=4)
+    with (
+        open_loader(jsonl_file(rows, "bad.jsonl"), tokenize_fn=fn, shuffle=shuffle, bad_rows="skip") as loader,
+        pytest.raises(NoSamplesError, match=r"AD401 5 rows read, 0 kept: 2 by bad row AD101, 3 by max_length"),
+    ):
+        loader.get_next_batch(1)
+
+
+# Warnings
+
+
+def test_bad_rows_beyond_the_first_of_a_code_are_logged_ever_more_rarely(jsonl_file, open_loader):
+    path = jsonl_file([*[b'{"cut'] * 100, b'{"a": "\x01"}', {"input": "good"}], "bad.jsonl")
+    knobs = {"shuffle": False, "epochs": 1, "bad_rows": {"policy": "skip", "max": None}}
+    with capture_logs() as events, open_loader(path, **knobs) as loader:
+        loader.get_next_batch(1)
+
+    of_code = [event for event in events if event.get("code") == "AD101"]
+    assert [event["line"] for event in of_code if event["event"] == "row.bad"] == list(range(1, 11))
+    assert [event["num_rows"] for event in of_code if event["event"] == "row.bad_again"] == [20, 40, 80]
+    assert [event["line"] for event in events if event.get("code") == "AD104"] == [101]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "is_said"),
+    [({}, True), ({"cache": {"tokens": True}}, False), ({"plan_packs": True, "shuffle": "full"}, False)],
+)
+def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(open_loader, tmp_path, knobs, is_said):
+    cache = {"folder": str(tmp_path / "kept"), **knobs.get("cache", {})}
+    packs = {"packing": SoftPacking(max_length=64, across_epochs=False), "batch_size": 1, "ranks": Ranks(world_size=2)}
+    fn = TextTokenizeFn(tokenizer_folder(), text_key="input")
+    with capture_logs() as events:
+        open_loader(tokenize_fn=fn, **{**packs, **knobs, "cache": cache}).close()
+
+    found = [event for event in events if event["event"] == "loader.every_rank_tokenizes"]
+    assert [event["log_level"] for event in found] == ["warning"] * is_said
+    assert all("plan_packs=True" in event["remedy"] and "Cache(tokens=...)" in event["remedy"] for event in found)
+
+
+# Another machine
+
+
+def test_another_system_than_linux_is_named_at_once(open_loader, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "darwin")
         with pytest.raises(ConfigError, match="asyncdata needs Linux, and this is darwin: .*WSL 2"):
-            DataLoader(path, tokenize_fn=len, num_workers=0)
+            open_loader()
+
+
+def python(code: str, cwd: Path) -> str:
+    """What ``code`` prints in a process of its own, with warnings of any kind on stderr."""
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.thorough
+def test_a_forgotten_tokenize_fn_is_the_only_thing_said(tmp_path):
+    said = python("from asyncdata import DataLoader\nDataLoader('rows.jsonl')\n", tmp_path)
+
+    assert "ConfigError: a loader needs tokenize_fn=" in said
+    assert "Exception ignored" not in said
 
 
 @pytest.mark.thorough
@@ -134,7 +282,7 @@ def test_another_system_than_linux_is_named_at_once(jsonl_file, monkeypatch):
 def test_a_package_that_is_missing_is_named_with_what_needs_it(tmp_path, missing, code, message):
     (tmp_path / "rows.jsonl").write_text('{"input": "a"}\n')
     (tmp_path / "rows.parquet").write_bytes(b"PAR1" * 4)
-    done = python(
+    said = python(
         f"""
         import importlib.util, sys
 
@@ -153,75 +301,5 @@ def test_a_package_that_is_missing_is_named_with_what_needs_it(tmp_path, missing
         tmp_path,
     )
 
-    said = done.stdout + done.stderr
     assert "Traceback" not in said, said
     assert re.search(f"ConfigError: {message}pip install {missing}$", said, re.MULTILINE), said
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("shuffle", [RowShuffle(method="slime", only_kept=True), RowShuffle(only_kept=True)])
-def test_rows_of_which_none_has_a_number_are_counted_by_what_dropped_them(jsonl_file, shuffle):
-    rows: list[dict[str, str] | bytes] = [{"input": "far too long a prompt " * 9}] * 3 + [b"{"] * 2
-    fn = PromptTokenizeFn(tokenizer_folder(), max_length=4)
-    with (
-        DataLoader(
-            str(jsonl_file(rows)), tokenize_fn=fn, num_workers=0, shuffle=shuffle, bad_rows="skip", timeout_s=240
-        ) as loader,
-        pytest.raises(NoSamplesError, match=r"AD401 5 rows read, 0 kept: 2 by bad row AD101, 3 by max_length"),
-    ):
-        loader.get_next_batch(1)
-
-
-def test_bad_rows_beyond_the_first_of_a_code_are_logged_ever_more_rarely():
-    quarantine = Quarantine(None)
-    with capture_logs() as events:
-        for number in range(1, 101):
-            quarantine.add(BadRowError("AD101", "cut off", path="/rows", line=number, byte_offset=number))
-        quarantine.add(BadRowError("AD104", "a raw control byte", path="/rows", line=101, byte_offset=101))
-
-    of_code = [event for event in events if event["code"] == "AD101"]
-    assert [event["line"] for event in of_code if event["event"] == "row.bad"] == list(range(1, 11))
-    assert [event["num_rows"] for event in of_code if event["event"] == "row.bad_again"] == [20, 40, 80]
-    assert [event["line"] for event in events if event["code"] == "AD104"] == [101]
-
-
-@pytest.mark.parametrize(
-    ("knobs", "is_said"), [({}, True), ({"cache": {"tokens": True}}, False), ({"plan_packs": True}, False)]
-)
-def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(
-    jsonl_file: Callable[..., Path], tmp_path: Path, knobs: dict[str, Any], is_said: bool
-) -> None:
-    path, fn = (
-        str(jsonl_file([{"input": f"row {n}"} for n in range(64)])),
-        TextTokenizeFn(tokenizer_folder(), text_key="input"),
-    )
-    cache = {"folder": str(tmp_path), **knobs.get("cache", {})}
-    settings = {"shuffle": "full" if "plan_packs" in knobs else True, **knobs, "cache": cache}
-    with capture_logs() as events:
-        DataLoader(
-            path,
-            tokenize_fn=fn,
-            num_workers=0,
-            packing=SoftPacking(max_length=64, across_epochs=False),
-            batch_size=1,
-            ranks=Ranks(world_size=2),
-            **settings,
-        ).close()
-
-    found = [event for event in events if event["event"] == "loader.every_rank_tokenizes"]
-    assert [event["log_level"] for event in found] == ["warning"] * is_said
-    assert all("plan_packs=True" in event["remedy"] and "Cache(tokens=...)" in event["remedy"] for event in found)
-
-
-@pytest.mark.parametrize("is_mixed", [False, True])
-def test_packs_of_prompts_are_refused_as_all_their_tokens_would_be_trained(
-    jsonl_file: Callable[..., Path], is_mixed: bool
-) -> None:
-    path, prompts = str(jsonl_file([{"input": "a row"}])), PromptTokenizeFn(tokenizer_folder())
-    text = TextTokenizeFn(tokenizer_folder(), text_key="input")
-    source: Any = Mix({"a": Part(path, tokenize_fn=text), "b": Part(path, tokenize_fn=prompts)}) if is_mixed else path
-    knobs: dict[str, Any] = {"num_workers": 0, "batch_size": 1, "tokenize_fn": None if is_mixed else prompts}
-
-    with pytest.raises(ConfigError, match=r"AD416 .*PromptTokenizeFn makes prompts .*ChatTokenizeFn for chats"):
-        DataLoader(source, packing=SoftPacking(max_length=64), collate_fn=PackedCollator(), **knobs)
-    DataLoader(source, **knobs).close()

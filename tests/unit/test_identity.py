@@ -21,35 +21,35 @@ from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+    from pathlib import Path
     from types import ModuleType
 
-DESCRIPTIONS = {
-    "asyncdata.integrations.slime_rows:SlimeTokenizeFn": (SlimeTokenizeFn, {}),
-    "asyncdata.tokenization.chat:ChatTokenizeFn": (asyncdata.ChatTokenizeFn, {}),
-    "asyncdata.tokenization.fixed_length:FixedLengthTokenizeFn": (
-        asyncdata.FixedLengthTokenizeFn,
-        {"max_length": 8, "prompt": "{q}", "answer": "{a}"},
-    ),
-    "asyncdata.tokenization.preference:PreferenceTokenizeFn": (asyncdata.PreferenceTokenizeFn, {}),
-    "asyncdata.tokenization.prompt:PromptTokenizeFn": (asyncdata.PromptTokenizeFn, {}),
-    "asyncdata.tokenization.text:TextTokenizeFn": (asyncdata.TextTokenizeFn, {}),
+DESCRIPTIONS: dict[str, Callable[..., Any]] = {
+    "asyncdata.integrations.slime_rows:SlimeTokenizeFn": SlimeTokenizeFn,
+    "asyncdata.tokenization.chat:ChatTokenizeFn": asyncdata.ChatTokenizeFn,
+    "asyncdata.tokenization.fixed_length:FixedLengthTokenizeFn": asyncdata.FixedLengthTokenizeFn,
+    "asyncdata.tokenization.preference:PreferenceTokenizeFn": asyncdata.PreferenceTokenizeFn,
+    "asyncdata.tokenization.prompt:PromptTokenizeFn": asyncdata.PromptTokenizeFn,
+    "asyncdata.tokenization.text:TextTokenizeFn": asyncdata.TextTokenizeFn,
 }
-"""The tag of each tokenize function, and how one is made. A changed tag would refuse every snapshot there is."""
+"""The tag of each tokenize function. A changed tag would refuse every snapshot there is."""
 
+NEEDED = {asyncdata.FixedLengthTokenizeFn: {"max_length": 8, "prompt": "{q}", "answer": "{a}"}}
 READERS = ("lines", "python-lines", "json-array", "parquet", "huggingface")
 """The tag of each reader. A changed tag would have every row index and token cache made anew."""
 
-described = pytest.mark.parametrize(("tag", "kind", "settings"), [(tag, *how) for tag, how in DESCRIPTIONS.items()])
+
+def subclasses_of(kind: type) -> list[type]:
+    return [found for each in kind.__subclasses__() for found in [each, *subclasses_of(each)]]
 
 
 @pytest.fixture
-def load_elsewhere(monkeypatch) -> Iterator[Any]:
+def load_elsewhere(monkeypatch) -> Callable[[str], ModuleType]:
     """Loads the file of a module as a module of another name, as if the file had been moved there."""
 
     def load(name: str) -> ModuleType:
-        file = sys.modules[name].__file__
-        spec = importlib.util.spec_from_file_location("scratch_module", file)
+        spec = importlib.util.spec_from_file_location("scratch_module", sys.modules[name].__file__)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -60,60 +60,26 @@ def load_elsewhere(monkeypatch) -> Iterator[Any]:
     return load
 
 
-def subclasses_of(kind: type) -> list[type]:
-    return [found for each in kind.__subclasses__() for found in [each, *subclasses_of(each)]]
-
-
-def open_source(kind: str, folder: Any) -> Any:
-    """Two rows, open, as blocks that a worker reads with the reader of that kind."""
-    rows = [{"id": 1}, {"id": 2}]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    if kind == "huggingface":
-        datasets = pytest.importorskip("datasets")
-        return asyncdata.HuggingFaceSource(datasets.Dataset.from_list(rows)).open(1 << 20)
-
-    path = folder / f"rows.{kind}"
-    if kind == "parquet":
-        pa = pytest.importorskip("pyarrow")
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.Table.from_pylist(rows), path)
-        return ParquetSource(str(path)).open(1 << 20)
-
-    if kind == "json-array":
-        path.write_text(json.dumps(rows), encoding="utf-8")
-        return JsonArraySource(str(path)).open(1 << 20).as_blocks(1 << 20)
-
-    path.write_text(lines, encoding="utf-8")
-    return JsonlSource(str(path), python_lines=kind == "python-lines").open(1 << 20)
-
-
-def keys_of(files: Any, reader: Any) -> list[str]:
-    """The keys of the row index and of the token cache."""
-    job = Job(
-        files=files.files,
-        tokenize=None,
-        max_row_bytes=files.max_row_bytes,
-        block_bytes=1 << 20,
-        slack_bytes=1 << 16,
-        reader=reader,
-    )
-    return [
-        index_identity(files, job, "rows", asyncdata.PromptTokenizeFn),
-        key_of(about_of({}, reader.identity, reader.settings, block_bytes=1)),
-    ]
+# Tokenize functions
 
 
 def test_every_description_with_a_tokenizer_has_a_tag_that_is_pinned_here():
     public = [kind for kind in subclasses_of(OfTokenizer) if kind.__name__.endswith("TokenizeFn")]
-    ours = {tag_of(kind) for kind in public if kind.__module__.startswith("asyncdata.")}
+    ours = {tag_of(kind): kind for kind in public if kind.__module__.startswith("asyncdata.")}
 
-    assert ours == set(DESCRIPTIONS)
+    assert ours == DESCRIPTIONS
 
 
-@described
-def test_a_description_has_its_tag(tag, kind, settings):
-    assert tag_of(kind) == tag
+@pytest.mark.parametrize("kind", DESCRIPTIONS.values())
+def test_a_moved_file_and_a_default_that_is_written_out_leave_the_fingerprint_as_it_was(load_elsewhere, kind):
+    plain = kind("folder", **NEEDED.get(kind, {}))
+    # Texts of a file are other objects than the equal ones in the code.
+    written = json.loads(json.dumps({field.name: getattr(plain, field.name) for field in msgspec.structs.fields(kind)}))
+    moved = getattr(load_elsewhere(kind.__module__), kind.__name__)
+
+    assert kind(**written).settings_digest() == plain.settings_digest()
+    assert moved.__module__ == "scratch_module"
+    assert moved("nowhere", **NEEDED.get(kind, {})).settings_digest() == plain.settings_digest()
 
 
 @pytest.mark.parametrize(
@@ -133,20 +99,68 @@ def test_a_setting_that_was_renamed_leaves_the_fingerprint_as_it_was(fn, digest)
     assert fn.settings_digest() == digest
 
 
-@described
-def test_a_setting_that_is_written_out_and_equals_the_default_leaves_the_fingerprint_as_it_was(tag, kind, settings):
-    plain = kind("folder", **settings)
-    # Texts of a file are other objects than the equal ones in the code.
-    written = json.loads(json.dumps({field.name: getattr(plain, field.name) for field in msgspec.structs.fields(kind)}))
+def test_the_kinds_of_one_base_are_told_apart_where_a_subclass_has_no_tag_of_its_own():
+    class Mine(asyncdata.PromptTokenizeFn, frozen=True, kw_only=True):
+        pass
 
-    assert kind(**written).settings_digest() == plain.settings_digest()
+    assert tag_of(Mine) == f"{__name__}:{Mine.__qualname__}"
+    assert Mine("nowhere").settings_digest() != asyncdata.PromptTokenizeFn("nowhere").settings_digest()
 
 
-@described
-def test_a_description_whose_file_was_moved_has_the_same_fingerprint(load_elsewhere, tag, kind, settings):
-    moved = getattr(load_elsewhere(kind.__module__), kind.__name__)
-    assert moved.__module__ == "scratch_module"
-    assert moved("nowhere", **settings).settings_digest() == kind("nowhere", **settings).settings_digest()
+def test_a_function_or_the_class_of_a_callable_is_known_by_its_tag_or_else_its_import_path():
+    def mine(row: dict[str, Any]) -> list[int]:
+        return [len(row)]
+
+    class Mine:
+        def __call__(self, row: dict[str, Any]) -> list[int]:
+            return [len(row)]
+
+    path = f"{__name__}:{mine.__qualname__}"
+    assert fingerprints_of(mine) == {"tokenize_fn": f"{path} version None"}
+    assert tag_of(Mine()) == f"{__name__}:{Mine.__qualname__}"
+    assert all(tag_of(value).endswith(f":{value.__qualname__}") for value in (len, "".join, print))
+    mine.tag = 3
+    assert tag_of(mine) == path, "a tag that is no text counts as none"
+
+    mine.tag = Mine.tag = "length of a row"
+    mine.version = 3
+    assert fingerprints_of(mine) == {"tokenize_fn": "length of a row version 3"}
+    assert tag_of(Mine()) == "length of a row"
+    with pytest.raises(ConfigError, match="AD420"):
+        resolve_path("asyncdata.core.import_path:nothing")
+
+
+# Readers
+
+
+def open_source(kind: str, folder: Path) -> Any:
+    """Two rows, open, as blocks that a worker reads with the reader of that kind."""
+    rows, path = [{"id": 1}, {"id": 2}], folder / f"rows.{kind}"
+    if kind == "huggingface":
+        datasets = pytest.importorskip("datasets")
+        return asyncdata.HuggingFaceSource(datasets.Dataset.from_list(rows)).open(1 << 20)
+
+    if kind == "parquet":
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return ParquetSource(str(path)).open(1 << 20)
+
+    if kind == "json-array":
+        path.write_text(json.dumps(rows), encoding="utf-8")
+        return JsonArraySource(str(path)).open(1 << 20).as_blocks(1 << 20)
+
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return JsonlSource(str(path), python_lines=kind == "python-lines").open(1 << 20)
+
+
+def keys_of(files: Any, reader: Any) -> list[str]:
+    """The keys of the row index and of the token cache."""
+    limits = {"max_row_bytes": files.max_row_bytes, "block_bytes": 1 << 20, "slack_bytes": 1 << 16}
+    job = Job(files=files.files, tokenize=None, reader=reader, **limits)
+    return [
+        index_identity(files, job, "rows", asyncdata.PromptTokenizeFn),
+        key_of(about_of({}, reader.identity, reader.settings, block_bytes=1)),
+    ]
 
 
 @pytest.mark.parametrize("tag", READERS)
@@ -160,58 +174,6 @@ def test_a_reader_has_its_tag_and_its_class_may_lie_anywhere(tmp_path, tag):
     assert keys_of(files, moved) == keys_of(files, reader)
     assert keys_of(files, msgspec.structs.replace(reader, tag="another")) != keys_of(files, reader)
 
-
-def test_a_reader_without_a_tag_is_known_by_its_path(tmp_path):
-    files = open_source("lines", tmp_path)
-    mine = msgspec.structs.replace(files.reader, tag="", path="mine:Reader")
-
-    assert mine.identity == "mine:Reader"
+    mine = msgspec.structs.replace(reader, tag="", path="mine:Reader")
+    assert mine.identity == "mine:Reader", "without a tag it is known by its path"
     assert keys_of(files, mine) != keys_of(files, msgspec.structs.replace(mine, path="theirs:Reader"))
-
-
-def test_the_kinds_of_one_base_are_told_apart_where_a_subclass_has_no_tag_of_its_own():
-    class Mine(asyncdata.PromptTokenizeFn, frozen=True, kw_only=True):
-        pass
-
-    assert tag_of(Mine) == f"{__name__}:{Mine.__qualname__}"
-    assert Mine("nowhere").settings_digest() != asyncdata.PromptTokenizeFn("nowhere").settings_digest()
-
-
-def test_a_function_is_known_by_its_tag_or_else_its_import_path():
-    def mine(row: dict[str, Any]) -> list[int]:
-        return [len(row)]
-
-    path = f"{__name__}:{mine.__qualname__}"
-    assert fingerprints_of(mine) == {"tokenize_fn": f"{path} version None"}
-
-    mine.tag = "length of a row"
-    mine.version = 3
-    assert fingerprints_of(mine) == {"tokenize_fn": "length of a row version 3"}
-
-
-def test_a_callable_object_is_known_by_the_tag_of_its_class():
-    class Mine:
-        def __call__(self, row: dict[str, Any]) -> list[int]:
-            return [len(row)]
-
-    assert tag_of(Mine()) == f"{__name__}:{Mine.__qualname__}"
-    Mine.tag = "length of a row"
-    assert tag_of(Mine()) == "length of a row"
-
-
-@pytest.mark.parametrize("value", [len, "".join, print])
-def test_a_function_of_python_itself_has_its_import_path(value):
-    assert tag_of(value).endswith(f":{value.__qualname__}")
-
-
-def test_a_tag_that_is_no_text_counts_as_none():
-    def mine(row: dict[str, Any]) -> list[int]:
-        return [len(row)]
-
-    mine.tag = 3
-    assert tag_of(mine) == f"{__name__}:{mine.__qualname__}"
-
-
-def test_an_import_path_that_names_nothing_is_refused():
-    with pytest.raises(ConfigError, match="AD420"):
-        resolve_path("asyncdata.core.import_path:nothing")

@@ -50,26 +50,16 @@ def test_the_frameworks_are_found() -> None:
 
 
 @pytest.mark.parametrize("page", HOW_TO, ids=lambda page: page.stem)
-def test_a_training_loop_is_at_most_three_pages_away(page: Path) -> None:
-    path = pages_to_read(page)
-
+def test_a_training_loop_is_at_most_three_pages_away_and_can_be_installed_and_started(page: Path) -> None:
+    path, text = pages_to_read(page), page.read_text(encoding="utf-8")
     assert len(path) <= MAX_PAGES, [str(each.relative_to(ROOT)) for each in path]
     assert all(each.is_file() for each in path)
 
-
-@pytest.mark.parametrize("page", HOW_TO, ids=lambda page: page.stem)
-def test_the_page_of_a_framework_says_how_to_install_before_its_second_part(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    installs, second_part = _INSTALL.search(text), [found.start() for found in re.finditer(r"^## ", text, re.MULTILINE)]
-
+    installs, parts = _INSTALL.search(text), [found.start() for found in re.finditer(r"^## ", text, re.MULTILINE)]
     assert installs is not None
-    assert installs.start() < [*second_part, len(text), len(text)][1]
+    assert installs.start() < [*parts, len(text), len(text)][1], "it says how to install before its second part"
 
-
-@pytest.mark.parametrize("page", HOW_TO, ids=lambda page: page.stem)
-def test_a_program_to_copy_uses_the_library_and_can_be_started(page: Path) -> None:
     for program in programs_of(page):
-        text = program.read_text(encoding="utf-8")
-
-        assert "asyncdata" in text, program
-        assert "__main__" in text, program
+        code = program.read_text(encoding="utf-8")
+        assert "asyncdata" in code, program
+        assert "__main__" in code, program

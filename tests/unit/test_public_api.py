@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import asyncdata
+from tests.support.release import ROOT, TYPED
 
 HEAVY = {"datasets", "pyarrow", "ray", "torch", "transformers"}
 
@@ -19,35 +22,21 @@ def modules_after(statements: str) -> set[str]:
     """What a fresh interpreter has imported after ``statements``."""
     code = f"import sys\n{statements}\nnames = sorted(sys.modules)\nimport json\nprint(json.dumps(names))"
     command = [sys.executable, "-c", code]
-    root = Path(asyncdata.__file__).parents[1]
-    return set(json.loads(subprocess.run(command, cwd=root, check=True, capture_output=True).stdout))
+    return set(json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout))
 
 
-def test_the_list_of_public_names_is_written_out():
-    assignments = {
-        target.id: node.value
-        for node in ast.parse(Path(asyncdata.__file__).read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+def test_the_list_of_public_names_is_written_out_sorted_and_has_no_name_twice():
+    tree = ast.parse(Path(asyncdata.__file__).read_text(encoding="utf-8"))
+    (written,) = [node.value for node in tree.body if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node)]
 
-    assert tuple(ast.literal_eval(assignments["__all__"])) == tuple(asyncdata.__all__)
-
-
-def test_the_list_of_public_names_is_sorted_and_has_no_name_twice():
+    assert tuple(ast.literal_eval(written)) == tuple(asyncdata.__all__)
     assert list(asyncdata.__all__) == sorted(set(asyncdata.__all__), key=str.casefold)
 
 
-@pytest.mark.parametrize("name", asyncdata.__all__)
-def test_a_public_name_resolves_and_says_what_it_is(name):
-    value = getattr(asyncdata, name)
-
-    assert value.__doc__
-    assert name in dir(asyncdata)
-
-
-def test_an_unknown_name_is_an_attribute_error():
+def test_a_public_name_resolves_and_says_what_it_is_and_another_is_an_attribute_error():
+    for name in asyncdata.__all__:
+        assert getattr(asyncdata, name).__doc__, name
+        assert name in dir(asyncdata)
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = asyncdata.no_such_name
 
@@ -63,3 +52,25 @@ def test_resolving_every_public_name_imports_no_framework():
 
     assert "asyncdata.loader.loader" in imported
     assert imported & HEAVY == set()
+
+
+# Programs of users under pyright's strict checks; the command ``mypy`` checks those of ``tests/typing``
+
+
+def test_every_typed_program_is_checked_in_a_release_too():
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "tests/typing").glob("*.py")} <= set(TYPED)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(importlib.util.find_spec("pyright") is None, reason="pyright is not installed")
+def test_pyright_finds_no_error(tmp_path):
+    for path in TYPED:
+        shutil.copy(ROOT / path, tmp_path)
+    settings = {"include": ["."], "typeCheckingMode": "strict"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    if "errors," not in done.stdout:
+        pytest.skip(f"pyright cannot be started here: {done.stdout[-300:]}{done.stderr[-300:]}")
+
+    assert "0 errors, 0 warnings" in done.stdout, done.stdout

@@ -20,36 +20,34 @@ from tests.benchmarks.conformance import tables
 from tests.unit.testing.toy_loaders import BROKEN, Narrow, ToyAdapter, epochs_of
 
 FAST = [name for name in CHECKS if name != "after_sigkill"]
+TOYS = "tests.unit.testing.toy_loaders"
 
 
-def test_there_are_sixteen_checks_and_each_says_what_goes_wrong_and_where_it_was_seen():
-    assert len(CHECKS) == 16
-    for name, check in CHECKS.items():
-        assert check.name == name
-        assert check.about.endswith(".")
-        assert check.seen_in
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a loader that fails takes as long as its check waits."""
+    monkeypatch.setattr("asyncdata.testing.checks._PATIENCE_S", 0.1)
+
+
+def assert_every_check_passes(loader: object) -> None:
+    report = run_checks(loader)
+
+    assert [(outcome.check, outcome.result) for outcome in report.outcomes] == [(name, "passed") for name in CHECKS]
 
 
 @pytest.mark.thorough
 def test_a_sound_loader_passes_every_check():
-    report = run_checks(ToyAdapter())
-
-    assert [outcome for outcome in report.outcomes if outcome.result != "passed"] == []
-    assert [outcome.check for outcome in report.outcomes] == list(CHECKS)
+    assert_every_check_passes(ToyAdapter())
 
 
 @pytest.mark.thorough
 def test_ours_passes_every_check():
-    report = run_checks(AsyncData())
-
-    assert [outcome for outcome in report.outcomes if outcome.result != "passed"] == []
-    assert [outcome.check for outcome in report.outcomes] == list(CHECKS)
+    assert_every_check_passes(AsyncData())
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("check", CHECKS)
-def test_each_check_finds_the_loader_that_is_broken_in_its_way_and_is_the_only_one(check, monkeypatch):
-    monkeypatch.setattr("asyncdata.testing.checks._PATIENCE_S", 0.1)
+def test_each_check_finds_the_loader_that_is_broken_in_its_way_and_is_the_only_one(check, impatient):
     report = run_checks(BROKEN[check](), [*FAST, check] if check not in FAST else FAST)
 
     assert [outcome.check for outcome in report.failures] == [check]
@@ -67,9 +65,7 @@ def test_each_check_finds_the_loader_that_is_broken_in_its_way_and_is_the_only_o
         ("idle_workers", "of 2 workers over one file, 1 did all the work, epoch after epoch"),
     ],
 )
-def test_a_failure_says_what_came_in_place_of_what(check, detail, monkeypatch):
-    monkeypatch.setattr("asyncdata.testing.checks._PATIENCE_S", 0.1)
-
+def test_a_failure_says_what_came_in_place_of_what(check, detail, impatient):
     (outcome,) = run_checks(BROKEN[check](), [check]).outcomes
 
     assert outcome.detail == detail
@@ -80,13 +76,8 @@ def test_what_a_loader_cannot_do_is_not_held_against_it_and_the_reason_is_told()
 
     results = {outcome.check: (outcome.result, outcome.detail) for outcome in report.outcomes}
     assert report.failures == []
-    assert {check for check, (result, _) in results.items() if result == "passed"} == {
-        "second_resume",
-        "later_epoch",
-        "between_items",
-        "epoch_boundary",
-        "short_tail",
-    }
+    passed = {"second_resume", "later_epoch", "between_items", "epoch_boundary", "short_tail"}
+    assert {check for check, (result, _) in results.items() if result == "passed"} == passed
     assert results["bad_rows"] == ("not applicable", "a bad row ends it")
     assert results["read_ahead"] == ("not applicable", "it does not read ahead")
     assert set(Narrow.lacks) == set(FEATURES)
@@ -107,7 +98,7 @@ def test_a_check_that_there_is_not_is_named():
         run_checks(ToyAdapter(), ["luck"])
 
 
-def test_a_report_is_a_table_and_plain_builtins():
+def test_a_report_is_a_table_plain_builtins_and_an_exit_status(capsys):
     report = run_checks(BROKEN["between_items"](), ["second_resume", "between_items"])
 
     head, first, second = report.table().splitlines()
@@ -116,14 +107,9 @@ def test_a_report_is_a_table_and_plain_builtins():
     assert second.startswith("between_items  failed          resumed after 1 rows: ")
     assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
     assert report.to_dict()["outcomes"][0] == {"check": "second_resume", "result": "passed", "detail": ""}
-
-
-def test_the_exit_status_says_whether_a_check_failed(capsys):
-    toys = "tests.unit.testing.toy_loaders"
-
-    assert main([f"{toys}:ToyAdapter", "--check", "second_resume"]) == 0
+    assert main([f"{TOYS}:ToyAdapter", "--check", "second_resume"]) == 0
     assert capsys.readouterr().out.startswith("toy 1: 1 passed, 0 failed")
-    assert main([f"{toys}:FreezesItsStateAdapter", "--check", "second_resume", "--json"]) == 1
+    assert main([f"{TOYS}:FreezesItsStateAdapter", "--check", "second_resume", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["outcomes"][0]["result"] == "failed"
 
 
@@ -160,21 +146,19 @@ def page(name: str) -> str:
     return (Path(__file__).parents[3] / "docs" / name).read_text(encoding="utf-8")
 
 
-def test_the_reference_lists_every_check_knob_and_feature():
-    text = page("reference/testing.md")
+def test_the_pages_list_every_check_knob_and_feature_and_that_ours_passes():
+    reference, results = page("reference/testing.md"), page("explanation/resume-conformance.md")
 
+    assert len(CHECKS) == 16
     for name, check in CHECKS.items():
-        assert f"| `{name}` | {check.about} | {check.seen_in} |" in text
+        assert check.name == name
+        assert f"| `{name}` | {check.about} | {check.seen_in} |" in reference
     for name, default in Knobs._field_defaults.items():
-        assert f"| `{name}` | `{default}` | " in text
+        assert f"| `{name}` | `{default}` | " in reference
     for name, meaning in FEATURES.items():
-        assert f"| `{name}` | {meaning} |" in text
-
-
-def test_the_table_of_results_has_every_check_and_ours_passes_it():
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page("explanation/resume-conformance.md"), re.MULTILINE)
-
-    assert rows == [(name, "passed") for name in CHECKS]
+        assert f"| `{name}` | {meaning} |" in reference
+    passed = [(name, "passed") for name in CHECKS]
+    assert re.findall(r"^\| `(\w+)` \| ([^|]+) \|", results, re.MULTILINE) == passed
 
 
 def test_the_table_is_made_of_reports():
@@ -195,7 +179,7 @@ def test_the_kit_needs_nothing_but_python(tmp_path):
     program = (
         "import sys; sys.modules.update({name: None for name in ('msgspec', 'numpy', 'anyio', 'structlog')}); "
         f"sys.path.insert(0, {str(Path(asyncdata.__file__).parents[1])!r}); "
-        "from asyncdata.testing import run_checks; from tests.unit.testing.toy_loaders import ToyAdapter; "
+        f"from asyncdata.testing import run_checks; from {TOYS} import ToyAdapter; "
         "assert not run_checks(ToyAdapter(), ['second_resume']).failures"
     )
 
