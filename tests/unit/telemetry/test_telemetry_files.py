@@ -97,6 +97,14 @@ def test_what_was_delivered_again_after_a_crash_counts_once(run):
     assert sum(run.lengths().values()) == 80 + 240
 
 
+def test_a_start_counts_until_the_earliest_place_from_which_any_later_one_went_on(tmp_path):
+    for number, (first, end) in enumerate([(0, 160), (80, 120), (40, 60)]):
+        moments = [telemetry_files.interval(0, number, at, groups, 0) for at, groups in enumerate((first, end))]
+        write(tmp_path / f"rank-00000-{number:04}.jsonl", [start(0, number, first), *moments])
+
+    assert [each.counts_until for each in read(tmp_path).starts] == [40 * 4, 40 * 4, None]
+
+
 def test_a_last_line_that_a_kill_tore_is_left_out(run):
     torn, whole = run.generations[0][0], run.generations[1][0]
 
