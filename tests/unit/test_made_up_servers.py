@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-
 from tests.benchmarks.mixture_table import LINES, OURS, PEERS, checked, table
+
 from tests.support.fault_proxy import SPOILED, STATUSES, FaultProxy, Faults
 from tests.support.http_server import HttpServer, Request, Response, ranged
 from tests.support.hub_server import HubServer
