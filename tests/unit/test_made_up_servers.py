@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import importlib.util
-import json
-import re
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from itertools import cycle
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.benchmarks.mixture_table import LINES, OURS, PEERS, checked, table
 
 from tests.support.fault_proxy import SPOILED, STATUSES, FaultProxy, Faults
 from tests.support.http_server import HttpServer, Request, Response, ranged
@@ -24,7 +17,6 @@ from tests.support.hub_server import HubServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import ModuleType
 
 # The hub, as huggingface_hub sees it
 
@@ -187,82 +179,3 @@ def test_it_counts_the_requests_in_flight():
         release.set()
         assert [one.result()[2] for one in asked] == [DATA[start : start + 1] for start in range(3)]
     assert (proxy.in_flight, proxy.num_sent_bytes) == (0, 3)
-
-
-# Mixtures of other libraries: the checks of the table find what is wrong, and its column of ours is what a run prints
-
-
-class RoundRobin:
-    """Rows of all parts in turn, as they lie; exact, but for what a subclass does wrong. The weights have no effect."""
-
-    name, version, ends, unable = "toy", "1", ("repeat",), {"tokens": "no"}
-    lost = 0
-
-    def open(self, setup: Any) -> Any:
-        return _Turns(setup, self.lost)
-
-
-class Forgetful(RoundRobin):
-    lost = 7
-
-
-class _Turns:
-    def __init__(self, setup: Any, lost: int) -> None:
-        files = [Path(path).read_text().splitlines() for path in setup.files.values()]
-        self._parts = list(setup.files)
-        self._rows = [cycle([json.loads(line)["row"] for line in lines]) for lines in files]
-        self._number, self._lost = 0, lost
-
-    def __next__(self) -> tuple[str, int]:
-        turn = self._number % len(self._parts)
-        self._number += 1
-        return self._parts[turn], next(self._rows[turn])
-
-    def state(self) -> int:
-        return self._number
-
-    def restore(self, state: int) -> None:
-        for _ in range(state + self._lost):
-            next(self)
-
-
-def checks_of_mixtures() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mixture_checks", PEERS / "mixture_checks.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_resume_that_loses_rows_is_told_from_one_that_does_not(tmp_path: Path) -> None:
-    checks = checks_of_mixtures()
-    good, bad = (
-        {name: check(checks.Bench(each, tmp_path)) for name, check in checks.CHECKS.items() if name not in each.unable}
-        for each in (RoundRobin(), Forgetful())
-    )
-
-    assert (good["resumed"], bad["resumed"]) == ("exact", "7 of 300 samples are others")
-    assert good["other_weights"] == "each part continues; the old weights stay"
-    assert bad["other_weights"].endswith("(0 without a resume); the old weights stay")
-    assert good["counts"].endswith("; 166.0 after 1000")
-    assert (good["moved"], good["size"]) == ("added: 0 of 3; removed: 0 of 2", "3")
-    assert good["ends"] == "`repeat`: 200 small, endless"
-
-
-def test_a_library_that_is_not_there_is_told_and_not_a_column() -> None:
-    assert "No module named 'mixture_of_nothing'" in str(checked("mixture_of_nothing", sys.executable, []))
-
-
-@pytest.mark.thorough
-def test_the_column_of_ours_is_what_a_run_prints() -> None:
-    found = checked(OURS, sys.executable, [])
-
-    assert isinstance(found, dict), found
-    page = (Path(__file__).parents[2] / "docs" / "explanation" / "mixtures.md").read_text(encoding="utf-8")
-    text = page.partition("\n## What others do\n")[2].partition("\nVersions: ")[0]
-    lines = re.findall(r"^\|(.*)\|$", text, re.MULTILINE)
-    head, _, *rows = [[cell.strip() for cell in line.split("|")] for line in lines]
-    assert len(head) == 7
-    ours = head.index("asyncdata")
-    assert {row[0]: row[ours] for row in rows} == {words: found["cells"][check] for check, words in LINES.items()}
-    assert f"Versions: asyncdata {found['version']}." in table([found])

@@ -232,6 +232,9 @@ class Autotuner:
         self._trial = None
         self._next_trial = self._num_intervals + self._trial_patience
         self._trial_patience *= 2
+        if now.num_workers <= trial.num_workers:  # an idle worker was removed meanwhile
+            return None
+
         return self._set_workers(now, trial.num_workers, "no_gain")
 
     def _deeper(self, now: Observation) -> int:
