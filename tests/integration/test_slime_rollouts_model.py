@@ -233,7 +233,11 @@ class Rollouts(Runs):
     def next_rollout(self) -> None:
         self.begin(self.current + 1)
 
-    @rule(number=st.integers(1, 9))
+    @rule(numbers=st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    def take_in_turn(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.take(number)
+
     def take(self, number: int) -> None:
         left = list(self.state.buffer)
         chosen: list[Group] = []

@@ -493,6 +493,7 @@ def test_a_group_that_cannot_be_kept_is_served_if_that_is_asked_for_and_a_restar
             (event,) = [event for event in events if event["event"] == "checkpoint.groups_lost"]
             assert (event["num_groups"], event["log_level"]) == (len(lost), "warning")
             assert [number for number, _ in event["groups"]] == lost
+            assert "nested more than 200 deep" in event["groups"][-1][1]
 
 
 def test_what_is_no_group_at_all_is_refused_either_way(prompts, given):
