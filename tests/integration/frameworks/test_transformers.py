@@ -102,6 +102,7 @@ def test_prompts_of_one_epoch_come_to_an_end(rows: Path) -> None:
         )
 
 
+@pytest.mark.thorough
 def test_the_batches_of_pairs_are_those_of_trls_own_collator(
     jsonl_file: Callable[..., Path], small_tokenizer: Path
 ) -> None:

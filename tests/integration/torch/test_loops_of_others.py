@@ -150,6 +150,7 @@ def test_a_dataset_in_torchdatas_loader_resumes(rows, whole):
         assert rest == whole[number:]
 
 
+@pytest.mark.thorough
 def test_transformers_trainer_with_max_steps_resumes_in_a_later_epoch(rows, tmp_path):
     pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
