@@ -140,7 +140,7 @@ def test_a_token_that_takes_white_space_at_its_sides_has_the_offsets_of_its_own_
     tokenizer.add_special_tokens([AddedToken("<sep>", **flags), AddedToken("<x>", special=True)])
     shutil.copytree(small_tokenizer, tmp_path, dirs_exist_ok=True)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    texts = ["a <sep> b", "\u00e9 <sep> b <sep>", "<sep>", "a  <sep><x>", "a<x>b"]
+    texts = ["a <sep> b", "\u00e9 <sep> b <sep>", "<sep> \u00e9", "<sep>", "a  <sep><x>", "a<x>b"]
 
     found = open_span_encoder(TokenizerFiles(str(tmp_path)), "hf").encode(texts)
 

@@ -66,7 +66,7 @@ def test_a_row_among_others_is_what_it_is_alone_and_beside_a_bad_one(name, kind:
     """Good rows are read in one call; beside a bad one, each by itself."""
     tokenizer = kind.make(name, metadata_key="id").open()
     rows = [{**kind.row, "id": {"number": number}} for number in range(5)]
-    rows[3] = {**kind.row, "id": None}
+    rows[3:] = [{**kind.row, "id": None}, {**kind.row, "id": {"a long row": [*range(1000)]}}]
 
     together = outcomes(run(tokenizer, rows))
 
