@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from asyncdata import ChatTokenizeFn, DataLoader
+from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn
 from asyncdata.cli.commands.mask_text import lines_of, plain_text, styled_text
-from asyncdata.cli.inspection.chat_turns import Turn
+from asyncdata.cli.inspection.chat_turns import Turn, Turns
 from asyncdata.cli.inspection.loss_mask import MaskedText
 from asyncdata.tokenization.token_text import Piece, TokenTexts
 from tests.unit.tokenization.trained import assistant, user, variant
@@ -132,13 +132,12 @@ def test_a_text_without_its_end_has_the_turns_before_it(turns):
     assert found[:2] == SHOWN[:2]
 
 
-def test_a_tokenizer_without_a_template_shows_pairs_of_texts(turns, small_tokenizer, tmp_path, jsonl_file, run_json):
-    folder = variant(small_tokenizer, tmp_path / "no_template", config={"chat_template": None})
-    row = {"prompt": "The sky is", "chosen": " blue.", "rejected": " a fish."}
+def test_another_text_than_that_of_the_chat_and_a_tokenizer_without_a_template_have_no_turns(small_tokenizer, tmp_path):
+    bare = variant(small_tokenizer, tmp_path / "no_template", config={"chat_template": None})
+    pair = {"prompt": "The sky is", "chosen": " blue.", "rejected": " a fish."}
 
-    found, _ = run_json("inspect", jsonl_file([row]), "--tokenizer", folder)
-
-    assert [text["turns"] for text in found["texts"]] == [[], []]
+    assert Turns(ChatTokenizeFn(small_tokenizer), ["messages"])(json.dumps({"messages": CHAT}).encode(), "other") == []
+    assert Turns(PreferenceTokenizeFn(bare), ["prompt", "chosen"])(json.dumps(pair).encode(), "The sky is blue.") == []
 
 
 @pytest.mark.thorough
