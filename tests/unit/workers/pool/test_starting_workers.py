@@ -70,7 +70,6 @@ async def test_every_forked_worker_has_its_own_random_numbers(rows):
         assert len(set(rolls)) == 2
 
 
-@pytest.mark.thorough
 async def test_output_that_was_buffered_before_a_fork_is_printed_once(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(1), worker_fns.Opening("prints without a newline"))
