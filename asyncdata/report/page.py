@@ -49,12 +49,14 @@ class Verdict(NamedTuple):
     """The figure to look at first, and what to do.
 
     :ivar level: ``good``, ``fair`` or ``poor``.
+    :ivar id: of the figure's element, unique on the page.
     """
 
     figure: str
     text: str
     advice: list[str]
     level: str
+    id: str = "verdict"
     form: str = "verdict"
 
 

@@ -87,7 +87,8 @@ def _mass_drops(run: Run) -> list[Block]:
     if len(found) > _MAX_DROPS:
         lines.append(f"{len(found) - _MAX_DROPS:,} more are in the table of what was dropped.")
     of = f" of {found[0].source}" if found[0].source else ""
-    return [Verdict(percent(found[0].share), f"of the rows{of} were dropped: {found[0].reason}.", lines, "poor")]
+    text = f"of the rows{of} were dropped: {found[0].reason}."
+    return [Verdict(percent(found[0].share), text, lines, "poor", id="mass-drop")]
 
 
 def _told(drop: MassDrop) -> str:

@@ -161,6 +161,7 @@ def check_event(event: dict[str, Any]) -> None:
     assert isinstance(event["name"], str) and event["name"]
     for field in {"pid", "tid", "ts", "dur"} & set(event):
         assert type(event[field]) is int and event[field] >= 0, field  # whole microseconds
+    assert isinstance(event.get("args", {}), dict)
     if event["ph"] == "M":
         assert event["name"] in {"process_name", "thread_name"}
         assert list(event["args"]) == ["name"] and isinstance(event["args"]["name"], str)

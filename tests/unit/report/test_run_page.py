@@ -76,7 +76,10 @@ def test_the_page_has_its_sections_and_tables_in_their_order(tmp_path):
 
     found = re.findall(r'<section id="([\w-]+)"[^>]*>\s*<h2[^>]*>(.*?)</h2>', written.decode())
     assert found == list(SECTIONS.items())
-    assert {name: read_page(written).tables[name][0] for name in HEADS} == HEADS
+    page = read_page(written)
+    assert {name: page.tables[name][0] for name in HEADS} == HEADS
+    ids = [values["id"] for _, values in page.tags if "id" in values]
+    assert len(ids) == len(set(ids)), "an id is of one element"
 
 
 def test_the_readiness_of_each_rank_is_a_line_over_time(tmp_path):
