@@ -67,7 +67,7 @@ MEDIAN_FUNCTION_LINES = 8
 P90_FUNCTION_LINES = 35
 
 # Ratchets: tests hold promises through what users import. Each number may only become smaller.
-MAX_TEST_LINES = 78_850
+MAX_TEST_LINES = 78_720
 MAX_INNER_IMPORTS = 640
 PUBLIC = ("asyncdata", "asyncdata.demo", "asyncdata.filters", "asyncdata.testing", "asyncdata.verifying")
 

@@ -17,6 +17,7 @@ from tests.support.frameworks.skyrl import (
     SkyRLRun,
     import_skyrl,
 )
+from tests.support.frameworks.skyrl import PACKAGES as PACKAGES  # a test asks each driver for its own
 
 if TYPE_CHECKING:
     from pathlib import Path
