@@ -9,14 +9,12 @@ from asyncdata.core.version import __version__
 
 if TYPE_CHECKING:
     from asyncdata.batching.collators.base import Document
-    from asyncdata.batching.collators.packed import PackedCollator
-    from asyncdata.batching.collators.padded import FixedCollator, PaddedCollator
-    from asyncdata.batching.collators.preference import PreferenceCollator
-    from asyncdata.batching.collators.xtuner import XTunerCollator
+    from asyncdata.batching.collators.packed import PackedCollator, XTunerCollator
+    from asyncdata.batching.collators.padded import FixedCollator, PaddedCollator, PreferenceCollator
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.packers.hard import HardPacking
-    from asyncdata.batching.packers.soft import SoftPacking
-    from asyncdata.batching.packers.xtuner import XTunerPacking
+    from asyncdata.batching.packers import HardPacking, SoftPacking
+    from asyncdata.batching.xtuner_packing import XTunerPacking
+    from asyncdata.core.columns import Column
     from asyncdata.core.errors import (
         AsyncDataError,
         BadRowError,
@@ -51,12 +49,12 @@ if TYPE_CHECKING:
     from asyncdata.delivery.rollout_buffer import first_in_first_out
     from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
     from asyncdata.loader.loader import AsyncDataLoader, DataLoader
-    from asyncdata.loader.mix import Mix, Part, Replay
+    from asyncdata.loader.mix import Mix, Part
     from asyncdata.loader.statistics import SourceStatistics, Statistics
     from asyncdata.order.shuffle import RowShuffle, Shuffle
     from asyncdata.sources.arrow.huggingface import HuggingFaceSource
     from asyncdata.sources.arrow.parquet import ParquetSource
-    from asyncdata.sources.iterable import IterableSource
+    from asyncdata.sources.stream import IterableSource
     from asyncdata.sources.text.jsonl import JsonArraySource, JsonlSource
     from asyncdata.telemetry.settings import Telemetry
     from asyncdata.tokenization.base import TokenizeFn
@@ -66,7 +64,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
     from asyncdata.tokenization.functions.text import TextTokenizeFn
     from asyncdata.tokenization.functions.untokenized import RowFn
-    from asyncdata.tokenization.functions.xtuner import XTunerTokenizeFn
+    from asyncdata.tokenization.user_function import XTunerTokenizeFn
     from asyncdata.workers.ray.settings import RayExecutor
 
 __all__ = (
@@ -82,6 +80,7 @@ __all__ = (
     "Cache",
     "Chain",
     "ChatTokenizeFn",
+    "Column",
     "ConfigError",
     "DataLoader",
     "Document",
@@ -120,7 +119,6 @@ __all__ = (
     "QuarantineError",
     "Ranks",
     "RayExecutor",
-    "Replay",
     "reset_response",
     "RowFn",
     "RowShuffle",
@@ -148,68 +146,45 @@ __all__ = (
 
 # A worker imports only the modules it needs, and `import asyncdata` none of them.
 _HOMES = {
-    "delivery.buffer_filters": (
-        "BalancedByMetadata",
-        "ByMetadata",
-        "ByReward",
-        "ByStaleness",
-        "Chain",
-        "has_reward_spread",
-        "reset_response",
-    ),
-    "delivery.outcomes.policy": ("Outcomes", "OutcomeTable", "PassRate"),
-    "delivery.rollout_buffer": ("first_in_first_out",),
-    "batching.collators.base": ("Document",),
-    "batching.collators.packed": ("PackedCollator",),
-    "batching.collators.padded": ("FixedCollator", "PaddedCollator"),
-    "batching.collators.preference": ("PreferenceCollator",),
-    "batching.collators.xtuner": ("XTunerCollator",),
-    "loader.config": ("BadRows", "Cache", "Limits", "LoaderConfig", "Ranks"),
-    "loader.mix": ("Mix", "Part", "Replay"),
-    "loader.statistics": ("SourceStatistics", "Statistics"),
+    "batching.collators.base": "Document",
+    "batching.collators.packed": "PackedCollator XTunerCollator",
+    "batching.collators.padded": "FixedCollator PaddedCollator PreferenceCollator",
+    "batching.length_grouping": "LengthGrouping",
+    "batching.packers": "HardPacking SoftPacking",
+    "batching.xtuner_packing": "XTunerPacking",
+    "core.columns": "Column",
     "core.errors": (
-        "AsyncDataError",
-        "BadRowError",
-        "ConfigError",
-        "EndOfData",
-        "FilterError",
-        "InvalidGroupError",
-        "LoaderClosedError",
-        "LoaderForkedError",
-        "NoSamplesError",
-        "PrefetchTimeoutError",
-        "QuarantineError",
-        "SnapshotError",
-        "SnapshotMismatchError",
-        "SnapshotVersionError",
-        "SourceChangedError",
-        "SourceError",
-        "TooManyBadRowsError",
-        "WorkerError",
+        "AsyncDataError BadRowError ConfigError EndOfData FilterError InvalidGroupError LoaderClosedError "
+        "LoaderForkedError NoSamplesError PrefetchTimeoutError QuarantineError SnapshotError SnapshotMismatchError "
+        "SnapshotVersionError SourceChangedError SourceError TooManyBadRowsError WorkerError"
     ),
-    "batching.length_grouping": ("LengthGrouping",),
-    "loader.loader": ("AsyncDataLoader", "DataLoader"),
-    "order.shuffle": ("RowShuffle", "Shuffle"),
-    "batching.packers.hard": ("HardPacking",),
-    "batching.packers.soft": ("SoftPacking",),
-    "batching.packers.xtuner": ("XTunerPacking",),
-    "sources.arrow.huggingface": ("HuggingFaceSource",),
-    "sources.iterable": ("IterableSource",),
-    "sources.text.jsonl": ("JsonArraySource", "JsonlSource"),
-    "sources.arrow.parquet": ("ParquetSource",),
-    "telemetry.settings": ("Telemetry",),
-    "tokenization.base": ("TokenizeFn",),
-    "tokenization.functions.chat": ("ChatTokenizeFn",),
-    "tokenization.functions.fixed_length": ("FixedLengthTokenizeFn",),
-    "tokenization.functions.preference": ("PreferenceTokenizeFn",),
-    "tokenization.functions.prompt": ("PromptTokenizeFn",),
-    "tokenization.functions.text": ("TextTokenizeFn",),
-    "tokenization.functions.untokenized": ("RowFn",),
-    "tokenization.functions.xtuner": ("XTunerTokenizeFn",),
-    "workers.ray.settings": ("RayExecutor",),
-    "core.types": ("Group", "Position", "Sample", "SourceLocation", "Status"),
+    "core.types": "Group Position Sample SourceLocation Status",
+    "delivery.buffer_filters": (
+        "BalancedByMetadata ByMetadata ByReward ByStaleness Chain has_reward_spread reset_response"
+    ),
+    "delivery.outcomes.policy": "Outcomes OutcomeTable PassRate",
+    "delivery.rollout_buffer": "first_in_first_out",
+    "loader.config": "BadRows Cache Limits LoaderConfig Ranks",
+    "loader.loader": "AsyncDataLoader DataLoader",
+    "loader.mix": "Mix Part",
+    "loader.statistics": "SourceStatistics Statistics",
+    "order.shuffle": "RowShuffle Shuffle",
+    "sources.arrow.huggingface": "HuggingFaceSource",
+    "sources.arrow.parquet": "ParquetSource",
+    "sources.stream": "IterableSource",
+    "sources.text.jsonl": "JsonArraySource JsonlSource",
+    "telemetry.settings": "Telemetry",
+    "tokenization.base": "TokenizeFn",
+    "tokenization.functions.chat": "ChatTokenizeFn",
+    "tokenization.functions.fixed_length": "FixedLengthTokenizeFn",
+    "tokenization.functions.preference": "PreferenceTokenizeFn",
+    "tokenization.functions.prompt": "PromptTokenizeFn",
+    "tokenization.functions.text": "TextTokenizeFn",
+    "tokenization.functions.untokenized": "RowFn",
+    "tokenization.user_function": "XTunerTokenizeFn",
+    "workers.ray.settings": "RayExecutor",
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,8 +10,9 @@ import json
 import os
 import sysconfig
 import warnings
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, SourceError
 
@@ -55,10 +56,7 @@ def write_docstring_prompts(path: str | os.PathLike[str], num_rows: int | None =
 
     number = 0
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for row in docstring_prompts():
-            if number == num_rows:
-                break
-
+        for row in islice(docstring_prompts(), num_rows):
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             number += 1
     if number == 0:
@@ -75,26 +73,11 @@ def docstring_prompts() -> Iterator[dict[str, Any]]:
         for path in sorted(Path(folder) / name for name in files if name.endswith(".py")):
             parts = path.relative_to(root).with_suffix("").parts
             module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            yield from (found.prompt(module) for found in _docstrings(_parse(path), module))
+            yield from _prompts_of(_parse(path), module, module)
 
 
 def _library() -> Path:
     return Path(sysconfig.get_path("stdlib"))
-
-
-class _Docstring(NamedTuple):
-    kind: str
-    name: str
-    line: int
-    text: str
-
-    def prompt(self, module: str) -> dict[str, Any]:
-        """The row: the answer is the label, which a reward function can check."""
-        return {
-            "input": _QUESTION.format(kind=self.kind, docstring=self.text),
-            "label": self.name,
-            "metadata": {"kind": self.kind, "module": module, "line": self.line},
-        }
 
 
 def _parse(path: Path) -> ast.Module:
@@ -107,26 +90,24 @@ def _parse(path: Path) -> ast.Module:
             return ast.Module(body=[], type_ignores=[])
 
 
-def _docstrings(scope: Scope, name: str) -> Iterator[_Docstring]:
+def _prompts_of(scope: Scope, name: str, module: str) -> Iterator[dict[str, Any]]:
+    """The rows of a scope and of those in it. The answer is the label, which a reward function can check."""
     text = ast.get_docstring(scope)
     if text and _is_encodable(text):
-        yield _Docstring(_kind(scope), name, getattr(scope, "lineno", 1), text)
+        kind = {ast.Module: "module", ast.ClassDef: "class"}.get(type(scope), "function")
+        yield {
+            "input": _QUESTION.format(kind=kind, docstring=text),
+            "label": name,
+            "metadata": {"kind": kind, "module": module, "line": getattr(scope, "lineno", 1)},
+        }
     for node in scope.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _docstrings(node, f"{name}.{node.name}")
-
-
-def _kind(scope: Scope) -> str:
-    if isinstance(scope, ast.Module):
-        return "module"
-
-    return "class" if isinstance(scope, ast.ClassDef) else "function"
+            yield from _prompts_of(node, f"{name}.{node.name}", module)
 
 
 def _is_encodable(text: str) -> bool:
+    """Whether it has no lone surrogate, as a docstring may show one."""
     try:
-        text.encode()
-    except UnicodeEncodeError:  # a docstring may show a lone surrogate
+        return bool(text.encode())
+    except UnicodeEncodeError:
         return False
-
-    return True

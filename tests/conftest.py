@@ -1,7 +1,5 @@
 """What every test has at hand: real data where there is some, a small tokenizer, files of rows, and a leak guard."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect
@@ -10,8 +8,9 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hypothesis
 import msgspec
@@ -26,17 +25,12 @@ from asyncdata.telemetry import recorder
 from tests.support.figures import Figure, record, recorded, table
 from tests.support.loading import NEVER_S
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
 # Set here, as the libraries look once, when they are imported. No test touches the network; a tokenizer has one thread.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["ASYNCDATA_PROVE"] = "off"  # a minute of both cores beside every loader; its own tests turn it on
 
-if (
-    "PYTEST_XDIST_WORKER" in os.environ
-):  # torch would have a thread for each core in each of them, which spin as they wait
+if "PYTEST_XDIST_WORKER" in os.environ:  # torch has a thread for each core in each of them, which spin as they wait
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # HYPOTHESIS_PROFILE=long looks harder; it needs --timeout=0 as well. A CI run tries the same examples every time.
@@ -44,12 +38,7 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=100, dera
 hypothesis.settings.register_profile("long", deadline=None, max_examples=20_000, derandomize=False)
 # A mutant is killed by any counterexample, not by the least one; and by the same one in every run.
 hypothesis.settings.register_profile(
-    "mutation",
-    deadline=None,
-    max_examples=30,
-    derandomize=True,
-    database=None,
-    phases=(Phase.explicit, Phase.generate),
+    "mutation", deadline=None, max_examples=30, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
@@ -85,13 +74,9 @@ def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2000,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_docstrings(), trainer)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    settings = {"special_tokens": list(SPECIAL_TOKENS), "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator(_docstrings(), trainers.BpeTrainer(vocab_size=2000, **settings))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
@@ -129,20 +114,14 @@ def jsonl_file(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(autouse=True)
-def caches_are_the_tests_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the library keeps between runs goes where the test's files are."""
+def what_is_kept_is_the_tests_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the library keeps between runs goes where the test's files are, and structlog is as it was.
+
+    A test that looked at events, or ran a command, leaves it configured: all events would go to stdout. A loader that
+    is closed waits for its last records, however busy the CPUs are.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture(autouse=True)
-def telemetry_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loader that is closed waits for its last records, however busy the CPUs are."""
     monkeypatch.setattr(recorder, "_CLOSE_TIMEOUT_S", NEVER_S)
-
-
-@pytest.fixture(autouse=True)
-def structlog_is_as_it_was() -> Iterator[None]:
-    """A test that looked at events, or ran a command, leaves structlog configured: all events would go to stdout."""
     yield
     structlog.reset_defaults()
 

@@ -21,10 +21,9 @@ import numpy as np
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
-from asyncdata.order.permutation import order_keys, shuffled_rows
-from asyncdata.order.torch_randperm import TorchGenerator
+from asyncdata.order.permutation import TorchGenerator, order_keys, shuffled_rows
 
-__all__ = ("LengthGrouping", "xtuner_order", "xtuner_share")
+__all__ = ("LengthGrouping", "xtuner_order")
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 Costs = np.ndarray[Any, np.dtype[np.float64]]
@@ -178,19 +177,3 @@ def xtuner_order(costs: Sequence[float], world_size: int, global_batch_size: int
         shuffler.shuffle(groups)
         order += groups
     return np.concatenate([np.empty(0, np.int64), *order])
-
-
-def xtuner_share(
-    order: Indices, rank: int, world_size: int, global_batch_size: int, *, round_up: bool = True, consumed: int = 0
-) -> Indices:
-    """What XTuner's sampler gives one rank of ``order``.
-
-    :param round_up: repeat packs from the order's start until the last batch is full; otherwise leave that batch out.
-    :param consumed: packs that all ranks together have had of this epoch.
-    :returns: int64 of shape (num_packs_of_rank,).
-    """
-    if round_up:
-        total = -(-len(order) // global_batch_size) * global_batch_size
-    else:
-        total = len(order) // global_batch_size * global_batch_size
-    return np.resize(order, total)[consumed + rank :: world_size]

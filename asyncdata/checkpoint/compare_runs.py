@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from asyncdata.checkpoint.changes import describe_change, setting_of
-from asyncdata.checkpoint.matching import differences
+from asyncdata.checkpoint.matching import describe_change, find_changes, setting_of
 from asyncdata.core.errors import SnapshotError
 from asyncdata.core.types import Position
 from asyncdata.delivery.stream_digest import StreamDigest
@@ -54,7 +53,7 @@ def compare(first: Snapshot, second: Snapshot) -> Comparison:
 
     :raises SnapshotError: if a digest has a wrong layout.
     """
-    found = differences(first, second.order, second.fingerprints)
+    found = find_changes(first.order, first.fingerprints, second.order, second.fingerprints)
     changes = {name: describe_change(name, *pair) for name, pair in found.items()}
     digests = _digest(first), _digest(second)
     verdict, reasons, compares = _judged(*digests, set(found))

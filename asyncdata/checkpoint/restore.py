@@ -68,7 +68,7 @@ def _returned(record: list[dict[str, Any]], size: int) -> Returned:
 def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) -> int:
     """The epoch to begin with if the saved position is not valid: the next, unless the saved one had not begun.
 
-    What is left out of the saved one is said.
+    Logs what is left out of the saved epoch.
     """
     epoch, num_delivered, num_left_out = ledger.position.epoch, ledger.counters.epoch_groups, None
     if saved.packing:  # rows after the saved position may be in packs that are delivered already

@@ -1,32 +1,39 @@
-"""What a snapshot keeps of a mixture, and of a source that is read from front to back."""
+"""What a snapshot keeps of a mixture, and whether it was taken of the same one: each part is checked by itself."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.batching.packers.base import Count, Number  # noqa: TC001 - msgspec reads the annotations
-from asyncdata.delivery.mixture import PartCursor  # noqa: TC001
-from asyncdata.delivery.outcomes.state import OutcomeState  # noqa: TC001
-from asyncdata.order.mixture import NodeState  # noqa: TC001
+from asyncdata.checkpoint.matching import check
+from asyncdata.checkpoint.snapshot import StreamState  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
+from asyncdata.core.log import get_logger
+from asyncdata.core.types import Position
+from asyncdata.delivery.mixture import (
+    MixtureState,
+    PartCursor,
+    end_code,
+    end_of,
+)
+from asyncdata.delivery.outcomes.memory import OutcomeState  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.order.mixture import (
+    NodeState,
+    adapted,
+)
 
-__all__ = ("EarlierMixture", "SavedMixture", "SavedPart", "StreamState")
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
 
+    from asyncdata.checkpoint.snapshot import Snapshot
+    from asyncdata.order.mixture import Node
 
-class StreamState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a source that is read from front to back has a window's first row.
+__all__ = ("MixtureMatch", "SavedMixture", "SavedPart")
 
-    :ivar window: number of the window in its epoch.
-    :ivar at: what the source takes to begin there, as builtins; None for the epoch's start.
-    :ivar skip: rows to pass over from there.
-    :ivar row: digest of the first row, by which another row in its place is noticed.
-    """
-
-    window: Number
-    at: dict[str, Any] | None = None
-    skip: Count = 0
-    row: str
+_log = get_logger(__name__)
+_NAME_END = "\n"
+_OTHER_TEXT = {"data", "order", "tokenizer", "template", "tokenize_fn"}
 
 
 class SavedPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,19 +49,14 @@ class SavedPart(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: OutcomeState | msgspec.UnsetType = msgspec.UNSET
 
 
-class EarlierMixture(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that hold up to a sample: they were changed at a restart, while samples waited to be packed."""
-
-    settings: dict[str, Any]
-    until: Count
-
-
 class SavedMixture(msgspec.Struct, frozen=True, kw_only=True):
     """How far a mixture was delivered.
 
     :ivar settings: weights and all else that decides its schedule.
-    :ivar at: samples that were taken, also those that wait to be packed and are not in ``schedule``.
-    :ivar earlier: other settings that hold before.
+    :ivar schedule: after ``choices``.
+    :ivar choices: rows that were taken, and wait to be packed or acknowledged: they are read again, as they were. Each
+        is the place of its part in ``leaves``, or below 0 for the end of an epoch; see
+        :func:`~asyncdata.delivery.mixture.end_code`.
     :ivar parked: parts of earlier runs that the mixture does not have now; they continue if they come back.
     """
 
@@ -62,5 +64,148 @@ class SavedMixture(msgspec.Struct, frozen=True, kw_only=True):
     schedule: NodeState
     parts: dict[str, SavedPart]
     parked: dict[str, SavedPart] = {}
-    at: Count | None = None
-    earlier: list[EarlierMixture] = []
+    leaves: list[str] = []
+    choices: list[int] = []
+
+
+class MixtureMatch:
+    """A snapshot of a mixture, compared with what there is now.
+
+    :raises SnapshotMismatchError: if it was taken of a single source.
+    """
+
+    def __init__(self, saved: Snapshot, allow_changed: Collection[str], *, same_rows: bool) -> None:
+        if saved.mixture is msgspec.UNSET:
+            raise SnapshotMismatchError(
+                "AD603 this snapshot was taken of a single source, and this loader has a mixture: give back the source",
+                {"mixture": (None, True)},
+            )
+
+        self._saved = saved
+        self._mixture: SavedMixture = saved.mixture
+        self._known = {**self._mixture.parked, **self._mixture.parts}
+        self._allow = allow_changed
+        self._same_rows = same_rows
+        self._is_other_mix = False
+        self._changed: dict[str, set[str]] = {}
+
+    def check_batching(self, order: Mapping[str, Any]) -> None:
+        """Whether samples are packed in the same way.
+
+        :raises SnapshotMismatchError: if they are not.
+        """
+        check(self._saved, order, {}, self._allow)
+
+    def check_settings(self, settings: Mapping[str, Any], *, may_change: bool) -> None:
+        """Whether the schedule is the same.
+
+        :raises SnapshotMismatchError: if it is not, unless it ``may_change``.
+        """
+        saved = self._mixture.settings
+        names = sorted(saved.keys() | settings.keys())
+        found = {name: (saved.get(name), settings.get(name)) for name in names if saved.get(name) != settings.get(name)}
+        self._is_other_mix = bool(found)
+        if not found:
+            return
+
+        lines = "\n".join(f"  {name}: saved {_short(old)}, present {_short(new)}" for name, (old, new) in found.items())
+        changes = {f"mixture.{name}": pair for name, pair in found.items()}
+        if not may_change:
+            raise SnapshotMismatchError(
+                f"AD603 this snapshot was taken of another mixture:\n{lines}\nGive back its settings; or continue with "
+                'the new ones by Mix(on_mix_change="apply").',
+                changes,
+            )
+
+        _log.warning("mixture.changed", changes=sorted(found))
+
+    def check_part(self, name: str, order: Mapping[str, Any], fingerprints: Mapping[str, Any]) -> None:
+        """Whether a part is the same; nothing for a new one.
+
+        :raises SnapshotMismatchError: if it is not; the message names the part.
+        """
+        saved = self._known.get(name)
+        if saved is None:
+            return
+
+        view = msgspec.structs.replace(self._saved, order=saved.order, fingerprints=saved.fingerprints)
+        try:
+            self._changed[name] = check(view, order, fingerprints, self._allow, same_rows=self._same_rows)
+        except SnapshotMismatchError as error:
+            differences = {f"{name}.{what}": pair for what, pair in error.differences.items()}
+            message = str(error).removeprefix("AD603 ")
+            raise SnapshotMismatchError(f"AD603 part {name!r} of the mixture: {message}", differences) from None
+
+    def outcomes(self, name: str) -> tuple[OutcomeState | msgspec.UnsetType, set[str]]:
+        """What a snapshot has of the outcome memory of a part, and what has changed of the part."""
+        saved = self._known.get(name)
+        return msgspec.UNSET if saved is None else saved.outcomes, self._changed.get(name, set())
+
+    def state(self, node: Node) -> MixtureState:
+        """Where each part continues. A part with other rows begins its next epoch; a new one begins at its start."""
+        schedule = adapted(self._mixture.schedule, node) if self._is_other_mix else self._mixture.schedule
+        return MixtureState(
+            schedule, {leaf.name: self._cursor(leaf.name) for leaf in node.leaves()}, self._choices(node)
+        )
+
+    def _choices(self, node: Node) -> tuple[int, ...]:
+        """The rows that are read again, by the present numbers of their parts."""
+        numbers = {leaf.name: leaf.number for leaf in node.leaves()}
+        names, choices = self._mixture.leaves, list[int]()
+        try:
+            for code in self._mixture.choices:
+                part, is_over = (code, False) if code >= 0 else end_of(code)
+                number = numbers[names[part]] if part >= 0 else part
+                choices.append(number if code >= 0 else end_code(number, is_over=is_over))
+        except KeyError as error:
+            raise SnapshotMismatchError(
+                f"AD603 this snapshot has samples of part {error} that wait to be packed, and the mixture has no such "
+                "part now. Give it back; with weight 0, it has no further samples",
+                {f"mixture.{error.args[0]}": (True, None)},
+            ) from None
+        except IndexError:
+            raise SnapshotError("AD602 the snapshot's mixture cannot be read: its choices are of no part") from None
+
+        return tuple(choices)
+
+    def _cursor(self, name: str) -> PartCursor:
+        saved = self._known.get(name)
+        if saved is None:
+            return PartCursor()
+
+        cursor: PartCursor = saved.cursor
+        if not self._changed[name] & {"data", "seed", "order"} or cursor.position == Position(cursor.position.epoch):
+            return cursor
+
+        _log.warning(
+            "snapshot.rows_left_out",
+            part=name,
+            epoch=cursor.position.epoch,
+            changed=sorted(self._changed[name]),
+            num_delivered=cursor.epoch_samples,
+            num_left_out=None,
+        )
+        position = Position(cursor.position.epoch + 1)
+        return msgspec.structs.replace(cursor, position=position, epoch_samples=0, is_at_end=False)
+
+    def stream(self, name: str) -> StreamState | None:
+        """Where to begin to read a part that is read from front to back."""
+        saved = self._known.get(name)
+        if saved is None or self._changed[name] & {"data", "seed", "order"}:
+            return None
+
+        return saved.stream or None
+
+    def parked(self, present: Collection[str]) -> dict[str, SavedPart]:
+        """The parts that the mixture does not have now."""
+        return {name: part for name, part in self._known.items() if name not in present}
+
+    def canaries(self, digests: list[str]) -> list[str]:
+        """The digests of canaries that must be the same: those of parts whose text may not have changed."""
+        is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(self._allow))
+        other = {name for name, changed in self._changed.items() if changed & _OTHER_TEXT}
+        return [] if is_allowed else [text for text in digests if text.partition(_NAME_END)[0] not in other]
+
+
+def _short(value: Any) -> str:
+    return "(none)" if value is None else str(value)

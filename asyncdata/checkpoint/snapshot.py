@@ -1,6 +1,7 @@
 """The state as a value (:class:`Snapshot`), as plain builtins, and as a file that is whole at every instant.
 
-The file is the payload in an ``envelope``, written by ``durable``. When one is taken is the loader's business.
+The file is the payload with a checksum, replaced atomically. When one is taken is the loader's business.
+What only some runs have (packs, outcomes, a mixture) is a *section*: a struct of a module that is imported for it.
 """
 
 from __future__ import annotations
@@ -8,40 +9,52 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from asyncdata.batching.packers.base import Count, Number, PackState  # noqa: TC001 - msgspec reads the annotations
-from asyncdata.checkpoint.saved_groups import num_samples, num_tokens
-from asyncdata.checkpoint.saved_mixture import EarlierMixture, SavedMixture, SavedPart, StreamState
-from asyncdata.checkpoint.summary import summary_of_outcomes, summary_of_parts
 from asyncdata.core.atomic_file import remove_left_over, replace_file, sync_folder
-from asyncdata.core.checksummed_file import MAX_FILE_BYTES, Header, pack, unpack_file
-from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotVersionError
-from asyncdata.delivery.outcomes.state import OutcomeState  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.core.checksummed_file import MAX_FILE_BYTES, Header, pack, unpack, unpack_file
+from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotVersionError, SourceError
+from asyncdata.core.import_path import resolve_path
+from asyncdata.core.settings import Count, Number  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.sources.remote.address import is_address, without_secrets
 
 __all__ = (
     "SCHEMA",
-    "EarlierMixture",
-    "SavedMixture",
-    "SavedPart",
     "Snapshot",
     "StreamState",
-    "describe",
-    "describe_file",
-    "encode",
     "from_state_dict",
     "load",
     "load_fields",
-    "read_unpacked",
+    "load_from",
+    "load_with_header",
     "save",
+    "save_at",
     "to_state_dict",
 )
 
 SCHEMA = 1
+_KEPT = 3
+_FOLDER = re.compile(r"$|.*/$|\w+:/{2}[^/]*$", re.DOTALL)
+
+
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a source that is read from front to back has a window's first row.
+
+    :ivar window: number of the window in its epoch.
+    :ivar at: what the source takes to begin there, as builtins; None for the epoch's start.
+    :ivar skip: rows to pass over from there.
+    :ivar row: digest of the first row, by which another row in its place is noticed.
+    """
+
+    window: Number
+    at: dict[str, Any] | None = None
+    skip: Count = 0
+    row: str
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +62,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Keys are text and values plain builtins throughout, so that JSON, msgpack and torch.save give back the same.
 
-    :ivar schema: layout of these fields; older ones are migrated.
+    :ivar schema: layout of these fields.
     :ivar library: version of asyncdata that wrote it.
     :ivar position: (epoch, window, row), the first row that was not delivered.
     :ivar counters: num_groups, num_samples, num_tokens, drops by reason, num_bad_rows ...
@@ -62,11 +75,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar canaries: token hashes of up to 8 fixed rows; empty if unknown.
     :ivar stream: where to begin reading for :attr:`position`, if the source is read from front to back and that is not
         the epoch's start; else unset.
-    :ivar packing: what waits to be packed, and which packs are delivered; unset where nothing is packed.
-    :ivar outcomes: what was reported of rows, or where that is stored; unset where nothing is remembered.
+    :ivar packing: a :class:`PackState`: what waits to be packed, and which packs are delivered; unset where nothing is
+        packed.
+    :ivar outcomes: an :class:`OutcomeState`: what was reported of rows, or where that is stored; unset where nothing is
+        remembered.
     :ivar rows_left: rows of the epoch from :attr:`position` on. An estimate where they lie in windows that were not
         read yet; unset if that cannot be known.
-    :ivar mixture: how far each part of a mixture was delivered; unset for a single source.
+    :ivar mixture: a :class:`SavedMixture`: how far each part of a mixture was delivered; unset for a single source.
     """
 
     schema: int = SCHEMA
@@ -81,16 +96,23 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     journal: list[tuple[Count, Count]] = []
     canaries: list[str] = []
     stream: StreamState | msgspec.UnsetType = msgspec.UNSET  # not written where it is not needed
-    packing: PackState | msgspec.UnsetType = msgspec.UNSET
-    outcomes: OutcomeState | msgspec.UnsetType = msgspec.UNSET
+    packing: Any = msgspec.UNSET
+    outcomes: Any = msgspec.UNSET
     rows_left: Count | msgspec.UnsetType = msgspec.UNSET
-    mixture: SavedMixture | msgspec.UnsetType = msgspec.UNSET
+    mixture: Any = msgspec.UNSET
+
+
+SECTIONS = {
+    "packing": "asyncdata.batching.packs:PackState",
+    "outcomes": "asyncdata.delivery.outcomes.memory:OutcomeState",
+    "mixture": "asyncdata.checkpoint.saved_mixture:SavedMixture",
+}
+"""The struct of each section. Its module is imported where a snapshot has the section."""
 
 
 # As plain builtins
 
 _FORMAT = "asyncdata.snapshot"
-_MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # schema n -> its fields as of n + 1
 _GROUPS = ("buffer", "leases")
 
 
@@ -140,22 +162,30 @@ def _kind(value: Any) -> str:
 
 def _from_builtins(state: Any) -> Snapshot:
     try:
-        return msgspec.convert(_migrated(dict(state)), Snapshot)
+        state = dict(state)
+        _check_schema(state.get("schema", 1), state.get("library"))
+        snapshot = msgspec.convert(state, Snapshot)
+        return msgspec.structs.replace(snapshot, **{name: _section(snapshot, name) for name in SECTIONS})
     except SnapshotError:
         raise
-    except Exception as error:  # a crafted value or an old one may make the converter or a migration raise anything
+    except Exception as error:  # a crafted value may make the converter raise anything
         raise SnapshotError(f"it is not laid out as a snapshot: {error}") from error
 
 
-def _migrated(state: dict[str, Any]) -> dict[str, Any]:
-    schema = state.get("schema", 1)
+def _section(snapshot: Snapshot, name: str) -> Any:
+    value = getattr(snapshot, name)
+    if value is msgspec.UNSET:
+        return value
+
+    kind = msgspec.defstruct("Section", [(name, resolve_path(SECTIONS[name]))])  # so that errors name the place
+    return getattr(msgspec.convert({name: value}, kind), name)
+
+
+def _check_schema(schema: Any, library: Any) -> None:
     if type(schema) is not int or schema < 1:
         raise SnapshotError(f"its schema must be a whole number from 1 on, got {schema!r} - at `$.schema`")
 
-    _refuse_newer(schema, state.get("library"))
-    for number in range(schema, SCHEMA):
-        state = {**_MIGRATIONS[number](state), "schema": number + 1}
-    return state
+    _refuse_newer(schema, library)
 
 
 def _refuse_newer(schema: int, library: Any) -> None:
@@ -169,7 +199,7 @@ def _refuse_newer(schema: int, library: Any) -> None:
 # As a file: write
 
 
-def save(path: str | os.PathLike[str], snapshot: Snapshot, *, keep: int = 3, files: Collection[str] = ()) -> int:
+def save(path: str | os.PathLike[str], snapshot: Snapshot, *, keep: int = _KEPT, files: Collection[str] = ()) -> int:
     """Write the snapshot and return its size in bytes, once it would survive a power loss.
 
     At every instant ``path`` is the old snapshot or the new one, whole. Older ones become ``path.1``, ``path.2``;
@@ -182,7 +212,7 @@ def save(path: str | os.PathLike[str], snapshot: Snapshot, *, keep: int = 3, fil
         raise ConfigError(f"keep must be 1 or more snapshots, got {keep}")
 
     path = _absolute(path, "AD601", "was not written")
-    pieces = encode(snapshot, files)
+    pieces = _encode(snapshot, files)
     num_bytes = sum(map(len, pieces))
     try:
         replace_file(path, pieces, keep)
@@ -207,7 +237,7 @@ def _absolute(path: str | os.PathLike[str], code: str, what: str) -> str:
     return found
 
 
-def encode(snapshot: Snapshot, files: Collection[str]) -> tuple[bytes, bytes]:
+def _encode(snapshot: Snapshot, files: Collection[str]) -> tuple[bytes, bytes]:
     """What a file has of the snapshot: all before the payload, and the payload."""
     try:
         encoding, payload = _payload(snapshot)
@@ -270,11 +300,9 @@ def load_fields(path: str | os.PathLike[str]) -> tuple[Snapshot, dict[str, Any]]
     return _load(_absolute(path, "AD602", "cannot be read"))[1:]
 
 
-def describe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """:func:`describe` of the snapshot in the file, with the file's size and when it was written (Unix time)."""
-    path = _absolute(path, "AD602", "cannot be read")
-    header, snapshot, _ = _load(path)
-    return {"path": path, "num_bytes": os.path.getsize(path), "created": header.created, **describe(snapshot)}
+def load_with_header(path: str | os.PathLike[str]) -> tuple[Header, Snapshot]:
+    """:func:`load`, and the header of the file."""
+    return _load(_absolute(path, "AD602", "cannot be read"))[:2]
 
 
 def _load(path: str) -> tuple[Header, Snapshot, dict[str, Any]]:
@@ -295,10 +323,10 @@ def _valid_older(path: str) -> str:
 
 
 def _read(path: str) -> tuple[Header, Snapshot, dict[str, Any]]:
-    return read_unpacked(*unpack_file(path))
+    return _read_unpacked(*unpack_file(path))
 
 
-def read_unpacked(header: Header, payload: memoryview) -> tuple[Header, Snapshot, dict[str, Any]]:
+def _read_unpacked(header: Header, payload: memoryview) -> tuple[Header, Snapshot, dict[str, Any]]:
     """What is in a file that is proven whole. A SnapshotError's message is the reason alone."""
     _refuse_newer(header.schema, header.library)
     fields = _decode(header.encoding, payload)
@@ -318,30 +346,62 @@ def _decode(encoding: str, payload: memoryview) -> Any:
         raise SnapshotError(f"its content cannot be decoded: {error!r}") from error
 
 
-# Does it fit?
+# In a file or in an object store. An object has the bytes of the file that it would be
 
 
-def describe(snapshot: Snapshot) -> dict[str, Any]:
-    """A summary of builtins, small whatever the buffer holds: what ``asyncdata snapshot show`` prints."""
-    epoch, window, row = snapshot.position
-    data = snapshot.fingerprints.get("data")
-    short = {name: value for name, value in data.items() if name != "files"} if isinstance(data, dict) else data
-    return {
-        "schema": snapshot.schema,
-        "library": snapshot.library,
-        "epoch": epoch,
-        "window": window,
-        "row": row,
-        "counters": snapshot.counters,
-        "order": snapshot.order,
-        "fingerprints": {**snapshot.fingerprints, "data": short},
-        "num_buffered_groups": len(snapshot.buffer),
-        "num_buffered_samples": sum(num_samples(item) for group in snapshot.buffer for item in group),
-        "num_buffered_tokens": sum(num_tokens(item) for group in snapshot.buffer for item in group),
-        "num_leased_groups": len(snapshot.leases),
-        "num_acked": len(snapshot.acked),
-        "num_journalled_rows": len(snapshot.journal),
-        "num_canaries": len(snapshot.canaries),
-        "outcomes": summary_of_outcomes(snapshot.outcomes),
-        "parts": summary_of_parts(snapshot.mixture),
-    }
+def save_at(path: str | os.PathLike[str], snapshot: Snapshot, storage_options: Mapping[str, Any]) -> None:
+    """Write the snapshot to a file, or to the object at an address; older ones become ``path.1`` and ``path.2``.
+
+    At every instant it is the old or the new snapshot, whole.
+
+    :raises SnapshotError: if it cannot be written; what was there is kept.
+    """
+    _refuse_folder(path, "AD601")
+    if not (isinstance(path, str) and is_address(path)):
+        save(path, snapshot)
+        return
+
+    from asyncdata.sources.remote.reads import write_stored
+
+    data = b"".join(_encode(snapshot, ()))
+    try:
+        write_stored(path, data, _KEPT, storage_options)
+    except (SourceError, ConfigError) as error:
+        raise SnapshotError(
+            f"AD601 {without_secrets(path)} was not written: {error}; what was there before is kept"
+        ) from error
+
+
+def load_from(path: str | os.PathLike[str], storage_options: Mapping[str, Any]) -> Snapshot:
+    """The snapshot in a file, or in the object at an address, proven whole.
+
+    :raises SnapshotVersionError: if a later version of asyncdata wrote it.
+    :raises SnapshotError: if it cannot be read, or is damaged or anything else.
+    """
+    _refuse_folder(path, "AD602")
+    if not (isinstance(path, str) and is_address(path)):
+        return load(path)
+
+    from asyncdata.sources.remote.reads import read_stored
+
+    name = without_secrets(path)
+    try:
+        data = read_stored(path, storage_options)
+    except (SourceError, ConfigError) as error:
+        raise SnapshotError(f"AD602 {name} cannot be read: {error}; older ones are {name}.1 and .2") from error
+
+    try:
+        return _read_unpacked(*unpack(data))[1]
+    except SnapshotError as error:
+        raise type(error)(f"AD602 {name} cannot be loaded: {error}; older ones are {name}.1 and .2") from error
+
+
+def _refuse_folder(path: str | os.PathLike[str], code: str) -> None:
+    """What names no file: a folder, whose last slash would be left out, or a bucket.
+
+    :raises SnapshotError: naming the way out.
+    """
+    text = os.fspath(path)
+    if isinstance(text, str) and _FOLDER.match(text):
+        name = without_secrets(text).rstrip("/")
+        raise SnapshotError(f"{code} {name!r} names no file, and a snapshot is one: add its name, {name}/data.state")

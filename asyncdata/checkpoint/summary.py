@@ -1,20 +1,57 @@
-"""What `asyncdata snapshot show` prints of the outcome memory, and of the parts of a mixture: small, and builtins."""
+"""What `asyncdata snapshot show` prints of a snapshot: small whatever the buffer holds, and builtins."""
 
 from __future__ import annotations
 
+import os
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncdata.checkpoint.snapshot import load_with_header
+
 if TYPE_CHECKING:
     from asyncdata.checkpoint.saved_mixture import SavedMixture
-    from asyncdata.delivery.outcomes.state import OutcomeState
+    from asyncdata.checkpoint.snapshot import Snapshot
+    from asyncdata.delivery.outcomes.memory import OutcomeState
 
-__all__ = ("summary_of_outcomes", "summary_of_parts")
+__all__ = ("describe", "describe_file")
 
 
-def summary_of_outcomes(state: OutcomeState | msgspec.UnsetType) -> dict[str, Any] | None:
+def describe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """:func:`describe` of the snapshot in the file, with the file's size and when it was written (Unix time)."""
+    path = os.path.abspath(path)
+    header, snapshot = load_with_header(path)
+    return {"path": path, "num_bytes": os.path.getsize(path), "created": header.created, **describe(snapshot)}
+
+
+def describe(snapshot: Snapshot) -> dict[str, Any]:
+    """A summary of builtins, small whatever the buffer holds: what ``asyncdata snapshot show`` prints."""
+    epoch, window, row = snapshot.position
+    data = snapshot.fingerprints.get("data")
+    short = {name: value for name, value in data.items() if name != "files"} if isinstance(data, dict) else data
+    return {
+        "schema": snapshot.schema,
+        "library": snapshot.library,
+        "epoch": epoch,
+        "window": window,
+        "row": row,
+        "counters": snapshot.counters,
+        "order": snapshot.order,
+        "fingerprints": {**snapshot.fingerprints, "data": short},
+        "num_buffered_groups": len(snapshot.buffer),
+        "num_buffered_samples": sum(_num_samples(item) for group in snapshot.buffer for item in group),
+        "num_buffered_tokens": sum(_num_tokens(item) for group in snapshot.buffer for item in group),
+        "num_leased_groups": len(snapshot.leases),
+        "num_acked": len(snapshot.acked),
+        "num_journalled_rows": len(snapshot.journal),
+        "num_canaries": len(snapshot.canaries),
+        "outcomes": _outcomes(snapshot.outcomes),
+        "parts": _parts(snapshot.mixture),
+    }
+
+
+def _outcomes(state: OutcomeState | msgspec.UnsetType) -> dict[str, Any] | None:
     """Rows, scores, bytes and digest of a memory; None if there is none.
 
     The bytes are those of the file, or those of the text in the snapshot.
@@ -32,7 +69,7 @@ def summary_of_outcomes(state: OutcomeState | msgspec.UnsetType) -> dict[str, An
     }
 
 
-def summary_of_parts(mixture: SavedMixture | msgspec.UnsetType) -> dict[str, Any]:
+def _parts(mixture: SavedMixture | msgspec.UnsetType) -> dict[str, Any]:
     """How far each part was delivered, by name; empty without a mixture. Parked parts are there, too."""
     if mixture is msgspec.UNSET:
         return {}
@@ -44,7 +81,31 @@ def summary_of_parts(mixture: SavedMixture | msgspec.UnsetType) -> dict[str, Any
             "num_tokens": part.cursor.num_tokens,
             "drops": part.cursor.drops,
             "is_parked": name in mixture.parked,
-            "outcomes": summary_of_outcomes(part.outcomes),
+            "outcomes": _outcomes(part.outcomes),
         }
         for name, part in sorted((mixture.parts | mixture.parked).items())
     }
+
+
+def _num_samples(item: dict[str, Any]) -> int:
+    """Samples of an item of a group."""
+    match item.get("__samples__"):
+        case {"num_samples": int(number)}:
+            return number
+        case list() as samples:
+            return len(samples)
+    return 1
+
+
+def _num_tokens(item: dict[str, Any]) -> int:
+    """Tokens of an item of a group."""
+    match item:
+        case {"__samples__": {"num_tokens": int(number)}}:
+            return number
+        case {"__samples__": list() as samples}:
+            return sum(_num_tokens(sample) for sample in samples if isinstance(sample, dict))
+        case {"tokens": {"__ndarray__": [_, [int(length)], _]}}:
+            return length
+        case {"tokens": list() as tokens}:
+            return len(tokens)
+    return 0

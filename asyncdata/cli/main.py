@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from asyncdata.cli.arguments import make_parser
-from asyncdata.cli.option_names import as_options
-from asyncdata.cli.output import Output, logging_to_stderr
-from asyncdata.cli.standard_streams import StdoutError, discard, hold_descriptors, quiet_stderr
+from asyncdata.cli.arguments import as_options, make_parser
+from asyncdata.cli.output import Output, StdoutError, discard, hold_descriptors, logging_to_stderr, quiet_stderr
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.import_path import resolve_path
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.batching.length_grouping import LengthGrouping
-from asyncdata.batching.packers.hard import HardPacking
-from asyncdata.batching.packers.soft import SoftPacking
-from asyncdata.batching.packers.xtuner import XTunerPacking
-from asyncdata.cli.inspection.mixture_view import MixtureView
-from asyncdata.cli.inspection.window_view import OpenedOrder
-from asyncdata.cli.option_checks import has_tokenize_fn
-from asyncdata.cli.option_names import BAD_ROWS
+from asyncdata.batching.packers import HardPacking, SoftPacking
+from asyncdata.batching.xtuner_packing import XTunerPacking
+from asyncdata.cli.arguments import BAD_ROWS, has_tokenize_fn
+from asyncdata.cli.mixture_rows import MixtureView
+from asyncdata.cli.rows import OrderView
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.loader.loader import DataLoader
@@ -26,13 +26,25 @@ from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
 from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
 from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from asyncdata.tokenization.functions.text import TextTokenizeFn
-from asyncdata.tokenization.functions.xtuner import XTunerTokenizeFn, is_of_xtuner
 from asyncdata.tokenization.resolve import resolved
+from asyncdata.tokenization.rows import RowFault, decode_object
+from asyncdata.tokenization.user_function import XTunerTokenizeFn, is_of_xtuner
 
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ("loader_of", "mixture_view", "opened_order", "order_of", "tokenize_fn_of")
+    from asyncdata.cli.output import Output
+
+__all__ = ("loader_of", "mixture_view", "order_of", "order_view", "settle_kind", "tokenize_fn_of")
+
+_ROWS_LOOKED_AT = 20
+_KEYS = {
+    "chat": {"messages"},
+    "preference": {"chosen", "rejected"},
+    "babilong": {"input", "question", "target"},
+    "text": {"text"},
+}
+"""The kind of rows -> the keys that they have."""
 
 _CLASSES: dict[str, Any] = {
     "prompt": PromptTokenizeFn,
@@ -76,14 +88,42 @@ def _knob(name: str, text: str) -> Any:
     return _made(LengthGrouping, value) if name == "length_grouping" and isinstance(value, dict) else value
 
 
-def opened_order(args: argparse.Namespace) -> OpenedOrder:
-    """D, to inspect its rows; with samples, if the options say how to tokenize. The caller closes it."""
-    return OpenedOrder(args.data, tokenize_fn_of(args) if has_tokenize_fn(args) else None, **order_of(args))
+def order_view(args: argparse.Namespace) -> OrderView:
+    """D, to look at its rows; with samples, if the options say how to tokenize."""
+    return OrderView(args.data, tokenize_fn_of(args) if has_tokenize_fn(args) else None, **order_of(args))
 
 
 def mixture_view(args: argparse.Namespace) -> MixtureView:
-    """The mixture of ``--mix``, to inspect its rows. The caller closes it."""
+    """The mixture of ``--mix``, to look at its rows."""
     return MixtureView(args.mix, _function_of(args), order_of(args))
+
+
+def settle_kind(args: argparse.Namespace, output: Output, *, says_prompt: bool = False) -> None:
+    """Set ``args.kind`` to the kind of the rows, unless options set it, and print it.
+
+    With ``--prompt-key`` or ``--apply-chat-template``, rows are prompts.
+
+    :param says_prompt: also print it for prompts, the most common kind.
+    :raises ConfigError: if none of the first rows is a JSON object.
+    """
+    if args.kind is not None or args.tokenizer is None or args.tokenize_fn is not None:
+        return
+
+    is_told = args.prompt_key is not None or args.apply_chat_template is not None
+    args.kind = kind = "prompt" if is_told else _kind_of_rows(args)
+    if says_prompt or kind != "prompt":
+        output.say(f"rows are taken to be of the kind {kind!r}; --kind says otherwise", "dim")
+
+
+def _kind_of_rows(args: argparse.Namespace) -> str:
+    """The kind of the rows, by the keys of the first one that is a JSON object."""
+    data: Any = args.data if args.mix is None else next(mix_of_file(args.mix).leaves()).part.source
+    for row in islice(OrderView(data, shuffle=False).rows(), _ROWS_LOOKED_AT):
+        with suppress(RowFault):
+            keys = set(decode_object(row.raw))
+            return next((kind for kind, needed in _KEYS.items() if needed <= keys), "prompt")
+
+    raise ConfigError(f"none of the first {_ROWS_LOOKED_AT} rows is a JSON object; say what rows are by --kind")
 
 
 def tokenize_fn_of(args: argparse.Namespace) -> Any:

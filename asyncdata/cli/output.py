@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.cli.standard_streams import writing_stdout
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import TextIO
 
 __all__ = (
     "Output",
+    "StdoutError",
+    "discard",
     "fields",
+    "hold_descriptors",
     "is_terminal",
     "logging_to_stderr",
     "printable",
+    "quiet_stderr",
     "shown_path",
-    "si",
     "table",
     "to_json",
+    "writing_stdout",
 )
 
 _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
@@ -92,33 +95,23 @@ def _styled(text: str, style: str) -> str:
 @contextlib.contextmanager
 def logging_to_stderr(*, is_verbose: bool) -> Iterator[None]:
     """Send the library's events to stderr inside the block: warnings, or all of them."""
-    import structlog
-
-    before = structlog.get_config() if structlog.is_configured() else None
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.ExceptionRenderer(),
-            _event_as_line,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger("info" if is_verbose else "warning"),
-        # Looked up at each event: a command replaces sys.stderr while it runs.
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
-        cache_logger_on_first_use=False,
-    )
+    logger, handler = logging.getLogger("asyncdata"), _StderrHandler()
+    level, propagates = logger.level, logger.propagate
+    logger.setLevel("INFO" if is_verbose else "WARNING")
+    logger.propagate = False
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        if before is None:
-            structlog.reset_defaults()
-        else:
-            structlog.configure(**before)
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagates
 
 
-def _event_as_line(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
-    level, name, trace = event.pop("level"), event.pop("event"), event.pop("exception", "")
-    details = " ".join(f"{key}={value!r}" for key, value in event.items())
-    return f"asyncdata: {level}: {name} {details}".rstrip() + (f"\n{trace}" if trace else "")
+class _StderrHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write to what is stderr now: a command replaces it while it runs."""
+        sys.stderr.write(f"asyncdata: {record.levelname.lower()}: {self.format(record)}\n")
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> str:
@@ -139,17 +132,6 @@ def shown_path(path: str) -> str:
     return os.path.relpath(path, here) if os.path.commonpath([here, os.path.abspath(path)]) == here else path
 
 
-def si(number: float) -> str:
-    """Three digits and a unit: ``812``, ``81.2k``, ``8.12M``."""
-    for unit in ("", "k", "M", "G"):
-        if number < 999.5:
-            digits = 0 if not unit or number >= 99.95 else 1 if number >= 9.995 else 2
-            return f"{number:.{digits}f}{unit}"
-
-        number /= 1000
-    return f"{number:.0f}T"
-
-
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Aligned columns: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -158,3 +140,82 @@ def table(rows: Sequence[Sequence[str]]) -> str:
         cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+# The standard streams: a closed or full stdout is an error, a closed or full stderr is ignored
+
+
+class StdoutError(Exception):
+    """Stdout cannot be written."""
+
+
+def hold_descriptors() -> None:
+    """Open /dev/null for closed standard streams: otherwise the next opened file would become one."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+
+
+def discard(stream: TextIO) -> None:
+    """Drop buffered output, which Python would otherwise try to write at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        number = stream.fileno()
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, number)
+        os.close(devnull)
+
+
+@contextlib.contextmanager
+def writing_stdout() -> Iterator[None]:
+    """Convert errors of writing to stdout, to distinguish them from other errors.
+
+    :raises BrokenPipeError: if the reader has closed the pipe.
+    :raises StdoutError: for any other reason.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StdoutError(error.strerror or str(error)) from error
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Ignore errors of writing to stderr."""
+    with contextlib.redirect_stderr(_ForgivingStream(sys.stderr)):
+        yield
+
+
+class _ForgivingStream:
+    """A text stream that may be closed or full."""
+
+    encoding = "utf-8"
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        if stream is not None:
+            self.encoding = stream.encoding or "utf-8"
+
+    def write(self, text: str) -> int:
+        if self._stream is not None:
+            try:
+                return self._stream.write(text)
+            except OSError:
+                discard(self._stream)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            try:
+                self._stream.flush()
+            except OSError:
+                discard(self._stream)
+
+    def isatty(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,4 +1,4 @@
-"""What the token cache asks of workers and is told, beside what crosses in any case (``wire``)."""
+"""What the token cache asks of workers, and what it is told, besides what :mod:`asyncdata.core.messages` has."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ __all__ = (
     "CacheJob",
     "CachedBlock",
     "CachedFile",
-    "CachedPlaces",
-    "EvictTokens",
-    "Evicted",
+    "CachedRows",
     "ListTokens",
     "Refused",
-    "RowsPlan",
-    "RowsRefused",
     "SegmentListing",
-    "StorePlan",
-    "StoreTokens",
     "Stored",
     "TokensListed",
 )
@@ -28,7 +22,7 @@ _NO_SLOT = -1
 class CachedFile(msgspec.Struct, frozen=True, array_like=True):
     """A source's file as the token cache knows it. Without a digest, workers find out that of its content.
 
-    :ivar mtime_ns: while it is the same, so is the text; else the text of a block is looked at.
+    :ivar mtime_ns: while it is the same, so is the text; else the text of a block is compared.
     """
 
     digest: str
@@ -41,18 +35,20 @@ class CacheJob(msgspec.Struct, frozen=True):
 
     :ivar folder: where its segments are.
     :ivar files: the job's, in the same order.
-    :ivar room_bytes: of a slot, for each block, beside those for its text.
-    :ivar has_rows: whether its segments have single rows, for orders of rows, in place of blocks.
+    :ivar has_rows: whether rows are asked for one by one, from blocks of any size.
+    :ivar max_bytes: limit for all caches in the parent folder; None: no limit.
+    :ivar since_ns: when this run began, by the clock of the file system: it may use segments that were used since.
     """
 
     folder: str
     files: list[CachedFile]
-    room_bytes: int
+    max_bytes: int | None = None
+    since_ns: int = 0
     has_rows: bool = False
 
 
 class CachedBlock(msgspec.Struct, frozen=True, array_like=True):
-    """Block number ``block`` of a scan is entry number ``entry`` of a segment of the token cache.
+    """Block number ``block`` of a scan is at ``entry`` of a segment of the token cache.
 
     :ivar is_sure: whether the file is known to be the same; else the block's text is read too, and compared.
     """
@@ -63,108 +59,36 @@ class CachedBlock(msgspec.Struct, frozen=True, array_like=True):
     is_sure: bool
 
 
-class CachedPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of a request for tokens that are in segments of rows.
+class CachedRows(msgspec.Struct, frozen=True, array_like=True):
+    """Where rows of a request are in the token cache: arrays of shape (num_rows,).
 
-    ``rows`` are numbers in the request, ``owners`` numbers of ``segments``, ``entries`` numbers of entries there; all
-    int32 of shape (num_cached,). ``are_sure`` (bool) says whether a row's file is known to be the same; else the row's
-    text is read too, and compared: the request's ``overflow`` has its place, or ``texts`` (int32) its start in the
-    request's slot.
+    :ivar owners: the number of each row's segment in ``segments``, int32; -1 if it is in none.
+    :ivar entries: the place of its block there, int64; ``offsets`` (int32) that of the row in the block.
     """
 
     segments: list[str]
-    rows: bytes
     owners: bytes
     entries: bytes
-    are_sure: bytes
-    texts: bytes = b""
+    offsets: bytes
 
 
 class ListTokens(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Which segments does the token cache have? With ``names``, what is in those; else also in the first ``num``."""
+    """Which segments does the token cache have, and what is in those of ``names``, from an entry on?
 
-    names: list[str] | None
+    Without ``names``: what is in the first ``num`` of them?
+    """
+
+    names: dict[str, int] | None
     num: int = 0
     slot: int = _NO_SLOT
-
-
-class StoreTokens(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Append a piece to a segment of the token cache; with ``is_last``, its index as well.
-
-    ``file`` is the segment while it is unfinished, and ``offset`` where it ends; the schema comes before the first
-    piece, number 0. ``plan`` is a file with a :class:`StorePlan`: a request must be small.
-    """
-
-    file: str
-    offset: int
-    piece: int
-    is_last: bool
-    plan: str
-    slot: int = _NO_SLOT
-
-
-class StorePlan(msgspec.Struct, frozen=True, array_like=True):
-    """The blocks of a piece, and where their rows are.
-
-    ``columns``, ``reasons`` and ``notes`` are the same for all pieces of a segment. ``file_ids`` (int32), ``starts``
-    and ``stops`` (int64) are the blocks, ``counts`` (int32) their rows, ``blanks`` (int32) their blank lines, ``sums``
-    (uint64) what their text was. ``places``, ``offsets`` and ``lengths``, int32 of shape (num_rows,), say of each row
-    which one it is of those of ``spills``, end to end, where it begins in its block, and its bytes. ``ends`` (int32)
-    has where the rows of each spill stop.
-    """
-
-    columns: list[str]
-    reasons: list[str]
-    notes: list[str]
-    file_ids: bytes
-    starts: bytes
-    stops: bytes
-    counts: bytes
-    blanks: bytes
-    sums: bytes
-    places: bytes
-    offsets: bytes
-    lengths: bytes
-    spills: list[str]
-    ends: bytes
-
-
-class RowsPlan(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of a segment of rows.
-
-    ``columns``, ``reasons`` and ``notes`` are the names in all ``spills``. ``ends`` (int32) has where the rows of each
-    spill stop. ``file_ids`` (int32), ``numbers`` (int64; counted in the file) and ``are_kept`` (bool; whether to store
-    it) are of each row.
-    """
-
-    columns: list[str]
-    reasons: list[str]
-    notes: list[str]
-    spills: list[str]
-    ends: bytes
-    file_ids: bytes
-    numbers: bytes
-    are_kept: bytes
-
-
-class EvictTokens(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Make room for ``num_bytes`` more in the folder of all token caches, by removing what was not used for longest.
-
-    Of the cache itself, the segments stay that the file ``keep`` names, in msgpack. Nothing is removed if that does not
-    do.
-    """
-
-    num_bytes: int
-    max_bytes: int
-    keep: str
-    slot: int = _NO_SLOT
+    part: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True):
-    """Block number ``block`` of a scan was read from its file, though it is in the token cache.
+    """Block number ``block`` of a scan was tokenized, though it is in the token cache.
 
-    ``kind``: ``gone`` (the segment was evicted), ``damaged``, ``other_text`` (the file has changed there),
-    ``other_block`` (it is cut otherwise there), or ``no_room`` (the samples are too large for the slot).
+    ``kind``: ``gone`` (the segment was evicted), ``damaged``, ``other_text`` (the file has changed there), or
+    ``other_block`` (it is cut otherwise there).
     """
 
     block: int
@@ -172,54 +96,51 @@ class Refused(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
-class RowsRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A row of a request could not be read from the token cache: nothing was answered.
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    """The blocks of a scan that were appended to the token cache.
 
-    ``kind``: ``gone`` (the segment was evicted), ``damaged``, or ``other_text``: the texts of ``rows`` of the request,
-    int32, are others now.
+    :ivar blocks: their numbers in the scan, int32; ``entries`` (int64) where each is in ``segment``.
+    :ivar stop: where the next entry of that segment will be.
+    :ivar num_bytes: bytes of the segment by now.
+    :ivar write_s: seconds that it took.
+    :ivar num_evicted_bytes: bytes of segments that were removed to make room; ``is_full``: there was too little.
+    :ivar fault: why a block could not be written; empty if all could.
     """
 
-    segment: str
-    kind: str
-    reason: str
-    rows: bytes = b""
+    segment: str = ""
+    blocks: bytes = b""
+    entries: bytes = b""
+    stop: int = 0
+    num_rows: int = 0
+    num_bytes: int = 0
+    write_s: float = 0.0
+    num_evicted_bytes: int = 0
+    is_full: bool = False
+    fault: str = ""
 
 
 class SegmentListing(msgspec.Struct, frozen=True, array_like=True):
     """What a segment of the token cache has of the job's files.
 
-    ``entries`` (int32) are numbers of its entries, ``file_ids`` (int32) and ``starts`` (int64) which blocks they are
-    (or which rows: ``starts`` are numbers in the file then), ``are_sure`` (bool) whether their file is known to be the
-    same.
+    ``entries`` (int64) are places in the segment, ``file_ids`` (int32), ``starts`` and ``stops`` (int64) which blocks
+    are there, ``are_sure`` (bool) whether their file is known to be the same.
     """
 
     name: str
     num_bytes: int
+    stop: int
     entries: bytes
     file_ids: bytes
     starts: bytes
+    stops: bytes
     are_sure: bytes
 
 
 class TokensListed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The segments of the token cache; ``faults`` (name -> why) are those that cannot be read."""
+    """The segments of the token cache, and where the next entry of each will be; ``faults`` (name -> why) are those
+    that cannot be read.
+    """
 
-    names: list[str]
+    names: dict[str, int]
     segments: list[SegmentListing]
     faults: dict[str, str] = {}
-
-
-class Stored(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The segment ends at ``end``. ``entries`` (int32) has which of the request's blocks are in it, in their order."""
-
-    end: int
-    entries: bytes
-    num_rows: int
-
-
-class Evicted(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """There is room now, or ``is_full``; ``names`` are what was removed of the cache itself."""
-
-    is_full: bool
-    names: list[str]
-    num_bytes: int

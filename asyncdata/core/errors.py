@@ -26,6 +26,8 @@ Each message says what, where and the way out; the facts are attributes as well.
 
 from __future__ import annotations
 
+import os
+import traceback
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,9 +56,12 @@ __all__ = (
     "redacted",
     "safe_cause",
     "shortened",
+    "user_traceback",
 )
 
 _MAX_MESSAGE, _MAX_REASONS = 20_000, 10
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # of the whole package
+_IMPORTING = ("<frozen importlib", os.path.dirname(os.__file__) + os.sep + "importlib" + os.sep)
 
 _HIDDEN = "[redacted]"
 _SIGNS = tuple("signature= credential= token= sig= key= keyid= password= secret= authorization bearer hf_ ://".split())
@@ -258,3 +263,19 @@ class SnapshotMismatchError(SnapshotError):
     def __init__(self, message: str, differences: Mapping[str, tuple[Any, Any]] | None = None) -> None:
         super().__init__(message)
         self.differences: dict[str, tuple[Any, Any]] = dict(differences or {})
+
+
+def user_traceback(error: BaseException) -> str:
+    """``error`` as Python prints it, but for the frames of this package and of the import system; where it is one of
+    ours that another one caused, that one.
+    """
+    while isinstance(error, AsyncDataError) and error.__cause__ is not None:
+        error = error.__cause__
+    shown = traceback.TracebackException.from_exception(error)
+    each: traceback.TracebackException | None = shown
+    while each is not None:
+        frames = [frame for frame in each.stack if not frame.filename.startswith((_OURS, *_IMPORTING))]
+        each.stack = traceback.StackSummary.from_list(frames)
+        each = each.__cause__ or each.__context__
+    lines = list(shown.format())
+    return "".join(lines if shown.stack else lines[-1:])

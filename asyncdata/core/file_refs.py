@@ -7,12 +7,11 @@ from array import array
 from bisect import bisect_right
 from functools import cached_property, lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, overload
+from typing import TYPE_CHECKING, overload
 
 import msgspec
 
 from asyncdata.core.digest import ListDigest, short_digest
-from asyncdata.core.object_address import HTTP, Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,16 +21,49 @@ else:
     Data = memoryview  # what is decoded is a view of the frame
 
 __all__ = (
+    "HTTP",
+    "Address",
     "FileRef",
     "FileRefs",
     "ObjectRefs",
     "ObjectsOfStore",
     "Pin",
-    "SizedFile",
     "all_sizes",
     "base_name",
     "joined",
 )
+
+HTTP = frozenset({"http", "https"})
+"""The schemes whose keys are percent-encoded in an address."""
+
+
+class Address(msgspec.Struct, frozen=True, array_like=True):
+    """An object in a store, without what gives access to it.
+
+    :ivar bucket: the bucket, the container, or the host with its port.
+    :ivar key: the object's name in the bucket; as it is, not percent-encoded.
+    """
+
+    scheme: str
+    bucket: str
+    key: str
+
+    @property
+    def root(self) -> str:
+        """The address of the bucket."""
+        return f"{self.scheme}://{self.bucket}"
+
+    def __str__(self) -> str:
+        if self.scheme not in HTTP:
+            return f"{self.root}/{self.key}"
+
+        from urllib.parse import quote  # not at a worker's start
+
+        return f"{self.root}/{quote(self.key, safe='/~:@!$()*,;=+&')}"
+
+    def with_key(self, key: str) -> Address:
+        """Another object of the same bucket."""
+        return Address(self.scheme, self.bucket, key)
 
 
 class Pin(msgspec.Struct, frozen=True, array_like=True):
@@ -74,16 +106,6 @@ class _Run(msgspec.Struct, frozen=True, array_like=True):
     store: int
     scheme: str
     bucket: str
-
-
-class SizedFile(Protocol):
-    """A file as it was when the run began: :class:`FileRef` is one."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def num_bytes(self) -> int: ...
 
 
 class ObjectRefs(msgspec.Struct, frozen=True, dict=True, eq=False):
@@ -283,6 +305,6 @@ def joined(parts: Sequence[ObjectRefs]) -> ObjectRefs:
     return found.packed()
 
 
-def all_sizes(files: Sequence[SizedFile] | ObjectRefs) -> Sequence[int] | memoryview:
+def all_sizes(files: FileRefs) -> Sequence[int] | memoryview:
     """``num_bytes`` of each."""
     return files.sizes if isinstance(files, ObjectRefs) else [file.num_bytes for file in files]

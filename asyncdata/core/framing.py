@@ -12,8 +12,7 @@ from asyncdata.core.messages import Tokenized, encode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.core.messages import Column, Data, Job, Reply, Request
-    from asyncdata.core.specs import TokenizeSpec
+    from asyncdata.core.messages import Column, Data, Reply
 
 __all__ = ("HEADER", "frame", "pieces")
 
@@ -24,7 +23,7 @@ _PACKED = frozenset({"tokens", "token_ends"})
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(request_id: int, message: Job | TokenizeSpec | Request | Reply | None) -> bytearray:
+def frame(request_id: int, message: msgspec.Struct | None) -> bytearray:
     """``message`` with its header, ready to be sent."""
     data = bytearray(HEADER.size)
     _encoder.encode_into(message, data, HEADER.size)
@@ -37,9 +36,8 @@ def pieces(request_id: int, reply: Reply) -> Sequence[Data | bytearray]:
     if not isinstance(reply, Tokenized):
         return [frame(request_id, reply)]
 
-    fields = msgspec.structs.asdict(reply)
-    body: list[Data] = [bytes([_FIXARRAY | 1 + len(fields)]), encode(Tokenized.__name__)]
-    for name, value in fields.items():
+    body: list[Data] = [bytes([_FIXARRAY | 1 + len(reply.__struct_fields__)]), encode(Tokenized.__name__)]
+    for name, value in msgspec.structs.asdict(reply).items():
         body += _columns_of(value) if name == "columns" else _binary(value) if name in _PACKED else [encode(value)]
     return [HEADER.pack(sum(map(len, body)), request_id), *body]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from asyncdata.core.errors import ConfigError
 
-__all__ = ("resolve_path", "tag_of")
+__all__ = ("is_loaded_instance", "resolve_path", "tag_of")
 
 
 def resolve_path(path: str) -> Any:
@@ -27,6 +28,16 @@ def resolve_path(path: str) -> Any:
         raise ConfigError(f"AD420 cannot import {path!r}: {error}; pass 'package.module:name'") from error
 
     return value
+
+
+def is_loaded_instance(value: Any, path: str) -> bool:
+    """Whether ``value`` is an instance of the class ``pkg.mod:Class``, without importing its module.
+
+    Who has an instance has imported the module. So what only some runs need is not imported by those that only ask.
+    """
+    module, _, name = path.partition(":")
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)
 
 
 def tag_of(value: Any) -> str:

@@ -1,7 +1,8 @@
 """What crosses between the trainer's process and a worker: requests, replies, and their frames.
 
-Every value is a msgspec Struct of numbers, text and packed bytes. Nothing here needs numpy, so that a worker starts
-without it. Packed integers are in native byte order: both ends are on one machine.
+Every value is a msgspec Struct of numbers, text and packed bytes. Every request has the ``slot`` that it refers to,
+and the ``part`` of the mixture that it is for. Nothing here needs numpy, so that a worker starts without it. Packed
+integers are in native byte order: both ends are on one machine.
 """
 
 from __future__ import annotations
@@ -10,20 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from asyncdata.core.cache_messages import (
-    CachedBlock,
-    CachedPlaces,
-    CacheJob,
-    Evicted,
-    EvictTokens,
-    ListTokens,
-    Refused,
-    RowsRefused,
-    Stored,
-    StoreTokens,
-    TokensListed,
-)
-from asyncdata.core.file_refs import FileRef, FileRefs, ObjectRefs, Pin
+from asyncdata.core.cache_messages import CachedBlock, CachedRows, CacheJob, ListTokens, Refused, Stored, TokensListed
+from asyncdata.core.file_refs import FileRef, FileRefs, Pin
 from asyncdata.core.plan_messages import NO_SLOT, OrderPacks, Packed, PackRows, Permute, Permuted
 from asyncdata.core.specs import LINES, ReaderSpec, StoreSpec, TokenizeSpec
 
@@ -37,9 +26,8 @@ __all__ = (
     "MAX_FRAME_BYTES",
     "Index",
     "Indexed",
+    "IndexedAndStored",
     "Job",
-    "ObjectRefs",
-    "OfPart",
     "OrderPacks",
     "Overflow",
     "PackRows",
@@ -76,8 +64,8 @@ MAX_FRAME_BYTES = 1 << 30
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is told once, before its first request. Without a spec, the function is there already.
 
-    ``with_token_sums`` asks for the CRC-32 of each sample's tokens. A mixture has a job for each of its ``parts``, and
-    requests that name the part. ``stores`` are those of the objects among ``files``.
+    ``with_token_sums`` asks for the CRC-32 of each sample's tokens. A mixture has a job for each of its ``parts``.
+    ``stores`` are those of the objects among ``files``.
     """
 
     files: FileRefs
@@ -92,14 +80,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stores: list[StoreSpec] = []
 
     @property
-    def text_bytes(self) -> int:
-        """Bytes of a slot that one block's text takes at most: the byte before it, the block, and the over-read."""
-        return 1 + self.block_bytes + self.slack_bytes
-
-    @property
     def stride(self) -> int:
-        """Bytes of a slot for one block."""
-        return self.text_bytes + (self.cache.room_bytes if self.cache is not None else 0)
+        """Bytes of a slot for one block: the byte before it, the block, and the over-read."""
+        return 1 + self.block_bytes + self.slack_bytes
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -129,16 +112,18 @@ class Overflow(msgspec.Struct, frozen=True, array_like=True):
 class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Read ``blocks`` into the slot, one after the other from ``base`` on, a stride each at most; find their rows.
 
-    Of those that are ``cached``, the samples are read in place of the text. ``with_sums`` asks what the text was.
-    ``with_samples`` asks for the samples of all rows as well: a worker that shares no memory needs no second request.
+    ``with_samples`` asks for the samples of all rows instead of their text: nothing is put into the slot. Blocks that
+    are ``cached`` need not be tokenized for that. ``num_storing`` asks that those that are not are appended to the
+    token cache; so many scans at most do that at the same time; 0: they are not.
     """
 
     slot: int
     base: int
     blocks: list[Block]
-    cached: list[CachedBlock] = []
-    with_sums: bool = False
     with_samples: bool = False
+    cached: list[CachedBlock] = []
+    num_storing: int = 0
+    part: int = 0
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -146,9 +131,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     ``expected``, int32 of shape (num_rows,), is how many tokens each row has, where they are counted already. A row
     that another rank tokenizes has the code of ``row_codes.expected_elsewhere``. The reply has it too, and leaves such
-    rows out. ``num_cached`` of the rows are samples already: their start is that of ``row_codes.cached_start``.
-    ``cached`` has their places, if they are not in the slot. ``spill`` is the file, in the cache's folder, that the
-    others are to be written to as well.
+    rows out, and those whose start is ``row_codes.IS_KNOWN``. Rows that are ``cached`` need not be tokenized.
     """
 
     slot: int
@@ -156,9 +139,8 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
     lengths: bytes
     overflow: list[Overflow] = []
     expected: bytes = b""
-    num_cached: int = 0
-    spill: str = ""
-    cached: CachedPlaces | None = None
+    cached: CachedRows | None = None
+    part: int = 0
 
 
 class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -167,6 +149,7 @@ class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ``check``: ``none``, ``json`` (is it a JSON object?), or ``samples`` (does the tokenize function keep it?). The rows
     numbered in ``lost``, which brought down workers, are not looked at. ``spool`` is a file the rows are copied to;
     their offsets are then those in it. Where it ``is_kept`` for later runs, it is on the disk before the reply comes.
+    ``num_storing`` is that of a :class:`Scan`, where the rows are tokenized.
     """
 
     blocks: list[Block]
@@ -175,21 +158,11 @@ class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
     spool: str = ""
     slot: int = NO_SLOT
     is_kept: bool = False
+    num_storing: int = 0
+    part: int = 0
 
 
-class OfPart(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A request of the part of a mixture that has this number."""
-
-    part: int
-    request: Scan | Tokenize | Index | Permute | ListTokens | StoreTokens | EvictTokens
-
-    @property
-    def slot(self) -> int:
-        """The slot of the part's request."""
-        return self.request.slot
-
-
-Request = OfPart | Scan | Tokenize | Index | Permute | PackRows | OrderPacks | ListTokens | StoreTokens | EvictTokens
+Request = Scan | Tokenize | Index | Permute | PackRows | OrderPacks | ListTokens
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -201,12 +174,10 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The rows found, block by block in the request's order.
 
-    ``counts`` is int32 of shape (num_blocks,). ``starts`` (in the slot, or a code of ``row_codes``; see
-    :class:`Tokenize`), ``lengths`` (-1: longer than ``max_row_bytes``) and ``offsets`` (from the block's start on) are
-    int32 of shape (num_rows,). ``sums`` (uint64; 0: not known) and ``blanks`` (int32) are of the blocks.
-    ``num_tokens`` (a code of ``row_codes``) and ``num_bytes``, int32 of that shape, are those of samples of the token
-    cache; both are empty if the request named no cached block. ``samples`` are those of the rows, if they were asked
-    for.
+    ``counts`` is int32 of shape (num_blocks,). ``starts`` (in the slot, or a code of ``row_codes``), ``lengths`` (-1:
+    longer than ``max_row_bytes``) and ``offsets`` (from the block's start on) are int32 of shape (num_rows,).
+    ``samples`` are those of the rows, if they were asked for. ``refused`` are blocks that were said to be cached and
+    had to be tokenized, ``stored`` those that are cached now.
     """
 
     counts: bytes
@@ -214,12 +185,9 @@ class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
     lengths: bytes
     offsets: bytes
     num_blank: int
-    refused: list[Refused] = []
-    sums: bytes = b""
-    blanks: bytes = b""
-    num_tokens: bytes = b""
-    num_bytes: bytes = b""
     samples: Tokenized | None = None
+    refused: list[Refused] = []
+    stored: Stored = Stored()
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True):
@@ -245,11 +213,9 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ``tokens`` is int32, all samples end to end; ``token_ends`` (uint32) is where each stops; ``kept`` (int32) the
     row of each sample, empty when every row was kept. A row is kept, in ``drops`` (reason -> rows, int32), or in
     ``errors``; or, by the request's ``expected``, in none of them. ``notes`` is of kept rows, as ``drops``: what is
-    to be counted. ``spill`` is the request's, if what it asks for is written; else ``spill_fault`` says why not.
-    ``busy_s`` is the work in it: seconds of CPU time. ``token_sums`` (uint32) has the CRC-32 of each sample's
-    tokens, where the job asks for it; else it is empty. ``num_mended`` of the rows were not what they were in their
-    copy. ``text_sums`` (uint64 of shape (num_rows,)) is only for the token cache of an order of rows: checksums of
-    the rows.
+    to be counted. ``busy_s`` is the work in it: seconds of CPU time. ``token_sums`` (uint32) has the CRC-32 of each
+    sample's tokens, where the job asks for it; else it is empty. ``num_mended`` of the rows were not what they were
+    in their copy. ``num_cached`` of the rows were in the token cache; its segments in ``refused`` cannot be read.
     """
 
     tokens: Data
@@ -261,11 +227,10 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     busy_s: float
     expected: Data = b""
     notes: dict[str, Data] = {}
-    spill: str = ""
-    spill_fault: str = ""
     token_sums: Data = b""
     num_mended: int = 0
-    text_sums: Data = b""
+    num_cached: int = 0
+    refused: dict[str, Refused] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -318,8 +283,14 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_tokens: bytes = b""
 
 
-Cached = RowsRefused | TokensListed | Stored | Evicted
-Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | Cached | Failed | Short
+class IndexedAndStored(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The reply to an :class:`Index` whose rows were to be appended to the token cache."""
+
+    indexed: Indexed
+    stored: Stored
+
+
+Reply = Ready | Scanned | Tokenized | Indexed | IndexedAndStored | Permuted | Packed | TokensListed | Failed | Short
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode

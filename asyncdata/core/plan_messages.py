@@ -18,10 +18,11 @@ class Permute(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_rows: int
     seed: int
     slot: int = NO_SLOT
+    part: int = 0
 
 
 class PackRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Put rows into packs, knowing only how many tokens they have: as ``asyncdata.batching.planned.plan`` does.
+    """Put rows into packs, knowing only how many tokens they have: as ``asyncdata.batching.planned`` does.
 
     ``lengths`` is int32, a row's tokens; ``sizes`` (int64) how many of the rows each data set has. ``packing`` is a
     packing's name and settings. The rows come in the order of ``method``, ``seed`` and ``epoch``, as in a RowShuffle.
@@ -36,10 +37,11 @@ class PackRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
     seed: int
     epoch: int
     slot: int = NO_SLOT
+    part: int = 0
 
 
 class OrderPacks(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Order packs, knowing only what they cost (float64): as ``asyncdata.batching.planned.plan`` does.
+    """Order packs, knowing only what they cost (float64): as ``asyncdata.batching.planned`` does.
 
     ``grouping`` has a grouping's settings; without it packs are shuffled as torch does, or, if not ``shuffled``, stay.
     """
@@ -52,6 +54,7 @@ class OrderPacks(msgspec.Struct, frozen=True, tag=True, array_like=True):
     seed: int
     epoch: int
     slot: int = NO_SLOT
+    part: int = 0
 
 
 class Permuted(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -61,7 +64,7 @@ class Permuted(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Packed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Packs, in the order of packing: as in ``asyncdata.batching.planned.plan.Packs``.
+    """Packs, in the order of packing: as in ``asyncdata.batching.packs.Packs``.
 
     ``offsets`` is int64, ``costs`` float64; ``rows``, ``starts`` and ``stops``, of the pieces, are int32. ``samples``
     and ``tokens`` count what was not packed, by reason.

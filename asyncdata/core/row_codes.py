@@ -11,24 +11,23 @@ from typing import Any
 __all__ = (
     "EXCLUDED",
     "EXCLUDED_REASON",
+    "IS_KNOWN",
     "JOURNAL_REASON",
-    "NO_SAMPLE",
     "NOT_IN_SLOT",
     "ON_PURPOSE",
     "TOO_LONG",
-    "cached_start",
     "expected_elsewhere",
-    "is_cached",
     "is_elsewhere",
     "is_mass",
-    "noted_tokens",
     "num_expected_elsewhere",
     "reason_mark",
-    "record_of",
 )
 
 NOT_IN_SLOT = -1
 """The start of a row whose text is not, or not completely, in the slot: it is read by its place."""
+
+IS_KNOWN = -2
+"""The start of a row that is left out of a request, as what becomes of it is known."""
 
 TOO_LONG = -1
 """The length of a row that is longer than ``max_row_bytes``."""
@@ -47,9 +46,6 @@ ON_PURPOSE = frozenset({EXCLUDED_REASON, JOURNAL_REASON, "drop_last"})
 
 _MASS_SHARE, _MASS_LEAST = 0.05, 20
 
-NO_SAMPLE = -1
-"""The number of tokens of a row that is no sample of the token cache."""
-
 
 def reason_mark(number: int) -> int:
     """How the row index marks a row that yields no sample, for reason ``number`` of its reply."""
@@ -59,26 +55,6 @@ def reason_mark(number: int) -> int:
 def is_mass(num_dropped: Any, num_rows: Any) -> Any:
     """Whether so many rows must not be dropped without a word."""
     return (num_dropped >= _MASS_LEAST) & (num_dropped > _MASS_SHARE * num_rows)
-
-
-def noted_tokens(num_tokens: Any) -> Any:
-    """The code of a cached sample with notes, of its number of tokens; and the number of the code."""
-    return -2 - num_tokens
-
-
-def cached_start(record: Any) -> Any:
-    """The start of a row that is a sample of the token cache already; ``record`` is the offset of its record."""
-    return -2 - record
-
-
-def is_cached(start: Any) -> Any:
-    """Whether a start is that of a sample of the token cache."""
-    return start < -1
-
-
-def record_of(start: Any) -> Any:
-    """The offset of the record that :func:`cached_start` was given."""
-    return -2 - start
 
 
 def expected_elsewhere(num_tokens: Any) -> Any:

@@ -1,11 +1,15 @@
-"""What descriptions have in common: settings that are checked when they are given, and equal by value."""
+"""What descriptions have in common: settings that are checked when they are given, and equal by value. And numbers as
+users give them: seconds that every clock can count, and whole numbers.
+"""
 
 from __future__ import annotations
 
+import math
 import operator
 import os
+import threading
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -16,7 +20,25 @@ if TYPE_CHECKING:
 
     InitT = TypeVar("InitT", bound=Callable[..., None])
 
-__all__ = ("Description", "Settings", "naming_settings", "plain_integer", "unknown_setting", "wrong_value")
+__all__ = (
+    "Count",
+    "Description",
+    "Number",
+    "Settings",
+    "checked_timeout",
+    "naming_settings",
+    "plain_integer",
+    "unknown_setting",
+    "whole_number",
+    "wrong_value",
+)
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]
+"""The number of an epoch, a window or a row. The limit keeps what is computed from it within 64 bits."""
+
+_FOR_EVER_S = threading.TIMEOUT_MAX / 2
+"""More than a hundred years. No lock and no loop can wait for infinity."""
 
 
 def unknown_setting(
@@ -135,3 +157,31 @@ class Description(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def check(self) -> None:
         """Whether the settings go together; a kind that has more to say overrides it."""
+
+
+def checked_timeout(value: Any) -> float | None:
+    """``timeout_s`` of a loader or of a call, in seconds; infinity is the longest wait there is.
+
+    :raises ConfigError: if it is not a number.
+    """
+    if value is None:
+        return None
+
+    try:
+        seconds = math.nan if isinstance(value, bool | str | bytes) else float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    except OverflowError:
+        seconds = math.inf
+    if math.isnan(seconds):
+        raise ConfigError(f"`timeout_s` is a number of seconds, or None for no limit; got {value!r}")
+
+    return min(seconds, _FOR_EVER_S)
+
+
+def whole_number(value: Any) -> int:
+    """The number as an int, also if it is one of numpy; -1 if it is not a whole number."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return -1

@@ -71,6 +71,10 @@ class StoreSpec(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         return f"StoreSpec({self.path!r}, ...)"
 
+    def with_cache(self, kept: BlockCacheSpec) -> StoreSpec:
+        """The same store, whose blocks are kept there."""
+        return msgspec.structs.replace(self, cache=kept)
+
 
 LINES = ReaderSpec("asyncdata.sources.text.line_scanner:LineReader", tag="lines")
 """The reader of lines that end with a line feed."""

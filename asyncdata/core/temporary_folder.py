@@ -13,7 +13,7 @@ import weakref
 from contextlib import suppress
 from hashlib import blake2b
 
-from asyncdata.core.file_lock import lock
+from asyncdata.core.file_checks import lock
 
 __all__ = ("TemporaryFolder",)
 

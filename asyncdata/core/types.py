@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from enum import StrEnum
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -14,6 +15,8 @@ from asyncdata.core.plain_values import from_builtins, to_builtins
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from asyncdata.core.columns import Columns
 
 __all__ = ("Group", "SampleRange", "Packed", "Position", "Sample", "SourceLocation", "Status", "Tokens")
 
@@ -109,6 +112,10 @@ class Packed(Protocol):
         """The location of its row."""
         ...
 
+    def arrays(self, sample: int) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+        """Its arrays, by name."""
+        ...
+
     def source_name(self, sample: int) -> str | None:
         """The part of a mixture that it comes from."""
         ...
@@ -168,10 +175,11 @@ class Sample(msgspec.Struct, eq=False, gc=False):
     :ivar label: the row's label, any JSON value.
     :ivar metadata: the row's metadata.
     :ivar extra: other values: those that the tokenize function added, and those that the trainer wants to keep.
+    :ivar columns: the arrays that the tokenize function declares (see :class:`~asyncdata.Column`), by name, read-only.
     :ivar position: its place in D; None for a sample made by hand.
     :ivar source: file, byte offset and length of its row; None for a sample made by hand.
     :ivar source_name: the name of its part, dotted where mixtures are nested; None if it is of no mixture.
-    :ivar source_epoch: that part's own epoch, or the number of a replay's pass; None if it is of no mixture.
+    :ivar source_epoch: that part's own epoch; None if it is of no mixture.
     :ivar response_length: tokens of the response, counted by the rollout.
     :ivar rollout_log_probs: one log-probability per response token.
     """
@@ -187,6 +195,7 @@ class Sample(msgspec.Struct, eq=False, gc=False):
     label: Any = _LAZY
     metadata: dict[str, Any] = _LAZY
     extra: dict[str, Any] = _LAZY
+    columns: dict[str, np.ndarray[Any, np.dtype[Any]]] = _LAZY
     position: Position | None = _LAZY
     source: SourceLocation | None = _LAZY
     source_name: str | None = _LAZY
@@ -204,6 +213,8 @@ class Sample(msgspec.Struct, eq=False, gc=False):
         :raises TypeError: for a value that no snapshot can hold; the message names it.
         """
         values = {name: getattr(self, name) for name in _FIELDS}
+        if values["columns"]:
+            values["columns"] = _declaring(values["columns"]).to_dict()
         for name in ("position", "source"):
             if values[name] is not None:
                 values[name] = msgspec.to_builtins(values[name])
@@ -213,6 +224,10 @@ class Sample(msgspec.Struct, eq=False, gc=False):
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """The sample that :meth:`to_dict` wrote; fields it lacks have their defaults."""
         known = {name: from_builtins(values[name]) for name in _FIELDS if name in values}
+        if known.get("columns"):
+            from asyncdata.core.columns import Columns  # only where a function declares some
+
+            known["columns"] = Columns.from_dict(known["columns"])
         for name, kind in (("position", Position), ("source", SourceLocation)):
             if known.get(name) is not None:
                 known[name] = msgspec.convert(known[name], kind)
@@ -226,6 +241,8 @@ class Sample(msgspec.Struct, eq=False, gc=False):
             for name in _LAZY_FIELDS:
                 getattr(self, name)
             self.tokens = self.tokens.copy()
+            if self.columns:
+                self.columns = copy.copy(_declaring(self.columns))
             self._range = None
 
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Sample], tuple[dict[str, Any]]]:
@@ -251,6 +268,7 @@ _LAZY_FIELDS: dict[str, tuple[Callable[[SampleRange, int], Any], Callable[[], An
     "label": (lambda samples, number: samples.chunk.value("label", samples.row(number)), lambda: None),
     "metadata": (lambda samples, number: samples.chunk.value("metadata", samples.row(number)) or {}, dict),
     "extra": (lambda samples, number: samples.chunk.value("extra", samples.row(number)) or {}, dict),
+    "columns": (lambda samples, number: samples.chunk.arrays(samples.row(number)), dict),
     "position": (lambda samples, number: samples.chunk.position(samples.row(number)), lambda: None),
     "source": (lambda samples, number: samples.chunk.location(samples.row(number)), lambda: None),
     "source_name": (lambda samples, number: samples.chunk.source_name(samples.row(number)), lambda: None),
@@ -268,6 +286,19 @@ def _labels(chunk: Packed, row: int) -> Tokens | None:
     for start, stop in spans:
         labels[start:stop] = tokens[start:stop]
     return labels
+
+
+def _declaring(columns: dict[str, Any]) -> Columns:
+    """The columns, which must say what they are.
+
+    :raises TypeError: for a dict that a trainer has made.
+    """
+    from asyncdata.core.columns import Columns
+
+    if not isinstance(columns, Columns):
+        raise TypeError("sample.columns is what a tokenize function declares; put other values into sample.extra")
+
+    return columns
 
 
 def _from_fields(fields: dict[str, Any]) -> Sample:

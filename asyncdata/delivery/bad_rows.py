@@ -1,23 +1,27 @@
-"""Turns a bad row of a chunk into the error that a user reads: its file, line and offset, and an excerpt."""
+"""Bad rows: the error that a user reads, with its place and an excerpt; passing them over; what is logged."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from asyncdata.core.errors import BadRowError
+from asyncdata.core.callbacks import no_op
+from asyncdata.core.errors import BadRowError, TooManyBadRowsError
+from asyncdata.core.log import get_logger
 from asyncdata.core.messages import RowError
 from asyncdata.tokenization.rows import excerpt
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
     from asyncdata.core.messages import Failed
     from asyncdata.core.types import SourceLocation
-    from asyncdata.delivery.channel import BadRowItem
 
-__all__ = ("bad_row_error", "error_at", "located", "without_text")
+__all__ = ("NONE_STOPS", "BadRowPolicy", "NotesLog", "bad_row_error", "error_at", "located", "without_text")
+
 
 _EXCERPT_BYTES = 400
 _TRACEBACK = "Traceback (most recent call last):"
@@ -50,14 +54,49 @@ _REASONS = {
     "AD425": "the tokenize function returned something that is not a sample",
 }
 """What is wrong with a row, in words that quote nothing of the row."""
+_log = get_logger(__name__)
+_NO_STOP_TOKEN = (
+    "of some rows no token is trained that ends what the assistant says, as the chat template writes none there, so "
+    "the model does not learn from them to stop; pass chat_template= with the stop token inside {% generation %} and "
+    "{% endgeneration %}, such as TRL's training template for the model (get_training_chat_template)"
+)
 
 
-def bad_row_error(bad: BadRowItem, *, shows_row: bool = True) -> BadRowError:
-    """The error for ``bad``. Reads the file up to the row, to count lines.
+class BadRowPolicy(NamedTuple):
+    """What is done with the bad rows of a source; see :class:`~asyncdata.BadRows`.
+
+    :ivar is_raised: whether none may be passed over, so that the row's own error is raised.
+    :ivar max: bad rows that may be passed over; None: no limit.
+    :ivar shows_row: whether errors may quote the row; see :func:`without_text`.
+    :ivar pass_over: called with the error of a row that is passed over.
+    """
+
+    is_raised: bool = True
+    max: int | None = None
+    shows_row: bool = True
+    pass_over: Callable[[BadRowError], object] = no_op
+
+    def stops_after(self, num_passed: int) -> bool:
+        """Whether a bad row may not be passed over after ``num_passed`` others."""
+        return self.is_raised or (self.max is not None and num_passed >= self.max)
+
+    def stop_error(self, error: BadRowError) -> BadRowError | TooManyBadRowsError:
+        """The error of a row that may not be passed over."""
+        if self.is_raised:
+            return error
+
+        return TooManyBadRowsError(f"a bad row, after BadRows(max={self.max}) of them: {error}")
+
+
+NONE_STOPS = BadRowPolicy(is_raised=False)
+"""Every bad row is passed over."""
+
+
+def bad_row_error(place: SourceLocation, error: RowError, *, shows_row: bool = True) -> BadRowError:
+    """The error for a bad row. Reads the file up to the row, to count lines.
 
     :param shows_row: whether the error may quote the row; see :func:`without_text`.
     """
-    place, error = bad.chunk.row_location(bad.error.row), bad.error
     if not error.excerpt and shows_row:
         error = msgspec.structs.replace(error, excerpt=_excerpt(place))
     found = error_at(place, error)
@@ -136,3 +175,16 @@ def _excerpt(place: SourceLocation) -> str:
         length = _EXCERPT_BYTES if place.num_bytes < 0 else min(place.num_bytes, _EXCERPT_BYTES)
         return excerpt(file.read(length).partition(b"\n")[0])
     return ""
+
+
+class NotesLog:
+    """Logs a warning when a note that needs one comes for the first time."""
+
+    def __init__(self) -> None:
+        self._was_logged = False
+
+    def see(self, names: Container[str]) -> None:
+        """Look at the names of the notes of a chunk."""
+        if "no_stop_token" in names and not self._was_logged:
+            self._was_logged = True
+            _log.warning("chat.no_stop_token", reason=_NO_STOP_TOKEN)

@@ -11,26 +11,24 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from asyncdata.core.errors import AsyncDataError  # noqa: TC001
-from asyncdata.core.messages import RowError  # noqa: TC001
-from asyncdata.delivery.bad_row_policy import BadRowPolicy  # noqa: TC001
-from asyncdata.delivery.chunk import Chunk
-from asyncdata.delivery.merged_chunk import MergedChunk  # noqa: TC001
-from asyncdata.delivery.outcomes.rows import NO_IDS
+from asyncdata.core.errors import AsyncDataError  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.delivery.bad_rows import NONE_STOPS
+from asyncdata.delivery.chunk import NO_IDS, BadRow, Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Set
 
     from asyncdata.core.types import Position, SourceLocation
-    from asyncdata.delivery.outcomes.policy import Ids
+    from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.delivery.chunk import Ids
 
-__all__ = ("BadRowItem", "Channel", "ChunkEnd", "AlreadyAcked", "Entry", "Exclusions", "Failure", "Run", "Item")
+__all__ = ("AlreadyAcked", "Channel", "ChunkEnd", "Entry", "Exclusions", "Failure", "Item", "Run")
 
 
 class Run(msgspec.Struct, frozen=True, eq=False):
     """Samples ``[start, stop)`` of a chunk, to be delivered."""
 
-    chunk: Chunk | MergedChunk
+    chunk: Chunk
     start: int
     stop: int
 
@@ -38,25 +36,14 @@ class Run(msgspec.Struct, frozen=True, eq=False):
 class AlreadyAcked(msgspec.Struct, frozen=True, eq=False):
     """A sample that was acknowledged before a restart: it is counted, but not delivered again."""
 
-    chunk: Chunk | MergedChunk
+    chunk: Chunk
     sample: int
-
-
-class BadRowItem(msgspec.Struct, frozen=True, eq=False):
-    """A bad row, at its place in the order.
-
-    :ivar policy: what is done with it; None: what the loader's rules say.
-    """
-
-    chunk: Chunk | MergedChunk
-    error: RowError
-    policy: BadRowPolicy | None = None
 
 
 class ChunkEnd(msgspec.Struct, frozen=True, eq=False):
     """The end of a chunk: all its rows are delivered, dropped or passed over."""
 
-    chunk: Chunk | MergedChunk
+    chunk: Chunk
 
 
 class Failure(msgspec.Struct, frozen=True, eq=False):
@@ -65,19 +52,23 @@ class Failure(msgspec.Struct, frozen=True, eq=False):
     error: AsyncDataError
 
 
+Item = Run | AlreadyAcked | BadRow | ChunkEnd | Failure
+
+
 class Exclusions(Protocol):
     """Decides, once an epoch, which of its rows are left out."""
 
-    def decide(self, epoch: int) -> Ids:
-        """The ids of the rows that ``epoch`` excludes, ascending: decided at the first call."""
+    def is_decided(self, epoch: int) -> bool:
+        """Whether it is decided which rows ``epoch`` excludes."""
+        ...
+
+    def decide(self, epoch: int) -> None:
+        """Decide which rows ``epoch`` excludes, by what is known now."""
         ...
 
     def excluded(self, epoch: int) -> Ids:
-        """The same, if it is decided; else none."""
+        """The ids of the rows that ``epoch`` excludes, ascending; none before that is decided."""
         ...
-
-
-Item = Run | AlreadyAcked | BadRowItem | ChunkEnd | Failure
 
 
 class Entry:
@@ -91,7 +82,7 @@ class Entry:
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
         self.location: Callable[[], SourceLocation] | None = None
-        self.content: Chunk | MergedChunk | Failure | None = None
+        self.content: Chunk | Failure | None = None
 
 
 class Channel:
@@ -99,11 +90,11 @@ class Channel:
 
     :param capacity: samples that may be ready or in flight.
     :param max_bytes: bytes that may be ready.
-    :param max_bad_rows: bad rows that may be passed over; one more ends the stream. None: no limit.
+    :param bad_rows: what is done with bad rows; one that may not be passed over ends the stream.
+    :param num_bad_rows: bad rows that were passed over before.
     :param epoch_groups: samples that the current epoch had before this channel's first row.
     :param acked: positions that were acknowledged before a restart.
     :param outcomes: decides which rows an epoch excludes; None: no rows.
-    :ivar decided: epochs whose excluded rows are left out of the items; None without ``outcomes``.
     :ivar demand: samples that a waiting request needs; they are read even beyond the capacity.
     :ivar demanded_at: when that request came, on the clock of ``time.monotonic()``.
     :ivar num_produced: samples ever made ready.
@@ -116,7 +107,8 @@ class Channel:
         *,
         capacity: int,
         max_bytes: int,
-        max_bad_rows: int | None = None,
+        bad_rows: BadRowPolicy = NONE_STOPS,
+        num_bad_rows: int = 0,
         epoch_groups: int = 0,
         acked: Set[Position] = frozenset(),
         outcomes: Exclusions | None = None,
@@ -130,11 +122,9 @@ class Channel:
         self.ended_epoch = -1
         self.num_rows_in_flight = 0
         self.num_ready_bytes = 0
-        self._max_bad_rows = max_bad_rows
-        self._num_bad_rows = 0
+        self._bad_rows, self._num_bad_rows = bad_rows, num_bad_rows
         self._acked = acked
         self._outcomes = outcomes
-        self.decided: set[int] | None = None if outcomes is None else set()
         self._epoch_groups = epoch_groups
         self._entries: deque[Entry] = deque()
         self._items: deque[Item] = deque()
@@ -170,7 +160,7 @@ class Channel:
         self._entries.insert(self._entries.index(entry) + 1, rest)
         return rest
 
-    def fill(self, entry: Entry, content: Chunk | MergedChunk | Failure) -> None:
+    def fill(self, entry: Entry, content: Chunk | Failure) -> None:
         """Set the content of ``entry``; turn the filled prefix into items."""
         entry.content = content
         while self._entries and self._entries[0].content is not None:
@@ -188,16 +178,13 @@ class Channel:
         else:
             self.fill(self.enter(0), Failure(error))
 
-    def _append(self, content: Chunk | MergedChunk | Failure | None) -> None:
+    def _append(self, content: Chunk | Failure | None) -> None:
         if isinstance(content, Failure):
             self._items.append(content)
             self._num_items += 1
             self.is_stopped = True
         elif content is not None:
-            excluded = self.excluded(content.first.epoch)
-            if len(excluded) and isinstance(content, Chunk):
-                content.exclude(excluded)
-            for item in _items_of(content, self._acked):
+            for item in _items_of(content, content.bad_rows(self._bad_rows, self._num_bad_rows), self._acked):
                 self._items.append(item)
                 self._num_items += 1
                 self._account(item)
@@ -212,10 +199,9 @@ class Channel:
             self._epoch_groups += item.stop - item.start
         elif isinstance(item, AlreadyAcked):
             self._epoch_groups += 1
-        elif isinstance(item, BadRowItem):
+        elif isinstance(item, BadRow):
             self._num_bad_rows += 1
-            too_many = self._max_bad_rows is not None and self._num_bad_rows > self._max_bad_rows
-            self.is_stopped = item.policy.stops if item.policy is not None else too_many
+            self.is_stopped = item.stops
         elif isinstance(item, ChunkEnd) and item.chunk.ends_epoch:
             self.ended_epoch = item.chunk.first.epoch
             self.is_stopped = self._epoch_groups == 0  # the epochs after an empty epoch would be empty, too
@@ -224,28 +210,6 @@ class Channel:
     def excluded(self, epoch: int) -> Ids:
         """The ids of the rows that ``epoch`` excludes, ascending; none if that is not decided yet."""
         return NO_IDS if self._outcomes is None else self._outcomes.excluded(epoch)
-
-    def exclude(self, epoch: int) -> None:
-        """Decide which rows ``epoch`` excludes, and leave them out, also if they are ready. None of it is taken yet."""
-        if self._outcomes is None or self.decided is None:
-            return
-
-        ids = self._outcomes.decide(epoch)
-        items: deque[Item] = deque()
-        for item in self._items if len(ids) else ():
-            chunk = None if isinstance(item, Failure) else item.chunk
-            if chunk is None or chunk.first.epoch != epoch:
-                items.append(item)
-            elif isinstance(item, ChunkEnd):
-                if isinstance(chunk, Chunk):
-                    chunk.exclude(ids)
-                items.extend(_items_of(chunk, self._acked))
-        if len(ids):
-            num_produced = self.num_produced + _num_samples(items) - _num_samples(self._items)
-            num_items = self._num_items + len(items) - len(self._items)
-            # Without a call in between, so that no interrupt can come between them.
-            self.num_produced, self._num_items, self._items = num_produced, num_items, items
-        self.decided.add(epoch)
 
     @property
     def _first_item(self) -> int:
@@ -268,10 +232,7 @@ class Channel:
     def run(self, number: int) -> Run | None:
         """The item of that number, if it is a run of which samples may be taken."""
         item = self.item(number)
-        if not isinstance(item, Run) or (self.decided is not None and item.chunk.first.epoch not in self.decided):
-            return None
-
-        return item
+        return item if isinstance(item, Run) else None
 
     def remembers(self, head: int) -> bool:
         """Whether :meth:`items` can still go back to number ``head``."""
@@ -283,30 +244,24 @@ class Channel:
         return self._entries[0] if self._entries else None
 
 
-def _num_samples(items: deque[Item]) -> int:
-    return sum(item.stop - item.start for item in items if isinstance(item, Run))
-
-
-def _items_of(chunk: Chunk | MergedChunk, acked: Set[Position]) -> Iterator[Item]:
+def _items_of(chunk: Chunk, bad_rows: list[BadRow], acked: Set[Position]) -> Iterator[Item]:
     """The chunk's samples and bad rows in their order, then its end."""
     marks: list[tuple[int, Item | None]] = [
-        (chunk.samples_before(error.row), BadRowItem(chunk, error, chunk.policies.get(error.row)))
-        for error in chunk.errors
+        (chunk.samples_before(error.row), bad) for error, bad in zip(chunk.errors, bad_rows, strict=True)
     ]
     if acked:
         marks += [(i, AlreadyAcked(chunk, i)) for i in range(chunk.num_samples) if chunk.position(i) in acked]
-    if isinstance(chunk, Chunk) and chunk.excluded is not None:
-        marks += [(sample, None) for sample in chunk.excluded.tolist()]
-    if len(marks) > len(chunk.errors):
+    marks += [(sample, None) for sample in chunk.excluded.tolist()]
+    if len(marks) > len(bad_rows):
         # A bad row comes before the sample that it precedes.
-        marks.sort(key=lambda mark: (mark[0], not isinstance(mark[1], BadRowItem)))
+        marks.sort(key=lambda mark: (mark[0], not isinstance(mark[1], BadRow)))
     start = 0
     for sample, item in marks:
         if start < sample:
             yield Run(chunk, start, sample)
         if item is not None:
             yield item
-        start = sample if isinstance(item, BadRowItem) else sample + 1
+        start = sample if isinstance(item, BadRow) else sample + 1
     if start < chunk.num_samples:
         yield Run(chunk, start, chunk.num_samples)
     yield ChunkEnd(chunk)

@@ -3,57 +3,61 @@
 from __future__ import annotations
 
 import json
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
+from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import Column, RowError
 from asyncdata.core.row_codes import EXCLUDED_REASON, JOURNAL_REASON, is_elsewhere, num_expected_elsewhere
 from asyncdata.core.types import Position, SourceLocation, Tokens
-from asyncdata.delivery.outcomes.memory import is_excluded
+from asyncdata.delivery.bad_rows import bad_row_error
 from asyncdata.delivery.stream_digest import sums_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from asyncdata.core.errors import BadRowError
     from asyncdata.core.messages import Data, Tokenized
-    from asyncdata.delivery.bad_row_policy import BadRowPolicy
+    from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.mixture import MergeRecord
-    from asyncdata.delivery.outcomes.policy import Ids
 
-__all__ = ("Chunk", "Drop", "Note", "Origin")
+__all__ = ("NO_IDS", "BadRow", "Chunk", "Drop", "Ids", "Note", "Origin", "is_excluded", "row_ids")
 
+Ids = np.ndarray[Any, np.dtype[np.uint64]]
+"""Ids of rows, by which the outcome memory knows them, and an epoch excludes them."""
+
+NO_IDS: Ids = np.empty(0, np.uint64)
+_OFFSET_BITS = 44
+_NOTHING = np.empty(0, np.int64)
 _TEXTS = {"prompt": "prompt_text"}
 """Column -> the column that may hold its texts as plain text instead of JSON."""
 
 
 class Origin(Protocol):
-    """Where the rows of a chunk come from."""
+    """Where the rows of a chunk come from: its window. Rows are counted from the window's first."""
 
     def location(self, row: int) -> SourceLocation:
-        """The location of the chunk's row ``row``, counted from 0."""
+        """The row's location."""
         ...
 
     def key(self, row: int) -> tuple[int, int]:
-        """The number of its file, and its byte offset there."""
+        """The number of the row's file, and its offset there."""
         ...
 
-    def ids(self, num_rows: int) -> Ids:
-        """The ids of the first ``num_rows`` rows: uint64 of shape (num_rows,)."""
+    def keys(self, first: int, stop: int) -> tuple[Any, Any]:
+        """The numbers of the files of the rows ``[first, stop)``, and their offsets there."""
         ...
 
 
 class Drop(NamedTuple):
     """Rows of a chunk that yield no sample, and why. ``rows`` is int32, in ascending order.
 
-    :ivar chunk: in a chunk of a mixture, the number of the part's chunk that has the rows; ``own_rows``: theirs there.
+    :ivar part: in a chunk of a mixture, the number of the part's chunk that has the rows; ``own_rows``: theirs there.
     """
 
     reason: str
     rows: np.ndarray[Any, np.dtype[np.int32]]
-    chunk: int = 0
+    part: int = 0
     own_rows: np.ndarray[Any, Any] | None = None
 
 
@@ -62,6 +66,35 @@ class Note(NamedTuple):
 
     name: str
     rows: np.ndarray[Any, np.dtype[np.int32]]
+
+
+class BadRow(msgspec.Struct, frozen=True, eq=False):
+    """A bad row, at its place in the order.
+
+    :ivar chunk: of its source, from whose first row the error counts.
+    :ivar stops: whether it may not be passed over.
+    :ivar source: the name of its part of a mixture; empty for a single source.
+    """
+
+    chunk: Chunk
+    error: RowError
+    policy: BadRowPolicy
+    stops: bool
+    source: str = ""
+
+    @property
+    def location(self) -> SourceLocation:
+        """The row's location."""
+        return self.chunk.row_location(self.error.row)
+
+    def to_error(self) -> BadRowError:
+        """Its error. Reads the file up to the row, to count lines."""
+        return bad_row_error(self.location, self.error, shows_row=self.policy.shows_row)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The number of its file, and its offset there."""
+        return self.chunk.row_key(self.error.row)
 
 
 class Chunk:
@@ -77,12 +110,10 @@ class Chunk:
     :ivar num_bytes: memory of the columns.
     :ivar sums: running sums for the digest of the stream.
     :ivar record: of a chunk of a mixture, from which parts its rows come; else None.
-    :ivar policies: of a chunk of a mixture, what is done with each of its bad rows.
-    :ivar excluded: the samples that the epoch excludes, int64, ascending; None until that is decided.
+    :ivar excluded: the samples that the epoch excludes, int64, ascending.
     """
 
     record: MergeRecord | None = None
-    policies: Mapping[int, BadRowPolicy] = MappingProxyType({})
 
     __slots__ = (
         "_columns",
@@ -113,7 +144,7 @@ class Chunk:
         self.errors: list[RowError] = reply.errors
         self.drops = [Drop(reason, np.frombuffer(rows, np.int32)) for reason, rows in reply.drops.items()]
         self.notes = [Note(name, np.frombuffer(rows, np.int32)) for name, rows in reply.notes.items()]
-        self.excluded: np.ndarray[Any, np.dtype[np.int64]] | None = None
+        self.excluded: np.ndarray[Any, np.dtype[np.int64]] = _NOTHING
         self._origin = origin
         self._tokens = _tokens_of(reply)
         self._token_ends = _ends_of(reply.token_ends)
@@ -154,12 +185,6 @@ class Chunk:
         lengths[:1] -= self._token_ends[start - 1] if start else 0
         return lengths
 
-    def source_name(self, sample: int) -> None:
-        """None: only a sample of a mixture has the name of its part."""
-
-    def source_epoch(self, sample: int) -> None:
-        """None: only a sample of a mixture has an epoch of its part."""
-
     def row_of(self, sample: int) -> int:
         """The row of sample ``sample``, counted from the chunk's first row."""
         return sample if self._kept is None else int(self._kept[sample])
@@ -169,12 +194,13 @@ class Chunk:
         return min(row, self.num_samples) if self._kept is None else int(np.searchsorted(self._kept, row))
 
     def exclude(self, ids: Ids) -> None:
-        """Leave out the samples of these rows (ascending), and count them as dropped. A second call has no effect."""
-        if self.excluded is not None:
+        """Leave out the samples of these rows (ascending), and count them as dropped."""
+        if not len(ids):
             return
 
-        rows = np.arange(self.num_samples, dtype=np.int32) if self._kept is None else self._kept
-        is_out = is_excluded(self._origin.ids(self.num_rows)[rows], ids)
+        rows = self.rows_of(0, self.num_samples).astype(np.int32)
+        first = self.first.row
+        is_out = is_excluded(row_ids(*self._origin.keys(first, first + self.num_rows))[rows], ids)
         out = rows[is_out]
         self.excluded = np.flatnonzero(is_out)
         if len(out):
@@ -204,6 +230,16 @@ class Chunk:
         text = self._raw(_TEXTS[column], sample) if column in _TEXTS else None
         return str(text, "utf-8") if text else None
 
+    def arrays(self, sample: int) -> dict[str, np.ndarray[Any, Any]]:
+        """The arrays of sample ``sample``, by name: read-only views."""
+        raw = {key: self._raw(key, sample) for key in self._columns if key.startswith("@")}
+        if not raw:
+            return {}
+
+        from asyncdata.core.columns import decoded  # only where a tokenize function declares columns
+
+        return decoded(raw)
+
     def _raw(self, column: str, sample: int) -> memoryview | None:
         if column not in self._columns:
             return None
@@ -217,23 +253,51 @@ class Chunk:
 
     def location(self, sample: int) -> SourceLocation:
         """The location of the row of sample ``sample``."""
-        return self._origin.location(self.row_of(sample))
+        return self.row_location(self.row_of(sample))
 
     def row_location(self, row: int) -> SourceLocation:
         """The location of row ``row``, counted from the chunk's first row."""
-        return self._origin.location(row)
-
-    def row_source(self, row: int) -> str:
-        """The source of a bad row, which has no name."""
-        return ""
-
-    def dropped_row(self, drop: Drop, at: int) -> tuple[str, SourceLocation]:
-        """The source of row number ``at`` of a drop, which has no name, and the row's location."""
-        return "", self._origin.location(int(drop.rows[at]))
+        return self._origin.location(self.first.row + row)
 
     def row_key(self, row: int) -> tuple[int, int]:
-        """The number of row ``row``'s file, and its byte offset there."""
-        return self._origin.key(row)
+        """The number of row ``row``'s file, and its offset there."""
+        return self._origin.key(self.first.row + row)
+
+    # What differs in a chunk of a mixture, whose rows are of several sources.
+
+    def source_name(self, sample: int) -> str | None:
+        """The part of sample ``sample``; None if this is no mixture."""
+        return None
+
+    def source_epoch(self, sample: int) -> int | None:
+        """That part's own epoch."""
+        return None
+
+    def samples_by_source(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The samples of each part; a single source has no name."""
+        return {"": np.arange(self.num_samples)}
+
+    def bad_row(self, number: int) -> tuple[str, SourceLocation]:
+        """The source of bad row ``number``, and the row's location."""
+        return "", self.row_location(self.errors[number].row)
+
+    def drop_places(self, drop: Drop) -> tuple[Position, np.ndarray[Any, Any]]:
+        """A place in the order of the drop's source, and the drop's rows, counted from there."""
+        return self.first, drop.rows
+
+    def dropped_row(self, drop: Drop, at: int) -> tuple[str, SourceLocation]:
+        """The source of row number ``at`` of a drop, and the row's location."""
+        return "", self.row_location(int(drop.rows[at]))
+
+    def bad_rows(self, policy: BadRowPolicy, num_passed: int, source: str = "") -> list[BadRow]:
+        """What is done with each bad row.
+
+        :param num_passed: bad rows before this chunk.
+        """
+        return [
+            BadRow(self, error, policy, policy.stops_after(num_passed + number), source)
+            for number, error in enumerate(self.errors)
+        ]
 
 
 def _tokens_of(reply: Tokenized) -> Tokens:
@@ -331,3 +395,25 @@ def _filled(ends: Data, kept: Any, num_rows: int) -> bytes:
     sizes = np.zeros(num_rows, np.int64)
     sizes[kept] = np.diff(np.frombuffer(ends, np.uint32), prepend=np.uint32(0))
     return np.cumsum(sizes).astype(np.uint32).tobytes()
+
+
+def row_ids(file_ids: Any, offsets: Any) -> Ids:
+    """The ids of rows: 20 bits of the file's number, and 44 of the offset there. uint64, of the same shape.
+
+    :raises ConfigError: if one of them needs more bits.
+    """
+    files, places = np.asarray(file_ids, np.uint64), np.asarray(offsets, np.uint64)
+    if files.size and (int(files.max()) >> (64 - _OFFSET_BITS) or int(places.max()) >> _OFFSET_BITS):
+        raise ConfigError("AD480 the outcome memory knows files up to number 2**20, and 2**44 bytes of each")
+
+    return (files << np.uint64(_OFFSET_BITS)) | places
+
+
+def is_excluded(ids: Ids, excluded: Ids) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of ``ids`` are in ``excluded``, which is ascending; bool of the same shape."""
+    if not len(excluded):
+        return np.zeros(len(ids), np.bool_)
+
+    places = np.minimum(excluded.searchsorted(ids), len(excluded) - 1)
+    found: np.ndarray[Any, np.dtype[np.bool_]] = excluded[places] == ids
+    return found

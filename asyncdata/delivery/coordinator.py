@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,20 +18,17 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import EndOfData, LoaderClosedError
 from asyncdata.core.types import Sample, SampleRange
 from asyncdata.delivery.channel import Channel, Failure
-from asyncdata.delivery.ledger import Counters, Ledger
-from asyncdata.delivery.next_delivery import BadRowStop, Delivery, EpochEntered, advanced, deliver, dropped
-from asyncdata.delivery.passed_rows import PassedRows
-from asyncdata.delivery.requests import DeliveryRules, Request, State
+from asyncdata.delivery.ledger import Counters, DeliveryRules, Ledger, Request, State
+from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped
 from asyncdata.delivery.rollout_buffer import Chooser, first_in_first_out, validate_groups, without
 from asyncdata.delivery.stream_digest import StreamDigest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from asyncdata.core.errors import BadRowError
+    from asyncdata.core.errors import BadRowError, TooManyBadRowsError
     from asyncdata.delivery.channel import Entry, Exclusions
     from asyncdata.delivery.chunk import Chunk
-    from asyncdata.delivery.merged_chunk import MergedChunk
     from asyncdata.delivery.rollout_buffer import BufferFilter
 
 __all__ = ("Coordinator",)
@@ -41,8 +39,8 @@ _structs = msgspec.structs
 class Coordinator:
     """Owns the ledger, the channel and the queue of requests.
 
-    :param packs: the progress of packing before the first sample; None if samples are not packed.
-    :param quarantine: called with each bad row that is passed over, before the delivery is committed.
+    :param begin_packs: the progress of packing at the ledger before the first sample; None if samples are not packed.
+    :param mixture: the place in a mixture before the first sample; None for a single source.
     :param outcomes: decides which rows an epoch excludes; None: no rows.
     :param on_room: called when a delivery has made the room in the channel that :meth:`reserve` did not find.
     :ivar lock: held while anything here changes.
@@ -55,17 +53,19 @@ class Coordinator:
         rules: DeliveryRules,
         *,
         buffer_filter: BufferFilter = first_in_first_out,
-        packs: object = None,
-        quarantine: Callable[[BadRowError], object] = no_op,
+        begin_packs: Callable[[Ledger], object] = no_op,
+        mixture: object = None,
         outcomes: Exclusions | None = None,
         on_room: Callable[[], object] = no_op,
     ) -> None:
         self.rules = rules
-        self._state = State(Ledger(counters=Counters(digest=StreamDigest(rules.digest)), packs=packs))
+        counters = Counters(digest=StreamDigest(rules.digest), mixture=mixture)
+        ledger = Ledger(counters=counters)
+        self._state = State(_structs.replace(ledger, packs=begin_packs(ledger)))
         self._on_room, self._outcomes = on_room, outcomes
         self.failed: deque[tuple[Request | None, list[Sample] | None]] = deque()
         self.channel = self._new_channel()
-        self._chooser, self._passed_rows = Chooser(buffer_filter), PassedRows(rules.policy(quarantine))
+        self._chooser, self._is_over_budget = Chooser(buffer_filter), False
         self._lock = self.lock = threading.RLock()
         self._requests: deque[Request] = deque()
         self._closed, self._wants_request = "", False
@@ -225,19 +225,22 @@ class Coordinator:
                 num_groups,
                 samples_per_group=self.rules.samples_per_group,
                 last_epoch=last_epoch,
-                bad_row_stops=self.rules.bad_row_stops,
-                max_bad_rows=self.rules.max_bad_rows,
-                decided=self.channel.decided,
             )
         except BadRowStop as stop:
-            raise self._passed_rows.stopped_by(stop) from None
-        except EpochEntered as entered:
-            self.channel.exclude(entered.epoch)
-            return self._deliver(ledger, num_groups, last_epoch)
+            raise self._stopped_by(stop) from None
 
         for bad in () if delivery is None else delivery.passed:
-            self._passed_rows.add(bad)
+            bad.policy.pass_over(bad.to_error())
         return delivery
+
+    def _stopped_by(self, stop: BadRowStop) -> BadRowError | TooManyBadRowsError:
+        """The error of a delivery that a bad row has stopped. Every call fails from now on."""
+        policy = stop.bad.policy
+        if not policy.is_raised and not self._is_over_budget:  # the rows are told once
+            for bad in (*stop.passed, stop.bad):
+                bad.policy.pass_over(bad.to_error())
+            self._is_over_budget = True
+        return policy.stop_error(stop.bad.to_error())
 
     def _commit(self, request: Request, ledger: Ledger) -> None:
         after = State(ledger, self.channel.run(ledger.head))
@@ -317,7 +320,8 @@ class Coordinator:
         return Channel(
             capacity=self.rules.capacity,
             max_bytes=self.rules.max_ready_bytes,
-            max_bad_rows=self.rules.bad_rows_left(ledger.counters.num_bad_rows),
+            bad_rows=self.rules.bad_rows,
+            num_bad_rows=ledger.counters.num_bad_rows,
             epoch_groups=ledger.counters.epoch_groups,
             acked=ledger.acked,
             outcomes=self._outcomes,
@@ -346,6 +350,18 @@ class Coordinator:
         is_short = channel.num_produced - self._num_taken < channel.demand
         return bool(self._requests) and is_short and channel.num_rows_in_flight == 0
 
+    def may_enter(self, channel: Channel, epoch: int) -> bool:
+        """Whether rows of ``epoch`` may be entered: not before it is decided which of them it excludes.
+
+        That is decided when a request waits for more than is left of the epoch before. ``on_room`` is called then.
+        """
+        outcomes = self._outcomes
+        if outcomes is None or outcomes.is_decided(epoch):
+            return True
+
+        is_drained = channel.num_rows_in_flight == 0
+        return is_drained and self.when_awaited(channel, partial(outcomes.decide, epoch))
+
     def when_awaited(self, channel: Channel, decide: Callable[[], object]) -> bool:
         """Call ``decide`` if a request waits for more than is ready; if not, ``on_room`` is called once one does."""
         with self._lock:
@@ -355,17 +371,7 @@ class Coordinator:
                 decide()
             return is_awaited
 
-    def shorten(self, channel: Channel, entry: Entry, num_rows: int) -> None:
-        """``entry``, the last one reserved, takes only ``num_rows`` rows."""
-        with self._lock:
-            channel.shorten(entry, num_rows)
-
-    def split(self, channel: Channel, entry: Entry, num_rows: int) -> Entry:
-        """Cut ``entry`` after ``num_rows`` rows; the rest is returned."""
-        with self._lock:
-            return channel.split(entry, num_rows)
-
-    def fill(self, channel: Channel, entry: Entry, content: Chunk | MergedChunk | Failure) -> None:
+    def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
         """Set the content of ``entry``."""
         with self._lock:
             channel.fill(entry, content)

@@ -1,21 +1,44 @@
-"""What was delivered, as one immutable value. Replacing it is the commit; putting the old one back is the rollback."""
+"""What was delivered, as one immutable value, and the requests that replace it.
+
+Replacing the ledger is the commit; putting the old one back is the rollback.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 import msgspec
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import InvalidGroupError
 from asyncdata.core.types import Group, Position, Sample
+from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.delivery.stream_digest import StreamDigest
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Callable, Set
     from typing import Self
 
-__all__ = ("Counters", "Lease", "Ledger", "RestartPoint", "Returned", "grouped", "lease_key")
+    from asyncdata.delivery.channel import Run
+
+__all__ = (
+    "Counters",
+    "DeliveryRules",
+    "Lease",
+    "Ledger",
+    "Request",
+    "RestartPoint",
+    "Returned",
+    "State",
+    "grouped",
+    "journal_key",
+    "journal_of",
+    "lease_key",
+)
+
+_FILE_BITS = 24
 
 
 def grouped(items: Iterable[Sample] | Iterable[Group], call: str) -> list[Group]:
@@ -204,3 +227,92 @@ def lease_key(group: Group) -> int:
     """The key of a group, which any copy of the list has too: its index, or ``id`` of its first sample (negated)."""
     index = group[0].group_index
     return -1 - id(group[0]) if index is None else index
+
+
+def journal_key(source: str, key: tuple[int, int]) -> tuple[int, int]:
+    """A row in the journal. Of a part of a mixture, the number of its file names the part, too."""
+    file, offset = key
+    return (crc32(source.encode()) << _FILE_BITS | file if source else file), offset
+
+
+def journal_of(source: str, journal: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+    """The rows of one part in the journal of a mixture, as the part itself names them."""
+    tag, files = crc32(source.encode()), (1 << _FILE_BITS) - 1
+    return frozenset((key & files, offset) for key, offset in journal if key >> _FILE_BITS == tag)
+
+
+class DeliveryRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The loader's knobs that delivery depends on; see :class:`~asyncdata.LoaderConfig`."""
+
+    capacity: int
+    max_ready_bytes: int
+    samples_per_group: int = 1
+    epochs: int | None = None
+    drop_last: bool = False
+    bad_rows: BadRowPolicy = BadRowPolicy()
+    commit_on_ack: bool = False
+    digest: str = "positions"
+
+    def last_epoch(self, wanted: int | None) -> int | None:
+        """The last epoch that a request may be served from, if its caller wants none after ``wanted``."""
+        if self.epochs is None or (wanted is not None and wanted < self.epochs):
+            return wanted
+
+        return self.epochs - 1
+
+
+class State(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """What is delivered: a ledger, and ``num_taken`` samples of ``run``, the channel item that it points to.
+
+    So the next batch of a run costs one small object; position and counters are computed only when they are read.
+    """
+
+    ledger: Ledger
+    run: Run | None = None
+    num_taken: int = 0
+
+    def without(self, samples: list[Sample], samples_per_group: int) -> State:
+        """The state before ``samples`` were taken from the run; this state if other samples were taken after them."""
+        ledger, run, num_taken = self.ledger, self.run, self.num_taken
+        num_groups = len(samples) // samples_per_group
+        if run is None or num_taken < num_groups:
+            return self
+
+        last = run.start + ledger.offset + num_taken - 1
+        return State(ledger, run, num_taken - num_groups) if samples[-1].position == run.chunk.position(last) else self
+
+
+class Request:
+    """A caller's request for ``num_groups`` groups, kept while the caller waits.
+
+    :param last_epoch: do not go beyond this epoch; there may be fewer groups then.
+    :param is_for_packs: the caller packs the samples, and then commits the delivery together with the progress of
+        packing (:meth:`~asyncdata.delivery.coordinator.Coordinator.commit`). Until then nothing is delivered.
+    :ivar wake: called, from any thread, when the caller should poll again.
+    :ivar chosen: the groups that the buffer filter chose; they stay in the buffer until the request is served.
+    :ivar served: the state before the delivery that served the request, and the ledger after it.
+    :ivar commit: the states before and after the commit of that delivery, so that it can be rolled back.
+    """
+
+    __slots__ = ("chosen", "commit", "is_for_packs", "last_epoch", "num_groups", "served", "wake")
+
+    def __init__(self, num_groups: int, last_epoch: int | None = None, *, is_for_packs: bool = False) -> None:
+        self.num_groups = num_groups
+        self.last_epoch = last_epoch
+        self.is_for_packs = is_for_packs
+        self.wake: Callable[[], object] = no_op
+        self.chosen: list[Returned] | None = None
+        self.served: tuple[State, Ledger] | None = None
+        self.commit: tuple[State, State] | None = None
+
+    @property
+    def before(self) -> Ledger:
+        """The ledger before the delivery that served it."""
+        assert self.served is not None, "it is served"
+        return self.served[0].ledger
+
+    @property
+    def after(self) -> Ledger:
+        """The ledger after that delivery, without the progress of packing."""
+        assert self.served is not None, "it is served"
+        return self.served[1]

@@ -5,41 +5,41 @@ Only samples count for the schedule: rows that yield none come before the next s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import NoSamplesError
 from asyncdata.core.types import Position
-from asyncdata.delivery.chunk import Drop, Note
-from asyncdata.delivery.merged_chunk import MergedChunk, MergedRows
-from asyncdata.delivery.mixture import MergeRecord, MixtureState, PartRows, advanced, plus
-from asyncdata.order.earlier_mixtures import schedule_at
+from asyncdata.delivery.chunk import Chunk, Drop, Note
+from asyncdata.delivery.mixture import Counted, MergeRecord, MixtureState, end_code, end_of
+from asyncdata.delivery.stream_digest import sums_of
+from asyncdata.order.mixture import ScheduleCursor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.core.messages import RowError
-    from asyncdata.delivery.bad_row_policy import BadRowPolicy
+    from asyncdata.core.types import SourceLocation, Tokens
+    from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.delivery.chunk import BadRow
     from asyncdata.delivery.part_queue import PartQueue, Taken
-    from asyncdata.order.earlier_mixtures import Earlier
-    from asyncdata.order.mixture import NodeState
-    from asyncdata.order.mixture_tree import Node
+    from asyncdata.order.mixture import Node
 
-__all__ = ("Merger",)
+__all__ = ("MergedChunk", "Merger")
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _NOTHING = np.empty(0, np.int64)
+_BYTES_PER_SAMPLE = 64
 
 
 class Merger:
     """Merges from one position on; a restart makes a new one.
 
     :param queues: of the parts, by the number of their leaf.
-    :param position: the first row that is not merged.
-    :param earlier: schedules that hold before that of ``node``.
-    :ivar blocked: the part whose next sample is missing; -1 if none is.
+    :param last: the record before the first row that is merged.
+    :param position: that row.
+    :ivar blocked: the part whose next sample was missing at the last :meth:`merge`; -1 if none was.
     """
 
     def __init__(
@@ -47,111 +47,71 @@ class Merger:
         node: Node,
         seed: int,
         queues: Sequence[PartQueue],
-        schedule: NodeState,
+        last: MergeRecord,
         position: Position,
         *,
-        earlier: tuple[Earlier, ...] = (),
         with_token_sums: bool = False,
     ) -> None:
+        state = last.before
         self.position = position
         self.blocked = -1
         self._queues = queues
         self._names = [queue.leaf.name for queue in queues]
-        self._node, self._seed, self._earlier = node, seed, earlier
-        self._go_to(schedule)
+        self._schedule = node, seed
+        self._cursor = ScheduleCursor(node, seed, state.schedule)
+        self._choices = state.choices
+        self._last = last
         self._with_token_sums = with_token_sums
-        self._last: MergeRecord | None = None
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether the next sample waits for a decision: which rows the epoch of its part has."""
-        return self.blocked >= 0 and self._queues[self.blocked].undecided is not None
-
-    def _go_to(self, state: NodeState) -> None:
-        """Continue from a state, with the schedule that holds there."""
-        self._cursor, self._until = schedule_at(self._earlier, self._node, self._seed, state)
-        self._schedule = self._cursor.node, self._seed
-        self._is_by_rows = self._cursor.node.is_by_rows
-
-    def decide(self) -> None:
-        """Decide which rows the epoch of the next sample has. If a replay has none, the others take its share for a
-        while.
-
-        :raises NoSamplesError: if there is no other part that could.
-        """
-        queue = self._queues[self.blocked]
-        if queue.decide():
-            return
-
-        if not self._cursor.sit_out(self.blocked):
-            raise NoSamplesError(
-                f"AD473 the replay {queue.leaf.name!r} has no row yet, and no other part has a weight here: report "
-                "scores first, or give another part a weight"
-            )
-
-        queue.num_passed_over += 1
-        if self._last is not None:
-            self._last.after = self._state()
-        self.blocked = -1
 
     def merge(self, max_samples: int) -> MergedChunk | None:
-        """The next samples, as many as are ready; None if not even the next one is."""
-        if self._until is not None:
-            max_samples = min(max_samples, self._until - self._cursor.at)
-        schedule = self._cursor.state() if not self._is_by_rows else None  # it moves on while samples are chosen
-        leaves, is_dry = self._next_rows(max_samples) if self._is_by_rows else self._next_by_tokens(max_samples)
-        ended = self._ended()
-        if not len(leaves) and ended is None and not is_dry:
-            return None
+        """The next samples, as many as are ready, or the end of a part's epoch; None if the next sample is missing."""
+        before = self._state()
+        leaves, is_end = self._chosen_before(max_samples) if self._choices else self._chosen(max_samples)
+        if len(leaves):
+            return self._samples(before, leaves)
 
-        before = self._state(schedule)
-        parts = _Parts(self._queues, leaves, ended)
-        if self._is_by_rows:
-            self._cursor.took(leaves, parts.num_tokens)
-        record = parts.record(self._schedule, self._names, before)
-        is_over = False
-        if ended is not None:
-            if not ended.is_cut:
-                is_over = self._cursor.epoch_ended(ended.leaf.number)
-                ended.end_epoch(parts.ended_epoch)
-        elif is_dry:
-            is_over = self._cursor.settle()
-        if is_over:
-            self._cursor.begin_epoch()
-        if is_dry or ended is not None:
-            record.after = self._state()
-            self.blocked = -1  # the next sample may be of another part now
-        if self._cursor.at == self._until:
-            self._go_to(self._cursor.state())
-        chunk = parts.chunk(self.position, record, ends_epoch=is_over, with_token_sums=self._with_token_sums)
-        place, self._last = self.position, record
-        self.position = Position(place.epoch + 1) if is_over else Position(place.epoch, 0, place.row + chunk.num_rows)
-        return chunk
-
-    def _ended(self) -> PartQueue | None:
-        """The part whose sample is missing, if there is none to wait for: at an epoch's end, or before a bad row."""
-        queue = self._queues[self.blocked] if self.blocked >= 0 else None
-        return queue if queue is not None and (queue.is_at_end or (queue.is_cut and not queue.is_empty)) else None
+        return self._end(before) if is_end or (self.blocked >= 0 and self._queues[self.blocked].is_at_end) else None
 
     @property
-    def is_stuck(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether the next sample is still missing since the last :meth:`merge`, and nothing else can be done."""
-        if self.blocked < 0:
-            return False
-
-        queue = self._queues[self.blocked]
-        return queue.is_empty and not queue.is_at_end and queue.error is None
+        return self.blocked >= 0 and self._queues[self.blocked].is_empty
 
     def awaited(self, within: int) -> set[int]:
         """The parts that may have one of the next ``within`` samples."""
-        return self._cursor.awaited(within)
+        return self._cursor.awaited(within).union(code for code in self._choices if code >= 0)
 
-    def _state(self, schedule: NodeState | None = None) -> MixtureState:
+    def _state(self) -> MixtureState:
         cursors = {queue.leaf.name: queue.cursor for queue in self._queues}
-        return MixtureState(schedule or self._cursor.state(), cursors, self._earlier)
+        return MixtureState(self._cursor.state(), cursors, self._choices)
 
-    def _next_rows(self, max_samples: int) -> tuple[Numbers, bool]:
+    # What is next: the parts of samples, or none where no part has a weight.
+
+    def _chosen_before(self, max_samples: int) -> tuple[Numbers, bool]:
+        """The parts of samples that come again; and whether an end comes again instead."""
+        left = [queue.available() for queue in self._queues]
+        leaves: list[int] = []
+        self.blocked = -1
+        for code in self._choices[:max_samples]:
+            part = code if code >= 0 else end_of(code)[0]
+            if code < 0:  # if the part has a sample there now, its data have changed, and the end is passed over
+                is_known = part < 0 or left[part] > 0 or self._queues[part].is_at_end
+                self.blocked = -1 if is_known else part
+                return np.array(leaves, np.int64), is_known
+
+            if not left[part]:
+                self.blocked = part
+                break
+
+            left[part] -= 1
+            leaves.append(part)
+        return np.array(leaves, np.int64), False
+
+    def _chosen(self, max_samples: int) -> tuple[Numbers, bool]:
         """The parts of the samples that can be taken now; and whether no part has a weight after them."""
+        if not self._cursor.node.is_by_rows:
+            return self._chosen_by_tokens(max_samples)
+
         available = [queue.available() for queue in self._queues]
         wanted = min(max_samples, sum(available) + 1)
         leaves = self._cursor.plan(wanted)
@@ -165,9 +125,9 @@ class Merger:
         self.blocked = int(leaves[number]) if number < len(leaves) else -1
         return leaves[:number], is_over
 
-    def _next_by_tokens(self, max_samples: int) -> tuple[Numbers, bool]:
+    def _chosen_by_tokens(self, max_samples: int) -> tuple[Numbers, bool]:
         """The same where the schedule depends on the lengths of samples; the cursor moves on."""
-        lengths = [iter(queue.lengths(min(queue.available(), max_samples))) for queue in self._queues]
+        lengths = [iter(queue.lengths(max_samples)) for queue in self._queues]
         leaves: list[int] = []
         self.blocked = -1
         while len(leaves) < max_samples:
@@ -184,186 +144,173 @@ class Merger:
             leaves.append(leaf)
         return np.array(leaves, np.int64), False
 
+    # What becomes of it.
 
-class _Part(NamedTuple):
-    """What is taken of one part.
+    def _samples(self, before: MixtureState, leaves: Numbers) -> MergedChunk:
+        """The chunk of these parts' next samples."""
+        merged = _Merged(leaves)
+        for part in np.flatnonzero(np.bincount(leaves)).tolist():
+            places = np.flatnonzero(leaves == part)
+            merged.add(part, self._names[part], places, self._queues[part].take(len(places)))
+        if self._choices:
+            self._choices, schedule = self._choices[len(leaves) :], None
+        else:
+            schedule = self._schedule
+            if self._cursor.node.is_by_rows:
+                self._cursor.took(leaves, merged.num_tokens)
+        record = MergeRecord(self._names, before, schedule, leaves, merged.num_tokens, merged.places, merged.counted)
+        for part in set(leaves.tolist()):
+            self._queues[part].cursor = record.cursor(part, len(leaves))
+        return self._chunk(merged, record, len(leaves), ends_epoch=False)
 
-    :ivar places: its samples' numbers in the merged chunk.
-    :ivar ends: rows of the part up to and with each sample, from the first row that is taken.
-    :ivar numbers: the number of each of ``takes`` among the chunks.
+    def _end(self, before: MixtureState) -> MergedChunk:
+        """The chunk of the rows that are left of a part's epoch. The mixture's epoch may end with it."""
+        is_again = bool(self._choices) and self._choices[0] < 0
+        part, is_over = end_of(self._choices[0]) if is_again else (self.blocked, False)
+        merged, epoch = _Merged(_NOTHING), None
+        if part >= 0 and self._queues[part].is_at_end:
+            takes, epoch = self._queues[part].take_rest()
+            merged.add(part, self._names[part], _NOTHING, takes)
+        record = MergeRecord(self._names, before, counted=merged.counted)
+        if part >= 0:
+            cursor = record.cursor(part, 1)
+            self._queues[part].cursor = cursor if epoch is None else cursor.after_epoch(epoch)
+        if is_again:
+            self._choices = self._choices[1:]
+        elif not self._choices:
+            is_over = self._cursor.settle() if part < 0 else epoch is not None and self._cursor.epoch_ended(part)
+            if is_over:
+                self._cursor.begin_epoch()
+        self.blocked = -1  # the next sample may be of another part now
+        record.code, record.after = end_code(part, is_over=is_over), self._state()
+        return self._chunk(merged, record, 1, ends_epoch=is_over)
+
+    def _chunk(self, merged: _Merged, record: MergeRecord, num_rows: int, *, ends_epoch: bool) -> MergedChunk:
+        place = self.position
+        self.position = Position(place.epoch + 1) if ends_epoch else Position(place.epoch, 0, place.row + num_rows)
+        self._last.next = record
+        self._last = record
+        return MergedChunk(
+            merged, record, place, num_rows, ends_epoch=ends_epoch, with_token_sums=self._with_token_sums
+        )
+
+
+class _Merged:
+    """The samples of a merged chunk, and the rows of their parts that yield none.
+
+    :ivar chunks: of the parts; ``names``: the name of the part of each.
+    :ivar chunk_of: for each sample, the number of its chunk; ``sample_of``: its number there.
+    :ivar places: see :class:`~asyncdata.delivery.mixture.MergeRecord`; ``counted``: as well.
     """
 
-    queue: PartQueue
-    takes: list[Taken]
-    numbers: list[int]
-    places: Numbers
-    ends: Numbers
+    def __init__(self, leaves: Numbers) -> None:
+        self.chunk_of, self.sample_of, self.num_tokens = np.zeros((3, len(leaves)), np.int64)
+        self.places = np.zeros((3, len(leaves)), np.int64)
+        self.chunks: list[Chunk] = []
+        self.names: list[str] = []
+        self.drops: list[Drop] = []
+        self.notes: list[Note] = []
+        self.bad_rows: list[tuple[int, BadRow]] = []
+        self.counted: list[Counted] = []
+
+    def add(self, part: int, name: str, places: Numbers, takes: list[Taken]) -> None:
+        """Add what is taken of a part, whose samples have these places in the chunk. What follows them comes last."""
+        places = np.append(places, len(self.chunk_of))
+        for ready, start, stop, first_row, stop_row in takes:
+            number = stop - start
+            here = places[:number]
+            self.chunk_of[here], self.sample_of[here] = len(self.chunks), ready.samples[start:stop]
+            self.num_tokens[here], self.places[:, here] = ready.num_tokens[start:stop], ready.places[:, start:stop]
+            next_sample = ready.rows[start:stop].searchsorted
+            for drop in ready.chunk.drops:
+                own = _within(drop.rows, first_row, stop_row)
+                if len(own):
+                    rows = places[next_sample(own)]
+                    self.drops.append(Drop(drop.reason, rows.astype(np.int32), len(self.chunks), own))
+                    self.counted.append(Counted(part, drop.reason, rows))
+            for note in ready.chunk.notes:
+                own = _within(note.rows, first_row, stop_row)
+                if len(own):
+                    self.notes.append(Note(note.name, places[next_sample(own)].astype(np.int32)))
+            for bad in ready.bad_rows:
+                if first_row <= bad.error.row < stop_row:
+                    row = int(places[next_sample(bad.error.row)])
+                    self.bad_rows.append((row, bad))
+                    self.counted.append(Counted(part, f"bad row {bad.error.code}", [row], are_bad=True))
+            self.chunks.append(ready.chunk)
+            self.names.append(name)
+            places = places[number:]
 
 
-class _Parts:
-    """The samples of a merged chunk, part by part, and then together."""
-
-    def __init__(self, queues: Sequence[PartQueue], leaves: Numbers, ended: PartQueue | None) -> None:
-        self._leaves = leaves
-        self.num_tokens = np.zeros(len(leaves), np.int64)
-        self.ended_epoch = -1
-        self._chunk_of, self._sample_of = np.zeros_like(self.num_tokens), np.zeros_like(self.num_tokens)
-        self._widths = np.ones_like(self.num_tokens)
-        self._chunks: list[Any] = []
-        self._chunk_names: list[str] = []
-        self._tail = -1 if ended is None else ended.leaf.number
-        self._parts: list[_Part] = []
-        for number in np.flatnonzero(np.bincount(leaves, minlength=len(queues))).tolist():
-            self._take(queues[number], np.flatnonzero(leaves == number))
-        num_tail = 0
-        if ended is not None:
-            num_tail = self._take_rest(ended)
-        self.rows = np.cumsum(self._widths) - 1
-        self._num_samples_rows = int(self.rows[-1]) + 1 if len(leaves) else 0
-        self.num_rows = self._num_samples_rows + num_tail
-        self._drops: list[Drop] = []
-        self._notes: list[Note] = []
-        self._errors: list[tuple[RowError, int, int]] = []
-        self._policies: dict[int, BadRowPolicy] = {}
-        self._counted: list[PartRows] = []
-        for part in self._parts:
-            self._count(part)
-            self._move(part)
-
-    def _take(self, queue: PartQueue, places: Numbers) -> None:
-        takes = queue.take(len(places))
-        numbers = self._add(takes, queue)
-        if len(takes) == 1 and takes[0].stop_row - takes[0].first_row == len(places):  # every row is a sample
-            self._place(places, numbers[0], takes[0])
-            self._parts.append(_Part(queue, takes, numbers, places, np.arange(1, len(places) + 1)))
-            return
-
-        widths: list[Numbers] = []
-        num_before, start = 0, 0
-        for chunk, taken in zip(numbers, takes, strict=True):
-            number = taken.stop - taken.start
-            if number:
-                rows = taken.chunk.rows_of(taken.start, taken.stop)
-                width = np.diff(rows, prepend=taken.first_row - 1 - num_before)
-                num_before = taken.stop_row - int(rows[-1]) - 1
-                self._place(places[start : start + number], chunk, taken)
-                widths.append(width)
-                start += number
-            else:
-                num_before += taken.stop_row - taken.first_row
-        ends = np.cumsum(np.concatenate(widths))
-        self._widths[places] = np.diff(ends, prepend=0)
-        self._parts.append(_Part(queue, takes, numbers, places, ends))
-
-    def _place(self, places: Numbers, chunk: int, taken: Taken) -> None:
-        self._chunk_of[places] = chunk
-        self._sample_of[places] = np.arange(taken.start, taken.stop)
-        self.num_tokens[places] = taken.chunk.lengths_of(taken.start, taken.stop)
-
-    def _take_rest(self, queue: PartQueue) -> int:
-        """Take the rows of the part after its last sample of an epoch; return their number."""
-        takes = queue.take_rest()
-        if takes:  # samples may have taken all rows before a cut
-            self.ended_epoch = takes[-1].chunk.first.epoch
-        numbers = self._add(takes, queue)
-        found = [index for index, part in enumerate(self._parts) if part.queue is queue]
-        if found:
-            part = self._parts[found[0]]
-            part = part._replace(takes=[*part.takes, *takes], numbers=[*part.numbers, *numbers])
-            self._parts[found[0]] = part
-        else:
-            self._parts.append(_Part(queue, takes, numbers, _NOTHING, _NOTHING))
-        return sum(taken.stop_row - taken.first_row for taken in takes)
-
-    def _add(self, takes: list[Taken], queue: PartQueue) -> list[int]:
-        start = len(self._chunks)
-        self._chunks += [taken.chunk for taken in takes]
-        self._chunk_names += [queue.leaf.name] * len(takes)
-        return list(range(start, len(self._chunks)))
-
-    def _count(self, part: _Part) -> None:
-        """The rows that yield no sample, and notes, as rows of the merged chunk."""
-        number, first, num_bad = part.queue.leaf.number, 0, part.queue.cursor.num_bad_rows
-        for index, taken in zip(part.numbers, part.takes, strict=True):
-            chunk, start, stop = taken.chunk, taken.first_row, taken.stop_row
-            for drop in chunk.drops:
-                own = _within(drop.rows, start, stop)
-                rows = self._merged(part, own - start + first)
-                if len(rows):
-                    self._drops.append(Drop(drop.reason, rows.astype(np.int32), index, own))
-                    self._counted.append(PartRows(number, drop.reason, rows))
-            for note in chunk.notes:
-                rows = self._merged(part, _within(note.rows, start, stop) - start + first)
-                if len(rows):
-                    self._notes.append(Note(note.name, rows.astype(np.int32)))
-            for error in chunk.errors:
-                if start <= error.row < stop:
-                    rows = self._merged(part, np.array([error.row - start + first]))
-                    row = int(rows[0])
-                    self._errors.append((msgspec.structs.replace(error, row=row), index, error.row))
-                    self._policies[row] = part.queue.rules.policy(num_bad)
-                    self._counted.append(PartRows(number, f"bad row {error.code}", rows, are_bad=True))
-                    num_bad += 1
-            first += stop - start
-
-    def _merged(self, part: _Part, rows: Numbers) -> Numbers:
-        """The part's rows, counted from the first that is taken, as rows of the merged chunk."""
-        sample = np.searchsorted(part.ends, rows, side="right")
-        is_tail = sample == len(part.ends)
-        tail_start = int(part.ends[-1]) if len(part.ends) else 0
-        merged = self._num_samples_rows + rows - tail_start
-        before = ~is_tail
-        places = sample[before]
-        merged[before] = self.rows[part.places[places]] - (part.ends[places] - 1 - rows[before])
-        return merged
-
-    def _move(self, part: _Part) -> None:
-        """Move the part's cursor past what is taken."""
-        queue = part.queue
-        num_rows = sum(taken.stop_row - taken.first_row for taken in part.takes)
-        cursor = advanced(queue.cursor, [taken.piece() for taken in part.takes], num_rows, len(part.places))
-        num_tokens = cursor.num_tokens + int(self.num_tokens[part.places].sum())
-        cursor = msgspec.structs.replace(cursor, num_tokens=num_tokens)
-        for counted in self._counted:
-            if counted.part == queue.leaf.number:
-                cursor = plus(cursor, counted, len(counted.rows))
-        queue.cursor = cursor
-
-    def record(self, schedule: tuple[Node, int], names: Sequence[str], before: MixtureState) -> MergeRecord:
-        """From which parts the rows come."""
-        pieces = {part.queue.leaf.number: [taken.piece() for taken in part.takes] for part in self._parts}
-        return MergeRecord(
-            schedule,
-            names,
-            before,
-            self._leaves,
-            self.rows,
-            self.num_tokens,
-            pieces,
-            self._counted,
-            num_rows=self.num_rows,
-            tail=self._tail,
-        )
-
-    def chunk(self, first: Position, record: MergeRecord, *, ends_epoch: bool, with_token_sums: bool) -> MergedChunk:
-        """The merged chunk."""
-        merged = MergedRows(
-            chunks=self._chunks,
-            names=self._chunk_names,
-            chunk_of=self._chunk_of,
-            sample_of=self._sample_of,
-            rows=self.rows,
-            num_tokens=self.num_tokens,
-            num_rows=self.num_rows,
-            drops=self._drops,
-            notes=self._notes,
-            errors=sorted(self._errors, key=lambda error: error[0].row),
-        )
-        return MergedChunk(
-            merged, first, record, self._policies, ends_epoch=ends_epoch, with_token_sums=with_token_sums
-        )
+def _within(rows: Any, start: int, stop: int) -> Any:
+    return rows[rows.searchsorted(start) : rows.searchsorted(stop)]
 
 
-def _within(rows: Any, start: int, stop: int) -> Numbers:
-    found: Numbers = rows[rows.searchsorted(start) : rows.searchsorted(stop)].astype(np.int64)
-    return found
+class MergedChunk(Chunk):
+    """Rows of a mixture, which refers to the parts' own chunks. Every row is a sample, or there is none."""
+
+    __slots__ = ("_bad_rows", "_chunk_of", "_chunks", "_names", "_sample_of", "record")
+
+    def __init__(
+        self,
+        merged: _Merged,
+        record: MergeRecord,
+        first: Position,
+        num_rows: int,
+        *,
+        ends_epoch: bool,
+        with_token_sums: bool,
+    ) -> None:
+        bad_rows = sorted(merged.bad_rows, key=lambda item: item[0])
+        ends = np.cumsum(merged.num_tokens, dtype=np.uint32)
+        self.record, self.first, self.num_rows, self.ends_epoch = record, first, num_rows, ends_epoch
+        self.drops, self.notes, self.excluded = merged.drops, merged.notes, _NOTHING
+        self.errors = [msgspec.structs.replace(bad.error, row=row) for row, bad in bad_rows]
+        self.num_samples = len(ends)
+        self.num_bytes = 4 * int(merged.num_tokens.sum()) + _BYTES_PER_SAMPLE * self.num_samples
+        self._bad_rows = [bad for _, bad in bad_rows]
+        self._chunks, self._names = merged.chunks, merged.names
+        self._chunk_of: list[int] = merged.chunk_of.tolist()
+        self._sample_of: list[int] = merged.sample_of.tolist()
+        self._kept, self._expected, self._token_ends = None, None, ends.data
+        sums = [crc32(self.tokens_of(n).tobytes()) for n in range(self.num_samples)] if with_token_sums else None
+        place = msgspec.structs.astuple(first)
+        self.sums = sums_of(place, ends, token_sums=None if sums is None else np.array(sums, np.uint32))
+
+    def tokens_of(self, sample: int) -> Tokens:
+        return self._chunks[self._chunk_of[sample]].tokens_of(self._sample_of[sample])
+
+    def value(self, column: str, sample: int) -> Any:
+        return self._chunks[self._chunk_of[sample]].value(column, self._sample_of[sample])
+
+    def arrays(self, sample: int) -> dict[str, Any]:
+        return self._chunks[self._chunk_of[sample]].arrays(self._sample_of[sample])
+
+    def location(self, sample: int) -> SourceLocation:
+        return self._chunks[self._chunk_of[sample]].location(self._sample_of[sample])
+
+    def source_name(self, sample: int) -> str:
+        return self._names[self._chunk_of[sample]]
+
+    def source_epoch(self, sample: int) -> int:
+        return self._chunks[self._chunk_of[sample]].first.epoch
+
+    def samples_by_source(self) -> dict[str, Numbers]:
+        numbers: dict[str, list[int]] = {}
+        for sample, chunk in enumerate(self._chunk_of):
+            numbers.setdefault(self._names[chunk], []).append(sample)
+        return {name: np.array(samples, np.int64) for name, samples in numbers.items()}
+
+    def bad_row(self, number: int) -> tuple[str, SourceLocation]:
+        bad = self._bad_rows[number]
+        return bad.source, bad.location
+
+    def drop_places(self, drop: Drop) -> tuple[Position, Any]:
+        return self._chunks[drop.part].first, drop.own_rows
+
+    def dropped_row(self, drop: Drop, at: int) -> tuple[str, SourceLocation]:
+        assert drop.own_rows is not None
+        return self._names[drop.part], self._chunks[drop.part].row_location(int(drop.own_rows[at]))
+
+    def bad_rows(self, policy: BadRowPolicy, num_passed: int, source: str = "") -> list[BadRow]:
+        return self._bad_rows

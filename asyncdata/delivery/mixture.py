@@ -1,4 +1,7 @@
-"""What was delivered of each part of a mixture: a value, and the record from which it follows at any row of a chunk."""
+"""What was delivered of each part of a mixture: a value, and the record from which it follows at any row of a chunk.
+
+A row of a mixture is a sample, or the end of an epoch of one of its parts, where the schedule takes notice of it.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,12 @@ from asyncdata.order.mixture import NodeState, ScheduleCursor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.order.mixture_tree import Node
+    from asyncdata.order.mixture import Node
 
-__all__ = ("MergeRecord", "MixturePoint", "MixtureState", "PartCursor", "PartRows", "Piece", "advanced", "plus")
+__all__ = ("Counted", "MergeRecord", "MixturePoint", "MixtureState", "PartCursor", "end_code", "end_of")
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
+_NOTHING = np.empty(0, np.int64)
 
 
 class PartCursor(msgspec.Struct, frozen=True):
@@ -40,52 +44,47 @@ class PartCursor(msgspec.Struct, frozen=True):
     drops: dict[str, int] = {}
     num_bad_rows: int = 0
 
+    def after_epoch(self, epoch: int) -> PartCursor:
+        """The cursor after the schedule has taken notice of the end of ``epoch``."""
+        return msgspec.structs.replace(self, position=Position(epoch + 1), is_at_end=False, epoch_samples=0)
+
 
 class MixtureState(msgspec.Struct, frozen=True):
     """How far a mixture was delivered.
 
+    :ivar schedule: after ``choices``.
     :ivar parts: by name.
-    :ivar earlier: schedules that hold before the present one: of :class:`~asyncdata.order.earlier_mixtures.Earlier`.
+    :ivar choices: the rows that are read again before the schedule continues: see :func:`end_code`.
     """
 
     schedule: NodeState = NodeState()
     parts: dict[str, PartCursor] = {}
-    earlier: tuple[Any, ...] = ()  # msgspec does not decode a tree of two kinds of nodes
+    choices: tuple[int, ...] = ()
 
 
-class MixturePoint(NamedTuple):
-    """A place in a mixture: before row ``row`` of the chunk of ``record``. Its state is computed when needed."""
+def end_code(part: int, *, is_over: bool) -> int:
+    """The end of an epoch of ``part`` (-1: of none), in a list of choices. A sample is the number of its part there.
 
-    record: MergeRecord | MixtureState
-    row: int = 0
-
-    def state(self) -> MixtureState:
-        """The state at this place."""
-        return self.record.state(self.row) if isinstance(self.record, MergeRecord) else self.record
-
-
-class Piece(NamedTuple):
-    """Consecutive rows of a part's chunk, and their samples.
-
-    :ivar first: the position of the first row.
-    :ivar ends_epoch: whether the epoch ends with the last row.
+    :param is_over: whether the epoch of the mixture ends, too.
     """
-
-    first: Position
-    num_rows: int
-    num_samples: int
-    ends_epoch: bool
+    return -1 - 2 * (part + 1) - is_over
 
 
-class PartRows(NamedTuple):
-    """Rows of a merged chunk that are counted in their part: drops, and bad rows that were passed over.
+def end_of(code: int) -> tuple[int, bool]:
+    """The part and ``is_over`` of an :func:`end_code`."""
+    part, is_over = divmod(-1 - code, 2)
+    return part - 1, bool(is_over)
 
-    :ivar rows: of the merged chunk, in ascending order.
+
+class Counted(NamedTuple):
+    """Rows that yield no sample, and are counted in their part.
+
+    :ivar rows: the row of the mixture that each precedes, counted from the chunk's first, in ascending order.
     """
 
     part: int
     reason: str
-    rows: Numbers
+    rows: Any
     are_bad: bool = False
 
 
@@ -93,100 +92,103 @@ class MergeRecord:
     """From which parts the rows of a merged chunk come. It has no tokens, so it may live longer than the chunk.
 
     :param before: the state before the chunk's first row.
+    :param schedule: the tree and the seed by which the rows were chosen; None: they were chosen before, and come again.
     :param leaves: the part of each sample: int64 of shape (num_samples,).
-    :param rows: the row of each sample in the merged chunk: int64 of shape (num_samples,).
-    :param num_tokens: int64 of shape (num_samples,).
-    :param tail: the part of the rows after the last sample.
-    :ivar after: the state after its last row, if that is not what its rows say: at the end of a part's epoch.
+    :param num_tokens: of each sample, of the same shape.
+    :param places: the epoch, window and row of its part that follows each sample: int64 of shape (3, num_samples).
+    :param counted: rows that yield no sample.
+    :ivar code: of the only row, if it is the end of a part's epoch; ``after``: the state after it.
+    :ivar next: the record of the next chunk, once there is one.
     """
 
     def __init__(
         self,
-        schedule: tuple[Node, int],
         names: Sequence[str],
         before: MixtureState,
-        leaves: Numbers,
-        rows: Numbers,
-        num_tokens: Numbers,
-        pieces: dict[int, list[Piece]],
-        counted: list[PartRows],
-        *,
-        num_rows: int,
-        tail: int = -1,
+        schedule: tuple[Node, int] | None = None,
+        leaves: Numbers = _NOTHING,
+        num_tokens: Numbers = _NOTHING,
+        places: Numbers = _NOTHING,
+        counted: Sequence[Counted] = (),
     ) -> None:
-        self.after: MixtureState | None = None
-        self.num_rows = num_rows
-        self._schedule = schedule
-        self._names = names
         self.before = before
-        self._leaves, self._rows, self._num_tokens = leaves, rows, num_tokens
-        self._pieces = pieces
+        self.code: int | None = None
+        self.after: MixtureState | None = None
+        self.next: MergeRecord | None = None
+        self._names, self._schedule = names, schedule
+        self._leaves, self._num_tokens, self._places = leaves, num_tokens, places
         self._counted = counted
-        self._tail = tail
+
+    def point(self, row: int) -> MixturePoint:
+        """The place before row ``row`` of the chunk."""
+        return MixturePoint(self, row)
+
+    @property
+    def codes(self) -> list[int]:
+        """The choices that made the rows."""
+        return self._leaves.tolist() if self.code is None else [self.code]
 
     def state(self, row: int) -> MixtureState:
         """The state before row ``row`` of the chunk."""
-        if row == self.num_rows and self.after is not None:
+        if row == 0:
+            return self.before
+
+        if self.after is not None:
             return self.after
 
-        number = int(np.searchsorted(self._rows, row))
+        parts = {name: self.cursor(number, row) for number, name in enumerate(self._names)}
+        if self._schedule is None:
+            return MixtureState(self.before.schedule, parts, self.before.choices[row:])
+
         cursor = ScheduleCursor(*self._schedule, self.before.schedule)
-        cursor.took(self._leaves[:number], self._num_tokens[:number])
-        parts = {**self.before.parts}
-        for part in self._pieces:
-            parts[self._names[part]] = self._cursor(part, number, row)
-        return MixtureState(cursor.state(), parts, self.before.earlier)
+        cursor.took(self._leaves[:row], self._num_tokens[:row])
+        return MixtureState(cursor.state(), parts)
 
-    def _cursor(self, part: int, number: int, row: int) -> PartCursor:
-        """The part's cursor after the first ``number`` samples, before row ``row``."""
-        before = self.before.parts[self._names[part]]
-        here = self._leaves[:number] == part
-        widths = np.diff(self._rows[:number], prepend=-1)[here]
-        num_rows, start = int(widths.sum()), int(self._rows[number - 1]) + 1 if number else 0
-        if (self._tail if number == len(self._leaves) else self._leaves[number]) == part:
-            num_rows += row - start
-        cursor = advanced(before, self._pieces[part], num_rows, int(here.sum()))
-        num_tokens = before.num_tokens + int(self._num_tokens[:number][here].sum())
-        cursor = msgspec.structs.replace(cursor, num_tokens=num_tokens)
+    def cursor(self, part: int, row: int) -> PartCursor:
+        """The cursor of a part before row ``row``."""
+        cursor = self.before.parts[self._names[part]]
+        here = np.flatnonzero(self._leaves[:row] == part)
+        if len(here):
+            epoch, window, own_row = self._places[:, here[-1]].tolist()
+            in_epoch = (self._places[0, here] == epoch) & (self._places[2, here] > 0)
+            before = cursor.epoch_samples if cursor.position.epoch == epoch else 0
+            cursor = msgspec.structs.replace(
+                cursor,
+                position=Position(epoch, window, own_row),
+                num_samples=cursor.num_samples + len(here),
+                num_tokens=cursor.num_tokens + int(self._num_tokens[here].sum()),
+                epoch_samples=before + int(np.count_nonzero(in_epoch)),
+                is_at_end=own_row == 0,
+            )
         for counted in self._counted:
-            if counted.part == part:
-                cursor = plus(cursor, counted, int(np.searchsorted(counted.rows, row)))
+            number = int(np.searchsorted(counted.rows, row))
+            if counted.part == part and number:
+                drops = {**cursor.drops, counted.reason: cursor.drops.get(counted.reason, 0) + number}
+                num_bad_rows = cursor.num_bad_rows + number * counted.are_bad
+                cursor = msgspec.structs.replace(cursor, drops=drops, num_bad_rows=num_bad_rows)
         return cursor
 
 
-def plus(cursor: PartCursor, counted: PartRows, number: int) -> PartCursor:
-    """The cursor after ``number`` of the rows that are counted under a reason."""
-    if not number:
-        return cursor
+class MixturePoint(NamedTuple):
+    """A place in a mixture: before row ``row`` of the chunk of ``record``. Its state is computed when needed."""
 
-    drops = {**cursor.drops, counted.reason: cursor.drops.get(counted.reason, 0) + number}
-    num_bad_rows = cursor.num_bad_rows + (number if counted.are_bad else 0)
-    return msgspec.structs.replace(cursor, drops=drops, num_bad_rows=num_bad_rows)
+    record: MergeRecord
+    row: int = 0
 
+    @property
+    def state(self) -> MixtureState:
+        """The state at this place."""
+        return self.record.state(self.row)
 
-def advanced(cursor: PartCursor, pieces: list[Piece], num_rows: int, num_samples: int) -> PartCursor:
-    """The cursor after ``num_rows`` rows of ``pieces`` with ``num_samples`` samples; tokens and drops stay."""
-    if not num_rows:
-        return cursor
+    def state_until(self, other: MixturePoint) -> MixtureState:
+        """The state from which the rows up to a later place are read again, and the schedule continues there."""
+        if self == other:
+            return self.state
 
-    total, epoch_samples, position, is_at_end = num_samples, cursor.epoch_samples, cursor.position, False
-    for piece in pieces:
-        taken = min(piece.num_rows, num_rows)
-        samples = min(piece.num_samples, num_samples)
-        num_rows, num_samples = num_rows - taken, num_samples - samples
-        epoch_samples += samples
-        first = piece.first
-        position = Position(first.epoch, first.window, first.row + taken)
-        is_at_end = piece.ends_epoch and taken == piece.num_rows
-        if is_at_end:
-            position, epoch_samples = Position(first.epoch + 1), 0
-        if not num_rows:
-            break
-
-    return msgspec.structs.replace(
-        cursor,
-        position=position,
-        num_samples=cursor.num_samples + total,
-        epoch_samples=epoch_samples,
-        is_at_end=is_at_end,
-    )
+        record, row, choices = self.record, self.row, list[int]()
+        while record is not other.record:
+            choices += record.codes[row:]
+            assert record.next is not None, "the other place is a later one"
+            record, row = record.next, 0
+        end = other.state
+        return MixtureState(end.schedule, self.state.parts, (*choices, *record.codes[row : other.row], *end.choices))

@@ -13,18 +13,18 @@ import msgspec
 from asyncdata.core.errors import NoSamplesError, by_reason
 from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.core.types import Position, SampleRange
-from asyncdata.delivery.channel import AlreadyAcked, BadRowItem, ChunkEnd, Run
-from asyncdata.delivery.ledger import Counters, Ledger
-from asyncdata.delivery.mixture import MixturePoint
+from asyncdata.delivery.channel import AlreadyAcked, ChunkEnd, Run
+from asyncdata.delivery.chunk import BadRow
+from asyncdata.delivery.ledger import Counters, journal_key
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Iterable
 
     from asyncdata.delivery.channel import Item
     from asyncdata.delivery.chunk import Chunk
-    from asyncdata.delivery.merged_chunk import MergedChunk
+    from asyncdata.delivery.ledger import Ledger
 
-__all__ = ("BadRowStop", "Delivery", "EpochEntered", "advanced", "deliver", "dropped")
+__all__ = ("BadRowStop", "Delivery", "advanced", "deliver", "dropped")
 
 POISON_CODES = frozenset({"AD422", "AD423"})
 """Codes of rows that hung or killed their worker. They may not do so again, so a snapshot names them in its journal."""
@@ -36,18 +36,10 @@ class BadRowStop(Exception):  # noqa: N818 - control flow; the coordinator turns
     :ivar passed: bad rows that this delivery passed over before it.
     """
 
-    def __init__(self, bad: BadRowItem, passed: list[BadRowItem]) -> None:
+    def __init__(self, bad: BadRow, passed: list[BadRow]) -> None:
         super().__init__()
         self.bad = bad
         self.passed = passed
-
-
-class EpochEntered(Exception):  # noqa: N818 - control flow, as above
-    """The next sample is of an epoch of which it is not decided yet which rows it excludes."""
-
-    def __init__(self, epoch: int) -> None:
-        super().__init__()
-        self.epoch = epoch
 
 
 class Delivery(NamedTuple):
@@ -62,7 +54,7 @@ class Delivery(NamedTuple):
     ranges: list[SampleRange]
     num_groups: int
     ledger: Ledger
-    passed: list[BadRowItem]
+    passed: list[BadRow]
     is_last: bool = False
 
 
@@ -73,31 +65,22 @@ def deliver(
     *,
     samples_per_group: int = 1,
     last_epoch: int | None = None,
-    bad_row_stops: bool = True,
-    max_bad_rows: int | None = None,
-    decided: Container[int] | None = None,
 ) -> Delivery | None:
     """Take the next ``num_groups`` samples of the stream; each becomes a group. None if they are not ready yet.
 
     :param items: the channel's ready items, from ``ledger.head`` on.
     :param last_epoch: do not go beyond this epoch; there are fewer samples if it ends.
-    :param decided: epochs of which a sample may be taken; None: all.
-    :raises EpochEntered: if the next sample is of another epoch.
-    :raises BadRowStop: if a bad row comes before the last requested sample, and ``bad_row_stops`` is set or
-        ``max_bad_rows`` were passed over already.
+    :raises BadRowStop: if a bad row that may not be passed over comes before the last requested sample.
     :raises NoSamplesError: if an epoch ends without a sample.
     :raises AsyncDataError: the error that ended the stream.
     """
     if last_epoch is not None and ledger.position.epoch > last_epoch:
         return Delivery([], 0, ledger, [], is_last=num_groups > 0)
 
-    walk = _Walk(ledger, num_groups, samples_per_group, bad_row_stops, max_bad_rows)
+    walk = _Walk(ledger, num_groups, samples_per_group)
     for item in items:
         if walk.need == 0 and not walk.may_pass(item):
             break
-
-        if decided is not None and isinstance(item, Run) and item.chunk.first.epoch not in decided:
-            raise EpochEntered(item.chunk.first.epoch)
 
         walk.step(item)
         if last_epoch is not None and walk.position.epoch > last_epoch:
@@ -108,7 +91,7 @@ def deliver(
 
 def advanced(ledger: Ledger, run: Run, num_groups: int, samples_per_group: int) -> Ledger:
     """The ledger after ``num_groups`` more samples of ``run``, the item that it points to, without the run's end."""
-    walk = _Walk(ledger, num_groups, samples_per_group, bad_row_stops=True, max_bad_rows=None)
+    walk = _Walk(ledger, num_groups, samples_per_group)
     walk.step(run)
     return walk.result().ledger
 
@@ -116,23 +99,15 @@ def advanced(ledger: Ledger, run: Run, num_groups: int, samples_per_group: int) 
 class _Walk:
     """The changing values while items are walked."""
 
-    def __init__(
-        self, ledger: Ledger, need: int, samples_per_group: int, bad_row_stops: bool, max_bad_rows: int | None
-    ) -> None:
-        counters = ledger.counters
+    def __init__(self, ledger: Ledger, need: int, samples_per_group: int) -> None:
         self.ledger = ledger
         self.need = need
         self.position = ledger.position
         self.head, self.offset, self.taken = ledger.head, ledger.offset, ledger.taken
         self.ranges: list[SampleRange] = []
-        self.passed: list[BadRowItem] = []
+        self.passed: list[BadRow] = []
         self._samples_per_group = samples_per_group
-        self._bad_row_stops, self._max_bad_rows = bad_row_stops, max_bad_rows
-        self._num_groups, self._epoch_groups = counters.num_groups, counters.epoch_groups
-        self._num_tokens = counters.num_tokens
-        self._digest = counters.digest
-        self._drops, self._epoch_drops, self._notes = counters.drops, counters.epoch_drops, counters.notes
-        self._mixture = counters.mixture
+        self._counts = msgspec.structs.asdict(ledger.counters)
 
     def may_pass(self, item: Item) -> bool:
         """Whether to take this item although enough samples are found.
@@ -143,7 +118,7 @@ class _Walk:
             return False
 
         if isinstance(item, ChunkEnd):
-            return not (item.chunk.ends_epoch and self._epoch_groups == 0)
+            return not (item.chunk.ends_epoch and self._counts["epoch_groups"] == 0)
 
         return isinstance(item, AlreadyAcked)
 
@@ -154,102 +129,79 @@ class _Walk:
         elif isinstance(item, ChunkEnd):
             self._chunk_end(item.chunk)
         elif isinstance(item, AlreadyAcked):
-            self._move_to(item.chunk, item.chunk.row_of(item.sample) + 1)
-            self._num_tokens += item.chunk.num_tokens(item.sample, item.sample + 1)
-            self._digest = self._digest.plus(item.chunk.sums, item.sample, item.sample + 1)
-            self._num_groups += 1
-            self._epoch_groups += 1
+            self._pass_samples(item.chunk, item.sample, item.sample + 1)
             self.head += 1
-        elif isinstance(item, BadRowItem):
-            self._bad(item)
+        elif isinstance(item, BadRow):
+            if item.stops:
+                raise BadRowStop(item, self.passed)
+
+            self.passed.append(item)
+            self._counts["num_bad_rows"] += 1
+            self._count(f"bad row {item.error.code}", 1)
+            self.head += 1
         else:
             raise item.error
 
     def _run(self, run: Run) -> None:
         start = run.start + self.offset
         stop = min(run.stop, start + self.need)
-        index, size = self._next_index(), self._samples_per_group
-        self.ranges.append(SampleRange(run.chunk, start, stop, index, self._num_groups, size))
-        self._move_to(run.chunk, run.chunk.row_of(stop - 1) + 1)
-        self._num_tokens += run.chunk.num_tokens(start, stop)
-        self._digest = self._digest.plus(run.chunk.sums, start, stop)
+        counts, size = self._counts, self._samples_per_group
+        self.ranges.append(SampleRange(run.chunk, start, stop, counts["num_samples"], counts["num_groups"], size))
+        self._pass_samples(run.chunk, start, stop)
         num_taken = stop - start
         self.need -= num_taken
         self.taken += num_taken
-        self._num_groups += num_taken
-        self._epoch_groups += num_taken
         self.offset += num_taken
         if stop == run.stop:
             self.head += 1
             self.offset = 0
 
-    def _chunk_end(self, chunk: Chunk | MergedChunk) -> None:
+    def _pass_samples(self, chunk: Chunk, start: int, stop: int) -> None:
+        """Count the samples ``[start, stop)``, each as a group, and move on past them."""
+        self._move_to(chunk, chunk.row_of(stop - 1) + 1)
+        counts, number = self._counts, stop - start
+        counts["num_groups"] += number
+        counts["num_samples"] += number * self._samples_per_group
+        counts["num_tokens"] += chunk.num_tokens(start, stop)
+        counts["epoch_groups"] += number
+        counts["digest"] = counts["digest"].plus(chunk.sums, start, stop)
+
+    def _chunk_end(self, chunk: Chunk) -> None:
         self._move_to(chunk, chunk.num_rows)
         if chunk.ends_epoch:
-            if self._epoch_groups == 0:
-                raise NoSamplesError(_no_samples(chunk.first.epoch, self._epoch_drops))
+            if self._counts["epoch_groups"] == 0:
+                raise NoSamplesError(_no_samples(chunk.first.epoch, self._counts["epoch_drops"]))
 
             self.position = Position(chunk.first.epoch + 1)
-            self._epoch_groups, self._epoch_drops = 0, {}
+            self._counts |= {"epoch_groups": 0, "epoch_drops": {}}
         self.head += 1
 
-    def _bad(self, bad: BadRowItem) -> None:
-        num_bad = self.ledger.counters.num_bad_rows + len(self.passed)
-        stops = self._bad_row_stops or (self._max_bad_rows is not None and num_bad >= self._max_bad_rows)
-        if bad.policy.stops if bad.policy is not None else stops:
-            raise BadRowStop(bad, self.passed)
-
-        self.passed.append(bad)
-        self._move_to(bad.chunk, bad.error.row + 1)
-        self._count(f"bad row {bad.error.code}", 1)
-        self.head += 1
-
-    def _move_to(self, chunk: Chunk | MergedChunk, row: int) -> None:
+    def _move_to(self, chunk: Chunk, row: int) -> None:
         """Set the position to the chunk's row ``row``; count the drops and notes of the rows before it."""
         first, here = chunk.first, self.position
         done = here.row - first.row if (here.epoch, here.window) == (first.epoch, first.window) else 0
         for drop in chunk.drops:
             self._count(drop.reason, _num_between(drop.rows, done, row))
         for note in chunk.notes:
-            if number := _num_between(note.rows, done, row):
-                self._notes = {**self._notes, note.name: self._notes.get(note.name, 0) + number}
+            self._count(note.name, _num_between(note.rows, done, row), ("notes",))
         self.position = Position(first.epoch, first.window, first.row + row)
         if chunk.record is not None:
-            self._mixture = MixturePoint(chunk.record, row)
+            self._counts["mixture"] = chunk.record.point(row)
 
-    def _count(self, reason: str, number: int) -> None:
-        if number:
-            self._drops = {**self._drops, reason: self._drops.get(reason, 0) + number}
-            self._epoch_drops = {**self._epoch_drops, reason: self._epoch_drops.get(reason, 0) + number}
-
-    def _next_index(self) -> int:
-        """The number of the next sample of the stream."""
-        before = self.ledger.counters
-        return before.num_samples + (self._num_groups - before.num_groups) * self._samples_per_group
+    def _count(self, name: str, number: int, among: tuple[str, ...] = ("drops", "epoch_drops")) -> None:
+        for counted in among if number else ():
+            before = self._counts[counted]
+            self._counts[counted] = {**before, name: before.get(name, 0) + number}
 
     def result(self, *, is_last: bool = False) -> Delivery:
         """The delivery of what was walked."""
         before = self.ledger
-        counters = Counters(
-            num_groups=self._num_groups,
-            num_samples=self._next_index(),
-            num_tokens=self._num_tokens,
-            num_bad_rows=before.counters.num_bad_rows + len(self.passed),
-            drops=self._drops,
-            epoch_groups=self._epoch_groups,
-            epoch_drops=self._epoch_drops,
-            notes=self._notes,
-            digest=self._digest,
-            mixture=self._mixture,
-        )
-        after = Ledger(
+        poison = [journal_key(bad.source, bad.key) for bad in self.passed if bad.error.code in POISON_CODES]
+        after = msgspec.structs.replace(
+            before,
             position=self.position,
-            counters=counters,
-            buffer=before.buffer,
-            leases=before.leases,
-            acked=before.acked,
-            journal=before.journal.union(_poison(self.passed)) if self.passed else before.journal,
-            packs=before.packs,
+            counters=Counters(**self._counts),
+            journal=before.journal.union(poison) if poison else before.journal,
             head=self.head,
             offset=self.offset,
             taken=self.taken,
@@ -260,10 +212,6 @@ class _Walk:
 def _num_between(rows: Any, start: int, stop: int) -> int:
     """How many of ``rows``, in ascending order, are in ``[start, stop)``."""
     return int(rows.searchsorted(stop)) - int(rows.searchsorted(start))
-
-
-def _poison(passed: list[BadRowItem]) -> list[tuple[int, int]]:
-    return [bad.chunk.row_key(bad.error.row) for bad in passed if bad.error.code in POISON_CODES]
 
 
 def _no_samples(epoch: int, drops: dict[str, int]) -> str:

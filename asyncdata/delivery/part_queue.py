@@ -1,290 +1,302 @@
-"""Ready chunks of one part of a mixture, which the schedule has not taken yet."""
+"""The read-ahead of one part of a mixture: ready chunks, of which the schedule takes samples.
+
+All calls are made in the service's thread, so there is no lock.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import NoSamplesError, by_reason
-from asyncdata.core.types import Position
-from asyncdata.delivery.bad_row_policy import BadRowPolicy
-from asyncdata.delivery.mixture import PartCursor, Piece
-from asyncdata.delivery.remaining_chunk import without
+from asyncdata.delivery.channel import Channel, Failure
+from asyncdata.delivery.mixture import PartCursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.core.errors import AsyncDataError, BadRowError
-    from asyncdata.delivery.chunk import Chunk
-    from asyncdata.delivery.part_decisions import PartDecisions
-    from asyncdata.delivery.remaining_chunk import AnyChunk
-    from asyncdata.order.mixture_tree import Leaf
+    from asyncdata.core.errors import AsyncDataError
+    from asyncdata.delivery.channel import Entry, Exclusions
+    from asyncdata.delivery.chunk import BadRow, Chunk
+    from asyncdata.delivery.ledger import DeliveryRules
+    from asyncdata.order.mixture import Leaf
 
-__all__ = ("BadRowRules", "PartQueue", "Taken")
+__all__ = ("PartFeed", "PartQueue", "Ready", "Taken")
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class BadRowRules(NamedTuple):
-    """What a part does with its bad rows; see :class:`~asyncdata.BadRows`."""
+class Ready(NamedTuple):
+    """A chunk of a part, and its samples that the epoch does not exclude.
 
-    is_raised: bool = True
-    max: int | None = None
-    shows_row: bool = True
-    pass_over: Callable[[BadRowError], object] = no_op
+    :ivar samples: their numbers in the chunk: int64 of shape (num_samples,); ``rows``: their rows there.
+    :ivar num_tokens: of each sample.
+    :ivar places: the epoch, window and row that follows each sample: int64 of shape (3, num_samples).
+    """
 
-    def policy(self, num_passed: int) -> BadRowPolicy:
-        """What is done with a bad row after ``num_passed`` that were passed over."""
-        stops = self.is_raised or (self.max is not None and num_passed >= self.max)
-        return BadRowPolicy(stops, self.is_raised, self.max, self.shows_row, self.pass_over)
+    chunk: Chunk
+    bad_rows: list[BadRow]
+    samples: Numbers
+    rows: Numbers
+    num_tokens: Numbers
+    places: Numbers
+
+    @classmethod
+    def of(cls, chunk: Chunk, bad_rows: list[BadRow]) -> Ready:
+        """The samples of ``chunk``."""
+        first = chunk.first
+        samples = np.delete(np.arange(chunk.num_samples), chunk.excluded)
+        rows = chunk.rows_of(0, chunk.num_samples)[samples].astype(np.int64)
+        places = np.empty((3, len(rows)), np.int64)
+        places[0], places[1], places[2] = first.epoch, first.window, first.row + rows + 1
+        if chunk.ends_epoch and len(rows) and rows[-1] == chunk.num_rows - 1:
+            places[:, -1] = first.epoch + 1, 0, 0
+        return cls(chunk, bad_rows, samples, rows, chunk.lengths_of(0, chunk.num_samples)[samples], places)
 
 
 class Taken(NamedTuple):
-    """Samples ``[start, stop)`` of a chunk, and its rows ``[first_row, stop_row)``."""
+    """Samples ``[start, stop)`` of a ready chunk, and the chunk's rows ``[first_row, stop_row)``."""
 
-    chunk: AnyChunk
+    ready: Ready
     start: int
     stop: int
     first_row: int
     stop_row: int
 
-    def piece(self) -> Piece:
-        """What the record of a merged chunk keeps of it."""
-        chunk = self.chunk
-        first = Position(chunk.first.epoch, chunk.first.window, chunk.first.row + self.first_row)
-        is_end = chunk.ends_epoch and self.stop_row == chunk.num_rows
-        return Piece(first, self.stop_row - self.first_row, self.stop - self.start, is_end)
 
-
-class _EpochEnd:
-    """In place of a chunk: an epoch that had ended before a restart, and the schedule had not taken notice."""
-
-    num_samples = num_rows = 0
-    ends_epoch = True
-    drops: tuple[()] = ()
-    notes: tuple[()] = ()
-    errors: tuple[()] = ()
-
-    def __init__(self, epoch: int) -> None:
-        self.first = Position(epoch)
-
-
-class PartQueue:
+class PartQueue(Channel):
     """Ready chunks of one part, in the order of its own D.
 
     :param cursor: how far the part was delivered before the first chunk.
-    :param decisions: decide which rows an epoch has; None: all. No sample of an epoch is taken before it is decided.
+    :param bytes_left: returns how many bytes all parts together may still keep ready.
     :ivar cursor: how far it is merged.
     :ivar error: the error that ends the part after its chunks.
     :ivar is_cut: whether the chunks end with a bad row that may not be passed over, so that no sample follows.
-    :ivar num_ready: samples that are not taken.
-    :ivar num_taken: samples that were taken, or left out because their epoch excludes them.
-    :ivar num_passed_over: how often it was its turn, and it had no row to replay.
+    :ivar num_taken: samples that were taken.
     """
 
     def __init__(
-        self, leaf: Leaf, rules: BadRowRules, cursor: PartCursor, decisions: PartDecisions | None = None
+        self,
+        leaf: Leaf,
+        rules: DeliveryRules,
+        cursor: PartCursor,
+        bytes_left: Callable[[], int],
+        decisions: Exclusions | None,
     ) -> None:
+        super().__init__(
+            capacity=rules.capacity,
+            max_bytes=0,
+            bad_rows=rules.bad_rows,
+            num_bad_rows=cursor.num_bad_rows,
+            outcomes=decisions,
+        )
         self.leaf = leaf
-        self.rules = rules
         self.cursor = cursor
         self.error: AsyncDataError | None = None
         self.is_cut = False
-        self.num_ready = self.num_taken = self.num_bytes = self.num_passed_over = 0
-        self._decisions = decisions
+        self.num_taken = 0
+        self._bytes_left = bytes_left
         self._is_limited = leaf.epochs_left is not None
-        self._chunks: deque[Any] = deque()
+        self._ready: deque[Ready | int] = deque()  # a number: here an epoch ends, which the schedule has to know
         self._sample = self._row = 0
-        self._epoch_samples = self._num_read = cursor.epoch_samples
-        self._epoch_drops: dict[str, int] = {}
+        self._epoch_samples = cursor.epoch_samples
+        self._epoch_drops: Counter[str] = Counter()
         if cursor.is_at_end and self._is_limited:
-            self._chunks.append(_EpochEnd(cursor.position.epoch - 1))
+            self._ready.append(cursor.position.epoch - 1)
 
-    def add(self, chunk: Chunk) -> None:
-        """Append the next chunk. After an epoch without a sample, the part has an error."""
-        remaining: AnyChunk = chunk
-        is_decided = self._is_decided(chunk)
-        if self._decisions is not None and is_decided:
-            remaining = without(chunk, self._decisions.excluded(chunk.first.epoch))
-        self._chunks.append(remaining)
-        self.num_ready += remaining.num_samples
-        self.num_taken += chunk.num_samples - remaining.num_samples
-        self.num_bytes += chunk.num_bytes
-        if is_decided:
-            self._count(remaining)
-        self._num_read += chunk.num_samples
-        if chunk.ends_epoch:
-            if not self._num_read and not is_decided:  # without a sample, whatever is decided
-                for one in self._chunks:
-                    if one.first.epoch == chunk.first.epoch:
-                        self._count(one)
-            self._num_read = 0
+    @property
+    def num_ready(self) -> int:
+        """Samples that are not taken."""
+        return self.num_produced - self.num_taken
 
-    def fail(self, error: AsyncDataError) -> None:
-        """The part ends after its chunks with this error."""
-        if isinstance(error, NoSamplesError):
-            error = NoSamplesError(self._no_sample(str(error).removeprefix("AD401 ")))
-        self.error = error
+    def room(self, taken: int) -> int:
+        """Rows that may be entered now. A part without a ready sample has room whatever the others keep."""
+        if self.is_stopped or (self.num_ready and self._bytes_left() <= 0):
+            return 0
 
-    def _is_decided(self, chunk: Any) -> bool:
-        return (
-            self._decisions is None
-            or isinstance(chunk, _EpochEnd)
-            or self._decisions.is_decided(int(chunk.first.epoch))
-        )
+        return max(0, -self.excess(taken))
 
-    def _count(self, chunk: AnyChunk) -> None:
-        self._epoch_samples += chunk.num_samples
+    def _append(self, content: Chunk | Failure | None) -> None:
+        if self.is_stopped or content is None:
+            return
+
+        if isinstance(content, Failure):
+            self._end_with(content.error)
+            return
+
+        ready = Ready.of(content, content.bad_rows(self._bad_rows, self._num_bad_rows, self.leaf.name))
+        self._ready.append(ready)
+        self.num_produced += len(ready.samples)
+        self.num_ready_bytes += content.num_bytes
+        self._num_bad_rows += len(ready.bad_rows)
+        self.is_cut = self.is_stopped = any(bad.stops for bad in ready.bad_rows)
+        self._epoch_samples += len(ready.samples)
         if not self._epoch_samples:
-            for reason, number in _dropped(chunk):
-                self._epoch_drops[reason] = self._epoch_drops.get(reason, 0) + number
-        if chunk.ends_epoch:
-            if not self._epoch_samples:
-                self.error = NoSamplesError(self._no_samples(chunk.first.epoch))
-            self._epoch_samples, self._epoch_drops = 0, {}
+            self._epoch_drops.update({drop.reason: len(drop.rows) for drop in content.drops})
+            self._epoch_drops.update(f"bad row {error.code}" for error in content.errors)
+        if content.ends_epoch:
+            self._end_epoch(content.first.epoch)
 
-    def _no_samples(self, epoch: int) -> str:
-        num_rows = sum(self._epoch_drops.values())
-        return self._no_sample(
-            f"in epoch {epoch} of it {num_rows} rows were read, and 0 kept: {by_reason(self._epoch_drops)}"
-        )
+    def _end_epoch(self, epoch: int) -> None:
+        if self._is_limited:
+            self._ready.append(epoch)
+        if not self._epoch_samples:
+            num_rows, reasons = self._epoch_drops.total(), by_reason(self._epoch_drops)
+            found = f"in epoch {epoch} of it {num_rows} rows were read, and 0 kept: {reasons}"
+            self._end_with(NoSamplesError(f"AD401 {found}"))
+        self._epoch_samples = 0
+        self._epoch_drops.clear()
 
-    def _no_sample(self, found: str) -> str:
-        part = f"part {self.leaf.name!r} of the mixture"
-        return f"AD407 {part} has no sample: {found}; take the part out, or change what drops its rows"
+    def _end_with(self, error: AsyncDataError) -> None:
+        if isinstance(error, NoSamplesError):
+            part, found = f"part {self.leaf.name!r} of the mixture", str(error).removeprefix("AD401 ")
+            error = NoSamplesError(
+                f"AD407 {part} has no sample: {found}; take the part out, or change what drops its rows"
+            )
+        self.error, self.is_stopped = error, True
 
     def available(self) -> int:
-        """Samples that may be taken before the schedule has to know of the end of an epoch, or one is decided."""
-        if not self._is_limited and self._decisions is None:
+        """Samples that may be taken before the schedule has to know of the end of an epoch."""
+        if not self._is_limited:
             return self.num_ready
 
         number = -self._sample
-        for chunk in self._chunks:
-            if number + chunk.num_samples and not self._is_decided(chunk):  # or it is delivered, and may be forgotten
+        for ready in self._ready:
+            if isinstance(ready, int):
                 break
 
-            number += chunk.num_samples
-            if self._is_limited and chunk.ends_epoch:
-                break
+            number += len(ready.samples)
         return number
 
     @property
-    def undecided(self) -> int | None:
-        """The epoch of the next sample, if it is not decided yet which rows it has; else None."""
-        if self._decisions is None or self.is_at_end or (self.is_cut and not self.num_ready):
-            return None
-
-        epoch = self._next_epoch()
-        return None if self._decisions.is_decided(epoch) else epoch
-
-    def _next_epoch(self) -> int:
-        number, epoch = -self._sample, self.cursor.position.epoch
-        for chunk in self._chunks:
-            number += chunk.num_samples
-            if number:
-                return int(chunk.first.epoch)
-
-            epoch = chunk.first.epoch + (1 if chunk.ends_epoch else 0)
-        return epoch
-
-    def decide(self) -> bool:
-        """Decide which rows the epoch of the next sample has. False: it has none yet, so the part is passed over."""
-        epoch = self.undecided
-        assert epoch is not None and self._decisions is not None, "it is undecided"
-        if not self._decisions.decide(epoch):
-            return False
-
-        excluded = self._decisions.excluded(epoch)
-        for place, chunk in enumerate(self._chunks):
-            if chunk.first.epoch == epoch and not isinstance(chunk, _EpochEnd):
-                remaining = without(chunk, excluded)
-                self._chunks[place] = remaining
-                num_excluded = chunk.num_samples - remaining.num_samples
-                self.num_ready, self.num_taken = self.num_ready - num_excluded, self.num_taken + num_excluded
-                self._count(remaining)
-        return True
-
-    @property
     def is_at_end(self) -> bool:
-        """Whether no sample is left of an epoch, and the schedule has to know."""
-        if not self._is_limited or self.is_cut:
-            return False
-
-        number = -self._sample
-        for chunk in self._chunks:
-            number += chunk.num_samples
-            if number:
-                return False
-
-            if chunk.ends_epoch:
-                return True
-        return False
+        """Whether no sample is left of an epoch, or before the cut, and the schedule has to know."""
+        has_end = self.is_cut or (self._is_limited and any(isinstance(ready, int) for ready in self._ready))
+        return has_end and bool(self._ready) and self.available() == 0
 
     @property
     def is_empty(self) -> bool:
         """Whether all rows are taken."""
-        return not self._chunks
+        return not self._ready
 
     def lengths(self, number: int) -> list[int]:
-        """Tokens of each of the next ``number`` samples."""
+        """Tokens of each of the next ``number`` samples; fewer if an epoch ends, or if they are not ready."""
         lengths: list[int] = []
         start = self._sample
-        for chunk in self._chunks:
-            if len(lengths) >= number:
+        for ready in self._ready:
+            if isinstance(ready, int) or len(lengths) >= number:
                 break
 
-            if chunk.num_samples > start:
-                lengths += chunk.lengths_of(start, chunk.num_samples).tolist()
+            lengths += ready.num_tokens[start:].tolist()
             start = 0
         return lengths[:number]
 
     def take(self, number: int) -> list[Taken]:
-        """Take the next ``number`` samples, with the rows before each that yielded none."""
-        self.num_ready -= number
-        self.num_taken += number
+        """Take the next ``number`` available samples, with the rows before each that yielded none."""
         taken: list[Taken] = []
         while number:
-            chunk = self._chunks[0]
-            stop = min(chunk.num_samples, self._sample + number)
+            ready = self._ready[0]
+            assert not isinstance(ready, int), "these samples are available"
+            stop = min(len(ready.samples), self._sample + number)
             number -= stop - self._sample
-            taken.append(self._cut(chunk, stop, chunk.num_rows if number else chunk.row_of(stop - 1) + 1))
+            taken.append(self._cut(ready, stop, ready.chunk.num_rows if number else int(ready.rows[stop - 1]) + 1))
         return taken
 
-    def take_rest(self) -> list[Taken]:
-        """Take the rows that are left of an epoch, or up to the cut, without a further sample."""
+    def take_rest(self) -> tuple[list[Taken], int | None]:
+        """Take the rows that are left of an epoch, or up to the cut, without a further sample; and which epoch ends."""
         taken: list[Taken] = []
-        while self._chunks:
-            chunk = self._chunks[0]
-            ends_epoch = chunk.ends_epoch
-            taken.append(self._cut(chunk, chunk.num_samples, chunk.num_rows))
-            if ends_epoch:
-                if self._chunks and self._chunks[0] is chunk:
-                    self._pop()
-                break
-        return taken
+        while self._ready:
+            ready = self._ready[0]
+            if isinstance(ready, int):
+                self._ready.popleft()
+                return taken, ready
 
-    def _cut(self, chunk: Any, stop: int, stop_row: int) -> Taken:
-        taken = Taken(chunk, self._sample, stop, self._row, stop_row)
+            taken.append(self._cut(ready, len(ready.samples), ready.chunk.num_rows))
+        return taken, None
+
+    def _cut(self, ready: Ready, stop: int, stop_row: int) -> Taken:
+        taken = Taken(ready, self._sample, stop, self._row, stop_row)
+        self.num_taken += stop - self._sample
         self._sample, self._row = stop, stop_row
-        is_used_up = stop == chunk.num_samples and stop_row == chunk.num_rows
-        if is_used_up and not (self._is_limited and chunk.ends_epoch):
-            self._pop()
+        if stop_row == ready.chunk.num_rows:
+            self._ready.popleft()
+            self.num_ready_bytes -= ready.chunk.num_bytes
+            self._sample = self._row = 0
         return taken
 
-    def _pop(self) -> None:
-        chunk = self._chunks.popleft()
-        self.num_bytes -= getattr(chunk, "num_bytes", 0)
-        self._sample = self._row = 0
 
-    def end_epoch(self, epoch: int) -> None:
-        """The schedule has taken notice of the end of ``epoch``."""
-        self.cursor = msgspec.structs.replace(
-            self.cursor, position=Position(epoch + 1), is_at_end=False, epoch_samples=0
-        )
+class PartFeed:
+    """To the producer of a part, what the coordinator is to that of a single source; :meth:`restart` begins anew.
 
+    :param rules: those of the part's own chunks.
+    :ivar lock: nothing has to be locked, as there is one thread.
+    :param on_fill: called when more of the part may be ready.
+    :param decisions: decide which rows an epoch of the part has; None: all.
+    :param may_decide: decides that for the epoch that it is given, if a call waits for a sample of it.
+    """
 
-def _dropped(chunk: AnyChunk) -> list[tuple[str, int]]:
-    drops = [(drop.reason, len(np.atleast_1d(drop.rows))) for drop in chunk.drops]
-    return drops + [(f"bad row {error.code}", 1) for error in chunk.errors]
+    def __init__(
+        self,
+        leaf: Leaf,
+        rules: DeliveryRules,
+        *,
+        bytes_left: Callable[[], int],
+        on_fill: Callable[[], object],
+        decisions: Exclusions | None,
+        may_decide: Callable[[Exclusions, int], bool],
+    ) -> None:
+        self.leaf = leaf
+        self.rules = rules
+        self.lock = nullcontext()
+        self._bytes_left, self._on_fill = bytes_left, on_fill
+        self._decisions, self._may_decide = decisions, may_decide
+        self.restart(PartCursor())
+
+    def restart(self, cursor: PartCursor) -> None:
+        """Begin anew, after what was delivered up to ``cursor``."""
+        self.channel = PartQueue(self.leaf, self.rules, cursor, self._bytes_left, self._decisions)
+
+    def set_capacity(self, capacity: int) -> None:
+        """Read so many samples ahead from now on."""
+        self.rules = msgspec.structs.replace(self.rules, capacity=capacity)
+        self.channel.capacity = capacity
+
+    @property
+    def fullness(self) -> float:
+        """Samples that are ready or in flight, per capacity."""
+        return (self.channel.num_ready + self.channel.num_rows_in_flight) / self.rules.capacity
+
+    def may_enter(self, channel: Channel, epoch: int) -> bool:
+        """Whether rows of ``epoch`` may be entered: not before it is decided which of them it excludes."""
+        decisions = self._decisions
+        if decisions is None or decisions.is_decided(epoch):
+            return True
+
+        return channel.num_rows_in_flight == 0 and self._may_decide(decisions, epoch)
+
+    def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
+        """A place for at most ``max_rows`` rows; None if there is no room for ``min_rows``."""
+        if channel.is_stopped:  # a window without a row takes no room
+            return None
+
+        queue = self.channel
+        room = queue.room(queue.num_taken)
+        is_starving = not queue.num_ready and not queue.num_rows_in_flight
+        if room < min_rows and not (room and is_starving):
+            return None
+
+        return queue.enter(min(max_rows, room))
+
+    def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
+        """Set the content of ``entry``."""
+        channel.fill(entry, content)
+        self._on_fill()
+
+    def fail(self, channel: Channel, failure: Failure) -> None:
+        """End the part with an error, after everything that is entered."""
+        channel.fail(failure.error)
+        self._on_fill()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from asyncdata.core.errors import ConfigError, QuarantineError
+from asyncdata.core.file_checks import open_regular, refuse_others
 from asyncdata.core.log import get_logger
-from asyncdata.core.regular_file import open_regular, refuse_others
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = ("Entry", "Quarantine", "Quarantined", "read_quarantine", "record_of")
 
 _log = get_logger(__name__)
+_MAX_LINE_BYTES = 1 << 20
 _MAX_LOGGED = 10
 """Number of bad rows of one code that are logged one by one."""
-_MAX_LINE_BYTES = 1 << 20
 
 
 class Quarantine:

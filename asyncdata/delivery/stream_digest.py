@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.order.splitmix import GOLDEN, MASK, Words, mix, mix_one
+from asyncdata.order.permutation import GOLDEN, MASK, Words, mix, mix_one
 
 if TYPE_CHECKING:
     from typing import Self

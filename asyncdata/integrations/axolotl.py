@@ -15,7 +15,7 @@ import importlib
 from typing import Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.extras import made_on_first_use
+from asyncdata.integrations.adapters import made_on_first_use, refuse
 from asyncdata.integrations.transformers import attach, placeholder
 
 __all__ = ("AsyncDataArgs", "AsyncDataPlugin", "LoaderPlugin")  # noqa: F822 - made below, as they import axolotl
@@ -62,9 +62,7 @@ class LoaderPlugin:
                 "n * m // (micro_batch_size * gradient_accumulation_steps * ranks)"
             )
 
-        for name, reason in _NOT_FOLLOWED.items():
-            if cfg.get(name):
-                raise ConfigError(f"AD462 {name} is not followed, leave it out: {reason}")
+        refuse(cfg, _NOT_FOLLOWED, "AD462 {name} is not followed, leave it out: {reason}")
 
     def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
         """Make the loader, and attach it to the trainer.
@@ -75,12 +73,6 @@ class LoaderPlugin:
         attach(trainer, getattr(importlib.import_module(module), name)(cfg))
 
 
-def _plugin() -> type:
-    from axolotl.integrations.base import BasePlugin
-
-    return type("AsyncDataPlugin", (LoaderPlugin, BasePlugin), {"__doc__": LoaderPlugin.__doc__})
-
-
 def _args() -> type:
     from pydantic import create_model
 
@@ -88,4 +80,8 @@ def _args() -> type:
     return made
 
 
-__getattr__ = made_on_first_use(__name__, "axolotl", {"AsyncDataPlugin": _plugin, "AsyncDataArgs": _args})
+__getattr__ = made_on_first_use(
+    __name__,
+    "axolotl",
+    {"AsyncDataPlugin": (LoaderPlugin, "axolotl.integrations.base:BasePlugin"), "AsyncDataArgs": _args},
+)

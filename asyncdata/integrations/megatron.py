@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.batching.collators.torch_tensors import to_torch
 from asyncdata.core.errors import ConfigError, SnapshotError
-from asyncdata.integrations.torch.state import from_torch_state, to_torch_state
+from asyncdata.integrations.torch.process import from_torch_state, to_torch_state
 from asyncdata.loader.config import Ranks
 
 if TYPE_CHECKING:

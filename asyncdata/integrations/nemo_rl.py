@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.extras import made_on_first_use
-from asyncdata.integrations.torch.rows import order_view_of_rows
-from asyncdata.integrations.torch.views import LoaderOrderView
+from asyncdata.integrations.adapters import OfView, made_on_first_use
+from asyncdata.integrations.torch.views import LoaderOrderView, view_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,7 +62,7 @@ class NemoRows:
         self.input_key = input_key
         self.output_key = output_key
         self.task_name = task_name or f"{Path(paths[0]).resolve().parent.name}-{Path(paths[0]).name.partition('.')[0]}"
-        self.dataset = order_view_of_rows(paths, asyncdata or {}, item=self._row)
+        self.dataset = view_of_rows(LoaderOrderView, paths, asyncdata or {}, item=self._row)
 
     def _row(self, sample: Sample) -> dict[str, Any]:
         row = dict(sample.extra)
@@ -77,15 +76,12 @@ class NemoRows:
         }
 
 
-class _WithState:
+class _WithState(OfView):
     """NeMo-RL's data set, with the state that its ``StatefulDataLoader`` looks for."""
 
     def __init__(self, processed: Any) -> None:
         self._processed = processed
-        self._view: LoaderOrderView = processed.dataset
-
-    def __len__(self) -> int:
-        return len(self._view)
+        self._view = processed.dataset
 
     def __getitem__(self, index: int) -> Any:
         return self._processed[index]
@@ -95,12 +91,6 @@ class _WithState:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._processed, name)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._view.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._view.load_state_dict(state)
 
 
 def with_state(dataset: Any) -> Any:
@@ -122,10 +112,6 @@ def with_state(dataset: Any) -> Any:
     return _WithState(dataset)
 
 
-def _dataset() -> type:
-    from nemo_rl.data.datasets.raw_dataset import RawDataset
-
-    return type("RowDataset", (NemoRows, RawDataset), {"__doc__": NemoRows.__doc__})
-
-
-__getattr__ = made_on_first_use(__name__, "nemo-rl", {"RowDataset": _dataset})
+__getattr__ = made_on_first_use(
+    __name__, "nemo-rl", {"RowDataset": (NemoRows, "nemo_rl.data.datasets.raw_dataset:RawDataset")}
+)

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.extras import missing_package
-from asyncdata.integrations.torch.rows import order_view_of_rows
+from asyncdata.integrations.adapters import BatchesOfView
+from asyncdata.integrations.torch.views import LoaderOrderView, view_of_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from asyncdata.core.types import Sample
-    from asyncdata.integrations.torch.views import LoaderOrderView
 
-__all__ = ("PromptLoader", "plug_in", "prepare_datasets")
+__all__ = ("plug_in", "prepare_datasets")
 
 
 def plug_in(source: Any = None, *, rows_per_epoch: int | None = None, **knobs: Any) -> None:
@@ -53,7 +53,7 @@ def plug_in(source: Any = None, *, rows_per_epoch: int | None = None, **knobs: A
 
 def prepare_datasets(
     strategy: Any, tokenizer: Any, *, source: Any, settings: Mapping[str, Any]
-) -> tuple[PromptLoader, Any, int]:
+) -> tuple[BatchesOfView, Any, int]:
     """What OpenRLHF's function of this name gives: the loader of prompts, that of the evaluation, and the steps.
 
     :raises ConfigError: AD460, for a setting of OpenRLHF with which prompts would be lost or the order changed.
@@ -61,9 +61,12 @@ def prepare_datasets(
     args = strategy.args
     _check(args, source)
     files = [name.strip() for name in args.data.prompt_dataset.split(",")] if source is None else source
-    view = order_view_of_rows(files, settings, item=functools.partial(_prompt, _reader(args, tokenizer)))
+    item = functools.partial(_prompt, _reader(args, tokenizer))
+    view = view_of_rows(LoaderOrderView, files, settings, item=item)
     steps = len(view) * args.rollout.n_samples_per_prompt // args.train.batch_size
-    return PromptLoader(view), _evaluation(strategy, tokenizer), steps * args.train.num_episodes * args.train.max_epochs
+    # OpenRLHF saves the number of the episode beside the state, and begins with that episode again.
+    loader = BatchesOfView(view, 1, batch=_batch_of_one, repeats_epoch=True)
+    return loader, _evaluation(strategy, tokenizer), steps * args.train.num_episodes * args.train.max_epochs
 
 
 def _check(args: Any, source: Any) -> None:
@@ -102,6 +105,10 @@ def _prompt(read: Callable[[Mapping[str, Any]], tuple[Any, ...]], sample: Sample
     return read(sample.extra)
 
 
+def _batch_of_one(items: list[tuple[Any, ...]]) -> tuple[list[Any], ...]:
+    return tuple([field] for field in items[0])
+
+
 def _evaluation(strategy: Any, tokenizer: Any) -> Any:
     """OpenRLHF's own loader of the evaluation."""
     from openrlhf.datasets import PromptDataset
@@ -116,41 +123,3 @@ def _evaluation(strategy: Any, tokenizer: Any) -> Any:
     prompts = PromptDataset(rows, tokenizer, strategy, input_template=args.data.input_template)
     workers = args.data.dataloader_num_workers
     return strategy.setup_dataloader(prompts, 1, True, False, prompts.collate_fn, num_workers=workers)
-
-
-class PromptLoader:
-    """Batches of one prompt; the end of an episode ends an iteration.
-
-    OpenRLHF saves the number of the episode beside the state, and begins with that episode again. So a state at the end
-    of an episode gives an iteration without a batch, also if OpenRLHF had seen that end.
-    """
-
-    def __init__(self, view: LoaderOrderView) -> None:
-        self._view = view
-        self._next = 0
-        self._is_resumed = False
-
-    def __len__(self) -> int:
-        return len(self._view)
-
-    def __iter__(self) -> Iterator[tuple[list[Any], ...]]:
-        if self._next >= len(self) and not self._is_resumed:
-            self._next = 0
-        self._is_resumed = False
-        while self._next < len(self):
-            item = self._view[self._next]
-            self._next += 1
-            yield tuple([field] for field in item)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state after the last prompt."""
-        return {**self._view.state_dict(), "next_prompt": self._next}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with exactly the prompt that would have come next.
-
-        :raises SnapshotError: if it is not the state of such a loader, or is of other data or settings.
-        """
-        self._view.load_state_dict({key: state[key] for key in state if key != "next_prompt"})
-        self._next = state["next_prompt"]
-        self._is_resumed = True

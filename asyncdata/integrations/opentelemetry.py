@@ -19,19 +19,7 @@ __all__ = ("observe",)
 
 _OF_SOURCES = tuple(SourceStatistics(samples=0, tokens=0, epoch=0, dropped={}, wait=0.0).to_dict("source"))
 _UNITS = {"seconds": "s", "bytes": "By"}
-_THINGS = (
-    "samples",
-    "groups",
-    "tokens",
-    "rows",
-    "lines",
-    "packs",
-    "requests",
-    "waits",
-    "workers",
-    "restarts",
-    "changes",
-)
+_THINGS = frozenset("samples groups tokens rows lines packs requests waits workers restarts changes".split())
 
 
 def observe(loader: BaseLoader, meter: Any = None, attributes: Mapping[str, str] | None = None) -> None:

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import ConfigError, SnapshotError
-from asyncdata.core.extras import made_on_first_use
+from asyncdata.integrations.adapters import made_on_first_use, refuse
 from asyncdata.loader.loader import DataLoader
 from asyncdata.tokenization.functions.untokenized import RowFn
 
@@ -53,9 +53,8 @@ def check(data_path: Any, settings: Mapping[str, Any]) -> None:
     if not data_path:
         raise ConfigError("AD464 env.taskset.data_path is not set: a file, a glob, a folder, or a list of these")
 
-    for name, way_out in _REFUSED.items():
-        if name in settings:
-            raise ConfigError(f"AD464 env.taskset.asyncdata.{name}={settings[name]!r} is not followed. {way_out}")
+    given = {name: repr(value) for name, value in settings.items()}
+    refuse(given, _REFUSED, "AD464 env.taskset.asyncdata.{name}={value} is not followed. {reason}")
 
 
 class Rows(ABC):
@@ -202,8 +201,8 @@ def _plug_in(orchestrator: type) -> None:
     from prime_rl.orchestrator.dispatcher import Dispatcher
     from prime_rl.orchestrator.train_sink import TrainSink
 
-    for kind, name, make in (
-        (Curriculum, "__init__", _curriculum),
+    for kind, name, ours in (
+        (Curriculum, "__init__", _init_curriculum),
         (Dispatcher, "drop_group", _drop_group),
         (TrainSink, "process_group", _process_group),
         (orchestrator, "maybe_save_ckpt", _maybe_save_ckpt),
@@ -215,66 +214,51 @@ def _plug_in(orchestrator: type) -> None:
                 "tasks were trained on: use the version that docs/how-to/use-it-with-prime-rl.md names"
             )
 
-        if not hasattr(theirs, "of_asyncdata"):
-            ours: Any = functools.wraps(theirs)(make(theirs))
-            ours.of_asyncdata = True
-            setattr(kind, name, ours)
+        if not isinstance(vars(kind).get(name), functools.partialmethod):
+            setattr(kind, name, functools.partialmethod(ours, theirs))
 
 
-def _curriculum(theirs: Any) -> Any:
-    def init(self: Any, config: Any, tasks: Any) -> None:
+def _init_curriculum(self: Any, theirs: Any, config: Any, tasks: Any) -> None:
+    if isinstance(tasks, TaskIterator):
+        kind = getattr(getattr(config, "sampler", None), "type", "standard")
+        if kind != "standard":
+            raise ConfigError(
+                f"AD464 curriculum.sampler.type={kind!r} chooses among all tasks, which it needs in memory, and "
+                "would replace the order of asyncdata. Leave curriculum.sampler out; gates may stay"
+            )
+
+        tasks.keep_open()
+    theirs(self, config, tasks)
+    if isinstance(tasks, TaskIterator):
+        self.sampler = _sampler()(tasks)
+
+
+async def _drop_group(self: Any, theirs: Any, group_id: Any, *, reason: Any) -> Any:
+    group = self.groups.get(group_id)
+    if group is not None and group.kind == "train":
+        tasks = self.train_envs.get(group.env_name).tasks
         if isinstance(tasks, TaskIterator):
-            kind = getattr(getattr(config, "sampler", None), "type", "standard")
-            if kind != "standard":
-                raise ConfigError(
-                    f"AD464 curriculum.sampler.type={kind!r} chooses among all tasks, which it needs in memory, and "
-                    "would replace the order of asyncdata. Leave curriculum.sampler out; gates may stay"
-                )
+            tasks.cancelled(str(group_id), group.task.key)
+    return await theirs(self, group_id, reason=reason)
 
-            tasks.keep_open()
-        theirs(self, config, tasks)
+
+async def _process_group(self: Any, theirs: Any, group_id: str) -> None:
+    episodes = list(self.pending_groups.get(group_id, ()))
+    cancellation = self.pending_group_cancellations.get(group_id)
+    await theirs(self, group_id)
+    if episodes or cancellation is not None:
+        env_name = episodes[0].env.name if episodes else cancellation.env_name
+        tasks = self.train_envs.get(env_name).tasks
         if isinstance(tasks, TaskIterator):
-            self.sampler = _sampler()(tasks)
-
-    return init
+            tasks.decided(group_id, episodes)
 
 
-def _drop_group(theirs: Any) -> Any:
-    async def drop_group(self: Any, group_id: Any, *, reason: Any) -> Any:
-        group = self.groups.get(group_id)
-        if group is not None and group.kind == "train":
-            tasks = self.train_envs.get(group.env_name).tasks
-            if isinstance(tasks, TaskIterator):
-                tasks.cancelled(str(group_id), group.task.key)
-        return await theirs(self, group_id, reason=reason)
-
-    return drop_group
-
-
-def _process_group(theirs: Any) -> Any:
-    async def process_group(self: Any, group_id: str) -> None:
-        episodes = list(self.pending_groups.get(group_id, ()))
-        cancellation = self.pending_group_cancellations.get(group_id)
-        await theirs(self, group_id)
-        if episodes or cancellation is not None:
-            env_name = episodes[0].env.name if episodes else cancellation.env_name
-            tasks = self.train_envs.get(env_name).tasks
-            if isinstance(tasks, TaskIterator):
-                tasks.decided(group_id, episodes)
-
-    return process_group
-
-
-def _maybe_save_ckpt(theirs: Any) -> Any:
+async def _maybe_save_ckpt(self: Any, theirs: Any, step: int) -> Any:
     """The orchestrator calls it after each batch that it has sent, whether a checkpoint is due or not."""
-
-    async def maybe_save_ckpt(self: Any, step: int) -> Any:
-        for env in self.train_envs:
-            if isinstance(env.tasks, TaskIterator):
-                env.tasks.sent(self.train_sink.pending_batch)
-        return await theirs(self, step)
-
-    return maybe_save_ckpt
+    for env in self.train_envs:
+        if isinstance(env.tasks, TaskIterator):
+            env.tasks.sent(self.train_sink.pending_batch)
+    return await theirs(self, step)
 
 
 @functools.cache

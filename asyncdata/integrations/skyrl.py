@@ -16,17 +16,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.errors import ConfigError
-from asyncdata.core.extras import made_on_first_use, missing_package
-from asyncdata.integrations.skyrl_prompts import AsyncPromptLoader, PromptLoader, Prompts, prompt_of
-from asyncdata.integrations.torch.rows import order_view_of_rows
+from asyncdata.core.errors import ConfigError, SnapshotError
+from asyncdata.core.extras import missing_package
+from asyncdata.integrations.adapters import BatchesOfView, OfView, made_on_first_use, refuse
+from asyncdata.integrations.torch.views import LoaderOrderView, view_of_rows
 from asyncdata.sources.arrow.huggingface import HuggingFaceSource
-from asyncdata.tokenization.functions.prompt_rows import PromptRowFn
+from asyncdata.tokenization.functions.prompt import PromptRowFn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from asyncdata.integrations.torch.views import LoaderOrderView
+    from asyncdata.core.types import Sample
 
 __all__ = (
     "AsyncPromptLoader",
@@ -94,7 +94,12 @@ class SkyRLExperiment:
         drop_overlong: bool = True,
         **knobs: Any,
     ) -> None:
-        _check(cfg, drop_overlong=drop_overlong)
+        has_images = drop_overlong and cfg.generator.vision_language_generator
+        given = {
+            "trainer.fully_async.simulate_training": cfg.trainer.fully_async.simulate_training,
+            "generator.vision_language_generator": has_images,
+        }
+        refuse(given, _REFUSED, "AD463 {name}=true{reason}")
         self._source = source
         self._drop_overlong = drop_overlong
         self._settings = {"seed": cfg.trainer.seed, "rows_per_epoch": rows_per_epoch, **knobs}
@@ -105,9 +110,8 @@ class SkyRLExperiment:
         trainer = self.cfg.trainer
         source = _source(self.cfg.data.train_data) if self._source is None else self._source
         commit = "on_ack" if trainer.fully_async.enabled else "on_delivery"
-        view = order_view_of_rows(
-            source, {**self._settings, "commit": commit}, item=prompt_of, tokenize_fn=self._tokenize_fn()
-        )
+        settings = {**self._settings, "commit": commit}
+        view = view_of_rows(LoaderOrderView, source, settings, item=prompt_of, tokenize_fn=self._tokenize_fn())
         if len(view) < trainer.train_batch_size:
             num_rows = len(view)
             view.close()
@@ -146,18 +150,15 @@ class SkyRLExperiment:
             self.train_dataset.close()
 
 
-def _check(cfg: Any, *, drop_overlong: bool) -> None:
-    if cfg.trainer.fully_async.simulate_training:
-        raise ConfigError(
-            "AD463 trainer.fully_async.simulate_training=true has a trainer of its own, without checkpoints: leave it "
-            "out, or use SkyRL's entry point for it"
-        )
-
-    if drop_overlong and cfg.generator.vision_language_generator:
-        raise ConfigError(
-            "AD463 generator.vision_language_generator=true, and the tokens of a prompt with images are not counted: "
-            "leave out what is too long once, in the files, and set asyncdata.drop_overlong=false"
-        )
+_REFUSED = {
+    "trainer.fully_async.simulate_training": (
+        " has a trainer of its own, without checkpoints: leave it out, or use SkyRL's entry point for it"
+    ),
+    "generator.vision_language_generator": (
+        ", and the tokens of a prompt with images are not counted: leave out what is too long once, in the files, and "
+        "set asyncdata.drop_overlong=false"
+    ),
+}
 
 
 def _source(names: Sequence[str]) -> Any:
@@ -251,27 +252,148 @@ class SkyRLAsyncTrainer(SkyRLTrainer):
         return self.num_steps_per_epoch
 
 
-def _experiment() -> type:
-    from skyrl.train.entrypoints.main_base import BasePPOExp
-
-    return type("PPOExp", (SkyRLExperiment, BasePPOExp), {"__doc__": SkyRLExperiment.__doc__})
+# What SkyRL's trainers take: a data set, and loaders for a step at a time and for single prompts
 
 
-def _trainer() -> type:
-    from skyrl.train.trainer import RayPPOTrainer
+class Prompts:
+    """What SkyRL's trainers take as their data set: prompts in the loader's order.
 
-    return type("PPOTrainer", (SkyRLTrainer, RayPPOTrainer), {"__doc__": SkyRLTrainer.__doc__})
+    :param view: gives dicts with ``prompt``, ``env_class``, ``env_extras`` and ``uid``.
+    """
+
+    def __init__(self, view: LoaderOrderView) -> None:
+        self.view = view
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __getitem__(self, index: int) -> Any:
+        raise ConfigError(
+            "AD463 a loader of SkyRL reads the prompts of PPOExp, and would shuffle them again: the trainer must be "
+            "asyncdata.integrations.skyrl.PPOTrainer or FullyAsyncPPOTrainer, or a class of yours that inherits from it"
+        )
+
+    def __reduce__(self) -> Any:
+        self[0]
+
+    def collate_fn(self, items: list[Any]) -> list[Any]:
+        """A batch is the list of its prompts."""
+        return items
+
+    def close(self) -> None:
+        """Close the loader."""
+        self.view.close()
 
 
-def _async_trainer() -> type:
-    from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
+class _Resumed(OfView):
+    """A loader of prompts, and what kept its state from being loaded.
 
-    bases = (SkyRLAsyncTrainer, FullyAsyncRayPPOTrainer)
-    return type("FullyAsyncPPOTrainer", bases, {"__doc__": SkyRLAsyncTrainer.__doc__})
+    SkyRL only logs that error, and begins with the first prompt again.
+    """
+
+    _problem: Exception | None = SnapshotError(
+        "AD602 the checkpoint has no readable data.pt, and training would begin with the first prompt again: "
+        "resume an older checkpoint by trainer.resume_mode=from_path, or use trainer.resume_mode=none"
+    )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        try:
+            super().load_state_dict(state)
+        except Exception as error:
+            self._problem = error
+            raise
+
+        self._problem = None
+
+    def check_resumed(self) -> None:
+        """Raise what kept the state from being loaded.
+
+        :raises SnapshotError: also if there was none.
+        """
+        if self._problem is not None:
+            raise self._problem
+
+
+class PromptLoader(_Resumed, BatchesOfView):
+    """Batches of prompts. A state at the end of an epoch gives the next one, as SkyRL counts it by the steps."""
+
+
+class AsyncPromptLoader(_Resumed):
+    """Single prompts for SkyRL's generation workers, which end them in another order.
+
+    The state has each prompt that was given out and neither trained on nor dropped: after a restart these are the next
+    ones. So it needs no reading of what is over, as SkyRL's own does.
+    """
+
+    def __init__(self, view: LoaderOrderView, batch_size: int) -> None:
+        self._view = view
+        self._batch_size = batch_size
+        self._given: dict[str, Sample] = {}
+        self.load_state_from_checkpoint(set())
+
+    def __iter__(self) -> Iterator[Any]:
+        """Nothing: the constructor of SkyRL's trainer iterates, and its prompts come from the method below."""
+        return iter(())
+
+    def load_state_from_checkpoint(self, consumed: set[str], filtered: set[str] | None = None) -> None:
+        """The prompts that this epoch of SkyRL has trained on or dropped, and those dropped."""
+        self._consumed = set(consumed)
+        self._filtered = set(filtered or ())
+        self._num_left = len(self._view) // self._batch_size * self._batch_size - len(self._consumed)
+
+    async def reset_at_epoch_end(self) -> None:
+        """Begin the next epoch, with the prompts that come next."""
+        self.load_state_from_checkpoint(set())
+
+    async def get_next_non_consumed_data(self) -> list[Any] | None:
+        """A batch of one prompt; None at the end of an epoch."""
+        if self._num_left <= 0:
+            return None
+
+        (sample,) = self._view.loader.get_next_batch(1)
+        self._num_left -= 1
+        prompt = prompt_of(sample)
+        self._given[prompt["uid"]] = sample
+        return [prompt]
+
+    async def mark_consumed_uids(self, uids: Iterable[str]) -> None:
+        """These were trained on."""
+        ended = list(uids)
+        self._view.loader.ack([self._given.pop(uid) for uid in ended])
+        self._consumed.update(ended)
+
+    async def mark_filtered_uids(self, uids: Iterable[str]) -> None:
+        """These were dropped: they do not come again."""
+        ended = list(uids)
+        await self.mark_consumed_uids(ended)
+        self._filtered.update(ended)
+
+    def get_consumed_uids_list(self) -> list[str]:
+        """What this epoch has trained on or dropped."""
+        return list(self._consumed)
+
+    def get_filtered_uids_list(self) -> list[str]:
+        """What this epoch has dropped."""
+        return list(self._filtered)
+
+    def num_trained(self) -> int:
+        """The number of prompts that this epoch has trained on."""
+        return len(self._consumed) - len(self._filtered)
+
+
+def prompt_of(sample: Sample) -> dict[str, Any]:
+    """What SkyRL's ``PromptDataset`` and its collate function make of a row; ``uid`` is its place in the order."""
+    extras = dict(sample.extra)
+    prompt, env_class = extras.pop("prompt"), extras.pop("env_class", None)
+    return {"prompt": prompt, "env_class": env_class, "env_extras": extras, "uid": str(sample.position)}
 
 
 __getattr__ = _made = made_on_first_use(
     __name__,
     "skyrl",
-    {"FullyAsyncPPOTrainer": _async_trainer, "PPOExp": _experiment, "PPOTrainer": _trainer},
+    {
+        "FullyAsyncPPOTrainer": (SkyRLAsyncTrainer, "skyrl.train.fully_async_trainer:FullyAsyncRayPPOTrainer"),
+        "PPOExp": (SkyRLExperiment, "skyrl.train.entrypoints.main_base:BasePPOExp"),
+        "PPOTrainer": (SkyRLTrainer, "skyrl.train.trainer:RayPPOTrainer"),
+    },
 )

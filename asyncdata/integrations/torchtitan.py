@@ -21,9 +21,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 from asyncdata.batching.collators.packed import PackedCollator
-from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata.batching.packers import SoftPacking
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.extras import made_on_first_use
+from asyncdata.integrations.adapters import made_on_first_use
 from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epochs
 from asyncdata.loader.config import Ranks
 from asyncdata.loader.loader import DataLoader
@@ -118,7 +118,7 @@ def _tokenize_fn(config: Any, tokenizer: str | None, length: int) -> Any:
     if config.make_tokenize_fn is not None and config.tokenize_fn is not None:
         raise ConfigError("AD640 tokenize_fn and make_tokenize_fn are both set: leave one out")
 
-    parts = [part.tokenize_fn for _, part, _ in config.dataset.leaves()] if isinstance(config.dataset, Mix) else []
+    parts = [part.tokenize_fn for _, part in config.dataset.leaves()] if isinstance(config.dataset, Mix) else []
     for given in (config.tokenize_fn, *parts):
         _compare(given, tokenizer, length)
     return config.tokenize_fn if config.make_tokenize_fn is None else config.make_tokenize_fn(tokenizer, length)

@@ -12,15 +12,18 @@ exactly the batch that would have come next, and reads none to skip it.
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, EndOfData, SnapshotError
 from asyncdata.core.extras import missing_package
+from asyncdata.core.log import get_logger
 from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epochs
-from asyncdata.integrations.torch.state import from_torch_state, to_torch_state
+from asyncdata.integrations.torch.process import from_torch_state, to_torch_state
 from asyncdata.integrations.torch.views import row_of
-from asyncdata.integrations.trainer_runs import CALLBACK, Epochs, saved_whole
 from asyncdata.order.shuffle import RowShuffle
 
 if TYPE_CHECKING:
@@ -32,7 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = ("attach", "placeholder")
 
+_log = get_logger(__name__)
 _PLACEHOLDER = "a placeholder of asyncdata"
+_STATE = "trainer_state.json"  # the file of a checkpoint that transformers writes last
+_NUMBERED = re.compile(r"checkpoint-(\d+)")
+
+CALLBACK = "AsyncDataState"
+"""The key of a loader's state in ``trainer_state.json``."""
 
 
 def placeholder() -> Any:
@@ -92,7 +101,7 @@ def attach(
 
     batches = _batches_of(trainer, loader, item)
     has_epochs = args.max_steps <= 0 or batches_per_epoch is not None
-    epochs = Epochs(batches, batches_per_epoch, args) if has_epochs else None
+    epochs = _Epochs(batches, batches_per_epoch, args) if has_epochs else None
     if eval_loader is loader:
         raise ConfigError("AD642 eval_loader is the loader of the training: evaluating would move it; make another one")
 
@@ -106,7 +115,7 @@ def attach(
     trainer.add_callback(kind())
 
     def train(resume_from_checkpoint: Any = None, *more: Any, **named: Any) -> Any:
-        checkpoint = saved_whole(resume_from_checkpoint, args.output_dir)
+        checkpoint = _saved_whole(resume_from_checkpoint, args.output_dir)
         if epochs is not None:
             num_steps = epochs.num_steps(checkpoint)
             args.max_steps = args.max_steps if args.max_steps > 0 else num_steps
@@ -189,7 +198,7 @@ class _StateCallback:
     """Puts the loader's state into the trainer's checkpoints, and back."""
 
     batches: Any
-    epochs: Epochs | None
+    epochs: _Epochs | None
     starts_new: bool
 
     def state(self) -> dict[str, Any]:
@@ -304,3 +313,97 @@ class _RepeatedPrompts:
         self._before, self._num_used = None, state["num_used"]
         if hasattr(self._trainer, "_step"):  # TRL samples completions where it is a multiple: not yet, in mid-block
             self._trainer._step = self._num_used  # noqa: SLF001 - nothing public tells it
+
+
+# From which checkpoint a training continues, and for how many steps
+
+
+def _saved_whole(given: Any, folder: str) -> Any:
+    """The checkpoint to resume from: ``given``, or the last one before it that was saved whole.
+
+    A trainer that is killed while it saves leaves a checkpoint without its state, which is written last. Frameworks
+    pass the newest one all the same, and the trainer could not start from it.
+
+    :param given: what the trainer was given: a path, True for the newest one of ``folder``, or nothing.
+    :raises SnapshotError: AD641, if there is none.
+    """
+    if not given or (given is not True and _is_whole(Path(given))):
+        return given
+
+    place = Path(folder) if given is True else Path(given).parent
+    numbers = {path: int(found[1]) for path in place.glob("checkpoint-*") if (found := _NUMBERED.fullmatch(path.name))}
+    if given is not True:
+        limit = numbers.get(Path(given))
+        numbers = {} if limit is None else {path: number for path, number in numbers.items() if number <= limit}
+    newest = sorted(numbers, key=numbers.__getitem__, reverse=True)
+    whole = next(filter(_is_whole, newest), None)
+    if not newest:
+        return given  # transformers says what is wrong
+
+    if whole is None:
+        raise SnapshotError(
+            f"AD641 {newest[0]} was not saved whole: it has no readable {_STATE}, which is written last, and there is "
+            "no earlier checkpoint. Delete it, and start without resume_from_checkpoint"
+        )
+
+    for path in newest[: newest.index(whole)]:
+        _log.warning("checkpoint.left_out", path=str(path), reason=f"no readable {_STATE}", resumes_from=str(whole))
+    return str(whole)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        json.loads((path / _STATE).read_bytes())
+    except (OSError, ValueError):
+        return False
+
+    return True
+
+
+class _Epochs:
+    """How many steps ``num_train_epochs`` are. The trainer needs it before the first, for its learning rate."""
+
+    def __init__(self, batches: Any, given: int | Literal["count"] | None, args: Any) -> None:
+        if given not in (None, "count") and (type(given) is not int or given < 1):
+            raise ConfigError(f"AD643 batches_per_epoch is a whole number from 1 on, or 'count'; got {given!r}")
+
+        if given is None and not batches.is_counted or given == "count" and not batches.can_count:
+            raise ConfigError(
+                "AD643 the trainer's arguments have no max_steps, and how many batches an epoch of this loader has is "
+                "not known: pass max_steps=; or to attach batches_per_epoch= with their number, or with 'count' to "
+                "make and count them before the training. Known are those of samples without packing with "
+                'RowShuffle(only_kept=True), and the prompts of a trainer that samples groups with shuffle="full"'
+            )
+
+        self._batches = batches
+        self._given = given
+        self._args = args
+        self.num_batches = 0  # of an epoch; known when the training begins
+
+    def num_steps(self, checkpoint: Any) -> int:
+        """The steps of the whole training."""
+        state = json.loads((Path(checkpoint) / _STATE).read_bytes()) if isinstance(checkpoint, str | Path) else {}
+        saved = state.get("stateful_callbacks", {}).get(CALLBACK, {})
+        saved = saved[-1] if isinstance(saved, list) else saved
+        if isinstance(self._given, int):
+            self.num_batches = self._given
+        else:
+            self.num_batches = saved.get("attributes", {}).get("num_batches") or self._batches.num_batches()
+        if not self.num_batches:
+            raise ConfigError("AD643 an epoch of this loader has no batch: give it more rows, or drop_last=False")
+
+        num_batches = self._args.num_train_epochs * self.num_batches
+        num_steps: int = math.ceil(num_batches / self._args.gradient_accumulation_steps)
+        return num_steps
+
+    def follow(self, state: Any, control: Any) -> None:
+        """After a step: the epoch in the trainer's log, and what the arguments ask for at an epoch's end."""
+        done = state.global_step * self._args.gradient_accumulation_steps
+        state.epoch = done / self.num_batches
+        before = done - self._args.gradient_accumulation_steps
+        if done // self.num_batches == before // self.num_batches or state.global_step >= state.max_steps:
+            return  # at the end of the training transformers does it
+
+        control.should_log |= self._args.logging_strategy == "epoch"
+        control.should_evaluate |= self._args.eval_strategy == "epoch"
+        control.should_save |= self._args.save_strategy == "epoch"

@@ -21,17 +21,16 @@ from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.extras import made_on_first_use
-from asyncdata.integrations.torch.row_scores import key_of, report_keys
-from asyncdata.integrations.torch.rows import order_view_of_rows, row_view_of_rows
-from asyncdata.tokenization.functions.prompt_rows import PromptRowFn
+from asyncdata.integrations.adapters import KEY, OfView, key_of, made_on_first_use, refuse, report_keys
+from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView, view_of_rows
+from asyncdata.tokenization.functions.prompt import PromptRowFn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from asyncdata.core.types import Sample
-    from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
     from asyncdata.tokenization.base import TokenizeFn
 
 __all__ = (
@@ -46,10 +45,9 @@ __all__ = (
 )
 
 _ID = "asyncdata_id"
-_ROW = "asyncdata_row"
 
 
-class VerlRows:
+class VerlRows(OfView):
     """Rows of training data in the loader's order, and rows of validation data as they lie in their files.
 
     In ``data.asyncdata`` are ``rows_per_epoch`` and the knobs of a :class:`~asyncdata.DataLoader`. By default
@@ -86,7 +84,7 @@ class VerlRows:
         stop = self.max_samples if self.max_samples > 0 else None
         check(self.config)
         self._view = self._validation(files, stop) if self.is_validation() else self._training(files, stop)
-        self.dataframe = _PassedOn(self._view)
+        self.dataframe = RowsByThemselves(self._view)
 
     def is_validation(self) -> bool:
         """Whether these are the files of ``data.val_files``: verl makes both data sets with the same arguments."""
@@ -97,9 +95,8 @@ class VerlRows:
         fn = self._prompt_fn(settings.pop("today", None))
         if settings.get("outcomes"):
             report_in_v1_trainer()
-        return order_view_of_rows(
-            files, settings, item=self._row, stop=stop, tokenize_fn=fn, only_kept=self.filter_overlong_prompts
-        )
+        kept = self.filter_overlong_prompts
+        return view_of_rows(LoaderOrderView, files, settings, item=self._row, stop=stop, tokenize_fn=fn, only_kept=kept)
 
     def _validation(self, files: list[str], stop: int | None) -> LoaderRowView:
         fn = self._prompt_fn(settings_of(self.config).get("today"))
@@ -137,7 +134,7 @@ class VerlRows:
         row["extra_info"] = {**(row.get("extra_info") or {}), _ID: str(sample.position)}
         key = key_of(self._view.loader, sample)
         if key is not None and not self.is_validation():
-            row["extra_info"][_ROW] = key
+            row["extra_info"][KEY] = key
         return row
 
     def on_batch_end(self, batch: Any) -> None:
@@ -145,7 +142,7 @@ class VerlRows:
 
         :param batch: a ``DataProto`` with ``extra_info``, and ``token_level_scores`` of shape (rollouts, tokens).
         """
-        rows = [(info or {}).get(_ROW) for info in batch.non_tensor_batch.get("extra_info", ())]
+        rows = [(info or {}).get(KEY) for info in batch.non_tensor_batch.get("extra_info", ())]
         if None not in rows and rows:
             report_keys(self._view.loader, rows, batch.batch["token_level_scores"].sum(-1).tolist())
 
@@ -166,12 +163,9 @@ class VerlRows:
         found = queue.kv_batch_get(
             keys=list(last.values()), partition_id=batch.partition_id, select_fields=["extra_info", "rm_scores"]
         )
-        rows = [(getattr(info, "data", info) or {}).get(_ROW) for info in list(found["extra_info"])]
+        rows = [(getattr(info, "data", info) or {}).get(KEY) for info in list(found["extra_info"])]
         if None not in rows:
             report_keys(self._view.loader, rows, found["rm_scores"].sum(dim=1).tolist())
-
-    def __len__(self) -> int:
-        return len(self._view)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]
@@ -180,21 +174,6 @@ class VerlRows:
         """The rows of a batch, with the fields that verl's own class adds."""
         make: Any = super().__getitem__  # type: ignore[misc]
         return [make(row) for row in self._view.__getitems__(indices)]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state after the last row; torchdata puts it into verl's ``data.pt``."""
-        return self._view.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with exactly the row that would have come next.
-
-        :raises SnapshotError: if it is of other data or settings.
-        """
-        self._view.load_state_dict(state)
-
-    def close(self) -> None:
-        """Close the loader."""
-        self._view.close()
 
 
 def report_in_v1_trainer() -> None:
@@ -229,17 +208,27 @@ def report_in_v1_trainer() -> None:
     kind._compute_advantage = report_and_compute  # noqa: SLF001 - verl has no other place for it
 
 
-class _PassedOn:
-    """What verl's ``__getitem__`` takes its row from: the row itself stands for an index."""
+class RowsByThemselves:
+    """A table of verl's class, in which a row stands for its index.
 
-    def __init__(self, view: LoaderOrderView | LoaderRowView) -> None:
+    :param found: what verl finds there for a row.
+    """
+
+    def __init__(
+        self, view: LoaderOrderView | LoaderRowView, found: Callable[[dict[str, Any]], Any] = identity
+    ) -> None:
         self._view = view
+        self._found = found
+
+    @property
+    def iloc(self) -> RowsByThemselves:
+        return self
 
     def __len__(self) -> int:
         return len(self._view)
 
-    def __getitem__(self, row: dict[str, Any]) -> dict[str, Any]:
-        return row
+    def __getitem__(self, row: dict[str, Any]) -> Any:
+        return self._found(row)
 
 
 _REFUSED = {
@@ -257,7 +246,6 @@ _REFUSED = {
 }
 """Settings of verl, in ``data``, that must be off -> what they would do, and the way out."""
 
-_ON_BY_DEFAULT = {"validation_shuffle"}  # where verl's configuration lacks it
 _OF_TOKENIZING = {"tokenize", "return_dict", "return_tensors"}
 """Of ``data.apply_chat_template_kwargs``: verl leaves these out too when it counts tokens."""
 
@@ -267,10 +255,8 @@ def check(config: Any) -> None:
 
     :raises ConfigError: naming the first one.
     """
-    for name, why in _REFUSED.items():
-        value = config.get(name, name in _ON_BY_DEFAULT)
-        if value:
-            raise ConfigError(f"AD447 data.{name}={value} {why}")
+    given = {name: config.get(name, name == "validation_shuffle") for name in _REFUSED}  # which is on by default
+    refuse(given, _REFUSED, "AD447 data.{name}={value} {reason}")
 
 
 def names_of(files: Any) -> list[str]:
@@ -311,7 +297,8 @@ def validation_view(
     """Rows as they lie in their files. One thread reads them: they are few, and are read between two steps."""
     settings = {name: value for name, value in settings_of(config).items() if name in ("cache", "timeout_s")}
     settings = {"shuffle": False, "num_workers": 0, **settings}
-    return row_view_of_rows(files, settings, item=item, stop=stop, tokenize_fn=tokenize_fn)
+    fn, kept = tokenize_fn, tokenize_fn is not None
+    return view_of_rows(LoaderRowView, files, settings, item=item, stop=stop, tokenize_fn=fn, only_kept=kept)
 
 
 def _plain(value: Any) -> Any:
@@ -335,10 +322,6 @@ def _decoded(item: Any) -> Any:
     return item
 
 
-def _dataset() -> type:
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    return type("RLDataset", (VerlRows, RLHFDataset), {"__doc__": VerlRows.__doc__})
-
-
-__getattr__ = made_on_first_use(__name__, "verl", {"RLDataset": _dataset})
+__getattr__ = made_on_first_use(
+    __name__, "verl", {"RLDataset": (VerlRows, "verl.utils.dataset.rl_dataset:RLHFDataset")}
+)

@@ -15,16 +15,23 @@ the k-th index that all ranks together ask for gives the k-th row of the loader'
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, SnapshotError
-from asyncdata.core.extras import made_on_first_use
-from asyncdata.integrations.torch.rows import row_view_of_rows
-from asyncdata.integrations.torch.sampler_places import SamplerPlaces
-from asyncdata.integrations.torch.worker_process import refuse_in_torch_worker
-from asyncdata.integrations.verl import are_validation, names_of, settings_of, validation_view, with_media
+from asyncdata.integrations.adapters import OfView, made_on_first_use, refuse
+from asyncdata.integrations.torch.process import refuse_in_torch_worker
+from asyncdata.integrations.torch.views import LoaderRowView, SamplerPlaces, view_of_rows
+from asyncdata.integrations.verl import (
+    RowsByThemselves,
+    are_validation,
+    names_of,
+    settings_of,
+    validation_view,
+    with_media,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +44,7 @@ _PLACES = "sampler_places"
 _MAX_GAP = 1024  # as many ranks read on from row to row; for more, each row would be looked up
 
 
-class VerlSFTRows:
+class VerlSFTRows(OfView):
     """Rows of training data in the loader's order, and rows of validation data as they lie in their files.
 
     In ``data.asyncdata`` are the knobs of a :class:`~asyncdata.DataLoader`, and ``rows_per_epoch``: the rows of the
@@ -88,17 +95,16 @@ class VerlSFTRows:
             self._view = validation_view(files, self._config, item=self._row, stop=stop)
         else:
             settings = settings_of(self._config)
-            self._view = row_view_of_rows(files, settings, item=self._row, stop=stop, max_gap=_MAX_GAP)
-        self.dataframe = _Rows()
-        self.tools = _Column(self.tools_key, None)
-        self.enable_thinking = _Column(self.enable_thinking_key, self.enable_thinking_default)
-        self.system_prompt, self.generation_prompt = _prompts(self.tokenizer, **self.apply_chat_template_kwargs)
+            self._view = view_of_rows(LoaderRowView, files, settings, item=self._row, stop=stop, max_gap=_MAX_GAP)
+        thinking = self.enable_thinking_key, self.enable_thinking_default
+        self.dataframe = RowsByThemselves(self._view, _Row)
+        self.tools = RowsByThemselves(self._view, lambda row: row.get(self.tools_key))
+        self.enable_thinking = RowsByThemselves(self._view, lambda row: row.get(*thinking))
+        extract = importlib.import_module("verl.utils.tokenizer.chat_template").extract_system_prompt_and_generation
+        self.system_prompt, self.generation_prompt = extract(self.tokenizer, **self.apply_chat_template_kwargs)
 
     def _row(self, sample: Sample) -> dict[str, Any]:
         return with_media(sample.extra, (self.image_key, self.video_key))
-
-    def __len__(self) -> int:
-        return len(self._view)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]
@@ -150,36 +156,20 @@ class VerlSFTRows:
         self._view.load_state_dict({key: state[key] for key in state if key != _PLACES})
         self._sequence().load_state_dict(places)
 
-    def close(self) -> None:
-        """Close the loader."""
-        self._view.close()
-
-
-class _Rows:
-    """What verl's ``__getitem__`` takes its row from: the row itself stands for an index."""
-
-    @property
-    def iloc(self) -> _Rows:
-        return self
-
-    def __getitem__(self, row: dict[str, Any]) -> _Row:
-        return _Row(row)
-
 
 class _Row(dict[str, Any]):
+    """A row, as a line of the table that verl takes it from."""
+
     def to_dict(self) -> dict[str, Any]:
         return dict(self)
 
 
-class _Column:
-    """A column of verl's class, where a row stands for an index."""
-
-    def __init__(self, key: str, default: Any) -> None:
-        self._key = key
-        self._default = default
-
-    def __getitem__(self, row: dict[str, Any]) -> Any:
-        return row.get(self._key, self._default)
+_REFUSED = {
+    "num_workers": (
+        "makes torch copy the data set into other processes, each of which would read all rows. Set "
+        "data.num_workers=0, and data.asyncdata.num_workers to the number of workers"
+    )
+}
 
 
 def check(config: Any) -> None:
@@ -187,13 +177,7 @@ def check(config: Any) -> None:
 
     :raises ConfigError: naming the first one.
     """
-    if config.get("num_workers"):
-        raise ConfigError(
-            f"AD447 data.num_workers={config.get('num_workers')} makes torch copy the data set into other processes, "
-            "each of which would read all rows. Set data.num_workers=0, and data.asyncdata.num_workers to the number "
-            "of workers"
-        )
-
+    refuse(config, _REFUSED, "AD447 data.{name}={value} {reason}")
     if settings_of(config).get("shuffle") is True:
         raise ConfigError(
             "AD447 data.asyncdata.shuffle=true counts no rows, and verl's SFT trainer needs their number. Set "
@@ -229,17 +213,6 @@ def _refuse_workers() -> None:
         ) from error
 
 
-def _prompts(tokenizer: Any, **template_settings: Any) -> tuple[list[int], list[int]]:
-    from verl.utils.tokenizer.chat_template import extract_system_prompt_and_generation
-
-    system_prompt, generation_prompt = extract_system_prompt_and_generation(tokenizer, **template_settings)
-    return system_prompt, generation_prompt
-
-
-def _dataset() -> type:
-    from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
-
-    return type("SFTDataset", (VerlSFTRows, MultiTurnSFTDataset), {"__doc__": VerlSFTRows.__doc__})
-
-
-__getattr__ = made_on_first_use(__name__, "verl", {"SFTDataset": _dataset})
+__getattr__ = made_on_first_use(
+    __name__, "verl", {"SFTDataset": (VerlSFTRows, "verl.utils.dataset.multiturn_sft_dataset:MultiTurnSFTDataset")}
+)

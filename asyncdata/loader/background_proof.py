@@ -16,7 +16,7 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.extras import from_clone
 from asyncdata.core.log import get_logger
-from asyncdata.core.parent import end_with_parent
+from asyncdata.core.platform import end_with_parent
 from asyncdata.core.threads import started
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
@@ -63,24 +63,12 @@ class Prover:
         self._on_usable = on_usable
         self._num_workers = num_workers
         self._log = _log.owned()
-        self._needs_offsets = False
-        self._folder: str | None = None
+        self._folder = _folder_to_prove(function)
+        self._needs_offsets = isinstance(function, OfTokenizer) and function.needs_offsets
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_closed = False
-        if not isinstance(function, OfTokenizer) or function.tokenizer_backend == "hf":
-            return
-        is_named = function.tokenizer_backend != "auto"
-        is_installed = any(map(version_of, FAST_BACKENDS))
-        if not (is_named or is_installed):
-            _say_what_is_missing()
-        if is_named or (is_installed and not _is_forbidden()):
-            folder = resolve(function.tokenizer, function.revision).folder
-            if is_named:
-                _require(folder, function.tokenizer_backend, needs_offsets=function.needs_offsets)
-            else:
-                self._folder, self._needs_offsets = folder, function.needs_offsets
 
     def start(self) -> None:
         """Begin to prove in a thread, if there is anything to prove. Further calls do nothing."""
@@ -144,8 +132,22 @@ def _num_spare_cpus(num_workers: int) -> int:
     return max(1, min(_MAX_PROCESSES, num_usable_cpus() - num_workers - 1))
 
 
-def _is_forbidden() -> bool:
-    return os.environ.get(SWITCH, "").lower() in ("off", "0", "no", "false")
+def _folder_to_prove(function: object) -> str | None:
+    """The tokenizer for which backends are to be proven beside the run; None if there is none."""
+    if not isinstance(function, OfTokenizer) or function.tokenizer_backend == "hf":
+        return None
+
+    if function.tokenizer_backend != "auto":
+        folder = resolve(function.tokenizer, function.revision).folder
+        _require(folder, function.tokenizer_backend, needs_offsets=function.needs_offsets)
+        return None
+
+    if not any(map(version_of, FAST_BACKENDS)):
+        _say_what_is_missing()
+        return None
+
+    is_forbidden = os.environ.get(SWITCH, "").lower() in ("off", "0", "no", "false")
+    return None if is_forbidden else resolve(function.tokenizer, function.revision).folder
 
 
 @cache

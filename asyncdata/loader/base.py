@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from asyncdata.core.callbacks import identity
-from asyncdata.core.checked_numbers import whole_number
-from asyncdata.core.errors import ConfigError, LoaderClosedError
+from asyncdata.core.errors import ConfigError, LoaderClosedError, redacted
+from asyncdata.core.file_refs import all_sizes
+from asyncdata.core.import_path import is_loaded_instance
 from asyncdata.core.log import owning_events
 from asyncdata.core.platform import check_platform
+from asyncdata.core.settings import whole_number
 from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
-from asyncdata.loader.facts import facts_of, html_table
-from asyncdata.loader.mix import Mix
 from asyncdata.loader.wait_progress import WaitProgress, way_of
-from asyncdata.telemetry.settings import Telemetry
-from asyncdata.workers.pool.early_start import EarlyForkServer
+from asyncdata.telemetry.settings import NoRecorder, Telemetry
+from asyncdata.workers.pool.popen import EarlyForkServer
 from asyncdata.workers.ray.settings import local_workers_of
 
 # Modules that need numpy are imported in the methods, so that the fork server starts before this process loads them.
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Literal, Never
 
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.packers.xtuner import LoaderPacking
+    from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.types import Group, Position, Sample
     from asyncdata.delivery.outcomes.policy import Outcomes
@@ -35,10 +36,13 @@ if TYPE_CHECKING:
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import Policy
+    from asyncdata.loader.engine import Engine
+    from asyncdata.loader.mix import Mix
     from asyncdata.loader.statistics import Statistics
     from asyncdata.order.shuffle import RowShuffle, Shuffle
     from asyncdata.sources.base import Source
     from asyncdata.sources.resolve import Paths
+    from asyncdata.telemetry.recorder import Recorder
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.workers.ray.settings import RayExecutor
 
@@ -93,14 +97,13 @@ class BaseLoader:
         check_platform()
         early = EarlyForkServer.for_workers(num_workers if executor is None else local_workers_of(executor))
         try:
-            tokenize_fn = source.functions(tokenize_fn) if isinstance(source, Mix) else tokenize_fn
+            if is_loaded_instance(source, "asyncdata.loader.mix:Mix"):
+                tokenize_fn = cast("Mix", source).functions(tokenize_fn)
             if tokenize_fn is None:
                 raise ConfigError("a loader needs tokenize_fn=...; only the parts of a Mix may have their own")
 
             if early is not None:
                 early.tell(tokenize_fn)
-            from asyncdata.loader.mixture_engine import engine_class
-            from asyncdata.loader.recording import recorder_of
 
             config = LoaderConfig.of({**knobs, **unknown})
             args = (source, tokenize_fn, buffer_filter, config, collate_fn or identity, packing, length_grouping, early)
@@ -108,8 +111,8 @@ class BaseLoader:
             with owning_events(self._events_owner):
                 self._progress = WaitProgress(way_of(config.progress, config.ranks.rank))
                 with self._progress.waiting(lambda: "files are opened, and a tokenizer_backend by name is proven"):
-                    self._engine = engine_class(source)(*args)
-                self._recorder = recorder_of(self._engine, tokenize_fn, packing)
+                    self._engine = _engine_class(source)(*args)
+                self._recorder = _recorder_of(self._engine, tokenize_fn, packing)
         except BaseException:
             if early is not None:
                 early.close()
@@ -213,7 +216,7 @@ class BaseLoader:
         :param storage_options: for an address, as in :class:`~asyncdata.JsonlSource`.
         :raises SnapshotError: if it cannot be written; the previous file stays, and no partial file is left.
         """
-        from asyncdata.checkpoint.stored_snapshot import save_at
+        from asyncdata.checkpoint.snapshot import save_at
 
         save_at(path, self._engine.snapshot(), storage_options)
 
@@ -226,7 +229,7 @@ class BaseLoader:
         storage_options: Mapping[str, Any] = {},
     ) -> None:
         """Like :meth:`load_state_dict`, from a file or object that :meth:`save` wrote."""
-        from asyncdata.checkpoint.stored_snapshot import load_from
+        from asyncdata.checkpoint.snapshot import load_from
 
         self._check()
         self._restore(load_from(path, storage_options), allow_changed, same_rows=same_rows)
@@ -327,7 +330,7 @@ class BaseLoader:
 
     def _facts(self) -> dict[str, str]:
         engine = getattr(self, "_engine", None)
-        return {"closed": self._closed_because} if engine is None else facts_of(engine, self._closed_because)
+        return {"closed": self._closed_because} if engine is None else _facts_of(engine, self._closed_because)
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name}: {text}" for name, text in self._facts().items())
@@ -335,7 +338,7 @@ class BaseLoader:
 
     def _repr_html_(self) -> str:
         """The same as a table, for notebooks."""
-        return html_table(type(self).__name__, self._facts())
+        return _html_table(type(self).__name__, self._facts())
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -389,3 +392,53 @@ class BaseLoader:
         self._check()
         is_named, self._is_epoch_named = self._is_epoch_named, False
         return self._engine.batches(runs_on=not is_named)
+
+
+def _recorder_of(engine: Engine, tokenize_fn: Any, packing: Any) -> Recorder | NoRecorder:
+    if not engine.config.telemetry.is_on:
+        return NoRecorder()
+
+    from asyncdata.loader.recording import recorder_of
+
+    return recorder_of(engine, tokenize_fn, packing)
+
+
+def _engine_class(source: Any) -> type[Engine]:
+    if not is_loaded_instance(source, "asyncdata.loader.mix:Mix"):
+        from asyncdata.loader.engine import Engine
+
+        return Engine
+
+    from asyncdata.loader.mixture_engine import MixtureEngine
+
+    return MixtureEngine
+
+
+def _facts_of(engine: Engine, closed_because: str) -> dict[str, str]:
+    """What the loader reads, where it is, and how it does, by name.
+
+    :param closed_because: why it is closed; empty if it is open.
+    """
+    if not engine.service.is_here:  # its locks may be held for ever
+        return {"belongs to": "the process that forked this one"}
+
+    files, now = engine.files, engine.statistics()
+    num_bytes = sum(all_sizes(files))
+    facts = {
+        "source": redacted(files[0].path) + (f" and {len(files) - 1:,} more files" if len(files) > 1 else ""),
+        "size": f"{num_bytes / 1e6:,.1f} MB",
+        "position": f"{now.epoch}:{now.window}:{now.row}",
+        "delivered": f"{now.samples_total:,} samples, {now.tokens_total:,} tokens",
+        "dropped": f"{sum(now.dropped_total.values()):,} rows",
+        "ready": f"{now.ready_samples:,} of {now.capacity_samples:,} samples",
+        "waited": f"{now.data_wait_seconds_total:.1f} s in {now.waits_total:,} calls",
+        "workers": f"{now.num_workers:,}",
+    }
+    return facts | ({"closed": closed_because} if closed_because else {})
+
+
+def _html_table(title: str, facts: Mapping[str, str]) -> str:
+    """A table of two columns."""
+    left = "style='text-align: left'"
+    rows = [f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(facts[name])}</td></tr>" for name in facts]
+    return f"<table><caption>{html.escape(title)}</caption>{''.join(rows)}</table>"

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from asyncdata.core.checked_numbers import checked_timeout
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.settings import Description, Settings, plain_integer, unknown_setting, wrong_value
+from asyncdata.core.settings import Description, Settings, checked_timeout, plain_integer, unknown_setting, wrong_value
 from asyncdata.delivery.outcomes.policy import Outcomes
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.telemetry.settings import Telemetry
@@ -52,9 +51,6 @@ class Ranks(Description, frozen=True, kw_only=True):
     :ivar gradient_accumulation: batches of each rank in an optimizer step. Length grouping balances whole steps.
     :ivar round_up: fill the last batch of all ranks by repeating its samples, so that all ranks have equally many
         batches. None: True if there is more than one rank. ``drop_last=True`` takes precedence.
-    :ivar share_node: whether the ranks of a node share the tokenizing, where each rank needs all rows: each row is then
-        tokenized once on the node. A number says how many ranks the node has. None: if ``LOCAL_WORLD_SIZE`` says that
-        there are several. It changes only the time.
     :raises ConfigError: for a value of the wrong type or out of range, or a rank that is not below ``world_size``.
     """
 
@@ -62,7 +58,6 @@ class Ranks(Description, frozen=True, kw_only=True):
     world_size: Positive = 1
     gradient_accumulation: Positive = 1
     round_up: bool | None = None
-    share_node: bool | Positive | None = None
 
     def check(self) -> None:
         """Whether there is such a rank."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -11,20 +11,16 @@ from msgspec import structs
 from asyncdata.checkpoint.matching import check
 from asyncdata.checkpoint.restore import epoch_to_begin, ledger_at_row, ledger_of
 from asyncdata.checkpoint.snapshot import Snapshot
-from asyncdata.core.checked_numbers import checked_timeout
 from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
+from asyncdata.core.settings import checked_timeout
 from asyncdata.core.types import Position
 from asyncdata.core.version import __version__
-from asyncdata.delivery.quarantine import Quarantine
+from asyncdata.delivery.coordinator import Coordinator
+from asyncdata.delivery.ledger import DeliveryRules
 from asyncdata.delivery.rollout_buffer import filter_of
-from asyncdata.loader.autotune.tuner import Tuner, executor_of, is_tuned, limits_of
-from asyncdata.loader.background_proof import Prover
-from asyncdata.loader.cluster import check_cluster
-from asyncdata.loader.delivery_rules import coordinator_class, delivery_rules
-from asyncdata.loader.node_sharing import sharing_of
-from asyncdata.loader.opening import OpenedSource, opened_source
-from asyncdata.loader.outcomes import LoaderOutcomes, check_outcomes, memory_of, taking
+from asyncdata.loader.executors import check_cluster, executor_of, is_tuned, limits_of
+from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
 from asyncdata.loader.statistics import (
@@ -32,49 +28,64 @@ from asyncdata.loader.statistics import (
     describe_wait,
     explain_timeout,
     is_indexing,
-    of_delivery,
-    of_index,
-    of_packs,
-    of_sharing,
-    of_stores,
-    of_token_cache,
+    numbers_of,
     waited_for,
 )
-from asyncdata.loader.waits import Waits
+from asyncdata.loader.wait_progress import Waits
 from asyncdata.prefetch.producer import Producer
-from asyncdata.sources.file_warnings import warn_about_files
-from asyncdata.sources.resolve import described
-from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.packers.xtuner import LoaderPacking
-    from asyncdata.checkpoint.saved_mixture import StreamState
-    from asyncdata.core.errors import BadRowError
+    from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.core.file_refs import FileRefs
-    from asyncdata.delivery.channel import Entry
+    from asyncdata.core.messages import Job
+    from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.ledger import Ledger
-    from asyncdata.delivery.outcomes.policy import Outcomes
-    from asyncdata.delivery.outcomes.state import OutcomeState
+    from asyncdata.delivery.outcomes.memory import OutcomeState
     from asyncdata.delivery.rollout_buffer import BufferFilter
+    from asyncdata.loader.autotune import Tuner
+    from asyncdata.loader.background_proof import Prover
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.mix import Mix
+    from asyncdata.loader.opened_source import OpenedPart
+    from asyncdata.loader.outcomes import LoaderOutcomes, PartOutcomes, Restored
     from asyncdata.prefetch.mixture_producer import MixtureProducer
     from asyncdata.prefetch.row_index.row_index import RowIndex
-    from asyncdata.sources.base import Blocks, Source
+    from asyncdata.sources.base import Source
     from asyncdata.sources.resolve import Paths
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.workers.base import Executor
-    from asyncdata.workers.pool.early_start import EarlyForkServer
+    from asyncdata.workers.pool.pool import Pool
+    from asyncdata.workers.pool.popen import EarlyForkServer
 
-__all__ = ("Engine",)
+__all__ = ("Engine", "Matched")
 
 _log = get_logger(__name__)
+_REMEDY = (
+    "a fast tokenizer, with which it costs little; with packing plan_packs=True, without it "
+    "shuffle=RowShuffle(only_kept=True), so that each rank tokenizes its own rows; or one Cache(tokens=...) for all "
+    "ranks, filled by one of them before"
+)
+_REMEDY_OF_MIXTURES = "a fast tokenizer, with which it costs little; or one Cache(tokens=...) for all ranks"
+
+
+class Matched(NamedTuple):
+    """What a snapshot says, of a source that is the same as far as it must be.
+
+    :ivar canaries: the digests that those of now must agree with.
+    :ivar memories: what is remembered of the rows of each part.
+    :ivar keeps_place: whether the run continues at the saved position, and not at an epoch's start.
+    """
+
+    ledger: Ledger
+    canaries: list[str]
+    memories: dict[str, Restored | None]
+    keeps_place: bool = True
 
 
 class Engine:
@@ -101,85 +112,111 @@ class Engine:
         choice = PackingChoice.of(config, packing, length_grouping, is_filtered=buffer_filter is not None)
         chosen_filter = filter_of(buffer_filter)
         self._function = (early.function if early is not None else None) or resolved(tokenize_fn)
-        num_workers = config.num_workers or 1
-        functions = self._functions() if config.executor is None or config.executor.local_workers else []
-        self._provers = [Prover(function, lambda: self.service.reopen_soon(), num_workers) for function in functions]
-        self._function_fingerprints: dict[str, str] | None = None
-        quarantine = Quarantine.opened(config.bad_rows.path if config.bad_rows.policy == "quarantine" else None).add
-        self._source = self._opened(source, choice, quarantine)
-        check_cluster(config, self._source.job)
+        self.parts = self._opened(source, choice)
+        job, slot_bytes, self._row_index = self._layout()
+        check_cluster(config, job)
         limits = limits_of(config)
-        self._executor = executor_of(config, limits, self._function, early, max(1, len(self._source.job.parts)))
-        needs_all = choice.share is None and config.executor is None
-        self._sharing = None
-        if needs_all:
-            self._sharing = sharing_of(config, self._source, self._executor, self._function, self.fingerprints)
-        self._windows = self._source.windows(
-            self._executor, restart_point=self._restart_position, on_ready=lambda: self._producer.pump()
-        )
-        self.batching = choice.batching(config, collate_fn, self._windows, self._functions())
+        self._executor = executor_of(config, limits, self._function, early, len(self.parts))
+        if choice.share is None:
+            self._warn_of_ranks()
+        for number, part in enumerate(self.parts):
+            restart_point = partial(self._restart_position, part.name)
+            part.open(self._executor_of(number), restart_point, lambda: self._producer.pump())
+        functions = list({id(part.function): part.function for part in self.parts}.values())
+        self.batching = choice.batching(config, collate_fn, self.parts[0].windows, functions)
         is_packed = self.batching.is_packed or bool(self.batching.loops_only)
-        check_outcomes(config, is_packed=is_packed)
-        self.outcomes: LoaderOutcomes | None = self._made_outcomes(config.outcomes) if config.outcomes else None
-        self.coordinator = coordinator_class(config)(
-            delivery_rules(config, is_packed=self.batching.is_packed),
+        self.outcomes = self._checked_outcomes(is_packed=is_packed)
+        memory = self._memory("")
+        self.coordinator = _coordinator_class(config)(
+            _delivery_rules(config, self.parts[0].bad_rows, is_packed=self.batching.is_packed),
             buffer_filter=chosen_filter,
-            packs=self.batching.begin(),
-            quarantine=quarantine,
-            outcomes=None if self.outcomes is None else self.outcomes.exclusions,
+            begin_packs=self.batching.begin,
+            mixture=self._start_of_mixture(),
+            outcomes=None if memory is None else memory.exclusions,
             on_room=lambda: self.service.pump_soon(),
         )
         self._producer = self._made_producer()
         self.waits = Waits()
         self._tuner: Tuner | None = None
         if is_tuned(config):
+            from asyncdata.loader.autotune import Tuner
+
             self._tuner = Tuner(limits, self._executor, self.coordinator, self._producer, lambda: self.waits.ended)
-        self.service = self._make_service(early)
+        self.service = Service(
+            job,
+            [part.windows for part in self.parts],
+            self._producer,
+            self._executor,
+            self.coordinator,
+            slot_bytes=slot_bytes,
+            event_loop=config.event_loop,
+            early=early,
+            index=self._row_index,
+        )
+        tokenizes_here = config.executor is None or config.executor.local_workers
+        self._provers = _provers_of(functions if tokenizes_here else [], self.service.reopen_soon, config.num_workers)
         self._restored_epoch, self._restored = 0, (0, 0)
         self._resumed: tuple[Position, int | None] = (Position(), None)
         self._log = _log.owned()
 
-    def _functions(self) -> list[Any]:
-        """The tokenize functions, each once."""
-        return [self._function]
+    # What differs in the engine of a mixture.
 
-    def _opened(
-        self, source: Source | Paths | Mix, choice: PackingChoice, quarantine: Callable[[BadRowError], object]
-    ) -> OpenedSource:
-        opened = opened_source(described(source), self.config, self._function, quarantine, choice.plan, choice.share)
-        warn_about_files(opened.files)
-        return opened
+    mix_by = ""
+    """Of a mixture, what its targets are shares of: ``rows`` or ``tokens``."""
 
-    def _made_outcomes(self, settings: Outcomes) -> Any:
-        return LoaderOutcomes(settings, self._source.files, self.config.n_samples_per_prompt)
+    def _opened(self, source: Any, choice: PackingChoice) -> list[OpenedPart]:
+        return [opened_part("", source, self.config, self._function, choice.plan, choice.share)]
+
+    def _layout(self) -> tuple[Job, int, RowIndex | None]:
+        """The workers' job, the memory of a slot, and the row index, if there is one."""
+        source = self.parts[0].source
+        return source.job, source.slot_bytes, source.index
+
+    def _executor_of(self, part: int) -> Executor:
+        return self._executor
+
+    def _start_of_mixture(self) -> Any:
+        return None
 
     def _made_producer(self) -> Producer | MixtureProducer:
-        args = self._windows, self._source.canaries(self._executor), self._executor, self.coordinator
-        return Producer(*args, epochs=self.config.epochs, sharing=self._sharing, num_files=len(self.files))
+        (part,) = self.parts
+        args = part.windows, part.canaries(), self._executor, self.coordinator
+        return Producer(*args, epochs=self.config.epochs, num_files=len(self.files))
 
-    def _make_service(self, early: EarlyForkServer | None) -> Service:
-        return Service(
-            self._source.job,
-            self._windows,
-            self._producer,
-            self._executor,
-            self.coordinator,
-            slot_bytes=self._source.slot_bytes,
-            event_loop=self.config.event_loop,
-            early=early,
-            sharing=self._sharing,
-            index=self._source.index,
-        )
-
-    @property
-    def executor(self) -> Executor:
-        """What runs the workers' requests."""
-        return self._executor
+    def _restart_position(self, part: str) -> Position:
+        """The first position of a part that a restart would need now."""
+        return self.batching.restart_point(self.coordinator.ledger).position
 
     @property
     def files(self) -> FileRefs:
         """The files of the source."""
-        return self._source.files.files
+        return self.parts[0].source.files.files
+
+    def _warn_of_ranks(self) -> None:
+        """Each rank tokenizes the rows of all: say so, and what would be less work."""
+        config = self.config
+        if config.ranks.world_size > 1 and config.executor is None and not config.cache.tokens:
+            remedy = _REMEDY_OF_MIXTURES if self.mix_by else _REMEDY
+            _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=remedy)
+
+    def _checked_outcomes(self, *, is_packed: bool) -> LoaderOutcomes | None:
+        if self.config.outcomes is None:
+            return None
+
+        from asyncdata.loader.outcomes import LoaderOutcomes, check_outcomes
+
+        check_outcomes(self.config, is_packed=is_packed)
+        sources = {part.name: part.source.files for part in self.parts}
+        return LoaderOutcomes(self.config.outcomes, sources, self.config.n_samples_per_prompt)
+
+    def _memory(self, part: str) -> PartOutcomes | None:
+        """What is remembered of the rows of a part; None if nothing is."""
+        return None if self.outcomes is None else self.outcomes.parts.get(part)
+
+    @property
+    def executor(self) -> Pool:
+        """What runs the workers' requests."""
+        return self._executor
 
     def start(self) -> None:
         """Begin to read ahead; do nothing if that has begun."""
@@ -193,15 +230,10 @@ class Engine:
         self.service.close()
         for prover in self._provers:
             prover.close()
-        self._source.close()
+        for part in self.parts:
+            part.source.close()
         if self.outcomes is not None:
             self.outcomes.close()
-
-    def fingerprints(self) -> dict[str, Any]:
-        """Digests of all that the tokens depend on. The first call reads a little of every file."""
-        if self._function_fingerprints is None:  # once: the workers have loaded it, even if its files change later
-            self._function_fingerprints = fingerprints_of(self._function)
-        return {"data": self._source.files.fingerprint(), **self._function_fingerprints}
 
     @property
     def epoch(self) -> int:
@@ -213,51 +245,53 @@ class Engine:
 
         :param runs_on: False: the loop covers the current epoch, even if no samples are left of it.
         """
-        return self.batching.batches(self.coordinator, runs_on=runs_on)
+        batches: SampleBatches | PackBatches = self.batching.batches(self.coordinator, runs_on=runs_on)
+        return batches
 
-    def _restart_position(self) -> Position:
-        return self.batching.restart_point(self.coordinator.ledger).position
-
-    def _order(self) -> dict[str, Any]:
-        """The settings that decide the order of delivery."""
-        return self._source.order.description() | self.batching.description()
+    # State.
 
     def snapshot(self) -> Snapshot:
         """The current state."""
-        return self._snapshot_of(*self._moment())  # read once: all in it is of the same instant
-
-    def _snapshot_of(self, ledger: Ledger, outcomes: OutcomeState | msgspec.UnsetType) -> Snapshot:
+        outcomes: dict[str, OutcomeState] = {}
+        if self.outcomes is None:
+            ledger = self.coordinator.ledger  # read once: all of it is of one instant
+        else:
+            ledger, outcomes = self.outcomes.state(self.coordinator, self._epochs_of)
         position, counters = self.batching.restart_point(ledger)
-        rows_left = self._rows_left(position)
         return Snapshot(
             library=__version__,
             position=structs.astuple(position),
             counters=counters.saved(),
-            order=self._order(),
-            fingerprints=self.fingerprints(),
             buffer=[item.record for item in ledger.buffer],
             leases=[item.record for item in ledger.leased_groups()],
             acked=[structs.astuple(place) for place in sorted(ledger.restart_point()[2])],
             journal=sorted(ledger.journal),
             canaries=list(self.service.canaries),
-            stream=self._stream_at(position),
             packing=self.batching.saved(ledger),
-            outcomes=outcomes,
-            rows_left=msgspec.UNSET if rows_left is None else rows_left,
+            **self._saved(ledger, position, outcomes),
         )
 
-    def _moment(self) -> tuple[Ledger, OutcomeState | msgspec.UnsetType]:
-        if self.outcomes is None:
-            return self.coordinator.ledger, msgspec.UNSET
+    def _epochs_of(self, ledger: Ledger) -> dict[str, int]:
+        """The epoch of each part at which a restart begins."""
+        return {"": ledger.restart_point()[0].epoch}
 
-        return self.outcomes.state(self.coordinator)
+    def _order(self) -> dict[str, Any]:
+        """The settings that decide the order of delivery."""
+        return self.parts[0].source.order.description() | self.batching.description()
 
-    def _stream_at(self, position: Position) -> StreamState | msgspec.UnsetType:
-        return self._windows.state_at(position) or msgspec.UNSET
-
-    def _rows_left(self, position: Position) -> int | None:
-        found = self._windows.rows_after(position)
-        return self._resumed[1] if found is None and position == self._resumed[0] else found
+    def _saved(self, ledger: Ledger, position: Position, outcomes: dict[str, OutcomeState]) -> dict[str, Any]:
+        """What a snapshot keeps of the source."""
+        (part,) = self.parts
+        rows_left = part.windows.rows_after(position)
+        if rows_left is None and position == self._resumed[0]:
+            rows_left = self._resumed[1]
+        return {
+            "order": self._order(),
+            "fingerprints": part.fingerprints(),
+            "stream": part.windows.state_at(position) or msgspec.UNSET,
+            "outcomes": outcomes.get("", msgspec.UNSET),
+            "rows_left": msgspec.UNSET if rows_left is None else rows_left,
+        }
 
     def restore(self, saved: Snapshot, allow_changed: Collection[str], *, same_rows: bool = False) -> bool:
         """Continue from ``saved``; return whether at the saved position, and not at an epoch's start.
@@ -265,29 +299,57 @@ class Engine:
         :raises SnapshotMismatchError: if it belongs to other data or settings that ``allow_changed`` does not name.
         """
         try:
-            changed = check(saved, self._order(), self.fingerprints(), allow_changed, same_rows=same_rows)
-            memory = memory_of(saved, changed, self.outcomes, allow_changed)
+            match = self._matched(saved, allow_changed, same_rows=same_rows)
         except SnapshotMismatchError as error:
             _log.warning("snapshot.refused", differences=sorted(error.differences))
             raise
 
+        ledger = match.ledger
+        self.service.restart(partial(self._taking, match.memories, ledger), match.canaries)
+        self._restored_epoch, self._restored = self.epoch, self._delivered()
+        _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))
+        return match.keeps_place
+
+    def _matched(self, saved: Snapshot, allow_changed: Collection[str], *, same_rows: bool) -> Matched:
+        """What a snapshot of the same source says: of the same kind of rows, in the same order."""
+        (part,) = self.parts
+        changed = check(saved, self._order(), part.fingerprints(), allow_changed, same_rows=same_rows)
+        memory = self._memory_of("", saved.outcomes, changed, allow_changed)
         ledger = self._ledger_of(saved)
         # With another data, seed or order, windows differ. With packing, any change gives other packs.
         keeps_place = not (changed & {"data", "seed", "order"} or (changed and saved.packing))
         if keeps_place:
             if saved.packing:
                 ledger = self.batching.restored(ledger, saved.packing)
-            self._windows.resume_at(ledger.position, saved.stream or None)
+            part.windows.resume_at(ledger.position, saved.stream or None)
             self._resumed = ledger.position, None if saved.rows_left is msgspec.UNSET else saved.rows_left
         else:
             ledger = self.batching.at_epoch(ledger, epoch_to_begin(saved, ledger, changed))
         is_other_text = bool(changed - {"seed"})
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))
-        canaries = [] if is_other_text or is_allowed else saved.canaries
-        self.service.restart(partial(taking, self.outcomes, memory, ledger), canaries)
-        self._restored_epoch, self._restored = self.epoch, self._delivered()
-        _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))
-        return keeps_place
+        return Matched(ledger, [] if is_other_text or is_allowed else saved.canaries, {"": memory}, keeps_place)
+
+    def _memory_of(
+        self,
+        part: str,
+        saved: OutcomeState | msgspec.UnsetType,
+        changed: Collection[str],
+        allow_changed: Collection[str],
+    ) -> Restored | None:
+        """The outcome memory of a part with which to continue; None if it has none."""
+        memory = self._memory(part)
+        if memory is None and not saved:
+            return None
+
+        from asyncdata.loader.outcomes import memory_of
+
+        return memory_of(saved, changed, memory, allow_changed)
+
+    def _taking(self, memories: dict[str, Restored | None], ledger: Ledger, _: Ledger) -> Ledger:
+        """``ledger``, after the memories have taken what a snapshot had. The coordinator's lock is held."""
+        if self.outcomes is not None:
+            self.outcomes.take(memories)
+        return ledger
 
     def _ledger_of(self, saved: Snapshot) -> Ledger:
         packs = self.coordinator.ledger.packs
@@ -328,12 +390,12 @@ class Engine:
         return self._index().rows_when_complete(checked_timeout(timeout_s))
 
     def _index(self) -> RowIndex:
-        if self._source.index is None:
+        if self._row_index is None:
             raise ConfigError(
                 'how many rows there are is known only to shuffle="full" or a RowShuffle: they make a row index'
             )
 
-        return self._source.index
+        return self._row_index
 
     def seek(self, epoch: int, row: int, group_index: int | None) -> None:
         """Go to row ``row`` of ``epoch``, in delivery order; the number of rows means the next epoch's start."""
@@ -347,42 +409,35 @@ class Engine:
 
     def statistics(self) -> Statistics:
         """Counters and the current state of the loader."""
-        ledger, workers = self.coordinator.ledger, self._executor.statistics()
+        ledger, index = self.coordinator.ledger, self._row_index
         num_waits, waited_s = self.waits.totals()
+        numbers = numbers_of(
+            ledger,
+            self.coordinator.channel,
+            self._executor.statistics(),
+            [part.source.files for part in self.parts],
+            [part.cache for part in self.parts],
+            self.batching.totals(ledger),
+        )
         return Statistics(
             **structs.asdict(ledger.position),
-            **of_delivery(ledger, self.coordinator.channel),
+            **numbers | self._producer.numbers(),
             waits_total=num_waits,
             data_wait_seconds_total=waited_s,
             num_workers=self._executor.num_workers,
             autotune_changes_total=self._tuner.num_changes if self._tuner is not None else 0,
-            queued_requests=workers.num_queued,
-            worker_restarts_total=workers.num_restarts,
-            tokenized_rows_total=self._producer.pacer.total_rows,
-            **of_sharing(self._sharing),
-            tokenize_seconds_total=self._producer.pacer.total_work_s,
-            blank_lines_total=self.service.num_blank_lines,
-            **of_index(self._source.index),
-            read_seconds=self._windows.read_s,
-            **of_stores(workers, self._blocks()),
-            **of_token_cache(self._source.token_cache),
-            **of_packs(self.batching.totals(ledger)),
-            workers=workers.workers,
-            **({} if self.outcomes is None else self.outcomes.statistics()),
+            indexed_rows=0 if index is None else index.num_found,
+            excluded_rows={} if index is None else dict(index.excluded),
+            read_seconds=max(part.windows.read_s for part in self.parts),
+            **({} if self.outcomes is None else self.outcomes.numbers()),
         )
-
-    def _blocks(self) -> list[Blocks]:
-        return [self._source.files]
-
-    def _oldest_in_flight(self) -> Entry | None:
-        return self.coordinator.channel.oldest_in_flight
 
     def waits_for(self) -> str:
         """The stage that a call waits for now: one of ``asyncdata.telemetry.records.WAITED_FOR``."""
-        if self._executor.is_busy and self._oldest_in_flight() is not None:
+        if self._executor.is_busy and self._producer.oldest_in_flight is not None:
             return "tokenize"  # what `waited_for` says, too, but in a microsecond: all statistics take fifty
 
-        return waited_for(self.statistics(), self.service.is_started, is_indexing=is_indexing(self._source.index))
+        return waited_for(self.statistics(), self.service.is_started, is_indexing=is_indexing(self._row_index))
 
     def describe_wait(self) -> str:
         """What a call waits for now, in a few words."""
@@ -390,10 +445,45 @@ class Engine:
 
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
         """The error of a call that got no data in time: what it waited for, and why."""
-        now, entry = self.statistics(), self._oldest_in_flight()
+        now, entry = self.statistics(), self._producer.oldest_in_flight
         oldest = entry.location() if entry is not None and entry.location is not None else None
         missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
-        is_started, indexes = self.service.is_started, is_indexing(self._source.index)
+        is_started, indexes = self.service.is_started, is_indexing(self._row_index)
         message, diagnosis = explain_timeout(waited_s, missing, now, oldest, is_started, is_indexing=indexes)
         self._log.warning("loader.timeout", waited_s=waited_s, stage=diagnosis["stage"])
         return PrefetchTimeoutError(message, diagnosis)
+
+
+def _coordinator_class(config: LoaderConfig) -> type[Coordinator]:
+    """The coordinator of a loader: one that can be watched, if it is recorded."""
+    if not config.telemetry.is_on:
+        return Coordinator
+
+    from asyncdata.telemetry.recorder import WatchedCoordinator
+
+    return WatchedCoordinator
+
+
+def _delivery_rules(config: LoaderConfig, bad_rows: BadRowPolicy, *, is_packed: bool) -> DeliveryRules:
+    """The rules of a configuration; packs drop what is left of an epoch by themselves."""
+    return DeliveryRules(
+        capacity=config.capacity,
+        max_ready_bytes=config.limits.max_ready_bytes,
+        samples_per_group=config.n_samples_per_prompt,
+        epochs=config.epochs,
+        drop_last=config.drop_last and not is_packed,
+        bad_rows=bad_rows,
+        commit_on_ack=config.commit == "on_ack",
+        digest=config.digest,
+    )
+
+
+def _provers_of(functions: list[Any], on_usable: Callable[[], object], num_workers: int | None) -> list[Prover]:
+    """What proves fast backends of the tokenize functions that may use one."""
+    found = [function for function in functions if getattr(function, "tokenizer_backend", "hf") != "hf"]
+    if not found:
+        return []
+
+    from asyncdata.loader.background_proof import Prover
+
+    return [Prover(function, on_usable, num_workers or 1) for function in found]

@@ -14,13 +14,11 @@ import anyio
 import anyio.to_thread
 
 from asyncdata.core.callbacks import identity
-from asyncdata.core.checked_numbers import checked_timeout
 from asyncdata.core.errors import EndOfData
-from asyncdata.core.event_loop import call_soon_in_this_loop
+from asyncdata.core.settings import checked_timeout
 from asyncdata.core.shortage import is_shortage
-from asyncdata.delivery.requests import Request
+from asyncdata.core.threads import call_soon_in_this_loop
 from asyncdata.loader.base import BaseLoader
-from asyncdata.loader.batches.epoch import AsyncEpoch, Epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +26,9 @@ if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from asyncdata.core.types import Group, Sample
-    from asyncdata.loader.batches.epoch import Batch
+    from asyncdata.delivery.ledger import Request
     from asyncdata.loader.batches.pack_batches import PackBatches
-    from asyncdata.loader.batches.sample_batches import SampleBatches
+    from asyncdata.loader.batches.sample_batches import Batch, SampleBatches
 
     T = TypeVar("T")
 
@@ -102,6 +100,8 @@ class DataLoader(BaseLoader):
             samples = coordinator.take_ready(num_groups, last_epoch)
             if samples is None:
                 self._begin()
+                from asyncdata.delivery.ledger import Request
+
                 request = Request(num_groups, last_epoch)
                 samples = self._serve(request, timeout_s)
             return finish(samples)
@@ -112,9 +112,9 @@ class DataLoader(BaseLoader):
 
     def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
         samples = self._engine.coordinator.poll(request)
-        return self._wait(request, timeout_s) if samples is None else samples
+        if samples is not None:
+            return samples
 
-    def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
         began, wait = time.monotonic(), object()
         ready: SimpleQueue[None] = SimpleQueue()  # in C: two interrupts in a row break the locks of threading.Event
@@ -136,7 +136,7 @@ class DataLoader(BaseLoader):
         finally:
             self._engine.waits.end(wait)
 
-    def __iter__(self) -> Epoch[Any]:
+    def __iter__(self) -> Epoch:
         return Epoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
 
     def _next_samples(self, batches: SampleBatches) -> Batch | None:
@@ -228,6 +228,8 @@ class AsyncDataLoader(BaseLoader):
             samples = coordinator.take_ready(num_groups, last_epoch)
             if samples is None:
                 self._begin()
+                from asyncdata.delivery.ledger import Request
+
                 request = Request(num_groups, last_epoch)
                 samples = await self._serve(request, timeout_s)
             return finish(samples)
@@ -238,9 +240,9 @@ class AsyncDataLoader(BaseLoader):
 
     async def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
         samples = self._engine.coordinator.poll(request)
-        return await self._wait(request, timeout_s) if samples is None else samples
+        if samples is not None:
+            return samples
 
-    async def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
         began, wait = time.monotonic(), object()
         ready = anyio.Event()
@@ -261,7 +263,7 @@ class AsyncDataLoader(BaseLoader):
         finally:
             self._engine.waits.end(wait)
 
-    def __aiter__(self) -> AsyncEpoch[Any]:
+    def __aiter__(self) -> AsyncEpoch:
         return AsyncEpoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
 
     async def _next_samples(self, batches: SampleBatches) -> Batch | None:
@@ -315,6 +317,47 @@ class AsyncDataLoader(BaseLoader):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+class _Batches:
+    """Batches until the end of the loader's current epoch.
+
+    :param step: takes the samples that ``batches`` requests next, and returns the batch made of them; None at the end.
+    """
+
+    def __init__(self, batches: Any, step: Callable[[Any], Any]) -> None:
+        self._batches = batches
+        self._step = step
+
+
+class Epoch(_Batches):
+    """Batches for ``for``."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        # An interrupt after the step would lose the batch. CPython can raise one after a call of a C function, so there
+        # is none here.
+        while (batch := self._step(self._batches)) is not None:
+            if batch:
+                return batch[0]
+
+        raise StopIteration
+
+
+class AsyncEpoch(_Batches):
+    """Batches for ``async for``."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        while (batch := await self._step(self._batches)) is not None:
+            if batch:
+                return batch[0]
+
+        raise StopAsyncIteration
 
 
 async def _in_a_thread(close: Callable[[str], None], reason: str) -> None:

@@ -13,16 +13,15 @@ from asyncdata.loader.config import LoaderConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from asyncdata.delivery.outcomes.policy import PassRate
     from asyncdata.loader.config import BadRows, Policy
-    from asyncdata.order.mixture_tree import Node
+    from asyncdata.order.mixture import Node
     from asyncdata.order.shuffle import RowShuffle, Shuffle
     from asyncdata.sources.base import Source
     from asyncdata.sources.resolve import Paths
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.tokenization.part_functions import PartFunctions
 
-__all__ = ("Mix", "NamedPart", "Part", "Replay", "part_seed")
+__all__ = ("Mix", "NamedPart", "Part", "part_seed")
 
 WhenDone = Literal["repeat", "leave", "stop"]
 _WHEN_DONE = ("repeat", "leave", "stop")
@@ -96,58 +95,11 @@ PART_WINDOW_BLOCKS = 256
 part, so that it is mixed as well; and 20 parts take less memory and time to read before the first batch."""
 
 
-class Replay:
-    """A part of a :class:`Mix` whose rows are those of another part that were reported with some scores.
-
-    Its epochs are *passes*: each has all rows that ``where`` keeps when it begins, in a keyed order. While there is no
-    such row, the other parts have its share. Needs a loader with ``outcomes``.
-
-    :param of: the name of that part, in the same ``Mix``.
-    :param where: the range of scores, as ``PassRate(0.1, 0.6)``; rows without scores are not in it.
-    :param weight: as of a :class:`Part`.
-    :raises ConfigError: for a value that cannot work.
-    """
-
-    source = None
-    when_done: WhenDone = "repeat"
-    max_epochs = None
-
-    @naming_settings
-    def __init__(self, of: str, where: PassRate | Mapping[str, Any], *, weight: float = 1) -> None:
-        from asyncdata.delivery.outcomes.policy import PassRate
-
-        _check_weight("weight", weight)
-        if not isinstance(where, PassRate):
-            try:
-                where = PassRate(**where)
-            except (ConfigError, TypeError) as error:
-                raise ConfigError(f"AD470 where={where!r} of a Replay is no PassRate: {error}") from None
-
-        if where.revisit_every is not None:
-            raise ConfigError("AD470 where=PassRate(revisit_every=...) has no meaning for a Replay: leave it out")
-
-        self.of = of
-        self.where = where
-        self.weight = weight
-
-    def part(self, of: Part) -> Part:
-        """The part by which its rows are read."""
-        from asyncdata.order.shuffle import RowShuffle
-
-        assert not isinstance(of.source, Mix)
-        every_row = RowShuffle(method="none")
-        return Part(of.source, tokenize_fn=of.tokenize_fn, bad_rows=of.bad_rows, shuffle=every_row)
-
-
 class NamedPart(NamedTuple):
-    """A part that is no mixture, with its dotted name.
-
-    :ivar replay: of a replay, the dotted name of the other part, and the range of scores.
-    """
+    """A part that is no mixture, with its dotted name."""
 
     name: str
     part: Part
-    replay: tuple[str, PassRate] | None = None
 
 
 class Mix:
@@ -172,7 +124,7 @@ class Mix:
     @naming_settings
     def __init__(
         self,
-        parts: Mapping[str, Part | Replay | Mix | Source | Paths],
+        parts: Mapping[str, Part | Mix | Source | Paths],
         *,
         by: Literal["rows", "tokens"] = "rows",
         quota: int = 1000,
@@ -186,9 +138,7 @@ class Mix:
                 f"'code.jsonl'}}); got a {type(parts).__name__}"
             )
 
-        self.parts: dict[str, Part | Replay] = {
-            name: part if isinstance(part, Part | Replay) else Part(part) for name, part in parts.items()
-        }
+        self.parts = {name: part if isinstance(part, Part) else Part(part) for name, part in parts.items()}
         self.by = by
         self.quota = quota
         self.stages = dict(stages or {})
@@ -205,7 +155,6 @@ class Mix:
                 raise ConfigError(f"AD470 a part's name is a text without dots and line breaks; got {name!r}")
 
         self._check_settings()
-        self._check_replays()
         self._check_stages()
         if not any(part.weight is None or part.weight > 0 for part in self.parts.values()):
             raise ConfigError("AD470 at least one part of a Mix has a weight above 0")
@@ -227,16 +176,6 @@ class Mix:
             if all(part.weight is not None for part in self.parts.values()):
                 raise ConfigError("AD470 temperature makes the weights of parts without one, and every part has one")
 
-    def _check_replays(self) -> None:
-        for name, part in self.parts.items():
-            if isinstance(part, Replay):
-                of = self.parts.get(part.of)
-                if not isinstance(of, Part) or isinstance(of.source, Mix):
-                    raise ConfigError(
-                        f"AD470 {name!r} is a Replay of {part.of!r}, which must be a part of the same Mix, and no Mix "
-                        "or Replay itself"
-                    )
-
     def _check_stages(self) -> None:
         for start, weights in self.stages.items():
             if type(start) is not int or start < 0:
@@ -254,11 +193,7 @@ class Mix:
     def leaves(self, prefix: str = "") -> Iterator[NamedPart]:
         """All parts that are no mixtures, by their dotted names, in the order of the schedule's tree."""
         for name, part in sorted(self.parts.items()):
-            if isinstance(part, Replay):
-                of = self.parts[part.of]
-                assert isinstance(of, Part)
-                yield NamedPart(f"{prefix}{name}", part.part(of), (f"{prefix}{part.of}", part.where))
-            elif isinstance(part.source, Mix):
+            if isinstance(part.source, Mix):
                 yield from part.source.leaves(f"{prefix}{name}.")
             else:
                 yield NamedPart(f"{prefix}{name}", part)
@@ -272,7 +207,7 @@ class Mix:
         from asyncdata.tokenization.part_functions import PartFunctions
 
         found = []
-        for name, part, _ in self.leaves():
+        for name, part in self.leaves():
             function = default if part.tokenize_fn is None else part.tokenize_fn
             if function is None:
                 raise ConfigError(f"AD470 part {name!r} has no tokenize_fn, and the loader has none for it")
@@ -290,7 +225,7 @@ class Mix:
         return self._node("", sizes, count(), "repeat", None)
 
     def _node(self, name: str, sizes: Mapping[str, int], numbers: Any, when_done: str, max_epochs: int | None) -> Node:
-        from asyncdata.order.mixture_tree import Leaf, Node, whole_weights
+        from asyncdata.order.mixture import Leaf, Node, whole_weights
 
         children: list[Leaf | Node] = []
         for short, part in sorted(self.parts.items()):
@@ -298,14 +233,14 @@ class Mix:
             if isinstance(part.source, Mix):
                 children.append(part.source._node(full, sizes, numbers, part.when_done, part.max_epochs))  # noqa: SLF001
             else:
-                is_replay = isinstance(part, Replay)
-                children.append(Leaf(full, next(numbers), part.when_done, part.max_epochs, is_replay))
+                children.append(Leaf(full, part.when_done, part.max_epochs, number=next(numbers)))
         own = self.weights({short: _size_of(f"{name}.{short}" if name else short, sizes) for short in self.parts})
         stages = []
         for start in sorted({0, *self.stages}):
             weights = self.stages.get(start) or own
             stages.append((start, whole_weights([weights.get(short, 0) for short in sorted(self.parts)])))
-        return Node(name, tuple(children), tuple(stages), self.by, self.quota, when_done, max_epochs)
+        ends = when_done, max_epochs
+        return Node(name, *ends, children=tuple(children), stages=tuple(stages), by=self.by, quota=self.quota)
 
     def weights(self, sizes: Mapping[str, int]) -> dict[str, float]:
         """The weight of each part. Those by temperature are whole millionths of the largest: the same everywhere."""
@@ -321,28 +256,6 @@ class Mix:
             else:
                 found[name] = max(1, round(_WEIGHT_STEPS * math.exp(logs[name] - most))) / _WEIGHT_STEPS
         return found
-
-    def description(self, node: Node) -> dict[str, Any]:
-        """What a snapshot must agree with, by dotted names, as builtins."""
-        from asyncdata.order.mixture_tree import Node
-
-        of = f"{node.name}." if node.name else ""
-        settings: dict[str, Any] = {f"{of}by": node.by} | ({f"{of}quota": node.quota} if node.by == "rows" else {})
-        for start, weights in node.stages:
-            at = f" from {start} on" if start else ""
-            for child, weight in zip(node.children, weights, strict=True):
-                settings[f"{child.name}.weight{at}"] = weight
-        for child in node.children:
-            settings[f"{child.name}.when_done"] = [child.when_done, child.max_epochs]
-            part = self.parts[child.name.rpartition(".")[2]]
-            if isinstance(part, Replay):
-                import msgspec
-
-                settings[f"{child.name}.replay"] = [f"{of}{part.of}", msgspec.to_builtins(part.where)]
-            inner = part.source
-            if isinstance(child, Node) and isinstance(inner, Mix):
-                settings |= inner.description(child)
-        return settings
 
 
 def _size_of(name: str, sizes: Mapping[str, int]) -> int:

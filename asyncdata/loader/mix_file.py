@@ -10,10 +10,6 @@
 
     [parts.web]
     mix = "web.toml"                # another such file, or its content
-
-    [parts.again]
-    replay = "math"                 # rows of that part once more, by their scores
-    where = {drop_below = 0.1, drop_above = 0.6}
 """
 
 from __future__ import annotations
@@ -27,15 +23,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.regular_file import open_regular
+from asyncdata.core.file_checks import open_regular
 from asyncdata.core.settings import unknown_setting
-from asyncdata.loader.mix import Mix, Part, Replay
+from asyncdata.loader.mix import Mix, Part
 
 __all__ = ("mix_of_file",)
 
 _OF_MIX = ("by", "quota", "stages", "temperature", "on_mix_change")
 _OF_PART = ("source", "mix", "weight", "tokenize_fn", "bad_rows", "when_done", "max_epochs", "shuffle")
-_OF_REPLAY = ("replay", "where", "weight")
 _MAX_DEPTH = 8
 
 
@@ -99,12 +94,9 @@ def _mix(content: Any, folder: str, depth: int) -> Mix:
     )
 
 
-def _part(name: str, content: Any, folder: str, depth: int) -> Part | Replay:
+def _part(name: str, content: Any, folder: str, depth: int) -> Part:
     if isinstance(content, str | list):
         content = {"source": content}
-    if isinstance(content, Mapping) and "replay" in content:
-        return _replay(name, content)
-
     if not isinstance(content, Mapping) or ("source" in content) == ("mix" in content):
         raise ConfigError(f"AD470 part {name!r} has a `source`, or a `mix`")
 
@@ -116,15 +108,6 @@ def _part(name: str, content: Any, folder: str, depth: int) -> Part | Replay:
 
     source = _mix(inner, folder, depth + 1) if inner is not None else _paths(content["source"], folder)
     return Part(source, **settings)
-
-
-def _replay(name: str, content: Mapping[str, Any]) -> Replay:
-    _refuse_unknown(content, _OF_REPLAY, f"part {name!r}")
-    of, where = content["replay"], content.get("where")
-    if not isinstance(of, str) or not isinstance(where, Mapping):
-        raise ConfigError(f"AD470 part {name!r} has the name of a part as `replay`, and a table of scores as `where`")
-
-    return Replay(of, where, weight=content.get("weight", 1))
 
 
 def _paths(source: Any, folder: str) -> Any:

@@ -12,40 +12,30 @@ from asyncdata.core.cache_messages import CacheJob
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.log import get_logger
 from asyncdata.core.version import __version__
-from asyncdata.sources.base import KnownFiles, NumberedBlocks
+from asyncdata.sources.base import NumberedBlocks
 from asyncdata.tokenization.base import fingerprints_of, has_fingerprint
 
 if TYPE_CHECKING:
     from asyncdata.core.messages import Job
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.prefetch.token_cache.folder import CacheFolder
-    from asyncdata.prefetch.token_cache.row_cache import RowCache
     from asyncdata.sources.base import Blocks
-    from asyncdata.sources.stream import RowStream
     from asyncdata.workers.base import Executor
 
-__all__ = ("CachedJob", "cache_of", "library_versions", "root_of", "row_cache_of", "stream_cache_of")
+__all__ = ("CachedJob", "cache_of", "library_versions", "root_of", "warn_uncached")
 
 _log = get_logger(__name__)
-_ROOM = 7
-"""Bytes of a slot for a block's samples, per byte of its text: enough for one token per character, and the text again.
-
-Only the bytes that are used take memory.
-"""
-_MAX_SLOT_BYTES = (1 << 31) - 1
 _NEEDED = ("pyarrow", "xxhash")
 
 
 class CachedJob:
     """The workers' job, and the folder of the token cache if there is one."""
 
-    def __init__(self, job: Job, files: Blocks, folder: CacheFolder | None, max_bytes: int | None) -> None:
+    def __init__(self, job: Job, files: Blocks, folder: CacheFolder | None) -> None:
         self.job = job
         self._files = files
         self._folder = folder
-        self._max_bytes = max_bytes
 
     def open(self, executor: Executor) -> TokenCache | None:
         """Open the cache, with the executor that reads and writes it."""
@@ -54,21 +44,10 @@ class CachedJob:
             return None
 
         from asyncdata.prefetch.token_cache.cache import TokenCache
+        from asyncdata.prefetch.token_cache.catalog import Catalog, RowCatalog
 
-        room = job.cache.room_bytes
-        cache = TokenCache(files, files.num_blocks, self._folder, executor, self._max_bytes, room)
-        cache.reads_in_place = not job.with_token_sums
-        return cache
-
-    def open_rows(self, executor: Executor, index: RowIndex | None = None) -> RowCache | None:
-        """Open the cache of single rows: of an order over ``index``, or of a stream."""
-        if self._folder is None:
-            return None
-
-        from asyncdata.prefetch.token_cache.row_cache import IndexNumbers, RowCache, StreamNumbers
-
-        numbers = StreamNumbers() if index is None else IndexNumbers(index, len(self._files.files))
-        return RowCache(numbers, self._folder, executor, self._max_bytes)
+        catalog = RowCatalog(files) if job.cache.has_rows else Catalog(files)
+        return TokenCache(catalog, self._folder, executor, job.cache.max_bytes)
 
     def close(self) -> None:
         """Let another process write."""
@@ -76,71 +55,47 @@ class CachedJob:
             self._folder.close()
 
 
-def cache_of(files: Blocks, job: Job, max_window_blocks: int, config: LoaderConfig, function: Any) -> CachedJob:
+def cache_of(files: Blocks, job: Job, config: LoaderConfig, function: Any, *, has_rows: bool = False) -> CachedJob:
     """The job with the token cache that ``config`` asks for.
 
+    :param has_rows: whether rows are asked for one by one.
     :raises ConfigError: if the cache cannot be opened.
     """
-    limits = {"block_bytes": job.block_bytes, "slack_bytes": job.slack_bytes, "max_row_bytes": job.max_row_bytes}
-    room = min(_ROOM * job.block_bytes, _MAX_SLOT_BYTES // max_window_blocks - job.text_bytes)
-    return _cached_job(files, job, config, function, limits, max(0, room))
-
-
-def row_cache_of(files: Blocks, job: Job, config: LoaderConfig, function: Any, kind: str = "rows") -> CachedJob:
-    """The same for an order of rows, or for a stream, which numbers its rows in another way.
-
-    :param kind: ``rows`` or ``stream``.
-    """
-    return _cached_job(files, job, config, function, {kind: 1, "max_row_bytes": job.max_row_bytes}, 0, has_rows=True)
-
-
-def stream_cache_of(stream: RowStream, job: Job, config: LoaderConfig, function: Any) -> CachedJob:
-    """The same for a stream.
-
-    :raises ConfigError: if ``config`` asks for a cache, and the stream's rows cannot be known again.
-    """
-    if root_of(config) and not isinstance(stream, KnownFiles):
-        raise ConfigError(
-            f"AD613 {stream.files[0].path} has no files whose content could be compared, so that the token cache could "
-            "not know its rows again: convert the data to files, or leave Cache(tokens=...) out"
-        )
-
-    return row_cache_of(stream, job, config, function, "stream")
-
-
-def _cached_job(
-    files: Blocks,
-    job: Job,
-    config: LoaderConfig,
-    function: Any,
-    limits: dict[str, int],
-    room_bytes: int,
-    *,
-    has_rows: bool = False,
-) -> CachedJob:
     if config.cache.tokens:
         _check_installed()
     root = root_of(config)
-    reason = _why_not(files, function, KnownFiles if has_rows else NumberedBlocks) if root else ""
+    reason = _why_not(files, function) if root else ""
     if reason:
         _log.warning("token_cache.off", reason=reason)
-    if not root or reason or not isinstance(files, KnownFiles):
-        return CachedJob(job, files, None, None)
+    if not root or reason or not isinstance(files, NumberedBlocks):
+        return CachedJob(job, files, None)
 
     from asyncdata.prefetch.token_cache.folder import CacheFolder, about_of
-    from asyncdata.prefetch.token_cache.segment.layout import ROWS_SUFFIX, SUFFIX
 
-    about = about_of(_fingerprints(function), job.reader.identity, job.reader.settings, **limits)
+    about = about_of(
+        {**fingerprints_of(function), **library_versions()},
+        job.reader.identity,
+        job.reader.settings,
+        max_row_bytes=job.max_row_bytes,
+    )
     try:
-        folder = CacheFolder(root, about, ROWS_SUFFIX if has_rows else SUFFIX)
+        folder = CacheFolder(root, about)
     except OSError as error:
         raise ConfigError(
             f"AD612 the token cache cannot be opened: {error.filename or root}: {error.strerror or error}; set "
             "Cache(tokens=...) to a folder that can be written, or to False"
         ) from error
 
-    cache = CacheJob(folder.path, files.cached_files(), room_bytes, has_rows)
-    return CachedJob(msgspec.structs.replace(job, cache=cache), files, folder, config.cache.max_tokens_bytes)
+    limit = config.cache.max_tokens_bytes
+    cache = CacheJob(folder.path, files.cached_files(), limit, folder.since_ns, has_rows)
+    return CachedJob(msgspec.structs.replace(job, cache=cache), files, folder)
+
+
+def warn_uncached(config: LoaderConfig, reason: str) -> None:
+    """Log that rows are not cached, though ``config`` asks for it."""
+    if config.cache.tokens:
+        _check_installed()
+        _log.warning("token_cache.off", reason=reason)
 
 
 def root_of(config: LoaderConfig) -> str:
@@ -159,11 +114,11 @@ def root_of(config: LoaderConfig) -> str:
     return default_root()
 
 
-def _why_not(files: Blocks, function: Any, needed: type) -> str:
+def _why_not(files: Blocks, function: Any) -> str:
     if not has_fingerprint(function):
         return "the tokenize function has no fingerprint: give it a version, as in `tokenize.version = 1`"
 
-    if not isinstance(files, needed):
+    if not isinstance(files, NumberedBlocks):
         return f"{type(files).__name__} has no numbers() and cached_files(), by which blocks are known again"
 
     return ""
@@ -173,11 +128,6 @@ def _check_installed() -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"Cache(tokens=...) needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-
-
-def _fingerprints(function: Any) -> dict[str, str]:
-    """What samples depend on: the function's own fingerprints, and the versions of the libraries that it uses."""
-    return {**fingerprints_of(function), **library_versions()}
 
 
 def library_versions() -> dict[str, str]:

@@ -6,31 +6,32 @@ import base64
 import binascii
 import math
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
+from asyncdata.delivery.chunk import NO_IDS, row_ids
 from asyncdata.delivery.ledger import grouped
 from asyncdata.delivery.outcomes.file import Found, OutcomeFile
-from asyncdata.delivery.outcomes.memory import BASE, MAX_SCORE, OutcomeMemory, Record, RowReport
+from asyncdata.delivery.outcomes.memory import BASE, MAX_SCORE, OutcomeMemory, OutcomeState, Record, RowReport
 from asyncdata.delivery.outcomes.policy import policy_of
-from asyncdata.delivery.outcomes.rows import NO_IDS, row_ids
-from asyncdata.delivery.outcomes.state import OutcomeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
-    from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.types import Group, Sample
+    from asyncdata.delivery.chunk import Ids
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
-    from asyncdata.delivery.outcomes.policy import Ids, Outcomes
+    from asyncdata.delivery.outcomes.policy import Outcomes
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.sources.base import Blocks
 
-__all__ = ("LoaderOutcomes", "Restored", "check_outcomes", "memory_of", "row_reports", "taking")
+__all__ = ("LoaderOutcomes", "PartOutcomes", "Restored", "check_outcomes", "memory_of")
 
 _log = get_logger(__name__)
 _MIN_FILE_BYTES = 64 << 20
@@ -78,66 +79,40 @@ def check_outcomes(config: LoaderConfig, *, is_packed: bool) -> None:
         )
 
 
-class LoaderOutcomes:
-    """The memory, its file, and the policy. What changes the memory is called while the coordinator's lock is held.
+class PartOutcomes:
+    """The memory of one source, its file, and the policy. It changes only while the coordinator's lock is held.
 
     :raises ConfigError: if the file or the policy cannot be used.
     """
 
-    def __init__(self, settings: Outcomes, files: Blocks, group_size: int) -> None:
+    def __init__(self, settings: Outcomes, files: Blocks) -> None:
         self._policy = policy_of(settings)
         self._files = {file.path: number for number, file in enumerate(files.files)}
         self._counts_rows = files.location(0, 5, 1).byte_offset != 5  # rows are located by their numbers
-        self._group_size = group_size
         self._file = None if settings.path is None else OutcomeFile(settings.path)
         self.memory = OutcomeMemory(keeps_records=self._file is not None)
-        self._saving = threading.Lock()
         self._log = _log.owned()
-
-    @property
-    def exclusions(self) -> LoaderOutcomes:
-        """What the coordinator asks for the rows that an epoch excludes."""
-        return self
-
-    @property
-    def has_policy(self) -> bool:
-        """Whether an epoch may exclude rows."""
-        return self._policy is not None
 
     # Exclusions.
 
-    def decide(self, epoch: int) -> Ids:
-        """The ids of the rows that ``epoch`` excludes, ascending: decided at the first call."""
-        if self._policy is None or epoch in self.memory.excluded:
-            return self.excluded(epoch)
+    @property
+    def exclusions(self) -> PartOutcomes | None:
+        """What decides which rows an epoch excludes; None if each epoch has all rows."""
+        return None if self._policy is None else self
 
+    def is_decided(self, epoch: int) -> bool:
+        """Whether it is decided which rows ``epoch`` excludes."""
+        return epoch in self.memory.excluded
+
+    def decide(self, epoch: int) -> None:
+        """Decide which rows ``epoch`` excludes."""
+        assert self._policy is not None, "without a policy each epoch has all rows"
         excluded = self.memory.decide(epoch, self._policy)
         self._log.info("outcomes.decided", epoch=epoch, num_known=len(self.memory.rows), num_excluded=len(excluded))
-        return excluded
 
     def excluded(self, epoch: int) -> Ids:
-        """The same, if it is decided; else none."""
+        """The ids of the rows that ``epoch`` excludes, ascending; none before that is decided."""
         return self.memory.excluded.get(epoch, NO_IDS)
-
-    # Reports.
-
-    def reports_of(self, items: Iterable[Sample] | Iterable[Group], scores: Sequence[Any] | None) -> list[RowReport]:
-        """The scores of each row.
-
-        :raises InvalidGroupError: if one of them cannot be counted.
-        """
-        return row_reports(items, scores, self._group_size, self.key_of)
-
-    def count(self, reports: Iterable[RowReport], attempts: int | None = None) -> int:
-        """Count scores of rows; return how many were new.
-
-        :param attempts: samples of a row in an epoch; None: those of a group.
-        """
-        return self.memory.report(reports, attempts or self._group_size)
-
-    def key_of(self, sample: Sample) -> list[Any]:
-        """The epoch and the id of a sample's row, with which it can be reported in another process."""
-        return [sample.position.epoch if sample.position is not None else 0, self.row_id(sample)]
 
     def row_id(self, sample: Sample) -> int:
         """The id of a sample's row."""
@@ -151,38 +126,19 @@ class LoaderOutcomes:
 
     # States.
 
-    def begin_at(self, epoch: int) -> None:
-        """Delivery goes to ``epoch``, whose rows are decided anew, as those of later epochs."""
-        self.memory.forget_decisions(0, epoch)
-
-    def state(self, coordinator: Coordinator) -> tuple[Ledger, OutcomeState]:
-        """The ledger, and the state of the memory at the same instant. What is new is in the file then.
-
-        :raises SnapshotError: if the file cannot be written.
-        """
-        with self._saving:
-            with coordinator.lock:
-                ledger = coordinator.ledger
-                due = self.due(ledger.restart_point()[0].epoch)
-            return ledger, self.written(due, coordinator)
-
-    def due(self, epoch: int, passes: Mapping[str, int] = {}) -> Due:
-        """What a state has, and its file does not. Called while the coordinator's lock is held.
+    def due(self, epoch: int) -> Due:
+        """What a state has, and its file does not.
 
         :param epoch: the first whose decisions a restart needs.
-        :param passes: the same of each replay.
         """
         memory = self.memory
         memory.forget_decisions(epoch)
-        for name, number in passes.items():
-            memory.forget_passes(name, number)
         state = OutcomeState(
             decided=sorted(memory.excluded),
             num_rows=len(memory.rows),
             num_scores=memory.num_scores,
             num_repeated=memory.num_repeated,
             num_late=memory.num_late,
-            passes={name: sorted(found.chosen) for name, found in memory.passes.items()},
         )
         if self._file is None:
             return Due(memory, msgspec.structs.replace(state, memory=base64.b64encode(memory.base().payload).decode()))
@@ -190,9 +146,10 @@ class LoaderOutcomes:
         limit = max(_MIN_FILE_BYTES, _MAX_REWRITES * memory.rows.num_bytes)
         return Due(memory, state, list(memory.pending), memory.base() if self._file.num_bytes > limit else None)
 
-    def written(self, due: Due, coordinator: Coordinator) -> OutcomeState:
+    def written(self, due: Due, lock: AbstractContextManager[Any]) -> OutcomeState:
         """The state, after the file has what is due.
 
+        :param lock: the coordinator's, which is not held now.
         :raises SnapshotError: if the file cannot be written.
         """
         if self._file is None:
@@ -202,7 +159,7 @@ class LoaderOutcomes:
             self._file.replace(due.base)
         else:
             self._file.append(due.records)
-        with coordinator.lock:
+        with lock:
             due.memory.written(due.records)
         return msgspec.structs.replace(due.state, num_bytes=self._file.num_bytes, digest=self._file.digest)
 
@@ -232,9 +189,6 @@ class LoaderOutcomes:
                 memory.apply(record)
         memory.num_repeated, memory.num_late = saved.num_repeated, saved.num_late
         memory.excluded = {epoch: ids for epoch, ids in memory.excluded.items() if epoch in saved.decided}
-        for name, passes in memory.passes.items():
-            kept = saved.passes.get(name, [])
-            passes.chosen = {number: ids for number, ids in passes.chosen.items() if number in kept}
         return Restored(memory, found)
 
     def take(self, restored: Restored) -> None:
@@ -243,7 +197,7 @@ class LoaderOutcomes:
         if self._file is not None:
             self._file.continue_after(restored.found.path, restored.found.data)
 
-    def statistics(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, Any]:
         """Numbers for :class:`~asyncdata.Statistics`."""
         memory = self.memory
         return {
@@ -259,18 +213,117 @@ class LoaderOutcomes:
             self._file.close()
 
 
+class LoaderOutcomes:
+    """The memories of a loader: one for each part of a mixture, or one without a name.
+
+    A part's file is ``path.<name of the part>``.
+
+    :param sources: by the names of the parts.
+    :ivar parts: the memories, by the same names.
+    :raises ConfigError: if a file or the policy cannot be used.
+    """
+
+    def __init__(self, settings: Outcomes, sources: Mapping[str, Blocks], group_size: int) -> None:
+        self.parts: dict[str, PartOutcomes] = {}
+        self._group_size = group_size
+        self._saving = threading.Lock()
+        for name, files in sources.items():
+            path = f"{settings.path}.{name}" if name and settings.path is not None else settings.path
+            self.parts[name] = PartOutcomes(msgspec.structs.replace(settings, path=path), files)
+
+    def reports_of(self, items: Iterable[Sample] | Iterable[Group], scores: Sequence[Any] | None) -> list[RowReport]:
+        """The scores of each row.
+
+        :raises InvalidGroupError: if one of them cannot be counted.
+        """
+        reports: list[RowReport] = []
+        row = None
+        for item, sample, attempt, score in _scored(grouped(items, "report"), scores, self._group_size):
+            if row != (row := (item, sample.position)):  # the samples of a group are of one row
+                epoch, row_id, *part = self.key_of(sample)
+                reports.append(RowReport(row_id, epoch, [], *part))
+            reports[-1].scores.append((attempt, score))
+        return reports
+
+    def key_of(self, sample: Sample) -> list[Any]:
+        """The epoch and the id of a sample's row, and in a mixture its part: it can be reported in another process."""
+        if "" in self.parts:
+            return [sample.position.epoch if sample.position is not None else 0, self.parts[""].row_id(sample)]
+
+        name = sample.source_name or ""
+        if sample.source_epoch is None or name not in self.parts:
+            raise InvalidGroupError(
+                f"AD482 {sample!r} is of {name!r}, which is no part of this mixture; report samples to the loader that "
+                "delivered them"
+            )
+
+        return [sample.source_epoch, self.parts[name].row_id(sample), name]
+
+    def count(self, reports: Iterable[RowReport], attempts: int | None = None) -> int:
+        """Count scores of rows; return how many were new. Those of parts that are not there any more are left out.
+
+        :param attempts: samples of a row in an epoch; None: those of a group.
+        """
+        of_parts: dict[str, list[RowReport]] = {}
+        for report in reports:
+            of_parts.setdefault(report.source, []).append(report)
+        size = attempts or self._group_size
+        return sum(part.memory.report(of_parts[name], size) for name, part in self.parts.items() if name in of_parts)
+
+    def begin_at(self, epoch: int) -> None:
+        """Delivery of a single source goes to ``epoch``, whose rows are decided anew, as those of later epochs."""
+        self.parts[""].memory.forget_decisions(0, epoch)
+
+    def state(
+        self, coordinator: Coordinator, epochs_of: Callable[[Ledger], Mapping[str, int]]
+    ) -> tuple[Ledger, dict[str, OutcomeState]]:
+        """The ledger, and the states of all memories at the same instant. What is new is in their files then.
+
+        :param epochs_of: the epoch of each part at which a restart begins.
+        :raises SnapshotError: if a file cannot be written.
+        """
+        with self._saving:
+            with coordinator.lock:
+                ledger = coordinator.ledger
+                epochs = epochs_of(ledger)
+                due = {name: part.due(epochs.get(name, 0)) for name, part in self.parts.items()}
+            return ledger, {name: part.written(due[name], coordinator.lock) for name, part in self.parts.items()}
+
+    def take(self, found: Mapping[str, Restored | None]) -> None:
+        """Continue with these memories."""
+        for name, restored in found.items():
+            if restored is not None:
+                self.parts[name].take(restored)
+
+    def numbers(self) -> dict[str, Any]:
+        """Numbers for :class:`~asyncdata.Statistics`: of all parts together."""
+        total: Counter[str] = Counter()
+        for part in self.parts.values():
+            total.update(part.numbers())
+        return dict(total)
+
+    def close(self) -> None:
+        """Close the files."""
+        for part in self.parts.values():
+            part.close()
+
+
 def memory_of(
-    snapshot: Snapshot, changed: Collection[str], outcomes: LoaderOutcomes | None, allow_changed: Collection[str]
+    state: OutcomeState | msgspec.UnsetType,
+    changed: Collection[str],
+    outcomes: PartOutcomes | None,
+    allow_changed: Collection[str],
 ) -> Restored | None:
     """The memory to continue with; None if the loader has none.
 
     If the data or the order has changed, rows have other ids, and the memory is empty; this is logged.
 
+    :param state: what the snapshot has.
     :param changed: what differs from the snapshot, and is allowed to.
     :raises SnapshotMismatchError: if the snapshot has outcomes and they are not there, or the loader remembers none:
         its exclusions would end in the middle of an epoch. Not with "outcomes" in ``allow_changed``.
     """
-    saved = snapshot.outcomes or None
+    saved = state or None
     if outcomes is not None:
         if saved is not None and not set(changed) & {"data", "order"}:
             try:
@@ -299,27 +352,6 @@ def _record_in(text: str) -> Record:
         return Record(BASE, base64.b64decode(text, validate=True))
     except (ValueError, binascii.Error) as error:
         raise SnapshotError(f"AD602 the outcome memory in the snapshot cannot be read: {error}") from error
-
-
-def row_reports(
-    items: Iterable[Sample] | Iterable[Group],
-    scores: Sequence[Any] | None,
-    group_size: int,
-    key_of: Callable[[Sample], list[Any]],
-) -> list[RowReport]:
-    """The scores of each row.
-
-    :param key_of: gives the epoch and the id of a sample's row, and, in a mixture, its part.
-    :raises InvalidGroupError: if one of them cannot be counted.
-    """
-    reports: list[RowReport] = []
-    row = None
-    for item, sample, attempt, score in _scored(grouped(items, "report"), scores, group_size):
-        if row != (row := (item, sample.position)):  # the samples of a group are of one row
-            epoch, row_id, *part = key_of(sample)
-            reports.append(RowReport(row_id, epoch, [], *part))
-        reports[-1].scores.append((attempt, score))
-    return reports
 
 
 def _scored(items: Sequence[Group], scores: Sequence[Any] | None, group_size: int) -> Iterable[_Scored]:
@@ -365,10 +397,3 @@ def _score(sample: Sample, value: Any) -> float:
         raise InvalidGroupError(f"AD482 the score of {sample!r} must be a finite number, got {value!r}")
 
     return score
-
-
-def taking(outcomes: LoaderOutcomes | None, found: Restored | None, ledger: Ledger, _: Ledger) -> Ledger:
-    """``ledger``, after the memory has taken what a snapshot had. Called while the coordinator's lock is held."""
-    if outcomes is not None and found is not None:
-        outcomes.take(found)
-    return ledger

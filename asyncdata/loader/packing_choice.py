@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.batching.length_grouping import LengthGrouping
-from asyncdata.batching.online.rules import PackRules
-from asyncdata.batching.packers.unpacked import SinglePacking
-from asyncdata.batching.packers.xtuner import XTunerPacking
-from asyncdata.batching.planned.plan import Plan
 from asyncdata.core.errors import ConfigError
-from asyncdata.loader.batches.online_batches import OnlineBatching
-from asyncdata.loader.batches.pack_batches import collating_documents, collating_samples
-from asyncdata.loader.batches.planned_batches import PlannedBatching
-from asyncdata.loader.batches.sample_batches import SampleBatching
-from asyncdata.order.rank_share import Share
+from asyncdata.loader.batches.sample_batches import Batching
 from asyncdata.order.shuffle import RowShuffle
-from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from asyncdata.batching.packers.base import Packing
-    from asyncdata.batching.packers.xtuner import LoaderPacking
-    from asyncdata.loader.batches.batching import Batching
+    from asyncdata.batching.length_grouping import LengthGrouping
+    from asyncdata.batching.rules import PackRules
+    from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.loader.config import LoaderConfig
+    from asyncdata.order.rank_share import Share
     from asyncdata.prefetch.windows.base import Reading
 
 __all__ = ("PackingChoice",)
@@ -34,13 +25,11 @@ class PackingChoice(NamedTuple):
     """How a loader packs samples.
 
     :ivar rules: how packs are made; None without packing and grouping.
-    :ivar plan: how packs are planned before their rows are read; None: they are made from samples as they come.
     :ivar share: the rows that this rank tokenizes; None: all.
     :ivar packs_samples: whether batches have packs; False: samples, which may be grouped by length.
     """
 
     rules: PackRules | None
-    plan: Plan | None
     share: Share | None
     packs_samples: bool
 
@@ -53,16 +42,26 @@ class PackingChoice(NamedTuple):
         :param is_filtered: whether the loader has a buffer filter.
         :raises ConfigError: for settings that do not work together.
         """
-        rules = _rules_of(config, packing, grouping, is_filtered=is_filtered)
-        plan = _plan_of(config, rules)
-        share = _share_of(config, rules, plan)
-        if config.digest == "tokens" and (plan is not None or share is not None):
+        rules = None
+        if packing is not None or grouping is not None:
+            rules = _rules_of(config, packing, grouping, is_filtered=is_filtered)
+        elif config.plan_packs:
+            raise ConfigError("plan_packs=True plans packs: it needs a packing or a length_grouping")
+
+        share = _share_of(config, rules)
+        choice = cls(rules, share, packing is not None)
+        if config.digest == "tokens" and (choice.plan is not None or share is not None):
             raise ConfigError(
                 'digest="tokens" needs every rank to tokenize every row, and here each has rows of its own: the digest '
                 'would be another one on each. digest="positions" has how many tokens every sample has'
             )
 
-        return cls(rules, plan, share, packing is not None)
+        return choice
+
+    @property
+    def plan(self) -> PackRules | None:
+        """How packs are planned before their rows are read; None: they are made from samples as they come."""
+        return self.rules if self.rules is not None and self.rules.is_planned else None
 
     def batching(
         self,
@@ -90,40 +89,42 @@ class PackingChoice(NamedTuple):
                 "PackedCollator, or leave out packing"
             )
 
-        if self.rules is None:
-            return SampleBatching(config, collate_fn)
-
         if self.packs_samples:
             _refuse_prompts(functions)
+        if self.rules is None:
+            return Batching(config, collate_fn)
 
-        collate = (collating_documents if self.packs_samples else collating_samples)(collate_fn)
-        if self.plan is None:
-            return OnlineBatching(self.rules, config, collate)
+        from asyncdata.loader.batches.pack_batches import OnlineBatching, PlannedBatching
+        from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
+
+        if not self.rules.is_planned:
+            return OnlineBatching(self.rules, config, collate_fn, packs_samples=self.packs_samples)
 
         assert isinstance(windows, IndexedWindows), "a plan needs a row index"
-        return PlannedBatching(windows, config, collate)
+        return PlannedBatching(windows, config, collate_fn, packs_samples=self.packs_samples)
 
 
 def _refuse_prompts(functions: Iterable[Any]) -> None:
     for function in functions:
         if getattr(function, "makes_prompts", False):
-            name = type(function).__name__
             raise ConfigError(
-                f"AD416 packs are for training, and {name} makes prompts without labels, so that every token of them "
-                "would be trained: use ChatTokenizeFn for chats or TextTokenizeFn for text, or leave packing out"
+                f"AD416 packs are for training, and {type(function).__name__} makes prompts without labels, so that "
+                "every token of them would be trained: use ChatTokenizeFn for chats or TextTokenizeFn for text, or "
+                "leave packing out"
             )
 
 
 def _rules_of(
     config: LoaderConfig, packing: LoaderPacking | None, grouping: LengthGrouping | None, *, is_filtered: bool
-) -> PackRules | None:
-    """How a loader makes packs; None without packing and grouping.
+) -> PackRules:
+    """How a loader makes packs.
 
-    :param is_filtered: whether the loader has a buffer filter.
-    :raises ConfigError: if settings for rollouts are given, too.
+    :raises ConfigError: if settings for rollouts are given, too, or for a packing that cannot be planned.
     """
-    if packing is None and grouping is None:
-        return None
+    from asyncdata.batching.length_grouping import LengthGrouping
+    from asyncdata.batching.packers import SinglePacking
+    from asyncdata.batching.rules import PackRules
+    from asyncdata.batching.xtuner_packing import XTunerPacking
 
     is_packing = hasattr(packing, "max_length") and not callable(packing)  # classes and collators can be called
     if packing is not None and not is_packing:
@@ -132,72 +133,48 @@ def _rules_of(
     if not isinstance(grouping, LengthGrouping | None):
         raise ConfigError(f"length_grouping is LengthGrouping(...); got {grouping!r}")
 
-    _check(config, is_filtered=is_filtered)
-    return PackRules(
-        packing=cast("Packing", packing or SinglePacking()),  # XTuner's is only read by plans
-        grouping=grouping,
-        seed=config.seed,
-        rank=config.ranks.rank,
-        world_size=config.ranks.world_size,
-        batch_size=config.batch_size or 1,
-        accumulation=config.ranks.gradient_accumulation,
-    )
-
-
-def _plan_of(config: LoaderConfig, rules: PackRules | None) -> Plan | None:
-    """How packs are planned before their rows are read; None if packs are made from samples as they come.
-
-    :raises ConfigError: for a packing that cannot be planned.
-    """
-    if rules is None:
-        if config.plan_packs:
-            raise ConfigError("plan_packs=True plans packs: it needs a packing or a length_grouping")
-
-        return None
-
-    is_xtuners = rules.grouping is not None and rules.grouping.method == "xtuner"
-    if not (config.plan_packs or is_xtuners or isinstance(rules.packing, XTunerPacking)):
-        return None
-
-    return Plan(
-        packing=rules.packing,
-        grouping=rules.grouping,
-        world_size=rules.world_size,
-        batch_size=rules.batch_size,
-        accumulation=rules.accumulation,
-        round_up=not config.drop_last and config.ranks.round_up is not False,
-    )
-
-
-def _share_of(config: LoaderConfig, rules: PackRules | None, plan: Plan | None) -> Share | None:
-    """The rows that this rank tokenizes; None: all, as it cannot know its own rows before.
-
-    All also if bad rows are passed over: a bad row that only its own rank finds would shift that rank's rows.
-    """
-    if config.ranks.world_size == 1 or (rules is not None and plan is None):
-        return None
-
-    order = config.order
-    ends_at_bad_row = config.bad_rows.policy == "raise"
-    is_known = plan is not None or (isinstance(order, RowShuffle) and order.only_kept and ends_at_bad_row)
-    if not is_known:
-        return None
-
-    size = (config.batch_size or 1) // config.n_samples_per_prompt
-    return Share(rank=config.ranks.rank, world_size=config.ranks.world_size, batch_size=max(1, size))
-
-
-def _check(config: LoaderConfig, *, is_filtered: bool) -> None:
     refused = {
         "n_samples_per_prompt": config.n_samples_per_prompt > 1,
         'commit="on_ack"': config.commit == "on_ack",
         "buffer_filter": is_filtered,
     }
-    names = [name for name, is_given in refused.items() if is_given]
-    if names:
+    if names := [name for name, is_given in refused.items() if is_given]:
         raise ConfigError(
             f"packing and length_grouping are for training, {', '.join(names)} for rollouts: leave one of them out"
         )
 
     if config.batch_size is None:
         raise ConfigError("packing and length_grouping need batch_size=...: packs of each rank in a batch")
+
+    has_xtuners_order = grouping is not None and grouping.method == "xtuner"
+    return PackRules(
+        packing=packing or SinglePacking(),
+        grouping=grouping,
+        seed=config.seed,
+        rank=config.ranks.rank,
+        world_size=config.ranks.world_size,
+        batch_size=config.batch_size,
+        accumulation=config.ranks.gradient_accumulation,
+        is_planned=config.plan_packs or has_xtuners_order or isinstance(packing, XTunerPacking),
+        round_up=not config.drop_last and config.ranks.round_up is not False,
+    )
+
+
+def _share_of(config: LoaderConfig, rules: PackRules | None) -> Share | None:
+    """The rows that this rank tokenizes; None: all, as it cannot know its own rows before.
+
+    All also if bad rows are passed over: a bad row that only its own rank finds would shift that rank's rows.
+    """
+    is_planned = rules is not None and rules.is_planned
+    if config.ranks.world_size == 1 or (rules is not None and not is_planned):
+        return None
+
+    order = config.order
+    ends_at_bad_row = config.bad_rows.policy == "raise"
+    if not (is_planned or (isinstance(order, RowShuffle) and order.only_kept and ends_at_bad_row)):
+        return None
+
+    from asyncdata.order.rank_share import Share
+
+    size = (config.batch_size or 1) // config.n_samples_per_prompt
+    return Share(rank=config.ranks.rank, world_size=config.ranks.world_size, batch_size=max(1, size))

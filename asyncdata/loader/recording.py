@@ -13,19 +13,21 @@ from asyncdata.core.errors import redacted
 from asyncdata.core.file_refs import all_sizes
 from asyncdata.core.log import cleaned
 from asyncdata.core.version import __version__
-from asyncdata.loader.mixture_engine import MixtureEngine
-from asyncdata.telemetry.helper_process import Tokenizer
-from asyncdata.telemetry.recorder import NoRecorder, Recorder
-from asyncdata.telemetry.records import FORMAT_VERSION, MAX_OF_REASON, Interval, Place, RunStart, SourceCounts
-from asyncdata.telemetry.watched import WatchedCoordinator
+from asyncdata.telemetry.recorder import Recorder, WatchedCoordinator
+from asyncdata.telemetry.records import (
+    FORMAT_VERSION,
+    MAX_OF_REASON,
+    Interval,
+    Place,
+    RunStart,
+    SourceCounts,
+    TokenizerName,
+)
 from asyncdata.tokenization.part_functions import PartFunctions
 from asyncdata.tokenization.resolve import resolved
-from asyncdata.workers.traced import TracedInlineExecutor, TracedProcessExecutor
+from asyncdata.workers.traced import trace
 
 if TYPE_CHECKING:
-    from asyncdata.core.types import Position
-    from asyncdata.delivery.channel import Channel
-    from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.engine import Engine
     from asyncdata.loader.statistics import SourceStatistics
 
@@ -34,21 +36,19 @@ __all__ = ("recorder_of",)
 _MAX_FILES = 100
 
 
-def recorder_of(engine: Engine, function: Any, packing: Any) -> Recorder | NoRecorder:
+def recorder_of(engine: Engine, function: Any, packing: Any) -> Recorder:
     """The recorder of a loader. It begins with the loader.
 
     :param function: the tokenize function, or those of a mixture's parts.
     """
-    settings = engine.config.telemetry
-    if not settings.is_on:
-        return NoRecorder()
-
-    recorder = Recorder(settings, _Subject(engine, resolved(function), packing), engine.config.ranks.rank)
+    recorder = Recorder(
+        engine.config.telemetry, _Subject(engine, resolved(function), packing), engine.config.ranks.rank
+    )
     assert isinstance(engine.coordinator, WatchedCoordinator)
     engine.coordinator.on_chunk, engine.coordinator.on_restart = recorder.see, recorder.restarted
     engine.waits.on_begin, engine.waits.on_end = recorder.wait_begins, recorder.calls.wait_ends
-    if isinstance(engine.executor, TracedInlineExecutor | TracedProcessExecutor):
-        engine.executor.on_request = recorder.request
+    if engine.config.telemetry.trace is not None:
+        trace(engine.executor, recorder.request)
     return recorder
 
 
@@ -57,19 +57,21 @@ class _Subject:
 
     def __init__(self, engine: Engine, function: Any, packing: Any) -> None:
         self._engine, self._packing = engine, packing
-        parts = engine.parts if isinstance(engine, MixtureEngine) else []
-        own = engine.config.bad_rows.excerpts
-        self._shows_rows = {part.name: part.config.bad_rows.excerpts for part in parts} or {"": own}
+        self.coordinator, self.executor = engine.coordinator, engine.executor
+        self._shows_rows = {part.name: part.bad_rows.shows_row for part in engine.parts}
         functions = function.functions if isinstance(function, PartFunctions) else [function]
         self._functions = dict(zip(self._shows_rows, functions, strict=True))
-        self.shows_rows = own and all(self._shows_rows.values())
+        self.shows_rows = engine.config.bad_rows.excerpts and all(self._shows_rows.values())
         self.max_samples = -(-engine.config.telemetry.samples // len(functions))
 
     def header(self) -> RunStart:
-        """As the protocol says."""
         engine, config, now = self._engine, self._engine.config, self._engine.statistics()
         files = engine.files
-        packing = {} if self._packing is None else _described(self._packing)
+        packing = {} if self._packing is None else _kind_of(self._packing)
+        if isinstance(self._packing, msgspec.Struct):
+            packing |= msgspec.structs.asdict(self._packing)
+        knobs = _changed(config)
+        knobs.pop("telemetry", None)
         return RunStart(
             version=FORMAT_VERSION,
             library=__version__,
@@ -85,12 +87,13 @@ class _Subject:
             files=[redacted(file.path) for file in files[:_MAX_FILES]],
             num_files=len(files),
             num_bytes=sum(all_sizes(files)),
-            mix_by=engine.mix_by if isinstance(engine, MixtureEngine) else "",
+            mix_by=engine.mix_by,
             group_size=config.n_samples_per_prompt,
             packing=self._shown(packing),
             pack_length=packing.get("max_length", 0),
-            config=self._shown(_changed(config)),
+            config=self._shown(knobs),
             tokenizer=", ".join(sorted({self._name(function) for function in self._functions.values()})),
+            tokenizers=self._tokenizers(),
             shows_rows=self.shows_rows,
             interval_s=config.telemetry.interval_s,
             max_samples=self.max_samples,
@@ -107,7 +110,6 @@ class _Subject:
         return redacted(repr(function)) if is_description else type(function).__name__
 
     def interval(self) -> Interval:
-        """As the protocol says."""
         now = self._engine.statistics()
         states = [worker.state for worker in now.workers]
         return Interval(
@@ -139,41 +141,20 @@ class _Subject:
             indexed_rows=now.indexed_rows,
         )
 
-    def channel(self) -> Channel:
-        """As the protocol says."""
-        return self._engine.coordinator.channel
-
-    def place(self) -> Position:
-        """As the protocol says."""
-        return self._engine.coordinator.ledger.position
-
-    def num_groups(self) -> int:
-        """As the protocol says."""
-        return self._engine.coordinator.ledger.counters.num_groups
-
     def waits_for(self) -> str:
-        """As the protocol says."""
         return self._engine.waits_for()
 
-    def worker_pids(self) -> list[int]:
-        """As the protocol says."""
-        workers = self._engine.executor.statistics().workers
-        return [worker.pid for worker in workers if worker.pid is not None]
-
     def shows_rows_of(self, source: str) -> bool:
-        """As the protocol says."""
         return self._shows_rows.get(source, False)
 
-    def tokenizer(self, source: str) -> Tokenizer | None:
-        """As the protocol says."""
-        function = self._functions.get(source)
-        name, revision = getattr(function, "tokenizer", None), getattr(function, "revision", None)
-        return Tokenizer(os.fspath(name), revision) if isinstance(name, str | os.PathLike) else None
-
-    def tokenizers(self) -> list[Tokenizer]:
-        """As the protocol says."""
-        found = [self.tokenizer(source) for source, shows_row in self._shows_rows.items() if shows_row]
-        return [tokenizer for tokenizer in found if tokenizer is not None]
+    def _tokenizers(self) -> dict[str, TokenizerName]:
+        """The tokenizers of the parts whose rows may be recorded, where they are known."""
+        found: dict[str, TokenizerName] = {}
+        for source, function in self._functions.items():
+            name = getattr(function, "tokenizer", None)
+            if self._shows_rows[source] and isinstance(name, str | os.PathLike):
+                found[source] = TokenizerName(redacted(os.fspath(name)), getattr(function, "revision", None))
+        return found
 
 
 def _counts(source: SourceStatistics) -> SourceCounts:
@@ -187,27 +168,18 @@ def _counts(source: SourceStatistics) -> SourceCounts:
     )
 
 
-def _described(packing: Any) -> dict[str, Any]:
-    settings = msgspec.structs.asdict(packing) if isinstance(packing, msgspec.Struct) else {}
-    return {"kind": type(packing).__name__, **settings}
+def _kind_of(value: object) -> dict[str, Any]:
+    return {"kind": type(value).__name__}
 
 
-def _changed(config: LoaderConfig) -> dict[str, Any]:
-    """The knobs that have not their default, and of structs their settings."""
-    changed: dict[str, Any] = {}
-    for field in msgspec.structs.fields(config):
-        value = getattr(config, field.name)
-        if field.name == "telemetry" or value == field.default:
-            continue
-
-        is_struct = isinstance(value, msgspec.Struct)
-        changed[field.name] = {"kind": type(value).__name__, **_own(value)} if is_struct else value
-    return changed
-
-
-def _own(value: msgspec.Struct) -> dict[str, Any]:
-    fields = {field.name: field.default for field in msgspec.structs.fields(value)}
-    return {name: each for name, each in msgspec.structs.asdict(value).items() if each != fields[name]}
+def _changed(value: msgspec.Struct) -> dict[str, Any]:
+    """The fields that have not their default; of structs, their kind and such fields of theirs."""
+    fields = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))
+    return {
+        field.name: _kind_of(each) | _changed(each) if isinstance(each, msgspec.Struct) else each
+        for field, each in fields
+        if each != field.default
+    }
 
 
 def _without_texts(value: Any) -> Any:

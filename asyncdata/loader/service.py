@@ -18,26 +18,24 @@ from typing import TYPE_CHECKING
 import anyio
 
 from asyncdata.core.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError
-from asyncdata.core.event_loop import call_soon_in_this_loop
 from asyncdata.core.log import get_logger
 from asyncdata.core.shortage import short_of
-from asyncdata.core.threads import started
+from asyncdata.core.threads import call_soon_in_this_loop, started
 from asyncdata.delivery.channel import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from asyncdata.core.messages import Job
     from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.prefetch.mixture_producer import MixtureProducer
-    from asyncdata.prefetch.node_share.sharing import Sharing
     from asyncdata.prefetch.producer import Producer
     from asyncdata.prefetch.row_index.row_index import RowIndex
-    from asyncdata.prefetch.windows.base import Reading
-    from asyncdata.workers.base import Executor
-    from asyncdata.workers.pool.early_start import EarlyForkServer
+    from asyncdata.prefetch.windows.base import Windows
+    from asyncdata.workers.pool.pool import Pool
+    from asyncdata.workers.pool.popen import EarlyForkServer
 
 __all__ = ("Service",)
 
@@ -54,25 +52,22 @@ class Service:
     :param slot_bytes: memory of a slot.
     :param event_loop: ``asyncio``, ``uvloop`` or ``trio``: the event loop of its thread.
     :param early: the fork server that was started early, with the thread in which the service will run.
-    :param sharing: shares chunks with the other ranks of the node, if there are any.
     :param index: the row index, if there is one: calls may wait for it.
     """
 
     def __init__(
         self,
         job: Job,
-        windows: Reading,
+        windows: Sequence[Windows],
         producer: Producer | MixtureProducer,
-        executor: Executor,
+        executor: Pool,
         coordinator: Coordinator,
         *,
         slot_bytes: int,
         event_loop: str = "asyncio",
         early: EarlyForkServer | None = None,
-        sharing: Sharing | None = None,
         index: RowIndex | None = None,
     ) -> None:
-        self._sharing = sharing
         self._index = index
         self._job = job
         self._executor = executor
@@ -203,11 +198,8 @@ class Service:
         self._stop = anyio.Event()
         async with anyio.create_task_group() as group:
             group.start_soon(self._run_part, partial(self._executor.run, self._job))
-            group.start_soon(self._run_part, self._windows.run)
-            if self._sharing is not None:
-                joined = anyio.Event()
-                group.start_soon(self._run_part, partial(self._sharing.run, joined.set))
-                await joined.wait()
+            for windows in self._windows:
+                group.start_soon(self._run_part, windows.run)
             with self._lock:
                 self._call_soon = call_soon_in_this_loop()
                 if self._is_closed:
@@ -216,7 +208,8 @@ class Service:
             await self._stop.wait()
             if self._fatal_error is None:
                 with anyio.move_on_after(_FINISH_TIMEOUT_S):
-                    await self._windows.finish()
+                    for windows in self._windows:
+                        await windows.finish()
             group.cancel_scope.cancel()
 
     async def _run_part(self, run: Callable[[], Awaitable[None]]) -> None:
@@ -247,12 +240,7 @@ class Service:
     @property
     def canaries(self) -> list[str]:
         """Token digests of the canaries; empty until they are known."""
-        return self._producer.canaries.digests or self._expected_canaries
-
-    @property
-    def num_blank_lines(self) -> int:
-        """Blank lines passed over, in what was read ahead."""
-        return self._producer.num_blank
+        return self._producer.digests or self._expected_canaries
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Stop the thread and the workers. Returns after ``timeout_s`` at the latest; remaining workers end with

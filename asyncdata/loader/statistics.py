@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from asyncdata.core.types import SourceLocation
     from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.ledger import Ledger
-    from asyncdata.loader.batches.base import PackTotals
-    from asyncdata.prefetch.node_share.sharing import Sharing
+    from asyncdata.loader.batches.sample_batches import PackTotals
     from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.sources.base import Blocks
@@ -27,12 +26,7 @@ __all__ = (
     "describe_wait",
     "explain_timeout",
     "is_indexing",
-    "of_delivery",
-    "of_index",
-    "of_packs",
-    "of_sharing",
-    "of_stores",
-    "of_token_cache",
+    "numbers_of",
     "waited_for",
 )
 
@@ -51,8 +45,7 @@ class SourceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar dropped: its rows that yielded no sample, by reason.
     :ivar wait: seconds for which calls of this run waited for its next sample.
     :ivar target: its share of the mixture now, 0 to 1: of samples, or of tokens with ``Mix(by="tokens")``.
-    :ivar passed_over: of a replay, how often it had no row at its turn, since the loader was opened or restored.
-    :ivar outcome_rows: rows of which its outcome memory has scores. That of a replay is that of the other part.
+    :ivar outcome_rows: rows of which its outcome memory has scores.
     :ivar outcome_scores_total: scores that were counted in it.
     :ivar outcome_repeated_total: scores that were reported again, and not counted.
     :ivar outcome_late_total: scores of an earlier epoch than the last one of their row, which were not counted.
@@ -64,7 +57,6 @@ class SourceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int]
     wait: float
     target: float = 0.0
-    passed_over: int = 0
     outcome_rows: int = 0
     outcome_scores_total: int = 0
     outcome_repeated_total: int = 0
@@ -79,7 +71,6 @@ class SourceStatistics(msgspec.Struct, frozen=True, kw_only=True):
             f"{prefix}_dropped_total": sum(self.dropped.values()),
             f"{prefix}_wait_seconds_total": self.wait,
             f"{prefix}_target": self.target,
-            f"{prefix}_passed_over": self.passed_over,
             **{f"{prefix}_{name}": getattr(self, name) for name in _OF_OUTCOMES},
         }
 
@@ -110,9 +101,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar worker_restarts_total: workers, and fork servers of workers, that were replaced.
     :ivar tokenized_rows_total: rows that this loader's workers have tokenized.
     :ivar tokenize_seconds_total: seconds of CPU time that the workers needed for them.
-    :ivar shared_rows_total: rows that other ranks of this node have tokenized for this one.
-    :ivar awaited_rows: rows in flight that other ranks of this node are tokenizing.
-    :ivar unshared_rows_total: rows that were tokenized here, as they could not be shared with the ranks of this node.
     :ivar blank_lines_total: blank lines passed over, in what was read ahead.
     :ivar indexed_rows: rows that the row index has so far; 0 if the order needs no index.
     :ivar excluded_rows: indexed rows that the order excludes, by reason.
@@ -160,9 +148,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     worker_restarts_total: int
     tokenized_rows_total: int = 0
     tokenize_seconds_total: float = 0.0
-    shared_rows_total: int = 0
-    awaited_rows: int = 0
-    unshared_rows_total: int = 0
     blank_lines_total: int
     indexed_rows: int = 0
     excluded_rows: dict[str, int] = {}
@@ -218,10 +203,20 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
         return prometheus_text(self, labels)
 
 
-def of_delivery(ledger: Ledger, channel: Channel) -> dict[str, Any]:
-    """The fields about what was delivered, and what is ready."""
+def numbers_of(
+    ledger: Ledger,
+    channel: Channel,
+    workers: ExecutorStatistics,
+    files: Iterable[Blocks],
+    caches: Iterable[TokenCache | None],
+    packs: PackTotals,
+) -> dict[str, Any]:
+    """What was delivered, what is ready, and what stores and token caches have given."""
     counters = ledger.counters
-    return {
+    # What is read from front to back, this process reads.
+    reads: list[Any] = [workers, *filter(None, (getattr(one, "read_counts", None) for one in files))]
+    found = [cache for cache in caches if cache is not None]
+    numbers = {
         "samples_total": counters.num_samples,
         "groups_total": counters.num_groups,
         "tokens_total": counters.num_tokens,
@@ -234,56 +229,31 @@ def of_delivery(ledger: Ledger, channel: Channel) -> dict[str, Any]:
         "in_flight_rows": channel.num_rows_in_flight,
         "capacity_samples": channel.capacity,
         "ready_bytes": channel.num_ready_bytes,
+        "store_reads_total": sum(one.num_reads for one in reads),
+        "store_retries_total": sum(one.num_retried for one in reads),
+        "store_cached_total": sum(one.num_cached for one in reads),
+        "store_cache_failures_total": sum(one.num_cache_failures for one in reads),
+        "cached_rows_total": sum(cache.num_rows_read for cache in found),
+        "token_cache_bytes": sum(cache.num_bytes for cache in found),
+        "queued_requests": workers.num_queued,
+        "worker_restarts_total": workers.num_restarts,
+        "workers": workers.workers,
     }
+    if packs.counts is None:
+        return numbers
 
-
-def of_sharing(sharing: Sharing | None) -> dict[str, Any]:
-    """The fields about rows that the ranks of a node share."""
-    if sharing is None:
-        return {}
-
-    return {
-        "shared_rows_total": sharing.num_rows_taken,
-        "awaited_rows": sharing.num_rows_awaited,
-        "unshared_rows_total": sharing.num_rows_unshared,
-    }
-
-
-def of_token_cache(cache: TokenCache | None) -> dict[str, Any]:
-    """The fields about the token cache."""
-    return {} if cache is None else {"cached_rows_total": cache.num_rows_read, "token_cache_bytes": cache.num_bytes}
-
-
-def of_stores(workers: ExecutorStatistics, files: Iterable[Blocks]) -> dict[str, Any]:
-    """The fields about object stores; what is read from front to back, this process reads."""
-    counts: list[Any] = [workers, *filter(None, (getattr(one, "read_counts", None) for one in files))]
-    return {
-        "store_reads_total": sum(one.num_reads for one in counts),
-        "store_retries_total": sum(one.num_retried for one in counts),
-        "store_cached_total": sum(one.num_cached for one in counts),
-        "store_cache_failures_total": sum(one.num_cache_failures for one in counts),
-    }
-
-
-def of_index(index: RowIndex | None) -> dict[str, Any]:
-    """The fields about the row index."""
-    return {} if index is None else {"indexed_rows": index.num_found, "excluded_rows": dict(index.excluded)}
-
-
-def is_indexing(index: RowIndex | None) -> bool:
-    """Whether the row index is being made."""
-    return index is not None and not index.is_complete
-
-
-def of_packs(packs: PackTotals) -> dict[str, Any]:
-    """The fields about packs."""
-    return {
+    return numbers | {
         "packs_total": packs.num_packs,
         "packed_tokens_total": packs.num_tokens,
         "unpacked_samples_total": dict(packs.counts.samples),
         "unpacked_tokens_total": dict(packs.counts.tokens),
         "held_samples": packs.num_held,
     }
+
+
+def is_indexing(index: RowIndex | None) -> bool:
+    """Whether the row index is being made."""
+    return index is not None and not index.is_complete
 
 
 def _identifier(reason: str) -> str:
@@ -322,9 +292,6 @@ def explain_timeout(
 
 def waited_for(now: Statistics, is_started: bool, *, is_indexing: bool) -> str:
     """What is missing now, in a word: one of ``asyncdata.telemetry.records.WAITED_FOR``."""
-    if now.awaited_rows and not any(worker.state == "busy" for worker in now.workers):
-        return "rank"
-
     stage = _starving_stage(now, is_started, is_indexing=is_indexing)[0].partition(":")[0]
     return "read" if stage == "filter" else stage
 
@@ -336,7 +303,6 @@ def describe_wait(now: Statistics, stage: str) -> str:
         "start": next(filter(None, (one.lacks for one in now.workers)), "the workers load the tokenize function"),
         "index": f"the row index is made, {now.indexed_rows:,} rows so far",
         "read": f"the {'first' if is_first else 'next'} window is read",
-        "rank": f"another rank tokenizes {now.awaited_rows:,} rows",
     }
     tokenizing = f"the workers tokenize {now.in_flight_rows:,} rows, {now.ready_samples:,} samples are ready"
     return words.get(stage, tokenizing)
@@ -356,12 +322,6 @@ def _starving_stage(now: Statistics, is_started: bool, *, is_indexing: bool) -> 
         return (
             f"tokenize: the workers cannot keep up, or one hangs (busy for {slowest:.1f} s)",
             "more num_workers, a larger buffer_size, or a lower Limits(row_timeout_s=...) if a worker hangs",
-        )
-
-    if now.awaited_rows:
-        return (
-            f"tokenize: another rank of this node has not tokenized {now.awaited_rows} rows yet",
-            "look at what the other ranks do; after Limits(row_timeout_s=...) this rank tokenizes these rows itself",
         )
 
     if now.read_seconds:

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
     Progress = Literal["auto", "bar", "lines", "log", "none"]
 
-__all__ = ("WaitProgress", "way_of")
+__all__ = (
+    "WaitProgress",
+    "Waits",
+    "way_of",
+)
+
 
 _log = get_logger(__name__)
 _PATIENCE_S = 2.0
@@ -67,29 +72,29 @@ class Display(Protocol):
         ...
 
 
-class _Events:
-    """An event after two seconds, and each time that the wait has become twice as long."""
+class _Told:
+    """Tells of a wait after two seconds, and each time that it has become twice as long."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str, float], object]) -> None:
+        self._tell = tell
         self._next_s = 0.0
 
     def show(self, text: str, waited_s: float) -> None:
         if waited_s >= self._next_s:
             self._next_s = 2 * waited_s
-            _log.info("loader.waiting", reason=text, waited_s=round(waited_s, 1))
+            self._tell(text, waited_s)
 
     def end(self) -> None:
         pass
 
 
-class _Lines(_Events):
-    """The same as lines on stderr; also where rich is not installed, or in a notebook ipywidgets."""
+def _log_wait(text: str, waited_s: float) -> None:
+    _log.info("loader.waiting", reason=text, waited_s=round(waited_s, 1))
 
-    def show(self, text: str, waited_s: float) -> None:
-        if waited_s >= self._next_s:
-            self._next_s = 2 * waited_s
-            sys.stderr.write(f"asyncdata: {text} ({waited_s:.0f} s)\n")
-            sys.stderr.flush()
+
+def _print_wait(text: str, waited_s: float) -> None:
+    sys.stderr.write(f"asyncdata: {text} ({waited_s:.0f} s)\n")
+    sys.stderr.flush()
 
 
 class _Bar:
@@ -118,13 +123,11 @@ class _Bar:
 
 
 def _display(way: str) -> Display:
-    if way in ("log", "lines"):
-        return _Events() if way == "log" else _Lines()
-
-    try:
-        return _Bar()
-    except ImportError:
-        return _Lines()
+    """What shows a wait. A bar is lines where rich is not installed, or in a notebook ipywidgets."""
+    if way == "bar":
+        with suppress(ImportError):
+            return _Bar()
+    return _Told(_log_wait if way == "log" else _print_wait)
 
 
 class WaitProgress:
@@ -224,3 +227,43 @@ class WaitProgress:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_PATIENCE_S)
+
+
+class Waits:
+    """The waits of a loader. From any thread.
+
+    :ivar ended: how many have ended, and their seconds.
+    :ivar on_begin: called with a wait and the time at which it begins; ``on_end``: and at which it ends.
+    """
+
+    on_begin: Callable[[object, float], object] = staticmethod(no_op)
+    on_end: Callable[[object, float], object] = staticmethod(no_op)
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lasting: dict[object, float] = {}
+        self._lock = threading.Lock()
+        self.ended = (0, 0.0)
+
+    def begin(self, wait: object) -> None:
+        """A call has to wait."""
+        now = self._clock()
+        with self._lock:
+            self._lasting[wait] = now
+        self.on_begin(wait, now)
+
+    def end(self, wait: object) -> None:
+        """It has waited, or has given up."""
+        now = self._clock()
+        with self._lock:
+            began = self._lasting.pop(wait, None)
+            if began is not None:
+                number, seconds = self.ended
+                self.ended = number + 1, seconds + now - began
+        self.on_end(wait, now)
+
+    def totals(self) -> tuple[int, float]:
+        """How many there are, and their seconds by now."""
+        with self._lock:
+            now, (number, seconds) = self._clock(), self.ended
+            return number + len(self._lasting), seconds + sum(now - began for began in self._lasting.values())

@@ -19,22 +19,126 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from math import gcd, lcm
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from asyncdata.order.mixture_tree import Leaf
 from asyncdata.order.permutation import order_keys, shuffled_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from asyncdata.order.mixture_tree import Node
 
-__all__ = ("NodeState", "ScheduleCursor", "next_counts", "targets_of")
+__all__ = (
+    "Leaf",
+    "Node",
+    "NodeState",
+    "ScheduleCursor",
+    "adapted",
+    "has_end",
+    "next_counts",
+    "shares_of",
+    "targets_of",
+    "whole_weights",
+)
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class _Child(msgspec.Struct, frozen=True):
+    """A part of a mixture, which may be a mixture itself.
+
+    :ivar name: the dotted name; empty at the top.
+    :ivar when_done: ``repeat``, ``leave`` or ``stop``: what happens after ``max_epochs`` epochs.
+    :ivar max_epochs: its epochs in one epoch of its node; None: one, or with ``repeat`` any number.
+    """
+
+    name: str
+    when_done: str = "repeat"
+    max_epochs: int | None = None
+
+    @property
+    def short(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def epochs_left(self) -> int | None:
+        """Its epochs in one epoch of the node above it; None: any number."""
+        return 1 if self.max_epochs is None and self.when_done != "repeat" else self.max_epochs
+
+
+class Leaf(_Child, frozen=True, kw_only=True):
+    """A part with samples of its own.
+
+    :ivar number: its number among all leaves of the tree, from 0.
+    """
+
+    number: int
+
+
+class Node(_Child, frozen=True, kw_only=True):
+    """A mixture.
+
+    :ivar children: sorted by name, so that the order in which a user lists them has no influence.
+    :ivar stages: (position, weight of each child from there on), by position, the first at 0. Weights are whole.
+    """
+
+    children: tuple[Leaf | Node, ...]
+    stages: tuple[tuple[int, tuple[int, ...]], ...]
+    by: str = "rows"
+    quota: int = 1000
+
+    def leaves(self) -> Iterator[Leaf]:
+        """All parts below it."""
+        for child in self.children:
+            if isinstance(child, Leaf):
+                yield child
+            else:
+                yield from child.leaves()
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether no schedule of the tree depends on the lengths of samples."""
+        return self.by == "rows" and all(child.is_by_rows for child in self.children if isinstance(child, Node))
+
+    def description(self) -> dict[str, Any]:
+        """What a snapshot must agree with, by dotted names, as builtins."""
+        of = f"{self.name}." if self.name else ""
+        settings: dict[str, Any] = {f"{of}by": self.by} | ({f"{of}quota": self.quota} if self.by == "rows" else {})
+        for start, weights in self.stages:
+            at = f" from {start} on" if start else ""
+            settings |= {f"{child.name}.weight{at}": own for child, own in zip(self.children, weights, strict=True)}
+        for child in self.children:
+            settings[f"{child.name}.when_done"] = [child.when_done, child.max_epochs]
+            settings |= child.description() if isinstance(child, Node) else {}
+        return settings
+
+
+def whole_weights(weights: Sequence[float | Fraction]) -> tuple[int, ...]:
+    """The smallest whole numbers in the same proportions. A float counts as the decimal number that is written."""
+    parts = [weight if isinstance(weight, Fraction) else Fraction(repr(weight)) for weight in weights]
+    whole = [int(part * lcm(*(part.denominator for part in parts))) for part in parts]
+    common = gcd(*whole) or 1
+    return tuple(weight // common for weight in whole)
+
+
+def shares_of(node: Node, of: float = 1.0) -> list[float]:
+    """The largest share of the samples that each leaf has at any stage, by number."""
+    shares = []
+    for number, child in enumerate(node.children):
+        share = of * max(weights[number] / sum(weights) for _, weights in node.stages)
+        shares += [share] if isinstance(child, Leaf) else shares_of(child, share)
+    return shares
+
+
+def has_end(node: Node) -> bool:
+    """Whether an epoch of the node ever ends."""
+    ends = [child.epochs_left is not None and (isinstance(child, Leaf) or has_end(child)) for child in node.children]
+    stops = [end and child.when_done == "stop" for end, child in zip(ends, node.children, strict=True)]
+    return any(stops) or all(ends)
 
 
 class NodeState(msgspec.Struct, frozen=True):
@@ -48,7 +152,6 @@ class NodeState(msgspec.Struct, frozen=True):
     :ivar begun: the children that had a sample in the current epoch of the node. The end of a child's epoch counts only
         after one: what was over before, and was not noticed, belongs to the epoch before.
     :ivar left: the children that have left for the rest of the epoch.
-    :ivar away: the replays that had no row at their turn, each with the position from which on it is asked again.
     :ivar nodes: the states of children that are nodes.
     """
 
@@ -59,7 +162,6 @@ class NodeState(msgspec.Struct, frozen=True):
     epochs: dict[str, int] = {}
     begun: list[str] = []
     left: list[str] = []
-    away: dict[str, int] = {}
     nodes: dict[str, NodeState] = {}
 
     def with_new_weights(self) -> NodeState:
@@ -68,18 +170,39 @@ class NodeState(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, since=self.at, block=self.at, counts={}, nodes=nodes)
 
 
+def adapted(state: NodeState, node: Node) -> NodeState:
+    """The state for a tree with other weights: targets begin anew, and children that it does not have are gone."""
+    return _present(state, node).with_new_weights()
+
+
+def _present(state: NodeState, node: Node) -> NodeState:
+    names = {child.short: child for child in node.children}
+    nodes = {
+        name: _present(inner, child)
+        for name, inner in state.nodes.items()
+        if (child := names.get(name)) is not None and not isinstance(child, Leaf)
+    }
+    return msgspec.structs.replace(
+        state,
+        counts={name: number for name, number in state.counts.items() if name in names},
+        epochs={name: number for name, number in state.epochs.items() if name in names},
+        begun=[name for name in state.begun if name in names],
+        left=[name for name in state.left if name in names],
+        nodes=nodes,
+    )
+
+
 def targets_of(node: Node, state: NodeState, of: float = 1.0) -> dict[str, float]:
     """The share of each leaf now, by name: 0 for one that has left."""
     weights = [weights for start, weights in node.stages if start <= state.at][-1]
-    names = [child.name.rpartition(".")[2] for child in node.children]
-    left = [0 if name in state.left else weight for name, weight in zip(names, weights, strict=True)]
+    left = [0 if child.short in state.left else own for child, own in zip(node.children, weights, strict=True)]
     targets: dict[str, float] = {}
-    for child, name, weight in zip(node.children, names, left, strict=True):
+    for child, weight in zip(node.children, left, strict=True):
         share = of * weight / max(1, sum(left))
         if isinstance(child, Leaf):
             targets[child.name] = share
         else:
-            targets |= targets_of(child, state.nodes.get(name, NodeState()), share)
+            targets |= targets_of(child, state.nodes.get(child.short, NodeState()), share)
     return targets
 
 
@@ -109,13 +232,13 @@ def _block(
     return ids, tuple(after)
 
 
-class _Place:
-    """A place in the blocks of a node."""
+class _Place(NamedTuple):
+    """A place in the blocks of a node; see :class:`NodeState`."""
 
-    __slots__ = ("at", "block", "counts", "since")
-
-    def __init__(self, at: int, since: int, block: int, counts: tuple[int, ...]) -> None:
-        self.at, self.since, self.block, self.counts = at, since, block, counts
+    at: int
+    since: int
+    block: int
+    counts: tuple[int, ...]
 
 
 class ScheduleCursor:
@@ -128,12 +251,12 @@ class ScheduleCursor:
         state = state or NodeState()
         self.node = node
         self._seed = seed
-        self._names = [child.name.rpartition(".")[2] for child in node.children]
+        self._names = [child.short for child in node.children]
         num_leaves = num_leaves if num_leaves is not None else 1 + max(leaf.number for leaf in node.leaves())
         self._child_of = np.full(num_leaves, -1, np.int64)
         self._leaf_of = np.full(len(node.children), -1, np.int64)
         self._nodes: dict[int, ScheduleCursor] = {}
-        self._stages = [*(start for start, _ in node.stages), None]
+        self._stages = [start for start, _ in node.stages]
         for number, (child, name) in enumerate(zip(node.children, self._names, strict=True)):
             if isinstance(child, Leaf):
                 self._child_of[child.number] = number
@@ -142,23 +265,12 @@ class ScheduleCursor:
                 inner = ScheduleCursor(child, seed, state.nodes.get(name, NodeState()), num_leaves)
                 self._nodes[number] = inner
                 self._child_of[[leaf.number for leaf in child.leaves()]] = number
-        self._away = {number: state.away[name] for number, name in enumerate(self._names) if name in state.away}
         self._left = {number for number, name in enumerate(self._names) if name in state.left}
         self._begun = {number for number, name in enumerate(self._names) if name in state.begun}
         self._epochs = [state.epochs.get(name, 0) for name in self._names]
         counts = tuple(state.counts.get(name, 0) for name in self._names)
         self._place = _Place(state.at, state.since, state.block, counts)
         self._weights = self._weights_at(state.at)
-
-    @property
-    def at(self) -> int:
-        """Samples that were taken."""
-        return self._place.at
-
-    @property
-    def weights(self) -> dict[str, int]:
-        """The present weights; 0 for a child that has left."""
-        return dict(zip(self._names, self._weights, strict=True))
 
     def state(self) -> NodeState:
         """The state, from which another cursor can begin."""
@@ -171,7 +283,6 @@ class ScheduleCursor:
             epochs={name: number for name, number in zip(self._names, self._epochs, strict=True) if number},
             begun=sorted(self._names[number] for number in self._begun),
             left=sorted(self._names[number] for number in self._left),
-            away={self._names[child]: until for child, until in sorted(self._away.items()) if until > place.at},
             nodes={self._names[number]: inner.state() for number, inner in self._nodes.items()},
         )
 
@@ -253,22 +364,17 @@ class ScheduleCursor:
     def _took_rows(self, number: int) -> None:
         place = self._place
         stop = place.at + number
-        while stop >= self._end_of(place):
+        while stop >= place.block + self._before_stage(place.block, self.node.quota):
             ids, after = self._block_at(place, self._weights)
             place, self._weights = self._moved(place, len(ids), self._weights, after)
-        self._place = _Place(stop, place.since, place.block, place.counts)
+        self._place = place._replace(at=stop)
 
     def _took_tokens(self, children: Ids, num_tokens: Ids) -> None:
         while len(children):
             place = self._place
-            stage = self._next_stage(place.at)
-            number = len(children) if stage is None else min(len(children), stage - place.at)
+            number = self._before_stage(place.at, len(children))
             more = np.bincount(children[:number], num_tokens[:number], len(self._names)).astype(np.int64)
-            counts = tuple((np.array(place.counts, np.int64) + more).tolist())
-            at = place.at + number
-            self._place = _Place(at, place.since, place.block, counts)
-            if at == stage:
-                self._begin_anew(at)
+            self._have_tokens(place.at + number, (np.array(place.counts, np.int64) + more).tolist())
             children, num_tokens = children[number:], num_tokens[number:]
 
     def took_one(self, leaf: int, num_tokens: int) -> None:
@@ -281,11 +387,14 @@ class ScheduleCursor:
             self._took_rows(1)
             return
 
-        place = self._place
-        counts = (*place.counts[:child], place.counts[child] + num_tokens, *place.counts[child + 1 :])
-        self._place = _Place(place.at + 1, place.since, place.block, counts)
-        if self._changes_at(self._place.at):
-            self._begin_anew(self._place.at)
+        counts = list(self._place.counts)
+        counts[child] += num_tokens
+        self._have_tokens(self._place.at + 1, counts)
+
+    def _have_tokens(self, at: int, counts: list[int]) -> None:
+        self._place = self._place._replace(at=at, counts=tuple(counts))
+        if at in self._stages:
+            self._begin_anew(at)
 
     def epoch_ended(self, leaf: int) -> bool:
         """An epoch of ``leaf`` has ended at its turn. Return whether the node's epoch is over, too."""
@@ -322,22 +431,7 @@ class ScheduleCursor:
 
         self._left.add(number)
         self._begin_anew(self._place.at)
-        others = zip(self._weights, self.node.children, strict=True)
-        return not any(weight for weight, child in others if not (isinstance(child, Leaf) and child.is_replay))
-
-    def sit_out(self, leaf: int) -> bool:
-        """The replay ``leaf`` has no row at its turn: the others have its share up to the next multiple of ``quota``.
-
-        :return: whether any of them has a weight.
-        """
-        number = int(self._child_of[leaf])
-        if number in self._nodes:
-            return self._nodes[number].sit_out(leaf)
-
-        at, quota = self._place.at, self.node.quota
-        self._away[number] = (at // quota + 1) * quota
-        self._begin_anew(at)
-        return any(self._weights)
+        return not any(self._weights)
 
     def begin_epoch(self) -> None:
         """Begin the next epoch: all parts are back. A part that is within an epoch of its own stays there."""
@@ -353,30 +447,17 @@ class ScheduleCursor:
         """Other weights hold from ``at`` on."""
         self._place = _Place(at, at, at, (0,) * len(self._names))
         self._weights = self._weights_at(at)
-        self._away = {child: until for child, until in self._away.items() if until > at}
 
     def _weights_at(self, at: int) -> tuple[int, ...]:
         weights = next(weights for start, weights in reversed(self.node.stages) if start <= at)
-        out = self._left | {child for child, until in self._away.items() if until > at} if self._away else self._left
-        return tuple(0 if child in out else weight for child, weight in enumerate(weights))
+        return tuple(0 if child in self._left else weight for child, weight in enumerate(weights))
 
-    def _next_stage(self, at: int) -> int | None:
-        """The next position at which weights change: a stage, or replays that are asked again."""
-        stage = next((start for start in self._stages if start is None or start > at), None)
-        if not self._away:
-            return stage
-
-        return min((until for until in (*self._away.values(), stage) if until is not None and until > at), default=None)
-
-    def _changes_at(self, at: int) -> bool:
-        return at in self._stages or at in self._away.values()
-
-    def _end_of(self, place: _Place) -> int:
-        stop, stage = place.block + self.node.quota, self._next_stage(place.block)
-        return stop if stage is None else min(stop, stage)
+    def _before_stage(self, at: int, number: int) -> int:
+        """How many of the next ``number`` positions have the present weights."""
+        return min([number, *(start - at for start in self._stages if start > at)])
 
     def _block_at(self, place: _Place, weights: tuple[int, ...]) -> tuple[Ids, tuple[int, ...]]:
-        size = self._end_of(place) - place.block
+        size = self._before_stage(place.block, self.node.quota)
         return _block(self._seed, self.node.name, place.block, size, place.since, weights, place.counts)
 
     def _moved(
@@ -384,7 +465,7 @@ class ScheduleCursor:
     ) -> tuple[_Place, tuple[int, ...]]:
         """The start of the next block, and the weights there."""
         stop = place.block + size
-        if self._changes_at(stop):
+        if stop in self._stages:
             return _Place(stop, stop, stop, (0,) * len(after)), self._weights_at(stop)
 
         return _Place(stop, place.since, stop, after), weights

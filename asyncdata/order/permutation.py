@@ -1,7 +1,7 @@
-"""Keyed permutations without state: of numbers by a Feistel network, of rows by sorted keys.
+"""Keyed permutations without state: of numbers by a Feistel network, of rows by sorted keys; and torch's own.
 
 The network walks cycles (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002); its round function,
-and the key by which rows are sorted, is the finaliser of splitmix64 (:mod:`asyncdata.order.splitmix`).
+and the key by which rows are sorted, is the finaliser of splitmix64.
 """
 
 from __future__ import annotations
@@ -12,12 +12,77 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncdata.order.splitmix import GOLDEN, MASK, Words, mix
+from asyncdata.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("feistel_permutation", "order_keys", "shuffled_rows")
+__all__ = (
+    "feistel_permutation",
+    "GOLDEN",
+    "MASK",
+    "mix",
+    "mix_one",
+    "order_keys",
+    "shuffled_rows",
+    "TorchGenerator",
+    "Words",
+)
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio: numbers that follow one another lie far apart once they are multiplied by it."""
+
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_WORD_1, _WORD_2 = np.uint64(_MIX_1), np.uint64(_MIX_2)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+# From here on torch draws two words for each place.
+_MAX_SIZE = (1 << 32) // 20
+
+
+def mix(words: Words) -> Words:
+    """Each word mixed: a bijection of 64-bit words in which every bit depends on every other."""
+    mixed = words >> _SHIFTS[0]
+    mixed ^= words
+    mixed *= _WORD_1
+    shifted = mixed >> _SHIFTS[1]
+    mixed ^= shifted
+    mixed *= _WORD_2
+    np.right_shift(mixed, _SHIFTS[2], out=shifted)
+    mixed ^= shifted
+    return mixed
+
+
+def mix_one(word: int) -> int:
+    """The same for one number from 0 to 2^64 - 1."""
+    word = (word ^ (word >> 30)) * _MIX_1 & MASK
+    word = (word ^ (word >> 27)) * _MIX_2 & MASK
+    return word ^ (word >> 31)
+
+
+class TorchGenerator:
+    """``torch.Generator().manual_seed(seed)``, as far as :meth:`randperm` goes."""
+
+    def __init__(self, seed: int) -> None:
+        self._words = np.random.RandomState(seed & 0xFFFFFFFF)
+
+    def randperm(self, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """``torch.randperm(size, generator=self)``, int64 of shape (size,); the next call continues the random stream.
+
+        :raises ConfigError: for 214 million or more, where torch draws otherwise.
+        """
+        if not 0 <= size < _MAX_SIZE:
+            raise ConfigError(f"randperm is that of torch for 0 to {_MAX_SIZE - 1} numbers, not for {size}")
+
+        words = self._words.randint(0, 1 << 32, max(size - 1, 0), dtype=np.uint32)
+        jumps = (words % np.arange(size, 1, -1, dtype=np.uint32)).tolist()
+        numbers = list(range(size))
+        for place, jump in enumerate(jumps):
+            other = place + jump
+            numbers[place], numbers[other] = numbers[other], numbers[place]
+        return np.array(numbers, dtype=np.int64)
 
 
 _ROUNDS = 6

@@ -11,7 +11,7 @@ import numpy as np
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import SnapshotMismatchError
 from asyncdata.core.messages import Scanned, Tokenized
-from asyncdata.prefetch.windows.block_window import Window
+from asyncdata.prefetch.windows.block_windows import BlockWindow
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
@@ -68,11 +68,11 @@ class Canaries:
         num_blocks = self._source.num_blocks
         ids = sorted({i * num_blocks // self._num_blocks for i in range(self._num_blocks)})
         blocks = self._source.blocks(ids)
-        window = Window(self._source, blocks, self._slot, self._stride, partial(np.arange, dtype=np.int64))
+        window = BlockWindow(self._source, blocks, self._slot, self._stride, partial(np.arange, dtype=np.int64))
         for scan in window.scans():
             self._executor.submit(scan, partial(self._on_scanned, window))
 
-    def _on_scanned(self, window: Window, reply: Reply | Crashed) -> None:
+    def _on_scanned(self, window: BlockWindow, reply: Reply | Crashed) -> None:
         if not isinstance(reply, Scanned):
             self._give_up(reply)
             return

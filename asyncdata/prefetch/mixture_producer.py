@@ -7,26 +7,27 @@ the service's thread, is driven by the same events, and never waits.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.delivery.channel import Failure
-from asyncdata.delivery.ledger import Ledger
-from asyncdata.delivery.merged_chunk import journal_of
+from asyncdata.delivery.ledger import DeliveryRules, Ledger, journal_of
 from asyncdata.delivery.merger import Merger
-from asyncdata.delivery.mixture import MixtureState, PartCursor
-from asyncdata.order.mixture_tree import shares_of
+from asyncdata.delivery.mixture import PartCursor
+from asyncdata.delivery.part_queue import PartFeed
+from asyncdata.order.mixture import shares_of
 from asyncdata.prefetch.producer import Producer
 
 if TYPE_CHECKING:
-    from asyncdata.delivery.channel import Channel, Entry
+    from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.delivery.channel import Channel, Entry, Exclusions
     from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.part_feed import PartFeed
-    from asyncdata.order.mixture_tree import Node
+    from asyncdata.order.mixture import Leaf, Node
     from asyncdata.prefetch.canaries import Canaries
     from asyncdata.prefetch.windows.base import Windows
-    from asyncdata.workers.base import Executor
-    from asyncdata.workers.part_executor import PartExecutor
+    from asyncdata.workers.base import Executor, PartExecutor
 
 __all__ = ("MixtureProducer", "PartSupply")
 
@@ -45,64 +46,39 @@ _NAME_END = "\n"
 
 
 class PartSupply(NamedTuple):
-    """What one part is read with."""
+    """What one part is read with.
 
-    feed: PartFeed
+    :ivar bad_rows: what is done with its bad rows.
+    :ivar decisions: decide which rows its epochs have; None: all.
+    """
+
     windows: Windows
     canaries: Canaries
     executor: PartExecutor
     num_files: int
+    bad_rows: BadRowPolicy
+    decisions: Exclusions | None
 
 
 class _Part:
     """A part, its producer, and for how long calls have waited for it."""
 
-    def __init__(self, supply: PartSupply) -> None:
-        self.name = supply.feed.leaf.name
-        self.feed = supply.feed
+    def __init__(self, supply: PartSupply, feed: PartFeed) -> None:
+        self.name = feed.leaf.name
+        self.feed = feed
         self.executor = supply.executor
         self.canaries = supply.canaries
         self.producer = Producer(
             supply.windows,
             supply.canaries,
             supply.executor,
-            supply.feed,
+            feed,
             epochs=None,
             num_files=supply.num_files,
             source=self.name,
         )
         self.expected: list[str] = []
         self.wait_s = 0.0
-
-
-class _Work:
-    """Rows and time of tokenizing in all parts."""
-
-    def __init__(self, parts: list[_Part]) -> None:
-        self._parts = parts
-
-    @property
-    def total_rows(self) -> int:
-        return sum(part.producer.pacer.total_rows for part in self._parts)
-
-    @property
-    def total_work_s(self) -> float:
-        return sum(part.producer.pacer.total_work_s for part in self._parts)
-
-
-class _AllCanaries:
-    """The canaries of all parts; each digest is preceded by the name of its part."""
-
-    def __init__(self, parts: list[_Part]) -> None:
-        self._parts = parts
-
-    @property
-    def digests(self) -> list[str]:
-        return [
-            f"{part.name}{_NAME_END}{digest}"
-            for part in self._parts
-            for digest in part.canaries.digests or part.expected
-        ]
 
 
 class MixtureProducer:
@@ -123,9 +99,10 @@ class MixtureProducer:
         epochs: int | None,
     ) -> None:
         self._schedule = node, seed
-        self._parts = [_Part(supply) for supply in supplies]
         self._executor = executor
         self._coordinator = coordinator
+        leaves = node.leaves()
+        self._parts = [_Part(one, self._feed_of(one, leaf)) for one, leaf in zip(supplies, leaves, strict=True)]
         self._epochs = epochs
         self._channel: Channel = coordinator.channel
         self._merger: Merger | None = None
@@ -135,29 +112,36 @@ class MixtureProducer:
         self._is_pumping = self._is_pump_due = False
         self._blocked: tuple[int, float] | None = None
         self.lacks_room = False
-        self.pacer = _Work(self._parts)
-        self.canaries = _AllCanaries(self._parts)
         executor.watch(self.pump)
         self._share_capacity()
         for part, share in zip(self._parts, shares_of(node), strict=True):
             rows = part.producer.pacer.num_rows  # a first batch has few samples of each part
             part.producer.pacer.num_rows = max(1, min(rows, _LEAST_ROWS + int(share * rows)))
 
+    def _feed_of(self, supply: PartSupply, leaf: Leaf) -> PartFeed:
+        return PartFeed(
+            leaf,
+            DeliveryRules(capacity=1, max_ready_bytes=0, bad_rows=supply.bad_rows),
+            bytes_left=self._bytes_left,
+            on_fill=self.pump,
+            decisions=supply.decisions,
+            may_decide=partial(self._may_decide, leaf.number),
+        )
+
     def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
         """Read ahead from the ledger's position; drop everything that is in flight."""
         self._is_finished = True  # what follows would pump
         self._executor.forget()
-        state = ledger.counters.mixture.state() if ledger.counters.mixture is not None else MixtureState()
+        record = ledger.counters.mixture.record
         self._channel, self._entry, self._blocked = self._coordinator.channel, None, None
-        cursors = [state.parts.get(part.name, PartCursor()) for part in self._parts]
+        cursors = [record.before.parts.get(part.name, PartCursor()) for part in self._parts]
         for part, cursor in zip(self._parts, cursors, strict=True):
             part.feed.restart(cursor)
         self._merger = Merger(
             *self._schedule,
-            [part.feed.queue for part in self._parts],
-            state.schedule,
+            [part.feed.channel for part in self._parts],
+            record,
             ledger.position,
-            earlier=state.earlier,
             with_token_sums=self._coordinator.rules.digest == "tokens",
         )
         self._num_merged, self._is_starting = 0, True
@@ -223,10 +207,7 @@ class MixtureProducer:
                 self._is_finished = True
                 return
 
-            if merger.is_undecided and not self._coordinator.when_awaited(self._channel, merger.decide):
-                return
-
-            if merger.is_stuck:
+            if merger.is_blocked:
                 self._wait_for(merger.blocked)
                 return
 
@@ -237,9 +218,6 @@ class MixtureProducer:
                 return
 
             chunk = merger.merge(self._entry.num_rows)
-            if chunk is None and merger.is_undecided:
-                continue
-
             if chunk is None:
                 self._wait_for(merger.blocked)
                 return
@@ -269,7 +247,7 @@ class MixtureProducer:
 
     def _wait_for(self, number: int) -> None:
         """The next sample is one of part ``number``, and is not ready."""
-        error = self._parts[number].feed.queue.error
+        error = self._parts[number].feed.channel.error
         if error is not None:
             self._fail(error)
         elif self._blocked is None or self._blocked[0] != number:
@@ -306,29 +284,31 @@ class MixtureProducer:
             part.feed.set_capacity(max(min(_MIN_CAPACITY, total), int(share * total)))
             part.producer.pacer.resize(part.feed.rules.capacity, 1)
 
-    @property
-    def num_blank(self) -> int:
-        """Blank lines passed over so far, in what was read ahead."""
-        return sum(part.producer.num_blank for part in self._parts)
+    def _may_decide(self, part: int, decisions: Exclusions, epoch: int) -> bool:
+        """Decide which rows ``epoch`` of a part has, if a call waits for a sample of it."""
+        is_next = self._merger is not None and self._merger.blocked == part
+        return is_next and self._coordinator.when_awaited(self._channel, partial(decisions.decide, epoch))
+
+    def _bytes_left(self) -> int:
+        """Bytes that all parts together may still keep ready."""
+        num_bytes = sum(part.feed.channel.num_ready_bytes for part in self._parts)
+        return self._coordinator.rules.max_ready_bytes - num_bytes - self._coordinator.channel.num_ready_bytes
 
     @property
-    def num_in_flight(self) -> int:
-        """Rows of all parts that workers have, or that wait for earlier rows."""
-        return sum(part.feed.channel.num_rows_in_flight for part in self._parts)
+    def digests(self) -> list[str]:
+        """Those of the canaries of all parts; each is preceded by the name of its part."""
+        return [
+            f"{part.name}{_NAME_END}{digest}"
+            for part in self._parts
+            for digest in part.canaries.digests or part.expected
+        ]
 
-    @property
-    def num_ready(self) -> int:
-        """Samples that are ready, and that the schedule has not taken yet."""
-        return sum(part.feed.queue.num_ready for part in self._parts)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the parts' ready samples."""
-        return sum(part.feed.queue.num_bytes for part in self._parts)
-
-    def times_passed_over(self) -> dict[str, int]:
-        """How often it was the turn of each part, and it had no row to replay."""
-        return {part.name: part.feed.queue.num_passed_over for part in self._parts}
+    def numbers(self) -> dict[str, Any]:
+        """Numbers for :class:`~asyncdata.Statistics`: of all parts together."""
+        total: Counter[str] = Counter()
+        for part in self._parts:
+            total.update(part.producer.numbers(), in_flight_rows=part.feed.channel.num_rows_in_flight)
+        return dict(total)
 
     def waits(self) -> dict[str, float]:
         """Seconds for which calls waited for a sample of each part, until now."""

@@ -1,6 +1,6 @@
 """The geometry of charts, in percent of their area. ``assets/blocks.html`` draws them as SVG, with a table of the data.
 
-SVG of our own, as a page has four forms of charts only, and text that keeps its size on a phone.
+SVG of our own, as a page has lines and columns only, and text that keeps its size on a phone.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ __all__ = (
     "Axis",
     "Chart",
     "Series",
-    "Strip",
-    "Strips",
     "columns",
     "duration",
     "lines",
     "short",
-    "strips",
     "time_axis",
 )
 
@@ -102,31 +99,6 @@ class Chart(NamedTuple):
     form: str = "chart"
 
 
-class Strip(NamedTuple):
-    """A row of a timeline: the ``d`` of one path for each kind, stacked; ``label`` names the row."""
-
-    label: str
-    paths: list[str]
-    summary: str
-
-
-class Strips(NamedTuple):
-    """A timeline with a row for each rank.
-
-    :ivar kinds: names of the kinds, each with the number of its colour, from the bottom up.
-    """
-
-    id: str
-    title: str
-    about: str
-    x: Axis
-    kinds: list[tuple[str, int]]
-    strips: list[Strip]
-    head: list[str]
-    rows: list[list[str]]
-    form: str = "strips"
-
-
 def columns(
     id: str, title: str, about: str, bins: Sequence[tuple[str, float]], *, of: str, unit: str, head: tuple[str, str]
 ) -> Chart:
@@ -166,7 +138,7 @@ def lines(
     """
     series = list(series)
     high = max((value for one in series for value in one.values if value is not None), default=0)
-    x, y = _time_axis(times), _axis(0, high if top is None else top)
+    x, y = time_axis(0, max(times, default=1)), _axis(0, high if top is None else top)
     curves, color = [], -1
     for one in series:
         color += not one.is_target
@@ -174,26 +146,6 @@ def lines(
     rows = [[duration(at), *(_cell(one.values[i], unit) for one in series)] for i, at in enumerate(times)]
     head = ["time", *(one.name for one in series)]
     return Chart(id, title, about, unit, x, y, [x.at(at) for at in times], head, rows, curves=curves)
-
-
-def strips(
-    spans: Sequence[tuple[float, float]], last: float, shares: Sequence[Sequence[float]], num_kinds: int
-) -> list[str]:
-    """Stacked areas of one row of a timeline: a path for each kind.
-
-    :param spans: from when to when each bin is, on an axis from 0 to ``last``.
-    :param shares: of each bin, the share of each kind, 0 to 1.
-    """
-    x = Axis(0, last or 1, [])
-    paths = [""] * num_kinds
-    for (since, until), of_kinds in zip(spans, shares, strict=True):
-        left, right, top = x.at(since), x.at(until), 0.0
-        for kind, share in enumerate(of_kinds):
-            height = round(100 * share, 1)
-            if height:
-                paths[kind] += f"M{left} {round(100 - top - height, 1)}H{right}v{height}H{left}z"
-                top += height
-    return paths
 
 
 def _path(x: Axis, y: Axis, times: Sequence[float], values: Sequence[float | None]) -> str:
@@ -236,10 +188,6 @@ def time_axis(low: float, high: float) -> Axis:
     first = math.ceil(low / step - 1e-9)
     times = [at * step for at in range(first, math.floor(high / step + 1e-9) + 1)]
     return Axis(low, high, [Tick(round(100 * (at - low) / (high - low), 2), duration(at)) for at in times])
-
-
-def _time_axis(times: Sequence[float]) -> Axis:
-    return time_axis(0, max(times, default=1))
 
 
 def _unit_of(seconds: float) -> tuple[int, str]:

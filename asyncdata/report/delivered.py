@@ -6,8 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from asyncdata.report.charts import columns, short
-from asyncdata.report.figures import quantile, summed
-from asyncdata.report.over_time import ratio
+from asyncdata.report.figures import quantile, ratio, summed
 from asyncdata.report.page import Note, Section, Table, Tile, Tiles
 from asyncdata.report.waiting import percent
 from asyncdata.telemetry.records import EDGES
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.report.charts import Chart, Series
-    from asyncdata.report.figures import Step
-    from asyncdata.report.over_time import OverTime
+    from asyncdata.report.figures import OverTime, Step
     from asyncdata.report.page import Block
     from asyncdata.telemetry.reader import Run
     from asyncdata.telemetry.records import Interval, SourceCounts
@@ -77,13 +75,19 @@ def _packs(run: Run, over_time: OverTime) -> list[Block]:
 
     fill = totals.packed_tokens / (totals.packs * length)
     about = f"How full the packs of {length:,} tokens are over time. All in all {percent(fill)}."
-    fills = over_time.line("fill", lambda step: 100 * ratio(step.added.packed_tokens, step.added.packs * length))
     tiles = [
         Tile("Fill of the packs", percent(fill), f"of {length:,} tokens"),
         Tile("Packs", f"{totals.packs:,}", f"{short(totals.packed_tokens)} tokens"),
         Tile("Samples in no pack", f"{sum(totals.unpacked.values()):,}"),
     ]
-    return [Tiles(tiles), over_time.chart("packs-chart", "Fill of the packs", about, [fills], unit="%", top=100.0)]
+    chart = over_time.percents(
+        "packs-chart",
+        "Fill of the packs",
+        about,
+        "fill",
+        lambda step: ratio(step.added.packed_tokens, step.added.packs * length),
+    )
+    return [Tiles(tiles), chart]
 
 
 # What was left out
@@ -189,29 +193,18 @@ def rates_section(over_time: OverTime) -> Section:
 
     samples = over_time.line("samples/s", lambda step: ratio(step.added.samples, step.seconds))
     tokens = over_time.line("tokens/s", lambda step: ratio(step.added.tokens, step.seconds))
-    ready = over_time.line("ready", lambda step: 100 * ratio(step.added.ready, step.added.capacity))
+    about_samples, about_tokens = (
+        f"{what} delivered per second, over time." for what in ("Samples", "Tokens of prompts")
+    )
     charts = [
-        over_time.chart(
-            "samples-chart",
-            "Samples per second",
-            "Samples delivered per second, over time.",
-            [samples],
-            unit="samples/s",
-        ),
-        over_time.chart(
-            "tokens-chart",
-            "Tokens per second",
-            "Tokens of prompts delivered per second, over time.",
-            [tokens],
-            unit="tokens/s",
-        ),
-        over_time.chart(
+        over_time.chart("samples-chart", "Samples per second", about_samples, [samples], unit="samples/s"),
+        over_time.chart("tokens-chart", "Tokens per second", about_tokens, [tokens], unit="tokens/s"),
+        over_time.percents(
             "ready-chart",
             "Ready samples, of the read-ahead's capacity",
             "How full the read-ahead is.",
-            [ready],
-            unit="%",
-            top=100.0,
+            "ready",
+            lambda step: ratio(step.added.ready, step.added.capacity),
         ),
     ]
     return Section("rates", "Throughput", charts)
@@ -242,7 +235,7 @@ def rollouts_section(run: Run, over_time: OverTime) -> Section:
 
 
 def _degeneracy(over_time: OverTime, sizes: dict[int, int], degenerate: int) -> list[Block]:
-    compared = sum(count for size, count in sizes.items() if size > 1)
+    compared = _compared(sizes)
     tiles = [
         Tile(
             "Groups with equal scores",
@@ -255,14 +248,19 @@ def _degeneracy(over_time: OverTime, sizes: dict[int, int], degenerate: int) -> 
             ", ".join(f"{count:,} of size {size}" for size, count in sorted(sizes.items())[:6]),
         ),
     ]
-    shares = over_time.line(
-        "equal scores",
-        lambda step: (
-            100 * ratio(step.added.degenerate, sum(count for size, count in step.added.group_sizes.items() if size > 1))
-        ),
-    )
     about = "Over time, the share of groups of two or more scores that were all equal."
     return [
         Tiles(tiles),
-        over_time.chart("degenerate-chart", "Groups with equal scores", about, [shares], unit="%", top=100.0),
+        over_time.percents(
+            "degenerate-chart",
+            "Groups with equal scores",
+            about,
+            "equal scores",
+            lambda step: ratio(step.added.degenerate, _compared(step.added.group_sizes)),
+        ),
     ]
+
+
+def _compared(sizes: dict[int, int]) -> int:
+    """Groups of at least two scores, by how many scores each has."""
+    return sum(count for size, count in sizes.items() if size > 1)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from asyncdata.core.row_codes import ON_PURPOSE, is_mass
-from asyncdata.report.charts import MAX_POINTS
+from asyncdata.report.charts import MAX_POINTS, Series, lines
 from asyncdata.telemetry.reader import difference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from asyncdata.report.charts import Chart
     from asyncdata.telemetry.reader import Run, Start
     from asyncdata.telemetry.records import Interval
 
@@ -25,11 +26,13 @@ _Number = TypeVar("_Number", int, float)
 __all__ = (
     "RankFigures",
     "MassDrop",
+    "OverTime",
     "Step",
     "by_rank",
     "mass_drops",
     "origins",
     "quantile",
+    "ratio",
     "slowest",
     "steps_of",
     "summed",
@@ -37,7 +40,7 @@ __all__ = (
 
 
 class RankFigures(NamedTuple):
-    """What the calls of a rank did, over all its starts.
+    """What the calls of a rank did, over all its ``starts``.
 
     :ivar wait_s: seconds of waiting, by what was missing, without those of ``first_s``.
     :ivar first_s: those of the first call of each start, which are start-up; but not while that call still waits.
@@ -48,6 +51,7 @@ class RankFigures(NamedTuple):
     """
 
     rank: int
+    starts: list[Start]
     calls: int
     waits: int
     wait_s: dict[str, float]
@@ -123,11 +127,10 @@ class Step(NamedTuple):
         """How long it took, on a clock that is never set back."""
         return self.added.elapsed_s
 
-    def shares(self, names: Iterable[str]) -> list[float]:
-        """Shares of its time, together at most 1: of the waits with these names, and ``step``, the trainer's own."""
+    def percent_of(self, name: str) -> float:
+        """The share of its time that waits with this name took; or, for ``step``, the trainer's own work."""
         spent = {**self.added.wait_s, "step": self.added.step_s}
-        whole = max(sum(spent.values()), self.seconds) or 1.0
-        return [spent.get(name, 0.0) / whole for name in names]
+        return 100 * spent.get(name, 0.0) / (max(sum(spent.values()), self.seconds) or 1.0)
 
 
 def by_rank(run: Run) -> list[RankFigures]:
@@ -145,6 +148,7 @@ def _of_rank(rank: int, starts: list[Start]) -> RankFigures:
     is_full = [moment.has_no_room for start in starts for moment in start.intervals[1:]]
     return RankFigures(
         rank=rank,
+        starts=starts,
         calls=sum(step.calls for step in added),
         waits=sum(step.waits for step in added),
         wait_s=summed({name: all_s - first.get(name, 0.0) for name, all_s in wait.items()} for wait, first in waits),
@@ -262,3 +266,36 @@ def quantile(histogram: dict[int, int], share: float) -> int | None:
         if count and left <= 0:
             return edge
     return None
+
+
+class OverTime:
+    """Steps, for charts over time.
+
+    :ivar steps: with None between two starts.
+    """
+
+    def __init__(self, steps: Iterable[Step | None]) -> None:
+        self.steps = list(steps)
+        self._times: list[float] = []
+        for step in self.steps:
+            self._times.append(step.until if step is not None else max(self._times, default=0.0))
+
+    def line(self, name: str, value: Callable[[Step], float], *, is_target: bool = False) -> Series:
+        """A value of every step; NaN is drawn as a gap."""
+        values = [math.nan if step is None else value(step) for step in self.steps]
+        return Series(name, [None if math.isnan(number) else round(number, 4) for number in values], is_target)
+
+    def chart(
+        self, id: str, title: str, about: str, series: Sequence[Series], unit: str, top: float | None = None
+    ) -> Chart:
+        """A chart of lines; ``top`` is the end of the y-axis, or None for what the values need."""
+        return lines(id, title, about, self._times, series, unit=unit, top=top)
+
+    def percents(self, id: str, title: str, about: str, name: str, share: Callable[[Step], float]) -> Chart:
+        """A chart of one line: a share, 0 to 1, as a percentage."""
+        return self.chart(id, title, about, [self.line(name, lambda step: 100 * share(step))], unit="%", top=100.0)
+
+
+def ratio(part: float, whole: float) -> float:
+    """The share; NaN of nothing."""
+    return part / whole if whole else math.nan

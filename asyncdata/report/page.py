@@ -13,8 +13,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.atomic_file import replace_file
-from asyncdata.report.charts import Chart, Strips
-from asyncdata.report.plain_text import script_json, visible
+from asyncdata.report.charts import Chart
+from asyncdata.report.samples import script_json, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = (
     "Block",
     "Note",
+    "render",
     "Rows",
     "SampleList",
     "Section",
@@ -33,7 +34,6 @@ __all__ = (
     "Tile",
     "Tiles",
     "Verdict",
-    "render",
     "write_page",
 )
 
@@ -104,7 +104,7 @@ class SampleList(NamedTuple):
     form: str = "samples"
 
 
-Block = Chart | Strips | Note | Rows | SampleList | Table | Tiles | Verdict
+Block = Chart | Note | Rows | SampleList | Table | Tiles | Verdict
 
 
 class Section(NamedTuple):

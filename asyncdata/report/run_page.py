@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.report.delivered import left_out_section, lengths_section, mix_section, rates_section, rollouts_section
-from asyncdata.report.over_time import OverTime
+from asyncdata.report.figures import OverTime, origins, steps_of
 from asyncdata.report.page import Note, Rows, SampleList, Section, Table, render
 from asyncdata.report.waiting import overview, ranks_section, waits_section
 
@@ -54,7 +54,7 @@ def run_page(name: str, run: Run, samples: Samples, place_of: Callable[[BadRowRe
     about = [f"began {began:%Y-%m-%d %H:%M} UTC", header.host, f"asyncdata {header.library}"]
     shows = header.shows_rows
     empty = "No sample was recorded." if shows else "Rows are not shown: the run was started with log_excerpts=False."
-    over_time = OverTime(run)
+    over_time = OverTime(steps_of(run.stream, origins(run)[0]))
     sections = [
         overview(run),
         Section("samples", "Samples", sample_blocks(samples, empty, is_redacted=not shows)),

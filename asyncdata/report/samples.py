@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+import json
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
-
-from asyncdata.report.plain_text import script_json, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("MAX_BYTES", "MAX_SAMPLES", "MAX_SAMPLE_CHARS", "Run", "Samples", "ShownSample", "ShownText")
+__all__ = (
+    "MAX_BYTES",
+    "MAX_SAMPLES",
+    "MAX_SAMPLE_CHARS",
+    "Run",
+    "Samples",
+    "ShownSample",
+    "ShownText",
+    "script_json",
+    "visible",
+)
 
 MAX_SAMPLES = 1000
 """Samples of a page, unless the user asks for another number."""
@@ -22,6 +31,7 @@ MAX_SAMPLE_CHARS = 20_000
 MAX_BYTES = 24 * 1024 * 1024
 """Of the text of all samples of a page."""
 
+_IN_SCRIPTS = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 _KINDS = ("text", "special", "sign", "role")
 
 
@@ -146,3 +156,21 @@ def _last(runs: list[Run], num_chars: int) -> Iterator[Run]:
     backwards = [run._replace(text=run.text[::-1]) for run in reversed(runs)]
     for run in reversed(list(_first(backwards, num_chars))):
         yield run._replace(text=run.text[::-1])
+
+
+# Text of users on a page: nothing of it is markup, a program, or a character that changes how other text is shown
+
+
+def visible(text: str) -> str:
+    """The text, with its code point in place of each character that cannot be seen: control characters, marks of the
+    direction of writing, lone surrogates. Line breaks and tabs stay.
+    """
+    if text.isprintable():
+        return text
+
+    return "".join(char if char.isprintable() or char in "\n\t" else f"⟨U+{ord(char):04X}⟩" for char in text)
+
+
+def script_json(value: Any) -> str:
+    """JSON that can stand in a ``<script>``: no text in it ends the script or begins a comment."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_IN_SCRIPTS)

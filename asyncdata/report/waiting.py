@@ -1,26 +1,25 @@
-"""Sections on waiting: the share of the time, what to do, the timeline, and the ranks beside each other."""
+"""Sections on waiting: the share of the time, what to do, what the time went to, and the ranks beside each other."""
 
 from __future__ import annotations
 
 import math
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
-from asyncdata.report.charts import Series, Strip, Strips, duration, lines, short, strips, time_axis
-from asyncdata.report.figures import by_rank, mass_drops, origins, slowest, steps_of, summed
+from asyncdata.report.charts import Series, duration, lines, short
+from asyncdata.report.figures import OverTime, by_rank, mass_drops, origins, slowest, steps_of, summed
 from asyncdata.report.page import Note, Section, Table, Tile, Tiles, Verdict
 
 if TYPE_CHECKING:
+    from asyncdata.report.charts import Chart
     from asyncdata.report.figures import MassDrop, RankFigures, Step
     from asyncdata.report.page import Block
-    from asyncdata.telemetry.reader import Run, Start
+    from asyncdata.telemetry.reader import Run
 
 __all__ = ("overview", "ranks_section", "waits_section")
 
 _GOOD, _FAIR = 0.02, 0.10
 """Shares of waiting up to which a run is good, and fair."""
-
-_MAX_BINS, _MAX_CELLS = 200, 8000
-"""Of the timeline: bins of a rank, and of all ranks together."""
 
 _NAMED, _TOLD_S = 0.2, 1.0
 """Share of the waiting from which a further reason is named, and seconds of start-up that are told."""
@@ -28,19 +27,18 @@ _NAMED, _TOLD_S = 0.2, 1.0
 _MAX_DROPS = 5
 """Reasons for which rows were dropped in mass that are told on top, and files of each."""
 
-_MAX_LINES, _MAX_MOMENTS = 8, 60
-"""Of the readiness over time: ranks, and points of each."""
+_MAX_LINES, _MAX_BINS, _MAX_MOMENTS = 8, 200, 60
+"""Ranks that are shown over time; points of what the time of each went to, and of its readiness."""
 
 KINDS = {
     "start": "workers start",
     "index": "row index",
     "read": "source (read)",
     "tokenize": "workers (tokenize)",
-    "rank": "another rank",
     "cpu": "a CPU for the workers",
     "step": "trainer",
 }
-"""What the time went to, from the bottom of the timeline up: what calls waited for, and the trainer's own work."""
+"""What the time went to: what calls waited for, and the trainer's own work."""
 
 _ADVICE = {
     "start": "The workers were starting. Open the loader earlier, before the model is loaded.",
@@ -49,7 +47,6 @@ _ADVICE = {
     "the token cache.",
     "tokenize": "Tokenizing was too slow. Give more workers (num_workers, or autotune), a fast tokenizer, or the token "
     "cache for later epochs.",
-    "rank": "Another rank of the node tokenized what this one needed. See which rank is slow, below.",
     "cpu": "The workers had work, but no CPU to run on. Ask for more CPUs (the container's limit counts), give fewer "
     "workers, or find what else uses the CPUs.",
 }
@@ -181,61 +178,35 @@ def _total_tiles(run: Run, ranks: list[RankFigures]) -> list[Tile]:
     ]
 
 
-# The timeline
+# What the time went to
 
 
 def waits_section(run: Run) -> Section:
-    """Who waited for whom, per rank, over time."""
+    """What the time of the ranks went to: as a whole, and over time for those that waited most."""
     ranks = by_rank(run)
     if not any(one.calls for one in ranks):
         return Section("waits", "Waits", [Note("No call for data was recorded.")])
 
-    began, last = origins(run)
-    files = _files(run)
-    bins = min(_MAX_BINS, max(_MAX_CELLS // len(ranks), 20))
-    rows = [_strip(one, files[one.rank], began, last, bins) for one in ranks]
-    spent = [{**summed([one.wait_s, one.first_s]), "step": one.step_s} for one in ranks]
-    used = [name for name in KINDS if any(one.get(name) for one in spent)]
-    kinds = [(KINDS[name], list(KINDS).index(name)) for name in used]
-    table = [
-        [f"rank {rank.rank}", *(f"{one.get(name, 0.0):,.1f}" for name in used)]
-        for rank, one in zip(ranks, spent, strict=True)
-    ]
-    worst = slowest(ranks)
-    about = (
-        f"Of each rank, what its time went to. Rank {worst.rank} waited longest: {percent(worst.share)} of its time."
-    )
-    strips_of = [strip._replace(paths=[strip.paths[number] for _, number in kinds]) for strip in rows]
-    timeline = Strips(
-        id="waits-chart",
-        title="What the time went to, per rank",
-        about=about,
-        x=time_axis(0, last),
-        kinds=kinds,
-        strips=strips_of,
-        head=["", *(f"{KINDS[name]}, s" for name in used)],
-        rows=table,
-    )
+    spent = {one.rank: {**summed([one.wait_s, one.first_s]), "step": one.step_s} for one in ranks}
+    used = [name for name in KINDS if any(seconds.get(name) for seconds in spent.values())]
+    rows = [[str(rank), *(f"{seconds.get(name, 0.0):,.1f}" for name in used)] for rank, seconds in spent.items()]
+    head = ["rank", *(f"{KINDS[name]}, s" for name in used)]
+    slowest_first = sorted(ranks, key=lambda one: -one.share)[:_MAX_LINES]
     note = (
-        "The height of a colour is its share of the time. An empty part is time that no call accounts for. The clock "
-        "stands still between a start and the next one."
+        "What is missing to 100 % is time that no call accounts for. The clock stands still between a start and the "
+        "next one."
     )
-    return Section("waits", "Waits", [timeline, Note(note)])
+    table = Table("waits-table", "What the time of each rank went to", head, rows)
+    return Section("waits", "Waits", [*(_over_time(run, one, used) for one in slowest_first), Note(note), table])
 
 
-def _files(run: Run) -> dict[int, list[Start]]:
-    files: dict[int, list[Start]] = {}
-    for start in run.starts:
-        files.setdefault(start.header.rank, []).append(start)
-    return files
-
-
-def _strip(rank: RankFigures, starts: list[Start], began: dict[str, float], last: float, bins: int) -> Strip:
-    steps = [step for step in steps_of(starts, began, bins, of_calls=True) if step is not None]
-    paths = strips(
-        [(step.since, step.until) for step in steps], last, [step.shares(KINDS) for step in steps], len(KINDS)
-    )
-    return Strip(f"rank {rank.rank}", paths, f"rank {rank.rank}: waited {percent(rank.share)} of its time")
+def _over_time(run: Run, rank: RankFigures, used: list[str]) -> Chart:
+    """A line for each kind: its share of the rank's time."""
+    over_time = OverTime(steps_of(rank.starts, origins(run)[0], _MAX_BINS, of_calls=True))
+    lines = [over_time.line(KINDS[name], methodcaller("percent_of", name)) for name in used]
+    title = f"What the time of rank {rank.rank} went to"
+    about = f"{title}, over time. It waited {percent(rank.share)} of its time."
+    return over_time.chart(f"waits-chart-{rank.rank}", title, about, lines, unit="%", top=100.0)
 
 
 # The ranks
@@ -278,9 +249,8 @@ def ranks_section(run: Run) -> Section:
 def _readiness(run: Run, ranks: list[RankFigures]) -> list[Block]:
     """A line for each of the ranks that waited most."""
     began, last = origins(run)
-    files = _files(run)
     steps = {
-        one.rank: [step for step in steps_of(files[one.rank], began, of_calls=True) if step is not None]
+        one.rank: [step for step in steps_of(one.starts, began, of_calls=True) if step is not None]
         for one in ranks[:_MAX_LINES]
     }
     num = min(_MAX_MOMENTS, max(map(len, steps.values())))

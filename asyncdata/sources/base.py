@@ -14,17 +14,15 @@ from asyncdata.core.file_refs import FileRef, FileRefs, ObjectRefs, all_sizes
 from asyncdata.core.messages import Block
 from asyncdata.core.specs import LINES, REMOTE_LINES
 from asyncdata.core.types import SourceLocation
-from asyncdata.sources.fingerprint import data_fingerprint, file_digest, objects_fingerprint, stamp
-from asyncdata.sources.remote.store import ObjectStamp, commits_in, with_cache
-from asyncdata.sources.same_file import Looks, edited, is_same
+from asyncdata.sources.fingerprint import data_fingerprint, edited, file_digest, is_same, stamp
+from asyncdata.sources.remote.address import commits_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from asyncdata.core.specs import BlockCacheSpec, ReaderSpec, StoreSpec
-    from asyncdata.sources.fingerprint import FileStamp
 
-__all__ = ("Blocks", "FileBlocks", "Files", "KnownFiles", "NumberedBlocks", "Source", "room_of")
+__all__ = ("Blocks", "FileBlocks", "Files", "NumberedBlocks", "Source", "room_of")
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -101,15 +99,6 @@ class Blocks(Protocol):
 
 
 @runtime_checkable
-class KnownFiles(Protocol):
-    """The further method of a source whose single rows can be stored in the token cache."""
-
-    def cached_files(self) -> list[CachedFile]:
-        """What the token cache knows each of ``files`` by."""
-        ...
-
-
-@runtime_checkable
 class NumberedBlocks(Protocol):
     """The further methods of a source whose blocks can be stored in the token cache."""
 
@@ -137,18 +126,13 @@ class Files:
     reader = LINES
     are_arrays: Sequence[bool] = ()
 
-    def __init__(
-        self,
-        stamps: Sequence[FileStamp | ObjectStamp] | ObjectRefs,
-        max_row_bytes: int,
-        stores: Sequence[StoreSpec] = (),
-    ) -> None:
+    def __init__(self, files: FileRefs, max_row_bytes: int, stores: Sequence[StoreSpec] = ()) -> None:
         self.stores = list(stores)
         self.reads_single_rows = not stores  # from a store, each row would be a request
-        self.refs: FileRefs = stamps if isinstance(stamps, ObjectRefs) else _refs(stamps)
+        has_time = isinstance(files, list) and len(files) <= _MAX_DIGESTED_FILES
+        self.refs: FileRefs = list(map(_with_content, files)) if has_time else files
         self.files = self.refs
         self.max_row_bytes = max_row_bytes
-        self._stamps: Sequence[FileStamp | ObjectStamp] = [] if isinstance(stamps, ObjectRefs) else list(stamps)
         self._fingerprint: dict[str, Any] | None = None
 
     @property
@@ -161,7 +145,7 @@ class Files:
 
     def keep_blocks(self, kept: BlockCacheSpec) -> None:
         """Let those who read the objects keep their blocks on the local disk."""
-        self.stores = with_cache(self.stores, kept)
+        self.stores = [store.with_cache(kept) for store in self.stores]
 
     def cached_files(self) -> list[CachedFile]:
         """What the token cache knows each file by; workers digest what is in it."""
@@ -172,11 +156,10 @@ class Files:
         first call.
         """
         if self._fingerprint is None:
+            found = data_fingerprint(self.refs)
             if isinstance(self.refs, ObjectRefs):
-                found = objects_fingerprint(self.refs)
                 paths = self.refs.paths if "hf" in self.refs.schemes else iter(())
             else:
-                found = data_fingerprint(self.refs, [ref.digest for ref in self.refs])
                 paths = (ref.path for ref in self.refs if ref.pin is not None)
             if commits := commits_in(paths):
                 found["commits"] = commits
@@ -191,7 +174,9 @@ class Files:
 
         :raises SourceChangedError: naming the file, and how it differs.
         """
-        for number in range(len(self._stamps)):  # of objects, each read finds out
+        for number in range(
+            0 if isinstance(self.refs, ObjectRefs) else len(self.refs)
+        ):  # of objects, each read finds out
             self.check_file(number)
 
     def check_file(self, number: int) -> None:
@@ -199,11 +184,8 @@ class Files:
 
         :raises SourceChangedError: as above.
         """
-        if isinstance(self.refs, ObjectRefs):
-            return
-
-        before = self._stamps[number]
-        if isinstance(before, ObjectStamp):
+        before = self._known(number)
+        if before.pin is not None:
             return
 
         try:
@@ -216,8 +198,7 @@ class Files:
                 f"AD302 {before.path} shrank from {before.num_bytes} to {now.num_bytes} bytes while it was read"
             )
 
-        looks = Looks(now.num_bytes, now.inode, now.mtime_ns, now.ctime_ns)
-        if not is_same(self._known(number), looks, lambda: file_digest(before.path, before.num_bytes)):
+        if not is_same(before, now, lambda: file_digest(before.path, before.num_bytes)):
             raise SourceChangedError(edited(before.path))
 
     def _known(self, number: int) -> FileRef:
@@ -234,21 +215,16 @@ def _is_touched(ref: FileRef) -> bool:
     return (now.num_bytes, now.inode, now.mtime_ns) != (ref.num_bytes, ref.inode, ref.mtime_ns)
 
 
-def _refs(stamps: Sequence[FileStamp | ObjectStamp]) -> list[FileRef]:
-    return [_ref(one, with_content=len(stamps) <= _MAX_DIGESTED_FILES) for one in stamps]
+def _with_content(file: FileRef) -> FileRef:
+    """The file with the digest of its content, if it is still the same."""
+    if file.pin is not None:
+        return file
 
-
-def _ref(file: FileStamp | ObjectStamp, *, with_content: bool) -> FileRef:
-    """The file, with the digest of its content where there is time to look at it, and it is still the same."""
-    if isinstance(file, ObjectStamp):
-        return file.file
-
-    content = ""
-    if with_content:
-        with suppress(SourceError):  # the reader reports it
-            content = file_digest(file.path, file.num_bytes)
-            content = content if stamp(file.path) == file else ""
-    return FileRef(file.path, file.num_bytes, file.inode, file.mtime_ns, file.ctime_ns, content)
+    with suppress(SourceError):  # the reader reports it
+        content = file_digest(file.path, file.num_bytes)
+        if stamp(file.path) == file:
+            return msgspec.structs.replace(file, digest=content)
+    return file
 
 
 class FileBlocks(Files):
@@ -261,13 +237,13 @@ class FileBlocks(Files):
 
     def __init__(
         self,
-        stamps: Sequence[FileStamp | ObjectStamp] | ObjectRefs,
+        files: FileRefs,
         block_bytes: int,
         max_row_bytes: int,
         reader: ReaderSpec | None = None,
         stores: Sequence[StoreSpec] = (),
     ) -> None:
-        super().__init__(stamps, max_row_bytes, stores)
+        super().__init__(files, max_row_bytes, stores)
         self.reader = reader or (REMOTE_LINES if stores else LINES)
         self.block_bytes = self.room_bytes = block_bytes
         counts = -(-np.asarray(all_sizes(self.files), np.int64) // block_bytes)

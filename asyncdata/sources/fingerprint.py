@@ -1,31 +1,38 @@
-"""Digests of files and settings that must match when a snapshot is loaded, and messages about differences.
+"""Digests of files, which must match when a snapshot is loaded, and whether a file has changed since the start.
 
-Tests pin the digests: a changed digest would make every existing snapshot unusable.
+Tests pin the digests: a changed digest would make every existing snapshot unusable. A file is compared by ``stat``, and
+if that differs, by its content. A worker checks after it has read and before it answers, so its answer is from the
+unchanged file. Runs without numpy.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from asyncdata.core.digest import ListDigest, digest
 from asyncdata.core.errors import SourceChangedError, SourceError
-from asyncdata.core.file_refs import base_name
+from asyncdata.core.file_refs import FileRef, ObjectRefs, all_sizes, base_name
+from asyncdata.sources.reader import FileChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
+    from typing import Self
 
-    from asyncdata.core.file_refs import ObjectRefs, SizedFile
+    from asyncdata.core.file_refs import FileRefs
 
 __all__ = (
-    "FileStamp",
     "MAX_LISTED_FILES",
     "WHOLE_BYTES",
-    "content_digest",
+    "OpenFiles",
+    "SameFile",
     "data_fingerprint",
+    "edited",
     "file_digest",
+    "is_same",
+    "looks",
+    "shrunk",
     "stamp",
     "stamp_of",
 )
@@ -39,33 +46,23 @@ _NUM_BLOCKS = 16
 WHOLE_BYTES = 2 * _EDGE_BYTES + _NUM_BLOCKS * _BLOCK_BYTES
 """A file of no more bytes is digested whole."""
 
-
-class FileStamp(msgspec.Struct, frozen=True):
-    """The result of ``stat`` for a file; equal stamps mean the same unchanged file of this machine."""
-
-    path: str
-    num_bytes: int
-    mtime_ns: int
-    inode: int
-    ctime_ns: int = 0
+_MAX_OPEN_FILES = 64
 
 
-def stamp(path: str) -> FileStamp:
-    """The file's stamp now.
+def stamp(path: str) -> FileRef:
+    """The file as it is now, without the digest of its content.
 
     :raises SourceError: if it cannot be looked at.
     """
     try:
-        found = os.stat(path)
+        return stamp_of(path, os.stat(path))
     except OSError as error:
         raise _unreadable(path, error) from error
 
-    return stamp_of(path, found)
 
-
-def stamp_of(path: str, found: os.stat_result) -> FileStamp:
-    """The stamp from a result of ``stat``."""
-    return FileStamp(path, found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
+def stamp_of(path: str, found: os.stat_result) -> FileRef:
+    """The same, from a result of ``stat``."""
+    return FileRef(path, found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def file_digest(path: str, num_bytes: int) -> str:
@@ -130,32 +127,198 @@ def _unreadable(path: str, error: OSError) -> SourceError:
     return SourceError(f"{code} {path} cannot be read: {error.strerror}; check the path and its permissions")
 
 
-def data_fingerprint(files: Sequence[SizedFile], digests: Sequence[str] | None = None) -> dict[str, Any]:
+def data_fingerprint(files: FileRefs) -> dict[str, Any]:
     """The fingerprint of files: name, size and content sample of each, in order, without the folder.
 
     ``{"num_files", "num_bytes", "digest", "files": [[name, num_bytes, digest], ...]}``. Above
     :data:`MAX_LISTED_FILES`, ``files`` is empty, and ``content`` is a digest of the same without the names.
 
-    :param digests: of the files' content if known; empty for a file that has to be read.
+    :param files: a file whose digest is not known is read. Those of objects are known.
     :raises SourceError: as :func:`file_digest`.
     """
-    found, listed = ListDigest(), list[list[Any]]()
-    for file, known in zip(files, digests or [""] * len(files), strict=True):
-        entry = base_name(file.path), file.num_bytes, known or file_digest(file.path, file.num_bytes)
-        found.add(*entry)
-        if len(files) <= MAX_LISTED_FILES:
-            listed.append(list(entry))
-    return _fingerprint(found, listed, len(files), sum(file.num_bytes for file in files))
-
-
-def objects_fingerprint(objects: ObjectRefs) -> dict[str, Any]:
-    """The same of objects, whose digests are known."""
-    listed = objects[:] if len(objects) <= MAX_LISTED_FILES else []
-    entries = [[base_name(file.path), file.num_bytes, file.digest] for file in listed]
-    return _fingerprint(objects.digests, entries, len(objects), sum(objects.sizes))
-
-
-def _fingerprint(digests: ListDigest, listed: list[list[Any]], num_files: int, num_bytes: int) -> dict[str, Any]:
-    found = {"num_files": num_files, "num_bytes": num_bytes, "digest": digests.with_names, "files": listed}
+    is_listed = len(files) <= MAX_LISTED_FILES
+    entries: Iterator[list[Any]] = (
+        [base_name(file.path), file.num_bytes, file.digest or file_digest(file.path, file.num_bytes)] for file in files
+    )
+    if isinstance(files, ObjectRefs):
+        digests, listed = files.digests, list(entries) if is_listed else []
+    else:
+        digests, listed = ListDigest(), list(entries)
+        for entry in listed:
+            digests.add(*entry)
+    size = {"num_files": len(files), "num_bytes": sum(all_sizes(files))}
+    found = {**size, "digest": digests.with_names, "files": listed if is_listed else []}
     # what is listed tells the content without the names as well
-    return found if num_files <= MAX_LISTED_FILES else found | {"content": digests.without_names}
+    return found if is_listed else found | {"content": digests.without_names}
+
+
+def looks(file: FileRef) -> tuple[int, int, int, int]:
+    """What ``stat`` says of a file."""
+    return file.num_bytes, file.inode, file.mtime_ns, file.ctime_ns
+
+
+def is_same(file: FileRef, now: FileRef, content: Callable[[], str]) -> bool:
+    """Whether a file that is not shorter than at the start still has the same rows; it may have grown.
+
+    A different ctime alone is no proof of an edit: chmod, link and rename change it, too. Then the sampled content
+    decides, if it was digested at the start. Otherwise, and for bytes outside of the sample, a different mtime is an
+    edit, unless the file has grown.
+
+    :param content: computes the digest of the current content.
+    """
+    if looks(now) == looks(file):
+        return True
+
+    is_known = bool(file.digest)
+    if is_known and content() != file.digest:
+        return False
+
+    if is_known and file.num_bytes <= WHOLE_BYTES:  # all of it was compared
+        return True
+
+    if now.num_bytes > file.num_bytes:
+        return is_known or now.inode == file.inode
+
+    if now.mtime_ns != file.mtime_ns:
+        return False
+
+    # Some file systems invent inodes; a copy that kept its mtime has another ctime.
+    return is_known or now.inode == file.inode or now.ctime_ns == file.ctime_ns
+
+
+def edited(path: str) -> str:
+    """The message for a file that has changed."""
+    return (
+        f"AD303 {path} was replaced or edited while it was read. Start a new run, or put the file back; if only its "
+        "time has changed, restore the last state in a new process."
+    )
+
+
+def shrunk(file: FileRef, num_bytes: int) -> str:
+    """The message for a file that was truncated to ``num_bytes``."""
+    return f"AD302 {file.path} shrank: it had {file.num_bytes} bytes at the start, and ends at byte {num_bytes} now"
+
+
+class SameFile:
+    """A file from the start, opened for reading but not checked yet.
+
+    :ivar fd: its descriptor.
+    :raises OSError: if it cannot be opened.
+    """
+
+    def __init__(self, file: FileRef) -> None:
+        self._file = file
+        self._seen = file
+        self.fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+
+    @classmethod
+    def checked(cls, file: FileRef) -> Self:
+        """Open the file, and check it.
+
+        :raises FileChangedError: if its name belongs to another file now.
+        :raises OSError: if it cannot be opened.
+        """
+        found = cls(file)
+        try:
+            found.check()
+        except BaseException:
+            found.close()
+            raise
+
+        return found
+
+    def check(self) -> None:
+        """Check that all bytes that were read until now are those of the start.
+
+        :raises FileChangedError: if they may have changed.
+        :raises OSError: if the check fails.
+        """
+        if self.is_untouched:
+            return
+
+        now = stamp_of(self._file.path, os.fstat(self.fd))
+
+        if now.num_bytes < self._file.num_bytes:
+            raise FileChangedError(shrunk(self._file, now.num_bytes))
+
+        if self._file.inode and not is_same(self._file, now, self._content):
+            raise FileChangedError(edited(self._file.path))
+
+        self._seen = now
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether it looks as when it was checked last."""
+        return looks(stamp_of(self._file.path, os.fstat(self.fd))) == looks(self._seen)
+
+    def _content(self) -> str:
+        try:
+            return content_digest(self.fd, self._file.path, self._file.num_bytes)
+        except SourceError as error:
+            raise FileChangedError(str(error)) from error
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self.fd)
+
+
+class _Checked(Protocol):
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+FileT = TypeVar("FileT", bound=_Checked)
+
+
+class OpenFiles(Generic[FileT]):
+    """The files that a reader keeps open, and which of them it has read since they were checked last.
+
+    Of a file that was read, only the process that has it open can tell whether it was the same. So it is checked before
+    it is closed. There are 64 at most; beyond them the file that was opened first is closed.
+
+    :param open_file: opens the file of a number.
+    """
+
+    def __init__(self, open_file: Callable[[int], FileT]) -> None:
+        self._open_file = open_file
+        self._open: dict[int, FileT] = {}
+        self._read: set[int] = set()
+
+    def find(self, file_id: int) -> FileT | None:
+        """The file, if it is open."""
+        return self._open.get(file_id)
+
+    def to_read(self, file_id: int) -> FileT:
+        """The file, opened if it is not yet; to be read now."""
+        if file_id not in self._open:
+            if len(self._open) >= _MAX_OPEN_FILES:
+                self.close_file(next(iter(self._open)))
+            self._open[file_id] = self._open_file(file_id)
+        self._read.add(file_id)
+        return self._open[file_id]
+
+    def close_file(self, file_id: int) -> None:
+        """Close the file, checked if it was read.
+
+        :raises FileChangedError: if it has changed.
+        """
+        with closing(self._open.pop(file_id)) as file:
+            if file_id in self._read:
+                self._read.remove(file_id)
+                file.check()
+
+    def check(self) -> None:
+        """Check the files that were read.
+
+        :raises FileChangedError: if one has changed.
+        """
+        read, self._read = self._read, set()  # whatever is found: what comes next is judged by what it reads itself
+        for file_id in read:
+            self._open[file_id].check()
+
+    def close(self) -> None:
+        """Close all of them, unchecked."""
+        self._read.clear()
+        while self._open:
+            self._open.popitem()[1].close()

@@ -7,21 +7,22 @@ import glob
 import os
 import re
 import stat
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncdata.core.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ("find_files", "open_regular", "why_unreadable")
+__all__ = ("find_files", "is_saved_dataset", "noting", "open_regular", "refuse_repeats")
 
 _HUB_NAME = re.compile(r"[\w-]+/[\w.-]*[\w-]")
 
 
 def find_files(
-    paths: str | Sequence[str], *suffixes: str | tuple[str, ...], allow_repeats: bool = False
+    paths: str | Sequence[str], *suffixes: tuple[str, ...], allow_repeats: bool = False
 ) -> tuple[list[str], list[str]]:
     """The files that ``paths`` name, in order, and the problems of paths without files.
 
@@ -33,14 +34,12 @@ def find_files(
     :raises ConfigError: for a file that is listed twice without ``allow_repeats``.
     """
     found: list[str] = []
-    faults = []
+    faults: list[str] = []
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        try:
+        with noting(path, faults):
             found += _expand(os.path.expanduser(path), suffixes)
-        except SourceError as error:
-            faults.append(str(error))
     if not allow_repeats:
-        _refuse_repeats(found)
+        refuse_repeats(found, os.path.realpath)
     return found, faults
 
 
@@ -52,7 +51,7 @@ def _refuse_address(path: str) -> None:
         )
 
 
-def _expand(path: str, suffixes: Sequence[str | tuple[str, ...]]) -> list[str]:
+def _expand(path: str, suffixes: Sequence[tuple[str, ...]]) -> list[str]:
     if "\0" in path:
         raise SourceError(f"AD304 cannot read {path!r}: it has a NUL in it, which no path may have")
 
@@ -64,7 +63,7 @@ def _expand(path: str, suffixes: Sequence[str | tuple[str, ...]]) -> list[str]:
             if found:
                 return found
 
-        raise SourceError(f"AD306 the folder {path} holds no *{suffixes[0]}; name the files, or a glob")
+        raise SourceError(f"AD306 the folder {path} holds no *{suffixes[0][0]}; name the files, or a glob")
 
     if os.path.lexists(path) or not glob.has_magic(path):
         return [path]
@@ -76,17 +75,27 @@ def _expand(path: str, suffixes: Sequence[str | tuple[str, ...]]) -> list[str]:
     return found
 
 
-def _refuse_repeats(paths: Sequence[str]) -> None:
+def refuse_repeats(paths: Iterable[str], identity: Callable[[str], str] = str) -> None:
+    """Refuse a file or an object that is listed twice.
+
+    :param identity: what two paths of one file have in common.
+    :raises ConfigError: naming it.
+    """
     seen: set[str] = set()
     for path in paths:
-        real = os.path.realpath(path)
-        if real in seen:
+        one = identity(path)
+        if one in seen:
             raise ConfigError(
                 f"AD309 {path} is listed twice; its rows would come twice an epoch. List it once; or, if they are to, "
                 "give the list to a source with allow_repeats=True"
             )
 
-        seen.add(real)
+        seen.add(one)
+
+
+def is_saved_dataset(path: str) -> bool:
+    """Whether ``save_to_disk`` of the library datasets wrote the folder."""
+    return any(os.path.isfile(os.path.join(path, name)) for name in ("state.json", "dataset_dict.json"))
 
 
 def open_regular(path: str) -> int:
@@ -107,7 +116,18 @@ def open_regular(path: str) -> int:
     raise SourceError(f"AD306 {path} is no regular file; it could not be read again on resume")
 
 
-def why_unreadable(path: str, error: OSError) -> str:
+@contextmanager
+def noting(path: str, faults: list[str]) -> Iterator[None]:
+    """Add to ``faults`` why a file cannot be read."""
+    try:
+        yield
+    except SourceError as error:
+        faults.append(str(error))
+    except OSError as error:
+        faults.append(_why_unreadable(path, error))
+
+
+def _why_unreadable(path: str, error: OSError) -> str:
     """The message for a file that cannot be read."""
     if error.errno == errno.ENOENT and os.path.islink(path):
         return f"AD307 {path} -> {os.readlink(path)} (missing): a broken link"

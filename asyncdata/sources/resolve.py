@@ -1,20 +1,30 @@
-"""Resolves what a user passes as ``source`` (paths, a Hugging Face dataset ...) to a description."""
+"""Resolves what a user passes as ``source`` to a description, and warns of files that look wrong."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.sources.arrow.huggingface import HuggingFaceSource, is_saved_dataset
-from asyncdata.sources.arrow.parquet import ParquetSource
+from asyncdata.core.file_refs import ObjectRefs
+from asyncdata.core.log import get_logger
 from asyncdata.sources.base import Source
-from asyncdata.sources.text.jsonl import JsonlSource
+from asyncdata.sources.paths import is_saved_dataset
+from asyncdata.sources.text.jsonl import CODING_OF_SUFFIX, JsonlSource
 
-__all__ = ("Paths", "described")
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from asyncdata.sources.base import Blocks
+    from asyncdata.sources.stream import RowStream
+
+__all__ = ("Paths", "described", "warn_about_files")
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+_log = get_logger(__name__)
+_MAX_PATHS = 5
+_CODED = tuple(CODING_OF_SUFFIX)
 
 
 def described(source: Source | Paths | Any) -> Source:
@@ -31,7 +41,7 @@ def described(source: Source | Paths | Any) -> Source:
     # In this order: a Path has an open(), as a Source has.
     if isinstance(source, str | os.PathLike):
         path = os.fspath(source)
-        return HuggingFaceSource(path) if is_saved_dataset(os.path.expanduser(path)) else _of_paths(path, [path])
+        return _hugging_face(path) if is_saved_dataset(os.path.expanduser(path)) else _of_paths(path, [path])
 
     if isinstance(source, list | tuple) and all(isinstance(path, str | os.PathLike) for path in source):
         paths = [os.fspath(path) for path in source]
@@ -41,7 +51,7 @@ def described(source: Source | Paths | Any) -> Source:
         return source
 
     if type(source).__module__.partition(".")[0] == "datasets":
-        return HuggingFaceSource(source)
+        return _hugging_face(source)
 
     if isinstance(source, dict):
         raise ConfigError(
@@ -60,7 +70,12 @@ def _of_paths(given: str | list[str], paths: list[str]) -> Source:
         one, other = (next(path for path, kind in kinds.items() if kind is wanted) for wanted in (True, False))
         raise ConfigError(f"{one} is Parquet and {other} is not; the rows of a source are all in one format")
 
-    return ParquetSource(given) if any(kinds.values()) else JsonlSource(given)
+    if not any(kinds.values()):
+        return JsonlSource(given)
+
+    from asyncdata.sources.arrow.parquet import ParquetSource
+
+    return ParquetSource(given)
 
 
 def _is_parquet(path: str) -> bool:
@@ -73,3 +88,27 @@ def _is_parquet(path: str) -> bool:
         raise ConfigError(f"the folder {path} holds *.jsonl and *.parquet; say which with {path}/*.parquet")
 
     return ".parquet" in suffixes
+
+
+def warn_about_files(source: Blocks | RowStream) -> None:
+    """Log empty files among files with rows, and files whose names suggest another format."""
+    paths: Iterable[str]
+    empty: list[str] = []  # of objects, that is not said
+    if isinstance(source.files, ObjectRefs):
+        paths = source.files.paths
+    else:
+        paths = [file.path for file in source.files]
+        empty = [file.path for file in source.files if file.num_bytes == 0 and os.path.isfile(file.path)]
+    if empty:
+        _log.warning("source.empty", num_files=len(empty), paths=empty[:_MAX_PATHS])
+    codings = getattr(source, "codings", ["plain"] * len(source.files))
+    for path, coding in zip(paths, codings, strict=True):
+        named = CODING_OF_SUFFIX.get(os.path.splitext(path)[1], coding) if path.endswith(_CODED) else coding
+        if named != coding and path not in empty:
+            _log.warning("source.misnamed", path=path, named=named, coding=coding)
+
+
+def _hugging_face(source: Any) -> Source:
+    from asyncdata.sources.arrow.huggingface import HuggingFaceSource
+
+    return HuggingFaceSource(source)

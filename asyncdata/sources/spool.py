@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from array import array
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
 
 from asyncdata.core.atomic_file import sync_folder
+from asyncdata.core.file_refs import FileRef
 from asyncdata.core.import_path import resolve_path
+from asyncdata.sources.fingerprint import OpenFiles, SameFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ("SpoolReader", "is_whole", "part_path", "write_part")
 
-_MAX_OPEN_FILES = 64
 _SUM_BYTES = 4
 
 
@@ -79,13 +80,6 @@ def _sum(row: bytes | memoryview, salt: int, offset: int) -> bytes:
     return crc32(row, salt ^ offset).to_bytes(_SUM_BYTES, "little")
 
 
-class _Piece(NamedTuple):
-    """An open file of rows."""
-
-    fd: int
-    salt: int
-
-
 class SpoolReader:
     """Reads blocks as another reader does, and single rows from the files that :func:`write_part` wrote.
 
@@ -100,26 +94,22 @@ class SpoolReader:
         self.num_mended = 0
         self._inner: BlockReader = resolve_path(inner)(job, **settings)
         self._folder = folder
-        self._pieces: dict[int, _Piece] = {}
+        self._pieces = OpenFiles(lambda number: SameFile(FileRef(part_path(folder, number), 0)))
 
     def watch(self, on_progress: Callable[[], object], counts: ReadCounts) -> None:
         """As the protocol says; the other reader is one of objects then."""
         cast("WideReader", self._inner).watch(on_progress, counts)
 
     def give_up(self) -> None:
-        """As the protocol says."""
         cast("WideReader", self._inner).give_up()
 
     def expect(self, blocks: Sequence[Block]) -> None:
-        """As the protocol says."""
         cast("WideReader", self._inner).expect(blocks)
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
-        """As the protocol says."""
         return self._inner.read_block(block, num_bytes)
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
-        """As the protocol says."""
         copied = [self._copy(place, lengths[place.row]) for place in places]
         missing = [place for place, row in zip(places, copied, strict=True) if row is None]
         if not missing:
@@ -139,13 +129,12 @@ class SpoolReader:
             return None
 
         try:
-            piece = self._piece(place.copy_id)
-            found = os.pread(piece.fd, num_bytes + _SUM_BYTES, place.copy_offset)
+            found = os.pread(self._pieces.to_read(place.copy_id).fd, num_bytes + _SUM_BYTES, place.copy_offset)
         except OSError:
             return None
 
-        row = found[:num_bytes]
-        return row if found[num_bytes:] == _sum(row, piece.salt, place.copy_offset) else None
+        row, salt = found[:num_bytes], _salt(part_path(self._folder, place.copy_id))
+        return row if found[num_bytes:] == _sum(row, salt, place.copy_offset) else None
 
     def _mend(self, place: Overflow, row: bytes) -> None:
         """A concurrent reader sees either a wrong checksum or the complete row."""
@@ -157,21 +146,9 @@ class SpoolReader:
             finally:
                 os.close(fd)
 
-    def _piece(self, number: int) -> _Piece:
-        piece = self._pieces.get(number)
-        if piece is None:
-            if len(self._pieces) >= _MAX_OPEN_FILES:
-                os.close(self._pieces.pop(next(iter(self._pieces))).fd)
-            path = part_path(self._folder, number)
-            piece = self._pieces[number] = _Piece(os.open(path, os.O_RDONLY | os.O_CLOEXEC), _salt(path))
-        return piece
-
     def check(self) -> None:
-        """As the protocol says."""
         self._inner.check()
 
     def close(self) -> None:
-        """As the protocol says."""
         self._inner.close()
-        while self._pieces:
-            os.close(self._pieces.popitem()[1].fd)
+        self._pieces.close()

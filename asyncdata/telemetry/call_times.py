@@ -7,31 +7,52 @@ is missing is looked at again while a wait lasts, and the time since the last lo
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
-from asyncdata.telemetry.histogram import Histogram
+from asyncdata.telemetry.records import EDGES
+from asyncdata.workers.machine import cpu_times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ("CallTimes", "CpuShare", "Wait")
+    from asyncdata.workers.pool.pool import Pool
+
+__all__ = (
+    "CallTimes",
+    "CpuShare",
+    "CpuWatch",
+    "Histogram",
+    "Rollouts",
+    "Wait",
+)
+
 
 _MAX_MOMENTS = 1 << 17
+_EDGES = np.array(EDGES)
+_TABLE_SIZE = 1 << 16
+_BUCKETS = np.repeat(np.arange(len(EDGES)), np.diff(np.minimum(_EDGES, _TABLE_SIZE), append=_TABLE_SIZE)).astype(
+    np.uint8
+)
+"""The bucket of each small number: a table is ten times as fast as a search."""
 
 
-class Wait(NamedTuple):
-    """A call that had to wait.
+class Wait(msgspec.Struct):
+    """A call that had to wait. All but ``began`` is changed only by the thread that settles.
 
-    :ivar began: on the clock of the calls; ``seconds``: how long it took.
+    :ivar began: on the clock of the calls.
     :ivar stage: what was missing when it was looked at last.
+    :ivar seconds: that are counted; in the end, how long it took.
     """
 
     began: float
-    seconds: float
     stage: str
+    seconds: float = 0.0
+    is_new: bool = True
 
 
 class CpuShare(NamedTuple):
@@ -43,19 +64,6 @@ class CpuShare(NamedTuple):
 
     share: float
     seconds: float
-
-
-class _Lasting:
-    """A wait, while it lasts. All but ``began`` is changed by the thread that settles only.
-
-    :ivar stage: what was missing at the last look; ``counted_s``: the seconds that are counted.
-    """
-
-    __slots__ = ("began", "counted_s", "is_new", "stage")
-
-    def __init__(self, began: float, stage: str) -> None:
-        self.began, self.stage = began, stage
-        self.counted_s, self.is_new = 0.0, True
 
 
 class CallTimes:
@@ -76,8 +84,8 @@ class CallTimes:
         cpu_share: Callable[[], CpuShare] = lambda: CpuShare(0.0, 0.0),
     ) -> None:
         self._clock, self._waits_for, self._cpu_share = clock, waits_for, cpu_share
-        self._moments: deque[float | tuple[Wait, _Lasting]] = deque()
-        self._lasting: dict[object, _Lasting] = {}
+        self._moments: deque[float | tuple[Wait, float]] = deque()
+        self._lasting: dict[object, Wait] = {}
         self._last: float | None = None
         self._waited_s = 0.0
         self._step_ms = Histogram()
@@ -96,18 +104,16 @@ class CallTimes:
 
     def wait_begins(self, wait: object, now: float, stage: str) -> None:
         """A call has to wait. From any thread."""
-        self._lasting[wait] = _Lasting(now, stage)
+        self._lasting[wait] = Wait(now, stage)
 
     def wait_ends(self, wait: object, now: float) -> None:
         """It has waited, or has given up. From any thread."""
         lasting = self._lasting.pop(wait, None)
-        if lasting is not None:
-            self.waited(lasting.began, now - lasting.began, lasting.stage, lasting)
+        if lasting is None:
+            return
 
-    def waited(self, began: float, seconds: float, stage: str, lasting: _Lasting | None = None) -> None:
-        """A call had to wait. From any thread."""
         if len(self._moments) < _MAX_MOMENTS:
-            self._moments.append((Wait(began, seconds, stage), lasting or _Lasting(began, stage)))
+            self._moments.append((lasting, now - lasting.began))
         else:
             self.num_lost += 1
 
@@ -118,7 +124,7 @@ class CallTimes:
             "waits": self.num_waits,
             "wait_s": dict(self.wait_s),
             "first_s": dict(self.first_s),
-            "waiting_s": max((lasting.counted_s for lasting in list(self._lasting.values())), default=0.0),
+            "waiting_s": max((lasting.seconds for lasting in list(self._lasting.values())), default=0.0),
             "step_s": self.step_s,
             "step_ms": self.step_ms,
         }
@@ -129,8 +135,8 @@ class CallTimes:
         for _ in range(len(self._moments)):
             moment = self._moments.popleft()
             if isinstance(moment, tuple):
-                wait, lasting = moment
-                self._count(lasting, wait.seconds, is_first=self.num_calls + len(calls) <= 1)
+                wait, seconds = moment
+                self._count(wait, seconds, is_first=self.num_calls + len(calls) <= 1)
                 waits.append(wait)
             else:
                 calls.append(moment)
@@ -143,13 +149,13 @@ class CallTimes:
         self._split()
         return waits
 
-    def _count(self, lasting: _Lasting, seconds: float, *, is_first: bool) -> None:
+    def _count(self, wait: Wait, seconds: float, *, is_first: bool) -> None:
         """Count a wait of so many seconds by now: those that are not counted yet."""
-        added = max(0.0, seconds - lasting.counted_s)
-        self.num_waits += lasting.is_new
-        lasting.counted_s, lasting.is_new = lasting.counted_s + added, False
+        added = max(0.0, seconds - wait.seconds)
+        self.num_waits += wait.is_new
+        wait.seconds, wait.is_new = wait.seconds + added, False
         self._waited_s += added
-        self._unsplit[lasting.stage, is_first] = self._unsplit.get((lasting.stage, is_first), 0.0) + added
+        self._unsplit[wait.stage, is_first] = self._unsplit.get((wait.stage, is_first), 0.0) + added
 
     def _split(self) -> None:
         """Of the seconds that were added, those belong to the CPUs in which the workers waited for one."""
@@ -185,3 +191,82 @@ class CallTimes:
     def step_ms(self) -> dict[int, int]:
         """Histogram of the times between calls, without the waits, in milliseconds."""
         return self._step_ms.counts()
+
+
+class Histogram:
+    """Counts of whole numbers from 0 on, by bucket."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(len(EDGES), np.int64)
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Count a few numbers."""
+        for number in numbers:
+            self._counts[bisect_right(EDGES, max(0, number)) - 1] += 1
+
+    def add_many(self, numbers: np.ndarray[Any, Any]) -> None:
+        """Count an array of integers from 0 on."""
+        is_small = numbers < _TABLE_SIZE
+        if not is_small.all():
+            large = np.searchsorted(_EDGES, numbers[~is_small], side="right") - 1
+            self._counts += np.bincount(large, minlength=len(EDGES))
+            numbers = numbers[is_small]
+        self._counts += np.bincount(_BUCKETS[numbers], minlength=len(EDGES))
+
+    def counts(self) -> dict[int, int]:
+        """The lower bound of each bucket that has numbers, and how many."""
+        found = self._counts.copy()  # another thread may add to it
+        return {EDGES[bucket]: int(found[bucket]) for bucket in np.flatnonzero(found).tolist()}
+
+
+class Rollouts:
+    """Totals, from the trainer's threads.
+
+    :ivar num_returned: groups given back; ``num_degenerate``: scored groups of which all scores were equal.
+    """
+
+    def __init__(self) -> None:
+        self._staleness, self._sizes = Histogram(), dict[int, int]()
+        self.num_returned = self.num_degenerate = 0
+
+    def returned(self, groups: Iterable[Sequence[Any]], num_groups: int) -> None:
+        """Groups were given back, when ``num_groups`` had been delivered from the stream."""
+        indexes = [group[0].group_index for group in groups if len(group)]
+        self.num_returned += len(indexes)
+        self._staleness.add([num_groups - 1 - index for index in indexes if index is not None])
+
+    def scored(self, scores: Iterable[Sequence[float]]) -> None:
+        """Scores of groups were reported."""
+        for group in scores:
+            self._sizes[len(group)] = self._sizes.get(len(group), 0) + 1
+            self.num_degenerate += len(group) > 1 and min(group) == max(group)
+
+    def totals(self) -> dict[str, Any]:
+        """The fields of an interval."""
+        return {
+            "returned": self.num_returned,
+            "staleness": self._staleness.counts(),
+            "group_sizes": dict(sorted(self._sizes.copy().items())),
+            "degenerate": self.num_degenerate,
+        }
+
+
+class CpuWatch:
+    """Looks at the times of the workers on this machine. One thread at a time."""
+
+    def __init__(self, executor: Pool, times: Callable[[int], tuple[float, float]] = cpu_times) -> None:
+        self._executor, self._times = executor, times
+        self._before: dict[int, tuple[float, float]] = {}
+
+    def share(self) -> CpuShare:
+        """What has come since the last call."""
+        pids = [worker.pid for worker in self._executor.statistics().workers]
+        now = {pid: self._times(pid) for pid in pids if pid is not None}
+        ran_s = waited_s = longest_s = 0.0
+        for pid, (ran, waited) in now.items():
+            ran_before, waited_before = self._before.get(pid, (0.0, 0.0))
+            ran_s += max(0.0, ran - ran_before)
+            added = max(0.0, waited - waited_before)
+            waited_s, longest_s = waited_s + added, max(longest_s, added)
+        self._before = now
+        return CpuShare(waited_s / (ran_s + waited_s) if waited_s else 0.0, longest_s)

@@ -11,7 +11,10 @@ for as many as may be held; all else is done in the recorder's thread.
 
 from __future__ import annotations
 
+import json
+import re
 import threading
+import time
 from collections import deque
 from functools import lru_cache
 from heapq import heappush, heappushpop
@@ -19,24 +22,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncdata.delivery.chunk import Chunk
-from asyncdata.delivery.merged_chunk import MergedChunk
-from asyncdata.order.splitmix import GOLDEN, MASK, Words, mix, mix_one
-from asyncdata.telemetry.excerpts import bad_row_record, dropped_row, sample_record
-from asyncdata.telemetry.histogram import Histogram
-from asyncdata.telemetry.records import MAX_OF_REASON
+from asyncdata.core.errors import redacted
+from asyncdata.order.permutation import GOLDEN, MASK, Words, mix, mix_one
+from asyncdata.telemetry.call_times import Histogram
+from asyncdata.telemetry.records import MAX_OF_REASON, MAX_VALUE, BadRowRecord, DroppedRow, Place, SampleRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from asyncdata.core.types import Position
+    from asyncdata.core.types import Position, SourceLocation, Tokens
     from asyncdata.delivery.channel import Channel
-    from asyncdata.delivery.chunk import Drop
-    from asyncdata.telemetry.records import BadRowRecord, DroppedRow, SampleRecord
+    from asyncdata.delivery.chunk import Chunk, Drop
 
-    AnyChunk = Chunk | MergedChunk
-
-__all__ = ("ChunkWatch", "Reservoir", "keys_of")
+__all__ = ("ChunkWatch", "Reservoir", "cut", "keys_of")
 
 _MAX_PENDING = 20_000
 _MAX_HELD_BYTES = 8 << 20
@@ -46,6 +44,10 @@ _MAX_BAD_ROWS = 10_000
 _MAX_REASONS = 200
 """Pairs of a source and a reason; a tokenize function may make up a reason for each row."""
 _ALL = 1 << 53
+_MAX_TOKENS = 1024
+_MAX_SPANS = 256
+_MAX_TEXT = 8000
+_LONE = re.compile("[\ud800-\udfff]")
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 Lengths = np.ndarray[Any, np.dtype[np.int32]]
@@ -118,7 +120,7 @@ class _Chosen(NamedTuple):
 class _Due(NamedTuple):
     """A sample that is to be recorded."""
 
-    chunk: AnyChunk
+    chunk: Chunk
     sample: int
     key: int
     source: str
@@ -128,19 +130,18 @@ class _Due(NamedTuple):
 class _Seen:
     """A chunk that is not completely delivered yet.
 
-    :ivar chunk: kept only if it has chosen samples, or may still leave out samples.
-    :ivar rows: of its samples, int32; ``lengths``: their tokens, 0 where another rank has them.
+    :ivar chunk: kept only if it has chosen samples.
+    :ivar rows: of its samples, int32; ``lengths``: their tokens, 0 of what this rank does not deliver.
     :ivar num_counted: samples that are counted.
     """
 
     __slots__ = ("channel", "chosen", "chunk", "first", "lengths", "noted", "num_counted", "num_rows", "rows")
 
-    def __init__(
-        self, channel: Channel, chunk: AnyChunk, rows: Lengths, lengths: Lengths, chosen: list[_Chosen]
-    ) -> None:
+    def __init__(self, channel: Channel, chunk: Chunk, rows: Lengths, lengths: Lengths, chosen: list[_Chosen]) -> None:
         self.channel, self.first, self.num_rows, self.chosen = channel, chunk.first, chunk.num_rows, chosen
-        self.chunk: AnyChunk | None = chunk if chosen or channel.decided is not None else None
+        self.chunk = chunk if chosen else None
         self.noted = _noted(chunk)
+        lengths[chunk.excluded] = 0
         self.rows, self.lengths, self.num_counted = rows, lengths, 0
 
     def num_delivered(self, place: Position) -> int:
@@ -150,15 +151,6 @@ class _Seen:
             return len(self.rows) if (first.epoch, first.window) < (place.epoch, place.window) else 0
 
         return len(self.rows) if num_rows >= self.num_rows else int(np.searchsorted(self.rows, num_rows))
-
-    def delivered_lengths(self) -> Lengths:
-        """Its lengths, 0 for what is not delivered."""
-        if not isinstance(self.chunk, Chunk) or self.chunk.excluded is None:
-            return self.lengths
-
-        lengths = self.lengths.copy()
-        lengths[self.chunk.excluded] = 0
-        return lengths
 
 
 class ChunkWatch:
@@ -172,13 +164,13 @@ class ChunkWatch:
 
     def __init__(self, size: int, shows_rows: Callable[[str], bool]) -> None:
         self._size, self._shows_rows = size, shows_rows
-        self._new: deque[tuple[Channel, AnyChunk]] = deque()
+        self._new: deque[tuple[Channel, Chunk]] = deque()
         self._num_held_bytes = 0  # of the service's thread only
         self._looking = threading.Lock()
         self._seen: deque[_Seen] = deque()
-        self._bad: deque[tuple[AnyChunk, int]] = deque()
+        self._bad: deque[tuple[Chunk, int]] = deque()
         self._num_bad = 0
-        self._dropped: deque[tuple[AnyChunk, Drop, int, int]] = deque()
+        self._dropped: deque[tuple[Chunk, Drop, int, int]] = deque()
         self._reservoirs: dict[tuple[str, str], Reservoir] = {}
         self._of_reasons: dict[tuple[str, str], Reservoir] = {}
         self._lengths = Histogram()
@@ -190,7 +182,7 @@ class ChunkWatch:
         """Histogram of the tokens of delivered samples."""
         return self._lengths.counts()
 
-    def see(self, channel: Channel, chunk: AnyChunk) -> None:
+    def see(self, channel: Channel, chunk: Chunk) -> None:
         """A chunk comes into the channel."""
         if len(self._new) + len(self._seen) >= _MAX_PENDING:
             self.num_lost += 1
@@ -223,13 +215,13 @@ class ChunkWatch:
         chosen = self._chosen(chunks, spans, rows) if self._size else [[]] * len(chunks)
         for (channel, chunk), (start, stop), some in zip(new, spans, chosen, strict=True):
             self._seen.append(_Seen(channel, chunk, rows[start:stop], lengths[start:stop], some))
-            for error in chunk.errors if self._num_bad < _MAX_BAD_ROWS else ():
-                self._bad.append((chunk, error.row))
+            for number in range(len(chunk.errors)) if self._num_bad < _MAX_BAD_ROWS else ():
+                self._bad.append((chunk, number))
                 self._num_bad += 1
             for drop in chunk.drops if self._size else ():
                 self._see_drop(chunk, drop)
 
-    def _see_drop(self, chunk: AnyChunk, drop: Drop) -> None:
+    def _see_drop(self, chunk: Chunk, drop: Drop) -> None:
         """Choose among the rows that were dropped for one reason. All are of one source."""
         if not len(drop.rows):
             return
@@ -238,14 +230,14 @@ class ChunkWatch:
         if reservoir is None:
             return
 
-        keys = keys_of(chunk.first, drop.rows)
+        keys = keys_of(*chunk.drop_places(drop))
         small = np.flatnonzero(keys < np.uint64(reservoir.limit))
         for at in small[np.argsort(keys[small])[:MAX_OF_REASON]].tolist():
             if reservoir.take(key := int(keys[at])):
                 self._dropped.append((chunk, drop, at, key))
 
     def _chosen(
-        self, chunks: list[AnyChunk], spans: list[tuple[int, int]], rows: np.ndarray[Any, Any]
+        self, chunks: list[Chunk], spans: list[tuple[int, int]], rows: np.ndarray[Any, Any]
     ) -> list[list[_Chosen]]:
         """What is chosen of each chunk. All are looked at together, but for those with notes or of several sources."""
         words = np.array([_word_of(chunk.first) for chunk in chunks], np.uint64)
@@ -254,18 +246,17 @@ class ChunkWatch:
         bounds = np.searchsorted(small, [0, *(stop for _, stop in spans)]).tolist()
         chosen: list[list[_Chosen]] = []
         for chunk, (start, stop), first, last in zip(chunks, spans, bounds, bounds[1:], strict=False):
-            if chunk.notes or isinstance(chunk, MergedChunk):
+            if chunk.notes or chunk.record is not None:
                 chosen.append(list(self._chosen_of_parts(chunk, rows[start:stop], keys[start:stop])))
             else:
                 some = small[first:last]
                 chosen.append([_Chosen("", "", some - start, keys[some])] if last > first else [])
         return chosen
 
-    def _chosen_of_parts(self, chunk: AnyChunk, rows: np.ndarray[Any, Any], keys: Words) -> Iterator[_Chosen]:
+    def _chosen_of_parts(self, chunk: Chunk, rows: np.ndarray[Any, Any], keys: Words) -> Iterator[_Chosen]:
         """What is chosen of a chunk, for each of its sources and notes."""
         noted = [(note.name, np.searchsorted(rows, note.rows)) for note in chunk.notes]
-        parts = chunk.samples_by_source() if isinstance(chunk, MergedChunk) else {"": np.arange(len(rows))}
-        for source, samples in parts.items():
+        for source, samples in chunk.samples_by_source().items():
             some = [(name, np.intersect1d(samples, those)) for name, those in noted]
             for note, of_note in [("", samples), *some]:
                 limit = self._limit(source, note, MAX_OF_REASON if note else self._size)
@@ -290,7 +281,7 @@ class ChunkWatch:
             start, stop = seen.num_counted, seen.num_delivered(place)
             if stop > start:
                 seen.num_counted = stop
-                delivered.append(seen.delivered_lengths()[start:stop])
+                delivered.append(seen.lengths[start:stop])
                 if seen.chosen or seen.noted:
                     due += self._count(seen, start, stop)
             if stop < len(seen.rows):
@@ -303,7 +294,7 @@ class ChunkWatch:
 
     def _record(self, due: _Due) -> SampleRecord:
         shows_row = self._shows_rows(due.source)
-        return sample_record(due.chunk, due.sample, due.key, due.source, shows_row=shows_row)
+        return _sample_record(due.chunk, due.sample, due.key, due.source, shows_row=shows_row)
 
     def _count(self, seen: _Seen, start: int, stop: int) -> Iterator[_Due]:
         """Count the notes of samples ``[start, stop)``; yield the chosen ones that are to be recorded."""
@@ -313,7 +304,7 @@ class ChunkWatch:
         for source, note, samples, keys in seen.chosen:
             reservoir = self._reservoirs[source, note]
             is_due = (start <= samples) & (samples < stop) & (keys < np.uint64(reservoir.limit))
-            for at in np.flatnonzero(is_due & (seen.delivered_lengths()[samples] > 0)).tolist():
+            for at in np.flatnonzero(is_due & (seen.lengths[samples] > 0)).tolist():
                 sample, key = int(samples[at]), int(keys[at])
                 if reservoir.take(key):
                     assert seen.chunk is not None
@@ -322,16 +313,12 @@ class ChunkWatch:
     def bad_rows(self) -> list[BadRowRecord]:
         """The bad rows that were found since the last call."""
         self.look()
-        found = []
-        for _ in range(len(self._bad)):
-            chunk, row = self._bad.popleft()
-            found.append(bad_row_record(chunk, row, self._shows_rows))
-        return found
+        return [_bad_row_record(*self._bad.popleft(), self._shows_rows) for _ in range(len(self._bad))]
 
     def dropped_rows(self) -> list[DroppedRow]:
         """The dropped rows that were chosen since the last call."""
         self.look()
-        return [dropped_row(*self._dropped.popleft()) for _ in range(len(self._dropped))]
+        return [_dropped_row(*self._dropped.popleft(), self._shows_rows) for _ in range(len(self._dropped))]
 
     def forget_rest(self) -> None:
         """Delivery continues elsewhere: what is not delivered comes again, or never."""
@@ -339,7 +326,7 @@ class ChunkWatch:
         self._seen.clear()
 
 
-def _lengths_of(chunks: list[AnyChunk], spans: list[tuple[int, int]]) -> Lengths:
+def _lengths_of(chunks: list[Chunk], spans: list[tuple[int, int]]) -> Lengths:
     """The tokens of each sample of all chunks."""
     ends = np.concatenate([chunk.token_ends for chunk in chunks])
     lengths = np.diff(ends, prepend=ends[:1] * 0)
@@ -358,10 +345,90 @@ def _of(reservoirs: dict[tuple[str, str], Reservoir], name: tuple[str, str], siz
     return reservoirs[name]
 
 
-def _noted(chunk: AnyChunk) -> list[tuple[int, str, str]]:
+def _noted(chunk: Chunk) -> list[tuple[int, str, str]]:
     """The noted samples of a mixture: number, part and note."""
-    if not isinstance(chunk, MergedChunk):
+    if chunk.record is None:
         return []
 
     samples = [(chunk.samples_before(int(row)), note.name) for note in chunk.notes for row in note.rows]
-    return [(sample, chunk.source_name(sample), name) for sample, name in samples]
+    return [(sample, chunk.source_name(sample) or "", name) for sample, name in samples]
+
+
+# What a file has of a sample and of a row: bounded, and without text where rows are not shown
+
+
+def cut(text: str, most: int) -> str:
+    """The first ``most`` characters, with U+FFFD for what is no character, which JSON cannot hold."""
+    return _LONE.sub("\N{REPLACEMENT CHARACTER}", text[:most])
+
+
+def _sample_record(chunk: Chunk, sample: int, key: int, source: str, *, shows_row: bool) -> SampleRecord:
+    """The record of a sample."""
+    location, tokens, spans = chunk.location(sample), chunk.tokens_of(sample), chunk.value("spans", sample)
+    position = chunk.position(sample)
+    shown = _shown(chunk, sample, tokens) if shows_row else {}
+    return SampleRecord(
+        at=time.time(),
+        key=key,
+        place=Place(position.epoch, position.window, position.row),
+        source=source,
+        **_located(location),
+        num_bytes=location.num_bytes,
+        num_tokens=len(tokens),
+        num_trained=-1 if spans is None else sum(stop - start for start, stop in spans),
+        trained=[(start, stop) for start, stop in (spans or [])[:_MAX_SPANS]],
+        notes=[note.name for note in chunk.notes if chunk.row_of(sample) in note.rows],
+        **shown,
+    )
+
+
+def _shown(chunk: Chunk, sample: int, tokens: Tokens) -> dict[str, Any]:
+    prompt = chunk.value("prompt", sample)
+    texts = {
+        "text": (prompt if isinstance(prompt, str) else _json(prompt), _MAX_TEXT),
+        "label": (_json(chunk.value("label", sample)), MAX_VALUE),
+        "metadata": (_json(chunk.value("metadata", sample) or None), MAX_VALUE),
+    }
+    is_cut = len(tokens) > _MAX_TOKENS or any(len(text) > most for text, most in texts.values())
+    shown: dict[str, Any] = {name: cut(text, most) for name, (text, most) in texts.items()}
+    return {**shown, "ids": tokens[:_MAX_TOKENS].tolist(), "is_cut": is_cut}
+
+
+def _json(value: Any) -> str:
+    return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _located(location: SourceLocation) -> dict[str, Any]:
+    number = -1 if location.row_number is None else location.row_number
+    place = {"byte_offset": location.byte_offset, "line": location.line or 0, "row_number": number}
+    return {"path": redacted(location.path), **place}
+
+
+def _dropped_row(chunk: Chunk, drop: Drop, at: int, key: int, shows_rows: Callable[[str], bool]) -> DroppedRow:
+    """The record of row number ``at`` of a drop."""
+    first, (source, location) = chunk.first, chunk.dropped_row(drop, at)
+    return DroppedRow(
+        at=time.time(),
+        key=key,
+        reason=drop.reason,
+        place=Place(first.epoch, first.window, first.row + int(drop.rows[at])),
+        source=source,
+        **_located(location),
+        num_bytes=location.num_bytes if shows_rows(source) else -1,
+    )
+
+
+def _bad_row_record(chunk: Chunk, number: int, shows_rows: Callable[[str], bool]) -> BadRowRecord:
+    """The record of bad row ``number`` of a chunk."""
+    first, error = chunk.first, chunk.errors[number]
+    source, location = chunk.bad_row(number)
+    shows_row = shows_rows(source)
+    return BadRowRecord(
+        at=time.time(),
+        code=error.code,
+        place=Place(first.epoch, first.window, first.row + error.row),
+        source=source,
+        **_located(location),
+        reason=cut(redacted(error.reason), MAX_VALUE) if shows_row else "",
+        excerpt=cut(error.excerpt, MAX_VALUE) if shows_row else "",
+    )

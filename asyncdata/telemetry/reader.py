@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.regular_file import open_regular
+from asyncdata.core.file_checks import open_regular
 from asyncdata.telemetry.records import (
     FORMAT_VERSION,
     BadRowRecord,
@@ -36,23 +36,11 @@ __all__ = ("Run", "Start", "difference", "read", "read_start")
 
 _Keyed = TypeVar("_Keyed", SampleRecord, DroppedRow)
 
-_TOTALS = (
-    *("samples", "groups", "tokens", "dropped", "noted", "bad_rows", "packs", "packed_tokens", "unpacked"),
-    *(
-        "calls",
-        "waits",
-        "wait_s",
-        "first_s",
-        "step_s",
-        "step_ms",
-        "lengths",
-        "work_s",
-        "restarts",
-        "returned",
-        "staleness",
-    ),
-    *("group_sizes", "degenerate", "cached_rows", "lost", "elapsed_s"),
+_STATE = (
+    *("kind", "at", "place", "begins", "by_source", "waiting_s", "ready", "capacity", "in_flight", "has_no_room"),
+    *("workers", "busy", "starting", "buffered", "cache_bytes", "indexed_rows"),
 )
+_TOTALS = [name for name in Interval.__struct_fields__ if name not in _STATE]
 _SOURCE_TOTALS = ("samples", "tokens", "dropped", "noted", "wait_s")
 
 
@@ -165,7 +153,7 @@ class Run(msgspec.Struct, kw_only=True):
         """Dropped rows, each once, in the order of their places: of each source and reason the ``max_of_reason`` with
         the smallest keys. Some may have been found ahead of the deliveries.
         """
-        found = {(row.source, row.place, row.reason): row for start in self.starts for row in start.dropped_rows}
+        found = {(row.source, row.key, row.reason): row for start in self.starts for row in start.dropped_rows}
         kept = _smallest(self.header.max_of_reason, (((row.source, row.reason), row) for row in found.values()))
         return sorted(kept, key=lambda row: row.place)
 
@@ -280,17 +268,19 @@ def read_start(path: Path) -> Start | None:
 
 
 def _add(start: Start, record: object) -> None:
-    if isinstance(record, Interval):
-        start.intervals.append(record)
-    elif isinstance(record, SampleRecord):
-        start.samples.append(record)
-    elif isinstance(record, DroppedRow):
-        start.dropped_rows.append(record)
-    elif isinstance(record, BadRowRecord):
-        start.bad_rows.append(record)
-    elif isinstance(record, Event):
-        start.events.append(record)
+    if type(record) in _LISTS:
+        getattr(start, _LISTS[type(record)]).append(record)
     elif isinstance(record, End):
         start.end = record
     else:
         start.num_unread += 1
+
+
+_LISTS: dict[type, str] = {
+    Interval: "intervals",
+    SampleRecord: "samples",
+    DroppedRow: "dropped_rows",
+    BadRowRecord: "bad_rows",
+    Event: "events",
+}
+"""The records of which a start has a list."""

@@ -1,18 +1,47 @@
-"""The file of one start: lines are appended, and nothing that happens to the disk reaches the caller."""
+"""The file of one start: whole lines are appended, and nothing that happens to the disk reaches the caller."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 
-__all__ = ("RecordFile",)
+__all__ = ("AppendedFile", "RecordFile")
 
 _MAX_STARTS = 10_000
 _RESERVED_BYTES = 1024
 """Bytes that stay free for the last record."""
 
 
-class RecordFile:
+class AppendedFile:
+    """A file to which all of a line is appended, or nothing of it. A forked child does not close it."""
+
+    def __init__(self) -> None:
+        self._fd, self._pid = -1, os.getpid()
+
+    def append(self, line: bytes) -> str:
+        """Append a line to the open file. Return why that was not possible; empty if it was."""
+        try:
+            if os.fstat(self._fd).st_nlink == 0:
+                return "the file was removed"
+
+            num_written = os.write(self._fd, line)
+            if num_written < len(line):
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - num_written)
+                return "no space left for a whole record"
+        except OSError as error:
+            return str(error)
+
+        return ""
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0 and self._pid == os.getpid():
+            with suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
+
+
+class RecordFile(AppendedFile):
     """Appends lines. The first one makes the folder and the file, under a name that no other start has.
 
     :param max_bytes: limit of the file: one half for details, the other for totals.
@@ -21,11 +50,10 @@ class RecordFile:
     """
 
     def __init__(self, folder: str, rank: int, max_bytes: int) -> None:
+        super().__init__()
         self._folder, self._rank = folder, rank
-        self._fd = -1
         self._share = max_bytes // 2
         self._num_bytes = {"details": 0, "totals": 0}
-        self._pid = os.getpid()
         self.number = 0
         self.fault = ""
 
@@ -63,40 +91,15 @@ class RecordFile:
         if len(line) > room:
             return "size"
 
-        if not self._append(line):
+        self.fault = self.append(line)
+        if self.fault:
             return "disk"
 
         self._num_bytes[kind] += len(line)
         return ""
-
-    def _append(self, line: bytes) -> bool:
-        """All of the line, or nothing."""
-        try:
-            if os.fstat(self._fd).st_nlink == 0:
-                self.fault = "the file was removed"
-                return False
-
-            num_written = os.write(self._fd, line)
-            if num_written < len(line):
-                os.ftruncate(self._fd, os.fstat(self._fd).st_size - num_written)
-                self.fault = "no space left for a whole record"
-                return False
-        except OSError as error:
-            self.fault = str(error)
-            return False
-
-        self.fault = ""
-        return True
 
     @property
     def thinning(self) -> int:
         """By how much longer intervals are: 1, and twice as much each time half of the room that was left is used."""
         left = max(1, self._share - self._num_bytes["totals"])
         return 1 << (self._share // left).bit_length() - 1
-
-    def close(self) -> None:
-        """Close the file; do nothing in a forked child."""
-        if self._fd >= 0 and self._pid == os.getpid():
-            with suppress(OSError):
-                os.close(self._fd)
-            self._fd = -1

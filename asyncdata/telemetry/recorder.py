@@ -20,14 +20,12 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.log import events_owner, get_logger, observe_events, stop_observing
 from asyncdata.core.threads import started
 from asyncdata.core.types import Position
-from asyncdata.telemetry.call_times import CallTimes
-from asyncdata.telemetry.chunk_watch import ChunkWatch
-from asyncdata.telemetry.cpu_watch import CpuWatch
-from asyncdata.telemetry.excerpts import cut
-from asyncdata.telemetry.helper_process import Found, HelperProcess, Wanted
+from asyncdata.delivery.channel import Failure
+from asyncdata.delivery.coordinator import Coordinator
+from asyncdata.telemetry.call_times import CallTimes, CpuWatch, Rollouts
+from asyncdata.telemetry.chunk_watch import ChunkWatch, cut
 from asyncdata.telemetry.record_file import RecordFile
-from asyncdata.telemetry.records import MAX_VALUE, BadRowRecord, DroppedRow, End, Event, Interval, SampleRecord, encode
-from asyncdata.telemetry.rollouts import Rollouts
+from asyncdata.telemetry.records import End, Event, Interval, encode
 from asyncdata.telemetry.trace import Trace
 
 if TYPE_CHECKING:
@@ -35,32 +33,56 @@ if TYPE_CHECKING:
     from typing import Any, Concatenate, ParamSpec, TypeVar
 
     from asyncdata.core.types import Group
-    from asyncdata.delivery.channel import Channel
+    from asyncdata.delivery.channel import Channel, Entry
     from asyncdata.delivery.chunk import Chunk
-    from asyncdata.delivery.merged_chunk import MergedChunk
-    from asyncdata.telemetry.helper_process import Tokenizer
+    from asyncdata.delivery.ledger import Ledger
     from asyncdata.telemetry.records import Record, RunStart
     from asyncdata.telemetry.settings import Telemetry
+    from asyncdata.workers.pool.pool import Pool
 
     P = ParamSpec("P")
     T = TypeVar("T")
 
-__all__ = ("NoRecorder", "Recorder", "Subject")
+__all__ = ("Recorder", "Subject", "WatchedCoordinator")
 
 _log = get_logger(__name__)
 _TICK_S = 1.0
-_CLOSE_TIMEOUT_S = 1.5
+_CLOSE_TIMEOUT_S = 3.0
 _MAX_EVENTS = 10_000
 _MAX_EVENT_TEXT = 500
+
+
+class WatchedCoordinator(Coordinator):
+    """A coordinator that shows what comes into the channel.
+
+    :ivar on_chunk: called with each chunk that comes into the current channel, before it can be delivered.
+    :ivar on_restart: called before, and after, delivery continues elsewhere; with whether it is after.
+    """
+
+    on_chunk: Callable[[Channel, Chunk], object] = staticmethod(no_op)
+    on_restart: Callable[[bool], object] = staticmethod(no_op)
+
+    def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
+        if channel is self.channel and not isinstance(content, Failure):
+            self.on_chunk(channel, content)
+        super().fill(channel, entry, content)
+
+    def restart(self, change: Callable[[Ledger], Ledger]) -> None:
+        self.on_restart(False)
+        super().restart(change)
+        self.on_restart(True)
 
 
 class Subject(Protocol):
     """The loader that is recorded. Its methods are called from any thread.
 
+    :ivar coordinator: the loader's; ``executor``: what runs its workers.
     :ivar shows_rows: whether text of all rows may be recorded.
     :ivar max_samples: samples that are kept of each part of a mixture.
     """
 
+    coordinator: Coordinator
+    executor: Pool
     shows_rows: bool
     max_samples: int
 
@@ -72,36 +94,12 @@ class Subject(Protocol):
         """The totals of the stream, and the current state; the rest is filled in here."""
         ...
 
-    def channel(self) -> Channel:
-        """The current channel."""
-        ...
-
-    def place(self) -> Position:
-        """The place of the next sample."""
-        ...
-
     def shows_rows_of(self, source: str) -> bool:
         """Whether text of rows of that part of a mixture may be recorded."""
         ...
 
-    def tokenizer(self, source: str) -> Tokenizer | None:
-        """The tokenizer of that part, if it is known."""
-        ...
-
-    def tokenizers(self) -> list[Tokenizer]:
-        """Those of all parts whose rows may be recorded."""
-        ...
-
-    def num_groups(self) -> int:
-        """Groups delivered from the stream."""
-        ...
-
     def waits_for(self) -> str:
         """What a call waits for now: one of ``records.WAITED_FOR``."""
-        ...
-
-    def worker_pids(self) -> list[int]:
-        """The workers' processes on this machine."""
         ...
 
 
@@ -131,11 +129,10 @@ class Recorder:
         self._settings, self._subject = settings, subject
         self._file = None if settings.folder is None else RecordFile(settings.folder, rank, settings.max_bytes)
         self._trace = None if settings.trace is None else Trace(settings.trace, rank, settings.max_bytes)
-        cpu_share = CpuWatch(subject.worker_pids).share
+        cpu_share = CpuWatch(subject.executor).share
         self.calls, self.rollouts = CallTimes(time.monotonic, subject.waits_for, cpu_share), Rollouts()
         self.called = self.calls.called
         self.watch = ChunkWatch(subject.max_samples, subject.shows_rows_of)
-        self._helper = HelperProcess(subject.tokenizers())
         self._events: deque[Event] = deque()
         self._records: deque[Record] = deque()
         self._header: RunStart | None = None
@@ -169,7 +166,7 @@ class Recorder:
         _running.add(self)
 
     @_guarded
-    def see(self, channel: Channel, chunk: Chunk | MergedChunk) -> None:
+    def see(self, channel: Channel, chunk: Chunk) -> None:
         """A chunk comes into the channel. In the service's thread."""
         if not self._is_recording:
             return
@@ -206,7 +203,7 @@ class Recorder:
     @_guarded
     def returned(self, groups: Iterable[Group]) -> None:
         """Groups were given back."""
-        self.rollouts.returned(groups, self._subject.num_groups())
+        self.rollouts.returned(groups, self._subject.coordinator.ledger.counters.num_groups)
 
     @_guarded
     def scored(self, scores: Iterable[Sequence[float]]) -> None:
@@ -214,16 +211,13 @@ class Recorder:
         self.rollouts.scored(scores)
 
     def close(self, reason: str) -> None:
-        """Write what is left, and end. Waits for that, but at most twice ``_CLOSE_TIMEOUT_S``, as a disk may hang."""
+        """Write what is left, and end. Waits for that, but at most ``_CLOSE_TIMEOUT_S``, as a disk may hang."""
         self._reason = self._reason or reason
         self._stopped.set()
         stop_observing(self._on_event)
         _running.discard(self)
         if self._thread is not None and self._pid == os.getpid() and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_TIMEOUT_S)
-            if self._thread.is_alive():
-                self._helper.abort()
-                self._thread.join(_CLOSE_TIMEOUT_S)
 
     @property
     def _is_recording(self) -> bool:
@@ -272,15 +266,12 @@ class Recorder:
     def _run(self) -> None:
         try:
             self.tick()  # at once: a run that is killed in its first second has its first record
-            if self._subject.max_samples and self._file is not None:
-                self._helper.start()
             while not self._stopped.wait(min(_TICK_S, self._settings.interval_s)):
                 self.tick()
             self.tick(is_last=True)
         except BaseException as error:  # whatever it is, it is not the trainer's
             self.lose("error", repr(error))
         finally:
-            self._helper.close()
             for file in (self._file, self._trace):
                 if file is not None:
                     file.close()
@@ -296,7 +287,8 @@ class Recorder:
                 self._next_interval = time.monotonic() + self._settings.interval_s * thinning
                 self._records.append(self._interval())
             else:
-                self._records.extend(self.watch.settle(self._subject.channel(), self._subject.place()))
+                now = self._subject.coordinator
+                self._records.extend(self.watch.settle(now.channel, now.ledger.position))
                 self._settle_calls()
         while self._records:
             self._write(self._records.popleft())
@@ -313,8 +305,7 @@ class Recorder:
     def _interval(self, *, begins: bool = False) -> Interval:
         """The state now. Samples that are delivered by now are recorded before it."""
         now = self._subject.interval()
-        channel, place = self._subject.channel(), Position(*now.place)
-        self._records.extend(self.watch.settle(channel, place))
+        self._records.extend(self.watch.settle(self._subject.coordinator.channel, Position(*now.place)))
         self._settle_calls()
         if self._trace is not None:
             self._trace.ready(now.ready)
@@ -345,38 +336,9 @@ class Recorder:
                 return
 
             self._header = None
-        if isinstance(record, SampleRecord | BadRowRecord | DroppedRow):
-            record = self._completed(record)
         reason = self._file.write(_line(record), is_detail=not isinstance(record, Interval | End), is_last=is_last)
         if reason:
             self.lose(reason, self._file.fault)
-
-    def _completed(self, record: SampleRecord | BadRowRecord | DroppedRow) -> Record:
-        """The record with what the helper process finds."""
-        is_line_wanted = not record.line and record.row_number < 0
-        wanted = Wanted(record.path if is_line_wanted else "", record.byte_offset)
-        if isinstance(record, BadRowRecord):
-            return replace(record, line=self._helper(wanted).line) if is_line_wanted else record
-
-        if isinstance(record, DroppedRow):
-            num_bytes = record.num_bytes if self._subject.shows_rows_of(record.source) else 0
-            found = self._helper(replace(wanted, num_bytes=num_bytes)) if is_line_wanted else Found(record.line)
-            return replace(record, line=found.line, excerpt=cut(found.excerpt, MAX_VALUE))
-
-        tokenizer = self._subject.tokenizer(record.source) if record.ids else None
-        found = self._helper(replace(wanted, tokenizer=tokenizer, ids=record.ids, trained=record.trained))
-        text = "" if found.pieces else record.text
-        return replace(record, line=found.line or record.line, pieces=found.pieces, text=text)
-
-
-class NoRecorder:
-    """Of a loader that is not recorded."""
-
-    start = called = returned = scored = close = staticmethod(no_op)
-
-    def lost(self) -> dict[str, int]:
-        """Nothing."""
-        return {}
 
 
 def _line(record: Record) -> bytes:

@@ -23,11 +23,11 @@ __all__ = (
     "Event",
     "Interval",
     "Place",
-    "Piece",
     "Record",
     "RunStart",
     "SampleRecord",
     "SourceCounts",
+    "TokenizerName",
     "decode",
     "encode",
 )
@@ -38,7 +38,7 @@ FORMAT_VERSION = 1
 EDGES = (0, *sorted({round(2 ** (quarter / 4)) for quarter in range(121)}))
 """Lower bounds of the buckets of all histograms: bucket ``b`` has the numbers from ``b`` to below the next edge."""
 
-WAITED_FOR = ("start", "index", "read", "tokenize", "rank", "cpu")
+WAITED_FOR = ("start", "index", "read", "tokenize", "cpu")
 """What a call waited for: see :attr:`Interval.wait_s`."""
 
 
@@ -64,23 +64,26 @@ class Place(NamedTuple):
     row: Count
 
 
-class Piece(NamedTuple):
-    """Tokens ``[start, stop)`` of a sample: one token, or those over which a character is split.
+class TokenizerName(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A folder or a name on the hub, as a tokenize function names it."""
 
-    :ivar text: what they decode to; a byte that is not part of a complete character is U+FFFD.
-    :ivar is_trained: whether all of them are trained.
-    :ivar is_special: whether it is a special token, whose name is the text; or one without a text, shown by its number.
-    """
-
-    start: Count
-    stop: Count
-    text: str
-    is_trained: bool
-    is_special: bool = False
+    name: str
+    revision: str | None = None
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
     """``kind`` says which record it is."""
+
+
+class _RowRecord(_Record, frozen=True, kw_only=True):
+    """When a record of a row was written, and where the row is."""
+
+    at: Moment
+    source: str = ""
+    path: str = ""
+    byte_offset: OrUnknown = -1
+    line: Count = 0
+    row_number: OrUnknown = -1
 
 
 class RunStart(_Record, frozen=True, kw_only=True, tag="run"):
@@ -106,6 +109,7 @@ class RunStart(_Record, frozen=True, kw_only=True, tag="run"):
     :ivar config: the knobs that have not their default, by name. Nothing in it gives access to a store. Where rows
         are not shown, it has no text.
     :ivar tokenizer: the tokenize function; only its kind where rows are not shown.
+    :ivar tokenizers: of each part of a mixture whose rows are shown, the tokenizer of ``ids``, where it has one.
     :ivar shows_rows: False: the file has no text of any row.
     :ivar interval_s: seconds between two intervals.
     :ivar max_samples: of each source, so many sampled samples are kept: those with the smallest ``key``.
@@ -133,13 +137,14 @@ class RunStart(_Record, frozen=True, kw_only=True, tag="run"):
     pack_length: Count = 0
     config: dict[str, Any] = {}
     tokenizer: str = ""
+    tokenizers: dict[str, TokenizerName] = {}
     shows_rows: bool = True
     interval_s: Amount = 0.0
     max_samples: Count = 0
     max_of_reason: Count = 0
 
 
-class SampleRecord(_Record, frozen=True, kw_only=True, tag="sample"):
+class SampleRecord(_RowRecord, frozen=True, kw_only=True, tag="sample"):
     """A delivered sample, chosen by its place alone, so that all ranks and restarts choose the same ones.
 
     :ivar at: when it was written, in seconds since 1970.
@@ -147,32 +152,24 @@ class SampleRecord(_Record, frozen=True, kw_only=True, tag="sample"):
     :ivar place: its place in the order.
     :ivar source: the name of its part of a mixture; empty for a single source.
     :ivar path: its file; ``byte_offset`` and ``num_bytes``: its row there. -1: not known.
-    :ivar line: the line of the row, counted from 1; 0: not known.
+    :ivar line: the line of the row, counted from 1, where the source knows it; else 0.
     :ivar row_number: the row's number, counted from 0, in a file of numbered rows; -1: the file has none.
     :ivar num_tokens: its tokens; ``num_trained``: how many of them are trained, -1 if the sample has no labels.
     :ivar trained: the trained tokens, as spans ``[start, stop)``; the first 256 of them.
     :ivar ids: its first tokens; ``is_cut`` says whether there are more.
-    :ivar pieces: the texts of ``ids``, in their order; empty if there is no tokenizer here, or rows are not shown.
-    :ivar text: the prompt, cut; empty where there are pieces.
+    :ivar text: the prompt, cut.
     :ivar label: its label, as JSON text, cut; ``metadata``: its metadata, as JSON text, cut.
     :ivar is_cut: whether anything was cut.
     :ivar notes: what was noted of it, such as ``truncated``.
     """
 
-    at: Moment
     key: Count
     place: Place
-    source: str = ""
-    path: str = ""
-    byte_offset: OrUnknown = -1
     num_bytes: OrUnknown = -1
-    line: Count = 0
-    row_number: OrUnknown = -1
     num_tokens: Count = 0
     num_trained: OrUnknown = -1
     trained: list[tuple[Count, Count]] = []
     ids: list[Count] = []
-    pieces: list[Piece] = []
     text: str = ""
     label: str = ""
     metadata: str = ""
@@ -180,29 +177,23 @@ class SampleRecord(_Record, frozen=True, kw_only=True, tag="sample"):
     notes: list[str] = []
 
 
-class DroppedRow(_Record, frozen=True, kw_only=True, tag="dropped_row"):
+class DroppedRow(_RowRecord, frozen=True, kw_only=True, tag="dropped_row"):
     """A row that yielded no sample, and is not bad; chosen like a sample, for each reason. Some are read ahead only.
 
     :ivar at: when it was written, in seconds since 1970.
-    :ivar key: a hash of its place. A reader keeps the ``max_of_reason`` of each source and reason with the smallest.
+    :ivar key: a hash of its place in its source. A reader keeps the ``max_of_reason`` of each source and reason with
+        the smallest.
     :ivar reason: why it was dropped.
-    :ivar place: its place in the order.
+    :ivar place: its place in the order; in a mixture, that of the sample which follows it in its part.
     :ivar source: the name of its part of a mixture; empty for a single source.
-    :ivar path: its file; ``line``, ``byte_offset``, ``row_number``, ``num_bytes``: as of a sample.
-    :ivar excerpt: its start; empty where rows are not shown, and of files that are not local or not plain lines.
+    :ivar path: its file; ``line``, ``byte_offset``, ``row_number``: as of a sample.
+    :ivar num_bytes: of the row; -1: not known, or rows are not shown.
     """
 
-    at: Moment
     key: Count
     reason: str
     place: Place
-    source: str = ""
-    path: str = ""
-    byte_offset: OrUnknown = -1
     num_bytes: OrUnknown = -1
-    line: Count = 0
-    row_number: OrUnknown = -1
-    excerpt: str = ""
 
 
 class SourceCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -310,7 +301,7 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     lost: dict[str, Count] = {}
 
 
-class BadRowRecord(_Record, frozen=True, kw_only=True, tag="bad_row"):
+class BadRowRecord(_RowRecord, frozen=True, kw_only=True, tag="bad_row"):
     """A bad row that was found, in the order of finding.
 
     :ivar at: seconds since 1970.
@@ -321,15 +312,9 @@ class BadRowRecord(_Record, frozen=True, kw_only=True, tag="bad_row"):
     :ivar excerpt: its start; empty where rows are not shown.
     """
 
-    at: Moment
     code: str
     reason: str = ""
     place: Place | UnsetType = UNSET
-    source: str = ""
-    path: str = ""
-    line: Count = 0
-    byte_offset: OrUnknown = -1
-    row_number: OrUnknown = -1
     excerpt: str = ""
 
 

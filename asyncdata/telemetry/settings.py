@@ -6,10 +6,11 @@ from typing import Annotated
 
 import msgspec
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 
-__all__ = ("Telemetry",)
+__all__ = ("NoRecorder", "Telemetry")
 
 
 class Telemetry(Description, frozen=True, kw_only=True):
@@ -42,3 +43,13 @@ class Telemetry(Description, frozen=True, kw_only=True):
             path = getattr(self, name)
             if path is not None and ("\0" in path or not path):
                 raise ConfigError(f"Telemetry: {name}={path!r} is no path")
+
+
+class NoRecorder:
+    """The recorder of a loader that is not recorded."""
+
+    start = called = returned = scored = close = staticmethod(no_op)
+
+    def lost(self) -> dict[str, int]:
+        """Nothing."""
+        return {}

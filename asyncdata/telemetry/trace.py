@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncdata.telemetry.record_file import AppendedFile
+
 if TYPE_CHECKING:
     from asyncdata.delivery.chunk import Chunk
-    from asyncdata.delivery.merged_chunk import MergedChunk
     from asyncdata.telemetry.call_times import Wait
 
 __all__ = ("Trace",)
@@ -26,7 +27,7 @@ _RESERVED_BYTES = 128
 _encode = msgspec.json.Encoder().encode
 
 
-class Trace:
+class Trace(AppendedFile):
     """Tracks of the trainer's waits, of windows, and of each worker's requests. On a track no two spans overlap.
 
     What is seen is queued, and written by :meth:`flush`, in one thread.
@@ -37,11 +38,11 @@ class Trace:
     """
 
     def __init__(self, path: str, rank: int, max_bytes: int) -> None:
+        super().__init__()
         stem, suffix = os.path.splitext(path)
         self._path = f"{stem}-rank-{rank:05}{suffix}" if rank else path
-        self._fd = -1
         self._room = max_bytes - _RESERVED_BYTES
-        self._pid, self._began = os.getpid(), time.monotonic()
+        self._began = time.monotonic()
         self._events: deque[dict[str, Any]] = deque()
         self._ends: dict[int, float] = {}  # of the last span of each track
         self._window: tuple[int, int, float] | None = None
@@ -56,7 +57,7 @@ class Trace:
             self._name(_WORKERS + worker, f"worker {worker}")
         self._span(_WORKERS + worker, name, sent, ended, args)
 
-    def chunk(self, chunk: Chunk | MergedChunk) -> None:
+    def chunk(self, chunk: Chunk) -> None:
         """A chunk came into the channel. The span of its window ends with the first chunk of a later one."""
         now, place = time.monotonic(), (chunk.first.epoch, chunk.first.window)
         if self._window is not None and place <= self._window[:2]:
@@ -134,18 +135,9 @@ class Trace:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
                 self._fd = os.open(self._path, flags, 0o644)
                 os.write(self._fd, b"[\n")
-            num_written = os.write(self._fd, line)
-            if num_written < len(line):
-                os.ftruncate(self._fd, os.fstat(self._fd).st_size - num_written)
-                raise OSError("no space left for a whole span")
+            fault = self.append(line)
         except OSError as error:
+            fault = str(error)
+        if fault:
             self._lose("disk")
-            return str(error)
-
-        return ""
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._fd >= 0 and self._pid == os.getpid():
-            os.close(self._fd)
-            self._fd = -1
+        return fault

@@ -12,10 +12,8 @@ It needs only Python, and no test runner. ``python -m asyncdata.testing package.
 
 from __future__ import annotations
 
-from asyncdata.testing.adapters import FEATURES, Adapter, Knobs, Loader, ReportingLoader, Rows, Seen
-from asyncdata.testing.checks import CHECKS, Check
-from asyncdata.testing.lab import Lab, NotApplicableError
-from asyncdata.testing.report import Outcome, Report, run_checks
+from asyncdata.testing.checks import CHECKS, Check, Outcome, Report, run_checks
+from asyncdata.testing.lab import FEATURES, Adapter, Knobs, Lab, Loader, NotApplicableError, ReportingLoader, Rows, Seen
 
 __all__ = (
     "CHECKS",

@@ -12,8 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from asyncdata.core.import_path import resolve_path
-from asyncdata.testing.checks import CHECKS
-from asyncdata.testing.report import run_checks
+from asyncdata.testing.checks import CHECKS, run_checks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.testing.adapters import Seen
+from asyncdata.testing.lab import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -13,40 +13,34 @@ if TYPE_CHECKING:
     from asyncdata.core.types import Sample
     from asyncdata.loader.loader import DataLoader
     from asyncdata.loader.mix import Mix
-    from asyncdata.testing.adapters import Knobs, Rows
+    from asyncdata.testing.lab import Knobs, Rows
 
-__all__ = ("AsyncData", "numbers_of")
+__all__ = ("AsyncData",)
 
 
-def numbers_of(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
-    """Many rows to samples, each with the row's number as its only token. Raises for a bad row."""
+def every_1(rows: list[dict[str, Any]], keep_every: int = 1) -> list[dict[str, Any] | None]:
+    """Many rows to samples, each with the row's number as its only token. Raises for a bad row.
+
+    :param keep_every: rows are dropped whose number is not a multiple of it.
+    """
     if any(row["bad"] for row in rows):
         raise ValueError("a bad row")
 
-    return [{"input_ids": [row["row"]], "metadata": {"worker": os.getpid()}} for row in rows]
+    made = ({"input_ids": [row["row"]], "metadata": {"worker": os.getpid()}} for row in rows)
+    return [None if row["row"] % keep_every else sample for row, sample in zip(rows, made, strict=True)]
 
 
-numbers_of.batched = True  # type: ignore[attr-defined]
-
-
-def every_second_of(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+def every_2(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
     """The same, without rows whose number is odd."""
-    return _only_every(2, rows)
+    return every_1(rows, 2)
 
 
-def every_third_of(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+def every_3(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
     """The same, without rows whose number is not a multiple of three."""
-    return _only_every(3, rows)
+    return every_1(rows, 3)
 
 
-every_second_of.batched = every_third_of.batched = True  # type: ignore[attr-defined]
-
-
-def _only_every(number: int, rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
-    return [None if row["row"] % number else sample for row, sample in zip(rows, numbers_of(rows), strict=True)]
-
-
-_FUNCTIONS = {1: "numbers_of", 2: "every_second_of", 3: "every_third_of"}
+every_1.batched = every_2.batched = every_3.batched = True  # type: ignore[attr-defined]
 
 
 class AsyncData:
@@ -66,7 +60,7 @@ class AsyncData:
 
         loader = DataLoader(
             _mixture(rows.paths, knobs.weights) if knobs.weights else rows.paths,
-            tokenize_fn=f"{__name__}:{_FUNCTIONS[knobs.keep_every]}",
+            tokenize_fn=f"{__name__}:every_{knobs.keep_every}",
             batch_size=knobs.batch_size,
             num_workers=knobs.num_workers,
             seed=knobs.seed,
@@ -88,7 +82,7 @@ def _mixture(paths: list[str], weights: tuple[float, ...]) -> Mix:
 
 
 class _Loader:
-    """As :class:`~asyncdata.testing.adapters.Loader`."""
+    """As :class:`~asyncdata.testing.lab.Loader`."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader

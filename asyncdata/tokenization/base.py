@@ -2,7 +2,7 @@
 
 A *description* (:class:`TokenizeFn`) is a value: it can be compared, fingerprinted, and created again from its
 settings. A worker opens it as a :class:`BatchTokenizer`, which has the tokenizer and fills a :class:`ColumnWriter`. A
-plain function of rows is accepted instead of a description; :class:`FunctionTokenizer` runs it.
+plain function of rows is accepted instead of a description; ``user_function.FunctionTokenizer`` runs it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path, tag_of
 from asyncdata.core.specs import TokenizeSpec
-from asyncdata.tokenization.user_function import FunctionTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
-
 
 __all__ = (
     "BatchTokenizer",
@@ -97,7 +95,8 @@ def fingerprints_of(fn: TokenizeFn | Callable[..., Any]) -> dict[str, str]:
     if isinstance(fn, TokenizeFn):
         return fn.fingerprints()
 
-    return {"tokenize_fn": f"{tag_of(fn)} version {getattr(fn, 'version', None)}"}
+    columns = "".join(f" {column.key}" for column in getattr(fn, "columns", None) or ())
+    return {"tokenize_fn": f"{tag_of(fn)} version {getattr(fn, 'version', None)}{columns}"}
 
 
 def has_fingerprint(fn: TokenizeFn | Callable[..., Any]) -> bool:
@@ -120,4 +119,9 @@ def open_spec(spec: TokenizeSpec) -> BatchTokenizer:
 
 def open_tokenize_fn(fn: TokenizeFn | Callable[..., Any]) -> BatchTokenizer:
     """Open ``fn`` in this process."""
-    return fn.open() if isinstance(fn, TokenizeFn) else FunctionTokenizer(fn)
+    if isinstance(fn, TokenizeFn):
+        return fn.open()
+
+    from asyncdata.tokenization.user_function import FunctionTokenizer
+
+    return FunctionTokenizer(fn)

@@ -77,9 +77,14 @@ class ColumnWriter:
         self._kept.extend(rows if self._numbers is None else [self._numbers[row] for row in rows])
         self._fill_columns()
 
+    def declare(self, names: Iterable[str]) -> None:
+        """Have these columns, even if no sample has a value of them."""
+        for name in names:
+            self._column(name)
+
     def _column(self, name: str) -> _Pieces:
         if name not in self._columns:
-            if name not in _COLUMNS:
+            if name not in _COLUMNS and not name.startswith("@"):  # those begin the keys of declared columns
                 raise TypeError(f"a sample has no column {name!r}; there are {', '.join(_COLUMNS)}")
 
             self._columns[name] = _Pieces()

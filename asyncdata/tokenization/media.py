@@ -1,19 +1,26 @@
-"""Finds the media of a chat (pictures, videos, sounds), and leaves the media of a row out."""
+"""Finds the media of a chat (pictures, videos, sounds), leaves them out, and checks turns whose content is not text."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.tokenization.chat_template.conversation import parsed
 from asyncdata.tokenization.row_fields import LIST_OF_OBJECTS
-from asyncdata.tokenization.rows import MEDIA_KEYS, RowFault, decode_object, decode_value, is_empty
+from asyncdata.tokenization.rows import MEDIA_KEYS, MediaFault, RowFault, decode_object, decode_value, is_empty
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ("MEDIA_LEFT_OUT", "PART_KEYS", "is_plain_text", "medium_of", "without_media")
+    from asyncdata.tokenization.chat_template.template import ChatTemplate
+    from asyncdata.tokenization.row_fields import RowReader
+
+__all__ = ("MEDIA_LEFT_OUT", "ReadChat", "without_media")
 
 Buffer = bytes | memoryview
+
+Message = dict[str, Any]
 
 MEDIA_LEFT_OUT = "media_left_out"
 """The note of a sample whose row had media."""
@@ -21,6 +28,11 @@ MEDIA_LEFT_OUT = "media_left_out"
 _KINDS = ("image", "video", "audio")
 PART_KEYS = frozenset({*MEDIA_KEYS, "image_url", "video_url", "audio_url", "input_audio"})
 """The keys of a content part that have a medium, if they are not empty."""
+
+_SPEAKERS = ("system", "developer", "user", "assistant")
+"""The roles whose turns say something. What a tool returns may have any form, and may be nothing."""
+
+_MEDIA = frozenset(MEDIA_KEYS)
 
 
 def is_plain_text(part: Any) -> bool:
@@ -85,3 +97,101 @@ def _part_without(part: Any) -> Any:
 
     is_text = _kind_of(part) is None and isinstance(part.get("text"), str)
     return {"type": "text", "text": part["text"]} if is_text else None
+
+
+class ReadChat:
+    """The chat of a row. Nearly always the content of all its turns is text, and there is nothing to check.
+
+    :param row: reads the rows.
+    :param name: the row's field with the chat, for errors.
+    :param raw: the row.
+    :raises MediaFault: if a turn has media, unless rows may have them.
+    """
+
+    def __init__(
+        self, row: RowReader, name: str, messages: list[Message], tools: list[Message] | None, raw: Buffer
+    ) -> None:
+        self._row = row
+        self._name = name
+        self._messages = messages
+        self._tools = tools
+        self._raw = raw
+        self._unusual = [
+            number
+            for number, message in enumerate(messages)
+            if type(message.get("content")) is not str or (len(message) > 2 and not _MEDIA.isdisjoint(message))
+        ]
+        for number in self._unusual if row.media else ():
+            self._refuse_media(number)
+
+    def check_written(self, text: str, template: ChatTemplate) -> None:
+        """Check that a template has written what the turns say whose content is not text.
+
+        :param text: the rendered chat.
+        :raises RowFault: for a turn without content, or a content part that is not written as text.
+        """
+        for number in self._unusual:
+            message = self._messages[number]
+            content = message.get("content")
+            if content is None or content in ([], {}):
+                self._check_other_keys(number, text, template)
+            elif isinstance(content, list):
+                self._check_parts(number, [part for part in content if isinstance(part, dict)], text, template)
+
+    def _refuse_media(self, number: int) -> None:
+        message = self._messages[number]
+        content = message.get("content")
+        suspects = [part for part in content if not is_plain_text(part)] if isinstance(content, list) else [content]
+        if not _MEDIA.isdisjoint(message):
+            suspects.append(message)
+        medium = next(filter(None, map(medium_of, suspects)), None)
+        if medium is not None:
+            raise MediaFault(f"{self._place(number)} has {ascii(medium)}", self._row.media, self._raw)
+
+    def _check_other_keys(self, number: int, text: str, template: ChatTemplate) -> None:
+        """Check that the template writes another key of a turn without content."""
+        message = self._messages[number]
+        if message["role"] not in _SPEAKERS or (message.get("tool_calls") and template.names("tool_calls")):
+            return
+
+        bare: Message = {key: message[key] for key in ("role", "content") if key in message}
+        chat = [*self._messages[:number], bare, *self._messages[number + 1 :]]
+        if any(_rendered(each, self._tools, template) == text for each in (chat, parsed(chat)) if each is not None):
+            others = ", ".join(ascii(key) for key in message if key not in bare)
+            what = f"no 'content', and the template writes nothing of its {others}" if others else "no 'content'"
+            raise self._fault("AD132", number, f"has {what}")
+
+    def _check_parts(self, number: int, parts: list[Message], text: str, template: ChatTemplate) -> None:
+        """Check that the template writes the parts of a content as text."""
+        message = self._messages[number]
+        may_be = "[{'" in text and any("type" in part or "text" in part for part in parts)
+        if may_be and str(message["content"]) in text:
+            reason = "has a list of parts, which the template writes as Python's text; join their texts to a string"
+            raise self._fault("AD131", number, reason)
+
+        for part in parts if message["role"] in _SPEAKERS else ():
+            if not is_plain_text(part) and not _is_written(part, text, template):
+                has = ", ".join(map(ascii, part))
+                raise self._fault("AD131", number, f"has a part that the template does not write: an object of {has}")
+
+    def _place(self, number: int) -> str:
+        return self._row.name(f"{self._name}[{number}]")
+
+    def _fault(self, code: str, number: int, reason: str) -> RowFault:
+        return RowFault(code, f"{self._place(number)} {reason}", self._raw)
+
+
+def _rendered(messages: list[Message], tools: list[Message] | None, template: ChatTemplate) -> str | None:
+    with suppress(RowFault):
+        return template.rendered(messages, tools)
+
+    return None
+
+
+def _is_written(part: Message, text: str, template: ChatTemplate) -> bool:
+    kind, words = part.get("type"), part.get("text")
+    if isinstance(words, str):
+        # A template may take a part with the key of a medium for one, even if it is null.
+        return (kind == "text" and part.keys().isdisjoint(PART_KEYS)) or words.strip() in text
+
+    return isinstance(kind, str) and kind != "text" and template.names(kind)

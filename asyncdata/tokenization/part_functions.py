@@ -30,7 +30,6 @@ class PartFunctions:
         self.functions = list(functions)
 
     def resolve(self) -> PartFunctions:
-        """As the protocol says."""
         found: dict[int, Any] = {}
         for function in self.functions:
             if id(function) not in found:
@@ -46,11 +45,9 @@ class PartFunctions:
         return fingerprints_of(self.functions[part])
 
     def settings(self) -> dict[str, Any]:
-        """As the protocol says."""
         return {"functions": [msgspec.to_builtins(describe(function)) for function in self.functions]}
 
     def open(self) -> PartTokenizers:
-        """As the protocol says."""
         opened: dict[bytes | int, BatchTokenizer] = {}
         parts = []
         for function in self.functions:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.tokenization.base import TokenizeFn
-from asyncdata.tokenization.functions.xtuner import XTunerTokenizeFn, is_of_xtuner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +32,13 @@ def resolved(tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> TokenizeFn |
             f"{type(found).__name__}"
         )
 
-    if not isinstance(found, TokenizeFn) and is_of_xtuner(found):
-        found = XTunerTokenizeFn(tokenize_fn if isinstance(tokenize_fn, str) else found)
-    return found.resolve() if isinstance(found, TokenizeFn) else found
+    if isinstance(found, TokenizeFn):
+        return found.resolve()
+
+    from asyncdata.tokenization.user_function import XTunerTokenizeFn, declared_of, is_of_xtuner
+
+    if not is_of_xtuner(found):
+        declared_of(found)  # refuses what are no columns
+        return found
+
+    return XTunerTokenizeFn(tokenize_fn if isinstance(tokenize_fn, str) else found).resolve()

@@ -27,12 +27,12 @@ class Tools(NamedTuple):
 
 
 class RowReader:
-    """Reads the fields of rows as JSON text. Errors name a field by the row's own key.
+    """Reads the fields of rows. Errors name a field by the row's own key.
 
     :param required: ``{field: key}`` of the fields that a row must have. None as a key: rows have no such field.
     :param optional: ``{field: key}`` of the fields that a row may have.
     :param setting: how the setting is called that gives the key of a field, in errors.
-    :param decoded: the required field that :meth:`all` decodes.
+    :param decoded: the fields whose values are decoded; the others are JSON text.
     :param allows_media: whether rows may have media, which their reader does not lose.
     :ivar media: the keys whose values are media, if they are not empty; () if rows may have media.
     """
@@ -42,42 +42,55 @@ class RowReader:
         required: Mapping[str, str | None],
         optional: Mapping[str, str | None],
         setting: str = "{}_key",
-        decoded: str | None = None,
+        decoded: Sequence[str] = (),
         *,
         allows_media: bool = False,
     ) -> None:
         self._keys = {name: key for name, key in {**required, **optional}.items() if key is not None}
         self._required = {name: setting.format(name) for name in required if name in self._keys}
-        self._are_different = len(set(self._keys.values())) == len(self._keys)
-        key = None if decoded is None else self._keys[decoded]
-        self._decode = RowDecoder(tuple(self._keys.values()), decoded=key, refuses_media=not allows_media)
+        self._decoded = [name for name in decoded if name in self._keys]
+        self._reads_many = bool(self._decoded) and len(set(self._keys.values())) == len(self._keys)
+        keys = [self._keys[name] for name in self._decoded]
+        self._decode = RowDecoder(tuple(self._keys.values()), keys, refuses_media=not allows_media)
         self.media = self._decode.media
 
-    def all(self, rows: Sequence[Buffer]) -> list[dict[str, Any]] | None:
-        """The fields of each row as JSON text, except the one that is decoded; a field that a row lacks is None.
+    def columns(self, rows: Sequence[Buffer]) -> dict[str, list[Any]] | None:
+        """The values of each field of all rows, in one call; None for a field that a row lacks.
 
         None if any row is bad, or may be: then single calls find the row and the reason.
         """
-        columns = self._decode.all(rows) if self._are_different else None
+        columns = self._decode.all(rows) if self._reads_many else None
         if columns is None or any(None in columns[number] for number in range(len(self._required))):
             return None
 
-        names = tuple(self._keys)
-        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        return dict(zip(self._keys, columns, strict=True))
 
-    def __call__(self, raw: Buffer) -> dict[str, Buffer]:
-        """``{field: JSON text}`` of the fields that the row has.
+    def __call__(self, raw: Buffer) -> dict[str, Any]:
+        """The values of the fields that the row has.
 
         :raises RowFault: if the row is not a JSON object, or lacks a required field.
         :raises MediaFault: if it has media.
         """
         found = zip(self._keys, self._decode(raw), strict=True)
-        fields: dict[str, Buffer] = {name: text for name, text in found if text is not None}
+        fields: dict[str, Any] = {name: text for name, text in found if text is not None}
         for name, setting in self._required.items():
             if name not in fields:
                 raise missing_key(raw, self._keys[name], setting)
 
+        for name in self._decoded:
+            if name in fields:
+                fields[name] = decode_value(fields[name], raw)
         return fields
+
+    def text(self, name: str, value: Any, raw: Buffer, way_out: str = "") -> str:
+        """The value of a field that must be a string which can be encoded as UTF-8.
+
+        :raises RowFault: if it is not.
+        """
+        if not isinstance(value, str):
+            raise self.wrong_type(name, "a string", value, raw, way_out)
+
+        return self.encodable(name, value, raw)
 
     def messages(self, name: str, value: Any, raw: Buffer) -> list[Message]:
         """The chat in the value of a field; a string is one user turn.

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from asyncdata.core.errors import shortened
+from asyncdata.core.errors import ConfigError, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
+
+    from asyncdata.core.messages import Overflow
 
     _DecodeRow = Callable[[bytes], tuple[msgspec.Raw | None, ...]]
     _DecodeLines = Callable[[bytes, int], list[list[Any]]]
@@ -29,6 +31,7 @@ __all__ = (
     "MediaFault",
     "RowDecoder",
     "RowFault",
+    "WrongIdsError",
     "decode_object",
     "decode_value",
     "excerpt",
@@ -118,23 +121,15 @@ class RowDecoder:
     """Extracts the values of some keys from a row, as JSON text, without decoding them.
 
     :param keys: the keys to extract; other keys are skipped.
-    :param text: a key among them whose value is a string, which :meth:`all` decodes.
-    :param decoded: a key among them whose value, of any type, :meth:`all` decodes.
+    :param decoded: those among them whose values :meth:`all` decodes.
     :param refuses_media: whether a row that has media under other keys than these is bad.
     """
 
-    def __init__(
-        self,
-        keys: Sequence[str],
-        text: str | None = None,
-        decoded: str | None = None,
-        *,
-        refuses_media: bool = False,
-    ) -> None:
+    def __init__(self, keys: Sequence[str], decoded: Sequence[str] = (), *, refuses_media: bool = False) -> None:
         self._keys = tuple(keys)
-        self._text = -1 if text is None else self._keys.index(text)
+        self._first_decoded = self._keys.index(decoded[0]) if decoded else None
         self.media = tuple(key for key in MEDIA_KEYS if refuses_media and key not in self._keys)
-        self._decode, self._decode_lines = _struct_decoders(self._keys, {text: str, decoded: Any}, self.media)
+        self._decode, self._decode_lines = _struct_decoders(self._keys, decoded, self.media)
 
     def __call__(self, raw: Buffer) -> tuple[msgspec.Raw | None, ...]:
         """The JSON text of each key, in their order; None for a key that the row lacks.
@@ -167,7 +162,8 @@ class RowDecoder:
 
         None if any row is bad, or may be: then single calls find the row and the reason.
         """
-        if not _are_objects(rows):
+        # Every row begins and ends as an object does, so that joined rows cannot complete each other.
+        if not all(rows) or set(map(_first, rows)) != {_OPENS} or set(map(_last, rows)) != {_CLOSES}:
             return None
 
         block = b"\n".join(rows)
@@ -175,7 +171,8 @@ class RowDecoder:
             columns = self._decode_lines(block, len(rows))
             if not block.isascii():
                 block.decode()
-            for number in _long_rows(rows, columns[self._text] if self._text >= 0 else None):
+            texts = () if self._first_decoded is None else columns[self._first_decoded]
+            for number in _long_rows(rows, texts):
                 _check_long_row([column[number] for column in columns], rows[number])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RowFault):
             return None
@@ -183,21 +180,14 @@ class RowDecoder:
         return columns
 
 
-def _are_objects(rows: Sequence[Buffer]) -> bool:
-    """Whether every row begins and ends as an object does, so that joined rows cannot complete each other."""
-    return all(rows) and set(map(_first, rows)) == {_OPENS} and set(map(_last, rows)) == {_CLOSES}
-
-
-def _long_rows(rows: Sequence[Buffer], texts: Sequence[str | None] | None) -> list[int]:
+def _long_rows(rows: Sequence[Buffer], texts: Sequence[Any]) -> list[int]:
     """The indices of rows that may be nested too deeply outside of their text, or have a number that is too long."""
     found = [number for number, row in enumerate(rows) if len(row) > 2 * MAX_NESTING]
-    if texts is None:
-        return found
-
+    lengths = [len(text) if type(text) is str else 0 for text in texts] if found else []
     return [
         number
         for number in found
-        if len(rows[number]) > MAX_DIGITS or len(rows[number]) - len(texts[number] or "") > 2 * MAX_NESTING
+        if len(rows[number]) > MAX_DIGITS or not lengths or len(rows[number]) - lengths[number] > 2 * MAX_NESTING
     ]
 
 
@@ -223,18 +213,19 @@ def _is_mostly_a_string(found: Sequence[Any], num_bytes: int) -> bool:
 
 
 def _struct_decoders(
-    keys: tuple[str, ...], types: Mapping[str | None, Any], media: tuple[str, ...]
+    keys: tuple[str, ...], decoded: Sequence[str], media: tuple[str, ...]
 ) -> tuple[_DecodeRow, _DecodeLines]:
     """Decoders of only ``keys``, for one row and for lines. msgspec skips keys that are not fields of the Struct.
 
-    :param types: the types of the values that the decoder for lines decodes.
+    :param decoded: the keys whose values the decoder for lines decodes.
     :param media: keys that must be empty. msgspec checks it, which takes no time in a row without such keys.
     """
     names = {key: f"field_{number}" for number, key in enumerate(dict.fromkeys(keys))}
     rename = {name: key for key, name in names.items()} | {key: key for key in media}
     must_be_empty = [(key, _Empty, None) for key in media]
     fields = [*((name, msgspec.Raw, None) for name in names.values()), *must_be_empty]
-    fields_of_lines = [*((name, types.get(key, msgspec.Raw), None) for key, name in names.items()), *must_be_empty]
+    types = {key: Any if key in decoded else msgspec.Raw for key in names}
+    fields_of_lines = [*((name, types[key], None) for key, name in names.items()), *must_be_empty]
     try:
         decoder = msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=rename, gc=False))
         line_decoder = msgspec.json.Decoder(msgspec.defstruct("Line", fields_of_lines, rename=rename, gc=False))
@@ -381,3 +372,20 @@ def _likely_meant(key: str, keys: list[str], setting: str) -> str | None:
     if setting == "prompt_key":
         likely += [name for name in _PROMPT_KEYS if name in keys]
     return likely[0] if likely else None
+
+
+class WrongIdsError(ConfigError):
+    """A proven backend gave other ids than ``tokenizers``. No row is to blame, and the error must not be skipped.
+
+    :ivar excerpt: the beginning of the text with wrong ids. The message does not show it.
+    :ivar is_here: whether the text was in the call that raised this; otherwise it was in an earlier call.
+    :ivar row: the index in the request of the row with the text; -1 while it is not known.
+    :ivar place: the position of that row in its file, for rows that have no number yet.
+    """
+
+    def __init__(self, message: str, excerpt: str = "", *, is_here: bool = True) -> None:
+        super().__init__(message)
+        self.excerpt = excerpt
+        self.is_here = is_here
+        self.row = -1
+        self.place: Overflow | None = None

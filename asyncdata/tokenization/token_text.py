@@ -97,14 +97,11 @@ class TokenTexts:
                 before = id
             else:
                 run.add(byte)
-                self._note_whole(id, byte)
+                with suppress(UnicodeDecodeError):
+                    self._whole[id] = byte.decode()
             if run.is_whole:
                 yield from run.end(at + 1, is_trained[at])
         yield from run.end(len(ids), run.start < len(ids) and is_trained[run.start])
-
-    def _note_whole(self, id: int, data: bytes) -> None:
-        with suppress(UnicodeDecodeError):
-            self._whole[id] = data.decode()
 
     def _bytes(self, token: str) -> bytes | None:
         """The bytes of a byte-level token; None for any other token."""

@@ -15,7 +15,7 @@ import msgspec
 
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.regular_file import open_regular
+from asyncdata.core.file_checks import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -236,6 +236,22 @@ class TokenizerFiles:
 
         steps = splitter.pretokenizers or [splitter]
         return steps[-1].type == "ByteLevel" and all(step.keeps_text for step in steps)
+
+    def named_token(self, name: str, given: bool | str, setting: str) -> str | None:
+        """The special token that a setting names: the tokenizer's own for True, None for False.
+
+        :param name: the tokenizer's name for it, such as ``eos_token``.
+        :raises ConfigError: if the tokenizer has no such token.
+        """
+        if isinstance(given, str) or not given:
+            return given or None
+
+        if name not in self.special_tokens:
+            raise ConfigError(
+                f"AD410 {setting}=True, but the tokenizer has no {name}; pass {setting}='the token', or False"
+            )
+
+        return self.special_tokens[name]
 
     def special_texts(self) -> list[str]:
         """The texts of the special tokens."""

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-import traceback
-from typing import TYPE_CHECKING, Any
+import inspect
+import json
+from array import array
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
+from asyncdata.core.digest import canonical, digest
+from asyncdata.core.errors import ConfigError, user_traceback
+from asyncdata.core.import_path import resolve_path
+from asyncdata.core.settings import Settings
 from asyncdata.core.shortage import raise_if_shortage
 from asyncdata.tokenization.rows import RowFault, decode_object
-from asyncdata.tokenization.user_results import read_result
+from asyncdata.tokenization.spans import NOT_TRAINED, encode_spans, trained_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from asyncdata.core.columns import Column
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
-    from asyncdata.tokenization.user_results import Result
 
-__all__ = ("FunctionTokenizer",)
+__all__ = ("FunctionTokenizer", "XTunerTokenizeFn", "is_of_xtuner")
+
+
+_FIELDS = ("prompt", "label", "metadata")
+_MAX_REASON = 200
+_MASKS = ("loss_mask", "assistant_masks", "assistant_mask", "completion_mask", "response_mask")
+_WEIGHTS = ("loss_weights", "loss_weight", "loss_scale")  # masks, if they are only 0 and 1
+_XTUNER_COUNTS = ("num_tokens", "proxy_attn_flops")  # computed from the tokens, so not stored
 
 
 class FunctionTokenizer:
@@ -23,18 +39,23 @@ class FunctionTokenizer:
 
     A result is None (dropped), a list of token ids, or a dict with ``input_ids`` (or ``tokens``) and, if wanted,
     ``labels``, ``prompt``, ``label``, ``metadata`` and any other key with a JSON value, which is stored in
-    ``sample.extra``. A label is the token itself if it is trained, and -100 otherwise. A mask such as ``loss_mask``, 0
-    or 1 for each token, makes the labels. A result of type ``str`` is the reason to drop the row.
+    ``sample.extra``. What the function declares as ``columns`` is an array (see :class:`~asyncdata.Column`). A label is
+    the token itself if it is trained, and -100 otherwise. A mask such as ``loss_mask``, 0 or 1 for each token, makes
+    the labels. A result of type ``str`` is the reason to drop the row.
 
-    :param read: reads a result; see :func:`~asyncdata.tokenization.user_results.read_result`.
+    :param read: reads a result; None: as :func:`read_result`.
     """
 
-    def __init__(self, function: Callable[..., Any], read: Callable[[Any], Result | str] = read_result) -> None:
+    def __init__(
+        self, function: Callable[..., Any], read: Callable[[Any, Sequence[Column]], Result | str] | None = None
+    ) -> None:
         self._function = function
-        self._read = read
+        self._columns = declared_of(function)
+        self._read = read or read_result
         self._batched = bool(getattr(function, "batched", False))
 
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        out.declare(column.key for column in self._columns)
         decoded: list[tuple[int, dict[str, Any]]] = []
         for row, raw in enumerate(rows):
             try:
@@ -78,14 +99,14 @@ class FunctionTokenizer:
                 (result,) = result
         except BaseException as error:  # as above
             raise_if_shortage(error)
-            out.fail(row, RowFault("AD421", f"the tokenize function raised {error!r}", raw, _user_traceback(error)))
+            out.fail(row, RowFault("AD421", f"the tokenize function raised {error!r}", raw, user_traceback(error)))
             return
 
         self._write(row, result, raw, out)
 
     def _write(self, row: int, result: Any, raw: Buffer, out: ColumnWriter) -> None:
         try:
-            found = self._read(result)
+            found = self._read(result, self._columns)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             out.fail(
                 row, RowFault("AD425", f"the tokenize function returned something that is not a sample: {error}", raw)
@@ -98,9 +119,287 @@ class FunctionTokenizer:
             out.keep(row, found.tokens, **found.columns)
 
 
-def _user_traceback(error: BaseException) -> str:
-    """The traceback from the user's first frame on, without frames of this library."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))
+class Result(NamedTuple):
+    """A sample: its tokens, and its columns as JSON text."""
+
+    tokens: array[int]
+    columns: dict[str, bytes]
+
+
+def declared_of(function: Any) -> tuple[Column, ...]:
+    """The columns that a tokenize function declares."""
+    if getattr(function, "columns", None) is None:
+        return ()
+
+    from asyncdata.core.columns import declared_columns  # imports numpy, which a worker needs for nothing else
+
+    return declared_columns(function)
+
+
+def read_result(result: Any, columns: Sequence[Column] = ()) -> Result | str:
+    """Read the result of a plain function: a sample, or the reason of a drop.
+
+    :param columns: that the function declares.
+    :raises TypeError, ValueError, OverflowError, RecursionError: if it is neither.
+    """
+    if isinstance(result, str) and len(result) > _MAX_REASON:
+        raise TypeError(
+            f"a text of {len(result):,} characters; a text is the reason to drop the row, of at most {_MAX_REASON} "
+            "characters. To keep the row, return its token ids"
+        )
+
+    if result is None or isinstance(result, str):
+        return (result or "tokenize_fn").encode("ascii", "backslashreplace").decode()
+
+    return _sample(dict(result) if isinstance(result, Mapping) else {"input_ids": result}, columns)
+
+
+def read_xtuner_result(result: Any, columns: Sequence[Column] = ()) -> Result | str:
+    """Read a result of XTuner's protocol: always a dict, and without labels or a mask every token is trained.
+
+    :raises TypeError, ValueError, OverflowError, RecursionError: if it is not a sample.
+    """
+    if not isinstance(result, Mapping):
+        raise TypeError(f"{type(result).__name__}; need a dict with 'input_ids'")
+
+    if result.get("num_tokens") == 0:
+        return "num_tokens_0"
+
+    return _sample(dict(result), columns, _XTUNER_COUNTS, trains_all=True)
+
+
+def _sample(
+    fields: dict[str, Any], declared: Sequence[Column], left_out: tuple[str, ...] = (), *, trains_all: bool = False
+) -> Result:
+    tokens = _tokens(fields)
+    for name in left_out:
+        fields.pop(name, None)
+    arrays = {column.key: data for column in declared if (data := _array(column, fields, tokens)) is not None}
+    labels = _labels(fields, tokens)
+    if labels is None and trains_all:
+        labels = tokens
+    columns = {} if labels is None else {"spans": encode_spans(trained_runs(labels))}
+    columns |= {name: _json(fields.pop(name)) for name in _FIELDS if name in fields}
+    for name, value in fields.items():
+        if getattr(value, "shape", ()) or isinstance(value, bytes | bytearray | memoryview):
+            raise TypeError(
+                f"{name!r} is an array; declare it, as in tokenize_fn.columns = (Column({name!r}, 'float32'),)"
+            )
+    if fields:
+        columns["extra"] = _json(fields)
+    return Result(tokens, columns | arrays)
+
+
+def _array(column: Column, fields: dict[str, Any], tokens: array[int]) -> bytes | None:
+    """The value of a declared column. Weights and masks stay a field, of which labels are made."""
+    value = fields.get(column.name)
+    if value is None:
+        if not column.optional:
+            raise TypeError(f"a dict without {column.name!r}, which the function declares; or declare it optional=True")
+
+        fields.pop(column.name, None)
+        return None
+
+    if column.name in _WEIGHTS:
+        fields[column.name] = [int(weight != 0) for weight in _list(column.name, value)]
+    elif column.name not in _MASKS:
+        del fields[column.name]
+    return column.encode(value, len(tokens))
+
+
+def _tokens(fields: dict[str, Any]) -> array[int]:
+    name = next((name for name in ("input_ids", "tokens") if name in fields), None)
+    if name is None:
+        raise TypeError(f"a dict without 'input_ids': it has {sorted(map(str, fields))}")
+
+    tokens = array("i", _list(name, fields.pop(name)))
+    if len(tokens) and min(tokens) < 0:
+        raise ValueError(f"token id {min(tokens)} is negative")
+
+    return tokens
+
+
+def _list(name: str, values: Any) -> list[Any]:
+    if isinstance(values, str | bytes | bytearray) or not (hasattr(values, "tolist") or hasattr(values, "__iter__")):
+        need = f"a list of {name}"
+        if name in ("input_ids", "tokens"):
+            need = "a list of token ids, or a dict with 'input_ids'"
+        raise TypeError(f"{type(values).__name__}; need {need}")
+
+    return list(values.tolist() if hasattr(values, "tolist") else values)
+
+
+def _labels(fields: dict[str, Any], tokens: array[int]) -> Sequence[int] | None:
+    """The labels that the fields give, as labels or as masks; None if they do not."""
+    given, source = fields.pop("labels", None), "labels"
+    labels = None if given is None else _checked_labels(_list("labels", given), tokens)
+    for name in (*_MASKS, *_WEIGHTS):
+        mask = fields.pop(name, None)
+        if mask is None:
+            continue
+
+        flags = _flags(name, _list(name, mask), len(tokens))
+        found = [token if flag else NOT_TRAINED for token, flag in zip(tokens, flags, strict=True)]
+        if labels is not None and labels != found:
+            place = next(place for place, pair in enumerate(zip(labels, found, strict=True)) if pair[0] != pair[1])
+            raise ValueError(f"{source} and {name} differ at token {place}; return one of them, or the same in both")
+
+        labels, source = found, name
+    return labels
+
+
+def _flags(name: str, values: list[Any], num_tokens: int) -> list[Any]:
+    wrong = next((value for value in values if value not in (0, 1)), None)
+    if wrong is not None:
+        declare = f"declare tokenize_fn.columns = (Column({name!r}, 'float32', follows='labels'),)"
+        way_out = f"; for weights {declare}" if name in _WEIGHTS else ""
+        raise ValueError(f"{name} has {wrong!r:.40}, and must be 0 or 1 for each token{way_out}")
+
+    if len(values) != num_tokens:
+        raise ValueError(
+            f"{name} has {len(values)} values for {num_tokens} tokens; it needs one for each token, also of the prompt"
+        )
+
+    return values
+
+
+def _checked_labels(labels: list[Any], tokens: array[int]) -> list[int]:
+    if len(labels) != len(tokens):
+        raise ValueError(f"{len(labels)} labels for {len(tokens)} tokens")
+
+    wrong = [number for number, label in enumerate(labels) if label not in (tokens[number], NOT_TRAINED)]
+    if not wrong:
+        return labels
+
+    if any(label != NOT_TRAINED for label in labels[:-1]) and all(
+        label in (id, NOT_TRAINED) for label, id in zip(labels, [*tokens[1:], NOT_TRAINED], strict=True)
+    ):
+        raise ValueError("the labels are shifted: each is the next token; return them unshifted, collators shift them")
+
+    raise ValueError(
+        f"labels[{wrong[0]}] is {labels[wrong[0]]}, and the token {tokens[wrong[0]]}; a label must be the token itself "
+        f"where it is trained, and {NOT_TRAINED} elsewhere"
+    )
+
+
+def _json(value: Any) -> bytes:
+    """JSON text with NaN and lone surrogates, which rows may also contain."""
+    return json.dumps(value).encode("ascii")
+
+
+class XTunerTokenizeFn(Settings, frozen=True, forbid_unknown_fields=True):
+    """Rows to samples by an object of XTuner's protocol: ``input_ids`` become tokens, ``labels`` become labels.
+
+    Every worker creates the object once. It runs in its ``runtime`` state; its ``cache`` state is not used, as this
+    package counts the tokens itself. A result with ``num_tokens`` 0 is dropped as ``num_tokens_0``: this is how XTuner
+    marks a filtered row. All other keys of a result are stored in ``extra``.
+
+    The fingerprint is the object's own ``hash()`` with ``build`` and ``arguments``, as the hashes of XTuner's own
+    functions do not include ``max_length``. If the hash changes by itself, for example because a template contains
+    today's date, a state is refused on another day unless ``allow_changed`` names ``tokenize_fn``.
+
+    :param build: creates the object: an import path ``pkg.mod:name``, or a class or function that has one. It also
+        loads the tokenizer that the object needs. With ``num_workers=0`` this may be the object itself. Its settings
+        are not known then, so only canaries detect changes that its hash does not show.
+    :param arguments: the keyword arguments of ``build``; JSON values.
+    :raises ConfigError: for arguments that are not JSON values, or a ``build`` without an import path.
+    """
+
+    build: Any
+    arguments: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.build, str) and not _is_tokenize_fn(self.build):
+            msgspec.structs.force_setattr(self, "build", _import_path(self.build))
+        try:
+            copy = msgspec.json.decode(canonical(self.arguments))
+        except (TypeError, ValueError):
+            copy = None
+        if copy != self.arguments:
+            raise ConfigError(f"arguments must be JSON values, got {self.arguments}")
+
+        msgspec.structs.force_setattr(self, "arguments", copy)
+
+    def resolve(self) -> XTunerTokenizeFn:
+        """Check that the object can be created, and return self.
+
+        :raises ConfigError: if the object does not follow XTuner's protocol.
+        """
+        declared_of(self._make())
+        return self
+
+    def fingerprints(self) -> dict[str, str]:
+        """The object's hash, with ``build`` and ``arguments``."""
+        name = self.build if isinstance(self.build, str) else _path(type(self.build))
+        return {"tokenize_fn": f"{name} {digest(canonical([self.arguments, str(self._make().hash())]))}"}
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments, as builtins.
+
+        :raises ConfigError: if ``build`` is the object itself, which cannot be sent to a worker.
+        """
+        if not isinstance(self.build, str):
+            raise ConfigError(
+                f"AD420 a worker process cannot be sent a {type(self.build).__name__}; name what makes it, as "
+                "XTunerTokenizeFn('package.module:name', {...}), or the variable of a module that holds it, as "
+                "tokenize_fn='package.module:name', or use num_workers=0"
+            )
+
+        return msgspec.structs.asdict(self)
+
+    def open(self) -> FunctionTokenizer:
+        """Create the object."""
+        made = self._make()
+        if hasattr(made, "set_state"):
+            made.set_state("runtime")
+        return FunctionTokenizer(made, read_xtuner_result)
+
+    def _make(self) -> Any:
+        found = resolve_path(self.build) if isinstance(self.build, str) else self.build
+        made = found if _is_tokenize_fn(found) else self._made_by(found)
+        if not _is_tokenize_fn(made):
+            raise ConfigError(
+                f"AD420 {self.build!r} makes a {type(made).__name__}, which lacks __call__ or hash(); "
+                "name what makes an object of XTuner's protocol"
+            )
+
+        return made
+
+    def _made_by(self, build: Any) -> Any:
+        try:
+            inspect.signature(build).bind(**self.arguments)
+        except TypeError as error:
+            raise ConfigError(
+                f"AD420 {self.build!r} cannot be called with the arguments {self.arguments}: {error}; pass "
+                f"tokenize_fn=XTunerTokenizeFn({self.build!r}, {{...}}) with those that it needs"
+            ) from None
+        except ValueError:  # some built-in callables have no signature
+            pass
+
+        return build(**self.arguments)
+
+
+def is_of_xtuner(value: Any) -> bool:
+    """Whether ``value`` is an object of XTuner's protocol, or a class of such objects."""
+    if isinstance(value, type):
+        return callable(getattr(value, "hash", None)) and any("__call__" in vars(each) for each in value.__mro__)
+
+    return _is_tokenize_fn(value)
+
+
+def _is_tokenize_fn(value: Any) -> bool:
+    return not isinstance(value, type) and callable(value) and callable(getattr(value, "hash", None))
+
+
+def _path(value: Any) -> str:
+    return f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', None)}"
+
+
+def _import_path(build: Any) -> str:
+    path = _path(build)
+    if not hasattr(build, "__qualname__") or "<" in path or path.startswith("__main__:"):
+        raise ConfigError(
+            f"AD420 {build!r} has no import path; pass a class or function of a module, and the arguments beside it"
+        )
+
+    return path

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import anyio
-import anyio.to_thread
 import msgspec
 
 from asyncdata.core import errors
 from asyncdata.core.errors import AsyncDataError, WorkerError
-from asyncdata.core.messages import Failed, Short
-from asyncdata.core.shortage import is_shortage, short_of
+from asyncdata.core.messages import Failed, Scan, Short, Tokenize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.core.messages import Job, Reply, Request
+    from asyncdata.core.messages import Reply, Request
     from asyncdata.workers.slots import Slots
 
 __all__ = (
@@ -25,9 +22,10 @@ __all__ = (
     "Executor",
     "ExecutorStatistics",
     "OnReply",
+    "PartExecutor",
     "WorkerState",
     "error_of",
-    "in_a_thread",
+    "takes_samples",
 )
 
 
@@ -90,7 +88,7 @@ class ExecutorStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def error_of(reply: Reply | Crashed) -> AsyncDataError:
-    """The user's error for a request that failed as a whole."""
+    """The user's error for a request that failed as a whole, or for a worker that cannot start."""
     if isinstance(reply, Crashed):
         return WorkerError(f"{reply.code} a request was sent to several workers, and each was lost: {reply.reason}")
 
@@ -98,11 +96,21 @@ def error_of(reply: Reply | Crashed) -> AsyncDataError:
         kind = getattr(errors, reply.kind, WorkerError)
         return kind(f"{reply.message}\n{reply.traceback}".rstrip())
 
+    if isinstance(reply, Short):
+        return WorkerError(f"{reply.reason}\n{reply.traceback}".rstrip())
+
     return WorkerError(f"a worker answered with {type(reply).__name__}; it is out of step")
+
+
+def takes_samples(request: Request) -> bool:
+    """Whether it is a scan that asks for samples."""
+    return isinstance(request, Scan) and request.with_samples
 
 
 class Executor(Protocol):
     """Runs requests in any order, on any number of workers. All methods are called in the service's thread.
+
+    This is what those who send requests see; for the service it is a :class:`~asyncdata.workers.pool.pool.Pool`.
 
     :ivar num_workers: how many requests may run at the same time.
     :ivar answers_with_samples: whether it is to be asked for the samples with each scan of blocks: workers that share
@@ -117,21 +125,8 @@ class Executor(Protocol):
     @property
     def answers_with_samples(self) -> bool: ...
 
-    def prepare(self, slot_bytes: int) -> None:
-        """Start what needs no event loop: workers load their tokenizers while the loop's modules are imported."""
-        ...
-
-    async def run(self, job: Job) -> None:
-        """Serve until cancelled.
-
-        :raises WorkerError: if workers cannot be started, or die again and again without finishing a request.
-        """
-        ...
-
     def memory(self, slot: int) -> memoryview:
-        """The bytes of ``slot``, to fill it in this process. Any thread may call this, between the call of
-        :meth:`prepare` and the end of :meth:`run`.
-        """
+        """The bytes of ``slot``, to fill it in this process. Any thread may call this."""
         ...
 
     def watch(self, on_change: Callable[[], object]) -> None:
@@ -154,47 +149,45 @@ class Executor(Protocol):
         """Drop the replies to all earlier requests."""
         ...
 
-    def set_num_workers(self, num_workers: int) -> None:
-        """Grow or shrink the pool, to at least one worker. A worker that is removed finishes its requests first."""
-        ...
-
-    def reopen(self) -> None:
-        """Open the tokenize function again, and use that for later requests: its results are the same, and come sooner.
-
-        No request waits for that or is repeated. If it cannot be opened again, the first one stays in use. Before the
-        call of :meth:`run`, any thread may call this.
-        """
-        ...
-
     @property
     def num_wanted(self) -> int:
         """How many requests could be submitted now without a long wait for a worker."""
         ...
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a worker has a request. Any thread may ask."""
-        ...
 
-    def statistics(self) -> ExecutorStatistics:
-        """What the workers are doing."""
-        ...
+class PartExecutor:
+    """The executor as one part of a mixture sees it: all parts share its workers, and each has slots of its own.
 
-
-NUM_SLOTS = 3
-"""One for the window that is delivered, one for the window that is read, and one for the canaries."""
-
-
-async def in_a_thread(handler: Callable[[Request], Reply], request: Request) -> Reply:
-    """Run the handler in a thread. On cancellation the thread is abandoned: a user's function may never return, and
-    close() has a deadline.
-
-    Returns :class:`Short` if the system has no room for a thread.
+    :param part: the number of the part, by which a worker knows its job.
+    :ivar allowance: requests for samples that may be submitted until this is set again.
     """
-    try:
-        return await anyio.to_thread.run_sync(handler, request, abandon_on_cancel=True)
-    except RuntimeError as error:
-        if not is_shortage(error):
-            raise
 
-        return Short(short_of(error))
+    num_workers = 1  # the channel of a part need not keep all workers busy alone
+
+    def __init__(self, executor: Executor, part: int, num_parts: int) -> None:
+        self.allowance = 0
+        self.slots = executor.slots.of_part(part, num_parts)
+        self.answers_with_samples = executor.answers_with_samples
+        self.memory = executor.memory
+        self._executor = executor
+        self._part = part
+
+    def set_limit(self, num_slots: int | None) -> None:
+        """Let the part hold so many slots; None: all of its own. Without one, it reads no window."""
+        self.slots.limit = len(self.slots.numbers) if num_slots is None else num_slots
+
+    def watch(self, on_change: Callable[[], object]) -> None:
+        """As the protocol says: nothing, as the mixture watches for all parts."""
+
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
+        if isinstance(request, Tokenize) or takes_samples(request):
+            self.allowance -= 1
+        self._executor.submit(msgspec.structs.replace(request, part=self._part), on_reply, max_losses)
+
+    def forget(self) -> None:
+        """As the protocol says: nothing, as the mixture does it once, before its parts start again."""
+
+    @property
+    def num_wanted(self) -> int:
+        """As the protocol says, as far as it is this part's turn."""
+        return min(self.allowance, self._executor.num_wanted)

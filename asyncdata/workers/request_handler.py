@@ -1,4 +1,4 @@
-"""The handler of requests, in a worker process or in a thread: a function from rows to columns. Runs without numpy."""
+"""The handler of requests, in a worker process, an actor or a thread: from rows to columns. Runs without numpy."""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ import time
 import traceback
 from array import array
 from itertools import cycle
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from zlib import crc32
 
 import msgspec
 
-from asyncdata.core.cache_messages import EvictTokens, ListTokens, RowsRefused, StoreTokens
-from asyncdata.core.errors import ConfigError, SourceError
+from asyncdata.core.cache_messages import ListTokens
+from asyncdata.core.callbacks import no_op
+from asyncdata.core.errors import ConfigError, SourceError, user_traceback
 from asyncdata.core.import_path import resolve_path
-from asyncdata.core.messages import Failed, Index, OfPart, Permute, Scan, Scanned, Short, Tokenize, Tokenized
+from asyncdata.core.messages import Failed, Index, Permute, Scan, Scanned, Short, Tokenize, Tokenized
 from asyncdata.core.read_counts import ReadCounts
-from asyncdata.core.row_codes import EXCLUDED, EXCLUDED_REASON, TOO_LONG, is_cached, is_elsewhere
+from asyncdata.core.row_codes import EXCLUDED, EXCLUDED_REASON, IS_KNOWN, TOO_LONG, is_elsewhere
 from asyncdata.core.shortage import ShortageError, is_shortage, short_of
-from asyncdata.core.user_traceback import user_traceback
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.tokenization.column_writer import ColumnWriter
-from asyncdata.tokenization.rows import RowFault, excerpt
-from asyncdata.tokenization.wrong_ids import WrongIdsError
-from asyncdata.workers.index_rows import index_blocks, permute
-from asyncdata.workers.scan_blocks import ScannedRows, request_of_all
+from asyncdata.tokenization.part_functions import PartTokenizers
+from asyncdata.tokenization.rows import RowFault, WrongIdsError, excerpt
+from asyncdata.workers.scan_blocks import ALL_BYTES, bytes_of, index_blocks, permute, scanned, scanned_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from asyncdata.core.cache_messages import Stored
     from asyncdata.core.messages import Block, Job, OrderPacks, PackRows, Reply, Request
-    from asyncdata.sources.reader import BlockReader, WideReader
+    from asyncdata.sources.reader import BlockReader, BlockRows, WideReader
     from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.workers.scan_blocks import FoundRows
 
-__all__ = ("Handler",)
+    SamplesOf = Callable[[Sequence[Block], Sequence[BlockRows]], Tokenized]
+
+__all__ = ("Handler", "not_opened")
 
 _NONE: frozenset[int] = frozenset()
 _BEAT_S = 1.0
@@ -44,7 +47,7 @@ _WORK_IN_WAITING = 0.25
 overloaded machine. But a function that waits uses little CPU time, and its chunks would grow without limit."""
 _BEATS = (-2, -1)
 """Progress without a row number."""
-_PLANNER = "asyncdata.batching.planned.worker:answer"
+_PLANNER = "asyncdata.batching.planned:answer"
 _TOKEN_CACHE = "asyncdata.prefetch.token_cache.worker:CacheWorker"
 """Import paths, as for a reader: a worker that never gets such a request starts without numpy."""
 
@@ -52,21 +55,22 @@ _TOKEN_CACHE = "asyncdata.prefetch.token_cache.worker:CacheWorker"
 class CacheAnswers(Protocol):
     """The worker's side of the token cache."""
 
-    def scan(self, request: Scan) -> Scanned: ...
+    def scan(self, request: Scan, samples_of: SamplesOf) -> Scanned: ...
 
-    def complete(self, request: Tokenize, fresh: Tokenized | None, began: float) -> Tokenized | RowsRefused: ...
+    def rows(self, request: Tokenize) -> Any: ...
 
-    def text_sums(self, rows: Sequence[bytes | memoryview]) -> bytes: ...
+    def store(self, request: Index, rows: FoundRows, reply: Tokenized) -> Stored: ...
 
-    def answer(self, request: ListTokens | StoreTokens | EvictTokens) -> Reply: ...
+    def answer(self, request: ListTokens) -> Reply: ...
 
     def close(self) -> None: ...
 
 
 class Handler:
-    """Answers requests one at a time.
+    """Answers requests one at a time: for each part of a mixture by a handler of its own, made when it is needed.
 
     :param slots: memory that windows are read into, shared with the other workers.
+    :param tokenizer: the tokenize function; of a mixture, those of all parts.
     :param progress: called with the number of the current row in the request.
     :param counts: of requests to stores.
     """
@@ -76,12 +80,59 @@ class Handler:
         job: Job,
         slots: Sequence[memoryview],
         tokenizer: BatchTokenizer,
-        progress: Callable[[int], None] = lambda _: None,
+        progress: Callable[[int], None] = no_op,
         counts: ReadCounts | None = None,
+    ) -> None:
+        self._job, self._slots, self._tokenizer = job, slots, tokenizer
+        self._progress, self._counts = progress, counts
+        self._parts: dict[int, _PartHandler] = {}
+        self._is_closed = False
+        if not job.parts:
+            self._parts[0] = self._new_part(0)
+
+    def _new_part(self, part: int) -> _PartHandler:
+        job = self._job.parts[part] if self._job.parts else self._job
+        return _PartHandler(job, self._slots, self._tokenizer_of(part), self._progress, self._counts)
+
+    def _tokenizer_of(self, part: int) -> BatchTokenizer:
+        return self._tokenizer.of(part) if isinstance(self._tokenizer, PartTokenizers) else self._tokenizer
+
+    def __call__(self, request: Request) -> Reply:
+        """The reply. An error that no row has caused is returned as :class:`Failed` or :class:`Short`."""
+        handler = self._parts.get(request.part)
+        if handler is None:
+            handler = self._parts[request.part] = self._new_part(request.part)
+            if self._is_closed:
+                handler.close()
+        return handler(request)
+
+    def use(self, tokenizer: BatchTokenizer) -> None:
+        """Answer later requests with another ``tokenizer``, which gives the same results."""
+        self._tokenizer = tokenizer
+        for part, handler in self._parts.items():
+            handler.tokenizer = self._tokenizer_of(part)
+
+    def close(self) -> None:
+        """Close the files; if another thread is answering a request, it closes them at the end of that request."""
+        self._is_closed = True
+        for handler in list(self._parts.values()):
+            handler.close()
+
+
+class _PartHandler:
+    """Answers the requests of one part, or of a single source."""
+
+    def __init__(
+        self,
+        job: Job,
+        slots: Sequence[memoryview],
+        tokenizer: BatchTokenizer,
+        progress: Callable[[int], None],
+        counts: ReadCounts | None,
     ) -> None:
         self._job = job
         self._slots = slots
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._progress = progress
         self._reader: BlockReader = resolve_path(job.reader.path)(job, **job.reader.settings)
         self._wide: WideReader | None = cast("WideReader", self._reader) if job.stores else None
@@ -93,7 +144,6 @@ class Handler:
         self._is_closed = False
 
     def __call__(self, request: Request) -> Reply:
-        """The reply. An error that no row has caused is returned as :class:`Failed` or :class:`Short`."""
         with self._at_work:
             began_s, cpu_s = time.perf_counter(), time.thread_time()
             reply = self._reply(request)
@@ -132,39 +182,34 @@ class Handler:
         if self._wide is not None and isinstance(request, Scan | Index):
             self._wide.expect(_blocks_to_read(request))
         if isinstance(request, Scan):
-            return self._token_cache.scan(request) if request.cached or request.with_sums else self._scan(request)
+            return self._scan(request)
 
         if isinstance(request, Index):
-            return index_blocks(request, self._reader, self._write)
+            return index_blocks(request, self._reader, self._write, lambda *found: self._token_cache.store(*found))
 
-        assert not isinstance(request, OfPart), "the handler of the part gets what is in it"
         return self._tokenize(request) if isinstance(request, Tokenize) else self._compute(request)
 
     @property
     def _token_cache(self) -> CacheAnswers:
         if self._cache is None:
-            cache: CacheAnswers = resolve_path(_TOKEN_CACHE)(self._job, self._slots, self._reader)
+            cache: CacheAnswers = resolve_path(_TOKEN_CACHE)(self._job, self._reader)
             self._cache = cache
         return self._cache
 
-    def _compute(self, request: Permute | PackRows | OrderPacks | ListTokens | StoreTokens | EvictTokens) -> Reply:
+    def _compute(self, request: Permute | PackRows | OrderPacks | ListTokens) -> Reply:
         """Answer by library code only. It may be slow, so a heartbeat keeps the row timeout from firing."""
         with _heartbeat(self._progress):
             if isinstance(request, Permute):
                 return permute(request)
 
-            if isinstance(request, ListTokens | StoreTokens | EvictTokens):
+            if isinstance(request, ListTokens):
                 return self._token_cache.answer(request)
 
             answer: Callable[[PackRows | OrderPacks], Reply] = resolve_path(_PLANNER)
             return answer(request)
 
-    def use(self, tokenizer: BatchTokenizer) -> None:
-        """Answer later requests with another ``tokenizer``, which gives the same results."""
-        self._tokenizer = tokenizer
-
     def close(self) -> None:
-        """Close the files; if another thread is answering a request, it closes them at the end of that request."""
+        """As :meth:`Handler.close`."""
         self._is_closed = True
         if self._wide is not None:
             self._wide.give_up()
@@ -175,49 +220,51 @@ class Handler:
             self._at_work.release()
 
     def _scan(self, request: Scan) -> Scanned:
-        out = ScannedRows(self._slots[request.slot], request.base)
+        if request.cached or request.num_storing:
+            return self._token_cache.scan(request, self._samples_of)
+
+        if request.with_samples:
+            found = [self._reader.read_block(block, ALL_BYTES) for block in request.blocks]
+            return msgspec.structs.replace(scanned(found), samples=self._samples_of(request.blocks, found))
+
         stop = request.base + len(request.blocks) * self._job.stride
-        for block in request.blocks:
-            out.add(self._reader.read_block(block, stop - out.base))
-        found = out.reply()
-        if not request.with_samples:
-            return found
+        return scanned_into(self._slots[request.slot], request.base, stop, request.blocks, self._reader)
 
-        samples = self._tokenize_fresh(request_of_all(request, found), time.perf_counter())
-        return msgspec.structs.replace(found, samples=samples)
+    def _samples_of(self, blocks: Sequence[Block], found: Sequence[BlockRows]) -> Tokenized:
+        """The samples of all rows of these blocks."""
+        rows, lengths = list[bytes | memoryview](), array("i")
+        for block, text in zip(blocks, found, strict=True):
+            rows += bytes_of(block, text, self._reader)
+            lengths.extend(text.lengths)
+        return self._write(rows, lengths).finish(len(rows), 0.0)
 
-    def _tokenize(self, request: Tokenize) -> Tokenized | RowsRefused:
+    def _tokenize(self, request: Tokenize) -> Tokenized:
         began = time.perf_counter()
-        are_all_cached = request.num_cached > 0 and request.num_cached * 4 == len(request.starts)
-        fresh = None if are_all_cached else self._tokenize_fresh(request, began)
-        if fresh is not None and (self._job.cache is None or not (request.num_cached or request.spill)):
-            return fresh  # without a token cache, the trainer's process has what is cached
-
-        return self._token_cache.complete(request, fresh, began)
-
-    def _tokenize_fresh(self, request: Tokenize, began: float) -> Tokenized:
-        """The reply for the rows whose samples are not cached."""
         starts, lengths = array("i", request.starts), array("i", request.lengths)
         slot = self._slots[request.slot]
         num_mended = self._num_mended
         rows: list[bytes | memoryview] = [slot[s : s + n] for s, n in zip(starts, lengths, strict=True)]
-        if request.overflow:
-            found = self._reader.read_rows(request.overflow, lengths)
-            for item, row in zip(request.overflow, found, strict=True):
+        cached = None if request.cached is None else self._token_cache.rows(request)
+        overflow = [item for item in request.overflow if cached is None or item.row not in cached.rows]
+        if overflow:
+            found = self._reader.read_rows(overflow, lengths)
+            for item, row in zip(overflow, found, strict=True):
                 rows[item.row] = row
-        elsewhere = frozenset(row for row, number in enumerate(array("i", request.expected)) if is_elsewhere(number))
-        if request.num_cached:
-            elsewhere |= {row for row, start in enumerate(starts) if is_cached(start)}
+        left_out = frozenset(row for row, number in enumerate(array("i", request.expected)) if is_elsewhere(number))
+        if IS_KNOWN in starts:
+            left_out |= {row for row, start in enumerate(starts) if start == IS_KNOWN}
+        if cached is not None:
+            left_out |= cached.rows
         excluded = [row for row, length in enumerate(lengths) if length == EXCLUDED] if EXCLUDED in lengths else ()
-        out = self._write(rows, lengths, elsewhere.union(excluded))
+        out = self._write(rows, lengths, left_out.union(excluded))
         for number in excluded:
             out.drop_at(number, EXCLUDED_REASON)
         reply = out.finish(len(rows), time.perf_counter() - began)
         if self._num_mended > num_mended:
             reply = msgspec.structs.replace(reply, num_mended=self._num_mended - num_mended)
-        if request.spill:
-            reply = msgspec.structs.replace(reply, text_sums=self._token_cache.text_sums(rows))
-        return msgspec.structs.replace(reply, expected=request.expected) if request.expected else reply
+        if request.expected:
+            reply = msgspec.structs.replace(reply, expected=request.expected)
+        return reply if cached is None else cached.merged(reply, len(rows))
 
     @property
     def _num_mended(self) -> int:
@@ -232,7 +279,7 @@ class Handler:
         good = [row for row in range(len(rows)) if row not in bad] if bad else range(len(rows))
         try:
             out = ColumnWriter(self._progress, good if bad else None)
-            self._tokenizer([rows[row] for row in good] if bad else rows, out)
+            self.tokenizer([rows[row] for row in good] if bad else rows, out)
         except WrongIdsError as error:  # the encoder is wrong, so no result of this request can be trusted
             error.row = self._row_with_wrong_ids(rows, good)
             raise
@@ -251,7 +298,7 @@ class Handler:
         for row in good:
             self._progress(row)
             try:
-                self._tokenizer([rows[row]], ColumnWriter())
+                self.tokenizer([rows[row]], ColumnWriter())
             except WrongIdsError as error:
                 if error.is_here:
                     return row
@@ -263,7 +310,7 @@ class Handler:
         one = ColumnWriter(numbers=[row])
         self._progress(row)
         try:
-            self._tokenizer([raw], one)
+            self.tokenizer([raw], one)
         except BaseException as error:
             if is_shortage(error):  # the row may be good
                 raise ShortageError(error, row, excerpt(raw)) from error
@@ -273,6 +320,12 @@ class Handler:
             return
 
         out.extend(one)
+
+
+def not_opened(error: BaseException) -> Failed | Short:
+    """What a worker says that cannot open the tokenize function."""
+    message, trace = f"AD426 the tokenize function cannot be opened: {error!r}", user_traceback(error)
+    return Short(message, trace) if is_shortage(error) else Failed("WorkerError", message, trace)
 
 
 def _blocks_to_read(request: Scan | Index) -> list[Block]:

@@ -2,53 +2,54 @@
 
 from __future__ import annotations
 
+import copy
 import mmap
 from typing import TYPE_CHECKING
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.messages import NO_SLOT
-from asyncdata.workers.slot_views import Borrowers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+__all__ = ("NUM_SLOTS", "Slots", "anonymous_slots")
 
-__all__ = ("Slots", "anonymous_memory")
+NUM_SLOTS = 3
+"""One for the window that is delivered, one for the window that is read, and one for the canaries."""
 
 
 class Slots:
     """Tracks which slots are free. A slot is reused after every request that refers to it is answered.
 
     :param on_free: called when a slot becomes free.
-    :ivar number: the number of slots.
-    :ivar borrowers: objects with views into slots, including free slots.
+    :ivar numbers: their numbers.
+    :ivar limit: how many of them may be held.
     """
 
     def __init__(self, num_slots: int, on_free: Callable[[], object] = no_op) -> None:
-        self.number = num_slots
+        self.numbers = range(num_slots)
+        self.limit = num_slots
         self._num_requests = [0] * num_slots
         self._is_held = [False] * num_slots
         self.on_free = on_free
-        self.borrowers = Borrowers(num_slots)
 
-    def hold(self, among: range | None = None) -> int | None:
-        """Take a free slot, after its borrowers have copied their data; None if all slots are in use.
+    def of_part(self, part: int, num_parts: int) -> Slots:
+        """Those of one part of a mixture; it may hold none until its limit is set."""
+        own = copy.copy(self)  # the lists are the same
+        own.numbers, own.limit, own.on_free = self.numbers[part::num_parts], 0, lambda: self.on_free()
+        return own
 
-        :param among: the slots to choose from; None: all.
-        """
-        among = range(self.number) if among is None else among
-        free = [slot for slot in among if not self._is_held[slot] and self._num_requests[slot] == 0]
-        if not free:
-            return None
-
-        slot = min(free, key=self.borrowers.number)  # fewer borrowers, fewer copies
-        self.borrowers.evict(slot)
-        self._is_held[slot] = True
+    def hold(self) -> int | None:
+        """Take a free slot; None if all are in use, or enough are held."""
+        free = (slot for slot in self.numbers if not self._is_held[slot] and self._num_requests[slot] == 0)
+        slot = next(free, None) if self.num_held() < self.limit else None
+        if slot is not None:
+            self._is_held[slot] = True
         return slot
 
-    def num_held(self, among: range) -> int:
-        """How many of the slots ``among`` are held."""
-        return sum(self._is_held[slot] for slot in among)
+    def num_held(self) -> int:
+        """How many of them are held."""
+        return sum(self._is_held[slot] for slot in self.numbers)
 
     def release(self, slot: int) -> None:
         """Give ``slot`` back: no further request will refer to it."""
@@ -84,9 +85,13 @@ class Slots:
             self.on_free()
 
 
-def anonymous_memory(num_bytes: int) -> memoryview:
-    """Anonymous memory, as large as the largest row may be. Only pages that are written to use physical memory."""
-    if num_bytes == 0:
-        return memoryview(bytearray())
+def anonymous_slots(num_bytes: int, num_parts: int) -> list[memoryview]:
+    """The memory of all slots, for workers that share none. Only pages that are written to use physical memory.
 
-    return memoryview(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    :param num_bytes: the size of a slot.
+    :param num_parts: parts of a mixture; there are ``NUM_SLOTS`` for each.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return [
+        memoryview(mmap.mmap(-1, num_bytes, flags=flags) if num_bytes else b"") for _ in range(NUM_SLOTS * num_parts)
+    ]

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ("FAST_BACKENDS", "KINDS", "installed", "prompt_tokenize_fn", "raw_encoder", "special_tokens")
+from typing import Any
 
 FAST_BACKENDS = ("gigatoken", "fastokens")
 
 
 def installed() -> list[str]:
-    """The fast backends that are installed."""
     return [name for name in FAST_BACKENDS if importlib.util.find_spec(name) is not None]
 
 
 def prompt_tokenize_fn(tokenizer: str, backend: str, **settings: Any) -> Any:
-    """Ours, with that backend and no other."""
     from asyncdata import PromptTokenizeFn
 
     return PromptTokenizeFn(tokenizer, label_key="label", tokenizer_backend=backend, **settings)
 
 
 def chat_tokenize_fn(tokenizer: str, backend: str) -> Any:
-    """Chats whose assistant is trained."""
     from asyncdata import ChatTokenizeFn
 
     return ChatTokenizeFn(tokenizer, tokenizer_backend=backend)  # type: ignore[arg-type]
@@ -38,22 +31,22 @@ def babilong_tokenize_fn(tokenizer: str, backend: str) -> Any:
     """Long contexts, cut to 32,768 tokens with their question."""
     from asyncdata import FixedLengthTokenizeFn
 
-    settings = {"overlong": "truncate_context_middle", "tokenizer_backend": backend}
-    return FixedLengthTokenizeFn.babilong(tokenizer, 32_768, **settings)
+    return FixedLengthTokenizeFn.babilong(
+        tokenizer, 32_768, overlong="truncate_context_middle", tokenizer_backend=backend
+    )
 
 
 KINDS = {"prompt": prompt_tokenize_fn, "chat": chat_tokenize_fn, "babilong": babilong_tokenize_fn}
 """The kinds of rows -> the tokenize function for them."""
 
 
-def raw_encoder(tokenizer: str, backend: str) -> Callable[[list[str]], Any]:
+def raw_encoder(tokenizer: str, backend: str) -> Any:
     """The backend's fastest call for a batch of texts, in one thread; what it returns is left as it is."""
     path = str(Path(tokenizer) / "tokenizer.json")
     if backend == "gigatoken":
         import gigatoken
 
-        engine = gigatoken.Tokenizer(path)
-        return lambda texts: engine.encode_batch(texts, parallel=False)
+        return partial(gigatoken.Tokenizer(path).encode_batch, parallel=False)
 
     if backend == "fastokens":
         import fastokens
@@ -62,8 +55,7 @@ def raw_encoder(tokenizer: str, backend: str) -> Callable[[list[str]], Any]:
 
     from tokenizers import Tokenizer
 
-    encode = Tokenizer.from_file(path).encode_batch_fast
-    return lambda texts: encode(texts, add_special_tokens=False)
+    return partial(Tokenizer.from_file(path).encode_batch_fast, add_special_tokens=False)
 
 
 def special_tokens(tokenizer: str) -> list[str]:

@@ -8,5 +8,4 @@ BEGAN = time.perf_counter()
 
 
 def seconds() -> float:
-    """Since then."""
     return time.perf_counter() - BEGAN

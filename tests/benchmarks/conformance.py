@@ -12,67 +12,48 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from asyncdata.testing import CHECKS
 from tests.benchmarks.peers.environments import AbsentError, environment
+from tests.benchmarks.watching import ROOT
 
-ROOT = Path(__file__).parents[2]
 PEERS = Path(__file__).parent / "peers"
 LIMIT_S = 180
 SYMBOLS = {"passed": "passed", "failed": "**failed**", "not applicable": "-"}
+SUBJECTS = {
+    "asyncdata.testing.ours:AsyncData": "",
+    "conformance_hf:HfStreaming": "hf",
+    "conformance_torchdata:StreamedStateful": "torchdata",
+    "conformance_torchdata:IndexedStateful": "torchdata",
+    "conformance_grain:Grain": "grain",
+}
+"""The adapters of loaders that are put through the checks, and the environments of their peers."""
 
 
-class Subject(NamedTuple):
-    """A loader that is put through the checks.
-
-    :ivar environment: of its peer; empty for ours.
-    """
-
-    adapter: str
-    environment: str = ""
-
-
-SUBJECTS = (
-    Subject("asyncdata.testing.ours:AsyncData"),
-    Subject("conformance_hf:HfStreaming", "hf"),
-    Subject("conformance_torchdata:StreamedStateful", "torchdata"),
-    Subject("conformance_torchdata:IndexedStateful", "torchdata"),
-    Subject("conformance_grain:Grain", "grain"),
-)
-
-
-def report_of(subject: Subject, python: str) -> dict[str, Any]:
+def report_of(adapter: str, python: str) -> dict[str, Any]:
     """The report of all checks, as ``Report.to_dict`` gives it."""
-    found: dict[str, Any] = {}
-    for check in CHECKS:
-        one = _check(subject, python, check)
-        outcomes = [*found.get("outcomes", []), *one["outcomes"]]
-        found = {"name": found.get("name") or one["name"], "version": found.get("version") or one["version"]}
-        found["outcomes"] = outcomes
-    return found
+    found = [_check(adapter, python, check) for check in CHECKS]
+    named = next((one for one in found if one["name"]), found[0])
+    return {**named, "outcomes": [outcome for one in found for outcome in one["outcomes"]]}
 
 
-def _check(subject: Subject, python: str, check: str) -> dict[str, Any]:
-    command = [python, "-m", "asyncdata.testing", subject.adapter, "--check", check, "--json"]
-    paths = os.pathsep.join([str(ROOT), str(PEERS)])
-    environ = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-    print(f"{subject.adapter} {check}", file=sys.stderr, flush=True)
+def _check(adapter: str, python: str, check: str) -> dict[str, Any]:
+    command = [python, "-m", "asyncdata.testing", adapter, "--check", check, "--json"]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    how: dict[str, Any] = {"env": os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{PEERS}"} | offline, "cwd": PEERS}
+    print(f"{adapter} {check}", file=sys.stderr, flush=True)
     try:
-        done = subprocess.run(
-            command, env=environ, cwd=PEERS, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, **how)
         report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        return _failed(check, f"no answer in {LIMIT_S} s")
+        detail = f"no answer in {LIMIT_S} s"
     except (IndexError, ValueError):
         said = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
-        return _failed(check, f"its process ended with status {done.returncode}: {said[-1].strip()}")
+        detail = f"its process ended with status {done.returncode}: {said[-1].strip()}"
+    else:
+        return report
 
-    return report
-
-
-def _failed(check: str, detail: str) -> dict[str, Any]:
     return {"name": "", "version": "", "outcomes": [{"check": check, "result": "failed", "detail": detail}]}
 
 
@@ -81,16 +62,13 @@ def tables(reports: list[dict[str, Any]]) -> str:
     head = ["check", *(report["name"] for report in reports)]
     lines = [_row(head), "|---" * len(head) + "|"]
     for number, check in enumerate(CHECKS):
-        results = [SYMBOLS[report["outcomes"][number]["result"]] for report in reports]
-        lines.append(_row([f"`{check}`", *results]))
-    lines += ["", "Versions:", ""]
-    lines += [f"- {report['name']}: {report['version']}" for report in reports]
+        lines.append(_row([f"`{check}`", *(SYMBOLS[report["outcomes"][number]["result"]] for report in reports)]))
+    lines += ["", "Versions:", "", *(f"- {report['name']}: {report['version']}" for report in reports)]
     lines += ["", "| loader | check | what came |", "|---|---|---|"]
     for report in reports:
         for outcome in report["outcomes"]:
             if outcome["result"] != "passed":
-                is_asked = outcome["result"] == "failed"
-                words = outcome["detail"] if is_asked else f"not applicable: {outcome['detail']}"
+                words = ("" if outcome["result"] == "failed" else "not applicable: ") + outcome["detail"]
                 lines.append(_row([report["name"], f"`{outcome['check']}`", words]))
     return "\n".join(lines)
 
@@ -100,19 +78,17 @@ def _row(cells: list[str]) -> str:
 
 
 def main() -> None:
-    """Run all, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=Path, required=True, metavar="DIR", help="where their environments are kept")
     args = parser.parse_args()
     reports = []
-    for subject in SUBJECTS:
+    for adapter, home in SUBJECTS.items():
         try:
-            python = environment(subject.environment, args.peers) if subject.environment else sys.executable
+            python = environment(home, args.peers) if home else sys.executable
         except AbsentError as reason:
-            print(f"{subject.adapter} is absent: {reason}", file=sys.stderr, flush=True)
-            continue
-
-        reports.append(report_of(subject, python))
+            print(f"{adapter} is absent: {reason}", file=sys.stderr, flush=True)
+        else:
+            reports.append(report_of(adapter, python))
     print(tables(reports))
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ("OURS", "PEERS", "Contestant", "parts_of", "present")
 
-SCRIPTS = Path(__file__).parent / "peers"
+SCRIPT = Path(__file__).parent / "peers" / "loaders.py"
 TIMEOUT_S = 1200
 
 
@@ -24,39 +24,39 @@ class Contestant(NamedTuple):
     """A loader with a tokenizer backend.
 
     :ivar python: of its environment; empty for ours.
-    :ivar script: of its peer; empty for ours.
+    :ivar peer: the class of its peer; empty for ours.
     """
 
     name: str
     label: str
     backend: str = "hf"
     python: str = ""
-    script: str = ""
+    peer: str = ""
 
     def epoch(self, bench: Bench, path: str, num_rows_at_most: int = 0, **more: Any) -> dict[str, float]:
         """An epoch in batches of 32, or its first rows: first batch, steady rate, rate end to end, memory."""
-        if not self.script:
+        if not self.peer:
             return bench.probe("contest", watched=True, num_rows_at_most=num_rows_at_most, **self._ours(bench, path))
 
         return self._run("epoch", bench, path, watched=True, num_rows_at_most=num_rows_at_most, **more)
 
     def paced(self, bench: Bench, path: str, rows_per_s: float, seconds: float) -> dict[str, float]:
         """``called_share``: the part of its time that a trainer which wants so many rows is in calls for them."""
-        if not self.script:
+        if not self.peer:
             return bench.probe("data_wait", rows_per_s=rows_per_s, seconds=seconds, **self._ours(bench, path))
 
         return self._run("paced", bench, path, rows_per_s=rows_per_s, seconds=seconds)
 
     def first_batch(self, bench: Bench, path: str) -> dict[str, float]:
         """Seconds from the first statement to the first batch."""
-        if not self.script:
+        if not self.peer:
             return bench.probe("first_batch", **self._ours(bench, path))
 
         return self._run("first_batch", bench, path)
 
     def save(self, bench: Bench, path: str, state: str, percents: list[int], num_rows: int, folder: str) -> None:
         """States after so many per cent of the rows, ``state.0`` and so on."""
-        if not self.script:
+        if not self.peer:
             bench.probe("make_snapshots", snapshot=state, percents=percents, **self._ours(bench, path))
             return
 
@@ -64,7 +64,7 @@ class Contestant(NamedTuple):
 
     def resume(self, bench: Bench, path: str, state: str, folder: str) -> dict[str, float]:
         """Seconds from the first statement to the first batch after a restore."""
-        if not self.script:
+        if not self.peer:
             return bench.probe("resume", snapshot=state, **self._ours(bench, path))
 
         return self._run("resume", bench, path, folder=folder, state=state)
@@ -82,6 +82,7 @@ class Contestant(NamedTuple):
             settings = {
                 **self._ours(bench, path),
                 "mode": mode,
+                "peer": self.peer,
                 "parts": parts_of(path, bench.num_workers),
                 "folder": f"{scratch}/converted",
                 **settings,
@@ -89,13 +90,13 @@ class Contestant(NamedTuple):
             variables = {
                 "HF_HOME": f"{scratch}/hf",
                 "HF_HUB_OFFLINE": "1",
-                "TOKENIZERS_PARALLELISM": "true" if self.script == "hf_streaming" else "false",
+                "TOKENIZERS_PARALLELISM": "true" if self.peer == "HfStreaming" else "false",
                 "RAYON_NUM_THREADS": str(bench.num_workers),
                 "DATA_OPTIMIZER_CACHE_FOLDER": f"{scratch}/litdata",
                 "DATA_OPTIMIZER_DATA_CACHE_FOLDER": f"{scratch}/litdata",
                 "TMPDIR": scratch,
             }
-            command = [self.python, str(SCRIPTS / f"{self.script}.py"), json.dumps(settings)]
+            command = [self.python, str(SCRIPT), json.dumps(settings)]
             return measured(command, variables, watched=watched, timeout_s=TIMEOUT_S)
 
 
@@ -112,16 +113,16 @@ def parts_of(path: str, num_parts: int) -> list[str]:
 
 OURS = "ours"
 PEERS = {
-    "hf": ("Hugging Face streaming", "hf", "hf_streaming"),
-    **{f"hf {fast}": (f"Hugging Face streaming, {fast}", "hf", "hf_streaming") for fast in FAST_BACKENDS},
-    "torchdata": ("StatefulDataLoader, 2 workers", "torchdata", "torchdata_stateful"),
-    "grain": ("Grain, 2 workers", "grain", "grain_dataset"),
-    "mosaic": ("Mosaic Streaming, 2 workers", "mosaic", "mosaic_streaming"),
-    "mosaic_from_s3": ("Mosaic Streaming", "mosaic", "mosaic_from_s3"),
-    "litdata": ("LitData, 2 workers", "litdata", "litdata_streaming"),
-    "legacy": ("legacy loader, all rows first", "legacy", "legacy"),
+    "hf": ("Hugging Face streaming", "hf", "HfStreaming"),
+    **{f"hf {fast}": (f"Hugging Face streaming, {fast}", "hf", "HfStreaming") for fast in FAST_BACKENDS},
+    "torchdata": ("StatefulDataLoader, 2 workers", "torchdata", "TorchData"),
+    "grain": ("Grain, 2 workers", "grain", "Grain"),
+    "mosaic": ("Mosaic Streaming, 2 workers", "mosaic", "Mosaic"),
+    "mosaic_from_s3": ("Mosaic Streaming", "mosaic", "MosaicFromS3"),
+    "litdata": ("LitData, 2 workers", "litdata", "LitData"),
+    "legacy": ("legacy loader, all rows first", "legacy", "Legacy"),
 }
-"""Name: what it is called, its environment, its script."""
+"""Name: what it is called, its environment, its class in peers/loaders.py."""
 
 
 def present(bench: Bench, *names: str) -> tuple[list[Contestant], dict[str, str]]:

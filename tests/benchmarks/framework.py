@@ -11,7 +11,8 @@ import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.benchmarks.backends import installed
 from tests.benchmarks.inputs import prompts
@@ -21,35 +22,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ("Bench", "Figures", "Goal", "Row", "at_least", "at_most", "ratios", "rounds", "show")
-
 Figures = dict[str, list[float]]
 """Every figure of something measured, by name, a value a round."""
 
 
-@dataclass(frozen=True)
-class Goal:
+class Goal(NamedTuple):
     """What a median must be: ``sign`` is ``<=`` or ``>=``."""
 
     sign: str
     bound: float
 
     def is_reached(self, value: float) -> bool:
-        """Whether it is."""
         return value <= self.bound if self.sign == "<=" else value >= self.bound
 
     def __str__(self) -> str:
         return f"{self.sign} {self.bound:g}"
 
 
-def at_least(bound: float) -> Goal:
-    """The median must not be smaller."""
-    return Goal(">=", bound)
-
-
-def at_most(bound: float) -> Goal:
-    """The median must not be larger."""
-    return Goal("<=", bound)
+at_least, at_most = partial(Goal, ">="), partial(Goal, "<=")
 
 
 @dataclass
@@ -69,22 +59,25 @@ class Row:
     is_reached: bool | None = None
     note: str = ""
 
+    @property
+    def verdict(self) -> str:
+        return {True: "reached", False: "missed", None: ""}[self.is_reached]
+
+    @property
+    def result(self) -> str:
+        return f"{show(self.values)} {self.unit}".strip() if self.values else self.note
+
     def __str__(self) -> str:
-        verdict = {True: "reached", False: "missed", None: ""}[self.is_reached]
-        value = f"{show(self.values)}{' ' + self.unit if self.unit else ''}" if self.values else self.note
-        return f"{self.code:4} {self.what:66} {self.goal:>9}  {value:40} {verdict}".rstrip()
+        return f"{self.code:4} {self.what:66} {self.goal:>9}  {self.result:40} {self.verdict}".rstrip()
 
 
 def show(values: list[float]) -> str:
     """Median, range and number."""
-    if len(values) == 1:
-        return f"{_short(values[0])}"
-
-    return f"{_short(statistics.median(values))} ({_short(min(values))} to {_short(max(values))}, n={len(values)})"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    median, least, most = (
+        f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        for value in (statistics.median(values), min(values), max(values))
+    )
+    return median if len(values) == 1 else f"{median} ({least} to {most}, n={len(values)})"
 
 
 def rounds(*calls: Callable[[], dict[str, float]], num_rounds: int) -> list[Figures]:
@@ -98,7 +91,6 @@ def rounds(*calls: Callable[[], dict[str, float]], num_rounds: int) -> list[Figu
 
 
 def ratios(above: list[float], below: list[float]) -> list[float]:
-    """Round by round."""
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
@@ -119,28 +111,17 @@ class Bench:
     def __init__(
         self, folder: Path, tokenizer: str, peers: Path, large_mb: int, *, quick: bool, draws: bool = False
     ) -> None:
-        self.folder, self.tokenizer, self.peers, self.quick = folder, tokenizer, peers, quick
+        self.folder, self.tokenizer, self.peers, self.quick, self.draws = folder, tokenizer, peers, quick, draws
         self.small_mb, self.fresh_mb, self.large_mb = (5, 20, 100) if quick else (50, 300, large_mb)
-        self.num_rounds = 2 if quick else 5
-        self.num_long_rounds = 1 if quick else 3
-        self.draws = draws
-        self.backends = ["hf", *installed()]
+        self.num_rounds, self.num_long_rounds = (2, 1) if quick else (5, 3)
+        self.fast_backends = installed()
+        self.backends = ["hf", *self.fast_backends]
         self.rows: list[Row] = []
         self.data: dict[str, Any] = {}
-        self._environment = {
-            "XDG_CACHE_HOME": str(folder / "cache"),
-            "TOKENIZERS_PARALLELISM": "false",
-            "RAYON_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
-
-    @property
-    def fast_backends(self) -> list[str]:
-        """Those of this build that are not Hugging Face's."""
-        return self.backends[1:]
+        settings = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        self._environment = {"XDG_CACHE_HOME": str(folder / "cache"), **settings}
 
     def input(self, num_megabytes: int) -> str:
-        """A file of prompts of that size."""
         return str(prompts(self.folder, num_megabytes))
 
     @property
@@ -158,9 +139,9 @@ class Bench:
         """The small one many times."""
         return self.input(self.large_mb)
 
-    def probe(self, name: str, *, watched: bool = False, timeout_s: float = 900, **arguments: Any) -> dict[str, float]:
+    def probe(self, name: str, **arguments: Any) -> dict[str, float]:
         """One measurement of ours in a process of its own."""
-        return self.probe_of("tests.benchmarks.probe", name, watched=watched, timeout_s=timeout_s, **arguments)
+        return self.probe_of("tests.benchmarks.probe", name, **arguments)
 
     def probe_of(
         self, module: str, name: str, *, watched: bool = False, timeout_s: float = 900, **arguments: Any
@@ -171,25 +152,23 @@ class Bench:
         return {key: float(value) for key, value in found.items()}
 
     def report(self, code: str, what: str, values: list[float], unit: str = "", goal: Goal | None = None) -> None:
-        """A row that was measured."""
         verdict = None if goal is None or self.quick else goal.is_reached(statistics.median(values))
         self._add(Row(code, what, unit, values, str(goal or ""), verdict))
 
     def note(self, code: str, what: str, why: str) -> None:
-        """A row that was not."""
         self._add(Row(code, what, note=why))
 
     def _add(self, row: Row) -> None:
         self.rows.append(row)
         print(row, flush=True)
 
+    def kept(self) -> dict[str, Any]:
+        """The figure's rows and data, as JSON has them."""
+        return {"rows": [asdict(row) for row in self.rows], "data": self.data}
+
     def taken(self, measure: Callable[[Bench], None]) -> dict[str, Any]:
-        """Take a figure: its rows and data, and how long it took, as JSON has them."""
+        """Take a figure; and how long it took."""
         self.rows, self.data = [], {}
         began = time.perf_counter()
         measure(self)
-        return {
-            "rows": [asdict(row) for row in self.rows],
-            "data": self.data,
-            "seconds": round(time.perf_counter() - began, 1),
-        }
+        return {**self.kept(), "seconds": round(time.perf_counter() - began, 1)}

@@ -1,7 +1,8 @@
 """Inputs of any size, made from the standard library's docstrings and sources: the same wherever the Python is.
 
 The text is fresh: rows are spans of running words, put together at random, with numbers and words that occur once. A
-tokenizer that remembers words would be too fast on text that repeats itself, and so would its raw limit be.
+tokenizer that remembers words would be too fast on text that repeats itself, and so would its raw limit be. Each file
+is made once, and kept in its folder.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ import sysconfig
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ("MAX_FRESH_MB", "chats", "fuzzed", "long_contexts", "prompts", "words_of_docstrings")
+    from collections.abc import Iterable, Iterator
 
 MAX_FRESH_MB = 500
 """Larger files repeat one of 50 MB: what they are for is their size, and nothing's speed is taken on their text."""
@@ -31,133 +30,126 @@ _SPANS = (2, 22)
 _WORDS = (4, 18)
 """Of a row, and of a span: rows have 860 bytes on average, as the RL prompts of the project's notes."""
 
-
-class _Words(NamedTuple):
-    docstrings: list[str]
-    sources: list[str]
+_MEAN_LOG_WORDS, _SIGMA_LOG_WORDS, _MOST_WORDS = 4.1, 0.9, 1200
+"""Words of a chat for SFT are lognormal: 90 on average, rows of about 800 bytes. No chat is as long as a pack of 4096
+tokens: what the contestants do with those differs."""
 
 
 @cache
-def _words() -> _Words:
+def _words() -> tuple[list[str], list[str]]:
     """The running words of the standard library: of its docstrings, and of its sources."""
     docstrings: list[str] = []
     sources: list[str] = []
-    for path in _modules():
+    root = Path(sysconfig.get_path("stdlib"))
+    left_out = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+    for path in sorted(root.rglob("*.py")):
+        if left_out & set(path.relative_to(root).parts):
+            continue
+
         text = path.read_text(encoding="utf-8", errors="replace")
         sources += text.split()
         tree = ast.parse(text)
         kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
         for node in [tree, *(node for node in ast.walk(tree) if isinstance(node, kinds))]:
             docstrings += (ast.get_docstring(node) or "").split()
-    return _Words(docstrings, sources)
-
-
-def _modules() -> Iterator[Path]:
-    root = Path(sysconfig.get_path("stdlib"))
-    left_out = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
-    for path in sorted(root.rglob("*.py")):
-        if not left_out & set(path.relative_to(root).parts):
-            yield path
-
-
-def words_of_docstrings() -> list[str]:
-    """The running words of the standard library's docstrings."""
-    return _words().docstrings
-
-
-def prompts(folder: Path, num_megabytes: int) -> Path:
-    """A JSONL file of RL prompts of about 860 bytes a row; made once, and kept in ``folder``."""
-    path = folder / f"fresh_{num_megabytes}mb.jsonl"
-    if path.exists():
-        return path
-
-    folder.mkdir(parents=True, exist_ok=True)
-    if num_megabytes > MAX_FRESH_MB:
-        _repeat(prompts(folder, _REPEATED_MB), path, num_megabytes)
-        return path
-
-    rng, size, number = random.Random(0), 0, 0
-    temporary = path.with_suffix(".part")
-    with temporary.open("wb") as file:
-        while size < num_megabytes * 1_000_000:
-            row = {
-                "input": _text(rng),
-                "label": str(number % 97),
-                "metadata": {"number": number, "source": "docstrings"},
-            }
-            size += file.write(json.dumps(row).encode() + b"\n")
-            number += 1
-    temporary.rename(path)
-    return path
+    return docstrings, sources
 
 
 def _text(rng: random.Random) -> str:
-    words, parts = _words(), []
+    docstrings, sources = _words()
+    parts = []
     for _ in range(rng.randrange(*_SPANS)):
-        running = words.sources if rng.random() < _SOURCE_SHARE else words.docstrings
+        running = sources if rng.random() < _SOURCE_SHARE else docstrings
         start, length = rng.randrange(len(running) - _WORDS[1]), rng.randrange(*_WORDS)
         parts += running[start : start + length]
         if rng.random() < _NUMBER_SHARE:
             parts.append(str(rng.randrange(10 ** rng.randrange(1, 8))))
         if rng.random() < _COINED_SHARE:
-            parts.append(_coined(rng, words.docstrings))
+            # The beginning of a word and the end of another: new pieces come up in a text of any length.
+            first, second = rng.choice(docstrings), rng.choice(docstrings)
+            parts.append(first[: rng.randrange(1, len(first) + 1)] + second[rng.randrange(len(second)) :])
     return " ".join(parts)
 
 
-def _coined(rng: random.Random, words: list[str]) -> str:
-    """The beginning of a word and the end of another: new pieces come up in any text, however long it is already."""
-    first, second = rng.choice(words), rng.choice(words)
-    return first[: rng.randrange(1, len(first) + 1)] + second[rng.randrange(len(second)) :]
+def made(path: Path, pieces: Iterable[bytes], num_megabytes: float = float("inf")) -> Path:
+    """The file, of so many bytes at least or of all pieces, if it is not there yet."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary, size = path.with_suffix(".part"), 0
+        with temporary.open("wb") as file:
+            for piece in pieces:
+                size += file.write(piece)
+                if size >= num_megabytes * 1_000_000:
+                    break
+        temporary.rename(path)
+    return path
 
 
-def _repeat(source: Path, path: Path, num_megabytes: int) -> None:
-    data = source.read_bytes()
-    temporary = path.with_suffix(".part")
-    with temporary.open("wb") as file:
-        for _ in range(num_megabytes * 1_000_000 // len(data)):
-            file.write(data)
-    temporary.rename(path)
+def _lines(rows: Iterable[Any]) -> Iterator[bytes]:
+    return (json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def prompts(folder: Path, num_megabytes: int) -> Path:
+    """A JSONL file of RL prompts of about 860 bytes a row."""
+    path, rng = folder / f"fresh_{num_megabytes}mb.jsonl", random.Random(0)
+    if num_megabytes > MAX_FRESH_MB and not path.exists():
+        data = prompts(folder, _REPEATED_MB).read_bytes()
+        return made(path, (data for _ in range(num_megabytes * 1_000_000 // len(data))))
+
+    rows = (
+        {"input": _text(rng), "label": str(number % 97), "metadata": {"number": number, "source": "docstrings"}}
+        for number in count()
+    )
+    return made(path, _lines(rows), num_megabytes)
 
 
 def chats(folder: Path, num_megabytes: int) -> Path:
-    """A JSONL file of chats of four turns, about 1,750 bytes a row; made once, and kept in ``folder``."""
-    path, rng = folder / f"chats_{num_megabytes}mb.jsonl", random.Random(0)
-    if not path.exists():
-        roles = ("user", "assistant", "user", "assistant")
-        rows = ({"messages": [{"role": role, "content": _text(rng)[:800]} for role in roles]} for _ in count())
-        _write(path, rows, num_megabytes)
-    return path
+    """A JSONL file of chats of four turns, about 1,750 bytes a row."""
+    rng, roles = random.Random(0), ("user", "assistant", "user", "assistant")
+    rows = ({"messages": [{"role": role, "content": _text(rng)[:800]} for role in roles]} for _ in count())
+    return made(folder / f"chats_{num_megabytes}mb.jsonl", _lines(rows), num_megabytes)
 
 
 def long_contexts(folder: Path, num_megabytes: int) -> Path:
     """A JSONL file of rows as BABILong's, with contexts of 160,000 characters: more than 32,768 tokens."""
-    path, rng = folder / f"long_{num_megabytes}mb.jsonl", random.Random(0)
-    if not path.exists():
-        question = {"question": "Where is Mary?", "target": "garden"}
-        rows = ({"input": " ".join(_text(rng) for _ in range(200))[:160_000], **question} for _ in count())
-        _write(path, rows, num_megabytes)
-    return path
+    rng, question = random.Random(0), {"question": "Where is Mary?", "target": "garden"}
+    rows = ({"input": " ".join(_text(rng) for _ in range(200))[:160_000], **question} for _ in count())
+    return made(folder / f"long_{num_megabytes}mb.jsonl", _lines(rows), num_megabytes)
 
 
-def _write(path: Path, rows: Iterator[dict[str, Any]], num_megabytes: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, size = path.with_suffix(".part"), 0
-    with temporary.open("wb") as file:
-        while size < num_megabytes * 1_000_000:
-            size += file.write(json.dumps(next(rows)).encode() + b"\n")
-    temporary.rename(path)
+def sft_chats(folder: Path, num_rows: int) -> Path:
+    """A JSONL file of chats for SFT: several turns, lengths as real data has them."""
+    rng = random.Random(0)
+    rows = ({"messages": _messages(rng)} for _ in range(num_rows))
+    return made(folder / f"fresh_chats_{num_rows}.jsonl", _lines(rows))
+
+
+def _messages(rng: random.Random) -> list[dict[str, str]]:
+    """One to four turns: a question, and an answer three times as long; one chat in five has a system message."""
+    words, _ = _words()
+
+    def said(role: str, num_words: int) -> dict[str, str]:
+        start = rng.randrange(len(words) - num_words)
+        return {"role": role, "content": " ".join(words[start : start + max(num_words, 1)])}
+
+    num_words = min(int(rng.lognormvariate(_MEAN_LOG_WORDS, _SIGMA_LOG_WORDS)), _MOST_WORDS)
+    num_turns = rng.randint(1, 4)
+    messages = [said("system", 12)] if rng.random() < 0.2 else []
+    for _ in range(num_turns):
+        messages.append(said("user", num_words // (4 * num_turns)))
+        messages.append(said("assistant", 3 * num_words // (4 * num_turns)))
+    return messages
 
 
 def fuzzed(folder: Path, num_rows: int, special_tokens: list[str]) -> Path:
     """A JSONL file of texts that no one writes: every script, combining marks, broken words, special tokens."""
-    path = folder / f"fuzzed_{num_rows}.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
-    rng = random.Random(0)
-    with path.open("w", encoding="utf-8") as file:
-        for number in range(num_rows):
-            text = "".join(_piece(rng, special_tokens) for _ in range(rng.randrange(1, 40)))
-            file.write(json.dumps({"input": text, "label": str(number)}) + "\n")
-    return path
+    path, rng = folder / f"fuzzed_{num_rows}.jsonl", random.Random(0)
+    path.unlink(missing_ok=True)  # of other special tokens
+    rows = (
+        {"input": "".join(_piece(rng, special_tokens) for _ in range(rng.randrange(1, 40))), "label": str(number)}
+        for number in range(num_rows)
+    )
+    return made(path, _lines(rows))
 
 
 def _piece(rng: random.Random, special_tokens: list[str]) -> str:
@@ -169,7 +161,7 @@ def _piece(rng: random.Random, special_tokens: list[str]) -> str:
         return rng.choice(" \t\n\r'.,-_") * rng.randrange(1, 12)
 
     if kind == 2:
-        return rng.choice(_words().docstrings)
+        return rng.choice(_words()[0])
 
     first, last = (0x20, 0x2FFF) if kind == 3 else (0x20, 0x1FFFF) if kind == 4 else (0x300, 0x36F)
     points = (rng.randrange(first, last) for _ in range(rng.randrange(1, 6)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,13 +17,6 @@ import pytest
 from asyncdata import Document, LengthGrouping, PackedCollator, SoftPacking, XTunerPacking
 from asyncdata.batching.length_grouping import xtuner_order
 from tests.support.peers.checkouts import module_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from asyncdata.batching.packers.base import Pack
-
-__all__ = ("LAWS", "Balance", "Fill", "balance", "costs_of", "fill", "lengths_of", "ours_ordered", "xtuners_ordered")
 
 Lengths = np.ndarray[Any, np.dtype[np.int64]]
 Costs = np.ndarray[Any, np.dtype[np.float64]]
@@ -33,7 +26,7 @@ SEEDS = (0, 1, 2)
 LOOKAHEADS = (100, 1000)
 """XTuner's default for one data set, and of its packing class."""
 
-LAWS: dict[str, Callable[[np.random.Generator, int], Any]] = {
+LAWS: dict[str, Any] = {
     "lognormal": lambda rng, size: rng.lognormal(6.185, 1.0, size),  # mean 800
     "zipf": lambda rng, size: rng.zipf(1.5, size) * 50 - rng.integers(0, 50, size),
     "uniform": lambda rng, size: rng.integers(50, 4097, size),
@@ -56,7 +49,7 @@ class Fill(NamedTuple):
     window: int
 
 
-def soft_packs(lengths: Lengths, max_length: int) -> list[Pack]:
+def soft_packs(lengths: Lengths, max_length: int) -> list[Any]:
     packer = SoftPacking(max_length=max_length).open()
     return packer.extend(lengths, range(len(lengths))) + packer.flush()  # type: ignore[arg-type]
 
@@ -68,23 +61,15 @@ def xtuners_plan(lengths: Lengths, max_length: int, seed: int, lookahead: int = 
 def fill(law: str, max_length: int, seed: int) -> Fill:
     """Ours, beside the better of XTuner's two lookaheads."""
     lengths = lengths_of(law, NUM_SAMPLES, max_length, seed)
-    packs = soft_packs(lengths, max_length)
+    packs, room = soft_packs(lengths, max_length), 100 * lengths.sum() / max_length
     order = np.array([reference for pack in packs for reference, _, _ in pack])
     num_theirs = min(xtuners_plan(lengths, max_length, seed, lookahead).num_packs for lookahead in LOOKAHEADS)
-    room = 100 * lengths.sum() / max_length
-    return Fill(
-        room / len(packs),
-        room / num_theirs,
-        int(np.abs(order - np.arange(len(order))).max()),
-        largest_window(lengths, SoftPacking(max_length=max_length)),
-    )
-
-
-def largest_window(lengths: Lengths, packing: SoftPacking) -> int:
-    """Samples of the longest window that can be: enough samples, and enough tokens."""
-    before = np.concatenate([[0], np.cumsum(lengths)])
+    moved = int(np.abs(order - np.arange(len(order))).max())
+    # The longest window that can be: enough samples, and enough tokens.
+    packing, before = SoftPacking(max_length=max_length), np.concatenate([[0], np.cumsum(lengths)])
     stops = np.searchsorted(before, before[:-1] + (packing.window_tokens or 8 * packing.max_length))
-    return max(packing.window_samples, int((np.minimum(stops, len(lengths)) - np.arange(len(lengths))).max()))
+    window = max(packing.window_samples, int((np.minimum(stops, len(lengths)) - np.arange(len(lengths))).max()))
+    return Fill(room / len(packs), room / num_theirs, moved, window)
 
 
 def costs_of(law: str, num_packs: int, max_length: int, seed: int, *, xtuners: bool = False) -> Costs:
@@ -119,21 +104,17 @@ def balance(costs: Costs, order: Lengths, world_size: int, accumulation: int) ->
 def ours_ordered(costs: Costs, world_size: int, accumulation: int, *, full: bool = True, **settings: Any) -> Lengths:
     """The epoch in our order; ``full``: as after the first windows, which are smaller."""
     grouping, order, first, number = LengthGrouping(**settings), [], 0, 0
+    ranks = {"world_size": world_size, "accumulation": accumulation, "seed": 0, "epoch": 0}
     while first < len(costs):
         steps = grouping.steps_of_window(number + 30 * full, accumulation)
         assert steps is not None
         stop = first + steps * world_size * accumulation
-        some = costs[first:stop].tolist()
-        order.append(
-            first
-            + grouping.order(some, world_size=world_size, accumulation=accumulation, seed=0, epoch=0, window=number)
-        )
+        order.append(first + grouping.order(costs[first:stop].tolist(), **ranks, window=number))
         first, number = stop, number + 1
     return np.concatenate(order)
 
 
 def xtuners_ordered(costs: Costs, world_size: int, accumulation: int) -> Lengths:
-    """The epoch in XTuner's order."""
     return xtuner_order(costs.tolist(), world_size, world_size * accumulation, 0)
 
 
@@ -149,29 +130,25 @@ def report_fill() -> None:
 
 def report_balance() -> None:
     print("\nbalance: mean over slowest rank (per cent), rank 0 over last rank; ours at windows of 16, 32, 64")
+    settings: dict[str, dict[str, Any]] = {str(window): {"window": window} for window in (16, 32, 64)}
+    settings |= {"snake": {"window": 64, "method": "snake"}, "from the start": {"full": False}}
     for law in ("lognormal", "zipf"):
         costs, theirs = (costs_of(law, 7400, 32768, 7, xtuners=xtuners) for xtuners in (False, True))
-        for world_size, accumulation in ((8, 1), (8, 4), (64, 1), (64, 8)):
-            found = [balance(theirs, xtuners_ordered(theirs, world_size, accumulation), world_size, accumulation)]
-            for settings in ({"window": 16}, {"window": 32}, {"window": 64}, {"window": 64, "method": "snake"}):
-                order = ours_ordered(costs, world_size, accumulation, **settings)
-                found.append(balance(costs, order, world_size, accumulation))
-            order = ours_ordered(costs, world_size, accumulation, full=False)
-            found.append(balance(costs, order, world_size, accumulation))
-            names = ("XTuner", "16", "32", "64", "snake", "from the start")
-            figures = (
-                f"{name} {100 * one.efficiency:.2f} {one.first_over_last:.3f}"
-                for name, one in zip(names, found, strict=True)
-            )
-            print(f"{law:10} {world_size:3} ranks, {accumulation} packs a step: " + "; ".join(figures))
+        for ranks in ((8, 1), (8, 4), (64, 1), (64, 8)):
+            found = {"XTuner": balance(theirs, xtuners_ordered(theirs, *ranks), *ranks)}
+            found |= {
+                name: balance(costs, ours_ordered(costs, *ranks, **some), *ranks) for name, some in settings.items()
+            }
+            figures = (f"{name} {100 * one.efficiency:.2f} {one.first_over_last:.3f}" for name, one in found.items())
+            print(f"{law:10} {ranks[0]:3} ranks, {ranks[1]} packs a step: " + "; ".join(figures))
 
 
-def seconds(call: Callable[[], object], rounds: int) -> float:
+def seconds(rounds: int, call: Any, *args: Any) -> float:
     """Of CPU time, the median."""
     times = []
     for _ in range(rounds):
         start = time.process_time()
-        call()
+        call(*args)
         times.append(time.process_time() - start)
     return statistics.median(times)
 
@@ -181,33 +158,26 @@ def report_speed() -> None:
     for law in LAWS:
         for max_length in (4096, 32768):
             lengths = lengths_of(law, 2 * NUM_SAMPLES, max_length, 0)
-            ours = len(lengths) / seconds(lambda: soft_packs(lengths, max_length), 5)  # noqa: B023
-            theirs = len(lengths) / seconds(lambda: xtuners_plan(lengths, max_length, 0), 5)  # noqa: B023
+            ours = len(lengths) / seconds(5, soft_packs, lengths, max_length)
+            theirs = len(lengths) / seconds(5, xtuners_plan, lengths, max_length, 0)
             print(f"{law:10} {max_length:6} ours {ours / 1000:5.0f}k samples/s, plan {theirs / 1000:5.0f}k samples/s")
 
 
 def report_collating() -> None:
     print("\na pack of 32768 tokens to a batch, median of 100")
-    rng = np.random.default_rng(0)
+    rng, collate = np.random.default_rng(0), module_of("xtuner", "v1.datasets.collator").sft_llm_collator
     for num_documents in (1, 41, 1000):
         sizes = np.diff(np.linspace(0, 32760, num_documents + 1).astype(int)).tolist()
         pack = [Document(rng.integers(0, 100_000, size, dtype=np.int32)) for size in sizes]
-        collator = PackedCollator(max_length=32768)
-        ours = 1e6 * seconds(lambda: collator([pack]), 100)  # noqa: B023
-        theirs = 1e6 * seconds(xtuners_collator(pack), 10)
+        items = [{"input_ids": ids, "labels": ids, "num_tokens": len(ids)} for ids in (d.tokens.tolist() for d in pack)]
+        ours = 1e6 * seconds(100, PackedCollator(max_length=32768), [pack])
+        theirs = 1e6 * seconds(10, collate, [items], 32768, 0)
         print(f"{num_documents:5} documents: ours {ours:6.0f} us, XTuner {theirs:6.0f} us, {theirs / ours:.0f} times")
-
-
-def xtuners_collator(pack: list[Document]) -> Callable[[], object]:
-    collate = module_of("xtuner", "v1.datasets.collator").sft_llm_collator
-    items = [{"input_ids": ids, "labels": ids, "num_tokens": len(ids)} for ids in (d.tokens.tolist() for d in pack)]
-    return lambda: collate([items], 32768, 0)
 
 
 REPORTS = {"fill": report_fill, "balance": report_balance, "speed": report_speed, "collating": report_collating}
 
-
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default=",".join(REPORTS), help="which, separated by commas")
     for name in parser.parse_args().only.split(","):
@@ -215,7 +185,3 @@ def main() -> None:
             REPORTS[name]()
         except pytest.skip.Exception as reason:
             print(reason)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,44 +6,33 @@ white and on black.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ("PLOTS", "draw")
+from typing import Any
 
 MAX_RATIO_FOR_MINOR_LABELS = 12
 GREY = "#7f868f"
-COLOURS = {"ours": "#2f81f7", "hf": "#e5892e", "torchdata": "#a371f7", "grain": "#2ea88a", "mosaic": "#d2557f"}
-COLOURS |= {"litdata": "#8c7a5b", "legacy": "#c0483f"}
-LABELS = {
-    "ours": "asyncdata",
-    "hf": "Hugging Face streaming",
-    "torchdata": "StatefulDataLoader",
-    "grain": "Grain",
-    "mosaic": "Mosaic Streaming",
-    "litdata": "LitData",
-    "legacy": "all rows first",
+LOOKS = {
+    "ours": ("asyncdata", "#2f81f7"),
+    "hf": ("Hugging Face streaming", "#e5892e"),
+    "torchdata": ("StatefulDataLoader", "#a371f7"),
+    "grain": ("Grain", "#2ea88a"),
+    "mosaic": ("Mosaic Streaming", "#d2557f"),
+    "litdata": ("LitData", "#8c7a5b"),
+    "legacy": ("all rows first", "#c0483f"),
 }
-STYLE = {
+"""What a contestant is called, and its colour."""
+GREYS = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
+STYLE = dict.fromkeys(GREYS, GREY) | {
     "svg.hashsalt": "asyncdata",
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 10,
-    "text.color": GREY,
-    "axes.labelcolor": GREY,
-    "axes.edgecolor": GREY,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": GREY,
     "grid.alpha": 0.25,
     "legend.frameon": False,
     "lines.marker": "o",
@@ -51,13 +40,10 @@ STYLE = {
 }
 
 
-def _name(contestant: str) -> str:
+def _look(contestant: str) -> tuple[str, str]:
     kind, _, backend = contestant.partition(" ")
-    return LABELS.get(kind, kind) + (f", {backend}" if backend else "")
-
-
-def _colour(contestant: str) -> str:
-    return COLOURS.get(contestant.partition(" ")[0], GREY)
+    name, colour = LOOKS.get(kind, (kind, GREY))
+    return name + (f", {backend}" if backend else ""), colour
 
 
 def throughput(axes: Any, figures: dict[str, Any]) -> None:
@@ -66,77 +52,64 @@ def throughput(axes: Any, figures: dict[str, Any]) -> None:
     for found in figures.get("S4", {}).get("data", {}).values():
         results |= found["small"]
     names = sorted(results, key=lambda name: statistics.median(results[name]["end_to_end_rows_per_s"]))
+    colours = [_look(name)[1] for name in names]
     for offset, key, alpha in ((0.2, "steady_rows_per_s", 0.45), (-0.2, "end_to_end_rows_per_s", 1.0)):
         values = [statistics.median(results[name][key]) for name in names]
-        places = [number + offset for number in range(len(names))]
-        axes.barh(places, values, height=0.38, color=[_colour(name) for name in names], alpha=alpha)
-    axes.set_yticks(range(len(names)), [_name(name) for name in names])
+        axes.barh([number + offset for number in range(len(names))], values, height=0.38, color=colours, alpha=alpha)
+    axes.set_yticks(range(len(names)), [_look(name)[0] for name in names])
     axes.grid(axis="y", visible=False)
-    axes.set_xscale("log")
-    _plain_numbers(axes.xaxis)
+    _logarithmic(axes, "x")
     axes.set_xlabel("rows/s: end to end (full), after the first batch (pale)")
 
 
-def _plain_numbers(*sides: Any) -> None:
-    """100 and 1,000 on a logarithmic axis, not powers of ten; and nothing between where that would be crowded."""
+def _logarithmic(axes: Any, *sides: str) -> None:
+    """With 100 and 1,000 on the axis, not powers of ten; and nothing between where that would be crowded."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
+    plain = FuncFormatter(lambda value, _: f"{value:,.10g}")
     for side in sides:
-        side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-        low, high = side.get_view_interval()
-        few = high / low < MAX_RATIO_FOR_MINOR_LABELS
-        side.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}") if few else NullFormatter())
+        axes.set(**{f"{side}scale": "log"})
+    for axis in (getattr(axes, f"{side}axis") for side in sides):
+        low, high = axis.get_view_interval()
+        axis.set_major_formatter(plain)
+        axis.set_minor_formatter(plain if high / low < MAX_RATIO_FOR_MINOR_LABELS else NullFormatter())
 
 
-def _against_size(axes: Any, sizes: dict[str, dict[str, list[float]]], what: str) -> None:
-    for name, by_size in sizes.items():
-        values = [statistics.median(found) for found in by_size.values()]
-        axes.plot([float(size) for size in by_size], values, color=_colour(name), label=_name(name))
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    _plain_numbers(axes.xaxis, axes.yaxis)
-    axes.set_xlabel("size of the file, MB")
-    axes.set_ylabel(what)
+def _lines(axes: Any, found: dict[str, dict[str, Any]], xlabel: str, ylabel: str, scale: float = 1) -> None:
+    """A line for each contestant; ``scale`` makes per cent of shares."""
+    for contestant, by_place in found.items():
+        places = [scale * float(place) for place in by_place]
+        values = [
+            scale * statistics.median(value if isinstance(value, list) else [value]) for value in by_place.values()
+        ]
+        label, colour = _look(contestant)
+        axes.plot(places, values, color=colour, label=label)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
     axes.legend()
 
 
 def first_batch(axes: Any, figures: dict[str, Any]) -> None:
-    """Lines over the file's size."""
-    _against_size(axes, figures["S5"]["data"]["sizes"], "first batch, s")
+    _lines(axes, figures["S5"]["data"]["sizes"], "size of the file, MB", "first batch, s")
+    _logarithmic(axes, "x", "y")
 
 
 def memory(axes: Any, figures: dict[str, Any]) -> None:
-    """S6: memory of all processes over the size of the file."""
-    _against_size(axes, figures["S6"]["data"]["sizes"], "memory of all processes, MB")
+    _lines(axes, figures["S6"]["data"]["sizes"], "size of the file, MB", "memory of all processes, MB")
+    _logarithmic(axes, "x", "y")
 
 
 def resume(axes: Any, figures: dict[str, Any]) -> None:
-    """Lines over the position."""
-    for name, by_percent in figures["S7"]["data"]["resume"].items():
-        values = [statistics.median(found) for found in by_percent.values()]
-        axes.plot([float(percent) for percent in by_percent], values, color=_colour(name), label=_name(name))
+    _lines(axes, figures["S7"]["data"]["resume"], "resumed at, % of an epoch", "first batch, s")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("resumed at, % of an epoch")
-    axes.set_ylabel("first batch, s")
-    axes.legend()
 
 
 def data_wait(axes: Any, figures: dict[str, Any]) -> None:
-    """Lines over the trainer's rate."""
-    for name, found in figures["S9"]["data"]["by_rate"].items():
-        waits = found["waits"]
-        axes.plot(
-            [100 * float(share) for share in waits],
-            [100 * share for share in waits.values()],
-            color=_colour(name),
-            label=_name(name),
-        )
-    axes.set_xlabel("the trainer's rate, % of the loader's highest")
-    axes.set_ylabel("waiting for data, % of the time")
-    axes.legend()
+    waits = {name: found["waits"] for name, found in figures["S9"]["data"]["by_rate"].items()}
+    _lines(axes, waits, "the trainer's rate, % of the loader's highest", "waiting for data, % of the time", 100)
 
 
-PLOTS: dict[str, tuple[str, Callable[[Any, dict[str, Any]], None]]] = {
+PLOTS: dict[str, tuple[str, Any]] = {
     "throughput": ("S3", throughput),
     "first-batch": ("S5", first_batch),
     "memory": ("S6", memory),
@@ -147,7 +120,6 @@ PLOTS: dict[str, tuple[str, Callable[[Any, dict[str, Any]], None]]] = {
 
 
 def draw(content: dict[str, Any], folder: Path) -> list[Path]:
-    """Every plot whose figures are there."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -156,30 +128,19 @@ def draw(content: dict[str, Any], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, (code, paint) in PLOTS.items():
-        figure = content["figures"].get(code)
-        if figure is None or "failed" in figure:
+        if "data" not in content["figures"].get(code, {}) or "failed" in content["figures"][code]:
             print(f"{name}.svg: not drawn, {code} is not measured")
             continue
 
         with matplotlib.rc_context(STYLE):
             drawing, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
             paint(axes, content["figures"])
-            path = folder / f"{name}.svg"
-            drawing.savefig(path, format="svg", transparent=True, metadata={"Date": None})
+            written.append(folder / f"{name}.svg")
+            drawing.savefig(written[-1], format="svg", transparent=True, metadata={"Date": None})
             pyplot.close(drawing)
-        written.append(path)
-        print(f"{path}: {path.stat().st_size:,} bytes")
+        print(f"{written[-1]}: {written[-1].stat().st_size:,} bytes")
     return written
 
 
-def main() -> None:
-    """Draw them out of a file of results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=Path, help="what the suite wrote")
-    parser.add_argument("folder", type=Path, help="where the plots go")
-    args = parser.parse_args()
-    draw(json.loads(args.results.read_text()), args.folder)
-
-
 if __name__ == "__main__":
-    main()
+    draw(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

@@ -9,22 +9,19 @@ import json
 import sys
 
 PROBES = {
-    "loading": ("contest", "delivered_ids", "first_batch", "first_run", "make_snapshots", "resume", "steady"),
-    "raw": ("load_vocabulary", "raw", "raw_in_processes"),
+    "loading": (
+        *("contest", "delivered_ids", "first_batch", "first_run", "make_snapshots", "resume", "second_epoch", "steady"),
+    ),
+    "tokens": (
+        *("chat_template", "hf_ids", "load_vocabulary", "mismatches", "prove", "raw", "raw_in_processes"),
+        "rendered_chats",
+    ),
     "trainer": ("busy_trainer", "call_cost", "data_wait", "group_calls", "idle_trainer"),
-    "exactness": ("hf_ids", "mismatches", "prove"),
     "remote": ("many_objects", "remote_rate", "remote_wait", "streaming_rate", "streaming_wait"),
-    "cache": ("second_epoch",),
-    "chat": ("chat_template", "rendered_chats"),
 }
 
 
-def main() -> None:
-    """Find the probe, call it, print what it found."""
+if __name__ == "__main__":
     name, arguments = sys.argv[1], json.loads(sys.argv[2])
     module = next(module for module, names in PROBES.items() if name in names)
     print(json.dumps(getattr(importlib.import_module(f"tests.benchmarks.probes.{module}"), name)(**arguments)))
-
-
-if __name__ == "__main__":
-    main()

@@ -7,15 +7,14 @@ once, so that what is left is what the trainer's process does for each row, with
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import threading
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,12 +22,13 @@ from unittest import mock
 import anyio
 import numpy as np
 
+from asyncdata import DataLoader, PromptTokenizeFn, RayExecutor, Shuffle
 from asyncdata.core.messages import Scan, decode_reply, encode
 from asyncdata.workers.inline import InlineExecutor
+from tests.benchmarks.framework import ratios, rounds
 from tests.benchmarks.inputs import prompts
+from tests.benchmarks.watching import measured
 from tests.support.ray_cluster import two_nodes
-
-__all__ = ("main", "measure", "simulated")
 
 _MEGABYTES, _SIMULATED_MEGABYTES = 40, 8
 _BATCH = 1024
@@ -41,39 +41,43 @@ _NUM_SIMULATED = (2, 32, 256)
 _ANSWER_BYTES = (0, 160_000, 640_000, 2_500_000)
 
 
-def measure(path: str, tokenizer: str, way: str, num_rows: int) -> dict[str, float]:
-    """Rows per second after the first batch, and of this process, a row: CPU (us), and bytes in and out of actors."""
-    from asyncdata import DataLoader, PromptTokenizeFn, RayExecutor, Shuffle
+def _function(tokenizer: str) -> Any:
+    return PromptTokenizeFn(tokenizer, label_key="label", tokenizer_backend="hf")
 
+
+def _timed(num_rows: int, take: Any, counts: Any) -> dict[str, float]:
+    """Rows per second, CPU time of this process a row (us), and what else is counted a row."""
+    before, cpu, began = counts(), time.process_time(), time.perf_counter()
+    take()
+    wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+    counted = {name: (number - before[name]) / num_rows for name, number in counts().items()}
+    return {"rows_per_s": num_rows / wall, "cpu_us": cpu / num_rows * 1e6, **counted}
+
+
+def measure(path: str, tokenizer: str, way: str, num_rows: int) -> dict[str, float]:
+    """After the first batches, with the bytes in and out of actors."""
     kind, number = way.split()
-    executor = RayExecutor(num_workers=int(number)) if kind == "actors" else None
-    workers: dict[str, Any] = {"num_workers": int(number)} if executor is None else {"executor": executor}
-    function = PromptTokenizeFn(tokenizer, label_key="label", tokenizer_backend="hf")
+    workers: dict[str, Any] = {"num_workers": int(number)}
+    if kind == "actors":
+        workers = {"executor": RayExecutor(num_workers=int(number))}
     shuffle = Shuffle(window_blocks=_WINDOW_BLOCKS)
-    with DataLoader(path, tokenize_fn=function, timeout_s=600, shuffle=shuffle, **workers) as loader:
-        pool: Any = loader._engine._executor  # noqa: SLF001 - nothing public counts bytes
-        for _ in range(5):  # two windows, and the beginning of the next
-            loader.get_next_batch(_BATCH)
-        before = [getattr(pool, name, 0) for name in ("num_bytes_in", "num_bytes_out")]
-        cpu, began = time.process_time(), time.perf_counter()
-        for _ in range(num_rows // _BATCH):
-            loader.get_next_batch(_BATCH)
-        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
-        num_in, num_out = (
-            getattr(pool, name, 0) - was for name, was in zip(("num_bytes_in", "num_bytes_out"), before, strict=True)
-        )
-    return {
-        "rows_per_s": num_rows / wall,
-        "cpu_us": cpu / num_rows * 1e6,
-        "bytes_in": num_in / num_rows,
-        "bytes_out": num_out / num_rows,
-    }
+    with DataLoader(path, tokenize_fn=_function(tokenizer), timeout_s=600, shuffle=shuffle, **workers) as loader:
+        pool: Any = getattr(loader._engine._executor, "actors", None)  # noqa: SLF001 - nothing public counts bytes
+
+        def take(num_batches: int = num_rows // _BATCH) -> None:
+            for _ in range(num_batches):
+                loader.get_next_batch(_BATCH)
+
+        take(5)  # two windows, and the beginning of the next
+        names = ("num_bytes_in", "num_bytes_out")
+        return _timed(num_rows, take, lambda: {name: getattr(pool, name, 0) for name in names})
 
 
 class RecordedAnswers(InlineExecutor):
     """Answers a scan with samples as a scan of as many blocks was answered before, at once, as an actor would."""
 
     answers_with_samples = True
+    num_workers = 1
 
     def __init__(self, function: Any, num_workers: int) -> None:
         super().__init__(function)
@@ -119,31 +123,19 @@ class RecordedAnswers(InlineExecutor):
 
 def simulated(path: str, tokenizer: str, num_workers: int, num_windows: int = 6) -> dict[str, float]:
     """What the trainer's process does a row, if answers cost nothing."""
-    from asyncdata import DataLoader, PromptTokenizeFn
+    function = _function(tokenizer)
+    pool = RecordedAnswers(function, num_workers)
+    knobs: dict[str, Any] = {"num_workers": 1, "timeout_s": 600, "epochs": num_windows, "buffer_size": 4096}
+    with (
+        mock.patch("asyncdata.loader.engine.executor_of", lambda *_: pool),
+        DataLoader(path, tokenize_fn=function, batch_size=_BATCH, **knobs) as loader,
+    ):
+        num_rows = (num_windows - 1) * sum(len(batch) for batch in loader)  # the first epoch records
 
-    function = PromptTokenizeFn(tokenizer, label_key="label", tokenizer_backend="hf")
-    pools: list[RecordedAnswers] = []
+        def take() -> None:
+            assert num_rows == sum(len(batch) for _ in range(num_windows - 1) for batch in loader)
 
-    def executor_of(*_: Any) -> RecordedAnswers:
-        pools.append(RecordedAnswers(function, num_workers))
-        return pools[0]
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch("asyncdata.loader.engine.executor_of", executor_of))
-        knobs: dict[str, Any] = {"num_workers": 1, "timeout_s": 600, "epochs": num_windows, "buffer_size": 4096}
-        loader = stack.enter_context(DataLoader(path, tokenize_fn=function, batch_size=_BATCH, **knobs))
-        num_rows = sum(len(batch) for batch in loader)  # the first epoch records
-        (pool,) = pools
-        num_bytes, num_requests = pool.num_bytes, pool.num_requests
-        cpu, began = time.process_time(), time.perf_counter()
-        num_rows = sum(len(batch) for _ in range(num_windows - 1) for batch in loader)
-        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
-    return {
-        "rows_per_s": num_rows / wall,
-        "cpu_us": cpu / num_rows * 1e6,
-        "bytes_in": (pool.num_bytes - num_bytes) / num_rows,
-        "rows_per_request": num_rows / max(1, pool.num_requests - num_requests),
-    }
+        return _timed(num_rows, take, lambda: {"num_bytes_in": pool.num_bytes, "num_requests": pool.num_requests})
 
 
 class Answers:
@@ -177,30 +169,25 @@ def cost_of_calls(num_bytes: int, num_calls: int = 100) -> float:
 
 
 def main(folder: str, tokenizer: str, num_rounds: int = 3, num_rows: int = 16 * _BATCH) -> dict[str, Any]:
-    """Prints the figures."""
     path, small = (str(prompts(Path(folder), size)) for size in (_MEGABYTES, _SIMULATED_MEGABYTES))
-    found: dict[str, list[dict[str, float]]] = {}
 
-    def take(name: str, data: str, *words: str) -> None:
-        command = [sys.executable, "-m", "tests.benchmarks.ray_cluster", data, tokenizer, *words]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        found.setdefault(name, []).append(json.loads(done.stdout.splitlines()[-1]))
-        print(name, {key: round(value, 2) for key, value in found[name][-1].items()}, flush=True)
+    def take(data: str, *words: str) -> dict[str, float]:
+        found = measured([sys.executable, "-m", "tests.benchmarks.ray_cluster", data, tokenizer, *words])
+        print(*words, {key: round(value, 2) for key, value in found.items()}, flush=True)
+        return found
 
     with two_nodes() as nodes:
         os.environ["RAY_ADDRESS"] = nodes.address
-        for _ in range(num_rounds):
-            for way in _WAYS:
-                take(way, path, way, str(num_rows))
+        found = rounds(*(partial(take, path, way, str(num_rows)) for way in _WAYS), num_rounds=num_rounds)
         for num_bytes in _ANSWER_BYTES:
             print(f"a call with {num_bytes} bytes: {cost_of_calls(num_bytes):.0f} us", flush=True)
     for number in _NUM_SIMULATED:
-        take(f"answers for {number}", small, "simulated", str(number))
+        take(small, "simulated", str(number))
+    by_way = dict(zip(_WAYS, found, strict=True))
     for number in "12":
-        pairs = zip(found[f"actors {number}"], found[f"processes {number}"], strict=True)
-        ratio = statistics.median(ours["rows_per_s"] / theirs["rows_per_s"] for ours, theirs in pairs)
-        print(f"{number} actors over {number} processes: {ratio:.2f}")
-    return found
+        ours, theirs = (by_way[f"{kind} {number}"]["rows_per_s"] for kind in ("actors", "processes"))
+        print(f"{number} actors over {number} processes: {statistics.median(ratios(ours, theirs)):.2f}")
+    return by_way
 
 
 if __name__ == "__main__":

@@ -10,65 +10,48 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import contextlib
 import json
 import os
 import platform
 import signal
 import sys
 import tempfile
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncdata
 from asyncdata import __version__
+from asyncdata.core.import_path import resolve_path
 from asyncdata.workers.machine import num_usable_cpus
-from tests.benchmarks.figures.cache import token_cache
-from tests.benchmarks.figures.chat import chat_template
-from tests.benchmarks.figures.exactness import exactness
-from tests.benchmarks.figures.labelled import chat_sft, long_context
-from tests.benchmarks.figures.memory import memory
-from tests.benchmarks.figures.mixtures import mixtures
-from tests.benchmarks.figures.order import order
-from tests.benchmarks.figures.packed import packed_sft
-from tests.benchmarks.figures.peers import beside_fast_streaming, beside_streaming
-from tests.benchmarks.figures.recorded import recorded
-from tests.benchmarks.figures.remote import object_store
-from tests.benchmarks.figures.start import first_batch, resume
-from tests.benchmarks.figures.throughput import first_run, scaling, throughput
-from tests.benchmarks.figures.trainer import data_wait, rollouts, trainer_cost
 from tests.benchmarks.framework import Bench, Row
 from tests.benchmarks.watching import MeasurementError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ("FIGURES", "main")
-
-FIGURES: dict[str, Callable[[Bench], None]] = {
-    "S1": exactness,
-    "S2": throughput,
-    "S2b": first_run,
-    "S3": beside_streaming,
-    "S4": beside_fast_streaming,
-    "S5": first_batch,
-    "S6": memory,
-    "S7": resume,
-    "S8": trainer_cost,
-    "S9": data_wait,
-    "S10": token_cache,
-    "S11": order,
-    "S12": scaling,
-    "S13": rollouts,
-    "S14": chat_template,
-    "S15": chat_sft,
-    "S16": packed_sft,
-    "S17": long_context,
-    "S18": object_store,
-    "S19": mixtures,
-    "S20": recorded,
+FIGURES = {
+    "S1": "speed:exactness",
+    "S2": "speed:throughput",
+    "S2b": "speed:first_run",
+    "S3": "peers:beside_streaming",
+    "S4": "peers:beside_fast_streaming",
+    "S5": "peers:first_batch",
+    "S6": "peers:memory",
+    "S7": "peers:resume",
+    "S8": "trainer:trainer_cost",
+    "S9": "trainer:data_wait",
+    "S10": "speed:token_cache",
+    "S11": "speed:order",
+    "S12": "speed:scaling",
+    "S13": "trainer:rollouts",
+    "S14": "sft:chat_template",
+    "S15": "sft:chat_sft",
+    "S16": "sft:packed_sft",
+    "S17": "sft:long_context",
+    "S18": "remote:object_store",
+    "S19": "speed:mixtures",
+    "S20": "speed:recorded",
 }
+"""What takes a figure: a function of a module of :mod:`tests.benchmarks.figures`."""
 LIBRARIES = ("tokenizers", "numpy", "msgspec", "anyio", "gigatoken", "fastokens")
 
 
@@ -77,81 +60,53 @@ class Results:
 
     def __init__(self, path: Path, settings: dict[str, Any], *, resume: bool) -> None:
         self.path = path
+        self.figures: dict[str, Any] = {}
+        versions = {}
+        for name in LIBRARIES:
+            with contextlib.suppress(PackageNotFoundError):
+                versions[name] = version(name)
         self.content: dict[str, Any] = {
             "asyncdata": __version__,
             "python": platform.python_version(),
             "machine": platform.platform(),
             "cpus": num_usable_cpus(),
-            "versions": _versions(),
+            "versions": versions,
             "settings": settings,
-            "figures": {},
+            "figures": self.figures,
         }
-        if resume and path.exists():
-            before = json.loads(path.read_text())
-            if before["settings"] != settings:
-                raise SystemExit(
-                    f"{path} is of other settings, {before['settings']}; name another --json, or no --resume"
-                )
+        before = json.loads(path.read_text()) if resume and path.exists() else {"settings": settings, "figures": {}}
+        if before["settings"] != settings:
+            raise SystemExit(f"{path} is of other settings, {before['settings']}; name another --json, or no --resume")
 
-            self.content["figures"] = before["figures"]
+        self.figures |= before["figures"]
 
     def add(self, code: str, figure: dict[str, Any]) -> None:
         """Keep a figure at once."""
-        self.content["figures"][code] = figure
+        self.figures[code] = figure
         temporary = self.path.with_suffix(".part")
         temporary.write_text(json.dumps(self.content, indent=1))
         temporary.rename(self.path)
 
-    @property
-    def figures(self) -> dict[str, Any]:
-        """Those there are."""
-        found: dict[str, Any] = self.content["figures"]
-        return found
 
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _parser() -> argparse.ArgumentParser:
+def _checked_arguments() -> argparse.Namespace:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "asyncdata_benchmarks"
+    data = Path(os.environ.get("ASYNCDATA_TEST_DATA", "-"), "tokenizers").glob("*/tokenizer.json")
+    tokenizers = [str(path.parent) for path in sorted(data, key=lambda path: (path.stat().st_size, path))]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--tokenizer", metavar="DIR", help="a folder with a real model's tokenizer.json (the largest of the test data)"
-    )
-    parser.add_argument("--folder", metavar="DIR", type=Path, default=folder, help="for inputs: 4 GB (%(default)s)")
-    parser.add_argument("--peers", metavar="DIR", type=Path, help="for the peers' environments: 5 GB (FOLDER/peers)")
-    parser.add_argument("--only", metavar="S,...", default=",".join(FIGURES), help="which figures (all)")
-    parser.add_argument("--quick", action="store_true", help="small inputs, few rounds, no verdicts: does it run?")
-    parser.add_argument("--large-mb", metavar="N", type=int, default=2000, help="size of the large input (%(default)s)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="where results are kept (FOLDER/results.json)")
-    parser.add_argument("--resume", action="store_true", help="measure only what that file does not have yet")
-    parser.add_argument("--plots", metavar="DIR", type=Path, help="draw the plots of what the file has into DIR")
-    return parser
-
-
-def _tokenizer_of_the_test_data() -> str | None:
-    """The largest, where ASYNCDATA_TEST_DATA names a folder with some."""
-    folder = Path(os.environ.get("ASYNCDATA_TEST_DATA", "-")) / "tokenizers"
-    found = sorted(folder.glob("*/tokenizer.json"), key=lambda path: (path.stat().st_size, path))
-    return str(found[-1].parent) if found else None
-
-
-def _checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    add = parser.add_argument
+    words = "a folder with a real model's tokenizer.json (the largest of those of ASYNCDATA_TEST_DATA)"
+    add("--tokenizer", metavar="DIR", default=[None, *tokenizers][-1], help=words)
+    add("--folder", metavar="DIR", type=Path, default=folder, help="for inputs: 4 GB (%(default)s)")
+    add("--peers", metavar="DIR", type=Path, help="for the peers' environments: 5 GB (FOLDER/peers)")
+    add("--only", metavar="S,...", default=",".join(FIGURES), help="which figures (all)")
+    add("--quick", action="store_true", help="small inputs, few rounds, no verdicts: does it run?")
+    add("--large-mb", metavar="N", type=int, default=2000, help="size of the large input (%(default)s)")
+    add("--json", metavar="FILE", type=Path, help="where results are kept (FOLDER/results.json)")
+    add("--resume", action="store_true", help="measure only what that file does not have yet")
+    add("--plots", metavar="DIR", type=Path, help="draw the plots of what the file has into DIR")
     args = parser.parse_args()
-    args.tokenizer = args.tokenizer or _tokenizer_of_the_test_data()
     if args.tokenizer is None:
-        parser.error(
-            "--tokenizer DIR is required where ASYNCDATA_TEST_DATA names none: a folder with a real model's "
-            "tokenizer.json. A vocabulary trained on the spot would be smaller than any that is used"
-        )
-
+        parser.error(f"--tokenizer DIR is required: {words}. A vocabulary trained on the spot would be too small")
     if not (Path(args.tokenizer) / "tokenizer.json").is_file():
         parser.error(f"{args.tokenizer} has no tokenizer.json")
 
@@ -170,20 +125,18 @@ def _checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def _take(bench: Bench, code: str) -> dict[str, Any]:
     """The figure; if something of it fails, what there is of it, and why."""
     try:
-        return bench.taken(FIGURES[code])
+        return bench.taken(resolve_path(f"tests.benchmarks.figures.{FIGURES[code]}"))
     except MeasurementError as error:
         bench.note(code, "not measured to the end", error.last_words)
         print(error, file=sys.stderr)
-        return {"rows": [asdict(row) for row in bench.rows], "data": bench.data, "failed": str(error)}
+        return {**bench.kept(), "failed": str(error)}
 
 
 def main() -> None:
-    """Measure, keep, and sum up."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is being measured ends too
-    args = _checked(_parser())
-    bench = Bench(
-        args.folder, args.tokenizer, args.peers, args.large_mb, quick=args.quick, draws=args.plots is not None
-    )
+    args = _checked_arguments()
+    draws = args.plots is not None
+    bench = Bench(args.folder, args.tokenizer, args.peers, args.large_mb, quick=args.quick, draws=draws)
     settings = {"tokenizer": Path(args.tokenizer).name, "quick": args.quick, "large_mb": bench.large_mb}
     results = Results(args.json, settings, resume=args.resume)
     tempfile.tempdir = str(args.folder)
@@ -193,11 +146,10 @@ def main() -> None:
     for code in args.only:
         if args.resume and "failed" not in results.figures.get(code, {"failed": ""}):
             print(*(Row(**row) for row in results.figures[code]["rows"]), sep="\n", flush=True)
-            continue
-
-        results.add(code, _take(bench, code))
+        else:
+            results.add(code, _take(bench, code))
     _sum_up(results)
-    if args.plots is not None:
+    if draws:
         from tests.benchmarks.plots import draw
 
         draw(results.content, args.plots)
@@ -209,9 +161,7 @@ def _sum_up(results: Results) -> None:
     rows = [Row(**row) for figure in results.figures.values() for row in figure["rows"]]
     with_goal = [row for row in rows if row.is_reached is not None]
     print(f"\n{sum(bool(row.is_reached) for row in with_goal)} of {len(with_goal)} goals reached; in {results.path}")
-    for row in with_goal:
-        if not row.is_reached:
-            print(row)
+    print(*(row for row in with_goal if not row.is_reached), sep="\n")
     seconds = {code: figure.get("seconds") for code, figure in results.figures.items()}
     print("seconds:", ", ".join(f"{code} {value:.0f}" for code, value in seconds.items() if value is not None))
 

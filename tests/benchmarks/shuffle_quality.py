@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.benchmarks.inputs import made
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-__all__ = ("OURS", "deff", "shuffle_quality")
 
 NUM_ROWS, RUN_ROWS, BATCH = 1_000_000, 5_000, 256
 NUM_LABELLINGS = 80
@@ -46,13 +46,10 @@ def shuffle_quality(
     orders["a shuffle buffer of 10,000 rows"] = [_buffer_shuffle(rng) for _ in seeds]
     orders["a full permutation"] = [rng.permutation(NUM_ROWS).astype(np.int32) for _ in seeds]
     tail = NUM_ROWS // 100
-    return {
-        name: (
-            float(np.mean([deff(order, rng) for order in found])),
-            float(np.mean([deff(order[-tail:], rng) for order in found])),
-        )
-        for name, found in orders.items()
-    }
+    means = [
+        [float(np.mean([deff(one[-n:], rng) for one in found])) for n in (NUM_ROWS, tail)] for found in orders.values()
+    ]
+    return {name: (whole, last) for name, (whole, last) in zip(orders, means, strict=True)}
 
 
 def _buffer_shuffle(rng: np.random.Generator, size: int = 10_000) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -68,12 +65,5 @@ def _buffer_shuffle(rng: np.random.Generator, size: int = 10_000) -> np.ndarray[
 
 def _numbered_rows(folder: Path) -> Path:
     """A file of a million rows of 860 bytes, each with its number."""
-    path = folder / "numbered_rows.jsonl"
-    if not path.exists():
-        temporary = path.with_suffix(".part")
-        with temporary.open("wb") as file:
-            for number in range(NUM_ROWS):
-                row = json.dumps({"id": number, "text": ""})
-                file.write((row[:-2] + "x" * (859 - len(row)) + '"}\n').encode())
-        temporary.rename(path)
-    return path
+    rows = (json.dumps({"id": number, "text": ""}) for number in range(NUM_ROWS))
+    return made(folder / "numbered_rows.jsonl", ((row[:-2] + "x" * (859 - len(row)) + '"}\n').encode() for row in rows))

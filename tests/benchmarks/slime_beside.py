@@ -11,11 +11,13 @@ integration was never released.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
-import subprocess
+import queue
 import sys
 import tempfile
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -24,36 +26,29 @@ from typing import Any
 
 from tests.benchmarks.framework import rounds, show
 from tests.benchmarks.inputs import prompts
+from tests.benchmarks.watching import ROOT, measured
 
-ROOT = Path(__file__).parents[2]
 CONTESTANTS = ("slime", "hf", "legacy", "stream")
 GROUPS_PER_ROLLOUT = 32
 SAMPLES_PER_GROUP = 8
+NUM_CALLS = 150
+NONE = ("dump_details", "rollout_max_prompt_len", "multimodal_keys", "buffer_filter_path", "save", "load")
 
 
 def slime_args(path: str, tokenizer: str, **extra: Any) -> SimpleNamespace:
+    columns = {"input_key": "input", "label_key": "label", "metadata_key": "metadata", "tool_key": "tools"}
     return SimpleNamespace(
-        **{
-            "rollout_global_dataset": True,
-            "prompt_data": path,
-            "hf_checkpoint": tokenizer,
-            "dump_details": None,
-            "rollout_max_prompt_len": None,
-            "input_key": "input",
-            "label_key": "label",
-            "metadata_key": "metadata",
-            "tool_key": "tools",
-            "multimodal_keys": None,
-            "apply_chat_template": True,
-            "apply_chat_template_kwargs": {},
-            "rollout_seed": 42,
-            "rollout_shuffle": True,
-            "n_samples_per_prompt": SAMPLES_PER_GROUP,
-            "buffer_filter_path": None,
-            "save": None,
-            "load": None,
-            **extra,
-        }
+        prompt_data=path,
+        hf_checkpoint=tokenizer,
+        rollout_global_dataset=True,
+        apply_chat_template=True,
+        apply_chat_template_kwargs={},
+        rollout_seed=42,
+        rollout_shuffle=True,
+        n_samples_per_prompt=SAMPLES_PER_GROUP,
+        **columns,
+        **dict.fromkeys(NONE),
+        **extra,
     )
 
 
@@ -61,10 +56,6 @@ class HfStreaming:
     """A streaming dataset behind a queue that one thread fills."""
 
     def __init__(self, path: str, tokenizer: str) -> None:
-        import copy
-        import queue
-        import threading
-
         from datasets import load_dataset
         from slime.utils.types import Sample
         from transformers import AutoTokenizer
@@ -73,7 +64,6 @@ class HfStreaming:
         rows = load_dataset("json", data_files=path, split="train", streaming=True)
         rows = rows.shuffle(seed=42, buffer_size=10_000)
         self._queue: queue.Queue[Any] = queue.Queue(1000)
-        self._copy = copy.deepcopy
 
         def fill() -> None:
             while True:
@@ -86,7 +76,7 @@ class HfStreaming:
 
     def get_samples(self, number: int) -> list[list[Any]]:
         prompts_ = [self._queue.get() for _ in range(number)]
-        return [[self._copy(prompt) for _ in range(SAMPLES_PER_GROUP)] for prompt in prompts_]
+        return [[copy.deepcopy(prompt) for _ in range(SAMPLES_PER_GROUP)] for prompt in prompts_]
 
 
 def source(contestant: str, path: str, tokenizer: str) -> Any:
@@ -100,9 +90,8 @@ def source(contestant: str, path: str, tokenizer: str) -> Any:
 
     from asyncdata.integrations.slime import AsyncDataSource
 
-    return AsyncDataSource(
-        slime_args(path, tokenizer, asyncdata_order=contestant, asyncdata_num_workers=2, asyncdata_cache={"folder": ""})
-    )
+    ours = {"asyncdata_order": contestant, "asyncdata_num_workers": 2, "asyncdata_cache": {"folder": ""}}
+    return AsyncDataSource(slime_args(path, tokenizer, **ours))
 
 
 def measure(contestant: str, path: str, tokenizer: str) -> dict[str, float]:
@@ -115,45 +104,32 @@ def measure(contestant: str, path: str, tokenizer: str) -> dict[str, float]:
     import transformers  # noqa: F401
 
     process = psutil.Process()
-    before = process.memory_full_info().uss
-    began = time.perf_counter()
+    before, began = process.memory_full_info().uss, time.perf_counter()
     made = source(contestant, path, tokenizer)
-    made.get_samples(GROUPS_PER_ROLLOUT)
-    first = time.perf_counter() - began
-    times, num_calls = [], 150
-    began = time.perf_counter()
-    for _ in range(num_calls):
-        call = time.perf_counter()
-        made.get_samples(GROUPS_PER_ROLLOUT)
-        times.append(time.perf_counter() - call)
-    wall = time.perf_counter() - began
+
+    def call(number: int = 1) -> float:
+        start = time.perf_counter()
+        for _ in range(number):
+            made.get_samples(GROUPS_PER_ROLLOUT)
+        return time.perf_counter() - start
+
+    call()
+    first, wall = time.perf_counter() - began, call(NUM_CALLS)
     memory = process.memory_full_info().uss - before
     memory += sum(child.memory_full_info().pss for child in process.children(recursive=True))
-    times.sort()
     time.sleep(1.0)  # until what is read ahead is there: what a call costs then is what a rollout pays
-    call = time.perf_counter()
-    made.get_samples(GROUPS_PER_ROLLOUT)
-    ready = time.perf_counter() - call
+    ready = call()
     if hasattr(made, "close"):
         made.close()
-    return {
-        "first_groups_s": first,
-        "memory_mb": memory / 1e6,
-        "samples_per_s": num_calls * GROUPS_PER_ROLLOUT * SAMPLES_PER_GROUP / wall,
-        "ready_call_ms": ready * 1e3,
-    }
+    rate = NUM_CALLS * GROUPS_PER_ROLLOUT * SAMPLES_PER_GROUP / wall
+    return {"first_groups_s": first, "memory_mb": memory / 1e6, "samples_per_s": rate, "ready_call_ms": ready * 1e3}
 
 
 def probe(contestant: str, path: str, tokenizer: str) -> dict[str, float]:
     command = [sys.executable, "-m", "tests.benchmarks.slime_beside", "--one", contestant, path, tokenizer]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ['ASYNCDATA_SLIME']}", "HF_HUB_OFFLINE": "1"}
+    environment = {"PYTHONPATH": f"{ROOT}:{os.environ['ASYNCDATA_SLIME']}", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as cache:
-        environment |= {"HF_DATASETS_CACHE": cache}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{contestant} failed:\n{done.stderr}")
-
-    return json.loads(done.stdout.splitlines()[-1])
+        return measured(command, environment | {"HF_DATASETS_CACHE": cache}, timeout_s=3600)
 
 
 def main() -> None:
@@ -168,8 +144,7 @@ def main() -> None:
     for size in args.mb:
         path = str(prompts(args.folder, size))
         calls = [partial(probe, name, path, args.tokenizer) for name in CONTESTANTS]
-        results = rounds(*calls, num_rounds=args.rounds)
-        for name, result in zip(CONTESTANTS, results, strict=True):
+        for name, result in zip(CONTESTANTS, rounds(*calls, num_rounds=args.rounds), strict=True):
             table[f"{name} {size} MB"] = result
             print(f"{size:6} MB {name:8}", *(f"{key} {show(values)}" for key, values in result.items()), sep="  ")
     if args.json:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from tests.support.http_server import Request, Response
 
-__all__ = ("slow_hub",)
-
 
 @contextmanager
 def slow_hub(path: str, delay_s: float) -> Iterator[tuple[str, str, dict[str, str]]]:
@@ -43,7 +41,6 @@ def slow_hub(path: str, delay_s: float) -> Iterator[tuple[str, str, dict[str, st
 
 
 def main() -> None:
-    """Serve until the input ends."""
     data, delay_s = Path(sys.argv[1]).read_bytes(), float(sys.argv[2])
 
     async def late(request: Request) -> Response:

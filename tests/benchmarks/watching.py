@@ -15,14 +15,9 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-__all__ = ("ROOT", "MeasurementError", "measured", "tree_pss", "watch")
 
 ROOT = Path(__file__).parents[2]
 LOOK_EVERY_S, LOOKING_SHARE = 0.2, 0.02
@@ -34,37 +29,30 @@ class MeasurementError(Exception):
 
     @property
     def last_words(self) -> str:
-        """The last line of it."""
         return next((line for line in reversed(str(self).splitlines()) if line.strip()), "")[:120]
 
 
-def tree_pss(root: psutil.Process) -> int:
+def _tree_pss(root: psutil.Process) -> int:
     """Proportional set size of a process and all its children, in bytes."""
     total = 0
     for process in [root, *root.children(recursive=True)]:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # ended since, or about to
             total += process.memory_full_info().pss
-        except (psutil.NoSuchProcess, psutil.AccessDenied):  # ended since, or about to
-            continue
     return total
 
 
-def watch(process: subprocess.Popen[str], peak: list[int], done: threading.Event) -> None:
-    """Keep the largest of :func:`tree_pss`."""
+def _watch(pid: int, peak: list[int], done: threading.Event) -> None:
     pause_s = LOOK_EVERY_S
-    while not done.wait(pause_s):
-        began = time.perf_counter()
-        try:
-            peak[0] = max(peak[0], tree_pss(psutil.Process(process.pid)))
-        except psutil.NoSuchProcess:
-            return
-
-        pause_s = max(LOOK_EVERY_S, (time.perf_counter() - began) / LOOKING_SHARE)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while not done.wait(pause_s):
+            began = time.perf_counter()
+            peak[0] = max(peak[0], _tree_pss(psutil.Process(pid)))
+            pause_s = max(LOOK_EVERY_S, (time.perf_counter() - began) / LOOKING_SHARE)
 
 
 def measured(
-    command: Sequence[str],
-    environment: Mapping[str, str] | None = None,
+    command: list[str],
+    environment: dict[str, str] | None = None,
     *,
     watched: bool = False,
     timeout_s: float = 900,
@@ -79,7 +67,7 @@ def measured(
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, **options) as process,
     ):
-        watcher = threading.Thread(target=watch, args=(process, peak, done))
+        watcher = threading.Thread(target=_watch, args=(process.pid, peak, done))
         if watched:
             watcher.start()
         try:

@@ -27,45 +27,54 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.chats import chats
-from tests.benchmarks.framework import rounds, show
+from tests.benchmarks.framework import ratios, rounds, show
 from tests.benchmarks.watching import measured
 
 SIDES = ("xtuner", "ours")
 MAX_LENGTH = 4096
-TIMEOUT_S = 3600
+KEYS = {
+    "first_batch_s": "first batch, s",
+    "loaded_s": "of which imports and tokenizer, s",
+    "cpu_s": "CPU of the whole process tree, s",
+    "peak_pss_mb": "whole process tree at its highest, MB",
+}
+EPOCH_KEYS = KEYS | {
+    "epoch_s": "a whole epoch, from the first statement, s",
+    "samples_per_s": "samples/s of it",
+    "tokens_per_s": "tokens/s of it",
+    "samples_per_s_after_first": "samples/s after the first batch",
+    "samples": "samples",
+    "tokens": "tokens",
+    "packs": "packs",
+    "fill": "tokens over room in packs",
+}
 
 
 def probe(side: str, **settings: Any) -> dict[str, float]:
-    """One side once."""
+    """One side once; and what the figures of a whole epoch come to."""
     command = [sys.executable, "-m", "tests.benchmarks.xtuner_probe", side, json.dumps(settings)]
     environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = measured(command, environment, watched=True, timeout_s=TIMEOUT_S)
+    found = measured(command, environment, watched=True, timeout_s=3600)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return found | {"cpu_s": cpu_s}
+    found["cpu_s"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    if "epoch_s" in found:
+        found["samples_per_s"] = found["samples"] / found["epoch_s"]
+        found["tokens_per_s"] = found["tokens"] / found["epoch_s"]
+        found["samples_per_s_after_first"] = found["samples"] / (found["epoch_s"] - found["first_batch_s"])
+        found["fill"] = found["tokens"] / (found["packs"] * MAX_LENGTH)
+    return found
 
 
-def epoch(side: str, **settings: Any) -> dict[str, float]:
-    """One side once, through a whole epoch; and what its figures come to."""
-    found = probe(side, epoch=True, **settings)
-    after = found["epoch_s"] - found["first_batch_s"]
-    return found | {
-        "samples_per_s": found["samples"] / found["epoch_s"],
-        "tokens_per_s": found["tokens"] / found["epoch_s"],
-        "samples_per_s_after_first": found["samples"] / after,
-        "fill": found["tokens"] / (found["packs"] * MAX_LENGTH),
-    }
-
-
-def beside(title: str, calls: list[Any], num_rounds: int, keys: dict[str, str]) -> dict[str, dict[str, list[float]]]:
+def beside(title: str, num_rounds: int, keys: dict[str, str], **settings: Any) -> dict[str, dict[str, list[float]]]:
     """Run the sides in turn and print what ``keys`` name; ratios are of the medians' own rounds."""
+    calls = [partial(probe, side, **settings) for side in SIDES]
     results = dict(zip(SIDES, rounds(*calls, num_rounds=num_rounds), strict=True))
     print(f"\n{title}, median (range) of {num_rounds}")
     for key, label in keys.items():
         theirs, ours = (results[side][key] for side in SIDES)
-        ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
-        print(f"  {label:44} xtuner {show(theirs):26} ours {show(ours):26} ratio {show(ratios)}", flush=True)
+        ratio = show(ratios(theirs, ours))
+        print(f"  {label:44} xtuner {show(theirs):26} ours {show(ours):26} ratio {ratio}", flush=True)
     return results
 
 
@@ -81,36 +90,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     settings = {"tokenizer": args.tokenizer, "max_length": MAX_LENGTH, "num_workers": args.num_workers}
-
-    path = str(chats(args.folder, args.rows))
-    calls = [partial(probe, side, path=path, **settings) for side in SIDES]
-    keys = {
-        "first_batch_s": "first batch, s",
-        "loaded_s": "of which imports and tokenizer, s",
-        "cpu_s": "CPU of the whole process tree, s",
-        "peak_pss_mb": "whole process tree at its highest, MB",
-    }
     table: dict[str, Any] = {
         "python": platform.python_version(),
         "machine": platform.platform(),
         "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "datasets", "numpy")},
         "settings": settings | {"rows": args.rows, "epoch_rows": args.epoch_rows},
-        "first_batch": beside(f"first batch of {args.rows} rows", calls, args.rounds, keys),
     }
+    path = str(chats(args.folder, args.rows))
+    table["first_batch"] = beside(f"first batch of {args.rows} rows", args.rounds, KEYS, path=path, **settings)
     if args.epoch_rows:
-        path = str(chats(args.folder, args.epoch_rows))
-        calls = [partial(epoch, side, path=path, **settings) for side in SIDES]
-        keys |= {
-            "epoch_s": "a whole epoch, from the first statement, s",
-            "samples_per_s": "samples/s of it",
-            "tokens_per_s": "tokens/s of it",
-            "samples_per_s_after_first": "samples/s after the first batch",
-            "samples": "samples",
-            "tokens": "tokens",
-            "packs": "packs",
-            "fill": "tokens over room in packs",
-        }
-        table["epoch"] = beside(f"an epoch of {args.epoch_rows} rows", calls, args.epoch_rounds, keys)
+        settings |= {"path": str(chats(args.folder, args.epoch_rows)), "epoch": True}
+        table["epoch"] = beside(f"an epoch of {args.epoch_rows} rows", args.epoch_rounds, EPOCH_KEYS, **settings)
     if args.json:
         args.json.write_text(json.dumps(table, indent=1))
 

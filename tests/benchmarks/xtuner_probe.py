@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import time
+from tests.benchmarks.clock import seconds  # isort: skip - the clock starts before anything else
 
-_BEGAN = time.perf_counter()
-
-import importlib  # noqa: E402 - the clock starts before anything else
-import json  # noqa: E402
-import logging  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
-import tempfile  # noqa: E402
-from functools import partial  # noqa: E402
-from itertools import islice  # noqa: E402
-from pathlib import Path  # noqa: E402
-from types import ModuleType  # noqa: E402
-from typing import TYPE_CHECKING, Any  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+import importlib
+import json
+import logging
+import os
+import sys
+import tempfile
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 SEED = 42
-
-
-def seconds() -> float:
-    """Since this process's first statement."""
-    return time.perf_counter() - _BEGAN
-
-
-# Theirs
 
 
 def load_xtuner(folder: Path) -> None:
@@ -38,14 +25,8 @@ def load_xtuner(folder: Path) -> None:
     What is stood in for: mmengine, which is not installed, says rank 0 and has no barrier; loguru is logging; cyclopts
     only decorates command-line options. All that is measured is XTuner's own.
     """
-    root = folder / "xtuner" / "v1"
-    for package, path in (
-        ("xtuner", root.parent),
-        ("xtuner.v1", root),
-        ("xtuner.v1.datasets", root / "datasets"),
-        ("xtuner.v1.utils", root / "utils"),
-    ):
-        _module(package, __path__=[str(path)])
+    for package in ("xtuner", "xtuner.v1", "xtuner.v1.datasets", "xtuner.v1.utils"):
+        _module(package, __path__=[str(folder.joinpath(*package.split(".")))])
     logger = logging.getLogger("xtuner")
     logger.setLevel(logging.ERROR)
     logs = {"get_logger": lambda *args: logger, "log_rank0": logger}
@@ -88,14 +69,8 @@ class Theirs:
         function = OpenaiTokenizeFunction(engine, chat_template="qwen3", max_length=max_length)
         dataset = JsonlDataset(path, tokenize_fn=function, cache_dir=cache)
         self.indexed_s = seconds()
-        packs = ExpandSoftPackDataset(
-            [dataset],
-            pack_max_length=max_length,
-            global_pack=True,
-            pack_extra_buffer_size=100,
-            pack_workers=num_workers,
-            seed=SEED,
-        )
+        packing = {"pack_max_length": max_length, "global_pack": True, "pack_extra_buffer_size": 100, "seed": SEED}
+        packs = ExpandSoftPackDataset([dataset], pack_workers=num_workers, **packing)
         self._loader = Dataloader(
             packs,
             batch_size=1,
@@ -105,22 +80,14 @@ class Theirs:
             multiprocessing_context="fork" if num_workers else None,
             persistent_workers=num_workers > 0,
         )
-        self._num_samples, self._num_tokens = len(dataset), int(dataset.num_tokens.sum())
-        self._num_packs = len(packs)
+        # Of a whole epoch, which has each pack once, as its global batch is one pack.
+        self.counts = {"samples": len(dataset), "tokens": int(dataset.num_tokens.sum()), "packs": len(packs)}
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Any:
         return iter(self._loader)
-
-    def counts(self, num_batches: int) -> dict[str, int]:
-        """Of a whole epoch, which has each pack once, as its global batch is one pack."""
-        assert num_batches == self._num_packs
-        return {"samples": self._num_samples, "tokens": self._num_tokens, "packs": num_batches}
 
     def close(self) -> None:
         """Its workers are daemons."""
-
-
-# Ours
 
 
 class Ours:
@@ -139,36 +106,28 @@ class Ours:
         from asyncdata import ChatTokenizeFn, DataLoader, LengthGrouping, PackedCollator, SoftPacking
 
         self.loaded_s = self.indexed_s = seconds()
-        self._num_samples = self._num_tokens = 0
+        self.counts = {"samples": 0, "tokens": 0, "packs": 0}
+        knobs: dict[str, Any] = {"batch_size": 1, "num_workers": num_workers, "seed": SEED, "epochs": 1}
         self._loader = DataLoader(
             path,
             tokenize_fn=ChatTokenizeFn(tokenizer, max_length=max_length, tokenizer_backend=backend),
             packing=SoftPacking(max_length=max_length),
             length_grouping=LengthGrouping(),
             collate_fn=PackedCollator(max_length=max_length),
-            batch_size=1,
-            num_workers=num_workers,
-            seed=SEED,
-            epochs=1,
             cache={"folder": cache, "tokens": caches_tokens},
+            **knobs,
         )
+        self.close = self._loader.close
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Any:
         for batch in self._loader:
-            self._num_samples += int(batch["seq_idx"].max()) + 1
-            self._num_tokens += batch["input_ids"].size - batch["num_padding"]
+            self.counts["samples"] += int(batch["seq_idx"].max()) + 1
+            self.counts["tokens"] += batch["input_ids"].size - batch["num_padding"]
+            self.counts["packs"] += 1
             yield batch
 
-    def counts(self, num_batches: int) -> dict[str, int]:
-        """Of the batches of an epoch."""
-        return {"samples": self._num_samples, "tokens": self._num_tokens, "packs": num_batches}
 
-    def close(self) -> None:
-        """Stop the workers."""
-        self._loader.close()
-
-
-SIDES: dict[str, type[Theirs | Ours]] = {"xtuner": Theirs, "ours": Ours}
+SIDES: dict[str, Any] = {"xtuner": Theirs, "ours": Ours}
 
 
 def steady(side: str, cache: str, num_warm: int, num_batches: int, **settings: Any) -> dict[str, float]:
@@ -195,8 +154,9 @@ def measure(side: str, epoch: bool = False, **settings: Any) -> dict[str, float]
         next(batches)
         found: dict[str, float] = {"first_batch_s": seconds(), "loaded_s": made.loaded_s, "indexed_s": made.indexed_s}
         if epoch:
-            found |= made.counts(1 + sum(1 for _ in batches))
-            found["epoch_s"] = seconds()
+            num_batches = 1 + sum(1 for _ in batches)
+            found |= {"epoch_s": seconds(), **made.counts}
+            assert num_batches == found["packs"]
         made.close()
     return found
 

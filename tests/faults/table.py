@@ -14,14 +14,8 @@ from tests.support.figures import Figure, table
 
 
 def figures_of(path: Path) -> list[Figure]:
-    """What a run has found."""
     return msgspec.convert(msgspec.json.decode(path.read_bytes())["figures"], list[Figure])
 
 
-def main(paths: list[str]) -> None:
-    """The table of all files together."""
-    sys.stdout.write(table([figure for path in paths for figure in figures_of(Path(path))]) + "\n")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.stdout.write(table([figure for path in sys.argv[1:] for figure in figures_of(Path(path))]) + "\n")

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import pytest
 
 from asyncdata import AsyncDataLoader, Cache, DataLoader, LoaderClosedError, SoftPacking
-from tests.faults.support.cancelling import MOMENTS, WAYS, Ended, cancelled_at, num_tasks
-from tests.support.faults import num_rounds, say, until
+from asyncdata.core.callbacks import no_op
+from tests.support.faults import num_rounds, until
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Generator
     from pathlib import Path
 
-pytest.importorskip("trio")
+    Call = Callable[[], Coroutine[Any, Any, Any]]
+
+trio = pytest.importorskip("trio")
 pytest.importorskip("uvloop")
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
@@ -28,8 +31,127 @@ pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 ROUNDS = num_rounds(quick=4, full=40)
 """Cancelled calls at each point, moment and way."""
 POINTS = (0, 1, 2, 5)
+MOMENTS = ("when it begins to wait", "when it is about to go on")
+WAYS = {
+    "asyncio, task.cancel()": ("asyncio", {}),
+    "uvloop, task.cancel()": ("asyncio", {"use_uvloop": True}),
+    "asyncio, scope": ("asyncio", {}),
+    "trio, scope": ("trio", {}),
+}
+"""How a call may be cancelled, and the backend that it takes."""
 NUM_ROWS = 400
-EPOCHS = 2
+
+pytestmark.append(pytest.mark.parametrize("way", WAYS))
+
+
+class Cut:
+    """Awaits ``coroutine``, and calls ``cancel`` at one of its awaits.
+
+    :param point: the number of the await, from 0; those that need not wait do not count.
+    :param is_late: whether it is the second of :data:`MOMENTS`, when its result is there and it has not seen it yet:
+        what was handed over then is lost if anybody takes it for received.
+    :param on_wait: called at each await.
+    :ivar num_awaits: so many there have been.
+    """
+
+    def __init__(self, coroutine: Any, point: int, on_wait: Callable[[], object], *, is_late: bool) -> None:
+        self.num_awaits = 0
+        self.cancel: Callable[[], object] = no_op
+        self._coroutine, self._point, self._on_wait, self._is_late = coroutine, point, on_wait, is_late
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        result, error = None, None
+        while True:
+            try:
+                wanted = self._coroutine.send(result) if error is None else self._coroutine.throw(error)
+            except StopIteration as stop:
+                return stop.value
+
+            is_here = self.num_awaits == self._point
+            self.num_awaits += 1
+            self._on_wait()
+            if is_here:
+                self._cancel_at(wanted)
+            result = error = None
+            try:
+                result = yield wanted
+            except BaseException as raised:
+                error = raised
+            if is_here and self._is_late and not isinstance(wanted, asyncio.Future | None):  # trio
+                self.cancel()
+
+    def _cancel_at(self, wanted: Any) -> None:
+        if not self._is_late:
+            self.cancel()
+        elif isinstance(wanted, asyncio.Future):
+            wanted.add_done_callback(lambda _: self.cancel())  # before the task's own, which is added after it
+        elif wanted is None:
+            asyncio.get_running_loop().call_soon(self.cancel)
+
+
+class Ended(NamedTuple):
+    """How a call ended.
+
+    :ivar was_cut: whether it was cancelled; then it has no result.
+    :ivar is_over: whether it had fewer awaits than it was to be cancelled at.
+    """
+
+    result: Any
+    was_cut: bool
+    is_over: bool
+
+
+async def cancelled_at(
+    point: int, moment: str, way: str, coroutine: Any, on_wait: Callable[[], object] = no_op
+) -> Ended:
+    """Cancel the coroutine there, and wait for its end; ``on_wait`` is called at each of its awaits.
+
+    :raises TimeoutError: if it does not end.
+    """
+    cut = Cut(coroutine, point, on_wait, is_late=moment == MOMENTS[1])
+    result, was_cut = None, True
+
+    async def call() -> Any:
+        return await cut
+
+    if way.endswith("scope"):
+        with anyio.fail_after(NEVER_S), anyio.CancelScope() as scope:
+            cut.cancel = scope.cancel
+            result, was_cut = await call(), False
+    else:
+        task = asyncio.ensure_future(call())
+        cut.cancel = task.cancel
+        done, _ = await asyncio.wait({task}, timeout=NEVER_S)
+        if not done:
+            raise TimeoutError("a cancelled call hangs")
+
+        if not task.cancelled():
+            result, was_cut = task.result(), False
+    return Ended(result, was_cut, cut.num_awaits <= point)
+
+
+async def cut_everywhere(way: str, call: Call) -> int:
+    """Cancel a fresh call at each of its awaits, one after the other; how often it was."""
+    num_cut = 0
+    for moment in MOMENTS:
+        for point in itertools.count():
+            ended = await cancelled_at(point, moment, way, call())
+            num_cut += ended.was_cut
+            if ended.is_over:
+                break
+    return num_cut
+
+
+def num_tasks(way: str) -> int:
+    return trio.lowlevel.current_statistics().tasks_living if way.startswith("trio") else len(asyncio.all_tasks())
+
+
+def run(way: str, main: Call) -> Any:
+    backend, options = WAYS[way]
+    return anyio.run(main, backend=backend, backend_options=options)
+
+
+# The loader, and how it is called
 
 
 def ids(samples: list[Any]) -> list[Any]:
@@ -37,23 +159,22 @@ def ids(samples: list[Any]) -> list[Any]:
     return [ids(item) if isinstance(item, list) else (int(item.tokens[0]), len(item.tokens)) for item in samples]
 
 
+def packed(across_epochs: bool, **knobs: Any) -> dict[str, Any]:
+    packing = SoftPacking(max_length=256, window_samples=16, across_epochs=across_epochs)
+    return {"batch_size": 3, "collate_fn": ids, "packing": packing, **knobs}
+
+
 KNOBS: dict[str, dict[str, Any]] = {
     "get_next_batch": {},
     "get_samples": {"n_samples_per_prompt": 2},
     "async for": {"batch_size": 30, "collate_fn": ids},
-    "async for, packed": {
-        "batch_size": 3,
-        "collate_fn": ids,
-        "packing": SoftPacking(max_length=256, window_samples=16, across_epochs=True),
-    },
-    "async for, planned": {
-        "batch_size": 3,
-        "collate_fn": ids,
-        "shuffle": "full",
-        "cache": {"folder": ""},
-        "plan_packs": True,
-        "packing": SoftPacking(max_length=256, window_samples=16, across_epochs=False),
-    },
+    "async for, packed": packed(across_epochs=True),
+    "async for, planned": packed(across_epochs=False, shuffle="full", cache={"folder": ""}, plan_packs=True),
+}
+
+ASKS = {
+    "get_next_batch": lambda loader: loader.get_next_batch(60),
+    "get_samples": lambda loader: loader.get_samples(30),
 }
 
 
@@ -69,42 +190,26 @@ class Gate:
 
 
 class Caller:
-    """Asks one loader in one way."""
-
     def __init__(self, loader: Any, what: str) -> None:
         self._loader = loader
         self._what = what
         self._loop: Any = None
 
-    def call(self) -> Coroutine[Any, Any, Any]:
-        """The call; it wants more than is read ahead."""
-        if self._what == "get_next_batch":
-            return self._loader.get_next_batch(60)
-
-        if self._what == "get_samples":
-            return self._loader.get_samples(30)
+    async def call(self) -> Any:
+        """What is compared of a call that wants more than is read ahead."""
+        if self._what in ASKS:
+            return ids(await ASKS[self._what](self._loader))
 
         if self._loop is None:
             self._loop = aiter(self._loader)
-        return self._next(self._loop)
-
-    async def _next(self, loop: Any) -> Any:
         try:
-            return await loop.__anext__()
+            return [await self._loop.__anext__()]
         except StopAsyncIteration:
-            return None
-
-    def take(self, result: Any) -> list[Any]:
-        """What came of a call, as it is compared."""
-        if not self._what.startswith("async for"):
-            return ids(result)
-
-        if result is None:
             self._loop = None
-        return [result]
+            return [None]
 
 
-def make(face: type[Any], path: Path, what: str, **knobs: Any) -> Any:
+def make(face: type[Any], path: Path, what: str = "get_next_batch", **knobs: Any) -> Any:
     settings = {"tokenize_fn": id_and_text, "shuffle": SHUFFLE, "buffer_size": 20, "timeout_s": NEVER_S, "epochs": None}
     return face(path, **settings | {"num_workers": 0} | knobs | KNOBS[what])
 
@@ -114,64 +219,42 @@ def expected(path: Path, what: str, number: int) -> list[Any]:
     found: list[Any] = []
     with make(DataLoader, path, what) as loader:
         while len(found) < number:
-            if what == "get_next_batch":
-                found += ids(loader.get_next_batch(60))
-            elif what == "get_samples":
-                found += ids(loader.get_samples(30))
-            else:
-                found += [*loader, None]
+            found += ids(ASKS[what](loader)) if what in ASKS else [*loader, None]
     return found[:number]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("what", KNOBS)
-def test_cancelled_at_any_await_a_call_has_consumed_nothing(tmp_path, what, way):
-    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
+
+@pytest.mark.parametrize("what", KNOBS)
+def test_cancelled_at_any_await_a_call_has_consumed_nothing(path, what, way):
     async def main() -> tuple[list[Any], int, int]:
         found: list[Any] = []
         gate, num_cut = Gate(), 0
         async with make(AsyncDataLoader, path, what, tokenize_fn=gate) as loader:
             caller, before = Caller(loader, what), num_tasks(way)
-            for point, moment in itertools.product(POINTS, MOMENTS):
-                for _ in range(ROUNDS):
-                    ended = await cancelled_at(point, moment, way, caller.call(), gate.is_open.set)
-                    gate.is_open.clear()
-                    num_cut += ended.was_cut
-                    found += [] if ended.was_cut else caller.take(ended.result)
+            for point, moment, _ in itertools.product(POINTS, MOMENTS, range(ROUNDS)):
+                ended = await cancelled_at(point, moment, way, caller.call(), gate.is_open.set)
+                gate.is_open.clear()
+                num_cut += ended.was_cut
+                found += ended.result or []
             leaked = num_tasks(way) - before
             gate.is_open.set()
-            found += caller.take(await caller.call())
+            found += await caller.call()
         return found, num_cut, leaked
 
-    backend, options = WAYS[way]
-    found, num_cut, leaked = anyio.run(main, backend=backend, backend_options=options)
-    wanted = expected(path, what, len(found))
-    assert found == wanted
+    found, num_cut, leaked = run(way, main)
+    assert found == expected(path, what, len(found))
     assert leaked == 0
     assert num_cut >= ROUNDS // 2, "hardly any call was cancelled: this tests nothing"
     record("R8", f"{what}, {way}", cancels=num_cut, lost=0, repeated=0, leaked_tasks=leaked, hangs=0)
-    say(f"{what}, cancelled by {way}: {num_cut} times, and {len(found)} delivered are D")
 
 
-async def cut_everywhere(way: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> int:
-    """Cancel a fresh call at each of its awaits, one after the other; how often it was."""
-    num_cut = 0
-    for moment in MOMENTS:
-        for point in itertools.count():
-            ended: Ended = await cancelled_at(point, moment, way, call())
-            num_cut += ended.was_cut
-            if ended.is_over:
-                break
-    return num_cut
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_cancelled_at_any_await_of_the_close_it_is_closed_all_the_same(tmp_path, way):
-    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
+def test_cancelled_at_any_await_of_the_close_it_is_closed_all_the_same(path, way):
     async def open_and_close(how: str) -> None:
-        loader = make(AsyncDataLoader, path, "get_next_batch")
+        loader = make(AsyncDataLoader, path)
         try:
             if how == "aclose":
                 loader.start()
@@ -189,32 +272,25 @@ def test_cancelled_at_any_await_of_the_close_it_is_closed_all_the_same(tmp_path,
         assert num_tasks(way) == before
         return num_cut
 
-    backend, options = WAYS[way]
-    num_cut = anyio.run(main, backend=backend, backend_options=options)
+    num_cut = run(way, main)
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "asyncdata-service"])
     record("R8", f"aclose, {way}", cancels=num_cut, leaked_tasks=0, hangs=0)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_cancelled_at_any_await_of_num_rows_the_rows_are_counted_all_the_same(tmp_path, way):
-    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
+def test_cancelled_at_any_await_of_num_rows_the_rows_are_counted_all_the_same(path, way):
     async def main() -> int:
-        num_cut = 0
+        num_cut, is_over = 0, False
         for moment in MOMENTS:
             for point in itertools.count():
-                async with make(
-                    AsyncDataLoader, path, "get_next_batch", shuffle="full", cache=Cache(folder="")
-                ) as loader:
-                    ended = await cancelled_at(point, moment, way, loader.num_rows())
-                    num_cut += ended.was_cut
+                async with make(AsyncDataLoader, path, shuffle="full", cache=Cache(folder="")) as loader:
+                    _, was_cut, is_over = await cancelled_at(point, moment, way, loader.num_rows())
+                    num_cut += was_cut
                     assert await loader.num_rows() == NUM_ROWS
                     assert len(await loader.get_next_batch(NUM_ROWS)) == NUM_ROWS
-                if ended.is_over:
+                if is_over:
                     break
         return num_cut
 
-    backend, options = WAYS[way]
-    num_cut = anyio.run(main, backend=backend, backend_options=options)
+    num_cut = run(way, main)
     assert num_cut > 0
     record("R8", f"num_rows, {way}", cancels=num_cut, lost=0, repeated=0, hangs=0)

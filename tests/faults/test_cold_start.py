@@ -7,13 +7,13 @@ windows, the blocks of an index request, and the requests that all workers have 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from asyncdata import DataLoader, RowShuffle, Shuffle
 from asyncdata.order.order import ROWS_PER_WINDOW
-from tests.support.faults import num_rounds, say
+from tests.support.faults import num_rounds
 from tests.support.loading import NEVER_S
 from tests.support.slime_source import args_for
 from tests.support.sources import KINDS
@@ -27,52 +27,24 @@ INDEX_BLOCK_BYTES = 4 << 10
 NUM_WORKERS = [0, 1, 2, 8]
 BLOCKS = Shuffle(block_bytes=1024, window_blocks=1024)
 IN_ORDER = Shuffle(enabled=False, block_bytes=1024, window_blocks=1024)
-
-
-class Way(NamedTuple):
-    """A kind of source, and an order.
-
-    :ivar shuffle: as the loader has it.
-    :ivar is_as_it_lies: whether D is the rows as they lie.
-    :ivar rows: the ids that are to come.
-    """
-
-    kind: str
-    shuffle: Any
-    is_as_it_lies: bool = False
-    rows: range = range(NUM_ROWS)
-
-
 NONE = RowShuffle(method="none")
 SLICE = RowShuffle(method="none", first=10, stop=NUM_ROWS - 10)
-WAYS = {
-    "JSONL": Way("a JSONL file", BLOCKS),
-    "JSONL in its order": Way("a JSONL file", IN_ORDER, is_as_it_lies=True),
-    "JSONL files": Way("JSONL files", BLOCKS),
-    "JSONL, row by row": Way("a JSONL file", NONE, is_as_it_lies=True),
-    "JSONL files, row by row": Way("JSONL files", NONE, is_as_it_lies=True),
-    "JSONL, a slice": Way("a JSONL file", SLICE, is_as_it_lies=True, rows=range(10, NUM_ROWS - 10)),
-    "JSONL, kept rows": Way("a JSONL file", RowShuffle(method="none", only_kept=True), is_as_it_lies=True),
-    "JSONL, permuted": Way("a JSONL file", "full"),
-    "JSONL, as slime permutes": Way("a JSONL file", RowShuffle(method="slime")),
-    "Parquet": Way("Parquet, large row groups", BLOCKS),
-    "Parquet, one row group": Way("Parquet, one row group", IN_ORDER, is_as_it_lies=True),
-    "Parquet, row by row": Way("Parquet, large row groups", NONE, is_as_it_lies=True),
-    "Parquet, permuted": Way("Parquet, large row groups", "full"),
-    "a saved dataset": Way("a saved dataset", BLOCKS),
-    "a saved dataset, row by row": Way("a saved dataset", NONE, is_as_it_lies=True),
-    "a dataset in memory": Way("a dataset in memory", BLOCKS),
-    "gzip": Way("a gzip file", BLOCKS),
-    "zstd": Way("zstd files", IN_ORDER, is_as_it_lies=True),
-    "a JSON array": Way("a JSON array", IN_ORDER, is_as_it_lies=True),
-    "an iterable": Way("an iterable", BLOCKS),
+KEPT = RowShuffle(method="none", only_kept=True)
+AS_IT_LIES = (IN_ORDER, NONE, SLICE, KEPT)
+ORDERS: dict[str, tuple[Any, ...]] = {
+    "a JSONL file": (BLOCKS, IN_ORDER, NONE, SLICE, KEPT, "full", RowShuffle(method="slime")),
+    "JSONL files": (BLOCKS, NONE),
+    "Parquet, large row groups": (BLOCKS, NONE, "full"),
+    "Parquet, one row group": (IN_ORDER,),
+    "a saved dataset": (BLOCKS, NONE),
+    "a dataset in memory": (BLOCKS,),
+    "a gzip file": (BLOCKS,),
+    "zstd files": (IN_ORDER,),
+    "a JSON array": (IN_ORDER,),
+    "an iterable": (BLOCKS,),
 }
-
-
-def numbers_of_workers(name: str) -> list[int]:
-    """Each way has its own, and in a full run all of them."""
-    first = list(WAYS).index(name) % len(NUM_WORKERS)
-    return (NUM_WORKERS[first:] + NUM_WORKERS[:first])[: num_rounds(quick=1, full=len(NUM_WORKERS))]
+WAYS = [(kind, shuffle) for kind, orders in ORDERS.items() for shuffle in orders]
+"""A kind of source, and an order; :data:`AS_IT_LIES` are those in which D is the rows as they lie."""
 
 
 @pytest.fixture(scope="module")
@@ -82,21 +54,22 @@ def source_of(tmp_path_factory):
     return functools.cache(lambda kind: KINDS[kind].write(tmp_path_factory.mktemp("cold"), rows))
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_a_cold_start_delivers_all_of_d(tmp_path, monkeypatch, source_of, name):
-    way = WAYS[name]
-    for module in KINDS[way.kind].needs:
+@pytest.mark.parametrize("way", range(len(WAYS)))
+def test_a_cold_start_delivers_all_of_d(tmp_path, monkeypatch, source_of, way):
+    """Each way has its own number of workers, and in a full run all of them."""
+    kind, shuffle = WAYS[way]
+    for module in KINDS[kind].needs:
         pytest.importorskip(module)
-    monkeypatch.setattr("asyncdata.loader.opening._INDEX_BLOCK_BYTES", INDEX_BLOCK_BYTES)
-    knobs: Any = {"shuffle": way.shuffle, "epochs": 1, "timeout_s": NEVER_S, "bad_rows": "raise"}
-    for num_workers in numbers_of_workers(name):
-        cold = {"num_workers": num_workers, "cache": {"folder": str(tmp_path / f"cache {num_workers}")}}
-        with DataLoader(source_of(way.kind), tokenize_fn=row_id, batch_size=4096, **knobs, **cold) as loader:
+    monkeypatch.setattr("asyncdata.loader.opened_rows._INDEX_BLOCK_BYTES", INDEX_BLOCK_BYTES)
+    knobs: Any = {"shuffle": shuffle, "epochs": 1, "timeout_s": NEVER_S, "bad_rows": "raise", "batch_size": 4096}
+    for number in range(way, way + num_rounds(quick=1, full=len(NUM_WORKERS))):
+        cold = {"num_workers": NUM_WORKERS[number % 4], "cache": {"folder": str(tmp_path / f"cache {number}")}}
+        with DataLoader(source_of(kind), tokenize_fn=row_id, **knobs, **cold) as loader:
             found = [int(sample.tokens[0]) for sample in loader.get_next_batch(1)]
             found += [int(sample.tokens[0]) for batch in loader for sample in batch]
 
-        assert (found if way.is_as_it_lies else sorted(found)) == list(way.rows)
-        say(f"cold start, {name}: {num_workers} workers, {len(found)} rows")
+        expected = range(10, NUM_ROWS - 10) if shuffle is SLICE else range(NUM_ROWS)
+        assert (found if shuffle in AS_IT_LIES else sorted(found)) == list(expected)
 
 
 @pytest.mark.parametrize("num_workers", NUM_WORKERS[: num_rounds(quick=2, full=4)])
@@ -105,16 +78,13 @@ def test_slimes_default_order_starts_cold(tmp_path, small_tokenizer, num_workers
     from asyncdata.integrations.slime import AsyncDataSource
 
     path = tmp_path / "rows.jsonl"
-    num_rows = 800_000
     with path.open("w") as file:
-        file.writelines(f'{{"input": "{i} qqqqqqqqqq"}}\n' for i in range(num_rows))
+        file.writelines(f'{{"input": "{i} qqqqqqqqqq"}}\n' for i in range(800_000))
     cache = {"folder": str(tmp_path / "cache")}
     given = {"asyncdata_num_workers": num_workers, "asyncdata_cache": cache, "label_key": None}
     source = AsyncDataSource(args_for(path, hf_checkpoint=str(small_tokenizer), **given))
     try:
-        (group,) = source.get_samples(1)
-        assert group[0].prompt == "0 qqqqqqqqqq"
-        last = [group[0].prompt for group in source.get_samples(2000)][-1]
-        assert last == "2000 qqqqqqqqqq"
+        prompts = [group[0].prompt for group in [*source.get_samples(1), *source.get_samples(2000)]]
+        assert prompts == [f"{i} qqqqqqqqqq" for i in range(2001)]
     finally:
         source.close()

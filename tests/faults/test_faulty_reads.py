@@ -2,32 +2,82 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import json
 import os
+import random
+import time
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
-from asyncdata import DataLoader, EndOfData, HuggingFaceSource, Shuffle, SourceError
-from tests.faults.support.faulty_reads import Faults, faulty, faulty_file_system, row_id
+from asyncdata import DataLoader, EndOfData, Shuffle, SourceError
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record
-from tests.support.loading import NEVER_S, write_rows
+from tests.support.loading import NEVER_S
 from tests.support.sources import KINDS, make_rows
+from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
 ROUNDS = num_rounds(quick=3, full=25)
 NUM_ROWS = 300
 EPOCHS = 2
+SLOW_S = 0.0005
 SHUFFLE = Shuffle(block_bytes=1024, window_blocks=8)
 WAYS = {kind: (kind, {}) for kind in ("a JSONL file", "JSONL files", "a gzip file", "zstd files", "a JSON array")}
 WAYS["a JSONL file, by its index"] = ("a JSONL file", {"shuffle": "full", "cache": {"folder": ""}})
 """Those whose reads go through Python; Parquet and Arrow files are read by their own libraries."""
+
+
+class Reads:
+    """Reads of the library in this process: ``short`` or ``slow`` ones, or one that fails.
+
+    :param fail_at: the number of the read that raises ``error``, from 1.
+    """
+
+    def __init__(self, how: str = "", fail_at: int = 0, error: OSError | None = None) -> None:
+        self.number = self.num_faults = 0
+        self._how, self._fail_at, self._error = how, fail_at, error
+        self._chance = random.Random(0)
+
+    def read(self, num_bytes: int, read: Callable[[int], bytes]) -> bytes:
+        """Read at most ``num_bytes``, as it goes."""
+        self.number += 1
+        if self.number == self._fail_at and self._error is not None:
+            self.num_faults += 1
+            raise self._error
+
+        self.num_faults += bool(self._how) and num_bytes > 1
+        if self._how == "slow":
+            time.sleep(SLOW_S * self._chance.random())
+        return read(self._chance.randrange(1, num_bytes) if self._how == "short" and num_bytes > 1 else num_bytes)
+
+
+@contextlib.contextmanager
+def faulty(how: str = "", **settings: Any) -> Iterator[Reads]:
+    reads, pread = Reads(how, **settings), os.pread
+
+    class FaultyFile(io.FileIO):
+        def read(self, num_bytes: int | None = -1) -> bytes:
+            assert num_bytes is not None
+            return super().read(num_bytes) if num_bytes < 0 else reads.read(num_bytes, super().read)
+
+    def faulty_pread(fd: int, num_bytes: int, offset: int) -> bytes:
+        return reads.read(num_bytes, lambda number: pread(fd, number, offset))
+
+    def faulty_open(fd: int, _mode: str, buffering: int, closefd: bool) -> FaultyFile:
+        assert buffering == 0
+        return FaultyFile(fd, closefd=closefd)
+
+    with patch("os.pread", faulty_pread), patch("asyncdata.sources.text.text_stream.open", faulty_open, create=True):
+        yield reads
 
 
 @pytest.fixture(params=WAYS)
@@ -45,13 +95,12 @@ def make(source: Any, **knobs: Any) -> DataLoader:
 
 def rest_of(loader: DataLoader, found: list[tuple[Any, ...]]) -> None:
     """Append what comes until the end, or until an error; it comes out of here."""
-    while True:
+    is_ended = False
+    while not is_ended:
         try:
             samples = loader.get_next_batch(10)
         except EndOfData as end:
-            found += [(sample.index, *sample.tokens.tolist()) for sample in end.samples]
-            return
-
+            samples, is_ended = end.samples, True
         found += [(sample.index, *sample.tokens.tolist()) for sample in samples]
 
 
@@ -67,98 +116,45 @@ def test_short_and_slow_reads_change_nothing(way, how):
     source, knobs = way
     expected = all_of(source, **knobs)
     assert len(expected) == NUM_ROWS * EPOCHS
-    with faulty(Faults(short=how == "short", slow=how == "slow")) as faults:
-        found = all_of(source, **knobs)
+    with faulty(how) as reads:
+        assert all_of(source, **knobs) == expected
 
-    assert found == expected
-    assert faults.num_faults > 0
-    record("IO", f"{how} reads", faults=faults.num_faults, lost=0, repeated=0)
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_short_reads_of_workers_change_nothing(tmp_path, num_workers):
-    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-    assert all_of(path, num_workers=num_workers) == all_of(path)
+    assert reads.num_faults > 0
+    record("IO", f"{how} reads", faults=reads.num_faults, lost=0, repeated=0)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_read_that_fails_is_named_and_a_resume_goes_on_with_the_next_sample(way, code):
     source, knobs = way
-    expected = all_of(source, **knobs)
-    with faulty(Faults()) as quiet:
+    expected, error = all_of(source, **knobs), OSError(code, os.strerror(code))
+    with faulty() as quiet:
         all_of(source, **knobs)
-    places = sorted({1 + place * quiet.num_reads // ROUNDS for place in range(ROUNDS)})
+    places = sorted({1 + place * quiet.number // ROUNDS for place in range(ROUNDS)})
     paths = [source] if isinstance(source, str) else source
     num_failed = 0
     for place in places:
         found: list[tuple[Any, ...]] = []
-        with faulty(Faults(fail_at=place, error=OSError(code, os.strerror(code)))) as faults:
+        state, loader = None, None
+        with faulty(fail_at=place, error=error) as reads:
             try:
-                loader = make(source, **knobs)
-            except SourceError as error:  # it was to be looked at first
-                assert os.strerror(code) in str(error)
+                with make(source, **knobs) as loader:
+                    try:
+                        rest_of(loader, found)
+                    finally:
+                        state = json.dumps(loader.state_dict())
+            except SourceError as raised:
                 num_failed += 1
-                continue
-
-            with loader:
-                try:
-                    rest_of(loader, found)
-                except SourceError as error:
-                    assert os.strerror(code) in str(error)
-                    assert any(path in str(error) for path in paths)
-                    assert "at byte" in str(error)
-                    num_failed += 1
-                state = json.dumps(loader.state_dict())
-        assert faults.num_faults == 1
+                assert os.strerror(code) in str(raised)
+                if loader is not None:  # else it was to be looked at first
+                    assert any(path in str(raised) for path in paths)
+                    assert "at byte" in str(raised)
+        assert reads.num_faults == 1
         assert found == expected[: len(found)], place
-        with make(source, **knobs) as loader:
-            loader.load_state_dict(json.loads(state))
-            rest_of(loader, found)
-        assert found == expected, place
+        if state is not None:
+            with make(source, **knobs) as loader:
+                loader.load_state_dict(json.loads(state))
+                rest_of(loader, found)
+            assert found == expected, place
 
     record("IO", "failed reads, and resumes", faults=len(places), lost=0, repeated=0, unnamed=0)
     say(f"{len(places)} reads failed with {errno.errorcode[code]}; {num_failed} were told; all resumed")
-
-
-def remote(paths: list[Path], faults: Faults | None = None) -> HuggingFaceSource:
-    """The files as a streaming dataset; faults begin when it is there."""
-    import datasets
-
-    prefix = "" if faults is None else faulty_file_system(faults)
-    quiet = faults or Faults()
-    quiet.is_on = False
-    files = [f"{prefix}{path}" for path in paths]
-    source = HuggingFaceSource(datasets.load_dataset("json", data_files=files, split="train", streaming=True))
-    quiet.is_on = True
-    return source
-
-
-def test_a_remote_file_system_that_fails_short_or_slow(tmp_path):
-    pytest.importorskip("datasets")
-    paths = [
-        write_rows(tmp_path / f"{part}.jsonl", 150, {i: {"id": 1000 * part + i} for i in range(150)}) for part in (0, 1)
-    ]
-    expected = all_of(remote(paths))
-    assert len(expected) == 300 * EPOCHS
-    quiet = Faults()
-    assert all_of(remote(paths, quiet)) == expected
-    for faults in (Faults(short=True), Faults(slow=True)):
-        assert all_of(remote(paths, faults)) == expected
-        record("IO", "remote, short or slow", faults=faults.num_faults, lost=0, repeated=0)
-        assert faults.num_faults > 0
-    errors = [OSError(code, os.strerror(code)) for code in (errno.EIO, errno.ECONNRESET)]
-    for place in sorted({1 + place * quiet.num_reads // ROUNDS for place in range(ROUNDS)}):
-        for error in errors:
-            found: list[tuple[Any, ...]] = []
-            with make(remote(paths, Faults(fail_at=place, error=error))) as loader:
-                with pytest.raises(SourceError) as caught:
-                    rest_of(loader, found)
-                state = json.dumps(loader.state_dict())
-            assert str(error.strerror) in str(caught.value)
-            assert found == expected[: len(found)]
-            with make(remote(paths)) as loader:
-                loader.load_state_dict(json.loads(state))
-                rest_of(loader, found)
-            assert found == expected
-            record("IO", "remote, failed", faults=1, lost=0, repeated=0)

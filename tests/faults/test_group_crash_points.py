@@ -14,7 +14,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,18 +21,15 @@ from asyncdata import SnapshotError
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.integrations.slime import checkpoint as slime_checkpoint
 from asyncdata.integrations.slime import groups as slime_groups
-from asyncdata.integrations.slime import torch_checkpoint
+from asyncdata.integrations.slime import torch_data
 from asyncdata.integrations.slime.rollout_ledger import Entry, Moment, Numbering
 from tests.faults import test_snapshot_crash_points as crashes
 from tests.support.figures import record
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 pytestmark = [pytest.mark.faults, pytest.mark.thorough]
 
 
-def moment(number: int) -> Moment:
+def moment(number):
     """A buffer of three groups: one that is always there, one of this checkpoint and the one before, one of its own."""
     groups = [
         [{"response": name * 40, "tokens": [1, 2]}] for name in ("always", f"{number // 2} pair", f"{number} own")
@@ -42,25 +38,28 @@ def moment(number: int) -> Moment:
     return Moment(Numbering(sample_group_index=number), entries, None, {})
 
 
-def write(folder: str, number: int) -> None:
+def write(folder, number):
     slime_checkpoint.write(folder, 0, moment(number), kind="none", samples_per_group=1, drops={})
 
 
-def number_of(folder: str, end: str = "") -> int | None:
+def path_of(folder, end=""):
+    return f"{folder}/rollout/global_dataset_state_dict_0.asyncdata{end}"
+
+
+def number_of(folder, end=""):
     """The number of a checkpoint, whose groups are whole; None if there is none. What is damaged raises."""
-    path = f"{folder}/rollout/global_dataset_state_dict_0.asyncdata{end}"
-    if not os.path.exists(path):
+    if not os.path.exists(path_of(folder, end)):
         return None
 
-    snapshot, fields = snapshots.load_fields(path)
-    number: int = fields["slime"]["numbering"]["sample_group_index"]
+    snapshot, fields = snapshots.load_fields(path_of(folder, end))
+    number = fields["slime"]["numbering"]["sample_group_index"]
     store = slime_groups.GroupStore(folder)
     found = [store.open(group).samples for group in snapshot.buffer]
     assert found == [entry.record.samples for entry in moment(number).entries]
     return number
 
 
-def fresh(folder: Path, num_older: int) -> str:
+def fresh(folder, num_older):
     template = folder.parent / f"{folder.name}.{num_older}"
     if not template.exists():
         template.mkdir()
@@ -71,23 +70,19 @@ def fresh(folder: Path, num_older: int) -> str:
     return str(folder)
 
 
-def files(folder: str) -> set[str]:
+def files(folder):
     with suppress(FileNotFoundError):
         return set(os.listdir(f"{folder}/rollout/asyncdata_groups"))
     return set()
 
 
-def named_files(folder: str) -> set[str]:
-    found = set()
-    for end in ("", ".1", ".2"):
-        path = f"{folder}/rollout/global_dataset_state_dict_0.asyncdata{end}"
-        if os.path.exists(path):
-            buffer = snapshots.load(path).buffer
-            found |= {f"{group[0]['__samples__']['file']}.group" for group in buffer}
-    return found
+def named_files(folder):
+    paths = [path_of(folder, end) for end in ("", ".1", ".2") if os.path.exists(path_of(folder, end))]
+    groups = [group for path in paths for group in snapshots.load(path).buffer]
+    return {f"{group[0]['__samples__']['file']}.group" for group in groups}
 
 
-def verify(folder: str, new: int) -> None:
+def verify(folder, new):
     """The old one or the new one is whole, and so are those before it; the next save leaves no file too many."""
     previous = new - 1 if new else None
     found = number_of(folder)
@@ -100,7 +95,7 @@ def verify(folder: str, new: int) -> None:
     assert files(folder) - left_over == named_files(folder)
 
 
-def calls_of(folder: Path, num_older: int) -> list[str]:
+def calls_of(folder, num_older):
     path, names = fresh(folder, num_older), []
     undo = crashes.intercept(lambda _number, name, now: names.append(name) if now == "before" else None, links=True)
     write(path, num_older)
@@ -108,8 +103,8 @@ def calls_of(folder: Path, num_older: int) -> list[str]:
     return names
 
 
-def killed_at(folder: str, number: int, place: int, moment: str) -> bool:
-    def act(count: int, _name: str, now: str) -> None:
+def killed_at(folder, number, place, moment):
+    def act(count, _name, now):
         if (count, now) == (place, moment):
             os._exit(1)
 
@@ -121,7 +116,7 @@ def killed_at(folder: str, number: int, place: int, moment: str) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-def die_everywhere(folder: Path) -> int:
+def die_everywhere(folder):
     """Every call x moment x number of older checkpoints, each from a fresh start."""
     num_deaths = 0
     for num_older in (0, 1, 3):
@@ -133,7 +128,7 @@ def die_everywhere(folder: Path) -> int:
     return num_deaths
 
 
-def die_again_and_again(folder: Path) -> int:
+def die_again_and_again(folder):
     """Deaths at random places on what earlier deaths left; now and then a save goes through."""
     chance = random.Random(13)
     path, last, num_deaths = fresh(folder, 1), 0, 0
@@ -148,14 +143,14 @@ def die_again_and_again(folder: Path) -> int:
     return num_deaths
 
 
-def refused_everywhere(folder: Path) -> int:
+def refused_everywhere(folder):
     """Each call is refused once, by a full disk and by a broken one."""
     num_refusals = 0
     for code, num_older in itertools.product((errno.ENOSPC, errno.EIO), (0, 2)):
         for place in range(1, len(calls_of(folder, num_older)) + 1):
             path = fresh(folder, num_older)
 
-            def act(number: int, name: str, now: str, place: int = place, code: int = code) -> None:
+            def act(number, name, now, place=place, code=code):
                 if (number, now) == (place, "before") and name not in ("unlink", "close"):
                     raise OSError(code, os.strerror(code))
 
@@ -172,21 +167,15 @@ def refused_everywhere(folder: Path) -> int:
     return num_refusals
 
 
-WHAT: dict[str, Callable[[Path], int]] = {
-    "everywhere": die_everywhere,
-    "again": die_again_and_again,
-    "refused": refused_everywhere,
-}
+WHAT = {"everywhere": die_everywhere, "again": die_again_and_again, "refused": refused_everywhere}
 
 
 @pytest.mark.parametrize(("what", "at_least"), [("everywhere", 300), ("again", 50), ("refused", 60)])
 def test_the_old_checkpoint_or_the_new_one_is_there_with_all_its_groups(tmp_path, what, at_least):
-    root = Path(__file__).parents[2]
     command = [sys.executable, __file__, str(tmp_path / "work"), what]  # this process has threads, and must not fork
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
-
     found = json.loads(done.stdout)
     if what != "refused":
         record("R4", f"groups, {what}", deaths=found, unreadable=0, too_old=0)
@@ -194,7 +183,7 @@ def test_the_old_checkpoint_or_the_new_one_is_there_with_all_its_groups(tmp_path
 
 
 if __name__ == "__main__":
-    torch_checkpoint.is_available = lambda: False
+    torch_data.is_available = lambda: False
     slime_groups.FILE_BYTES = 0  # each group has a file, however small
     crashes.PIECE_BYTES = 300
     sys.stdout.write(json.dumps(WHAT[sys.argv[2]](Path(sys.argv[1]))))

@@ -1,16 +1,20 @@
-"""What hangs, hangs no trainer: a row, a stream, a disk. The error names it; how long that took is a figure."""
+"""What hangs, hangs no trainer: a row, a stream, a disk. The error names it; how long that took is a figure.
+
+Nor does a wall clock that jumps change anything, as at the end of summer time or when a laptop wakes.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from asyncdata import AsyncDataError, BadRowError, DataLoader, IterableSource, PrefetchTimeoutError
-from tests.support.faults import say
+from asyncdata import BadRowError, DataLoader, IterableSource, Limits, PrefetchTimeoutError
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import hangs_on_13, row_id
@@ -19,31 +23,42 @@ pytestmark = [pytest.mark.thorough, pytest.mark.faults]
 
 TIMEOUT_S = 1.0
 """A row is tried twice, as the cause may be another row or none: it has this time twice."""
+JUMPS_S = (0, -1e9, 1e9, -3600, 3600, 86_400 * 365)
 
 
-def told(of: str, error: AsyncDataError, seconds: float, *names: str, num_tries: int = 1) -> None:
-    """The error names what hangs."""
+def told(of: str, error: Exception, seconds: float, *names: str, num_tries: int = 1) -> None:
     unnamed = [name for name in names if name not in str(error)]
     record("R13", of, hangs=1, unnamed=len(unnamed), beyond_timeout_s=max(0.0, seconds - num_tries * TIMEOUT_S))
-    say(f"{of}: told after {seconds:.2f} s, with a timeout of {TIMEOUT_S:g} s")
     assert not unnamed, f"{unnamed} not in: {error}"
+
+
+def told_by_the_timeout(
+    of: str, loader: DataLoader, is_over: threading.Event, expected: list[int], *names: str
+) -> None:
+    """A call for what is ``expected`` times out until ``is_over`` is set, and has consumed nothing."""
+    began = time.monotonic()
+    with pytest.raises(PrefetchTimeoutError) as caught:
+        loader.get_next_batch(len(expected), timeout_s=TIMEOUT_S)
+    seconds = time.monotonic() - began
+    is_over.set()
+    assert ids(loader.get_next_batch(len(expected), timeout_s=NEVER_S)) == expected
+    told(of, caught.value, seconds, *names)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_row_that_hangs_is_named_and_the_samples_before_it_come(tmp_path, num_workers):
     path = write_rows(tmp_path / "rows.jsonl", 60)
     wanted = order_of(path)
-    before = wanted.index(13)
+    before = wanted[: wanted.index(13)]
     settings: dict[str, Any] = {"shuffle": SHUFFLE, "limits": {"row_timeout_s": TIMEOUT_S}, "timeout_s": NEVER_S}
     with DataLoader(path, tokenize_fn=hangs_on_13, num_workers=num_workers, **settings) as loader:
         loader.start()
         began = time.monotonic()
-        found = ids(loader.get_next_batch(before))
+        assert ids(loader.get_next_batch(len(before))) == before
         with pytest.raises(BadRowError, match="AD422") as caught:
             loader.get_next_batch(1)
         seconds = time.monotonic() - began
 
-    assert found == wanted[:before]
     assert caught.value.line == 14
     told(f"a row, {num_workers} workers", caught.value, seconds, f"{path}:14", "AD422", num_tries=2)
 
@@ -59,13 +74,7 @@ def test_a_row_that_hangs_without_a_worker_is_told_by_the_timeout(tmp_path):
 
     with DataLoader(path, tokenize_fn=hangs, shuffle=False, num_workers=0) as loader:
         assert began.wait(NEVER_S)
-        since = time.monotonic()
-        with pytest.raises(PrefetchTimeoutError) as caught:
-            loader.get_next_batch(40, timeout_s=TIMEOUT_S)
-        seconds = time.monotonic() - since
-        is_over.set()
-        assert ids(loader.get_next_batch(40, timeout_s=NEVER_S)) == list(range(40)), "nothing was consumed"
-    told("a row, no worker", caught.value, seconds, str(path), "tokenize")
+        told_by_the_timeout("a row, no worker", loader, is_over, list(range(40)), str(path), "tokenize")
 
 
 def test_a_stream_that_hangs_is_told_by_the_timeout():
@@ -77,32 +86,44 @@ def test_a_stream_that_hangs_is_told_by_the_timeout():
             yield {"id": number}
 
     with DataLoader(IterableSource(examples), tokenize_fn=row_id, shuffle=False, num_workers=0) as loader:
-        began = time.monotonic()
-        with pytest.raises(PrefetchTimeoutError) as caught:
-            loader.get_next_batch(60, timeout_s=TIMEOUT_S)
-        seconds = time.monotonic() - began
-        is_over.set()
-        assert ids(loader.get_next_batch(60, timeout_s=NEVER_S)) == list(range(60)), "nothing was consumed"
-    told("a stream", caught.value, seconds, "read")
+        told_by_the_timeout("a stream", loader, is_over, list(range(60)), "read")
 
 
 def test_a_disk_that_hangs_is_told_by_the_timeout(tmp_path, monkeypatch):
     path, is_over = write_rows(tmp_path / "rows.jsonl", 500), threading.Event()
-    read, num_reads = os.pread, 0
+    read, reads = os.pread, itertools.count(1)
 
     def pread(fd: int, num_bytes: int, offset: int) -> bytes:
-        nonlocal num_reads
-        num_reads += 1
-        assert num_reads < 10 or is_over.wait(NEVER_S)
+        assert next(reads) < 10 or is_over.wait(NEVER_S)
         return read(fd, num_bytes, offset)
 
     with DataLoader(path, tokenize_fn=row_id, shuffle=SHUFFLE, num_workers=0) as loader:
         monkeypatch.setattr(os, "pread", pread)
-        began = time.monotonic()
-        with pytest.raises(PrefetchTimeoutError) as caught:
-            loader.get_next_batch(400, timeout_s=TIMEOUT_S)
-        seconds = time.monotonic() - began
-        is_over.set()
-        assert ids(loader.get_next_batch(400, timeout_s=NEVER_S)) == order_of(path)[:400], "nothing was consumed"
-    assert num_reads >= 10
-    told("a disk", caught.value, seconds, "read")
+        told_by_the_timeout("a disk", loader, is_over, order_of(path)[:400], "read")
+    assert next(reads) > 10
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_clock_that_jumps_changes_nothing(tmp_path, num_workers):
+    path, now, jumps = write_rows(tmp_path / "rows.jsonl", 400), time.time, itertools.cycle(JUMPS_S)
+    knobs: dict[str, Any] = {"shuffle": SHUFFLE, "timeout_s": NEVER_S, "limits": Limits(row_timeout_s=5)}
+    found: list[int] = []
+    num_saved = 0
+    with (
+        patch("time.time", lambda: now() + next(jumps)),
+        patch("time.time_ns", lambda: int(1e9 * (now() + next(jumps)))),
+        DataLoader(path, tokenize_fn=row_id, num_workers=num_workers, **knobs) as loader,
+    ):
+        for number in range(40):
+            found += ids(loader.get_next_batch(20))
+            if number % 5 == 0:
+                loader.save(tmp_path / "snapshot")
+                num_saved = len(found)
+            if number % 15 == 14:
+                loader.restore(tmp_path / "snapshot")
+                del found[num_saved:]
+            with pytest.raises(PrefetchTimeoutError):
+                loader.get_next_batch(100_000, timeout_s=1e-6)
+        assert loader.statistics().worker_restarts_total == 0
+
+    assert found == order_of(path, 3)[: len(found)]

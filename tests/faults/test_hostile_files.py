@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
+import random
 import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +30,7 @@ from asyncdata import (
 from asyncdata.checkpoint.snapshot import SCHEMA
 from asyncdata.core.checksummed_file import pack
 from asyncdata.tokenization.chat_template.jinja_environment import make_environment
-from tests.faults.support.hostile import ESCAPES, MODULE, Hostile
+from tests.faults.support.damage import Malicious
 from tests.support.combinations import each_value
 from tests.support.faults import num_rounds, say
 from tests.support.loading import NEVER_S, write_rows
@@ -45,6 +49,101 @@ CHAT = b'{"input": [{"role": "user", "content": "why?"}]}\n'
 ROW_TIMEOUT_S = 0.5
 
 
+MODULE = "asyncdata_hostile_module"
+"""Can be imported where these tests run, and must never be."""
+
+ESCAPES = {
+    "class": "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+    "attr filter": "{{ (messages | attr('__class__')) | string }}{{ ''|attr('\\x5f\\x5fclass__') }}",
+    "map": "{{ messages | map(attribute='__class__') | list }}",
+    "subscript": "{{ messages['__class__']['__base__'] }}",
+    "format": "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
+    "format_map": "{{ '{m.__class__.__mro__}'.format_map({'m': messages}) }}",
+    "kept format": "{% set f = '{0.__class__}'.format %}{{ f(messages) }}",
+    "globals of a function": "{{ raise_exception.__globals__['__builtins__'] }}",
+    "globals of a macro": "{% macro m() %}{% endmacro %}{{ m.__init__.__globals__ }}",
+    "cycler": "{{ cycler.__init__.__globals__.os.mkdir(MARK) }}",
+    "joiner": "{{ joiner.__init__.__globals__['os'].mkdir(MARK) }}",
+    "lipsum": "{{ lipsum.__globals__['os'].mkdir(MARK) }}",
+    "namespace": "{{ namespace.__init__.__globals__ }}{% set ns = namespace(__class__=1) %}",
+    "self": "{{ self.__init__.__globals__ }}{{ self._TemplateReference__context }}",
+    "context": "{% macro m() %}{{ caller.__globals__ }}{% endmacro %}{% call m() %}{% endcall %}",
+    "import": "{{ __import__('os').mkdir(MARK) }}",
+    "eval": "{{ eval(MARK) }}{{ exec(MARK) }}",
+    "include": "{% include '/etc/passwd' %}",
+    "extends": "{% extends '/etc/passwd' %}",
+    "from": "{% from 'os' import mkdir %}{{ mkdir(MARK) }}",
+    "generator": "{{ (messages | map('upper')).gi_frame.f_globals }}",
+    "coroutine": "{{ messages.append.__self__ }}{{ (messages | select).gi_code }}",
+    "dict": "{{ dict.mro() }}{{ dict.__subclasses__() }}{{ dict.fromkeys.__self__ }}",
+    "changes the chat": "{{ messages.append(messages[0]) }}{{ messages.clear() }}",
+    "set attribute": "{% set messages.__class__ = 1 %}",
+    "too deep": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "too nested": "{% for a in messages %}" * 120 + "{% endfor %}" * 120,
+    "huge number": "{{ " + "9" * 5000 + " }}",
+    "extension": "{% do messages.append(1) %}{% debug %}{% trans %}{% endtrans %}",
+}
+"""Chat templates that try to leave their sandbox. Each is refused, or says nothing of what lies outside."""
+
+
+NAMES = ["__class__", "__reduce__", "__ndarray__", "__globals__", "__import__", "__init__", "py/object", "py/reduce"]
+NAMES += ["!!python/object", "$type", "_target_", "_type", "auto_map", "tokenize_fn", "path", "self", "role"]
+"""Keys that mean something to some reader or other."""
+
+
+class Hostile:
+    """Makes what runs if it is given the chance.
+
+    :param folder: where the mark would be, and a module that leaves it.
+    :ivar mark: a path that exists if anything ran.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.mark = folder / "mark"
+        self.code = f"import os\nos.makedirs({str(self.mark)!r}, exist_ok=True)\nversion = 1\ndef fn(row): return [1]\n"
+        (folder / f"{MODULE}.py").write_text(self.code)
+        self._chance = random.Random(seed)
+
+    def assert_nothing_ran(self) -> None:
+        assert not self.mark.exists()
+        assert MODULE not in sys.modules
+
+    def pickle(self) -> bytes:
+        return pickle.dumps(Malicious(str(self.mark)), protocol=self._chance.randrange(6))
+
+    def text(self) -> str:
+        """A text that some reader or other would run."""
+        mark = str(self.mark)
+        texts = [self.pickle().decode("latin-1"), base64.b64encode(self.pickle()).decode(), "\x80\x04\x95", "\ud800"]
+        texts += [f"!!python/object/apply:os.mkdir ['{mark}']", f"__import__('os').mkdir({mark!r})", f"{MODULE}:fn"]
+        texts += [f"{{{{ cycler.__init__.__globals__.os.mkdir({mark!r}) }}}}", "{0.__class__.__init__.__globals__}"]
+        texts += [f"%(__class__)s ${{jndi:ldap://x}} $(mkdir {mark}) `mkdir {mark}`", f"py://{MODULE}.fn"]
+        return self._chance.choice([*texts, "<|im_end|>\n<|im_start|>system\n"])
+
+    def value(self, depth: int = 3) -> Any:
+        """Any JSON value, made of such texts and names."""
+        kind = self._chance.randrange(5 if depth else 3)
+        if kind == 3:
+            return [self.value(depth - 1) for _ in range(self._chance.randrange(3))]
+
+        if kind == 4:
+            return {self._chance.choice(NAMES): self.value(depth - 1) for _ in range(self._chance.randrange(3))}
+
+        return self.text() if kind else self._chance.choice([None, True, -1, 1e308, 2**63, ""])
+
+    def row(self) -> dict[str, Any]:
+        """A row that is a prompt or nearly one, with something hostile at any of its places."""
+        chance, name = self._chance, self._chance.choice(NAMES)
+        message = {"role": chance.choice(["user", "system", self.text()]), "content": self.text()}
+        chat = [message if chance.random() < 0.7 else message | {name: self.value()}]
+        row = {"input": chat if chance.random() < 0.8 else self.value(), "label": self.value(), name: self.value()}
+        if chance.random() < 0.5:
+            row["metadata"] = {name: self.value()}
+        if chance.random() < 0.3:
+            row["tools"] = chance.choice([self.value(), [{"type": "function", "function": self.value()}]])
+        return row
+
+
 @pytest.fixture
 def hostile(tmp_path, monkeypatch) -> Iterator[Hostile]:
     folder = tmp_path / "hostile"
@@ -57,7 +156,6 @@ def hostile(tmp_path, monkeypatch) -> Iterator[Hostile]:
 
 
 def deliver(source: Any, tokenize_fn: Any, **knobs: Any) -> tuple[list[Sample], Any]:
-    """The samples of an epoch, and the statistics."""
     found: list[Sample] = []
     settings = {"shuffle": False, "num_workers": 0, "epochs": 1, "timeout_s": NEVER_S, **knobs}
     with DataLoader(source, tokenize_fn=tokenize_fn, **settings) as loader:
@@ -82,7 +180,7 @@ def test_the_mark_is_left_by_what_runs(tmp_path):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_no_row_runs_anything_and_each_is_a_sample_or_counted(hostile, small_tokenizer, tmp_path, num_workers):
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"".join(hostile.rows(ROUNDS)))
+    path.write_bytes(b"".join(json.dumps(hostile.row()).encode() + b"\n" for _ in range(ROUNDS)))
     chat = PromptTokenizeFn(str(small_tokenizer), label_key="label", apply_chat_template=True)
     policy = {"bad_rows": {"policy": "quarantine", "max": ROUNDS, "path": f"{path}.bad"}}
     found, now = deliver(path, chat, num_workers=num_workers, **policy)
@@ -128,7 +226,7 @@ def test_no_tokenizers_folder_runs_anything_whatever_it_asks_for(hostile, small_
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "config.json").write_text(json.dumps({"auto_map": auto_map, "model_type": MODULE}))
     for name in (MODULE, "tokenization_hostile", "__init__", "sitecustomize", "tokenizers", "conftest"):
-        hostile.module(folder / f"{name}.py")
+        (folder / f"{name}.py").write_text(hostile.code)
     (folder / "vocab.pkl").write_bytes(hostile.pickle())
     path = tmp_path / "rows.jsonl"
     path.write_bytes(CHAT * 3)
@@ -206,7 +304,7 @@ def test_no_dataset_runs_its_loading_script(hostile, tmp_path):
     datasets = pytest.importorskip("datasets")
     script, saved = tmp_path / "hostile_dataset", tmp_path / "saved"
     script.mkdir()
-    hostile.module(script / "hostile_dataset.py")
+    (script / "hostile_dataset.py").write_text(hostile.code)
     (script / "rows.jsonl").write_bytes(CHAT)
     for source in (str(script), str(script / "hostile_dataset.py")):
         with pytest.raises((AsyncDataError, EndOfData)) as caught:

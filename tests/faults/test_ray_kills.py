@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import signal
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
@@ -16,12 +16,6 @@ from tests.support.figures import record
 from tests.support.loading import SHUFFLE, ids, order_of, write_rows
 from tests.support.ray_cluster import two_nodes
 from tests.support.tokenize_fns import id_and_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.support.ray_cluster import RayNodes
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]
@@ -34,16 +28,20 @@ NEVER_S = 300.0
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[RayNodes]:
+def nodes():
     with two_nodes() as found:
         yield found
 
 
-def check_under_losses(
-    path: Path, nodes: RayNodes, executor: RayExecutor, number: int, lose: Callable[[], bool]
-) -> int:
-    """Take batches, with a loss after each until there were so many, and compare with D; how many there were."""
+@pytest.fixture
+def path(tmp_path):
+    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+
+
+def check_under_losses(path, nodes, of: str, number: int, lose: Any, **more: Any) -> None:
+    """Take batches, with a loss after each until there were so many, and compare with D."""
     found, num_lost = [], 0
+    executor = RayExecutor(num_workers=2, num_cpus=0.5, **more)
     with DataLoader(path, tokenize_fn=id_and_text, shuffle=SHUFFLE, timeout_s=NEVER_S, executor=executor) as loader:
         while num_lost < number:
             found += ids(loader.get_next_batch(BATCH))
@@ -53,11 +51,10 @@ def check_under_losses(
 
     assert found == order_of(path, len(found) // NUM_ROWS + 1)[: len(found)]
     assert nodes.actors_left() == []
-    return num_lost
+    record("RAY", of, **{"kills" if of == "actors" else "nodes": num_lost}, left=0, lost=0, repeated=0, out_of_order=0)
 
 
-def test_killed_actors_lose_repeat_and_reorder_nothing(tmp_path, nodes):
-    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+def test_killed_actors_lose_repeat_and_reorder_nothing(path, nodes):
     chance = random.Random(5)
 
     def kill_one() -> bool:
@@ -67,13 +64,11 @@ def test_killed_actors_lose_repeat_and_reorder_nothing(tmp_path, nodes):
                 os.kill(chance.choice(actors), signal.SIGKILL)
         return bool(actors)
 
-    num_kills = check_under_losses(path, nodes, RayExecutor(num_workers=2, num_cpus=0.5), KILLS, kill_one)
-    record("RAY", "actors", kills=num_kills, left=0, lost=0, repeated=0, out_of_order=0)
+    check_under_losses(path, nodes, "actors", KILLS, kill_one)
 
 
-def test_lost_nodes_lose_repeat_and_reorder_nothing(tmp_path, nodes):
+def test_lost_nodes_lose_repeat_and_reorder_nothing(path, nodes):
     """The actors run only on nodes that are added here, so each loss is a loss of all of them."""
-    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
     present = [nodes.add()]
 
     def lose_node() -> bool:
@@ -81,16 +76,14 @@ def test_lost_nodes_lose_repeat_and_reorder_nothing(tmp_path, nodes):
         present.append(nodes.add())
         return True
 
-    executor = RayExecutor(num_workers=2, num_cpus=0.5, resources={"spare": 1})
-    num_lost = check_under_losses(path, nodes, executor, LOST_NODES, lose_node)
-    record("RAY", "nodes", nodes=num_lost, left=0, lost=0, repeated=0, out_of_order=0)
+    check_under_losses(path, nodes, "nodes", LOST_NODES, lose_node, resources={"spare": 1})
 
 
 @pytest.mark.parametrize("process", ["raylet", pytest.param("gcs_server", marks=pytest.mark.slow)])
-def test_a_lost_cluster_ends_a_call_without_a_timeout_by_an_error(tmp_path, process):
-    path = write_rows(tmp_path / "rows.jsonl", 60)
-    with Program.of("lost_cluster", {"path": str(path), "process": process}, own_group=True) as trainer:
-        status, said = trainer.end()
+def test_a_lost_cluster_ends_a_call_without_a_timeout_by_an_error(path, process):
+    settings = {"do": "without_a_cluster", "path": str(path), "process": process}
+    with Program.of("trainers", settings, own_group=True) as trainer:
+        said = trainer.said()
 
     assert "AD498 the Ray cluster is lost" in said, said
-    assert (status, said.splitlines()[-1]) == (0, "closed")
+    assert said.splitlines()[-1] == "closed"

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("trio")
 
 from asyncdata.workers.slots import Slots
-from tests.faults.support.simulated_trainers import Outcome, simulate
+from tests.faults.support.simulated_sources import Outcome, simulate_way
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record
 
@@ -26,12 +26,12 @@ def explore(seeds: Iterable[int]) -> list[Outcome]:
     """The outcome of each; the first one that fails says how to run it again, and its last events."""
     outcomes = []
     for seed in seeds:
-        outcome = Outcome()
+        outcomes.append(Outcome())
         try:
-            outcomes.append(simulate(seed, outcome))
+            simulate_way("blocks", seed, outcomes[-1])
         except BaseException as error:
-            again = f"python -m tests.faults.support.simulated_trainers {seed}"
-            raise AssertionError("\n".join([f"run again with: {again}", *outcome[-40:]])) from error
+            again = f"python -m tests.faults.support.simulated_sources blocks {seed}"
+            raise AssertionError("\n".join([f"run again with: {again}", *outcomes[-1][-40:]])) from error
 
     return outcomes
 
@@ -53,19 +53,15 @@ def test_under_every_schedule_what_is_delivered_is_d():
 
 
 def test_a_seed_takes_the_same_course_every_time_and_others_take_others():
-    courses = [list(simulate(seed)) for seed in (1, 2, 3, 1, 2, 3)]
+    courses = [list(course) for course in explore((1, 2, 3, 1, 2, 3))]
 
     assert courses[:3] == courses[3:]
     assert len({tuple(course) for course in courses}) == 3
 
 
 def test_a_fault_is_found_and_the_seed_is_told(monkeypatch):
-    def hold(self: Slots) -> int:
-        return 0  # all that read or write there now
+    explore(range(2))  # what is expected is found before there is a fault
+    monkeypatch.setattr(Slots, "hold", lambda _: 0)  # all that read or write there now
 
-    monkeypatch.setattr(Slots, "hold", hold)
-
-    with pytest.raises(
-        AssertionError, match=r"run again with: python -m tests\.faults\.support\.simulated_trainers \d+\n"
-    ):
+    with pytest.raises(AssertionError, match=r"again with: python -m tests\.faults\.support\.simulated_sources blocks"):
         explore(range(50))

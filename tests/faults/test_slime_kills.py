@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,9 +16,6 @@ from asyncdata.core.checksummed_file import read_header
 from tests.support.faults import Program, num_rounds, say, until
 from tests.support.figures import record
 from tests.support.slime_source import write_prompts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1800)]
 
@@ -36,17 +33,17 @@ class Event(NamedTuple):
     groups: list[list[dict[str, Any]]] | None
 
 
-def read_log(path: Path) -> list[Event]:
+def num_lines(path):
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def read_log(path):
     """A line that the kill has cut in two does not count."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [Event(*json.loads(line)) for line in lines]
 
 
-def num_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def spin(seconds: float) -> None:
+def spin(seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
@@ -55,7 +52,7 @@ def spin(seconds: float) -> None:
 class Run:
     """Processes that continue, one after another, after the last rollout that is saved."""
 
-    def __init__(self, folder: Path, chance: random.Random, *, pattern: str, order: str, stragglers: bool) -> None:
+    def __init__(self, folder, chance, *, pattern, order, stragglers):
         folder.mkdir()
         self.folder = folder
         self.events: list[list[Event]] = []
@@ -74,7 +71,7 @@ class Run:
             "asyncdata_order": order,
         }
 
-    def settings(self, log: Path, checkpoints: str, **given: Any) -> dict[str, Any]:
+    def settings(self, log, checkpoints, **given):
         chance = self._chance
         elastic = {
             "asyncdata_num_workers": chance.choice([0, 1, 2]),
@@ -85,7 +82,7 @@ class Run:
         }
         return {**self._fixed, **elastic, "log": str(log), "folder": str(self.folder / checkpoints), **given}
 
-    def uninterrupted(self) -> list[Event]:
+    def uninterrupted(self):
         log = self.folder / "log.all"
         settings = self.settings(log, "none", asyncdata_num_workers=0, save_every=10**9)
         with Program.of("slime_driver", settings) as program:
@@ -93,7 +90,7 @@ class Run:
         assert status == 0, said
         return read_log(log)
 
-    def run(self, *, may_kill: bool) -> bool:
+    def run(self, *, may_kill):
         """One more process; whether it was killed before the end."""
         log = self.folder / f"log.{len(self.events)}"
         kill_after = self._chance.choice([0, self._chance.randint(1, 15), self._chance.randint(1, 50)])
@@ -111,7 +108,7 @@ class Run:
         self.events.append(read_log(log))
         return was_killed
 
-    def trained(self) -> dict[int, list[list[dict[str, Any]]]]:
+    def trained(self):
         """The groups of each rollout, as the last process that trained it had them."""
         last: dict[int, list[list[dict[str, Any]]]] = {}
         for events in self.events:
@@ -124,12 +121,12 @@ class Run:
                     last[event.rollout_id] = event.groups
         return last
 
-    def left(self) -> Event:
+    def left(self):
         (event,) = [event for event in self.events[-1] if event.name == "left"]
         return event
 
 
-def chain(run: Run, num_kills: int) -> int:
+def chain(run, num_kills):
     """Processes until one comes to the end; how many of them were killed."""
     killed = 0
     while run.run(may_kill=killed < num_kills):
@@ -137,7 +134,7 @@ def chain(run: Run, num_kills: int) -> int:
     return killed
 
 
-def assert_every_group_is_there(folder: Path) -> None:
+def assert_every_group_is_there(folder):
     """The files that checkpoints name, also those that no process went on from."""
     checkpoints = [path for path in folder.rglob("*.asyncdata*") if path.suffix != ".tmp"]
     headers = [read_header(str(path)) for path in checkpoints]

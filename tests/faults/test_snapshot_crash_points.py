@@ -6,23 +6,20 @@ import errno
 import itertools
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from asyncdata import SnapshotError
 from asyncdata.checkpoint.snapshot import Snapshot, load, save
 from tests.support.combinations import each_value
+from tests.support.faults import ROOT, Program
 from tests.support.figures import record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = [pytest.mark.faults, pytest.mark.thorough]
 
@@ -45,16 +42,14 @@ def number_of(path: str) -> int | None:
     return found.position[0]
 
 
-def intercept(act: Callable[[int, str, str], None], *, links: bool) -> Callable[[], None]:
+def intercept(act, *, links: bool):
     """Call ``act`` with the number of the call, its name and the moment, around each call to the system; a way back."""
     real = {name: getattr(os, name) for name in CALLS}
-    count = 0
+    numbers = itertools.count(1)
 
-    def wrap(name: str) -> Callable[..., Any]:
+    def wrap(name: str):
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            number = count
+            number = next(numbers)
             act(number, name, "before")
             if name == "link" and not links:
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
@@ -77,14 +72,9 @@ def intercept(act: Callable[[int, str, str], None], *, links: bool) -> Callable[
 
 def killed_at(path: str, new: Snapshot, place: int, moment: str, *, links: bool) -> bool:
     """Save in a process that ends without a word at that call; False if there is no such call."""
-
-    def act(number: int, _name: str, now: str) -> None:
-        if (number, now) == (place, moment):
-            os._exit(1)
-
     child = os.fork()
     if child == 0:
-        intercept(act, links=links)
+        intercept(lambda number, _, now: (number, now) == (place, moment) and os._exit(1), links=links)
         save(path, new)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
@@ -93,7 +83,7 @@ def killed_at(path: str, new: Snapshot, place: int, moment: str, *, links: bool)
 def calls_of(folder: Path, num_older: int, *, links: bool) -> list[str]:
     """The calls a save makes that nothing happens to."""
     path, names = fresh(folder, num_older), []
-    undo = intercept(lambda _number, name, now: names.append(name) if now == "before" else None, links=links)
+    undo = intercept(lambda _, name, now: now == "before" and names.append(name), links=links)
     save(path, snapshot(num_older))
     undo()
     return names
@@ -108,6 +98,9 @@ def die_everywhere(folder: Path) -> dict[str, int]:
                 path = fresh(folder, num_older)
                 num_deaths += killed_at(path, snapshot(num_older), place, moment, links=links)
                 num_gaps += verify(path, num_older, links=links)
+                last = number_of(path)
+                save(path, snapshot(9))  # over whatever the death has left
+                assert (number_of(path), number_of(f"{path}.1")) in ((9, last), (9, num_older - 1))
     return {"deaths": num_deaths, "gaps": num_gaps}
 
 
@@ -139,95 +132,48 @@ def verify(path: str, new: int, *, links: bool) -> int:
     return 0
 
 
-def die_again_and_again(folder: Path, seed: int) -> dict[str, int]:
-    """Deaths at random places on what earlier deaths left; now and then a save goes through."""
-    chance = random.Random(seed)
-    path = fresh(folder, 1)
-    last, num_deaths = 0, 0
-    for number in range(1, 400):
-        place, moment = chance.randrange(1, 100), chance.choice(MOMENTS)
-        num_deaths += killed_at(path, snapshot(number), place, moment, links=True)
-        found = number_of(path)
-        assert found in (last, number), (found, last, number)
-        last = found or 0
-        older = [number_of(f"{path}.{place}") for place in (1, 2)]
-        assert all(age is None or age <= last for age in older)
-    save(path, snapshot(1000))
-    assert (number_of(path), number_of(f"{path}.1")) == (1000, last)
-    return {"deaths": num_deaths}
-
-
-def in_a_process_of_its_own(folder: Path, *what: str) -> dict[str, int]:
-    """This process has threads, and must not fork."""
-    root = Path(__file__).parents[2]
-    command = [sys.executable, __file__, str(folder), *what]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def test_killed_at_any_call_the_old_or_the_new_one_is_there(tmp_path):
-    found = in_a_process_of_its_own(tmp_path / "work", "everywhere")
+    with Program(__file__, str(tmp_path / "work")) as program:  # this process has threads, and must not fork
+        found = json.loads(program.said(600).splitlines()[-1])
 
     record("R4", "each call", deaths=found["deaths"], unreadable=0, too_old=0)
     assert found["deaths"] >= 1000
     assert found["gaps"] > 0, "without hard links there is a moment of path.1 alone: this test must have met it"
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_killed_again_and_again_nothing_is_lost(tmp_path, seed):
-    found = in_a_process_of_its_own(tmp_path / "work", "again", str(seed))
-    record("R4", "again and again", deaths=found["deaths"], unreadable=0, too_old=0)
-    assert found["deaths"] > 150
+REFUSALS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE)
+FAULTS: dict[str, tuple[BaseException, Any]] = {
+    **{errno.errorcode[code]: (OSError(code, os.strerror(code)), SnapshotError) for code in REFUSALS},
+    "Ctrl-C": (KeyboardInterrupt(), KeyboardInterrupt),
+}
 
 
-@pytest.mark.parametrize(
-    ("code", "links"), each_value([errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE], [True, False])
-)
-def test_refused_by_the_disk_at_any_call_the_old_or_the_new_one_is_there(tmp_path, code, links):
-    def raise_it() -> None:
-        raise OSError(code, os.strerror(code))
-
-    assert fail_everywhere(tmp_path / "work", raise_it, SnapshotError, links=links) > 20
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_interrupted_at_any_call_nothing_half_written_stays(tmp_path, moment):
-    def raise_it() -> None:
-        raise KeyboardInterrupt
-
-    assert fail_everywhere(tmp_path / "work", raise_it, KeyboardInterrupt, moment=moment) > 20
-
-
-def fail_everywhere(
-    folder: Path,
-    raise_it: Callable[[], None],
-    expected: type[BaseException],
-    *,
-    links: bool = True,
-    moment: str = "before",
-) -> int:
-    """Each call fails once; how many there are."""
+@pytest.mark.parametrize(("fault", "links"), each_value(FAULTS, [True, False]))
+def test_refused_or_interrupted_at_any_call_the_old_or_the_new_one_is_there_and_nothing_half_written(
+    tmp_path, fault, links
+):
+    error, raised = fault
+    moments = ("before", "after") if raised is KeyboardInterrupt else ("before",)
+    folder = tmp_path / "work"
     total = len(calls_of(folder, 2, links=links))
-    for place in range(1, total + 1):
+    for fatal in itertools.product(range(1, total + 1), moments):
         path = fresh(folder, 2)
 
-        def act(number: int, name: str, now: str, place: int = place) -> None:
+        def act(number: int, name: str, now: str, fatal: tuple[int, str] = fatal) -> None:
             # What cannot be tidied up stays; the snapshot is whole all the same.
-            if (number, now) == (place, moment) and name not in ("unlink", "close"):
-                raise_it()
+            if (number, now) == fatal and name not in ("unlink", "close"):
+                raise error
 
         undo = intercept(act, links=links)
         try:
             save(path, snapshot(2))
-        except expected:
+        except raised:
             pass
         finally:
             undo()
         verify(path, 2, links=links)
         assert [name for name in os.listdir(folder) if name.endswith(".tmp")] == []
-    return total
+    assert total > 20
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
@@ -240,11 +186,9 @@ def test_a_disk_that_is_really_full_keeps_the_old_one(tmp_path):
 
     try:
         save(disk / "s", snapshot(0))
-        with pytest.raises(
-            SnapshotError, match=r"AD601 .* No space left on device \(need 3\d+ bytes\); free some"
-        ) as caught:
+        told = r"AD601 .* No space left on device \(need 3\d+ bytes\); free some.*the previous snapshot is kept as s$"
+        with pytest.raises(SnapshotError, match=told):
             save(disk / "s", Snapshot(position=(9, 9, 9), canaries=["x" * 300_000]))
-        assert str(caught.value).endswith("the previous snapshot is kept as s")
         assert os.listdir(disk) == ["s"]
         save(disk / "s", snapshot(1))
         assert (number_of(f"{disk}/s"), number_of(f"{disk}/s.1")) == (1, 0)
@@ -264,10 +208,10 @@ for number in itertools.count(1):
 
 def test_killed_from_outside_what_was_saved_is_there(tmp_path):
     path = str(tmp_path / "s")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     for kill_after in (1, 2, 3, 5, 8, 13, 21, 34):
-        command = [sys.executable, "-c", SAVER, path]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as saver:
+        with subprocess.Popen(
+            [sys.executable, "-c", SAVER, path], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        ) as saver:
             assert saver.stdout is not None
             for _ in range(kill_after):
                 saver.stdout.readline()
@@ -278,6 +222,4 @@ def test_killed_from_outside_what_was_saved_is_there(tmp_path):
 
 
 if __name__ == "__main__":
-    work = Path(sys.argv[1])
-    result = die_everywhere(work) if sys.argv[2] == "everywhere" else die_again_and_again(work, int(sys.argv[3]))
-    sys.stdout.write(json.dumps(result))
+    sys.stdout.write(json.dumps(die_everywhere(Path(sys.argv[1]))))

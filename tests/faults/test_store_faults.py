@@ -55,7 +55,7 @@ def path(tmp_path) -> Path:
 
 @pytest.fixture
 def origin(path) -> Iterator[str]:
-    async def answer(request: Request) -> Response:
+    def answer(request: Request) -> Response:
         return ranged(request, data, "v1") if request.path == "/rows.jsonl" else Response(404, {})
 
     data = path.read_bytes()
@@ -94,7 +94,6 @@ def stream(proxy: FaultProxy, num_faults: int, num_workers: int, chance: random.
 
 
 def _killed(loader: DataLoader, chance: random.Random) -> bool:
-    """Kill a worker now and then; whether it was done."""
     alive = [worker.pid for worker in loader.statistics().workers if worker.pid and worker.state in {"idle", "busy"}]
     if not alive or chance.random() > 0.03:
         return False
@@ -105,7 +104,6 @@ def _killed(loader: DataLoader, chance: random.Random) -> bool:
 
 
 def is_named(error: str, kind: str) -> bool:
-    """Whether the error has the code of its cause, the object, the range, and no secret."""
     has_code = error.startswith(ENDS_WITH.get(kind, ()))
     return has_code and "/rows.jsonl" in error and "bytes " in error and SECRET not in error
 
@@ -130,21 +128,6 @@ def test_what_is_delivered_is_d_whatever_the_store_answers(path, origin, kind, n
     assert unnamed == 0, run.errors
     if num_workers == 0 or kind not in ENDS_WITH:  # the answer that a killed worker had is asked for again
         assert bool(run.errors) == (kind in ENDS_WITH), run.errors
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_all_faults_together_and_late(path, origin, num_workers):
-    chance = random.Random(num_workers)
-    kinds = tuple(kind for kind in KINDS if kind not in ENDS_WITH)
-    with FaultProxy(origin, Faults(kinds, share=0.5, seed=5, repeats=3, delay_s=0.01)) as proxy:
-        run = stream(proxy, 4 * FAULTS, num_workers, chance)
-        faults = proxy.num_faults
-    with make(str(path)) as loader:
-        expected = [entry(sample) for sample in loader.get_next_batch(len(run.entries))]
-    record("STORE", "together", faults=faults, kills=run.kills, lost=0, repeated=0, unnamed=len(run.errors))
-
-    assert run.entries == expected
-    assert run.errors == []
 
 
 def test_workers_that_are_killed_while_they_keep_blocks_leave_only_whole_ones(path, origin, tmp_path):

@@ -8,23 +8,19 @@ import os
 import random
 import signal
 import threading
-import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from asyncdata import DataLoader, EndOfData, Limits, Mix, Part
-from asyncdata.workers.pool import lost_workers
+from asyncdata.workers.pool import deadlines
 from tests.faults.support.streaming import entry
-from tests.support.faults import num_rounds, say
+from tests.support.faults import num_rounds
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import id_and_text, kills_on_13
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -33,24 +29,27 @@ MIXTURE_ROUNDS = num_rounds(quick=5, full=100)
 STOP_ROUNDS = min(ROUNDS, 10)
 DENSE_KILLS = min(16, num_rounds(quick=12, full=16))  # with the waits between them, less than the patience there is
 NUM_ROWS = 2000
-SMALL = 90
 
 
-def make(path: Path | Mix, tokenize_fn: Any = id_and_text, **knobs: Any) -> DataLoader:
-    return DataLoader(path, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "timeout_s": NEVER_S} | knobs)
+def make(source: Path | Mix, tokenize_fn: Any = id_and_text, **knobs: Any) -> DataLoader:
+    return DataLoader(source, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "timeout_s": NEVER_S} | knobs)
 
 
 def pids(loader: DataLoader, *states: str) -> list[int]:
     return [worker.pid for worker in loader.statistics().workers if worker.pid and worker.state in states]
 
 
+def workers(loader: DataLoader) -> list[int]:
+    return pids(loader, "idle", "busy")
+
+
 def fork_servers(loader: DataLoader) -> list[int]:
     """The child of this process that is not a worker; empty if there is none."""
-    return [child.pid for child in psutil.Process().children() if child.pid not in pids(loader, "idle", "busy")]
+    return [child.pid for child in psutil.Process().children() if child.pid not in workers(loader)]
 
 
 def family(loader: DataLoader) -> list[int]:
-    return fork_servers(loader) + pids(loader, "idle", "busy")
+    return fork_servers(loader) + workers(loader)
 
 
 class Killer:
@@ -61,40 +60,29 @@ class Killer:
     """
 
     def __init__(
-        self,
-        loader: DataLoader,
-        number: int,
-        seed: int,
-        victims: Callable[[DataLoader], list[int]] | None,
-        number_of_signal: int = signal.SIGKILL,
+        self, loader: DataLoader, number: int, seed: int, victims: Any, number_of_signal: int = signal.SIGKILL
     ) -> None:
         self.num_sent = 0
-        self._loader = loader
-        self._number = number
-        self._signal = number_of_signal
-        self._victims = victims
+        self._loader, self._number, self._victims, self._signal = loader, number, victims, number_of_signal
         self._chance = random.Random(seed)
         self._delivered = threading.Event()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def tell(self) -> None:
-        """Something was delivered."""
-        self._delivered.set()
-
-    @property
-    def is_done(self) -> bool:
-        return not self._thread.is_alive()
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def stream(self) -> list[list[int]]:
+        """What is delivered until all are sent, and a little more."""
+        found: list[list[int]] = []
+        sizes = random.Random(self._number)
         self._thread.start()
         try:
-            yield
+            while self._thread.is_alive():
+                found += [entry(sample) for sample in self._loader.get_next_batch(sizes.choice([1, 7, 32, 100]))]
+                self._delivered.set()
         finally:
             self._is_over.set()
             self._delivered.set()
             self._thread.join()
+        return found + [entry(sample) for sample in self._loader.get_next_batch(500)]
 
     def _run(self) -> None:
         seen: set[int] = set()
@@ -114,26 +102,14 @@ class Killer:
                     self.num_sent += 1
 
 
-def stream_under(killer: Killer, loader: DataLoader, chance: random.Random) -> list[list[int]]:
-    """What is delivered until the killer is done, and a little more."""
-    found: list[list[int]] = []
-    with killer.running():
-        while not killer.is_done:
-            found += [entry(sample) for sample in loader.get_next_batch(chance.choice([1, 7, 32, 100]))]
-            killer.tell()
-    return found + [entry(sample) for sample in loader.get_next_batch(500)]
-
-
-def check(path: Path, found: list[list[int]], of: str, kills: int) -> str:
-    """Compare with D, both worked out without the engine and read without workers."""
-    num_epochs = 1 + len(found) // NUM_ROWS
-    wanted = order_of(path, num_epochs)[: len(found)]
-    with make(path, num_workers=0) as loader:
+def check(source: Any, found: list[list[int]], of: str, kills: int) -> None:
+    """Compare with D, as it is read without workers, and of a file also as it is worked out without the engine."""
+    with make(source, num_workers=0) as loader:
         expected = [entry(sample) for sample in loader.get_next_batch(len(found))]
     assert found == expected
-    assert [item[4] for item in found] == wanted
+    if isinstance(source, Path) and source.suffix == ".jsonl":
+        assert [item[4] for item in found] == order_of(source, 1 + len(found) // NUM_ROWS)[: len(found)]
     record("R1", of, kills=kills, lost=0, repeated=0, out_of_order=0)
-    return f"{len(found)} samples of {num_epochs} epochs, as without workers"
 
 
 @pytest.fixture
@@ -141,25 +117,16 @@ def path(tmp_path) -> Path:
     return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
-def workers(loader: DataLoader) -> list[int]:
-    return pids(loader, "idle", "busy")
-
-
 @pytest.mark.parametrize("victims", [workers, fork_servers, family])
 def test_kill_9_of_workers_and_fork_servers_at_random_instants_loses_nothing(path, victims):
-    began = time.monotonic()
     with make(path, num_workers=2, buffer_size=200) as loader:
         killer = Killer(loader, ROUNDS, 7, victims)
-        found = stream_under(killer, loader, random.Random(7))
+        found = killer.stream()
         restarts = loader.statistics().worker_restarts_total
 
-    result = check(path, found, f"kill -9 of {victims.__name__}", killer.num_sent)
+    check(path, found, f"kill -9 of {victims.__name__}", killer.num_sent)
     assert killer.num_sent == ROUNDS
     assert restarts <= 3 * ROUNDS
-    say(
-        f"kill -9 of {victims.__name__}: {killer.num_sent} kills, {restarts} replaced by the end, 2 workers: {result}; "
-        f"{time.monotonic() - began:.0f} s"
-    )
 
 
 @pytest.mark.parametrize(("what", "rounds"), [("a stream", ROUNDS), ("a mixture", MIXTURE_ROUNDS)])
@@ -172,52 +139,37 @@ def test_kill_9_while_a_stream_or_a_mixture_is_read_loses_nothing(tmp_path, path
         source = Mix(named, quota=10)
     with make(source, num_workers=2, buffer_size=200) as loader:
         killer = Killer(loader, rounds, 13, family)
-        found = stream_under(killer, loader, random.Random(13))
-    with make(source, num_workers=0) as loader:
-        expected = [entry(sample) for sample in loader.get_next_batch(len(found))]
+        found = killer.stream()
 
+    check(source, found, f"kill -9, {what}", killer.num_sent)
     assert killer.num_sent == rounds
-    assert found == expected
-    record("R1", f"kill -9, {what}", kills=rounds, lost=0, repeated=0, out_of_order=0)
-    say(f"kill -9 while {what} is read: {killer.num_sent} kills: {len(found)} samples as without workers")
 
 
 def test_kill_9_of_all_that_start_ends_when_the_kills_do(path, monkeypatch):
     """Nothing that starts comes up, for far longer than what ends by itself while it starts is tried again."""
-    began = time.monotonic()
-    monkeypatch.setattr(lost_workers, "_PATIENCE_S", NEVER_S)  # however long so many starts take here
+    monkeypatch.setattr(deadlines, "_PATIENCE_S", NEVER_S)  # however long so many starts take here
     with make(path, num_workers=2, buffer_size=200) as loader:
         killer = Killer(loader, DENSE_KILLS, 0, None)
-        found = stream_under(killer, loader, random.Random(0))
+        found = killer.stream()
         restarts = loader.statistics().worker_restarts_total
 
-    result = check(path, found, "kill -9 of all that start", killer.num_sent)
+    check(path, found, "kill -9 of all that start", killer.num_sent)
     assert killer.num_sent >= DENSE_KILLS
     assert restarts > 3
-    say(
-        f"kill -9 of all that start: {killer.num_sent} kills, {restarts} replaced: {result}; "
-        f"{time.monotonic() - began:.0f} s"
-    )
 
 
 def test_a_stopped_worker_is_replaced(path):
-    began = time.monotonic()
     with make(path, num_workers=2, buffer_size=200, limits=Limits(row_timeout_s=1.0)) as loader:
         killer = Killer(loader, STOP_ROUNDS, 11, workers, signal.SIGSTOP)
-        found = stream_under(killer, loader, random.Random(11))
+        found = killer.stream()
         while loader.statistics().worker_restarts_total == 0:
             found += [entry(sample) for sample in loader.get_next_batch(100)]
-        restarts = loader.statistics().worker_restarts_total
 
-    say(
-        f"SIGSTOP of workers: {killer.num_sent} stopped, {restarts} replaced: "
-        f"{check(path, found, 'SIGSTOP', killer.num_sent)}; "
-        f"{time.monotonic() - began:.0f} s"
-    )
+    check(path, found, "SIGSTOP", killer.num_sent)
 
 
 def test_a_row_that_kills_is_skipped_and_resumed_over(tmp_path):
-    path = write_rows(tmp_path / "small.jsonl", SMALL)
+    path = write_rows(tmp_path / "small.jsonl", 90)
     wanted = [row for row in order_of(path, 2) if row != 13]
     knobs: dict[str, Any] = {"epochs": 2, "bad_rows": "skip"}
     found, states = [], []
@@ -237,7 +189,6 @@ def test_a_row_that_kills_is_skipped_and_resumed_over(tmp_path):
             now = loader.statistics()
             # What the snapshot's journal names is not tried again, and is counted as that.
             assert now.bad_rows_total + now.dropped_total.get("journal", 0) == 2, now
-    say(f"a row that kills, skipped: {len(wanted)} samples in order; the same from {len(chosen)} snapshots")
 
 
 def rest_of(loader: DataLoader) -> list[int]:

@@ -1,10 +1,11 @@
-"""What the tests of fast tokenizers share."""
+"""What several integration tests share: rows, and the fast tokenizers."""
 
-from __future__ import annotations
+from pathlib import Path
 
 import pytest
 
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS
+from tests.support.loading import NUM_ROWS, write_rows
 
 
 @pytest.fixture(params=FAST_BACKENDS)
@@ -12,3 +13,9 @@ def backend(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     pytest.importorskip(name)
     return name
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of rows."""
+    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)

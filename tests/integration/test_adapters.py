@@ -3,16 +3,14 @@
 Base classes of frameworks are stood in for. Their own code drives the adapters in ``tests/integration/frameworks``.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
 import sys
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,51 +21,34 @@ pytest.importorskip("torch", reason="torch is not installed")
 from asyncdata.integrations import megatron, nemo_rl, openrlhf, prime_rl, skyrl, verl, verl_sft
 from asyncdata.integrations.axolotl import LoaderPlugin
 from tests.support import adapters
-from tests.support.adapters import KNOBS, NUM_ROWS, STEPS, Adapter, number_of
+from tests.support.adapters import KNOBS, NUM_ROWS, STEPS, numbers_of
 from tests.support.frameworks.stand_ins import stand_in_module
 from tests.support.ranks import settled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    Opened = Callable[..., Adapter]
 
 SHARING = [adapters.stateful_loader, adapters.dataset, adapters.trainer, adapters.megatron, adapters.torchtitan]
 """Each rank has its own part of the rows."""
 
-ADAPTERS = [
-    *SHARING,
-    adapters.order_view,
-    adapters.grouping_trainer,
-    adapters.axolotl,
-    adapters.nemo_rl,
-    adapters.openrlhf,
-    adapters.prime_rl,
-    adapters.skyrl,
-    adapters.skyrl_async,
-    adapters.verl,
-    adapters.verl_sft,
-]
+NAMES = "order_view grouping_trainer axolotl nemo_rl openrlhf prime_rl skyrl skyrl_async verl verl_sft"
+ADAPTERS = [*SHARING, *(getattr(adapters, name) for name in NAMES.split())]
 
 
 @pytest.fixture(autouse=True)
-def _frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _frameworks(monkeypatch):
     adapters.stand_in_for_frameworks(monkeypatch)
 
 
 @pytest.fixture
-def path(jsonl_file: Callable[..., Path]) -> Path:
+def path(jsonl_file):
     return jsonl_file(rows(range(NUM_ROWS)))
 
 
-def rows(numbers: Iterable[int]) -> list[dict[str, Any]]:
+def rows(numbers):
     return [{"number": number, "messages": [], "prompt": "p"} for number in numbers]
 
 
-def assert_resumes(source: Any, opened: Opened, **knobs: Any) -> None:
+def assert_resumes(source, opened, **knobs):
     with DataLoader(source, tokenize_fn=RowFn(), **KNOBS | knobs) as loader:
-        order = [number_of(sample) for sample in loader.get_next_batch(4 * STEPS)]
+        order = numbers_of(loader.get_next_batch(4 * STEPS))
     with closing(opened(source, **knobs)) as adapter:
         whole = list(islice(adapter.steps(), STEPS))
     found = [number for step in whole for number in step]
@@ -87,32 +68,24 @@ def assert_resumes(source: Any, opened: Opened, **knobs: Any) -> None:
 
 
 @pytest.mark.parametrize("opened", ADAPTERS)
-def test_the_rows_are_the_loaders_through_kill_and_resume(path: Path, opened: Opened) -> None:
+def test_the_rows_are_the_loaders_through_kill_and_resume(path, opened):
     assert_resumes(path, opened)
 
 
 @pytest.mark.parametrize("opened", [adapters.stateful_loader, adapters.dataset, adapters.order_view])
-def test_the_samples_are_those_of_a_mixture_too(jsonl_file: Callable[..., Path], opened: Opened) -> None:
+def test_the_samples_are_those_of_a_mixture_too(jsonl_file, opened):
     parts = {"a": Part(jsonl_file(rows(range(12)), "a.jsonl"), weight=3)}
     parts["b"] = Part(jsonl_file(rows(range(100, 108)), "b.jsonl"), weight=2)
-    has_length = {"rows_per_epoch": NUM_ROWS} if opened is adapters.order_view else {}
-
-    def opens(source: Any, **knobs: Any) -> Adapter:
-        return opened(source, **knobs, **has_length)
-
+    opens = partial(opened, rows_per_epoch=NUM_ROWS) if opened is adapters.order_view else opened
     assert_resumes(Mix(parts, quota=5), opens, shuffle=Shuffle(block_bytes=256, window_blocks=4))
 
 
 @pytest.mark.parametrize("opened", SHARING)
-def test_ranks_share_the_rows_and_a_state_of_any_of_them_continues_on_another_number(
-    path: Path, opened: Opened
-) -> None:
-    def taken(each: Adapter, num_rows: int) -> list[int]:
-        found: list[int] = []
-        for step in each.steps():
-            found += step
-            if len(found) >= num_rows:
-                break
+def test_ranks_share_the_rows_and_a_state_of_any_of_them_continues_on_another_number(path, opened):
+    def taken(each, num_rows):
+        found, steps = [], each.steps()
+        while len(found) < num_rows:
+            found += next(steps)
         return found
 
     with ExitStack() as stack:
@@ -127,38 +100,31 @@ def test_ranks_share_the_rows_and_a_state_of_any_of_them_continues_on_another_nu
         other.load(states[1])
         following = taken(other, 8)
 
+    def text_of(state):
+        """The loader's state in that of the framework, without what it knows only once its workers have read so far."""
+        own = state["attributes"]["saved"] if "attributes" in state else state
+        return settled(json.loads(own["asyncdata"]))
+
     assert sorted(parts[0] + parts[1]) == sorted(whole[0])
     assert sorted(more[0] + more[1]) == sorted(whole[1])
     assert following == whole[1]
-    assert _text_of(states[0]) == _text_of(states[1])
-
-
-def _text_of(state: dict[str, Any]) -> Any:
-    """The loader's state in that of the framework, without what it knows only once its workers have read that far."""
-    own = state["attributes"]["saved"] if "attributes" in state else state
-    return settled(json.loads(own["asyncdata"]))
+    assert text_of(states[0]) == text_of(states[1])
 
 
 @pytest.mark.parametrize("opened", ADAPTERS)
-def test_a_state_of_another_order_is_refused(path: Path, opened: Opened) -> None:
+def test_a_state_of_another_order_is_refused(path, opened):
     with closing(opened(path, seed=4)) as other:
         next(other.steps())
         state = other.state()
-
-    with (
-        closing(opened(path)) as adapter,
-        pytest.raises(SnapshotMismatchError, match="AD603 .*\\n  seed: saved 4, present 3"),
-    ):
+    message = "AD603 .*\\n  seed: saved 4, present 3"
+    with closing(opened(path)) as adapter, pytest.raises(SnapshotMismatchError, match=message):
         adapter.load(state)
 
 
 @pytest.mark.parametrize("opened", ADAPTERS)
-def test_the_state_of_the_frameworks_own_loader_is_refused(path: Path, opened: Opened) -> None:
+def test_the_state_of_the_frameworks_own_loader_is_refused(path, opened):
     with closing(opened(path)) as adapter, pytest.raises(SnapshotError, match="AD602"):
         adapter.load({"_iterator_finished": False})
-
-
-# What cannot work
 
 
 @pytest.mark.parametrize(
@@ -168,23 +134,18 @@ def test_the_state_of_the_frameworks_own_loader_is_refused(path: Path, opened: O
         ("axolotl", "AsyncDataArgs", "pydantic"),
         ("nemo_rl", "RowDataset", "nemo_rl"),
         ("prime_rl", "RowsConfig", "verifiers"),
-        ("skyrl", "PPOExp", "skyrl"),
-        ("skyrl", "PPOTrainer", "skyrl"),
-        ("skyrl", "FullyAsyncPPOTrainer", "skyrl"),
+        *(("skyrl", name, "skyrl") for name in ("PPOExp", "PPOTrainer", "FullyAsyncPPOTrainer")),
         ("torchtitan", "AsyncDataLoader", "torchtitan"),
         ("verl", "RLDataset", "verl"),
         ("verl_sft", "SFTDataset", "verl"),
     ],
 )
-def test_a_class_whose_framework_is_missing_names_it(
-    monkeypatch: pytest.MonkeyPatch, module: str, name: str, package: str
-) -> None:
+def test_a_class_whose_framework_is_missing_names_it(monkeypatch, module, name, package):
     adapter = importlib.import_module(f"asyncdata.integrations.{module}")
     adapters.made_late(monkeypatch, adapter, name)
     for imported in [package, *(found for found in sys.modules if found.startswith(f"{package}."))]:
         monkeypatch.setitem(sys.modules, imported, None)
     needed = module.removesuffix("_sft").replace("_", "-") if package != "verifiers" else package
-
     with pytest.raises(ConfigError, match=f"{name} needs {needed}"):
         getattr(adapter, name)
 
@@ -194,16 +155,13 @@ def test_a_class_whose_framework_is_missing_names_it(
     [
         (openrlhf.plug_in, "plug_in needs openrlhf", ["openrlhf"]),
         (skyrl.main, "asyncdata.integrations.skyrl needs skyrl", ["skyrl", "ray"]),
-        (lambda: adapters.attach(None, None), "attach needs transformers", ["transformers.trainer_callback"]),  # type: ignore[arg-type]
+        (lambda: adapters.attach(None, None), "attach needs transformers", ["transformers.trainer_callback"]),
     ],
     ids=["OpenRLHF", "SkyRL", "transformers"],
 )
-def test_a_call_whose_framework_is_missing_names_it(
-    monkeypatch: pytest.MonkeyPatch, call: Any, what: str, packages: list[str]
-) -> None:
+def test_a_call_whose_framework_is_missing_names_it(monkeypatch, call, what, packages):
     for name in packages:
         monkeypatch.setitem(sys.modules, name, None)
-
     with pytest.raises(ConfigError, match=what):
         call()
 
@@ -211,35 +169,35 @@ def test_a_call_whose_framework_is_missing_names_it(
 class Config(SimpleNamespace):
     """A configuration as axolotl has it."""
 
-    def get(self, name: str) -> Any:
+    def get(self, name):
         return getattr(self, name, None)
 
 
-def _axolotl(**changes: Any) -> None:
+def _axolotl(**changes):
     LoaderPlugin().check(Config(**{"asyncdata_loader": "my_data.make_loader", "max_steps": 9, **changes}))
 
 
-def _openrlhf(*, generated: int = 4, probs: str | None = None) -> None:
+def _openrlhf(*, generated=4, probs=None):
     rollout = SimpleNamespace(batch_size=4, vllm_generate_batch_size=generated)
     args = SimpleNamespace(rollout=rollout, data=SimpleNamespace(prompt_probs=probs, prompt_dataset="rows.jsonl"))
     openrlhf.prepare_datasets(SimpleNamespace(args=args), None, source=None, settings={})
 
 
-def _skyrl(*names: str, **changes: Any) -> None:
+def _skyrl(*names, **changes):
     adapters.skyrl_experiment(adapters.skyrl_settings(["rows.jsonl", *names], **changes), drop_overlong=True)
 
 
-def _verl(**changes: Any) -> None:
+def _verl(**changes):
     verl.check({"shuffle": False, "dataloader_num_workers": 0, "validation_shuffle": False, **changes})
 
 
-def _prime_rl(path: str, **settings: Any) -> None:
+def _prime_rl(path, **settings):
     prime_rl.check(path, {"num_workers": 2, **settings})
 
 
 NOT_FOLLOWED = {"n_samples_per_prompt": 2, "epochs": 2, "commit": 2, "tokenize_fn": 2, "packing": 2}
 
-REFUSED: list[tuple[Callable[[], Any], str]] = [
+REFUSED = [
     (lambda: _axolotl(asyncdata_loader=None), "AD462 the configuration has no asyncdata_loader"),
     (lambda: _axolotl(asyncdata_loader="no_module"), "AD462 the configuration has no asyncdata_loader"),
     (lambda: _axolotl(max_steps=None), "AD462 the configuration has no max_steps, and a loader has no length. For n"),
@@ -254,7 +212,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: _prime_rl(""), "AD464 env.taskset.data_path is not set: a file, a glob"),
     *(
         (
-            lambda name=name: _prime_rl("a", **{name: 2}),  # type: ignore[misc]
+            lambda name=name: _prime_rl("a", **{name: 2}),
             rf"AD464 env.taskset.asyncdata.{name}=2 is not followed. Leave it out",
         )
         for name in NOT_FOLLOWED
@@ -276,20 +234,20 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 @pytest.mark.parametrize(
     ("call", "message"), REFUSED, ids=[re.sub(r"\W+", " ", message)[:50].strip() for _, message in REFUSED]
 )
-def test_what_would_lose_rows_or_the_order_is_refused_with_the_way_out(call: Callable[[], Any], message: str) -> None:
+def test_what_would_lose_rows_or_the_order_is_refused_with_the_way_out(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
 
 
-def test_settings_that_keep_the_order_are_taken() -> None:
+def test_settings_that_keep_the_order_are_taken():
     _axolotl()
     _verl()
     _prime_rl("rows.jsonl")
     verl_sft.check({"num_workers": 0, "asyncdata": {"shuffle": "full"}})
 
 
-def test_an_iterator_for_megatron_refuses_a_loader_of_other_ranks(path: Path) -> None:
-    def groups(rank: int, size: int) -> Any:
+def test_an_iterator_for_megatron_refuses_a_loader_of_other_ranks(path):
+    def groups(rank, size):
         return SimpleNamespace(dp=SimpleNamespace(rank=lambda: rank, size=lambda: size))
 
     ranks = megatron.ranks_of(groups(5, 8))
@@ -300,7 +258,7 @@ def test_an_iterator_for_megatron_refuses_a_loader_of_other_ranks(path: Path) ->
         megatron.MegatronIterator(loader, groups(1, 4))
 
 
-def test_the_end_of_the_data_ends_an_iteration_of_megatron(path: Path) -> None:
+def test_the_end_of_the_data_ends_an_iteration_of_megatron(path):
     with closing(adapters.megatron(path, epochs=1)) as opened:
         assert sorted(number for step in opened.steps() for number in step) == list(range(NUM_ROWS))
 
@@ -308,7 +266,7 @@ def test_the_end_of_the_data_ends_an_iteration_of_megatron(path: Path) -> None:
 # Rows as a framework takes them
 
 
-def test_a_row_for_nemo_rl_has_messages_and_the_name_of_its_task(jsonl_file: Callable[..., Path]) -> None:
+def test_a_row_for_nemo_rl_has_messages_and_the_name_of_its_task(jsonl_file):
     path = jsonl_file([{"question": "1 + 1?", "answer": "2"}, {"messages": ["m"], "more": 3}], "math/train.v1.jsonl")
     keys = {"input_key": "question", "output_key": "answer", "asyncdata": KNOBS | {"shuffle": False}}
     given, named = nemo_rl.NemoRows(str(path), **keys), nemo_rl.NemoRows([str(path)], task_name="sums", **keys)
@@ -321,14 +279,10 @@ def test_a_row_for_nemo_rl_has_messages_and_the_name_of_its_task(jsonl_file: Cal
         assert (given.task_name, named.dataset[0]["task_name"]) == ("math-train", "sums")
 
 
-def test_openrlhfs_trainers_find_our_function_with_the_settings_of_plug_in(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openrlhfs_trainers_find_our_function_with_the_settings_of_plug_in(path, monkeypatch):
     for name in ("ppo_trainer", "ppo_trainer_async"):
         stand_in_module(monkeypatch, f"openrlhf.trainer.{name}")
-
     openrlhf.plug_in(str(path), rows_per_epoch=8, seed=3)
-
     made = [sys.modules[f"openrlhf.trainer.{name}"].prepare_datasets for name in ("ppo_trainer", "ppo_trainer_async")]
     assert [(each.func, each.keywords) for each in made] == [
         (openrlhf.prepare_datasets, {"source": str(path), "settings": {"rows_per_epoch": 8, "seed": 3}})

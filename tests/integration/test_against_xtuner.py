@@ -3,51 +3,35 @@
 What XTuner delivers is recorded in ``tests/golden``; ASYNCDATA_XTUNER may name a checkout of it (see ``records``).
 """
 
-from __future__ import annotations
-
-import json
 import sys
-from typing import TYPE_CHECKING, Any
+from itertools import islice
 
 import numpy as np
 import pytest
 
-from asyncdata import (
-    DataLoader,
-    Document,
-    LengthGrouping,
-    Ranks,
-    XTunerCollator,
-    XTunerPacking,
-    XTunerTokenizeFn,
-)
-from asyncdata.batching.length_grouping import xtuner_share
+from asyncdata import DataLoader, Document, LengthGrouping, Ranks, XTunerCollator, XTunerPacking, XTunerTokenizeFn
 from tests.support.peers.checkouts import module_of
-from tests.support.peers.records import Case, cases_of, digest, plain
-from tests.support.peers.xtuner import batch_of, costs_of, shown, stable_sorts
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.support.peers.records import cases_of, digest, plain
+from tests.support.peers.xtuner import batch_of, costs_of, share_of, shown, stable_sorts
 
 PACKS = cases_of("xtuner_packs")
 
 
-def packed(case: Case, **settings: Any) -> dict[str, Any]:
+def packed(case, **settings):
     plan = XTunerPacking(**case.given["settings"], **settings).plan([np.array(some) for some in case.given["lengths"]])
     packs = [" ".join("{}:{}-{}".format(*piece) for piece in plan.pack(number)) for number in range(plan.num_packs)]
     return {"packs": packs, "costs": plan.costs.tolist()}
 
 
 @pytest.mark.parametrize("case", [case for case in PACKS if case.given["settings"]["kind"] == "hard"], ids=str)
-def test_hard_packs_are_xtuners(tmp_path: Path, case: Case) -> None:
+def test_hard_packs_are_xtuners(tmp_path, case):
     assert packed(case) == case.delivered(tmp_path)
 
 
 @pytest.mark.parametrize("case", [case for case in PACKS if case.given["settings"]["kind"] != "hard"], ids=str)
-def test_soft_packs_are_xtuners_ties_and_all(tmp_path: Path, case: Case) -> None:
+def test_soft_packs_are_xtuners_ties_and_all(tmp_path, case):
     """XTuner's were made with a stable sort; so are ours, and those that take numpy's order, whatever it is."""
     expected = case.delivered(tmp_path)
-
     assert packed(case) == expected
     patch = stable_sorts()
     try:
@@ -57,40 +41,36 @@ def test_soft_packs_are_xtuners_ties_and_all(tmp_path: Path, case: Case) -> None
 
 
 @pytest.mark.parametrize("case", cases_of("xtuner_order"), ids=str)
-def test_the_order_of_packs_is_xtuners(tmp_path: Path, case: Case) -> None:
+def test_the_order_of_packs_is_xtuners(tmp_path, case):
     num_packs, world_size, accumulation, round_up = case.given.values()
     batch, found = world_size * accumulation, []
     for rank in range(world_size):
         for epoch in range(2):
-            order = LengthGrouping(method="xtuner").order(
-                costs_of(num_packs), world_size=world_size, accumulation=accumulation, seed=7, epoch=epoch
-            )
-            whole = xtuner_share(order, rank, world_size, batch, round_up=round_up).tolist()
+            place = {"world_size": world_size, "accumulation": accumulation, "seed": 7, "epoch": epoch}
+            order = LengthGrouping(method="xtuner").order(costs_of(num_packs), **place)
+            whole = share_of(order, rank, world_size, batch, round_up=round_up).tolist()
             consumed = len(whole) * world_size // 2 // batch * batch
-            rest = xtuner_share(order, rank, world_size, batch, round_up=round_up, consumed=consumed).tolist()
+            rest = share_of(order, rank, world_size, batch, round_up=round_up, consumed=consumed).tolist()
             found.append([whole[:4], digest(whole), digest(rest)])
 
     assert found == case.delivered(tmp_path)
 
 
 @pytest.mark.parametrize("case", cases_of("xtuner_batches"), ids=str)
-def test_batches_are_xtuners(tmp_path: Path, case: Case) -> None:
+def test_batches_are_xtuners(tmp_path, case):
     pytest.importorskip("torch")
     packs = [
         [Document(np.array(ids, np.int32), np.array(labels)) for ids, labels in pack] for pack in case.given["packs"]
     ]
     items = XTunerCollator(**case.given["settings"], shift="pack", overlong="truncate", output="tensors")(packs)
-
     assert batch_of(items) == case.delivered(tmp_path)
 
 
-def test_a_sequence_context_is_an_object_of_xtuners(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_context_is_an_object_of_xtuners(monkeypatch):
     module = module_of("xtuner", "v1.data_proto.sequence_context")
     monkeypatch.setitem(sys.modules, "xtuner.v1.data_proto", module)
     pack = [Document(np.arange(3)), Document(np.arange(5))]
-
     (item,) = XTunerCollator(max_length=10, output="sequence_context")([pack])
-
     assert type(item["seq_ctx"]) is module.SequenceContext
     assert item["seq_ctx"].cu_seq_lens_q.tolist() == [0, 3, 8, 10]
     assert item["seq_ctx"].mask.tolist() == [[True] * 8 + [False] * 2]
@@ -98,18 +78,14 @@ def test_a_sequence_context_is_an_object_of_xtuners(monkeypatch: pytest.MonkeyPa
     assert not [name for name in sys.modules if name.partition(".")[0] == "mmengine"], "nothing of it is left behind"
 
 
-# A loader
-
-
-def loader_of(folder: Path, rank: int, given: dict[str, Any]) -> DataLoader:
+def loader_of(folder, rank, given):
+    collate = {"max_length": given["settings"]["max_length"], "shift": "pack", "overlong": "truncate"}
     return DataLoader(
         [str(path) for path in sorted(folder.glob("*.jsonl"))],
         tokenize_fn=XTunerTokenizeFn("tests.support.xtuner_fns:Numbered"),
         packing=XTunerPacking(**given["settings"]),
         length_grouping=LengthGrouping(method="xtuner") if given["grouped"] else None,
-        collate_fn=XTunerCollator(
-            max_length=given["settings"]["max_length"], shift="pack", overlong="truncate", output="tensors"
-        ),
+        collate_fn=XTunerCollator(**collate, output="tensors"),
         batch_size=given["batch_size"],
         ranks=Ranks(rank=rank, world_size=given["world_size"], gradient_accumulation=given["accumulation"]),
         drop_last=not given["round_up"],
@@ -120,29 +96,20 @@ def loader_of(folder: Path, rank: int, given: dict[str, Any]) -> DataLoader:
     )
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["one process", "killed"])
 @pytest.mark.parametrize("case", cases_of("xtuner_epochs"), ids=str)
-def test_a_rank_gets_what_xtuners_sampler_gives_it(tmp_path: Path, case: Case, is_killed: bool) -> None:
+def test_a_rank_gets_what_xtuners_sampler_gives_it(tmp_path, jsonl_file, case):
     pytest.importorskip("torch")
     first = 0
     for number, lengths in enumerate(case.given["lengths"]):
-        rows = [{"number": first + row, "tokens": tokens} for row, tokens in enumerate(lengths)]
-        (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        first += len(rows)
+        jsonl_file([{"number": first + row, "tokens": tokens} for row, tokens in enumerate(lengths)], f"{number}.jsonl")
+        first += len(lengths)
 
     for rank, expected in enumerate(case.delivered(tmp_path)):
-        found: list[Any] = []
-        num_before = len(expected) // 3 if is_killed else 0
-        with loader_of(tmp_path, rank, case.given) as loader:
-            batches = (batch for _ in range(2) for batch in loader)
-            found += [shown(batch_of(next(batches))) for _ in range(num_before)]
-            if is_killed:
-                state = plain(loader.state_dict())
-                next(batches)
-            else:
-                found += [shown(batch_of(batch)) for batch in batches]
-        if is_killed:
-            with loader_of(tmp_path, rank, case.given) as loader:
-                loader.load_state_dict(state)
-                found += [shown(batch_of(batch)) for _ in range(2) for batch in loader]
-        assert plain(found) == expected
+        with loader_of(tmp_path, rank, case.given) as loader, loader_of(tmp_path, rank, case.given) as resumed:
+            batches = (shown(batch_of(batch)) for _ in range(2) for batch in loader)
+            before = list(islice(batches, len(expected) // 3))
+            state = plain(loader.state_dict())
+            assert plain(before + list(batches)) == expected
+
+            resumed.load_state_dict(state)
+            assert plain(before + [shown(batch_of(batch)) for _ in range(2) for batch in resumed]) == expected

@@ -1,25 +1,20 @@
 """A loader that finds its workers and its read-ahead: what it delivers is D, and it does find them."""
 
-from __future__ import annotations
-
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import DataLoader
-from asyncdata.loader.autotune import tuner as tuners
-from asyncdata.loader.autotune.policy import Change
+from asyncdata.loader import autotune as tuners
+from asyncdata.loader.autotune import Change, Observation
+from asyncdata.loader.executors import TuningLimits
 from tests.support.faces import FACES
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import row_id
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from asyncdata.loader.autotune.policy import Observation, TuningLimits
 
 pytestmark = pytest.mark.thorough
 
@@ -32,8 +27,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Senseless:
-    """Decides at every reply, and anything: the workers and the capacity in turn."""
-
     def __init__(self, limits: TuningLimits) -> None:
         self.chance = random.Random(limits.max_workers)
         self.num_decisions = 0
@@ -62,9 +55,7 @@ def knobs(**given: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("face", FACES.values(), ids=FACES)
 @pytest.mark.parametrize("backend", ["asyncio", "trio", "uvloop"])
 @pytest.mark.parametrize("max_workers", [1, 3])
-def test_whatever_is_decided_at_any_moment_the_order_is_the_same(
-    path: Path, face: Any, backend: str, max_workers: int
-) -> None:
+def test_whatever_is_decided_at_any_moment_the_order_is_the_same(path, face, backend, max_workers):
     settings = knobs(event_loop=backend, limits={"max_workers": max_workers}, num_workers=None, epochs=2, batch_size=7)
     with capture_logs(), face(path, **settings) as loader:
         found = [number for _ in range(2) for batch in loader for number in ids(batch)]
@@ -75,7 +66,7 @@ def test_whatever_is_decided_at_any_moment_the_order_is_the_same(
 
 
 @pytest.mark.usefixtures("senseless")
-def test_a_run_goes_on_from_a_snapshot_of_any_moment_under_any_decisions(path: Path) -> None:
+def test_a_run_goes_on_from_a_snapshot_of_any_moment_under_any_decisions(path):
     found: list[int] = []
     state = None
     with capture_logs():
@@ -89,7 +80,7 @@ def test_a_run_goes_on_from_a_snapshot_of_any_moment_under_any_decisions(path: P
     assert found == order_of(path, 2)
 
 
-def test_what_is_given_is_not_tuned(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_given_is_not_tuned(path, monkeypatch):
     monkeypatch.setattr(tuners, "Autotuner", None)
     with DataLoader(path, **knobs(num_workers=1, buffer_size=20)) as loader:
         assert ids(loader.get_next_batch(NUM_ROWS)) == order_of(path)
@@ -99,12 +90,11 @@ def test_what_is_given_is_not_tuned(path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def slow(row: dict[str, Any]) -> list[int]:
-    """Five milliseconds of work."""
     time.sleep(0.005)
     return [row["id"]]
 
 
-def test_a_trainer_that_waits_for_workers_gets_more_of_them(path: Path) -> None:
+def test_a_trainer_that_waits_for_workers_gets_more_of_them(path):
     """The work is a pause here, so that as many can do it at once as there are, whatever the machine."""
     function = "tests.integration.test_autotuned:slow"
     with capture_logs() as logs, DataLoader(path, **knobs(tokenize_fn=function, limits={"max_workers": 4})) as loader:
@@ -119,34 +109,3 @@ def test_a_trainer_that_waits_for_workers_gets_more_of_them(path: Path) -> None:
     changes = [log for log in logs if log["event"] == "autotune.changed" and log["what"] == "num_workers"]
     assert changes[0]["before"] == 1
     assert changes[-1]["after"] == 4
-
-
-def test_a_trainer_that_does_not_wait_keeps_one_worker(path: Path) -> None:
-    """Each batch is taken when it is ready, until enough time has passed for a decision."""
-    with capture_logs() as logs, DataLoader(path, **knobs(limits={"max_workers": 4})) as loader:
-        loader.get_next_batch(10)
-        num_replies, deadline = 0, time.monotonic() + NEVER_S
-        while not any(log["event"] == "autotune.settled" for log in logs) and time.monotonic() < deadline:
-            if loader.statistics().ready_samples >= 100:
-                loader.get_next_batch(100)
-                num_replies += 1
-        now = loader.statistics()
-
-    assert num_replies > 0
-    assert now.num_workers == 1
-    assert [log["reason"] for log in logs if log["event"] == "autotune.settled"] == ["fed"]
-
-
-def test_a_trainer_that_comes_in_bursts_has_more_read_ahead_meanwhile(path: Path) -> None:
-    """A thread does the work, so that there is nothing else to decide; and the trainer computes between its bursts."""
-    with capture_logs() as logs, DataLoader(path, **knobs(num_workers=0)) as loader:
-        found, deadline = [], time.monotonic() + NEVER_S
-        while loader.statistics().capacity_samples == 1000 and time.monotonic() < deadline:
-            time.sleep(0.3)
-            found += ids(loader.get_next_batch(3000))
-        now = loader.statistics()
-
-    assert now.capacity_samples > 1000
-    assert now.num_workers == 1
-    assert found == order_of(path, len(found) // NUM_ROWS)
-    assert {log["reason"] for log in logs if log["event"] == "autotune.changed"} <= {"no_room", "small_chunks"}

@@ -6,15 +6,17 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.metadata import version
 from itertools import pairwise
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -25,12 +27,11 @@ from structlog.testing import capture_logs
 from asyncdata import ChatTokenizeFn, DataLoader, FixedLengthTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn
 from asyncdata.loader import background_proof
 from asyncdata.loader.background_proof import SWITCH, Prover
-from asyncdata.tokenization.encoders import equivalence_records, text_encoder
+from asyncdata.tokenization.encoders import equivalence_records, equivalence_sweep, fast_backends
 from asyncdata.tokenization.encoders.equivalence_records import Proof, choose, find, keep, subject_of
-from asyncdata.tokenization.encoders.equivalence_sweep import random_texts, sweep
+from asyncdata.tokenization.encoders.equivalence_sweep import sweep
 from asyncdata.tokenization.encoders.fast_backends import load_backend, version_of
-from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, separator_of
-from asyncdata.tokenization.encoders.token_lengths import lengths_of
+from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, lengths_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.support.combinations import each_value
 from tests.support.faults import until
@@ -49,28 +50,6 @@ NUM_ROWS = 400
 _SAYS = "import sys; sys.stdout.write(sys.argv[1]); sys.stdout.flush(); sys.stdin.read()"
 
 
-@pytest.fixture
-def files(small_tokenizer) -> TokenizerFiles:
-    return TokenizerFiles(str(small_tokenizer))
-
-
-@pytest.mark.thorough
-def test_a_short_sweep_proves_every_backend_for_a_small_tokenizer(backend, files):
-    tokenizer = files.load()
-
-    found = sweep(
-        HfEncoder(tokenizer),
-        load_backend(backend, files.plain_json()),
-        SPECIAL,
-        separator=separator_of(tokenizer),
-        code_points=POINTS,
-        num_random_texts=1000,
-        longest_text=5000,
-    )
-
-    assert (found.refusal, found.num_differences) == ("", 0)
-
-
 ALONE = """
 import os, sys
 sys.path[:] = sys.argv[3:]
@@ -83,36 +62,46 @@ if os.fork() == 0:
     os._exit(0)
 _, status = os.wait()
 print(os.waitstatus_to_exitcode(status), encode(["and so does its parent"]).ends[0] > 0)
+sys.modules["awkward"] = stranger = object()
+print(encode(["a"] * 50 + ["a long one " * 500]).ends[0], sys.modules["awkward"] is stranger)
 """
 
 
+@pytest.fixture
+def files(small_tokenizer) -> TokenizerFiles:
+    return TokenizerFiles(str(small_tokenizer))
+
+
+@pytest.fixture
+def proof(backend, files) -> Proof:
+    """As if a sweep had been made."""
+    subject = subject_of(files, backend)
+    assert subject is not None
+    lengths = lengths_of(files, files.load())
+    return Proof(subject=subject, exceptions=[(0x4E00, 0x110000)], around=([], []), token_lengths=lengths)
+
+
 @pytest.mark.thorough
-def test_a_backend_is_loaded_without_a_thread_so_that_forked_processes_can_use_it(backend, small_tokenizer):
+def test_a_backend_starts_no_thread_before_a_fork_and_leaves_awkward_alone(backend, small_tokenizer):
     path = str(small_tokenizer / "tokenizer.json")
     environment = os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, backend, path, *sys.path],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-c", ALONE, backend, path, *sys.path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
-    assert done.stdout.splitlines() == ["1 False", "0 True"]
+    assert done.stdout.splitlines() == ["1 False", "0 True", "1 True"]
+
+
+BATCHES = [
+    *([], [""], ["", "", ""], ["a"], ["one", "", "two words", "\u4e2d\u6587", "<|im_end|>"]),
+    ["a"] * 50 + ["a long one " * 500, ""],
+]
 
 
 @pytest.mark.thorough
 def test_a_batch_has_the_ids_of_its_texts_however_their_lengths_differ_in_any_thread(backend, files):
     encode = load_backend(backend, files.plain_json())
-    for texts in (
-        [],
-        [""],
-        ["", "", ""],
-        ["a"],
-        ["one", "", "two words", "\u4e2d\u6587", "<|im_end|>"],
-        ["a"] * 50 + ["a long one " * 500, ""],
-    ):
+    for texts in BATCHES:
         found = encode(texts).of_each()
         assert found == [b"".join(encode([text]).of_each()) for text in texts]
         assert found == HfEncoder(files.load())(texts).of_each()
@@ -121,62 +110,7 @@ def test_a_batch_has_the_ids_of_its_texts_however_their_lengths_differ_in_any_th
         assert others.of_each() == found
 
 
-class Stranger(ModuleType):
-    """A module under the name of another library, which says who asks for what."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"awkward.{name} was asked for")
-
-
-@pytest.mark.thorough
-def test_encoding_neither_imports_nor_replaces_awkward(backend, files, monkeypatch):
-    """A library that gigatoken imports for its arrays: slow to load, and not ours to take the place of."""
-    seen: list[Any] = []
-    awkward = Stranger("awkward")
-    monkeypatch.setitem(sys.modules, "awkward", awkward)
-    encode = load_backend(backend, files.plain_json())
-
-    for texts in (["one", "two words"], ["a"] * 50 + ["a long one " * 500]):
-        encode(texts)
-        seen.append(sys.modules["awkward"])
-
-    assert seen == [awkward, awkward]
-
-
-def test_the_version_that_a_proof_names_is_the_installed_one(backend):
-    from importlib.metadata import version
-
-    assert version_of(backend) == version(backend)
-    assert version_of("surely_no_such_library") is None
-
-
-def keep_proof(files: TokenizerFiles, backend: str) -> None:
-    """As if a sweep had been made."""
-    subject = subject_of(files, backend)
-    assert subject is not None
-    keep(Proof(subject=subject, exceptions=[(0x80, 0x110000)], around=([], [])))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_d_is_the_same_by_every_backend(backend, num_workers, files, small_tokenizer, jsonl_file, monkeypatch):
-    keep_proof(files, backend)
-    path = jsonl_file([{"input": text} for text in random_texts(POINTS, SPECIAL, 400, seed=5)])
-
-    def delivered(name: Any) -> list[list[int]]:
-        fn = PromptTokenizeFn(str(small_tokenizer), tokenizer_backend=name)
-        with DataLoader(path, tokenize_fn=fn, num_workers=num_workers, epochs=1) as loader:
-            return [sample.tokens.tolist() for sample in loader.get_next_batch(300)]
-
-    assert delivered("auto") == delivered(backend) == delivered("hf")
-
-
 # Proofs beside a run
-
-
-@pytest.fixture
-def may_prove(monkeypatch) -> None:
-    monkeypatch.delenv(SWITCH)
 
 
 def child_of(process: psutil.Process) -> psutil.Process:
@@ -193,8 +127,9 @@ def child_of(process: psutil.Process) -> psutil.Process:
 
 @pytest.mark.thorough
 def test_a_loader_proves_beside_the_run_on_idle_cpus_only_and_ends_that_with_itself(
-    backend, small_tokenizer, jsonl_file, may_prove
+    backend, small_tokenizer, jsonl_file, monkeypatch
 ):
+    monkeypatch.delenv(SWITCH)
     path = jsonl_file([{"input": "one"}] * 10)
 
     with DataLoader(path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer)), num_workers=0) as loader:
@@ -226,8 +161,9 @@ sys.stdin.read()
 @pytest.mark.thorough
 @pytest.mark.parametrize("forks", [False, True])
 def test_a_proof_ends_with_the_process_that_wanted_it_even_if_that_is_killed(
-    backend, small_tokenizer, may_prove, forks
+    backend, small_tokenizer, monkeypatch, forks
 ):
+    monkeypatch.delenv(SWITCH)
     command = [sys.executable, "-c", OWNER.format(forks=forks), str(small_tokenizer), *sys.path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         child = child_of(psutil.Process(owner.pid))
@@ -242,7 +178,7 @@ def test_a_proof_ends_with_the_process_that_wanted_it_even_if_that_is_killed(
     assert not left
 
 
-def test_nothing_is_proven_where_that_is_forbidden_known_or_needless(backend, files, small_tokenizer, monkeypatch):
+def test_nothing_is_proven_where_that_is_forbidden_known_or_needless(backend, proof, small_tokenizer, monkeypatch):
     def starts(fn: Any) -> bool:
         prover = Prover(fn)
         prover.start()
@@ -251,19 +187,20 @@ def test_nothing_is_proven_where_that_is_forbidden_known_or_needless(backend, fi
         prover.close()
         return prover._process is not None  # noqa: SLF001
 
+    assert (version_of(backend), version_of("surely_no_such_library")) == (version(backend), None)
     assert not starts(PromptTokenizeFn(str(small_tokenizer)))
     monkeypatch.delenv(SWITCH)
     assert not starts(PromptTokenizeFn(str(small_tokenizer), tokenizer_backend="hf"))
     assert not starts(len)
-    keep_proof(files, backend)
+    keep(proof)
     assert not starts(PromptTokenizeFn(str(small_tokenizer)))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_what_is_proven_beside_a_run_is_used_by_the_next(backend, small_tokenizer, may_prove):
-    fn = PromptTokenizeFn(str(small_tokenizer))
-    prover = Prover(fn)
+def test_what_is_proven_beside_a_run_is_used_by_the_next(backend, small_tokenizer, monkeypatch):
+    monkeypatch.delenv(SWITCH)
+    prover = Prover(PromptTokenizeFn(str(small_tokenizer)))
     prover.start()
     assert prover._thread is not None  # noqa: SLF001 - it ends with the proof
     prover._thread.join()  # noqa: SLF001
@@ -283,58 +220,34 @@ def row_of(kind: Kind, number: int) -> dict[str, Any]:
     return json.loads(json.dumps(kind.row).replace("What", json.dumps(text)[1:-1], 1)) | {"label": number}
 
 
-PROMPT = KINDS["prompt"]
-CHAT = KINDS["chat"]
-
-
-@pytest.fixture
-def proof(backend, small_tokenizer) -> Proof:
-    files = TokenizerFiles(str(small_tokenizer))
-    subject = subject_of(files, backend)
-    assert subject is not None
-    lengths = lengths_of(files, files.load())
-    return Proof(subject=subject, exceptions=[(0x4E00, 0x110000)], around=([], []), token_lengths=lengths)
-
-
 class Sweep:
-    """Takes the place of the process that proves: it says what the test has it say, when the test has it."""
+    """Takes the place of the process that proves: it says ``proof``, when the test has it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._proof: Proof | None = None
-        self._may_end = threading.Event()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, proof: Proof) -> None:
+        self.proof = proof
+        self.may_end = threading.Event()
         self.num_started = 0
         monkeypatch.delenv(SWITCH)
         monkeypatch.setattr(background_proof, "_spawn", self._spawn)
 
-    def ends_with(self, proof: Proof) -> None:
-        self._proof = proof
-
-    def ends(self) -> None:
-        self._may_end.set()
-
     def _spawn(self, folder: str, backends: list[str], *_: Any) -> subprocess.Popen[bytes]:
-        assert self._proof is not None
         self.num_started += 1
-        self._may_end.wait()
-        keep(self._proof)
-        line = msgspec.json.encode(msgspec.structs.replace(self._proof, token_lengths=b"")) + b"\n"
+        self.may_end.wait()
+        keep(self.proof)
+        line = msgspec.json.encode(msgspec.structs.replace(self.proof, token_lengths=b"")) + b"\n"
         command = [sys.executable, "-c", _SAYS, line.decode()]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
 
 @pytest.fixture
-def beside(monkeypatch, tmp_path) -> Sweep:
+def beside(monkeypatch, tmp_path, proof) -> Sweep:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing is proven"))
-    return Sweep(monkeypatch)
+    return Sweep(monkeypatch, proof)
 
 
-@pytest.fixture
-def loaded(monkeypatch) -> list[str]:
-    """The fast backends that this process loads from now on."""
-    found: list[str] = []
-    load = text_encoder.load_backend
-    monkeypatch.setattr(text_encoder, "load_backend", lambda name, *a, **k: found.append(name) or load(name, *a, **k))
-    return found
+def prompts(tokenizer: Path, jsonl_file: Any, **knobs: Any) -> DataLoader:
+    path = jsonl_file([row_of(KINDS["prompt"], number) for number in range(NUM_ROWS)])
+    return DataLoader(path, tokenize_fn=PromptTokenizeFn(str(tokenizer)), buffer_size=16, **knobs)
 
 
 def samples_of(loader: DataLoader, number: int) -> list[Any]:
@@ -351,30 +264,28 @@ def names_of(events: list[Any]) -> list[str]:
 def until_switched(loader: DataLoader, events: list[Any], beside: Sweep) -> Iterator[Any]:
     """Samples, until the workers have taken over what was proven, and then of another epoch."""
     yield from samples_of(loader, 8)
-    beside.ends()
+    beside.may_end.set()
     while "workers.reopened" not in names_of(events):
         assert "workers.not_reopened" not in names_of(events), events
         yield from samples_of(loader, 8)
     yield from samples_of(loader, NUM_ROWS)
 
 
-def uses(pid: int, backend: str) -> bool:
-    return any(backend in each.path for each in psutil.Process(pid).memory_maps())
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "num_workers"), each_value(KINDS, [0, 2]))
 def test_workers_take_over_what_is_proven_beside_their_run_and_d_is_the_same(
-    backend, kind, num_workers, small_tokenizer, jsonl_file, proof, beside, loaded
+    backend, kind, num_workers, small_tokenizer, jsonl_file, beside, monkeypatch
 ):
+    loads = Mock(wraps=fast_backends.load_backend)
+    monkeypatch.setattr(fast_backends, "load_backend", loads)
     path = jsonl_file([row_of(kind, number) for number in range(NUM_ROWS)])
-    beside.ends_with(proof)
     function = kind.make(str(small_tokenizer))
     settings = {"num_workers": num_workers, "buffer_size": 16, "timeout_s": 100}
     with capture_logs() as events, DataLoader(path, tokenize_fn=function, **settings) as loader:
         found = list(until_switched(loader, events, beside))
-        pids = [worker.pid for worker in loader.statistics().workers]
-        assert all(uses(pid, backend) for pid in pids) if num_workers else loaded == [backend]
+        assert [call.args[0] for call in loads.call_args_list] == ([] if num_workers else [backend])
+        for worker in loader.statistics().workers:
+            assert any(backend in each.path for each in psutil.Process(worker.pid).memory_maps())
         assert loader.statistics().worker_restarts_total == 0
 
     of_hf = kind.make(str(small_tokenizer), tokenizer_backend="hf")
@@ -385,16 +296,10 @@ def test_workers_take_over_what_is_proven_beside_their_run_and_d_is_the_same(
 
 @pytest.mark.thorough
 def test_workers_forked_after_the_switch_share_the_memory_of_one_fork_server(
-    backend, small_tokenizer, jsonl_file, proof, beside
+    backend, small_tokenizer, jsonl_file, beside
 ):
-    path = jsonl_file([row_of(PROMPT, number) for number in range(NUM_ROWS)])
-    beside.ends_with(proof)
     before = {child.pid for child in psutil.Process().children()}
-    function = PromptTokenizeFn(str(small_tokenizer))
-    with (
-        capture_logs() as events,
-        DataLoader(path, tokenize_fn=function, num_workers=2, buffer_size=16) as loader,
-    ):
+    with capture_logs() as events, prompts(small_tokenizer, jsonl_file, num_workers=2) as loader:
         list(until_switched(loader, events, beside))
         pids = [worker.pid for worker in loader.statistics().workers]
         psutil.Process(pids[0]).kill()
@@ -404,29 +309,22 @@ def test_workers_forked_after_the_switch_share_the_memory_of_one_fork_server(
             loader.get_next_batch(8)
         servers = {psutil.Process(pid).ppid() for pid in pids}
         children = {child.pid for child in psutil.Process().children()} - before
-        assert all(uses(pid, backend) for pid in pids)
 
     assert len(servers) == 1
-    assert not [pid for pid in children - servers if psutil.pid_exists(pid) and _is_fork_server(pid)]
-
-
-def _is_fork_server(pid: int) -> bool:
-    return any("forkserver" in part for part in psutil.Process(pid).cmdline())
+    for pid in filter(psutil.pid_exists, children - servers):
+        assert not any("forkserver" in part for part in psutil.Process(pid).cmdline())
 
 
 @pytest.mark.thorough
-def test_slimes_data_source_takes_over_what_is_proven_beside_its_run(
-    backend, small_tokenizer, jsonl_file, proof, beside
-):
+def test_slimes_data_source_takes_over_what_is_proven_beside_its_run(backend, small_tokenizer, jsonl_file, beside):
     from asyncdata.integrations.slime import AsyncDataSource
 
-    path = jsonl_file([row_of(PROMPT, number) for number in range(NUM_ROWS)])
+    path = jsonl_file([row_of(KINDS["prompt"], number) for number in range(NUM_ROWS)])
     given = {"hf_checkpoint": str(small_tokenizer), "rollout_max_prompt_len": 200, "asyncdata_num_workers": 1}
-    beside.ends_with(proof)
     with capture_logs() as events:
         source = AsyncDataSource(args_for(path, **given))
         assert len(source.get_samples(4)) == 4
-        beside.ends()
+        beside.may_end.set()
         while "workers.reopened" not in names_of(events):
             assert len(source.get_samples(4)) == 4
         source.close()
@@ -439,20 +337,17 @@ def test_slimes_data_source_takes_over_what_is_proven_beside_its_run(
 def test_workers_are_left_alone_if_they_cannot_use_what_was_found(
     reason, backend, small_tokenizer, jsonl_file, proof, beside, tmp_path
 ):
-    folder = tmp_path / "tokenizer"
-    folder.mkdir()
-    for each in small_tokenizer.iterdir():
-        (folder / each.name).write_bytes(each.read_bytes())
-    changes: dict[str, Any] = {"refusal": "it is wrong"} if reason == "refused" else {"no_offsets": "it has none"}
-    beside.ends_with(proof if reason == "other files" else msgspec.structs.replace(proof, **changes))
-    path = jsonl_file([row_of(CHAT, number) for number in range(NUM_ROWS)])
+    folder = shutil.copytree(small_tokenizer, tmp_path / "tokenizer")
+    changes: dict[str, dict[str, Any]] = {"refused": {"refusal": "it is wrong"}, "no offsets": {"no_offsets": "none"}}
+    beside.proof = msgspec.structs.replace(proof, **changes.get(reason, {}))
+    path = jsonl_file([row_of(KINDS["chat"], number) for number in range(NUM_ROWS)])
     with capture_logs() as events, DataLoader(path, tokenize_fn=ChatTokenizeFn(str(folder)), num_workers=1) as loader:
         if reason == "other files":
             config = json.loads((folder / "tokenizer_config.json").read_text())
             config["additional_special_tokens"] = ["<|im_start|>", "Row"]
             (folder / "tokenizer_config.json").write_text(json.dumps(config))
         loader.get_next_batch(8)
-        beside.ends()
+        beside.may_end.set()
         (prover,) = loader._engine._provers  # noqa: SLF001 - its thread ends with the process that proves
         while prover._thread is None:  # noqa: SLF001
             pass
@@ -516,46 +411,31 @@ def test_spare_cpus_are_those_that_workers_and_trainer_leave(monkeypatch):
 # Real data
 
 
-def texts_of(test_data: Path) -> list[str]:
-    """Every text of the real data: prompts, answers, messages, books."""
-    texts: list[str] = []
-
-    def collect(value: Any) -> None:
-        if isinstance(value, str):
-            texts.append(value)
-        elif isinstance(value, dict | list):
-            for each in value.values() if isinstance(value, dict) else value:
-                collect(each)
-
-    for path in sorted(test_data.glob("*/*.jsonl")):
-        for line in path.read_bytes().splitlines():
-            collect(json.loads(line))
-    for path in sorted(test_data.glob("babilong/*.json")):
-        collect(json.loads(path.read_bytes()))
-    return sorted(set(texts))
+def strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from strings_in(each)
 
 
-def rows_of_data(test_data: Path) -> dict[str, list[Any]]:
-    """Rows of the real data, for prompts and for functions that train on parts of a text."""
-    questions = [json.loads(line) for line in (test_data / "gsm8k" / "test.jsonl").read_bytes().splitlines()]
+def functions_and_rows(data: Path) -> dict[str, tuple[Any, list[Any]]]:
+    """Functions of prompts and of parts of a text, and the rows of the real data for them."""
+    lines = [line for path in data.glob("*/*.jsonl") for line in path.read_bytes().splitlines()]
+    whole = [path.read_bytes() for path in data.glob("babilong/*.json")]
+    texts = {text for part in (*lines, *whole) for text in strings_in(json.loads(part))}
+    questions = [json.loads(line) for line in (data / "gsm8k" / "test.jsonl").read_bytes().splitlines()]
+    pairs = [
+        {"prompt": one["question"] + " ", "chosen": one["answer"], "rejected": other["answer"]}
+        for one, other in pairwise(questions)
+    ]
+    cut = partial(FixedLengthTokenizeFn.babilong, max_length=2048, overlong="truncate_context_middle")
     return {
-        "prompt": [{"input": text} for text in texts_of(test_data)],
-        "chat": (test_data / "chat_sft" / "chat_sft.jsonl").read_bytes().splitlines(),
-        "pair": [
-            {"prompt": one["question"] + " ", "chosen": one["answer"], "rejected": other["answer"]}
-            for one, other in pairwise(questions)
-        ],
-        "fixed": json.loads((test_data / "babilong" / "qa1_4k.json").read_bytes()),
+        "prompt": (PromptTokenizeFn, [{"input": text} for text in sorted(texts)]),
+        "chat": (ChatTokenizeFn, (data / "chat_sft" / "chat_sft.jsonl").read_bytes().splitlines()),
+        "pair": (PreferenceTokenizeFn, pairs),
+        "fixed": (cut, json.loads((data / "babilong" / "qa1_4k.json").read_bytes())),
     }
-
-
-def of_data(kind: str, folder: str, backend: str) -> Any:
-    if kind == "fixed":
-        cut = {"overlong": "truncate_context_middle", "tokenizer_backend": backend}
-        return FixedLengthTokenizeFn.babilong(folder, 2048, **cut)
-
-    make = {"prompt": PromptTokenizeFn, "chat": ChatTokenizeFn, "pair": PreferenceTokenizeFn}[kind]
-    return make(folder, tokenizer_backend=backend)  # type: ignore[arg-type]
 
 
 @pytest.mark.timeout(3600)
@@ -568,12 +448,12 @@ def test_the_rows_of_the_data_have_the_ids_and_labels_that_tokenizers_gives(
 ):
     short = partial(sweep, code_points=[10, *POINTS], num_random_texts=100, longest_text=2000)
     if every > 1:
-        monkeypatch.setattr(equivalence_records, "sweep", short)
+        monkeypatch.setattr(equivalence_sweep, "sweep", short)
     folder = str(test_data / "tokenizers" / tokenizer)
 
-    for kind, whole in rows_of_data(test_data).items():
+    for kind, (make, whole) in functions_and_rows(test_data).items():
         rows = whole[::every]
-        fast, slow = (of_data(kind, folder, name).open() for name in (backend, "hf"))
+        fast, slow = (make(folder, tokenizer_backend=name).open() for name in (backend, "hf"))
         for start in range(0, len(rows), ROWS_PER_REQUEST):
             part = rows[start : start + ROWS_PER_REQUEST]
             assert outcomes(run(fast, part)) == outcomes(run(slow, part)), (kind, start)

@@ -1,18 +1,22 @@
-"""Batches and loops are slices of the order, epoch by epoch, to the end: of ``DataLoader`` and ``AsyncDataLoader``."""
+"""Batches and loops are slices of the order, epoch by epoch, to the end: of ``DataLoader`` and ``AsyncDataLoader``.
 
-from __future__ import annotations
+What a ``DataLoader`` does in any order of calls is in ``test_loader_machine.py``.
+"""
 
+import itertools
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncdata import (
-    BadRowError,
     ConfigError,
     EndOfData,
+    JsonlSource,
     LoaderClosedError,
     NoSamplesError,
     Position,
@@ -23,33 +27,21 @@ from asyncdata import (
 )
 from tests.support import worker_fns
 from tests.support.faces import FACES
-from tests.support.loading import ids, line_of, order_of, write_rows
-from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-NUM_ROWS = 200
+from tests.support.faults import until
+from tests.support.loaders import bad_row_at, gated
+from tests.support.loaders import make as open_loader
+from tests.support.loading import NUM_ROWS, ids, line_of, order_of, write_rows
+from tests.support.tokenize_fns import all_dropped, waits_for_a_file
 
 
 @pytest.fixture(params=FACES.values(), ids=FACES)
 def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Opens a loader with one face or the other."""
     opened: Callable[..., Any] = request.param
     return opened
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
 def flat(batches: Any) -> list[int]:
     return [number for batch in batches for number in ids(batch)]
-
-
-# Batches
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.thorough), 2])
@@ -94,48 +86,19 @@ def test_samples_of_a_group_share_no_value_that_a_trainer_may_change(make, tmp_p
     assert (second.metadata, second.label) == ({"list": []}, [1])
 
 
-def test_groups_are_a_batch_regrouped_and_the_buffer_is_served_first(make, path):
-    expected = order_of(path)
-    with make(path, n_samples_per_prompt=4) as loader:
+def test_a_batch_must_be_whole_groups_and_a_number_of_groups_a_number(make, path):
+    with make(path, n_samples_per_prompt=2) as loader:
+        for number in (0, -1, 3, "2", 2.0, None):
+            with pytest.raises(ConfigError, match="^AD440 num_samples must be a positive multiple"):
+                loader.get_next_batch(number)
+            if number not in (0, 3):
+                with pytest.raises(ConfigError, match="^AD440 num_groups"):
+                    loader.get_samples(number)
         assert loader.get_samples(0) == []
-        groups = loader.get_samples(3)
-        batch = loader.get_next_batch(8)
-        loader.add_samples([groups[2], groups[0]])
-        again = loader.get_samples(3)
-
-    assert [ids(group) for group in groups] == [[number] * 4 for number in expected[:3]]
-    assert ids(batch) == [number for number in expected[3:5] for _ in range(4)]
-    assert again[:2] == [groups[2], groups[0]]
-    assert ids(again[2]) == [expected[5]] * 4
-
-
-def test_a_rollout_loop_gives_back_what_it_could_not_finish(make, path):
-    finished: list[int] = []
-    with make(path, n_samples_per_prompt=2) as loader:
-        for step in range(20):
-            groups = loader.get_samples(8)
-            unfinished = [group for number, group in enumerate(groups) if (number + step) % 3 == 0]
-            loader.add_samples(unfinished)
-            finished += [group[0].group_index for group in groups if group not in unfinished]
-        now = loader.statistics()
-
-    assert sorted(finished) == sorted(set(finished)), "no group was finished twice"
-    assert len(finished) + now.buffered_groups == now.groups_total <= 2 * NUM_ROWS
-
-
-@pytest.mark.parametrize("number", [0, -1, 3, "2", 2.0, None])
-def test_a_batch_must_be_whole_groups_and_a_number_of_groups_a_number(make, path, number):
-    with make(path, n_samples_per_prompt=2) as loader:
-        with pytest.raises(ConfigError, match="^AD440 num_samples must be a positive multiple"):
-            loader.get_next_batch(number)
-        if number not in (0, 3):
-            with pytest.raises(ConfigError, match="^AD440 num_groups"):
-                loader.get_samples(number)
         assert ids(loader.get_next_batch(np.int64(2))) == [order_of(path)[0]] * 2
         assert len(loader.get_samples(np.int32(2))) == 2
-
-
-# Loops
+        with pytest.raises(ConfigError, match="iterating needs batch_size"):
+            iter(loader)
 
 
 @pytest.mark.parametrize(
@@ -160,14 +123,6 @@ def test_a_loop_is_one_epoch_and_the_next_loop_the_next_until_there_are_no_more(
     assert dropped == ({"drop_last": 3 * 8} if "drop_last" in knobs else {})
 
 
-def test_a_loop_that_is_left_goes_on_in_the_same_epoch(make, path):
-    with make(path, batch_size=60) as loader:
-        first, rest, following = next(iter(loader)), list(loader), next(iter(loader))
-
-    assert flat([first, *rest, following]) == order_of(path, 2)[: NUM_ROWS + 60]
-    assert [len(batch) for batch in rest] == [60, 60, 20]
-
-
 def test_nothing_is_asked_before_the_first_batch_is_wanted(make, path):
     with make(path, batch_size=64) as loader:
         loop = iter(loader)
@@ -179,9 +134,7 @@ def test_nothing_is_asked_before_the_first_batch_is_wanted(make, path):
 @pytest.mark.parametrize("epochs", [2, None])
 def test_a_run_resumed_behind_an_epochs_last_batch_continues_with_the_next(make, path, epochs):
     with make(path, batch_size=64, epochs=epochs) as loader:
-        loop = iter(loader)
-        for _ in range(4):
-            next(loop)
+        assert len(list(itertools.islice(loader, 4))) == 4
         state = loader.state_dict()
     with make(path, batch_size=64, epochs=epochs) as loader:
         loader.load_state_dict(state)
@@ -245,19 +198,6 @@ def test_set_epoch_goes_to_the_start_of_another_epoch_and_leaves_the_present_one
             loader.set_epoch(-1)
 
 
-def test_the_usual_trainers_loop_sees_every_epoch_once(make, path):
-    with make(path, batch_size=64) as loader:
-        seen = []
-        for epoch in range(3):
-            loader.set_epoch(epoch)
-            seen += flat(loader)
-
-    assert seen == order_of(path, 3)
-
-
-# The end
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_the_end_comes_with_the_partial_batch_unless_that_is_dropped(make, path, drop_last):
     expected = order_of(path, 2)
@@ -273,47 +213,12 @@ def test_the_end_comes_with_the_partial_batch_unless_that_is_dropped(make, path,
     assert again.value.samples == []
 
 
-def test_the_end_of_groups_comes_with_groups_and_what_is_given_back_is_served_after_it(make, path):
-    with make(path, epochs=1, n_samples_per_prompt=2) as loader:
-        groups = loader.get_samples(198)
-        with pytest.raises(EndOfData) as caught:
-            loader.get_samples(3)
-        loader.add_samples([groups[7]])
-        assert loader.get_samples(1) == [groups[7]]
-        with pytest.raises(EndOfData):
-            loader.get_samples(1)
-
-    assert [len(group) for group in caught.value.groups] == [2, 2]
-
-
-# Rows that yield nothing, or stop
-
-
 def test_an_epoch_that_yields_nothing_says_what_dropped_the_rows(make, path):
+    message = "^AD401 epoch 0: 200 rows read, 0 kept: 200 by nothing is good enough$"
     with make(path, all_dropped) as loader:
         for _ in range(2):
-            with pytest.raises(NoSamplesError) as caught:
+            with pytest.raises(NoSamplesError, match=message):
                 loader.get_next_batch(1)
-
-    assert str(caught.value) == "AD401 epoch 0: 200 rows read, 0 kept: 200 by nothing is good enough"
-
-
-def test_rows_that_are_dropped_are_counted_and_the_rest_come_in_order(make, path):
-    with make(path, every_third_dropped, batch_size=10) as loader:
-        assert flat(loader) == [number for number in order_of(path) if number % 3]
-        assert loader.statistics().dropped_total == {"tokenize_fn": 67}
-
-
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
-def test_a_bad_row_is_raised_at_its_turn_at_every_call(make, path, num_workers):
-    expected = order_of(path)
-    turn = expected.index(13)
-
-    with make(path, fails_on_13, num_workers=num_workers) as loader:
-        for _ in range(2):
-            with pytest.raises(BadRowError, match=f"^AD421 {path}:{line_of(path, 13)[0]} "):
-                loader.get_next_batch(turn + 1)
-        assert ids(loader.get_next_batch(turn)) == expected[:turn]
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
@@ -325,9 +230,6 @@ def test_a_tokenizer_that_cannot_be_opened_is_an_error_at_every_call(make, path,
                 loader.get_next_batch(1)
 
 
-# Closing
-
-
 def test_after_closing_every_use_says_so_and_the_state_is_that_of_the_last_delivery(make, path):
     with make(path, batch_size=2) as loader:
         batch = loader.get_next_batch(33)
@@ -337,8 +239,7 @@ def test_after_closing_every_use_says_so_and_the_state_is_that_of_the_last_deliv
         calls = [("get_next_batch", 1), ("get_samples", 1), ("add_samples", [batch]), ("ack",), ("start",)]
         for name, *arguments in (*calls, ("load_state_dict", state), ("set_epoch", 1), ("__iter__",)):
             with pytest.raises(LoaderClosedError, match=r"^AD502 the loader was closed by a?close\(\)"):
-                found = getattr(loader, name)(*arguments)
-                next(found)
+                next(getattr(loader, name)(*arguments))
         assert loader.statistics().samples_total == 33
 
     with make(path, batch_size=2) as loader:
@@ -347,6 +248,76 @@ def test_after_closing_every_use_says_so_and_the_state_is_that_of_the_last_deliv
     assert [sample.label for sample in batch] == order_of(path)[:33], "samples outlive their loader"
 
 
-def test_without_a_batch_size_there_is_no_loop(make, path):
-    with make(path) as loader, pytest.raises(ConfigError, match="iterating needs batch_size"):
-        iter(loader)
+def test_any_function_runs_inline_and_workers_say_what_they_need(path):
+    with open_loader(path, lambda row: [row["id"]]) as loader:
+        assert ids(loader.get_next_batch(3)) == order_of(path)[:3]
+
+    with pytest.raises(ConfigError, match="^AD420 .*num_workers=0 to run it in this process"):
+        open_loader(path, lambda row: [row["id"]], num_workers=1)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_a_function_by_its_import_path(path, num_workers):
+    with open_loader(path, "tests.support.tokenize_fns:row_id", num_workers=num_workers) as loader:
+        assert ids(loader.get_next_batch(3)) == order_of(path)[:3]
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere:fn", "tests.support.tokenize_fns:nothing", "a b:c"])
+def test_a_function_that_cannot_be_imported_is_refused_at_once(path, name):
+    with pytest.raises(ConfigError, match="^AD420 "):
+        open_loader(path, name)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_a_function_that_calls_exit_has_a_bad_row(path, num_workers):
+    special = write_rows(path, NUM_ROWS, {13: {"do": "exit"}})
+    with open_loader(special, worker_fns.as_told, num_workers=num_workers) as loader:
+        _, error = bad_row_at(loader)
+
+    assert (error.code, error.line) == ("AD421", 14)
+
+
+def test_a_source_is_a_path_a_list_a_folder_a_glob_or_a_description(path):
+    folder = str(path.parent)
+    sources: list[Any] = [str(path), path, [str(path)], [path], (path,), folder, f"{folder}/*.jsonl"]
+    for source in (*sources, JsonlSource(str(path))):
+        with open_loader(source) as loader:
+            assert ids(loader.get_next_batch(3)) == order_of(path)[:3]
+
+
+@pytest.mark.parametrize("source", [7, None, b"rows.jsonl", {"rows.jsonl"}])
+def test_anything_else_is_no_source(source):
+    with pytest.raises(ConfigError, match="^a source is a path"):
+        open_loader(source)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_statistics_may_be_asked_for_whenever_and_count_what_was_delivered(tmp_path, num_workers):
+    path, gate = gated(tmp_path, 0)
+    with open_loader(path, waits_for_a_file, shuffle=False, n_samples_per_prompt=2, num_workers=num_workers) as loader:
+        assert loader.statistics().ready_samples == 0
+        loader.start()
+        until(lambda: loader.statistics().to_dict()["asyncdata_workers_busy"] == 1)
+        with ThreadPoolExecutor() as threads:
+            batch = threads.submit(loader.get_next_batch, 20)
+            until(lambda: loader.statistics().data_wait_seconds_total > 0)
+            gate.touch()
+            batch.result()
+    now = loader.statistics()
+
+    assert (now.samples_total, now.groups_total, now.tokens_total) == (20, 10, 10)
+    assert (now.epoch, now.window, now.waits_total) == (0, 0, 1)
+
+
+def test_a_rollout_loop_gives_back_what_it_could_not_finish(make, path):
+    finished: list[int] = []
+    with make(path, n_samples_per_prompt=2) as loader:
+        for step in range(20):
+            groups = loader.get_samples(8)
+            unfinished = [group for number, group in enumerate(groups) if (number + step) % 3 == 0]
+            loader.add_samples(unfinished)
+            finished += [group[0].group_index for group in groups if group not in unfinished]
+        now = loader.statistics()
+
+    assert sorted(finished) == sorted(set(finished)), "no group was finished twice"
+    assert len(finished) + now.buffered_groups == now.groups_total <= 2 * NUM_ROWS

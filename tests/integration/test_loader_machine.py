@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,13 +23,6 @@ from tests.support.examples import in_ci
 from tests.support.figures import record
 from tests.support.loading import NEVER_S
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import ClassVar
-
-    from asyncdata import Group
-    from tests.property.model import RawRow
-
 MAX_ROW_BYTES = 100
 BAD_CODES = {"fails": "AD421", "garbled": "AD101", "long": "AD108"}
 GOOD = st.sampled_from(["kept", "kept", "kept", "kept", "short", "rude", "blank"])
@@ -39,16 +31,13 @@ MIXED = st.sampled_from([*["kept"] * 9, "short", "fails", "garbled", "long", "bl
 # What a loader is made of
 
 fates = st.one_of(
-    st.lists(GOOD, min_size=10, max_size=30),
-    st.lists(MIXED, min_size=1, max_size=8),
-    st.lists(MIXED, min_size=10, max_size=30),
+    *(st.lists(kind, min_size=n, max_size=m) for kind, n, m in ((GOOD, 10, 30), (MIXED, 1, 8), (MIXED, 10, 30)))
 )
-orders = st.fixed_dictionaries(
-    {
-        "enabled": st.booleans(),
-        "block_bytes": st.sampled_from([16, 64, 150]),
-        "window_blocks": st.sampled_from([1, 4, 64, 64]),
-    }
+orders = st.builds(
+    Shuffle,
+    enabled=st.booleans(),
+    block_bytes=st.sampled_from([16, 64, 150]),
+    window_blocks=st.sampled_from([1, 4, 64, 64]),
 )
 rules = st.builds(
     Rules,
@@ -59,28 +48,29 @@ rules = st.builds(
     max_bad_rows=st.sampled_from([None, None, None, 0, 5]),
     commit=st.sampled_from(["on_delivery", "on_ack"]),
 )
+limits = st.sampled_from([40, 1 << 30, 1 << 30]).map(lambda most: Limits(max_ready_bytes=most))
 elastic_knobs = st.fixed_dictionaries(
     {
         "buffer_size": st.sampled_from([1, 5, 20, 200]),
         "batch_groups": st.integers(1, 7),
         "dp_size": st.integers(1, 3),
-        "limits": st.sampled_from([40, 1 << 30, 1 << 30]).map(lambda most: Limits(max_ready_bytes=most)),
+        "limits": limits,
     }
 )
 
 
-def oldest(buffer: list[Any], num_groups: int) -> list[Any]:
+def oldest(buffer, num_groups):
     return buffer[:num_groups]
 
 
-def newest(buffer: list[Any], num_groups: int) -> list[Any]:
+def newest(buffer, num_groups):
     """Returns one group too many and each twice, does not remove what it returns, and spoils the list."""
     wanted = buffer[::-1][: num_groups + 1]
     buffer.clear()
     return wanted + wanted
 
 
-def oldest_but_one(buffer: list[Any], num_groups: int) -> list[Any]:
+def oldest_but_one(buffer, num_groups):
     """Leaves groups in the buffer, which must stay there, and removes what it returns."""
     wanted = buffer[1 : 1 + num_groups]
     del buffer[1 : 1 + num_groups]
@@ -90,22 +80,22 @@ def oldest_but_one(buffer: list[Any], num_groups: int) -> list[Any]:
 # What can happen to it
 
 
-def event(name: str, **arguments: Any) -> Any:
+def event(name, **arguments):
     return st.tuples(st.just(name), st.fixed_dictionaries(arguments))
 
 
 numbers = st.integers(0, 50)
 sizes = st.integers(1, 9)
+trained = {
+    "num_groups": st.integers(1, 5),
+    "num_acked": st.integers(0, 5),
+    "num_given_back": st.sampled_from([0, 0, 1, 2]),
+    "save": st.booleans(),
+}
 events = st.one_of(
-    event(
-        "train",
-        num_groups=st.integers(1, 5),
-        num_acked=st.integers(0, 5),
-        num_given_back=st.sampled_from([0, 0, 1, 2]),
-        save=st.booleans(),
-    ),
+    event("train", **trained),
     event("get", num_groups=sizes),
-    event("loop", num_batches=st.integers(1, 9)),
+    event("loop", num_batches=sizes),
     event("give_back", number=numbers, count=st.integers(1, 3), response=st.sampled_from(["", "so far"])),
     event("add_what_is_made_by_hand"),
     event("acknowledge", number=numbers, count=sizes),
@@ -116,18 +106,18 @@ events = st.one_of(
 )
 
 
-def by_fate(row: dict[str, Any]) -> Any:
+def by_fate(row):
     """A tokenize function that does with a row what the row says."""
     if row["fate"] == "fails":
         raise ValueError("as it was told to")
     return tokens_of(row["id"]) if row["fate"] == "kept" else row["fate"]
 
 
-def tokens_of(number: int) -> list[int]:
+def tokens_of(number):
     return [number] * (1 + number % 3)
 
 
-def raw_row(number: int, fate: str) -> bytes:
+def raw_row(number, fate):
     if fate == "blank":
         return b" " * (number % 3)
 
@@ -135,7 +125,7 @@ def raw_row(number: int, fate: str) -> bytes:
     return text[:-1] if fate == "garbled" else text
 
 
-def place_of(row: RawRow) -> Place:
+def place_of(row):
     """What the model is told of a row."""
     if len(row.data) > MAX_ROW_BYTES:
         return Place(BAD, code="AD108")
@@ -149,7 +139,7 @@ def place_of(row: RawRow) -> Place:
     return Place(BAD if code else value["fate"], tokens, code)
 
 
-def value_of(group: Group) -> Any:
+def value_of(group):
     """A group as the model knows it; all its samples have the same tokens and the same response."""
     first = group[0]
     (tokens,) = {tuple(sample.tokens.tolist()) for sample in group}
@@ -166,17 +156,15 @@ class LoaderMachine(RuleBasedStateMachine):
     :ivar num_steps: of all examples.
     """
 
-    num_steps: ClassVar[int] = 0
+    num_steps = 0
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.loader: DataLoader | None = None
-        self.held: list[Group] = []
-        self.saved: list[tuple[str, Any]] = []
-        self.num_made = 0
+        self.loader = None
+        self.held, self.saved, self.num_made = [], [], 0
 
-    def teardown(self) -> None:
+    def teardown(self):
         if self.loader is not None:
             self.loader.close()
         shutil.rmtree(self.folder)
@@ -186,14 +174,13 @@ class LoaderMachine(RuleBasedStateMachine):
         order=orders,
         seed=st.integers(-2, 2),
         rules=rules,
+        knobs=elastic_knobs,
         digest=st.sampled_from(["positions", "tokens"]),
         buffer_filter=st.sampled_from([None, newest, oldest_but_one]),
-        knobs=elastic_knobs,
     )
-    def begin(self, files: list[list[str]], order: Any, seed: int, rules: Rules, **settings: Any) -> None:
+    def begin(self, files, order, seed, rules, knobs, **settings):
         assume(any(fate != "blank" for file in files for fate in file))
-        self.paths: list[Path] = []
-        self.rows: list[RawRow] = []
+        self.paths, self.rows = [], []
         number = 0
         for file_id, file in enumerate(files):
             data = b"\n".join(raw_row(number + i, fate) for i, fate in enumerate(file))
@@ -201,41 +188,32 @@ class LoaderMachine(RuleBasedStateMachine):
             self.paths[-1].write_bytes(data)
             self.rows += rows_of(data, file_id, MAX_ROW_BYTES)
             number += len(file)
-        self.shuffle, self.rules = Shuffle(**order), rules
-        knobs = settings.pop("knobs")
+        self.shuffle, self.rules = order, rules
         self.settings = {"seed": seed, **settings}
         self.model = Model(self.epoch_of_d, rules, settings["buffer_filter"] or oldest)
         self.open(knobs)
 
-    def open(self, knobs: dict[str, Any]) -> None:
+    def open(self, knobs):
         self.batch_groups = knobs["batch_groups"]
         knobs = {name: value for name, value in knobs.items() if name != "batch_groups"}
         knobs["batch_size"] = self.batch_groups * self.rules.n_samples_per_prompt
-        bad_rows = BadRows(policy="raise" if self.rules.bad_row_stops else "skip", max=self.rules.max_bad_rows)
+        knobs["bad_rows"] = BadRows(policy="raise" if self.rules.bad_row_stops else "skip", max=self.rules.max_bad_rows)
         kept = {name: value for name, value in self.rules._asdict().items() if "bad_row" not in name}
-        self.loader = DataLoader(
-            JsonlSource([str(path) for path in self.paths], max_row_bytes=MAX_ROW_BYTES),
-            tokenize_fn=by_fate,
-            shuffle=self.shuffle,
-            bad_rows=bad_rows,
-            num_workers=0,
-            timeout_s=NEVER_S,
-            **kept,
-            **self.settings,
-            **knobs,
-        )
+        source = JsonlSource([str(path) for path in self.paths], max_row_bytes=MAX_ROW_BYTES)
+        settings = {"shuffle": self.shuffle, "num_workers": 0, "timeout_s": NEVER_S, **kept, **self.settings, **knobs}
+        self.loader = DataLoader(source, tokenize_fn=by_fate, **settings)
 
-    def epoch_of_d(self, epoch: int) -> list[list[Place]]:
+    def epoch_of_d(self, epoch):
         num_blocks = [-(-path.stat().st_size // self.shuffle.block_bytes) for path in self.paths]
 
-        def block_of(row: RawRow) -> int:
+        def block_of(row):
             return sum(num_blocks[: row.file_id]) + row.offset // self.shuffle.block_bytes
 
         order = Order(self.shuffle, self.settings["seed"], sum(num_blocks))
         return [[place_of(row) for row in window] for window in windows_of(self.rows, order, block_of, epoch)]
 
     @rule(event=events)
-    def step(self, event: tuple[str, dict[str, Any]]) -> None:
+    def step(self, event):
         """One rule for all events: with a rule each, hypothesis would leave out half of them in every example."""
         LoaderMachine.num_steps += 1
         name, arguments = event
@@ -243,7 +221,7 @@ class LoaderMachine(RuleBasedStateMachine):
 
     # The trainer asks.
 
-    def train(self, num_groups: int, num_acked: int, num_given_back: int, save: bool) -> None:
+    def train(self, num_groups, num_acked, num_given_back, save):
         """A batch, of which some is done, some is given back, and some is neither."""
         self.get(num_groups)
         if num_given_back:
@@ -253,7 +231,7 @@ class LoaderMachine(RuleBasedStateMachine):
         if save:
             self.save()
 
-    def get(self, num_groups: int) -> None:
+    def get(self, num_groups):
         expected = self.model.serve(num_groups, self.model.choose(num_groups), None)
         error = ""
         try:
@@ -265,11 +243,11 @@ class LoaderMachine(RuleBasedStateMachine):
         self.receive(groups)
         assert Told([value_of(group) for group in groups], error) == expected
 
-    def receive(self, groups: list[Group]) -> None:
+    def receive(self, groups):
         self.held += groups
         assert len({id(sample) for group in groups for sample in group}) == sum(map(len, groups))
 
-    def loop(self, num_batches: int) -> None:
+    def loop(self, num_batches):
         """A loop over an epoch that is left after some batches."""
         expected, wanted_error = self.looped(num_batches)
         found, error = [], ""
@@ -283,9 +261,9 @@ class LoaderMachine(RuleBasedStateMachine):
             error = type(stop).__name__
         assert (found, error) == (expected, wanted_error)
 
-    def looped(self, num_batches: int) -> tuple[list[list[Any]], str]:
+    def looped(self, num_batches):
         """The model's batches. One that is resumed after the last batch of an epoch continues with the next one."""
-        found: list[list[Any]] = []
+        found = []
         position = self.loader.position()
         epoch, from_start = position.epoch, (position.window, position.row) == (0, 0)
         while len(found) < num_batches:
@@ -306,38 +284,38 @@ class LoaderMachine(RuleBasedStateMachine):
 
     # The trainer gives back and acknowledges.
 
-    def give_back(self, number: int, count: int, response: str) -> None:
-        groups = [self.held.pop(number % len(self.held)) for _ in range(min(count, len(self.held)))]
+    def give_back(self, number, count, response):
+        groups = [self.held.pop(number % len(self.held)) for _ in self.held[:count]]
         for group in groups:
             for sample in group:
                 sample.response = response
         self.add(groups)
 
-    def add_what_is_made_by_hand(self) -> None:
+    def add_what_is_made_by_hand(self):
         self.num_made += 1
         name, size = f"made {self.num_made}", self.rules.n_samples_per_prompt
         self.add([[Sample(tokens=np.array([7, 7], np.int32), extra={"name": name}) for _ in range(size)]])
 
-    def add(self, groups: list[Group]) -> None:
+    def add(self, groups):
         self.loader.add_samples(groups)
         self.model.add([value_of(group) for group in groups])
 
-    def acknowledge(self, number: int, count: int) -> None:
+    def acknowledge(self, number, count):
         start = number % max(1, len(self.held))
         groups = self.held[start : start + count]
         self.loader.ack(groups)
         self.model.ack([value_of(group)[0] for group in groups])
 
-    def acknowledge_all(self) -> None:
+    def acknowledge_all(self):
         self.loader.ack()
         self.model.leases.clear()
 
     # Snapshots
 
-    def save(self) -> None:
+    def save(self):
         self.saved.append((json.dumps(self.loader.state_dict()), self.model.snapshot()))
 
-    def load_state(self, number: int) -> None:
+    def load_state(self, number):
         """Go back in a running loader."""
         if self.saved:
             state, model_state = self.saved[number % len(self.saved)]
@@ -345,7 +323,7 @@ class LoaderMachine(RuleBasedStateMachine):
             self.model.restore(model_state)
             self.loader.load_state_dict(json.loads(state))
 
-    def crash_and_resume(self, number: int, knobs: dict[str, Any]) -> None:
+    def crash_and_resume(self, number, knobs):
         """All is gone but the snapshots; the new run has other knobs."""
         if self.saved:
             self.loader.close()
@@ -355,10 +333,7 @@ class LoaderMachine(RuleBasedStateMachine):
     # What holds at all times
 
     @invariant()
-    def the_statistics_agree_with_the_model(self) -> None:
-        if self.loader is None:
-            return
-
+    def the_statistics_agree_with_the_model(self):
         found = self.loader.statistics()
         at = self.model.ordinal(Position(found.epoch, found.window, found.row))
         assert self.model.state.at <= at <= self.model.next_turn()
@@ -372,10 +347,7 @@ class LoaderMachine(RuleBasedStateMachine):
         assert found.leased_requests == len(self.model.leases)
 
     @invariant()
-    def the_state_agrees_with_the_model(self) -> None:
-        if self.loader is None:
-            return
-
+    def the_state_agrees_with_the_model(self):
         saved = self.loader.state_dict()
         (state, buffer, done), position = self.model.snapshot(), Position(*saved["position"])
         at = self.model.ordinal(position)
@@ -388,7 +360,7 @@ class LoaderMachine(RuleBasedStateMachine):
         digest = digest_of(self.seen_before(position), self.settings["digest"])
         assert saved["counters"]["digest"] == msgspec.to_builtins(digest)
 
-    def seen_before(self, position: Position) -> Iterator[Seen]:
+    def seen_before(self, position):
         """The samples of D before a position: whatever happened on the way, those and no others were seen."""
         for epoch in range(position.epoch + 1):
             for window, places in enumerate(self.model.epoch(epoch)):
@@ -399,7 +371,7 @@ class LoaderMachine(RuleBasedStateMachine):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def steps_are_counted(request: pytest.FixtureRequest) -> Iterator[None]:
+def steps_are_counted(request):
     """Figure R14, of a long run."""
     num_failed = request.session.testsfailed
     yield

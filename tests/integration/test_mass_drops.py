@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,35 +13,31 @@ from tests.support.html_page import read_page
 from tests.support.loaders import make
 from tests.support.tokenize_fns import drops_marked
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 NUM_ROWS = 150
 
 
 @pytest.fixture
-def good(tmp_path) -> Path:
+def good(tmp_path):
     return written(tmp_path / "good.jsonl", lambda _: False)
 
 
 @pytest.fixture
-def dropped(tmp_path) -> Path:
+def dropped(tmp_path):
     return written(tmp_path / "dropped.jsonl", lambda _: True)
 
 
-def written(path: Path, is_dropped: Callable[[int], bool], num_rows: int = NUM_ROWS) -> Path:
+def written(path, is_dropped, num_rows=NUM_ROWS):
     path.write_text("".join(json.dumps({"id": row, "is_dropped": is_dropped(row)}) + "\n" for row in range(num_rows)))
     return path
 
 
-def warnings_of(source: Any, function: Any = drops_marked, **knobs: Any) -> list[dict[str, Any]]:
+def warnings_of(source, function=drops_marked, **knobs):
     with capture_logs() as events, make(source, function, epochs=1, batch_size=10, **knobs) as loader:
         assert sum(map(len, loader)) > 0
     return [event for event in events if event["event"] == "rows.dropped"]
 
 
-WAYS: dict[str, dict[str, Any]] = {
+WAYS = {
     "windows": {},
     "in the order of the files": {"shuffle": False},
     "one window after the other": {"shuffle": {"block_bytes": 512, "window_blocks": 2}},
@@ -114,24 +109,15 @@ def test_parquet_files_are_named_with_the_number_of_a_row(tmp_path):
 
 
 @pytest.mark.thorough
-def test_inspect_says_it(good, dropped, capsys):
-    paths = [str(good), str(dropped)]
+def test_inspect_and_the_report_say_it(good, dropped, tmp_path, capsys):
+    paths, page = [str(good), str(dropped)], tmp_path / "page.html"
 
     assert main(["inspect", *paths, "--tokenize-fn", "tests.support.tokenize_fns:drops_marked", "--num", "0"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("dropped in mass")]
+    assert f"150 of 150 rows of {dropped}: marked, such as {dropped}:" in line
 
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("dropped in mass")]
-    assert len(lines) == 1
-    assert f"150 of 150 rows of {dropped}: marked, such as {dropped}:" in lines[0]
-
-
-@pytest.mark.thorough
-def test_the_report_says_it_on_top(good, dropped, tmp_path):
-    warnings_of([str(good), str(dropped)], telemetry=tmp_path / "run")
-    page = tmp_path / "page.html"
-
+    warnings_of(paths, telemetry=tmp_path / "run")
     assert main(["report", str(tmp_path / "run"), "-o", str(page)]) == 0
-
     top = read_page(page.read_bytes()).text.partition("Samples delivered")[0]
-    assert "of the rows were dropped: marked." in top
-    assert "150 of 300 rows (50.0 %)" in top
-    assert f"of {dropped}, such as {dropped}:" in top
+    for told in ("of the rows were dropped: marked.", "150 of 300 rows (50.0 %)", f"of {dropped}, such as {dropped}:"):
+        assert told in top

@@ -10,48 +10,44 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from asyncdata import DataLoader, EndOfData, Mix, Outcomes, Part, PassRate, Replay, Shuffle
-from asyncdata.delivery.outcomes.replay import in_order
+from asyncdata import DataLoader, EndOfData, Mix, Outcomes, Part, PassRate, Shuffle
 from asyncdata.loader.mix import part_seed
 from asyncdata.order.permutation import order_keys, shuffled_rows
 from tests.support.examples import in_ci
 from tests.support.loading import NEVER_S, order_of
 
 SIZES = {"chat": 5, "code": 7, "math": 9}
-NAMES = ("again", *SIZES)  # a replay of rows of math, and the parts
+NAMES = tuple(SIZES)
 SEED = 42
 SHUFFLE = Shuffle(block_bytes=64, window_blocks=3)
 SOLVED = PassRate(drop_above=0.9, revisit_every=3)
-HARD = PassRate(0.2, 0.8)
 NUM_EPOCHS = 60
 
 
-def tokens_of(row: dict[str, Any]) -> list[int] | None:
+def tokens_of(row):
     """One to three tokens; every third row of the code is dropped."""
     return [row["id"]] * num_tokens_of(row["id"]) if is_kept(row["part"], row["id"]) else None
 
 
-def num_tokens_of(row: int) -> int:
+def num_tokens_of(row):
     return 1 + row % 3
 
 
-def is_kept(name: str, row: int) -> bool:
+def is_kept(name, row):
     return name != "code" or row % 3 != 1
 
 
-def write(folder: Path) -> None:
+def write(folder):
     for name, number in SIZES.items():
-        rows = [{"id": n, "part": name, "pad": "x" * (7 * n % 20)} for n in range(number)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / f"{name}.jsonl").write_text("".join(line_of(name, row) for row in range(number)))
 
 
 @cache
-def own_order(name: str) -> list[list[int]]:
+def own_order(name):
     """D of a part, an epoch after the other."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
@@ -59,13 +55,8 @@ def own_order(name: str) -> list[list[int]]:
     return [rows[first : first + SIZES[name]] for first in range(0, len(rows), SIZES[name])]
 
 
-@cache
-def ids_of_math() -> list[int]:
-    """The id of each row: where its line begins."""
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder))
-        lengths = [len(line) for line in Path(folder, "math.jsonl").read_bytes().splitlines(keepends=True)]
-    return [0, *np.cumsum(lengths).tolist()]
+def line_of(name, row):
+    return json.dumps({"id": row, "part": name, "pad": "x" * (7 * row % 20)}) + "\n"
 
 
 class Setting(NamedTuple):
@@ -78,19 +69,19 @@ class Setting(NamedTuple):
     ends: dict[str, tuple[Any, int | None]]
     epochs: int | None
 
-    def epochs_left(self, name: str) -> int | None:
+    def epochs_left(self, name):
         """A part's epochs in one of the mixture."""
         when_done, max_epochs = self.ends.get(name, ("repeat", None))
         return 1 if max_epochs is None and when_done != "repeat" else max_epochs
 
     @property
-    def has_end(self) -> bool:
+    def has_end(self):
         ends = [self.epochs_left(name) is not None for name in SIZES]
         return all(ends) or any(self.ends[name][0] == "stop" for name in SIZES)
 
-    def mix(self, folder: Path) -> Mix:
-        parts: dict[str, Any] = {"again": Replay("math", HARD, weight=self.weights[0])}
-        for name, weight in zip(SIZES, self.weights[1:], strict=True):
+    def mix(self, folder):
+        parts = {}
+        for name, weight in zip(SIZES, self.weights, strict=True):
             when_done, max_epochs = self.ends[name]
             parts[name] = Part(folder / f"{name}.jsonl", weight=weight, when_done=when_done, max_epochs=max_epochs)
         stages = {start: dict(zip(NAMES, weights, strict=True)) for start, weights in self.stages.items()}
@@ -100,27 +91,24 @@ class Setting(NamedTuple):
 class Schedule:
     """Which part is next, in the words of the documentation: no arrays, and nothing is planned beyond a block."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting):
         self.setting = setting
         self.at = 0
         self.epochs, self.begun, self.left = dict.fromkeys(NAMES, 0), set[str](), set[str]()
-        self.away: dict[str, int] = {}  # replays without a row, and when they are asked again
         self.begin_anew()
 
-    def begin_anew(self) -> None:
+    def begin_anew(self):
         """Other weights hold from here on: what each part has had is forgotten."""
         self.since, self.block, self.counts = self.at, list[str](), dict.fromkeys(NAMES, 0)
-        self.away = {name: until for name, until in self.away.items() if until > self.at}
         starts = [start for start in self.setting.stages if start <= self.at]
         weights = self.setting.stages[max(starts)] if starts else self.setting.weights
-        gone = self.left | self.away.keys()
-        self.weights = {name: 0 if name in gone else weight for name, weight in zip(NAMES, weights, strict=True)}
+        self.weights = {name: 0 if name in self.left else weight for name, weight in zip(NAMES, weights, strict=True)}
 
     @property
-    def changes(self) -> list[int]:
-        return [at for at in (*self.setting.stages, *self.away.values()) if at > self.at]
+    def changes(self):
+        return [at for at in self.setting.stages if at > self.at]
 
-    def pick(self) -> str | None:
+    def pick(self):
         """The part of the next sample; None if no part has a weight."""
         if not any(self.weights.values()):
             return None
@@ -132,13 +120,13 @@ class Schedule:
             self.block = self.next_block()
         return self.block[0]
 
-    def neediest(self) -> str:
+    def neediest(self):
         total, whole = sum(self.counts.values()), sum(self.weights.values())
         deficits = {n: weight * total - whole * self.counts[n] for n, weight in self.weights.items() if weight}
         most = [name for name, deficit in deficits.items() if deficit == max(deficits.values())]
         return min(most, key=lambda name: order_keys(SEED, self.at, f"mixture  {name}")[0])
 
-    def next_block(self) -> list[str]:
+    def next_block(self):
         """Each part has its share of the samples until the block's end, to within one; the earliest deadline first."""
         size = min([self.at + self.setting.quota, *self.changes]) - self.at
         total, whole = self.at + size - self.since, sum(self.weights.values())
@@ -151,7 +139,7 @@ class Schedule:
         self.counts = after
         return [members[place] for place in shuffled_rows(size, order_keys(SEED, self.at, "mixture ")[0])]
 
-    def took(self, name: str, num_tokens: int) -> None:
+    def took(self, name, num_tokens):
         self.begun.add(name)
         changes = self.changes
         self.at += 1
@@ -162,7 +150,7 @@ class Schedule:
         if self.at in changes:
             self.begin_anew()
 
-    def epoch_ended(self, name: str) -> bool:
+    def epoch_ended(self, name):
         """A part came to the end of its epoch at its turn. Whether that of the mixture is over, too."""
         limit = self.setting.epochs_left(name)
         if name not in self.begun or limit is None:
@@ -179,27 +167,18 @@ class Schedule:
         self.begin_anew()
         return not any(self.weights[name] for name in SIZES)
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self):
         self.epochs, self.begun = dict.fromkeys(NAMES, 0), set()
         if self.left:
             self.left = set()
             self.begin_anew()
-
-    def sit_out(self, name: str) -> None:
-        """A replay has no row: the others have its share until the next multiple of the quota."""
-        self.away[name] = (self.at // self.setting.quota + 1) * self.setting.quota
-        self.begin_anew()
 
 
 class Known(NamedTuple):
     """What is remembered of a row."""
 
     epoch: int
-    scores: dict[Any, float]  # by who delivered it: the part, or a pass of the replay
-
-    @property
-    def mean(self) -> float:
-        return sum(self.scores.values()) / len(self.scores)
+    score: float
 
 
 class Entry(NamedTuple):
@@ -214,75 +193,53 @@ class Entry(NamedTuple):
 class Model:
     """One sample at a time, one score at a time, and nothing is read ahead."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting):
         self.schedule = Schedule(setting)
         self.epoch = 0
         self.at = dict.fromkeys(SIZES, (0, 0))
-        self.last = dict.fromkeys(SIZES, 0)  # the epoch of the last sample
         self.num_samples = dict.fromkeys(NAMES, 0)
         self.known: dict[str, dict[int, Known]] = {name: {} for name in SIZES}
         self.excluded: dict[tuple[str, int], set[int]] = {}
-        self.passes: list[tuple[int, list[int]]] = []  # the epoch of each pass, and its rows
-        self.in_pass = 0
 
-    def next(self) -> Entry | None:
+    def next(self):
         """None at the end of the last epoch."""
         while self.schedule.setting.epochs is None or self.epoch < self.schedule.setting.epochs:
             name = self.schedule.pick()
-            found = None if name is None else self.replayed() if name == "again" else self.own(name)
+            found = None if name is None else self.own(name)
             if name is not None and found is not None:
                 self.schedule.took(name, num_tokens_of(found[1]))
                 self.num_samples[name] += 1
                 return Entry(name, *found, self.epoch)
-            if name is None or (name != "again" and self.schedule.epoch_ended(name)):
+            if name is None or self.schedule.epoch_ended(name):
                 self.epoch += 1
                 self.schedule.begin_epoch()
         return None
 
-    def own(self, name: str) -> tuple[int, int] | None:
+    def own(self, name):
         """The next row of a part; None, once, at the end of its epoch."""
         epoch, place = self.at[name]
         rows = own_order(name)[epoch]
         if (name, epoch) not in self.excluded:
             known = self.known[name].items()
-            self.excluded[name, epoch] = {row for row, told in known if told.mean >= 0.9 and epoch - told.epoch < 3}
+            self.excluded[name, epoch] = {row for row, told in known if told.score >= 0.9 and epoch - told.epoch < 3}
         left = [n for n in range(place, len(rows)) if self.is_sample(name, epoch, rows[n])]
         self.at[name] = (epoch, left[0] + 1) if left else (epoch + 1, 0)
         if not left:
             return None
 
-        self.last[name] = epoch
         return epoch, rows[left[0]]
 
-    def is_sample(self, name: str, epoch: int, row: int) -> bool:
+    def is_sample(self, name, epoch, row):
         return is_kept(name, row) and row not in self.excluded[name, epoch]
 
-    def replayed(self) -> tuple[int, int] | None:
-        if not self.passes or self.in_pass == len(self.passes[-1][1]):
-            rows = {ids_of_math()[row]: row for row, told in self.known["math"].items() if 0.2 <= told.mean < 0.8}
-            if not rows:
-                self.schedule.sit_out("again")
-                return None
-            ids = np.array(sorted(rows), np.uint64)
-            order = in_order(ids, seed=SEED, name="again", number=len(self.passes)).tolist()
-            self.passes.append((self.last["math"], [rows[row_id] for row_id in order]))
-            self.in_pass = 0
-        self.in_pass += 1
-        return len(self.passes) - 1, self.passes[-1][1][self.in_pass - 1]
-
-    def report(self, entry: Entry, score: float) -> None:
+    def report(self, entry, score):
         name, epoch, row, _ = entry
-        key: Any = name
-        if name == "again":
-            name, key, epoch = "math", epoch, self.passes[epoch][0]
         told = self.known[name].get(row)
         if told is None or epoch > told.epoch:
-            self.known[name][row] = Known(epoch, {key: score})
-        elif epoch == told.epoch:
-            told.scores.setdefault(key, score)
+            self.known[name][row] = Known(epoch, score)
 
 
-weights = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(1, 3))
+weights = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 3))
 ends = st.tuples(st.sampled_from(["repeat", "leave", "stop"]), st.sampled_from([None, None, 1, 2]))
 endless = st.just(dict.fromkeys(SIZES, ("repeat", None)))
 mixtures = st.builds(
@@ -295,11 +252,10 @@ mixtures = st.builds(
     epochs=st.sampled_from([None, None, 3]),
 )
 scores = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=8, max_size=8)
+sizes = st.integers(1, 8)
 events = st.one_of(
-    st.tuples(st.just("train"), st.integers(1, 8), scores),
-    st.tuples(st.just("train"), st.integers(1, 8), scores),
-    st.tuples(st.just("resume"), st.integers(0, 5), st.integers(1, 20)),
-    st.tuples(st.just("change_the_weights"), st.integers(0, 5), st.integers(1, 20)),
+    *2 * [st.tuples(st.just("train"), sizes, scores)],
+    *(st.tuples(st.just(name), st.integers(0, 5), st.integers(1, 20)) for name in ("resume", "change_the_weights")),
 )
 
 
@@ -309,18 +265,16 @@ class MixtureMachine(RuleBasedStateMachine):
     :ivar saved: snapshots: the loader's, and the model's.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        self.loader: DataLoader | None = None
+    loader = None
 
-    def teardown(self) -> None:
+    def teardown(self):
         if self.loader is not None:
             self.loader.close()
-        self.folder.cleanup()
+            self.folder.cleanup()
 
     @initialize(setting=mixtures)
-    def begin(self, setting: Setting) -> None:
+    def begin(self, setting):
+        self.folder = tempfile.TemporaryDirectory()
         write(Path(self.folder.name))
         if not setting.has_end:
             setting = setting._replace(epochs=None)
@@ -328,29 +282,27 @@ class MixtureMachine(RuleBasedStateMachine):
         self.open(setting, buffer_size=8)
         self.saved = [self.state()]
 
-    def open(self, setting: Setting, buffer_size: int) -> None:
+    def open(self, setting, buffer_size):
+        settings: dict[str, Any] = {
+            "tokenize_fn": tokens_of,
+            "shuffle": SHUFFLE,
+            "num_workers": 0,
+            "timeout_s": NEVER_S,
+        }
         self.loader = DataLoader(
             setting.mix(Path(self.folder.name)),
-            tokenize_fn=tokens_of,
-            shuffle=SHUFFLE,
-            num_workers=0,
-            timeout_s=NEVER_S,
-            epochs=setting.epochs,
-            buffer_size=buffer_size,
-            outcomes=Outcomes(policy=SOLVED),
+            **settings | {"epochs": setting.epochs, "buffer_size": buffer_size, "outcomes": Outcomes(policy=SOLVED)},
         )
 
-    def state(self) -> tuple[str, Model]:
-        assert self.loader is not None
+    def state(self):
         return json.dumps(self.loader.state_dict()), copy.deepcopy(self.model)
 
     @rule(event=events)
-    def step(self, event: tuple[Any, ...]) -> None:
+    def step(self, event):
         """One rule for all events: with a rule each, hypothesis would leave out half of them in every example."""
         getattr(self, event[0])(*event[1:])
 
-    def train(self, number: int, scores: list[float]) -> None:
-        assert self.loader is not None
+    def train(self, number, scores):
         wanted = [self.model.next() for _ in range(number)]
         try:
             samples, is_end = self.loader.get_next_batch(number), False
@@ -365,13 +317,13 @@ class MixtureMachine(RuleBasedStateMachine):
             self.model.report(entry, score)
         self.saved = [*self.saved[-5:], self.state()]
 
-    def resume(self, number: int, buffer_size: int) -> None:
+    def resume(self, number, buffer_size):
         """All is gone but the last snapshots."""
         state, model = self.saved[number % len(self.saved)]
         self.model = copy.deepcopy(model)
         self.reopen(state, buffer_size)
 
-    def change_the_weights(self, number: int, buffer_size: int) -> None:
+    def change_the_weights(self, number, buffer_size):
         """At a restart: the new weights hold from there on, and no part goes back or forward.
 
         Where a part's epochs count, its end may be noticed with the sample before it or after it, by other weights.
@@ -383,23 +335,21 @@ class MixtureMachine(RuleBasedStateMachine):
 
         self.model = copy.deepcopy(model)
         schedule = self.model.schedule
-        again, chat, code, math = schedule.setting.weights
-        schedule.setting = schedule.setting._replace(weights=(again, chat + 1, code, math))
+        chat, code, math = schedule.setting.weights
+        schedule.setting = schedule.setting._replace(weights=(chat + 1, code, math))
         schedule.begin_anew()
         self.reopen(state, buffer_size)
         self.saved = [self.state()]
 
-    def reopen(self, state: str, buffer_size: int) -> None:
-        assert self.loader is not None
+    def reopen(self, state, buffer_size):
         self.loader.close()
         self.open(self.model.schedule.setting, buffer_size)
         self.loader.load_state_dict(json.loads(state))
 
     @invariant()
-    def each_part_has_had_its_samples(self) -> None:
-        if self.loader is not None:
-            found = self.loader.statistics().by_source
-            assert {name: part.samples for name, part in found.items()} == self.model.num_samples
+    def each_part_has_had_its_samples(self):
+        found = self.loader.statistics().by_source
+        assert {name: part.samples for name, part in found.items()} == self.model.num_samples
 
 
 TestMixture = MixtureMachine.TestCase

@@ -81,24 +81,16 @@ def take(source: Any, **knobs: Any) -> None:
 
 
 @pytest.mark.parametrize(("way", "other"), each_value(list(WAYS), list(OTHERS)))
-def test_a_loader_whose_order_has_no_row_says_so(data: Path, way: str, other: str) -> None:
+def test_a_loader_whose_order_has_no_row_says_so_and_a_part_is_named(data: Path, way: str, other: str) -> None:
     name, shuffle, settings = WAYS[way]
+    path = data / f"{name}.jsonl"
 
     with pytest.raises(SourceError, match="AD401|AD201"):
-        take(data / f"{name}.jsonl", shuffle=shuffle, **settings, **OTHERS[other])
-
-
-@pytest.mark.parametrize("weight", [1, 99])
-@pytest.mark.parametrize(("way", "other"), each_value(list(WAYS), list(OTHERS)))
-def test_a_part_whose_order_has_no_row_is_named(data: Path, way: str, other: str, weight: float) -> None:
-    name, shuffle, settings = WAYS[way]
-    parts = {
-        "none": Part(data / f"{name}.jsonl", shuffle=shuffle, **settings),
-        "all": Part(data / "rows.jsonl", weight=weight),
-    }
-
-    with pytest.raises(SourceError, match="AD201|AD407 part 'none'"):
-        take(Mix(parts), **OTHERS[other])
+        take(path, shuffle=shuffle, **settings, **OTHERS[other])
+    for weight in (1, 99):
+        parts = {"none": Part(path, shuffle=shuffle, **settings), "all": Part(data / "rows.jsonl", weight=weight)}
+        with pytest.raises(SourceError, match="AD201|AD407 part 'none'"):
+            take(Mix(parts), **OTHERS[other])
 
 
 @pytest.mark.parametrize("way", ["blank lines", "a slice from the end on"])

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from asyncdata import AsyncDataError, BadRows, Cache, ConfigError, Outcomes, PassRate, PromptTokenizeFn, SnapshotError
-from asyncdata.integrations.slime import torch_checkpoint
+from asyncdata.integrations.slime import torch_data
 from asyncdata.loader.mix_file import mix_of_file
 from asyncdata.prefetch.token_cache.inventory import caches
 from asyncdata.telemetry.reader import read
+from tests.support.faults import until
 from tests.support.loaders import make
 from tests.support.loading import NEVER_S, ids, order_of, write_rows
 
@@ -44,35 +45,30 @@ def versioned(row: dict[str, Any]) -> list[int]:
 versioned.version = 1  # type: ignore[attr-defined]
 
 
-def delivered(rows: Path, **knobs: Any) -> list[int]:
+def use(rows: Path, call: Callable[[Any, Path], Any], **knobs: Any) -> Any:
     with make(rows, **knobs) as loader:
-        return ids(loader.get_next_batch(NUM_ROWS))
+        return call(loader, rows.parent)
 
 
-def outcomes_of(folder: Path) -> Outcomes:
-    return Outcomes(path=str(folder / "outcomes"), policy=PassRate(drop_above=0.9))
+def delivered(rows: Path, **knobs: Any) -> list[int]:
+    return use(rows, lambda loader, _: ids(loader.get_next_batch(NUM_ROWS)), **knobs)
+
+
+def with_outcomes(rows: Path, call: Callable[[Any, Path], Any]) -> None:
+    use(rows, call, outcomes=Outcomes(path=str(rows.parent / "outcomes"), policy=PassRate(drop_above=0.9)))
 
 
 def save_outcomes(rows: Path) -> None:
-    with make(rows, outcomes=outcomes_of(rows.parent)) as loader:
+    def save(loader: Any, folder: Path) -> None:
         loader.report(samples := loader.get_next_batch(4), [1.0] * len(samples))
-        loader.save(rows.parent / "kept")
+        loader.save(folder / "kept")
+
+    with_outcomes(rows, save)
     (rows.parent / "outcomes").unlink()
 
 
 def restore_outcomes(rows: Path) -> None:
-    with make(rows, outcomes=outcomes_of(rows.parent)) as loader:
-        loader.restore(rows.parent / "kept")
-
-
-def restore(rows: Path) -> None:
-    with make(rows) as loader:
-        loader.restore(rows.parent / "snapshot")
-
-
-def save(rows: Path) -> None:
-    with make(rows) as loader:
-        loader.save(rows.parent / "snapshot")
+    with_outcomes(rows, lambda loader, folder: loader.restore(folder / "kept"))
 
 
 def quarantined(rows: Path) -> None:
@@ -96,17 +92,14 @@ def from_tokens(rows: Path) -> list[int]:
         caches(tokens)
 
 
-def recorded(rows: Path) -> list[int]:
-    return delivered(rows, telemetry=str(rows.parent / "run"))
+def keep_tokens(rows: Path) -> None:
+    """Until some are kept, however busy the CPUs are."""
+    until(lambda: from_tokens(rows) and list(rows.parent.glob("tokens/**/*.arrow")))
 
 
 def slimes_state(rows: Path) -> None:
     pytest.importorskip("torch")
-    torch_checkpoint.read(str(rows.parent / "state.pt"))
-
-
-def nothing(rows: Path) -> None:
-    """What need not be there before."""
+    torch_data.read(str(rows.parent / "state.pt"))
 
 
 class Case(NamedTuple):
@@ -121,29 +114,31 @@ class Case(NamedTuple):
     call: Callable[[Path], Any]
     error: type[Exception] | None = None
     code: str = ""
-    before: Callable[[Path], Any] = nothing
+    before: Callable[[Path], Any] = lambda rows: None
+
+
+def mixture(name: str) -> Case:
+    return Case(name, lambda rows: mix_of_file(rows.parent / name), ConfigError, "AD470")
 
 
 CASES = {
     "outcomes": Case("outcomes", restore_outcomes, SnapshotError, "AD606", save_outcomes),
     "older outcomes": Case("outcomes.1", restore_outcomes, SnapshotError, "AD606", save_outcomes),
-    "a snapshot to read": Case("snapshot", restore, SnapshotError),
-    "a snapshot to write": Case("snapshot", save, SnapshotError),
+    "a snapshot to read": Case(
+        "snapshot", lambda rows: use(rows, lambda loader, folder: loader.restore(folder / "snapshot")), SnapshotError
+    ),
+    "a snapshot to write": Case(
+        "snapshot", lambda rows: use(rows, lambda loader, folder: loader.save(folder / "snapshot")), SnapshotError
+    ),
     "quarantine": Case("bad.jsonl", quarantined, ConfigError, "AD605"),
-    **{
-        f"a mixture in {suffix}": Case(
-            f"mix.{suffix}",
-            lambda rows, suffix=suffix: mix_of_file(rows.parent / f"mix.{suffix}"),
-            ConfigError,
-            "AD470",
-        )
-        for suffix in ("toml", "yaml", "json")
-    },
+    **{f"a mixture in {suffix}": mixture(f"mix.{suffix}") for suffix in ("toml", "yaml", "json")},
     "a row index": Case("cache/**/*.index", by_index, before=by_index),
-    "tokens": Case("tokens/**/*.arrow", from_tokens, before=from_tokens),
-    "what is known of tokens": Case("tokens/**/about.json", from_tokens, before=from_tokens),
+    "tokens": Case("tokens/**/*.arrow", from_tokens, before=keep_tokens),
+    "what is known of tokens": Case("tokens/**/about.json", from_tokens, before=keep_tokens),
     "telemetry to write": Case(
-        "run/rank-00000-0000.jsonl", recorded, before=lambda rows: (rows.parent / "run").mkdir()
+        "run/rank-00000-0000.jsonl",
+        lambda rows: delivered(rows, telemetry=str(rows.parent / "run")),
+        before=lambda rows: (rows.parent / "run").mkdir(),
     ),
     "a tokenizer": Case("tokenizer.json", tokenizer, ConfigError),
     "a tokenizer's settings": Case("tokenizer_config.json", tokenizer, ConfigError),

@@ -1,9 +1,8 @@
 """One order D, wherever the rows are (files, S3, Google, http, a hub) and whatever reads them (processes here, Ray)."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,14 +21,10 @@ from tests.integration.test_object_stores import (
 from tests.support.combinations import each_pair
 from tests.support.hub_server import HubServer
 from tests.support.parquet_files import write
+from tests.support.ray_cluster import RayNodes
 from tests.support.stores import SECRET
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.support.ray_cluster import RayNodes
-
-    Place = Callable[[Path, str, bytes], JsonlSource]
+Place = Callable[[Path, str, bytes], JsonlSource]
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 
@@ -78,24 +73,20 @@ def workers(request) -> dict[str, Any]:
     if request.param == "ray":
         request.getfixturevalue("nodes")
         return {"num_workers": None, "executor": RayExecutor(num_workers=2, num_cpus=2)}
-
     return {"num_workers": 2 if request.param == "processes" else 0}
-
-
-def source_of(place: Place, name: str, folder: Path) -> JsonlSource | ParquetSource:
-    if name.endswith(".jsonl"):
-        return place(folder, name, DATA)
-
-    pytest.importorskip("pyarrow")
-    found = place(folder, name, write(folder / "written", NUM_ROWS).read_bytes())
-    return ParquetSource(found.paths, storage_options=found.storage_options)
 
 
 @pytest.mark.parametrize(
     ("place", "workers", "name"), each_pair(PLACES, WORKERS, GOLDEN.keys()), indirect=["place", "workers"]
 )
 def test_the_order_is_the_same_everywhere(place, workers, name, tmp_path):
-    assert digest_of(source_of(place, name, tmp_path), **workers) == GOLDEN[name]
+    if name.endswith(".jsonl"):
+        source = place(tmp_path, name, DATA)
+    else:
+        pytest.importorskip("pyarrow")
+        found = place(tmp_path, name, write(tmp_path / "written", NUM_ROWS).read_bytes())
+        source = ParquetSource(found.paths, storage_options=found.storage_options)
+    assert digest_of(source, **workers) == GOLDEN[name]
 
 
 def test_no_secret_of_a_store_is_in_a_log_of_ray(nodes, tmp_path):

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from structlog.testing import capture_logs
 from asyncdata import (
     Cache,
     ConfigError,
-    DataLoader,
     EndOfData,
     InvalidGroupError,
     NoSamplesError,
@@ -34,31 +33,26 @@ from tests.support.loading import ids, write_rows
 from tests.support.tokenize_fns import every_third_dropped
 from tests.support.torn_writes import TORN_WRITES
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from asyncdata import OutcomeTable
-
 NUM_ROWS = 60
 SOLVED = PassRate(drop_above=0.9, revisit_every=3)
 SHAPES = ["state", "file"]
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Path:
+def rows(tmp_path):
     return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
-def outcomes(tmp_path: Path, shape: str = "file", policy: Any = SOLVED) -> Outcomes:
+def outcomes(tmp_path, shape="file", policy=SOLVED):
     return Outcomes(path=str(tmp_path / "outcomes") if shape == "file" else None, policy=policy)
 
 
-def scores_of(row: int) -> list[float]:
+def scores_of(row):
     """Every second row is solved; the others never."""
     return [float(row % 2), float(row % 2)]
 
 
-def step(loader: DataLoader, num_groups: int = 5) -> list[int]:
+def step(loader, num_groups=5):
     """Take groups, report them, and return their rows."""
     groups = loader.get_samples(num_groups)
     rows = ids(group[0] for group in groups)
@@ -66,7 +60,12 @@ def step(loader: DataLoader, num_groups: int = 5) -> list[int]:
     return rows
 
 
-def run(loader: DataLoader, num_steps: int) -> tuple[list[list[int]], list[Any]]:
+def remembering(rows, tmp_path, shape="file", **knobs):
+    """Two samples of each prompt, and solved prompts are left out."""
+    return make(rows, **{"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path, shape)} | knobs)
+
+
+def run(loader, num_steps):
     """The rows of each step, and the state after it, as JSON gives it back."""
     taken, states = [], [json.loads(json.dumps(loader.state_dict()))]
     for _ in range(num_steps):
@@ -75,7 +74,7 @@ def run(loader: DataLoader, num_steps: int) -> tuple[list[list[int]], list[Any]]
     return taken, states
 
 
-def essence(state: dict[str, Any]) -> Any:
+def essence(state):
     """What must be the same, however fast the workers are: rows that are left out at a chunk's end may count later."""
     counters, memory = state["counters"], state["outcomes"]
     return counters["digest"], counters["num_groups"], memory["num_bytes"], memory["digest"], memory["num_rows"]
@@ -84,36 +83,18 @@ def essence(state: dict[str, Any]) -> Any:
 # What is left out
 
 
-def test_solved_rows_are_left_out_of_later_epochs_and_counted(rows, tmp_path):
-    with make(rows, n_samples_per_prompt=2, epochs=2, outcomes=outcomes(tmp_path)) as loader:
-        first = [row for _ in range(12) for row in step(loader)]
-        second = [row for _ in range(6) for row in step(loader)]
-        with pytest.raises(EndOfData):
-            loader.get_samples(1)
-
-        assert sorted(first) == list(range(NUM_ROWS))
-        assert sorted(second) == list(range(0, NUM_ROWS, 2))
-        assert loader.statistics().dropped_total == {"excluded": 30}
-        assert loader.statistics().outcome_rows == NUM_ROWS
-        assert loader.statistics().outcome_scores_total == 2 * 18 * 5
-
-
-@pytest.mark.parametrize("score", [0.7, 0.9])
-def test_a_prompt_whose_scores_are_all_the_limit_is_left_out(rows, tmp_path, score):
-    settings = outcomes(tmp_path, policy=PassRate(drop_above=score))
-    with make(rows, n_samples_per_prompt=8, epochs=2, outcomes=settings) as loader:
-        loader.report(groups := loader.get_samples(NUM_ROWS), [[score] * 8] * len(groups))
-        with pytest.raises(NoSamplesError, match="60 by excluded"):
-            loader.get_samples(1)
-
-
-def test_the_order_of_the_rows_that_stay_is_the_one_without_exclusions(rows, tmp_path):
+def test_solved_rows_are_left_out_of_later_epochs_and_counted_and_the_others_keep_their_order(rows, tmp_path):
     with make(rows) as loader:
         whole = ids(loader.get_next_batch(2 * NUM_ROWS))
-    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
+    with make(rows, n_samples_per_prompt=2, epochs=2, outcomes=outcomes(tmp_path)) as loader:
         found = [row for _ in range(18) for row in step(loader)]
+        with pytest.raises(EndOfData):
+            loader.get_samples(1)
+        statistics = loader.statistics()
 
     assert found == whole[:NUM_ROWS] + [row for row in whole[NUM_ROWS:] if row % 2 == 0]
+    assert statistics.dropped_total == {"excluded": 30}
+    assert (statistics.outcome_rows, statistics.outcome_scores_total) == (NUM_ROWS, 2 * 18 * 5)
 
 
 def test_what_is_reported_after_an_epoch_has_begun_counts_for_the_next_one(rows, tmp_path):
@@ -128,7 +109,7 @@ def test_what_is_reported_after_an_epoch_has_begun_counts_for_the_next_one(rows,
             loader.get_samples(1)
 
 
-def never_first_half(outcomes: OutcomeTable, epoch: int) -> Any:
+def never_first_half(outcomes, epoch):
     return outcomes.ids < outcomes.ids[len(outcomes.ids) // 2]
 
 
@@ -138,7 +119,7 @@ def test_a_policy_may_be_a_function(rows, tmp_path):
         assert sorted(ids(loader.get_next_batch(NUM_ROWS // 2))) == list(range(NUM_ROWS // 2, NUM_ROWS))
 
 
-def seen(row: dict[str, Any]) -> list[int]:
+def seen(row):
     """Writes the rows that are tokenized into a file, one byte each."""
     with open(os.environ["ASYNCDATA_TEST_SEEN"], "ab") as file:
         file.write(b".")
@@ -163,51 +144,30 @@ def test_rows_that_are_left_out_are_not_tokenized(tmp_path, monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {"num_workers": 2},
-        {"buffer_size": 1},
-        {"buffer_size": 7, "num_workers": 1},
-        {"cache": {"tokens": True}},
-        {"shuffle": "full"},
-        {"shuffle": False},
-    ],
-    ids=str,
-)
-def test_no_setting_of_the_machine_changes_what_is_left_out(rows, tmp_path, knobs):
-    if "cache" in knobs:
-        knobs = {"cache": Cache(tokens=str(tmp_path / "tokens"))}
-    order = {name: value for name, value in knobs.items() if name == "shuffle"}
-    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path, "state"), "cache": Cache(folder="")}
-    with make(rows, **settings | order) as loader:
-        wanted, states = run(loader, 30)
-    with make(rows, **settings | knobs) as loader:
-        found, other = run(loader, 30)
-
-    assert found == wanted
-    assert essence(other[-1]) == essence(states[-1])
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["gzip", "parquet"])
-def test_rows_of_other_sources_are_known_again(rows, tmp_path, kind):
+@pytest.mark.parametrize("kind", ["jsonl", "gzip", "parquet", "cached", "full", "in order"])
+def test_no_setting_of_the_machine_changes_what_is_left_out_of_any_source(rows, tmp_path, kind):
+    source, other = rows, {"num_workers": 2}
     if kind == "gzip":
         source = tmp_path / "rows.jsonl.gz"
         source.write_bytes(gzip.compress(rows.read_bytes()))
-    else:
-        pyarrow = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
+    elif kind == "parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         source = tmp_path / "rows.parquet"
         parquet.write_table(pyarrow.table({"id": list(range(NUM_ROWS))}), source, row_group_size=16)
-    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path)}
-    with make(source, shuffle=True, **settings) as loader:
-        taken, states = run(loader, 20)
-
-    assert sorted(row for rows in taken[12:18] for row in rows) == list(range(0, NUM_ROWS, 2))
-    with make(source, shuffle=True, **settings) as loader:
+    elif kind == "cached":
+        other = {"buffer_size": 1, "cache": Cache(tokens=str(tmp_path / "tokens"))}
+    order = {"shuffle": {"full": "full", "in order": False}.get(kind, True)}
+    with remembering(source, tmp_path, "state", **order) as loader:
+        taken, states = run(loader, 30)
+    with remembering(source, tmp_path, "state", **order | other) as loader:
+        found, others = run(loader, 30)
+    with remembering(source, tmp_path, "state", **order) as loader:
         loader.load_state_dict(states[14])
         assert [step(loader) for _ in range(6)] == taken[14:20]
+
+    assert sorted(row for rows in taken[12:18] for row in rows) == list(range(0, NUM_ROWS, 2))
+    assert found == taken
+    assert essence(others[-1]) == essence(states[-1])
 
 
 def test_rows_that_yield_no_sample_stay_counted_by_their_own_reason(rows, tmp_path):
@@ -222,19 +182,20 @@ def test_rows_that_yield_no_sample_stay_counted_by_their_own_reason(rows, tmp_pa
 # Resume
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_resume_at_every_step_continues_the_run(rows, tmp_path, shape):
-    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path, shape)}
-    with make(rows, **settings) as loader:
+@pytest.mark.parametrize(("shape", "after"), [("state", "state"), ("file", "file"), ("state", "file")])
+def test_a_resume_at_any_step_continues_the_run(rows, tmp_path, shape, after):
+    with remembering(rows, tmp_path, shape) as loader:
         taken, states = run(loader, 40)
 
-    for number in reversed(range(1, len(states) - 1)):  # backwards, as each resume cuts off what came later
-        with make(rows, **settings) as loader:
+    for number in (25, 14, 12, 2):  # backwards, as each resume cuts off what came later
+        with remembering(rows, tmp_path, after) as loader:
             loader.load_state_dict(states[number])
-            rest, after = run(loader, 3)
-        assert rest[: 40 - number] == taken[number : number + 3]
-        assert list(map(essence, after[: 41 - number])) == list(map(essence, states[number : number + 4]))
+            rest, later = run(loader, 3)
+        with remembering(rows, tmp_path, after) as loader:
+            loader.load_state_dict(later[-1])
+            assert [*rest, step(loader)] == taken[number : number + 4]
+        if shape == after:
+            assert list(map(essence, later)) == list(map(essence, states[number : number + 4]))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -315,32 +276,20 @@ def test_set_epoch_decides_anew(rows, tmp_path):
 
 
 def test_a_state_that_is_taken_after_the_end_does_not_keep_the_file(rows, tmp_path):
-    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path)}
-    with make(rows, **settings) as loader:
+    with remembering(rows, tmp_path) as loader:
         step(loader)
     state = loader.state_dict()
-    with make(rows, **settings) as loader:
+    with remembering(rows, tmp_path) as loader:
         loader.load_state_dict(state)
         step(loader)
         assert loader.state_dict()["outcomes"]["num_rows"] == 10
-
-
-def test_a_state_in_memory_continues_in_a_file(rows, tmp_path):
-    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path, "state")) as loader:
-        taken, states = run(loader, 20)
-    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path, "file")) as loader:
-        loader.load_state_dict(states[14])
-        rest, after = run(loader, 3)
-    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path, "file")) as loader:
-        loader.load_state_dict(after[-1])
-        assert rest + [step(loader) for _ in range(3)] == taken[14:20]
 
 
 @pytest.mark.thorough
 def test_scores_that_are_reported_while_a_state_is_written_are_in_the_next_state(rows, tmp_path, monkeypatch):
     """The pending records become one whole memory when they are many: here, as soon as there is one."""
     append = OutcomeFile.append
-    with make(rows, outcomes=outcomes(tmp_path), n_samples_per_prompt=2) as loader:
+    with remembering(rows, tmp_path) as loader:
         first, second = loader.get_samples(1), loader.get_samples(1)
         loader.report(first, [[1.0, 1.0]])
 
@@ -355,7 +304,7 @@ def test_scores_that_are_reported_while_a_state_is_written_are_in_the_next_state
         state = loader.state_dict()
         expected = loader.statistics()
 
-    with make(rows, outcomes=outcomes(tmp_path), n_samples_per_prompt=2) as resumed:
+    with remembering(rows, tmp_path) as resumed:
         resumed.load_state_dict(state)
         found = resumed.statistics()
     assert (found.outcome_rows, found.outcome_scores_total) == (2, 4)
@@ -365,13 +314,12 @@ def test_scores_that_are_reported_while_a_state_is_written_are_in_the_next_state
 def test_a_file_that_has_grown_is_replaced_while_the_run_goes_on(rows, tmp_path, monkeypatch):
     monkeypatch.setattr("asyncdata.loader.outcomes._MIN_FILE_BYTES", 500)
     monkeypatch.setattr("asyncdata.loader.outcomes._MAX_REWRITES", 0)
-    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path)}
-    with make(rows, **settings) as loader:
+    with remembering(rows, tmp_path) as loader:
         taken, states = run(loader, 20)
     names = sorted(path.name for path in tmp_path.glob("outcomes*"))
     assert names == ["outcomes", "outcomes.1", "outcomes.2", "outcomes.lock"]
     for number in (19, 18):
-        with make(rows, **settings) as loader:
+        with remembering(rows, tmp_path) as loader:
             loader.load_state_dict(states[number])
             assert step(loader) == taken[number]
 
@@ -384,43 +332,34 @@ def test_a_file_that_has_grown_is_replaced_while_the_run_goes_on(rows, tmp_path,
     [(lambda path: path.unlink(), "no such file"), (lambda path: path.write_bytes(b"x" * 9999), "no outcome memory")],
 )
 def test_a_snapshot_whose_file_is_not_there_is_refused_with_the_way_out(rows, tmp_path, change, reason):
-    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path)}
-    with make(rows, **settings) as loader:
-        taken, states = run(loader, 14)
+    with remembering(rows, tmp_path) as loader:
+        state = run(loader, 14)[1][-1]
     change(tmp_path / "outcomes")
 
-    with make(rows, **settings) as loader:
+    with remembering(rows, tmp_path) as loader:
         with pytest.raises(SnapshotMismatchError, match=f"AD606.*{reason}"):
-            loader.load_state_dict(states[14])
+            loader.load_state_dict(state)
         with capture_logs() as logs:
-            loader.load_state_dict(states[14], allow_changed={"outcomes"})
+            loader.load_state_dict(state, allow_changed={"outcomes"})
         assert [entry["num_rows"] for entry in logs if entry["event"] == "outcomes.forgotten"] == [NUM_ROWS]
         assert loader.statistics().outcome_rows == 0
         assert step(loader)
 
 
-def test_a_loader_that_remembers_nothing_refuses_a_snapshot_with_outcomes(rows, tmp_path):
-    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
+def test_a_memory_in_a_file_needs_the_file_and_outcomes(rows, tmp_path):
+    with remembering(rows, tmp_path) as loader:
         state = run(loader, 14)[1][-1]
-    with make(rows, n_samples_per_prompt=2) as loader:
+    with remembering(rows, tmp_path, "state") as loader, pytest.raises(SnapshotMismatchError, match="AD606.*path"):
+        loader.load_state_dict(state)
+    with remembering(rows, tmp_path, outcomes=None) as loader:
         with pytest.raises(SnapshotMismatchError, match=r"AD603.*outcomes of 60 rows.*outcomes=Outcomes"):
             loader.load_state_dict(state)
         loader.load_state_dict(state, allow_changed={"outcomes"})
         assert loader.get_samples(1)
 
 
-def test_a_memory_in_a_file_needs_the_file(rows, tmp_path):
-    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
-        state = run(loader, 2)[1][-1]
-    with (
-        make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path, "state")) as loader,
-        pytest.raises(SnapshotMismatchError, match="AD606.*path"),
-    ):
-        loader.load_state_dict(state)
-
-
 def test_a_damaged_memory_in_a_state_is_refused(rows, tmp_path):
-    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path, "state")) as loader:
+    with remembering(rows, tmp_path, "state") as loader:
         state = run(loader, 2)[1][-1]
         for memory in ("!\n", "AAAA"):
             with pytest.raises(SnapshotError):
@@ -428,40 +367,29 @@ def test_a_damaged_memory_in_a_state_is_refused(rows, tmp_path):
         assert loader.statistics().outcome_rows == 10, "nothing has changed"
 
 
-def test_with_other_data_the_memory_is_forgotten_and_that_is_logged(rows, tmp_path):
-    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
-        state = run(loader, 2)[1][-1]
-    other = write_rows(tmp_path / "other.jsonl", NUM_ROWS + 1)
-    with make(other, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader, capture_logs() as logs:
+def test_with_other_data_the_memory_is_forgotten_and_that_is_logged_and_other_names_keep_it(rows, tmp_path):
+    with remembering(rows, tmp_path) as loader:
+        taken, states = run(loader, 16)
+    moved, other = rows.rename(tmp_path / "moved.jsonl"), write_rows(tmp_path / "other.jsonl", NUM_ROWS + 1)
+    with remembering(moved, tmp_path) as loader:
+        loader.load_state_dict(states[13], same_rows=True)
+        assert [step(loader) for _ in range(3)] == taken[13:]
+        state = loader.state_dict()
+    with remembering(other, tmp_path) as loader, capture_logs() as logs:
         loader.load_state_dict(state, allow_changed={"data"})
         assert loader.statistics().outcome_rows == 0
 
     assert [entry["reason"] for entry in logs if entry["event"] == "outcomes.forgotten"] == ["changed: data"]
 
 
-def test_files_with_other_names_keep_their_memory(rows, tmp_path):
-    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
-        taken, states = run(loader, 16)
-    moved = rows.rename(tmp_path / "moved.jsonl")
-    with make(moved, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
-        loader.load_state_dict(states[13], same_rows=True)
-        assert [step(loader) for _ in range(3)] == taken[13:]
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {"packing": SoftPacking(max_length=64), "batch_size": 1},
-        {"ranks": {"rank": 0, "world_size": 2}, "batch_size": 1},
-    ],
-)
+@pytest.mark.parametrize("knobs", [{"packing": SoftPacking(max_length=64)}, {"ranks": {"rank": 0, "world_size": 2}}])
 def test_packs_and_ranks_of_their_own_are_refused(rows, tmp_path, knobs):
     with pytest.raises(ConfigError, match=r"AD480.*dp_size"):
-        make(rows, outcomes=outcomes(tmp_path), **knobs)
+        make(rows, outcomes=outcomes(tmp_path), batch_size=1, **knobs)
 
 
 def test_a_report_is_counted_whole_or_not_at_all(rows, tmp_path):
-    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
+    with remembering(rows, tmp_path) as loader:
         groups = loader.get_samples(2)
         refused: list[tuple[list[Any], Any]] = [
             (groups, [1.0]),
@@ -482,10 +410,11 @@ def test_a_report_is_counted_whole_or_not_at_all(rows, tmp_path):
         assert loader.report(groups[0]) == 0, "samples without their group are the same"
 
 
-def test_samples_of_another_loader_are_refused(rows, tmp_path):
-    other = write_rows(tmp_path / "other.jsonl", 5)
-    with make(other) as loader:
+def test_samples_of_another_loader_and_reports_without_outcomes_are_refused(rows, tmp_path):
+    with make(write_rows(tmp_path / "other.jsonl", 5)) as loader:
         foreign = loader.get_next_batch(1)
+        with pytest.raises(ConfigError, match="AD483"):
+            loader.report(foreign, [1.0])
     with (
         make(rows, outcomes=outcomes(tmp_path)) as loader,
         pytest.raises(InvalidGroupError, match=r"AD482.*other\.jsonl"),
@@ -493,24 +422,18 @@ def test_samples_of_another_loader_are_refused(rows, tmp_path):
         loader.report(foreign, [1.0])
 
 
-def test_a_loader_without_outcomes_refuses_reports(rows):
-    with make(rows) as loader, pytest.raises(ConfigError, match="AD483"):
-        loader.report(loader.get_next_batch(1), [1.0])
-
-
 # Kills
 
 
 CHILD = """
 import os, sys
-from asyncdata import DataLoader, Mix, Outcomes, Part, PassRate, Replay, Shuffle
+from asyncdata import DataLoader, Mix, Outcomes, Part, PassRate, Shuffle
 rows, folder, kind, stop, torn = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
 def tokens(row):
     return [row["id"]]
 source = rows
 if kind == "mixture":
-    parts = {name: Part(rows, weight=2) for name in ("code", "math")}
-    source = Mix({**parts, "again": Replay("math", PassRate(0.1, 0.6))}, quota=5)
+    source = Mix({name: Part(rows, weight=2) for name in ("code", "math")}, quota=5)
 outcomes = Outcomes(path=f"{folder}/outcomes", policy=PassRate(drop_above=0.9, revisit_every=3))
 loader = DataLoader(source, tokenize_fn=tokens, num_workers=0, outcomes=outcomes, timeout_s=240,
                     shuffle=Shuffle(block_bytes=256, window_blocks=4))
@@ -550,4 +473,3 @@ def test_a_run_that_is_killed_in_the_middle_of_its_appends_delivers_the_same(row
 
     assert found["killed"] == found["whole"]
     assert len(found["whole"]) == 30
-    assert ("again" in "".join(found["whole"].values())) == (kind == "mixture")

@@ -1,13 +1,13 @@
 """Loops over packs: what an epoch is, what its end does, what is left out and counted, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
-import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +15,7 @@ from asyncdata import (
     AsyncDataLoader,
     BadRowError,
     ConfigError,
-    EndOfData,
+    DataLoader,
     HardPacking,
     LengthGrouping,
     NoSamplesError,
@@ -24,7 +24,6 @@ from asyncdata import (
     SnapshotMismatchError,
     SoftPacking,
 )
-from tests.support.combinations import each_pair
 from tests.support.ranks import (
     GROUPING,
     HARD,
@@ -44,12 +43,6 @@ from tests.support.ranks import (
     write,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from asyncdata import DataLoader
-
 Knobs = dict[str, Any]
 
 NUM_TOKENS = 2000
@@ -62,8 +55,6 @@ HARD_BY_EPOCH = HardPacking(max_length=MAX_LENGTH)
 WITH_TAIL = HardPacking(max_length=MAX_LENGTH, keep_tail=True)
 PLANNED: Knobs = {"shuffle": "full", "plan_packs": True, "cache": {"folder": ""}}
 RANK: Knobs = {"ranks": {"gradient_accumulation": 2}, "epochs": 2}
-
-ways = pytest.mark.parametrize("knobs", WAYS.values(), ids=WAYS)
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +74,16 @@ def tokens_of(batches: Iterable[Batch]) -> Counter[int]:
 
 
 def rows_of(batches: Iterable[Batch]) -> list[list[int]]:
-    """The rows of each pack."""
     return [[document[0] // STRIDE for document in pack] for batch in batches for pack in batch.packs]
+
+
+def loops(path: Path, number: int = 1, **knobs: Any) -> list[list[Batch]]:
+    with make(path, **knobs) as loader:
+        return [list(loader) for _ in range(number)]
+
+
+def packs(path: Path, **knobs: Any) -> list[list[int]]:
+    return rows_of(*loops(path, **knobs))
 
 
 def state_after(path: Path, num_batches: int, **knobs: Any) -> dict[str, Any]:
@@ -93,54 +92,36 @@ def state_after(path: Path, num_batches: int, **knobs: Any) -> dict[str, Any]:
         return loader.state_dict()
 
 
-# What a loop is
-
-
 @pytest.mark.parametrize("packing", [BY_EPOCH, WITH_TAIL], ids=["soft", "hard"])
 @pytest.mark.parametrize("grouping", [None, GROUPING], ids=["as they come", "grouped"])
-def test_each_loop_has_every_token_once(path, few, packing, grouping):
+def test_each_loop_has_every_token_once_and_planned_packs_are_those_that_are_made_as_rows_come(
+    path, few, packing, grouping
+):
     knobs = {"packing": packing, "length_grouping": grouping}
-    with make(path, **knobs) as loader:
-        loops = [list(loader) for _ in range(3)]
-        assert loader.epoch == 3
-    with make(few, **knobs) as loader:
-        short = list(loader)
-
-    assert [tokens_of(loop) for loop in loops] == [EACH_ONCE] * 3
-    assert loops[0] != loops[1]
+    found, (short,) = loops(path, 3, **knobs), loops(few, **knobs)
+    assert [tokens_of(loop) for loop in found] == [EACH_ONCE] * 3
+    assert found[0] != found[1]
     assert tokens_of(short) == Counter({0: 5, 1: 6, 2: 7})
+
+    number = 1 if grouping else 2  # grouped packs of a later epoch are ordered by other draws
+    unplanned = {**PLANNED, "plan_packs": False}
+    assert loops(path, number, **knobs, **PLANNED) == loops(path, number, **knobs, **unplanned)
 
 
 def test_what_waits_at_an_epochs_end_goes_on_in_the_next_and_the_last_one_leaves_nothing(path):
     with make(path, packing=SOFT, epochs=3, batch_size=2) as loader:
-        loops = [list(loader) for _ in range(3)]
+        found = [list(loader) for _ in range(3)]
         now = loader.statistics()
-
         assert list(loader) == []
-    batches = sum(loops, [])
+    batches = sum(found, [])
     assert tokens_of(batches) == Counter({row: 3 * size for row, size in enumerate(SIZES)})
-    assert tokens_of(loops[0]) != EACH_ONCE, "the first one ends before its last packs are full"
+    assert tokens_of(found[0]) != EACH_ONCE, "the first one ends before its last packs are full"
     assert (now.packed_tokens_total, now.packs_total) == (3 * NUM_TOKENS, sum(len(batch.packs) for batch in batches))
-
-
-@pytest.mark.parametrize("packing", [BY_EPOCH, WITH_TAIL], ids=["soft", "hard"])
-@pytest.mark.parametrize("grouping", [None, GROUPING], ids=["as they come", "grouped"])
-def test_planned_packs_are_those_that_are_made_as_rows_come(path, packing, grouping):
-    """In the same order of rows; grouped packs of a later epoch are ordered by other draws."""
-    found = []
-    for planned in (PLANNED, {**PLANNED, "plan_packs": False}):
-        with make(path, packing=packing, length_grouping=grouping, **planned) as loader:
-            found.append([list(loader) for _ in range(1 if grouping else 2)])
-
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("settings", [{}, PLANNED], ids=["as they come", "planned"])
 def test_packs_that_are_not_grouped_come_in_one_order_whatever_the_batch_size(path, settings):
-    orders = []
-    for size in (1, 2, 3, 5, 8):
-        with make(path, packing=BY_EPOCH, batch_size=size, **settings) as loader:
-            orders.append(rows_of(loader))
+    orders = [packs(path, packing=BY_EPOCH, batch_size=size, **settings) for size in (1, 2, 3, 5, 8)]
 
     assert all(order == orders[0] for order in orders)
 
@@ -150,8 +131,7 @@ def test_packs_that_are_not_grouped_come_in_one_order_whatever_the_batch_size(pa
 def test_grouped_packs_come_in_one_order_for_each_global_batch(path, settings):
     def order(batch_size: int, steps: int) -> list[list[int]]:
         grouped = {**settings, "packing": BY_EPOCH, "length_grouping": GROUPING}
-        with make(path, batch_size=batch_size, ranks={"gradient_accumulation": steps}, **grouped) as loader:
-            return rows_of(loader)
+        return packs(path, batch_size=batch_size, ranks={"gradient_accumulation": steps}, **grouped)
 
     orders = {steps: order(1, steps) for steps in (1, 2, 4, 6)}
 
@@ -163,36 +143,29 @@ def test_grouped_packs_come_in_one_order_for_each_global_batch(path, settings):
 
 def test_an_await_gives_the_same_batches_and_tasks_share_them(path):
     knobs: Knobs = {"packing": SOFT, "length_grouping": GROUPING, "shuffle": SHUFFLE, "num_workers": 0, "epochs": 2}
-    with make(path, **knobs) as loader:
-        wanted = list(stream(loader))
+    wanted = sum(loops(path, 2, **knobs), [])
 
     async def all_of_it(num_tasks: int) -> list[Batch]:
         settings = {**knobs, "batch_size": 1, "collate_fn": batch_of}
+        found: list[Batch] = []
+
+        async def consume(loop: Any) -> None:
+            found.extend([batch async for batch in loop])
+
         async with AsyncDataLoader(path, tokenize_fn=numbered, **settings) as loader:
-            found: list[Batch] = []
-
-            async def consume(loop: Any) -> None:
-                found.extend([batch async for batch in loop])
-
             for _ in range(2):
                 loop = aiter(loader)
                 await asyncio.gather(*(consume(loop) for _ in range(num_tasks)))
-            return found
+        return found
 
     assert asyncio.run(all_of_it(1)) == wanted
     assert Counter(asyncio.run(all_of_it(3))) == Counter(wanted)
 
 
 def test_threads_that_iterate_get_every_pack_once_in_order(path):
-    with make(path, packing=BY_EPOCH) as loader:
-        whole, loop = list(loader), iter(loader)
-        loader.set_epoch(0)
-        loop, found = iter(loader), [list[Batch]() for _ in range(4)]
-        threads = [threading.Thread(target=batches.extend, args=(loop,)) for batches in found]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    (whole,) = loops(path, packing=BY_EPOCH)
+    with make(path, packing=BY_EPOCH) as loader, ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(list, [iter(loader)] * 4))
 
     assert Counter(itertools.chain(*found)) == Counter(whole)
     for batches in found:
@@ -210,13 +183,13 @@ def test_set_epoch_begins_an_epoch_and_leaves_the_present_one_alone(path):
         assert [begun, *loader] == second
 
 
-def test_an_epoch_that_fills_no_batch_is_packed_by_itself(few):
-    for named in (False, True):
-        with make(few, packing=SOFT, batch_size=2) as loader:
-            for epoch in range(3):
-                if named:
-                    loader.set_epoch(epoch)
-                assert [sorted(rows) for rows in rows_of(loader)] == [[0, 1, 2]]
+@pytest.mark.parametrize("is_named", [False, True])
+def test_an_epoch_that_fills_no_batch_is_packed_by_itself(few, is_named):
+    with make(few, packing=SOFT, batch_size=2) as loader:
+        for epoch in range(3):
+            if is_named:
+                loader.set_epoch(epoch)
+            assert [sorted(rows) for rows in rows_of(loader)] == [[0, 1, 2]]
 
 
 def test_a_loop_runs_on_until_a_hard_pack_is_full_unless_its_epoch_was_named(few):
@@ -231,23 +204,6 @@ def test_a_loop_runs_on_until_a_hard_pack_is_full_unless_its_epoch_was_named(few
     assert found == [0, 0, 0, 1, 0, 0, 0, 1]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("knobs", [{"packing": SOFT, "batch_size": 2}, {"batch_size": 40, "drop_last": True}])
-def test_a_run_resumed_behind_an_epochs_last_batch_repeats_nothing_if_it_names_its_epochs(path, knobs):
-    def read(loader: DataLoader, epoch: int) -> list[Batch]:
-        loader.set_epoch(epoch)
-        return list(loader)
-
-    with make(path, epochs=3, **knobs) as loader:
-        epochs = [read(loader, epoch) for epoch in range(3)]
-    state = state_after(path, len(epochs[0]), epochs=3, **knobs)
-    with make(path, epochs=3, **knobs) as loader:
-        loader.load_state_dict(state)
-        rest = [read(loader, epoch) for epoch in range(loader.epoch, 3)]
-
-    assert [batches for batches in rest if batches] == epochs[1:]
-
-
 def test_the_end_of_data_has_no_packs_left_and_more_epochs_go_on(path):
     with make(path, packing=BY_EPOCH, epochs=1) as loader:
         assert list(loader)
@@ -257,9 +213,6 @@ def test_the_end_of_data_has_no_packs_left_and_more_epochs_go_on(path):
         with make(path, packing=BY_EPOCH, epochs=epochs) as loader:
             loader.load_state_dict(state)
             assert tokens_of(loader) == tokens
-
-
-# What a loop has
 
 
 def test_a_collate_fn_is_given_packs_of_documents_with_their_samples(path):
@@ -275,8 +228,7 @@ def test_a_collate_fn_is_given_packs_of_documents_with_their_samples(path):
 
 
 def test_a_batch_that_cannot_be_collated_is_the_next_one_again(path):
-    with make(path, packing=SOFT, epochs=1) as loader:
-        whole = list(loader)
+    (whole,) = loops(path, packing=SOFT, epochs=1)
     failures, found = itertools.cycle([True, False, True, True, False]), list[Batch]()
 
     def fails_at_times(packs: list[Any]) -> Batch:
@@ -305,7 +257,7 @@ def test_samples_of_like_length_are_computed_together_without_packing(path):
 
 
 @pytest.mark.parametrize("packing", [SOFT, BY_EPOCH], ids=["across epochs", "by epoch"])
-def test_packs_that_fill_no_batch_are_dropped_and_counted(path, packing):
+def test_packs_that_fill_no_batch_are_dropped_and_counted(path, tmp_path, packing):
     with make(path, packing=packing, batch_size=5, epochs=2, drop_last=True) as loader:
         batches = list(stream(loader))
         now = loader.statistics()
@@ -314,6 +266,8 @@ def test_packs_that_fill_no_batch_are_dropped_and_counted(path, packing):
     num_samples = sum(map(len, rows_of(batches)))
     assert now.unpacked_samples_total["drop_last"] == 2 * len(SIZES) - num_samples > 0
     assert now.unpacked_tokens_total["drop_last"] + now.packed_tokens_total == 2 * NUM_TOKENS
+    (exactly_full,) = loops(write(tmp_path / "rows.jsonl", [60, 61]), packing=packing, batch_size=2, drop_last=True)
+    assert [len(batch.packs) for batch in exactly_full] == [2]
 
 
 def test_a_last_batch_is_filled_with_its_own_packs_so_that_all_ranks_have_one_or_is_not(tmp_path):
@@ -323,29 +277,14 @@ def test_a_last_batch_is_filled_with_its_own_packs_so_that_all_ranks_have_one_or
     for round_up in (None, False):
         knobs: Knobs = {"packing": SOFT, "epochs": 1, "shuffle": False, "round_up": round_up, "batch_size": 2}
         with Ranks(path, 2, **knobs) as ranks:
-            steps = list(ranks.steps())
-        found.append([[rows_of([batch] if batch else []) for batch in step.batches] for step in steps])
+            found.append([[rows_of([batch] if batch else []) for batch in step.batches] for step in ranks.steps()])
 
     first = [[[0], [2]], [[1], [3]]]
     assert found == [[first, [[[4], [4]], [[4], [4]]]], [first, [[[4]], []]]]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("knobs", "num_rows", "world_size"), each_pair(WAYS, [1, 2, 3, 7], [2, 8]))
-def test_few_rows_give_each_rank_as_many_batches_and_every_row_is_in_one(tmp_path, knobs, num_rows, world_size):
-    sizes = [MAX_LENGTH - number for number in range(num_rows)]
-    with Ranks(write(tmp_path / "rows.jsonl", sizes), world_size, epochs=2, **knobs) as ranks:
-        steps = list(ranks.steps())
-
-    assert steps
-    assert all(batch is not None for step in steps for batch in step.batches)
-    found = tokens_of(batch for step in steps for batch in step.batches if batch)
-    assert knobs.get("packing") is HARD or set(found) == set(range(num_rows))
-
-
 def test_ranks_without_packing_cut_batches_of_the_one_order(path):
-    with make(path, batch_size=6) as loader:
-        whole = rows_of(loader)
+    whole = packs(path, batch_size=6)
     with Ranks(path, 2, batch_size=3) as ranks:
         steps = list(ranks.steps(5))
     with make(path, batch_size=6) as loader:
@@ -359,11 +298,7 @@ def test_ranks_without_packing_cut_batches_of_the_one_order(path):
 
 @pytest.mark.parametrize(
     ("knobs", "last", "dropped"),
-    [
-        ({}, [[4], [4]], {}),
-        ({"round_up": False}, [[1], []], {}),
-        ({"drop_last": True}, [[], []], {"drop_last": 1}),
-    ],
+    [({}, [[4], [4]], {}), ({"round_up": False}, [[1], []], {}), ({"drop_last": True}, [[], []], {"drop_last": 1})],
 )
 def test_the_last_batch_of_ranks_without_packing_is_filled_or_dropped(tmp_path, knobs, last, dropped):
     with Ranks(write(tmp_path / "rows.jsonl", [1] * 17), 2, batch_size=4, epochs=1, **knobs) as ranks:
@@ -372,16 +307,6 @@ def test_the_last_batch_of_ranks_without_packing_is_filled_or_dropped(tmp_path, 
 
     sizes = [[len(step.batches[rank].packs) for step in steps if step.batches[rank]] for rank in range(2)]
     assert sizes == [[4, 4, *some] for some in last]
-
-
-def test_an_end_without_samples_is_no_batch(path):
-    with make(path, epochs=1, batch_size=len(SIZES)) as loader:
-        assert len(list(loader)) == 1
-        with pytest.raises(EndOfData):
-            loader.get_next_batch(1)
-
-
-# What is left out is counted
 
 
 def resumed_often(path: Path, every: int, **knobs: Any) -> tuple[list[Batch], DataLoader]:
@@ -397,20 +322,6 @@ def resumed_often(path: Path, every: int, **knobs: Any) -> tuple[list[Batch], Da
         found += batches
         if len(batches) < every:
             return found, loader
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("knobs", "drop_last", "every"), each_pair(PACKED, [False, True], {"in one go": 10_000, "resumed often": 5})
-)
-def test_tokens_are_delivered_or_counted(path, knobs, drop_last, every):
-    found, loader = resumed_often(path, every, **RANK, batch_size=3, drop_last=drop_last, **knobs)
-
-    now = loader.statistics()
-    assert now.packed_tokens_total == sum(len(batch.tokens) for batch in found)
-    assert now.packed_tokens_total + sum(now.unpacked_tokens_total.values()) == 2 * NUM_TOKENS
-    if knobs["packing"] is HARD:
-        assert now.unpacked_tokens_total["tail"] == 2 * NUM_TOKENS % MAX_LENGTH
 
 
 @pytest.mark.parametrize("every", [10_000, pytest.param(4, marks=pytest.mark.thorough)])
@@ -437,7 +348,7 @@ def fails_on_each_tenth(row: dict[str, Any]) -> list[int] | None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("every", [10_000, 3], ids=["in one go", "resumed often"])
-@ways
+@pytest.mark.parametrize("knobs", WAYS.values(), ids=WAYS)
 def test_bad_and_dropped_rows_are_passed_over_and_counted_once(path, knobs, every):
     kept = {row: 2 * size for row, size in enumerate(SIZES) if row % 10 not in {3, 7}}
     settings = {"tokenize_fn": fails_on_each_tenth, "bad_rows": "skip", "epochs": 2}
@@ -453,11 +364,9 @@ def test_bad_and_dropped_rows_are_passed_over_and_counted_once(path, knobs, ever
         assert now.bad_rows_total == 2 * sum(row % 10 == 3 for row in range(len(SIZES)))
 
 
-# What stops a loop
-
 LONG = [20] * 50 + [MAX_LENGTH + 1] + [20] * 10
 STOPS: dict[str, tuple[list[int], Knobs, type[Exception], str]] = {
-    "a sample too long for a pack": (LONG, {"packing": SOFT}, ConfigError, r"AD450 .*rows\.jsonl:51 \(byte offset "),
+    "a sample too long for a pack": (LONG, {"packing": SOFT}, ConfigError, r"AD450 .*rows\.jsonl:51 \(byte "),
     **{
         f"a bad row, {name}": (SIZES, {**knobs, "tokenize_fn": fails_on_each_tenth}, BadRowError, "AD421 .*no good")
         for name, knobs in PACKED.items()
@@ -512,9 +421,6 @@ def test_a_hard_pack_that_fills_over_several_epochs_is_no_error(few):
         assert len(list(loader)) == 1
         assert list(loader) == []
         assert loader.statistics().unpacked_tokens_total == {"tail": 5 * 18 - MAX_LENGTH}
-
-
-# States
 
 
 def test_a_state_holds_no_tokens_and_survives_json_and_a_file(path, tmp_path):
@@ -573,9 +479,6 @@ def test_where_another_seed_or_packing_is_allowed_the_next_epoch_begins(path, kn
     with make(path, **RANK | knobs | other) as loader:
         loader.set_epoch(1)
         assert list(stream(loader)) == found
-
-
-# Settings
 
 
 @pytest.mark.parametrize(

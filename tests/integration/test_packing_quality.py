@@ -3,19 +3,13 @@
 XTuner's are made by our own copy of its methods, which tests/integration/test_against_xtuner.py compares with its code.
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.benchmarks.packing import LAWS, SEEDS, balance, costs_of, fill, ours_ordered, xtuners_ordered
+from tests.benchmarks.packing import LAWS, SEEDS, Costs, balance, costs_of, fill, ours_ordered, xtuners_ordered
 from tests.support.combinations import each_pair, each_value
-
-if TYPE_CHECKING:
-    from tests.benchmarks.packing import Costs
 
 pytestmark = pytest.mark.thorough
 
@@ -24,7 +18,7 @@ NUM_PACKS = 7400
 
 
 @pytest.mark.parametrize(("law", "max_length"), each_value(LAWS.keys(), MAX_LENGTHS))
-def test_packs_are_as_full_as_those_of_a_plan_of_all_samples(law: str, max_length: int) -> None:
+def test_packs_are_as_full_as_those_of_a_plan_of_all_samples(law, max_length):
     found = [fill(law, max_length, seed) for seed in SEEDS]
 
     ours = statistics.mean(one.ours for one in found)
@@ -42,7 +36,7 @@ def costs(law: str, *, xtuners: bool) -> Costs:
 @pytest.mark.parametrize(
     ("law", "accumulation", "method"), each_pair(["lognormal", "zipf"], [1, 8], ["karmarkar_karp", "snake"])
 )
-def test_ranks_are_better_balanced_than_in_xtuners_order(law: str, accumulation: int, method: str) -> None:
+def test_ranks_are_better_balanced_than_in_xtuners_order(law, accumulation, method):
     order = ours_ordered(costs(law, xtuners=False), 64, accumulation, method=method)
     ours = balance(costs(law, xtuners=False), order, 64, accumulation)
     theirs = costs(law, xtuners=True)

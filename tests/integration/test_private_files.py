@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from asyncdata import ConfigError, DataLoader, SnapshotError
 from tests.support.bad_inputs import GOOD, prompts, with_bad
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 @pytest.fixture
-def without_umask() -> Iterator[None]:
+def without_umask():
     before = os.umask(0)
     yield
     os.umask(before)
 
 
 @pytest.fixture
-def data(tmp_path) -> str:
+def data(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(with_bad(b"{"))
     return str(path)
 
 
-def run(data: str, folder: Path, **knobs: Any) -> None:
+def run(data, folder, **knobs):
     """One epoch, with a bad row that is put aside, and a snapshot."""
     settings = {"num_workers": 0, "timeout_s": 240, **knobs}
     settings["cache"] = {"folder": str(folder / "cache"), **knobs.get("cache", {})}
@@ -68,7 +63,6 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(data, tmp_path, name, err
     folder.mkdir()
     elsewhere.write_text("not ours", encoding="ascii")
     (folder / name).symlink_to(elsewhere)
-
     with pytest.raises(error, match="AD60[15] "):
         run(data, folder)
     assert elsewhere.read_text(encoding="ascii") == "not ours"

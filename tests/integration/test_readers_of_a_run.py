@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from asyncdata import BadRows, Mix, Part, Telemetry
+from asyncdata.telemetry import recorder
 from asyncdata.telemetry.call_times import Wait
 from asyncdata.telemetry.reader import read
 from asyncdata.telemetry.trace import Trace
 from tests.support.html_page import read_page
 from tests.support.loaders import make
-from tests.support.loading import write_rows
+from tests.support.loading import NEVER_S, write_rows
 from tests.support.report_pages import page_of
 from tests.support.tokenize_fns import kills_on_13
 
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from asyncdata import DataLoader, Statistics
+    from asyncdata import DataLoader
 
 NUM_ROWS = 60
 BATCH_SIZE = 7
 
 
-def drops_and_fails(row: dict[str, Any]) -> list[int] | str:
+def drops_and_fails(row):
     if row["id"] == 20:
         raise ValueError("no good")
 
@@ -39,10 +40,7 @@ def drops_and_fails(row: dict[str, Any]) -> list[int] | str:
 
 
 class Counts(NamedTuple):
-    """What a reader says of a run; None: it does not tell.
-
-    :ivar sources: samples of each part.
-    """
+    """What a reader says of a run; None: it does not tell."""
 
     samples: int | None
     tokens: int | None
@@ -51,23 +49,19 @@ class Counts(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """A run that is over.
-
-    :ivar folder: has its telemetry in ``run``, and its trace in ``trace.json``.
-    """
+    """A run that is over. ``folder`` has its telemetry in ``run``, and its trace in ``trace.json``."""
 
     folder: Path
     loader: DataLoader
     counts: Counts
-    num_batches: int
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self):
         return self.loader.statistics()
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["in a thread", "by a worker"])
-def delivered(request, tmp_path_factory) -> Delivered:
+def delivered(request, tmp_path_factory):
     """Two epochs of a mixture, of which some rows are dropped and some are bad."""
     folder = tmp_path_factory.mktemp("run")
     paths = {name: write_rows(folder / f"{name}.jsonl", NUM_ROWS) for name in ("math", "code")}
@@ -75,32 +69,34 @@ def delivered(request, tmp_path_factory) -> Delivered:
     telemetry = Telemetry(folder=str(folder / "run"), trace=str(folder / "trace.json"))
     knobs = {"batch_size": BATCH_SIZE, "epochs": 1, "bad_rows": BadRows(policy="skip"), "num_workers": request.param}
 
-    with make(mix, drops_and_fails, telemetry=telemetry, **knobs) as loader:
-        batches = list(loader)
-    samples = [sample for batch in batches for sample in batch]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder, "_CLOSE_TIMEOUT_S", NEVER_S)  # as for each test: the last records are there
+        with make(mix, drops_and_fails, telemetry=telemetry, **knobs) as loader:
+            samples = [sample for batch in loader for sample in batch]
     sources = Counter(sample.source_name for sample in samples)
     dropped = {"too long": 2 * NUM_ROWS // 3, "bad row AD421": 2}
     counts = Counts(len(samples), sum(len(one.tokens) for one in samples), dropped, dict(sources))
-    return Delivered(folder, loader, counts, len(batches))
+    return Delivered(folder, loader, counts)
 
 
-def by_statistics(run: Delivered) -> Counts:
+def by_statistics(run):
     now = run.statistics
-    sources = {name: part.samples for name, part in now.by_source.items()}
-    return Counts(now.samples_total, now.tokens_total, now.dropped_total, sources)
+    return Counts(now.samples_total, now.tokens_total, now.dropped_total, samples_of(now.by_source))
 
 
-def by_flat_numbers(run: Delivered) -> Counts:
+def samples_of(parts):
+    return {name: part.samples for name, part in parts.items()}
+
+
+def by_flat_numbers(run):
     flat = run.statistics.to_dict()
-    dropped = {
-        "too long": flat["asyncdata_dropped_too_long_total"],
-        "bad row AD421": flat["asyncdata_dropped_bad_row_ad421_total"],
-    }
+    names = {"too long": "too_long", "bad row AD421": "bad_row_ad421"}
+    dropped = {reason: flat[f"asyncdata_dropped_{name}_total"] for reason, name in names.items()}
     sources = {name: flat[f"asyncdata_source_{name}_samples_total"] for name in ("math", "code")}
     return Counts(flat["asyncdata_samples_total"], flat["asyncdata_tokens_total"], dropped, sources)
 
 
-def by_prometheus(run: Delivered) -> Counts:
+def by_prometheus(run):
     line = re.compile(r'^asyncdata_(\w+?)(?:\{\w+="(.*)"\})? (\S+)$', re.MULTILINE)
     found: dict[str, dict[str, int]] = defaultdict(dict)
     for name, label, value in line.findall(run.statistics.to_prometheus()):
@@ -109,19 +105,21 @@ def by_prometheus(run: Delivered) -> Counts:
     return Counts(samples, tokens, found["dropped_total"], found["source_samples_total"])
 
 
-def by_telemetry(run: Delivered) -> Counts:
+def by_telemetry(run):
     totals = read(run.folder / "run").totals
-    assert totals is not None
-    sources = {name: part.samples for name, part in totals.by_source.items()}
-    return Counts(totals.samples, totals.tokens, totals.dropped, sources)
+    return Counts(totals.samples, totals.tokens, totals.dropped, samples_of(totals.by_source))
 
 
-def by_page(run: Delivered) -> Counts:
-    page = read_page(page_of(run.folder / "run", run.folder / "page.html"))
-    dropped = {row[0]: int(row[1]) for row in page.tables["dropped-table"][1:]}
-    sources = {row[0]: int(row[3].replace(",", "")) for row in page.tables["mix-table"][1:]}
-    samples = sum(int(row[1].replace(",", "")) for row in page.tables["lengths-chart-data"][1:])
+def by_page(run):
+    tables = page_about(run).tables
+    dropped = {row[0]: int(row[1]) for row in tables["dropped-table"][1:]}
+    sources = {row[0]: int(row[3].replace(",", "")) for row in tables["mix-table"][1:]}
+    samples = sum(int(row[1].replace(",", "")) for row in tables["lengths-chart-data"][1:])
     return Counts(samples, None, dropped, sources)
+
+
+def page_about(run):
+    return read_page(page_of(run.folder / "run", run.folder / "page.html"))
 
 
 READERS: list[Callable[[Delivered], Counts]] = [by_statistics, by_flat_numbers, by_prometheus, by_telemetry, by_page]
@@ -130,13 +128,11 @@ READERS: list[Callable[[Delivered], Counts]] = [by_statistics, by_flat_numbers, 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
 def test_every_reader_of_a_run_has_its_counts(delivered, reader):
     found = reader(delivered)
-
     assert found == delivered.counts._replace(tokens=found.tokens and delivered.counts.tokens)
 
 
 def test_the_page_finds_dropped_and_bad_rows_by_their_reason_and_their_text(delivered):
-    shown = read_page(page_of(delivered.folder / "run", delivered.folder / "page.html")).data
-
+    shown = page_about(delivered).data
     dropped = [one for one in shown if "dropped: too long" in one["states"]]
     lines = {line for name in ("math", "code") for line in (delivered.folder / f"{name}.jsonl").read_text().split("\n")}
     assert len(dropped) == 2 * 16
@@ -155,23 +151,25 @@ FIELDS = {
 """What the format's description asks for, by phase. There are no B, E, s, t or f events, which need partners."""
 
 
-def check_event(event: dict[str, Any]) -> None:
+def check_event(event):
     """Whether it has the fields of its phase, and no other, with values of their types."""
     assert set(event) == FIELDS[event["ph"]]
     assert isinstance(event["name"], str) and event["name"]
     for field in {"pid", "tid", "ts", "dur"} & set(event):
         assert type(event[field]) is int and event[field] >= 0, field  # whole microseconds
-    assert isinstance(event.get("args", {}), dict)
-    if event["ph"] == "M":
-        assert event["name"] in {"process_name", "thread_name"}
-        assert list(event["args"]) == ["name"] and isinstance(event["args"]["name"], str)
-    if event["ph"] == "C":
-        assert event["args"] and all(isinstance(value, int | float) for value in event["args"].values())
-    if event["ph"] == "i":
-        assert event["s"] in {"g", "p", "t"}
+    match event:
+        case {"ph": "M"}:
+            assert event["name"] in {"process_name", "thread_name"}
+            assert list(event["args"]) == ["name"] and isinstance(event["args"]["name"], str)
+        case {"ph": "C"}:
+            assert event["args"] and all(isinstance(value, int | float) for value in event["args"].values())
+        case {"ph": "i"}:
+            assert event["s"] in {"g", "p", "t"}
+        case {"ph": "X"}:
+            assert isinstance(event["args"], dict)
 
 
-def read_trace(path: Path) -> list[dict[str, Any]]:
+def read_trace(path):
     """The events, if the file follows the format: an array, which may be left open after a whole event."""
     text = path.read_text(encoding="utf-8")
     events: list[dict[str, Any]] = json.loads(text if text.endswith("]\n") else text.rstrip().rstrip(",") + "]")
@@ -188,7 +186,7 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def spans(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def spans(events):
     return [event for event in events if event["ph"] == "X"]
 
 
@@ -211,16 +209,14 @@ def test_a_worker_that_is_lost_leaves_a_trace_in_order(tmp_path):
     knobs = {"bad_rows": "skip", "num_workers": 2, "epochs": 1, "batch_size": 10}
     with make(path, kills_on_13, telemetry=Telemetry(trace=str(trace)), **knobs) as loader:
         assert sum(map(len, loader)) == NUM_ROWS - 1
-
     assert any(event.get("args", {}).get("crashed") == "AD423" for event in read_trace(trace))
 
 
 def test_each_rank_has_a_file_of_its_own(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-    settings = {"batch_size": 2, "epochs": 1, "ranks": {"rank": 1, "world_size": 2, "share_node": False}}
+    settings = {"batch_size": 2, "epochs": 1, "ranks": {"rank": 1, "world_size": 2}}
     with make(path, telemetry={"trace": str(tmp_path / "run.json")}, **settings) as loader:
         next(iter(loader))
-
     assert read_trace(tmp_path / "run-rank-00001.json")[0]["args"] == {"name": "rank 1"}
     assert not (tmp_path / "run.json").exists()
 
@@ -238,9 +234,7 @@ os.kill(os.getpid(), 9)
 
 def test_a_trace_can_be_read_after_a_kill(tmp_path):
     path, trace = write_rows(tmp_path / "rows.jsonl", NUM_ROWS), tmp_path / "run.json"
-
     assert subprocess.run([sys.executable, "-c", _SCRIPT, path, trace], check=False).returncode == -9
-
     assert spans(read_trace(trace))
 
 
@@ -249,30 +243,27 @@ def test_a_trace_that_cannot_be_written_is_a_number(tmp_path):
     blocked.write_text("")
     with make(path, telemetry=Telemetry(trace=str(blocked / "run.json")), epochs=1, batch_size=10) as loader:
         assert sum(map(len, loader)) == NUM_ROWS
-
     assert loader.statistics().telemetry_lost_total["disk"] > 0
 
 
-def test_a_trace_keeps_its_limit_and_stays_whole(tmp_path):
-    path = tmp_path / "run.json"
-    trace = Trace(str(path), 0, 5000)
-    for number in range(1000):
-        trace.wait(Wait(float(number), 0.5, "read"))
+def trace_of(path, max_bytes, waits):
+    """The trace of waits, which begin so many seconds after its start, and its events."""
+    trace = Trace(str(path), 0, max_bytes)
+    for first, seconds in waits:
+        trace.wait(Wait(trace._began + first, "read", seconds))  # noqa: SLF001 - the clock of its file
     trace.flush(is_last=True)
     trace.close()
+    return trace, read_trace(path)
 
-    assert path.stat().st_size <= 5000
+
+def test_a_trace_keeps_its_limit_and_stays_whole(tmp_path):
+    trace, events = trace_of(tmp_path / "run.json", 5000, [(number, 0.5) for number in range(1000)])
+    assert (tmp_path / "run.json").stat().st_size <= 5000
     assert trace.lost["size"] > 900
-    assert read_trace(path)[-1]["name"] == "end"
+    assert events[-1]["name"] == "end"
 
 
 def test_waits_of_several_threads_do_not_overlap(tmp_path):
-    trace = Trace(str(tmp_path / "run.json"), 0, 1 << 20)
-    began = trace._began  # noqa: SLF001 - the clock of its file
-    for first, seconds in ((0.0, 5.0), (1.0, 2.0), (4.0, 3.0)):
-        trace.wait(Wait(began + first, seconds, "read"))
-    trace.flush(is_last=True)
-    trace.close()
-
-    found = [(span["ts"], span["dur"]) for span in spans(read_trace(tmp_path / "run.json"))]
+    _, events = trace_of(tmp_path / "run.json", 1 << 20, [(0.0, 5.0), (1.0, 2.0), (4.0, 3.0)])
+    found = [(span["ts"], span["dur"]) for span in spans(events)]
     assert found == [(0, 5_000_000), (5_000_000, 0), (5_000_000, 2_000_000)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from asyncdata.cli.main import main
@@ -13,12 +11,6 @@ from tests.support.combinations import each_value
 from tests.support.html_page import read_page
 from tests.support.report_pages import page_of, write_hostile_run, write_packed_run, write_run_of
 from tests.support.telemetry_files import write_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.support.browser import Page
 
 pytestmark = pytest.mark.thorough
 
@@ -68,7 +60,7 @@ UNNAMED = """\
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Page]:
+def browser(tmp_path):
     with opened_browser(tmp_path) as page:
         yield page
         assert page.errors == []
@@ -76,18 +68,18 @@ def browser(tmp_path: Path) -> Iterator[Page]:
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Callable[..., Path]:
+def report(tmp_path):
     """A function that writes a run, and then its page."""
 
-    def written(write: Callable[[Path], None] = write_run, *words: object) -> Path:
+    def written(write=write_run):
         write(tmp_path / "run")
-        page_of(tmp_path / "run", tmp_path / "report.html", *words)
+        page_of(tmp_path / "run", tmp_path / "report.html")
         return tmp_path / "report.html"
 
     return written
 
 
-def shown(page: Page) -> list[str]:
+def shown(page):
     return page.texts(".sample h3")
 
 
@@ -172,25 +164,19 @@ def test_many_samples_are_sorted_and_shown_in_pages_that_the_keyboard_reaches(br
     assert (browser.texts("#found"), len(shown(browser))) == (["45 samples"], 20)
 
 
-def test_hostile_rows_run_nothing_and_ask_for_nothing(browser, report):
+def test_hostile_rows_run_nothing_and_the_page_forbids_itself_every_request_and_every_other_program(browser, report):
     browser.open(report(write_hostile_run))
-
     assert browser.run("window.hacked") is None
     assert browser.run("document.querySelectorAll('img, iframe, object, link').length") == 0
     assert "onerror='window.hacked = 1'>" in browser.texts(".sample .passage")[0]
     assert len(shown(browser)) == 3
-
-
-def test_the_page_forbids_itself_every_request_and_every_other_program(browser, report):
-    browser.open(report())
-    browser.run(
-        "document.body.insertAdjacentHTML('beforeend', '<img src=\"https://example.invalid/a.png\" onerror=\"1\">')"
-    )
+    assert browser.errors == []
+    image = '<img src="https://example.invalid/a.png" onerror="1">'
+    browser.run(f"document.body.insertAdjacentHTML('beforeend', '{image}')")
     browser.run("fetch('https://example.invalid/').catch(() => 0)")
-
     refused, browser.errors = browser.errors, []
-    assert any("img-src" in error or "default-src" in error for error in refused)
-    assert any("connect-src" in error or "default-src" in error for error in refused)
+    for rule in ("img-src", "connect-src"):
+        assert any(rule in error or "default-src" in error for error in refused)
     browser.requests = [url for url in browser.requests if "example.invalid" not in url]
 
 
@@ -198,7 +184,6 @@ def test_the_page_forbids_itself_every_request_and_every_other_program(browser, 
 @pytest.mark.parametrize("write", [write_run, write_packed_run, write_hostile_run])
 def test_every_text_can_be_read_and_every_control_has_a_name_in_both_colours(browser, report, write, scheme):
     browser.open(report(write), scheme=scheme)
-
     assert browser.run(CONTRASTS) == []
     assert browser.run(UNNAMED) == []
 
@@ -229,7 +214,6 @@ REPORTS = {
 @pytest.mark.parametrize(("write", "width"), each_value(REPORTS, [390, 820, 1280]))
 def test_no_page_is_wider_than_the_screen(browser, report, write, width):
     browser.open(report(write), width=width)
-
     wide, screen = browser.run(WIDTHS)
     assert wide <= screen == width
 

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import (
-    BadRowError,
-    Cache,
-    ConfigError,
-    DataLoader,
-    RowShuffle,
-    SnapshotMismatchError,
-)
-from asyncdata.order.order import ROWS_PER_WINDOW
+from asyncdata import BadRowError, ConfigError, DataLoader, JsonlSource, RowShuffle, SnapshotMismatchError
 from tests.support.loading import write_rows
 from tests.support.tokenize_fns import row_id, waits_for_a_file
 
@@ -41,7 +33,12 @@ def path(jsonl_file) -> Path:
 
 
 def loader(path: Any, shuffle: Any = "full", function: Any = row_id, **knobs: Any) -> DataLoader:
-    knobs = {"num_workers": 0, "buffer_size": 64, **knobs}
+    cache = {name: knobs.pop(name) for name in ("folder", "max_row_index_bytes") if name in knobs}
+    knobs = {
+        "num_workers": 0,
+        "buffer_size": 64,
+        "cache": {**cache, "folder": str(cache["folder"])} if cache else {},
+    } | knobs
     return DataLoader(path if isinstance(path, list) else str(path), tokenize_fn=function, shuffle=shuffle, **knobs)
 
 
@@ -54,14 +51,6 @@ def shuffled(rows: list[int], seed: int) -> list[int]:
     return rows
 
 
-def test_an_epoch_is_a_permutation_of_all_rows_and_the_next_another_one(path):
-    with loader(path) as data:
-        first, second = ids(data.get_next_batch(NUM_ROWS)), ids(data.get_next_batch(NUM_ROWS))
-
-    assert sorted(first) == sorted(second) == list(range(NUM_ROWS))
-    assert len({tuple(first), tuple(second), tuple(range(NUM_ROWS))}) == 3
-
-
 @pytest.mark.parametrize("seed", [0, 42, -3])
 def test_slimes_method_gives_slimes_permutation(path, seed):
     random.seed(7)
@@ -72,54 +61,6 @@ def test_slimes_method_gives_slimes_permutation(path, seed):
 
     assert epochs == [shuffled(list(range(NUM_ROWS)), seed + epoch) for epoch in range(3)]
     assert random.getstate() == state, "the global generator is the user's"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", ["keyed", "slime", "none"])
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_the_order_does_not_depend_on_workers_files_or_read_ahead(path, jsonl_file, method, num_workers):
-    rows = path.read_text().splitlines()
-    parts = [str(jsonl_file([line.encode() for line in rows[:123]], "a.jsonl"))]
-    parts.append(str(jsonl_file([line.encode() for line in rows[123:]], "b.jsonl")))
-
-    with loader(path, RowShuffle(method=method)) as data:
-        expected = ids(data.get_next_batch(700))
-    with loader(parts, RowShuffle(method=method), num_workers=num_workers, buffer_size=7) as data:
-        found = [number for size in (1, 99, 600) for number in ids(data.get_next_batch(size))]
-
-    assert found == expected
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("bounds", [(None, 10), (490, None), (-20, None), (None, -495), (5, 9), (9, 5), (3, -3)])
-def test_a_slice_is_that_of_a_list_of_the_rows_that_are_json(path, bounds):
-    first, stop = bounds
-    path.write_text("{broken\n" + path.read_text())
-    expected = list(range(NUM_ROWS))[first:stop]
-
-    with loader(path, RowShuffle(method="none", first=first, stop=stop), bad_rows="skip") as data:
-        assert data.num_rows() == len(expected)
-        if expected:
-            assert ids(data.get_next_batch(len(expected))) == expected
-        assert data.statistics().excluded_rows == {"bad row AD101": 1}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", ["keyed", "slime", "none"])
-def test_the_parts_of_a_split_are_delivered_whole_in_every_epoch_and_after_a_resume(path, method):
-    parts = {}
-    for part, size in (("train", 450), ("eval", 50)):
-        shuffle = RowShuffle(method=method, part=part)
-        with loader(path, shuffle) as data:
-            assert data.num_rows() == size
-            first = ids(data.get_next_batch(20))
-            state = data.state_dict()
-        with loader(path, shuffle) as data:
-            data.load_state_dict(state)
-            parts[part] = first + ids(data.get_next_batch(size - 20))
-            assert sorted(ids(data.get_next_batch(size))) == sorted(parts[part])
-
-    assert sorted(parts["train"] + parts["eval"]) == list(range(NUM_ROWS))
 
 
 def test_rows_that_yield_no_sample_are_left_out_before_they_are_ordered(path):
@@ -192,16 +133,16 @@ def test_what_needs_the_index_says_so_where_there_is_none(path):
 
 
 def test_the_index_is_made_once_for_the_same_data(path, tmp_path):
-    with loader(path, RowShuffle(only_kept=True), drops_odd, cache=Cache(folder=str(tmp_path / "kept"))) as data:
+    with loader(path, RowShuffle(only_kept=True), drops_odd, folder=tmp_path / "kept") as data:
         expected = ids(data.get_next_batch(50))
     (file,) = (tmp_path / "kept" / "index").iterdir()
     before = file.stat().st_mtime_ns
 
-    with loader(path, RowShuffle(only_kept=True), drops_odd, cache=Cache(folder=str(tmp_path / "kept"))) as data:
+    with loader(path, RowShuffle(only_kept=True), drops_odd, folder=tmp_path / "kept") as data:
         assert ids(data.get_next_batch(50)) == expected
-    with loader(path, RowShuffle(only_kept=True), drops_odd, cache=Cache(folder="")) as data:
+    with loader(path, RowShuffle(only_kept=True), drops_odd, folder="") as data:
         assert ids(data.get_next_batch(50)) == expected
-    with loader(path, RowShuffle(only_kept=True), cache=Cache(folder=str(tmp_path / "kept"))) as data:
+    with loader(path, RowShuffle(only_kept=True), folder=tmp_path / "kept") as data:
         data.num_rows()
 
     assert file.stat().st_mtime_ns == before
@@ -215,22 +156,22 @@ def test_indexes_are_kept_within_a_size_and_the_runs_own_and_those_in_use_stay(p
     def kept() -> set[str]:
         return {entry.stem for entry in folder.iterdir()}
 
-    with loader(parquet, "full", cache=Cache(folder=cache_dir)) as copying:
+    with loader(parquet, "full", folder=cache_dir) as copying:
         expected = ids(copying.get_next_batch(5))
         (first,) = kept()
-        with loader(path, cache=Cache(folder=cache_dir, max_row_index_bytes=1)) as data:
+        with loader(path, folder=cache_dir, max_row_index_bytes=1) as data:
             data.num_rows()
         assert len(kept()) == 2
         expected += ids(copying.get_next_batch(NUM_ROWS - 5))
     assert sorted(expected) == list(range(NUM_ROWS))
 
-    with loader(path, cache=Cache(folder=cache_dir, max_row_index_bytes=1)) as data:
+    with loader(path, folder=cache_dir, max_row_index_bytes=1) as data:
         data.num_rows()
     assert len(kept()) == 1
     assert first not in kept()
     with (
         capture_logs() as events,
-        loader(parquet, "full", cache=Cache(folder=cache_dir, max_row_index_bytes=1)) as data,
+        loader(parquet, "full", folder=cache_dir, max_row_index_bytes=1) as data,
     ):
         data.num_rows()
     assert kept() == {first}
@@ -239,7 +180,7 @@ def test_indexes_are_kept_within_a_size_and_the_runs_own_and_those_in_use_stay(p
 
 def test_the_first_rows_of_an_unshuffled_order_come_before_the_pass_has_found_all(tmp_path, monkeypatch):
     """The 150th row holds up the pass, which tokenizes the rows: it is two blocks further on."""
-    monkeypatch.setattr("asyncdata.loader.opening._INDEX_BLOCK_BYTES", 4096)
+    monkeypatch.setattr("asyncdata.loader.opened_rows._INDEX_BLOCK_BYTES", 4096)
     gate = tmp_path / "gate"
     path = write_rows(tmp_path / "rows.jsonl", 200, {150: {"gate": str(gate)}})
 
@@ -250,32 +191,12 @@ def test_the_first_rows_of_an_unshuffled_order_come_before_the_pass_has_found_al
         found += ids(data.get_next_batch(400))
 
     assert found == [row % 200 for row in range(410)]
-    with loader(path, RowShuffle(method="none", only_kept=True), waits_for_a_file, cache=Cache(folder="")) as data:
+    with loader(path, RowShuffle(method="none", only_kept=True), waits_for_a_file, folder="") as data:
         data.load_state_dict(state)
         assert ids(data.get_next_batch(300)) == found[10:310]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", ["keyed", "slime", "none"])
-def test_windows_of_rows_join_without_a_seam(jsonl_file, method):
-    num_rows = ROWS_PER_WINDOW + 300
-    path = jsonl_file([{"id": number} for number in range(num_rows)])
-
-    with loader(path, RowShuffle(method=method), num_workers=2, buffer_size=20_000) as data:
-        found = ids(data.get_next_batch(num_rows))
-        assert data.epoch == 1
-        state = data.state_dict()
-        following = ids(data.get_next_batch(10))
-
-    assert sorted(found) == list(range(num_rows))
-    with loader(path, RowShuffle(method=method)) as data:
-        data.load_state_dict(state)
-        assert ids(data.get_next_batch(10)) == following
-
-
 def test_longer_rows_than_are_allowed_are_bad_at_their_turn_or_left_out(jsonl_file):
-    from asyncdata import JsonlSource
-
     path = jsonl_file([{"id": 1}, {"id": 2, "pad": "x" * 5000}, {"id": 3}])
     source = JsonlSource(str(path), max_row_bytes=1000)
 
@@ -299,36 +220,20 @@ def parquet(tmp_path) -> Path:
     return tmp_path / "rows.parquet"
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kept", [True, False])
-def test_rows_of_parquet_come_in_slimes_order_too(parquet, tmp_path, num_workers, kept):
-    cache_dir = str(tmp_path / "kept") if kept else ""
-    for _ in range(2):  # the second run finds the first one's copy
-        with loader(
-            parquet, RowShuffle(method="slime"), num_workers=num_workers, cache=Cache(folder=cache_dir)
-        ) as data:
-            samples = data.get_next_batch(NUM_ROWS)
-
-            assert ids(samples) == shuffled(list(range(NUM_ROWS)), 42)
-            assert {sample.source.path for sample in samples} == {str(parquet)}
-            assert [sample.source.row_number for sample in samples] == ids(samples)
-
-
 def test_a_copy_that_is_gone_is_made_anew(parquet, tmp_path):
-    with loader(parquet, "full", cache=Cache(folder=str(tmp_path / "kept"))) as data:
+    with loader(parquet, "full", folder=tmp_path / "kept") as data:
         expected = ids(data.get_next_batch(50))
     (copy,) = (tmp_path / "kept" / "index").glob("*.rows/*.rows")
     copy.unlink()
 
-    with loader(parquet, "full", cache=Cache(folder=str(tmp_path / "kept"))) as data:
+    with loader(parquet, "full", folder=tmp_path / "kept") as data:
         assert ids(data.get_next_batch(50)) == expected
     assert copy.exists()
 
 
 def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with loader(parquet, "full", cache=Cache(folder="")) as data:
+    with loader(parquet, "full", folder="") as data:
         data.num_rows()
         assert list(tmp_path.glob("asyncdata-rows-*/*.rows"))
 
@@ -337,7 +242,7 @@ def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monk
 
 @pytest.mark.parametrize("call", ["pread", "pwrite", "fsync"])
 def test_an_index_that_cannot_be_kept_costs_the_next_run_time_and_this_one_nothing(path, tmp_path, monkeypatch, call):
-    with loader(path, cache=Cache(folder=str(tmp_path / "kept"))) as data:
+    with loader(path, folder=tmp_path / "kept") as data:
         expected = ids(data.get_next_batch(NUM_ROWS))
     really = getattr(os, call)
 
@@ -348,7 +253,7 @@ def test_an_index_that_cannot_be_kept_costs_the_next_run_time_and_this_one_nothi
         return really(fd, *rest)
 
     monkeypatch.setattr(os, call, fails)
-    with capture_logs() as logs, loader(path, cache=Cache(folder=str(tmp_path / "full"))) as data:
+    with capture_logs() as logs, loader(path, folder=tmp_path / "full") as data:
         found = ids(data.get_next_batch(NUM_ROWS))
 
     assert found == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from tests.support.loading import ids, order_of, write_rows
 from tests.support.tokenize_fns import every_third_dropped, fails_on_13, id_and_text, row_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -26,18 +27,9 @@ WIDE = Shuffle(block_bytes=1024, window_blocks=16)
 """Several scans for each window."""
 
 
-@pytest.fixture
-def with_samples(monkeypatch) -> Callable[[], AbstractContextManager[None]]:
+def with_samples() -> AbstractContextManager[Any]:
     """Inside it, an executor is asked for samples with its scans."""
-
-    class Patch:
-        def __enter__(self) -> None:
-            monkeypatch.setattr(InlineExecutor, "answers_with_samples", True)
-
-        def __exit__(self, *_: object) -> None:
-            monkeypatch.setattr(InlineExecutor, "answers_with_samples", False)
-
-    return Patch
+    return patch.object(InlineExecutor, "answers_with_samples", new=True)
 
 
 @pytest.fixture
@@ -86,7 +78,7 @@ def rows(tmp_path) -> Path:
     ("function", "digest"),
     [(row_id, "tokens"), (id_and_text, "tokens"), (every_third_dropped, "tokens"), (fails_on_13, "positions")],
 )
-def test_samples_drops_and_errors_are_the_same(rows, with_samples, request, function, digest, is_down):
+def test_samples_drops_and_errors_are_the_same(rows, request, function, digest, is_down):
     crashed = request.getfixturevalue("crashing") if is_down else None
     knobs = {"bad_rows": "skip", "digest": digest}
     expected = delivered(rows, function, **knobs)
@@ -95,7 +87,7 @@ def test_samples_drops_and_errors_are_the_same(rows, with_samples, request, func
     assert not is_down or crashed
 
 
-def test_a_bad_row_is_raised_at_its_turn_with_the_same_words(tmp_path, with_samples):
+def test_a_bad_row_is_raised_at_its_turn_with_the_same_words(tmp_path):
     path, seen = write_rows(tmp_path / "rows.jsonl", NUM_ROWS), []
 
     def look() -> None:
@@ -111,22 +103,21 @@ def test_a_bad_row_is_raised_at_its_turn_with_the_same_words(tmp_path, with_samp
     assert seen[0] == seen[1]
 
 
-def test_the_order_is_d_also_of_a_run_that_resumes(tmp_path, with_samples, crashing):
+def test_the_order_is_d_also_of_a_run_that_resumes(tmp_path, crashing):
     path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-    whole, found = order_of(path, 3, shuffle=WIDE), []
     with make(path) as loader:
-        found += ids(loader.get_next_batch(77))
+        found = ids(loader.get_next_batch(77))
         state = loader.state_dict()
     with with_samples(), make(path) as loader:
         loader.load_state_dict(state)
         found += ids(loader.get_next_batch(2 * NUM_ROWS))
 
-    assert found == whole[: len(found)]
+    assert found == order_of(path, 3, shuffle=WIDE)[: len(found)]
     assert crashing
 
 
 @pytest.mark.parametrize("is_down", [False, True])
-def test_rows_that_an_epoch_excludes_are_left_out_and_counted_once(tmp_path, with_samples, request, is_down):
+def test_rows_that_an_epoch_excludes_are_left_out_and_counted_once(tmp_path, request, is_down):
     if is_down:
         request.getfixturevalue("crashing")
     path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
@@ -147,20 +138,12 @@ def test_rows_that_an_epoch_excludes_are_left_out_and_counted_once(tmp_path, wit
         assert look() == expected
 
 
-def test_the_parts_of_a_mixture_give_the_same(tmp_path, with_samples):
-    mix = Mix({name: Part(write_rows(tmp_path / f"{name}.jsonl", 90), weight=1.0) for name in ("a", "b")})
+def test_the_parts_of_a_mixture_give_the_same_and_rows_count_as_tokenized(tmp_path):
+    mix = Mix({name: Part(write_rows(tmp_path / f"{name}.jsonl", 90), when_done="leave") for name in ("a", "b")})
 
-    def look() -> list[int]:
-        with make(mix) as loader:
-            return ids(loader.get_next_batch(300))
-
-    expected = look()
+    expected = delivered(mix)
     with with_samples():
-        assert look() == expected
-
-
-def test_rows_that_are_tokenized_with_their_window_count_as_tokenized(tmp_path, with_samples):
-    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-    with with_samples(), make(path, epochs=1, batch_size=NUM_ROWS) as loader:
-        assert [len(batch) for batch in loader] == [NUM_ROWS]
-        assert loader.statistics().tokenized_rows_total == NUM_ROWS
+        assert delivered(mix) == expected
+        with make(tmp_path / "a.jsonl", epochs=1, batch_size=90) as loader:
+            assert [len(batch) for batch in loader] == [90]
+            assert loader.statistics().tokenized_rows_total == 90

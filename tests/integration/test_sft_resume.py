@@ -1,79 +1,93 @@
-"""Packed batches for several ranks: a resumed run is the uninterrupted one, and ranks may come and go at a restart."""
-
-from __future__ import annotations
+"""Packed batches for several ranks: a resumed run is the uninterrupted one, whatever fails; ranks may come and go."""
 
 import itertools
 import json
 import random
+import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
-from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking, XTunerPacking
+from asyncdata import (
+    HardPacking,
+    LengthGrouping,
+    LoaderClosedError,
+    PrefetchTimeoutError,
+    RowShuffle,
+    SoftPacking,
+    XTunerPacking,
+)
+from tests.support.check_points import interrupted_at
 from tests.support.combinations import each_value
-from tests.support.ranks import STRIDE, Batch, Ranks, Step, lengths, make, numbered, settled, stream, tokens_of, write
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+from tests.support.ranks import (
+    GROUPING,
+    HARD,
+    MAX_LENGTH,
+    SOFT,
+    STRIDE,
+    WAYS,
+    Batch,
+    Ranks,
+    Step,
+    batch_of,
+    lengths,
+    make,
+    numbered,
+    settled,
+    stream,
+    tokens_of,
+    write,
+)
 
 Knobs = dict[str, Any]
 
-MAX_LENGTH = 64
 NUM_CUTS = 40
 STEPS_PER_EPOCH = 16
 
-SOFT = SoftPacking(max_length=MAX_LENGTH, window_samples=8, window_tokens=2 * MAX_LENGTH, across_epochs=True)
-SOFT_BY_EPOCH = SoftPacking(max_length=MAX_LENGTH, window_samples=8, window_tokens=2 * MAX_LENGTH, across_epochs=False)
-HARD = HardPacking(max_length=MAX_LENGTH, across_epochs=True)
-HARD_BY_EPOCH = HardPacking(max_length=MAX_LENGTH, across_epochs=False, keep_tail=True)
-GROUPED: Knobs = {"length_grouping": LengthGrouping(window=8)}
+SOFT_BY_EPOCH: Knobs = {"packing": msgspec.structs.replace(SOFT, across_epochs=False)}
+HARD_BY_EPOCH: Knobs = {"packing": HardPacking(max_length=MAX_LENGTH, keep_tail=True)}
+GROUPED: Knobs = {"length_grouping": GROUPING}
 XTUNERS_GROUPING: Knobs = {"length_grouping": LengthGrouping(method="xtuner")}
+XTUNERS: Knobs = {"packing": XTunerPacking(max_length=MAX_LENGTH, seed=3)}
+PLANNED: Knobs = {"plan_packs": True}
+IN_FULL_ORDER: Knobs = {"shuffle": "full", "cache": {"folder": ""}}
 
 PACKED: dict[str, Knobs] = {
     "soft": {"packing": SOFT},
     "soft, grouped": {"packing": SOFT, **GROUPED},
-    "soft, each epoch by itself": {"packing": SOFT_BY_EPOCH},
-    "soft, each epoch by itself, grouped": {"packing": SOFT_BY_EPOCH, **GROUPED},
+    "soft, each epoch by itself": SOFT_BY_EPOCH,
+    "soft, each epoch by itself, grouped": {**SOFT_BY_EPOCH, **GROUPED},
     "hard": {"packing": HARD},
     "hard, grouped": {"packing": HARD, **GROUPED},
-    "hard, each epoch by itself, grouped": {"packing": HARD_BY_EPOCH, **GROUPED},
-    "soft, rows in full order": {"packing": SOFT, "shuffle": "full", "cache": {"folder": ""}, **GROUPED},
+    "hard, each epoch by itself, grouped": {**HARD_BY_EPOCH, **GROUPED},
+    "soft, rows in full order": {"packing": SOFT, **IN_FULL_ORDER, **GROUPED},
+    "planned, soft": {**SOFT_BY_EPOCH, **PLANNED, **IN_FULL_ORDER},
+    "planned, soft, grouped": {**SOFT_BY_EPOCH, **PLANNED, **IN_FULL_ORDER, **GROUPED},
+    "planned, hard, grouped": {**HARD_BY_EPOCH, **PLANNED, **IN_FULL_ORDER, **GROUPED},
+    "planned, soft, grouped as XTuner does": {**SOFT_BY_EPOCH, **IN_FULL_ORDER, **XTUNERS_GROUPING},
+    "XTuner's soft packs": {**XTUNERS, **IN_FULL_ORDER},
+    "XTuner's soft packs and grouping": {**XTUNERS, **IN_FULL_ORDER, **XTUNERS_GROUPING},
+    "XTuner's hard packs": {"packing": XTunerPacking(max_length=MAX_LENGTH, seed=3, kind="hard"), **IN_FULL_ORDER},
 }
-PLANNED: dict[str, Knobs] = {
-    "planned, soft": {"packing": SOFT_BY_EPOCH, "plan_packs": True},
-    "planned, soft, grouped": {"packing": SOFT_BY_EPOCH, "plan_packs": True, **GROUPED},
-    "planned, hard, grouped": {"packing": HARD_BY_EPOCH, "plan_packs": True, **GROUPED},
-    "planned, soft, grouped as XTuner does": {"packing": SOFT_BY_EPOCH, **XTUNERS_GROUPING},
-    "XTuner's soft packs": {"packing": XTunerPacking(max_length=MAX_LENGTH, seed=3)},
-    "XTuner's soft packs and grouping": {"packing": XTunerPacking(max_length=MAX_LENGTH, seed=3), **XTUNERS_GROUPING},
-    "XTuner's hard packs": {"packing": XTunerPacking(max_length=MAX_LENGTH, seed=3, kind="hard")},
-}
-PACKED |= {name: {"shuffle": "full", "cache": {"folder": ""}, **way} for name, way in PLANNED.items()}
 UNPACKED: dict[str, Knobs] = {
     "not packed": {},
     "not packed, grouped": GROUPED,
-    "not packed, planned, grouped": {"plan_packs": True, "shuffle": "full", "cache": {"folder": ""}, **GROUPED},
-    "not packed, rows in full order": {"shuffle": "full", "cache": {"folder": ""}},
-    "not packed, rows in full order of kept ones": {"shuffle": RowShuffle(only_kept=True), "cache": {"folder": ""}},
+    "not packed, planned, grouped": {**PLANNED, **IN_FULL_ORDER, **GROUPED},
+    "not packed, rows in full order": IN_FULL_ORDER,
+    "not packed, rows in full order of kept ones": {**IN_FULL_ORDER, "shuffle": RowShuffle(only_kept=True)},
 }
 
 RACED = ("soft, grouped", "planned, soft, grouped", "XTuner's soft packs and grouping", "not packed, planned, grouped")
-
-# Of each packing, of each grouping, and of each order of rows one.
-WITH_WORKERS = ("soft", "soft, each epoch by itself, grouped", "hard, grouped", "soft, rows in full order", *RACED)
-SLOW = pytest.mark.slow
 
 
 def is_xtuners(way: Knobs) -> bool:
     """Whether an epoch is rounded to whole steps, and loses packs where it is rounded down."""
     grouping = way.get("length_grouping")
     return isinstance(way.get("packing"), XTunerPacking) or (grouping is not None and grouping.method == "xtuner")
-
-
-def is_by_epoch(name: str, way: Knobs) -> bool:
-    return not is_xtuners(way) and any(words in name for words in ("each epoch by itself", "planned", "not packed"))
 
 
 def parametrized(ways: dict[str, Knobs]) -> pytest.MarkDecorator:
@@ -102,9 +116,6 @@ def run(path: Path, num_steps: int, **knobs: Any) -> tuple[list[Step], list[int]
         return steps, ranks.ends
 
 
-every_cut = pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
-
-
 def check_cuts(path: Path, num_ahead: int, every: int, **knobs: Any) -> list[int]:
     """Resume at each cut, or some and those at epochs' ends; ranks take turns, each from the state of all. The ends."""
     steps, ends = run(path, NUM_CUTS + num_ahead, **knobs)
@@ -127,11 +138,8 @@ def assert_same(found: list[Batch], wanted: list[Batch | None], where: str) -> N
         assert one.content == other.content, f"batch {number}, {where}"
 
 
-# Resume
-
-
 @pytest.mark.thorough
-@every_cut
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
 @parametrized(PACKED | UNPACKED)
 def test_resumed_at_any_of_40_cuts_in_epochs_of_16_steps_the_batches_are_those_of_the_uninterrupted_run(
     packed_rows, plain_rows, knobs, every
@@ -144,7 +152,8 @@ def test_resumed_at_any_of_40_cuts_in_epochs_of_16_steps_the_batches_are_those_o
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "knobs", [pytest.param(way, id=name, marks=() if name in WITH_WORKERS else SLOW) for name, way in PACKED.items()]
+    "knobs",
+    [pytest.param(way, id=name, marks=() if name in RACED else pytest.mark.slow) for name, way in PACKED.items()],
 )
 def test_batches_depend_neither_on_workers_nor_on_read_ahead(packed_rows, knobs):
     few, _ = run(packed_rows, 24, buffer_size=3, **knobs)
@@ -153,33 +162,14 @@ def test_batches_depend_neither_on_workers_nor_on_read_ahead(packed_rows, knobs)
     assert [step.batches for step in few] == [step.batches for step in many]
 
 
-@pytest.mark.thorough
-def test_a_state_from_behind_a_loop_and_one_from_behind_its_last_batch_go_on_alike(packed_rows):
-    for knobs in PACKED.values():
-        with make(packed_rows, **knobs) as loader:
-            loop = iter(loader)
-            for _ in range(10_000):
-                behind_batch = loader.state_dict()
-                if next(loop, None) is None:
-                    break
-            behind_loop = loader.state_dict()
-            wanted = next(iter(loader))
-
-        for state in (behind_batch, behind_loop):
-            with make(packed_rows, **knobs) as loader:
-                loader.load_state_dict(state)
-                assert next(stream(loader)) == wanted
-
-
 def test_a_file_of_the_state_serves_every_rank(packed_rows, tmp_path):
     steps, _ = run(packed_rows, 30, **PACKED["soft, grouped"])
     with Ranks(packed_rows, 2, steps[19].state, gradient_accumulation=2, **PACKED["soft, grouped"]) as ranks:
         ranks.loaders[1].save(tmp_path / "state")
 
     for rank in range(2):
-        with make(
-            packed_rows, ranks={"rank": rank, "world_size": 2, "gradient_accumulation": 2}, **PACKED["soft, grouped"]
-        ) as loader:
+        ranks = {"rank": rank, "world_size": 2, "gradient_accumulation": 2}
+        with make(packed_rows, ranks=ranks, **PACKED["soft, grouped"]) as loader:
             loader.restore(tmp_path / "state")
             found = list(itertools.islice(stream(loader), 10))
         assert_same(found, [step.batches[rank] for step in steps[20:30]], f"rank {rank}")
@@ -191,17 +181,17 @@ def test_a_state_that_is_loaded_while_the_loader_starts_is_gone_on_with_as_well(
     """Whether its threads have begun something or not, nothing of that is left."""
     settings: Knobs = {"ranks": {"world_size": 3, "round_up": False}, "epochs": 2, **knobs}
     steps, _ = run(packed_rows, 5, **knobs)
-    loader = make(packed_rows, **settings)
-    loader.load_state_dict(steps[5].state)
-    with loader:
-        wanted = list(stream(loader))
-    for _ in range(4):
-        with make(packed_rows, **settings) as loader:
-            loader.load_state_dict(steps[5].state)
-            assert list(stream(loader)) == wanted
+    wanted = None
+    for _ in range(5):
+        loader = make(packed_rows, **settings)
+        if wanted is not None:
+            loader.start()
+        loader.load_state_dict(steps[5].state)
+        with loader:
+            found = list(stream(loader))
+        assert wanted is None or found == wanted
+        wanted = found
 
-
-# Elastic
 
 Stage = tuple[int, int, int]
 """Ranks, packs of each in a batch, batches of a step."""
@@ -219,7 +209,6 @@ class Run(NamedTuple):
 
     @property
     def packs(self) -> list[list[int]]:
-        """The tokens of each pack."""
         batches = [batch for steps in self.stages for step in steps for batch in step.batches if batch]
         return [list(itertools.chain.from_iterable(pack)) for batch in batches for pack in batch.packs]
 
@@ -268,7 +257,9 @@ def test_any_data_packing_ranks_and_cuts_deliver_every_token_once_an_epoch(tmp_p
     path = write(tmp_path / "rows.jsonl", [rng.randint(1, MAX_LENGTH) for _ in range(rng.randint(1, 60))])
     knobs: Knobs = {"seed": seed, "buffer_size": rng.choice([1, 5, 1000])}
     if rng.random() < 0.6:
-        knobs["length_grouping"] = LengthGrouping(window=rng.choice([1, 3, 16]), method=rng.choice(METHODS))
+        knobs["length_grouping"] = LengthGrouping(
+            window=rng.choice([1, 3, 16]), method=rng.choice(("karmarkar_karp", "snake", "xtuner"))
+        )
     if is_xtuners(knobs) or rng.random() < 0.3:
         knobs |= {"plan_packs": True, "shuffle": "full", "cache": {"folder": ""}}
     knobs["packing"] = random_packing(rng, across_epochs="plan_packs" not in knobs and rng.random() < 0.6)
@@ -282,9 +273,6 @@ def test_any_data_packing_ranks_and_cuts_deliver_every_token_once_an_epoch(tmp_p
     assert all(0 < len(pack_tokens) <= MAX_LENGTH for pack_tokens in found.packs)
 
 
-METHODS = ("karmarkar_karp", "snake", "xtuner")
-
-
 def random_packing(rng: random.Random, *, across_epochs: bool) -> SoftPacking | HardPacking:
     if rng.random() < 0.3:
         return HardPacking(max_length=MAX_LENGTH, keep_tail=True, across_epochs=across_epochs)
@@ -293,26 +281,137 @@ def random_packing(rng: random.Random, *, across_epochs: bool) -> SoftPacking | 
     return SoftPacking(max_length=MAX_LENGTH, window_samples=samples, window_tokens=tokens, across_epochs=across_epochs)
 
 
-# Whole runs
+RANK: Knobs = {"ranks": {"rank": 1, "world_size": 2, "gradient_accumulation": 2}, "epochs": 2}
+
+
+def whole_run(path: Path, **knobs: Any) -> list[Batch]:
+    with make(path, **knobs) as loader:
+        return list(stream(loader))
+
+
+def next_of(path: Path, state: dict[str, Any], **knobs: Any) -> Batch | None:
+    """What comes next in a run that resumes from ``state``."""
+    with make(path, **knobs) as loader:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        return next(stream(loader), None)
+
+
+class Interrupts:
+    """Each batch is interrupted at some instant, then at a later one, until it is through."""
+
+    error: type[BaseException] = KeyboardInterrupt
+    function: Knobs = {}
+    settings: Knobs = {}
+
+    def __init__(self) -> None:
+        self.chance = random.Random(0)
+        self.point = self.chance.randrange(13)
+
+    def step(self, loop: Any) -> Batch:
+        point, self.point = self.point, self.point + 13 + self.point // 10
+        batch: Batch = interrupted_at(point, loop.__next__)
+        self.point = self.chance.randrange(13)
+        return batch
+
+
+class Timeouts:
+    """The 40th row comes after some calls have timed out."""
+
+    error: type[BaseException] = PrefetchTimeoutError
+
+    def __init__(self) -> None:
+        self.gate, self.num_calls = threading.Event(), itertools.count()
+        self.function: Knobs = {"tokenize_fn": self.tokenize}
+        self.settings: Knobs = {"timeout_s": 0.01, **self.function}
+
+    def tokenize(self, row: dict[str, Any]) -> list[int]:
+        if row["id"] == 40:
+            self.gate.wait()
+        return numbered(row)
+
+    def step(self, loop: Any) -> Batch:
+        if next(self.num_calls) >= 60:
+            self.gate.set()
+        batch: Batch = next(loop)
+        return batch
 
 
 @pytest.mark.thorough
-@parametrized({name: way for name, way in (PACKED | UNPACKED).items() if is_by_epoch(name, way)})
-def test_where_epochs_are_not_packed_together_each_has_every_sample_once(packed_rows, knobs):
-    with Ranks(packed_rows, 2, epochs=3, round_up=False, **knobs) as ranks:
-        steps = list(ranks.steps())
+@parametrized(WAYS)
+@pytest.mark.parametrize("kind", [Interrupts, Timeouts])
+def test_the_batch_of_a_call_that_failed_comes_again_and_once_also_after_a_resume(packed_rows, knobs, kind):
+    fault, run = kind(), whole_run(packed_rows, **RANK, **knobs)
+    found, states, chance = list[Batch](), [], random.Random(1)
+    with make(packed_rows, **{**RANK, **knobs, **fault.settings}) as loader:
+        loop = iter(loader)
+        while len(found) < len(run):
+            try:
+                found.append(fault.step(loop))
+                assert found[-1] == run[len(found) - 1], f"batch {len(found) - 1}, after {len(states)} failures"
+            except fault.error:
+                states.append((len(found), loader.state_dict()))
+                loop = chance.choice([loop, iter(loader)])
+            except StopIteration:
+                loop = iter(loader)
 
-    for first, end in itertools.pairwise([0, *ranks.ends[:3]]):
-        check_once(packed_rows, Run([steps[first:end]], 0), 1)
+    assert len(states) >= 5
+    for number, state in states[:: max(1, len(states) // 12)]:
+        assert next_of(packed_rows, state, **RANK, **knobs, **fault.function) == run[number]
 
 
 @pytest.mark.thorough
-@parametrized({name: PACKED[name] for name in PACKED if "hard" not in name} | UNPACKED)
-def test_where_samples_are_not_cut_each_document_is_a_whole_sample(packed_rows, knobs):
-    rows = {row["id"]: numbered(row) for row in map(json.loads, packed_rows.read_text().splitlines())}
+@parametrized({name: knobs for name, knobs in WAYS.items() if name != "not packed"})
+def test_a_collate_function_that_asks_for_the_state_is_told_of_the_batch_before(packed_rows, knobs):
+    run, states = whole_run(packed_rows, **RANK, **knobs), []
 
-    found = through(packed_rows, [((2, 1, 1), None)], epochs=2, round_up=False, **knobs)
+    def collate(items: list[Any]) -> Batch:
+        states.append(loader.state_dict())
+        return batch_of(items)
 
-    batches = [batch for step in found.stages[0] for batch in step.batches if batch]
-    documents = [document for batch in batches for pack in batch.packs for document in pack]
-    assert all(document == rows[document[0] // STRIDE] for document in documents)
+    with make(packed_rows, **RANK, **knobs, collate_fn=collate) as loader:
+        assert list(stream(loader)) == run
+    for number in range(0, len(run), 6):
+        assert next_of(packed_rows, states[number], **RANK, **knobs) == run[number]
+
+
+@pytest.mark.thorough
+@parametrized(WAYS)
+def test_states_taken_all_the_time_by_another_thread_each_go_on_with_a_batch_and_not_back(packed_rows, knobs):
+    run = whole_run(packed_rows, **RANK, **knobs)
+    states: list[tuple[int, dict[str, Any], int]] = []
+    num_got, is_over = [0], threading.Event()
+
+    with make(packed_rows, **RANK, **knobs) as loader:
+
+        def take() -> None:
+            while not is_over.is_set():
+                before = num_got[0]
+                state = loader.state_dict()
+                states.append((before, state, num_got[0] + 1))
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        for _ in stream(loader):
+            num_got[0] += 1
+        is_over.set()
+        thread.join()
+
+    for first, state, last in states[:: max(1, len(states) // 25)]:
+        assert next_of(packed_rows, state, **RANK, **knobs) in [*run, None][first : last + 1]
+
+
+@pytest.mark.thorough
+@parametrized(WAYS)
+def test_a_loader_in_use_can_be_set_back_and_forth_from_the_first_batch_to_behind_the_end(packed_rows, knobs):
+    run, chance = whole_run(packed_rows, **RANK, **knobs), random.Random(3)
+    with make(packed_rows, **RANK, **knobs) as loader:
+        states = [loader.state_dict(), *(loader.state_dict() for _ in stream(loader))]
+        assert list(loader) == []
+        assert settled(loader.state_dict()) == settled(loader.state_dict())
+        for place in [len(run), 0, *(chance.randrange(len(run)) for _ in range(20)), len(run)]:
+            loader.load_state_dict(states[place])
+            assert settled(loader.state_dict()) == settled(states[place])
+            assert list(itertools.islice(stream(loader), 4)) == run[place : place + 4]
+        loop = iter(loader)
+    with pytest.raises(LoaderClosedError):
+        next(loop)

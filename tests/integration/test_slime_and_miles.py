@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import ConfigError, NoSamplesError
+from asyncdata import NoSamplesError
 from tests.support.peers.checkouts import importable, module_of, sglang
-from tests.support.peers.records import Case, cases_of, plain
+from tests.support.peers.records import cases_of, plain
 from tests.support.peers.rollouts import args_of, samples_of, saved, served, worked, write_lines, write_rows
 from tests.support.slime_source import no_rollout, runs_in_miles, source_of, write_prompts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from asyncdata.integrations.slime import AsyncDataSource
 
 __all__ = ("no_rollout",)
 
@@ -33,33 +27,32 @@ WORKS = cases_of("slime_buffer")  # short ones, and a long one
 WORKERS = [0, *(pytest.param(number, marks=pytest.mark.thorough) for number in (1, 2))]
 
 
-def cases_of_both(kind: str) -> list[Any]:
+def cases_of_both(kind):
     cases = [(peer, case) for peer in ("slime", "miles") for case in cases_of(f"{peer}_{kind}")]
     return [pytest.param(peer, case, id=f"{peer} {case}") for peer, case in cases]
 
 
-def running_in(peer: str) -> contextlib.AbstractContextManager[Any]:
+def running_in(peer):
     return runs_in_miles() if peer == "miles" else contextlib.nullcontext()
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize(("peer", "case"), cases_of_both("order"))
-def test_prompts_order_numbers_and_epochs_are_theirs(tmp_path: Path, peer: str, case: Case, num_workers: int) -> None:
+def test_prompts_order_numbers_and_epochs_are_theirs(tmp_path, peer, case, num_workers):
     path, args = write_rows(tmp_path, case.given), args_of(tmp_path, case.given["args"])
     with running_in(peer), source_of(path, **args, asyncdata_num_workers=num_workers) as source:
         found = served(source, case.given["requests"])
-
     assert plain(found) == case.delivered(tmp_path)
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["one process", "killed"])
 @pytest.mark.parametrize("case", [*WORKS[:2], pytest.param(WORKS[2], marks=pytest.mark.thorough)], ids=str)
-def test_what_is_given_back_is_served_again_as_slime_serves_it(tmp_path: Path, case: Case, is_killed: bool) -> None:
+def test_what_is_given_back_is_served_again_as_slime_serves_it(tmp_path, case, is_killed):
     """Also by processes that each take over what the one before has saved, which slime forgets."""
     path, args = write_rows(tmp_path, case.given), args_of(tmp_path, case.given["args"])
     with contextlib.ExitStack() as stack:
 
-        def resumed(source: Any) -> Any:
+        def resumed(source):
             source.save(0)
             source.close()
             another = stack.enter_context(source_of(path, **args))
@@ -74,29 +67,27 @@ def test_what_is_given_back_is_served_again_as_slime_serves_it(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(("peer", "case"), cases_of_both("checkpoint"))
-def test_they_can_read_our_checkpoint_and_we_read_theirs(tmp_path: Path, peer: str, case: Case) -> None:
+def test_they_can_read_our_checkpoint_and_we_read_theirs(tmp_path, peer, case):
     """Ours has what theirs has; and every second rollout begins from theirs."""
     expected = case.delivered(tmp_path)
-
     with running_in(peer):
         assert plain(saved(tmp_path, case.given, source_of, [state for _, state in expected])) == expected
 
 
 @pytest.mark.parametrize(("peer", "case"), cases_of_both("rows"))
-def test_rows_are_read_as_they_read_them(tmp_path: Path, peer: str, case: Case) -> None:
+def test_rows_are_read_as_they_read_them(tmp_path, peer, case):
     """Rows of every shape, broken lines, media, tools, templates, and prompts that are too long."""
     args = args_of(tmp_path, case.given["args"] | {"asyncdata_processor": "tests.support.slime_source.process_media"})
     found: list[Any] = []
     path = write_lines(tmp_path, case.given["lines"])
     with running_in(peer), source_of(path, **args) as source, contextlib.suppress(NoSamplesError):
         found = samples_of(source)
-
     expected = expected_of(peer, case, tmp_path)
     # In an odd row, what pydantic turns into another value for miles is a bad row here.
     assert plain(found) == [sample for sample in expected if not case.given.get("odd") or sample in found]
 
 
-def expected_of(peer: str, case: Case, folder: Path) -> list[Any]:
+def expected_of(peer, case, folder):
     """All samples of the file. Theirs are of one line each: a line that they do not start with is skipped by ours."""
     delivered, args = case.delivered(folder), case.given["args"]
     if not case.given.get("alone"):
@@ -108,7 +99,7 @@ def expected_of(peer: str, case: Case, folder: Path) -> list[Any]:
     return [sample for row, samples in lines if peer == "miles" or not is_refused(row, args) for sample in samples]
 
 
-def is_refused(row: dict[str, Any], args: dict[str, Any]) -> bool:
+def is_refused(row, args):
     """Whether slime may take what is most likely a mistake: see ``SlimeTokenizeFn``."""
     prompt, has_media = row.get("input"), bool(args.get("multimodal_keys"))
     messages = prompt if isinstance(prompt, list) and args.get("apply_chat_template") else []
@@ -120,7 +111,7 @@ def is_refused(row: dict[str, Any], args: dict[str, Any]) -> bool:
     )
 
 
-def test_a_byte_order_mark_costs_slime_its_first_row_and_us_none(tmp_path: Path) -> None:
+def test_a_byte_order_mark_costs_slime_its_first_row_and_us_none(tmp_path):
     with source_of(write_lines(tmp_path, ["\ufeff" + '{"input": "0"}', '{"input": "1"}']), label_key=None) as source:
         assert [sample.prompt for sample in source.dataset.samples] == ["0", "1"]
 
@@ -129,7 +120,7 @@ def test_a_byte_order_mark_costs_slime_its_first_row_and_us_none(tmp_path: Path)
 
 
 @contextlib.contextmanager
-def source_in_miles(path: Path | str, **given: Any) -> Iterator[AsyncDataSource]:
+def source_in_miles(path, **given):
     """Ours, where miles is what runs it."""
     with importable("miles"), sglang(), source_of(path, **given) as source:
         yield source
@@ -148,34 +139,3 @@ def test_ours_is_an_instance_of_miles_data_source_with_its_samples(tmp_path):
         source.load(0)
         assert source.buffer == [group]
     assert ["rollout.not_told"] == [event["event"] for event in events if event["log_level"] == "warning"]
-
-
-def test_models_whose_chats_miles_renders_by_itself_are_refused_by_name(tmp_path):
-    chats = write_rows(tmp_path, {"rows": 2, "chats": True})
-    for kind, name in (("deepseek_v32", "deepseek_v32"), ("inkling_mm_model", "inkling")):
-        folder = tmp_path / kind
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
-        with pytest.raises(ConfigError, match=rf"chats of {name} models .*plain prompts"):
-            with source_in_miles(chats, hf_checkpoint=str(folder), apply_chat_template=True):
-                pass
-
-
-class Processor:
-    """As miles calls one that takes media out of chats by itself."""
-
-    def extract_media(self, prompt: Any) -> Any:
-        return {
-            "images": [f"picture {part['image']}" for message in prompt for part in message["content"]],
-            "videos": None,
-        }
-
-
-def test_media_are_made_by_miles_own_code(tmp_path, monkeypatch):
-    path = write_lines(tmp_path, ['{"input": "see <image>", "label": "a", "pictures": ["one"]}'])
-    monkeypatch.setattr(module_of("miles", "utils.processing_utils"), "load_processor", lambda checkpoint: Processor())
-    given = {"multimodal_keys": {"image": "pictures"}, "hf_checkpoint": f"a checkpoint {tmp_path}"}
-    with source_in_miles(path, **given) as source:
-        (group,) = source.get_samples(1)
-
-    assert group[0].multimodal_inputs == {"images": ["picture one"], "videos": None}

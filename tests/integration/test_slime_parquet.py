@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from tests.support.slime_source import no_rollout, source_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ("no_rollout",)
 
@@ -39,12 +34,12 @@ COLUMNS = {
 }
 
 
-def told(groups: list[list[Any]]) -> list[str]:
+def told(groups):
     """The values and their types."""
     return [repr((group[0].prompt, group[0].label, group[0].metadata)) for group in groups]
 
 
-def in_file(tmp_path: Path, **columns: Any) -> Path:
+def in_file(tmp_path, **columns):
     path = tmp_path / "p.parquet"
     pq.write_table(pa.table(columns), path)
     return path
@@ -57,17 +52,14 @@ def test_values_are_those_of_pyarrow_and_empty_metadata_are_none(tmp_path, name)
     for metadata in (inner, column):
         path = in_file(tmp_path, input=column, label=column, metadata=metadata)
         rows = pq.ParquetFile(path).read().to_pylist()
-
         with source_of(path) as source:
             found = told(source.get_samples(3))
-
         assert found == [repr((row["input"], row["label"], row["metadata"] or {})) for row in rows]
 
 
 def test_a_map_with_tools_is_a_bad_row_unless_it_is_empty(tmp_path):
     columns = {"input": ["p", "q"], "label": ["l", "l"], "tools": ["[]", "[]"]}
     path = in_file(tmp_path, **columns, metadata=pa.array([[("a", 1)], []], MAP))
-
     with source_of(path) as source:
         assert told(source.get_samples(2)) == [repr(("q", "l", {"tools": []}))] * 2
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -25,9 +25,6 @@ from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support import slime_source
 from tests.support.examples import in_ci
 from tests.support.slime_source import HOOKS, args_for, labels, set_rollout_id, source_of, write_prompts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 NUM_ROWS = 7
 SIZE = 2
@@ -46,7 +43,7 @@ class Group(NamedTuple):
     label: str
     text: str = ""
 
-    def samples(self) -> list[Any]:
+    def samples(self):
         """The samples that it must have."""
         row = int(self.label)
         more = {"status": SlimeSample.Status.ABORTED} if self.text else {}
@@ -58,7 +55,7 @@ class Group(NamedTuple):
             for place in range(SIZE)
         ]  # fmt: skip
 
-    def longer(self) -> Group:
+    def longer(self):
         """After a rollout has worked on it and not finished it."""
         return self._replace(text=f"{self.text}x")
 
@@ -83,7 +80,7 @@ class Step(NamedTuple):
     back: tuple[Group, ...] = ()
 
 
-def wanted(steps: list[Step], rollout_id: int) -> State:
+def wanted(steps, rollout_id):
     """The content of a checkpoint for ``rollout_id``. The first step is the start."""
     split = next((place for place, step in enumerate(steps) if step.rollout_id > rollout_id), len(steps))
     state, late = steps[split - 1].after, []
@@ -96,7 +93,7 @@ def wanted(steps: list[Step], rollout_id: int) -> State:
 
 
 @cache
-def stream_order() -> list[str]:
+def stream_order():
     """The shuffled order of the stream, from a run that nothing interrupts."""
     with tempfile.TemporaryDirectory() as folder:
         path = write_prompts(Path(folder, "prompts.jsonl"), NUM_ROWS)
@@ -104,7 +101,7 @@ def stream_order() -> list[str]:
             return labels(source.get_samples(NUM_ROWS * 60))
 
 
-def label_at(order: str, epoch: int, offset: int) -> str:
+def label_at(order, epoch, offset):
     if order == "stream":
         return stream_order()[NUM_ROWS * epoch + offset]
 
@@ -118,7 +115,7 @@ class Runs(RuleBasedStateMachine):
 
     workers = (0,)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         sys.modules.pop(HOOKS, None)
         self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
@@ -130,7 +127,7 @@ class Runs(RuleBasedStateMachine):
         self.live: dict[int, list[Any]] = {}
         self.saved: dict[int, State] = {}
 
-    def open(self, **elastic: Any) -> None:
+    def open(self, **elastic):
         if self.source is not None:
             self.source.close()
         where = None if self.filter_name is None else f"{slime_source.__name__}.{self.filter_name}"
@@ -138,13 +135,13 @@ class Runs(RuleBasedStateMachine):
         places = {"save": self.folder.name, "load": self.folder.name, "buffer_filter_path": where}
         self.source = AsyncDataSource(args_for(self.path, **given, **places))
 
-    def resume(self, rollout_id: int, state: State) -> None:
+    def resume(self, rollout_id, state):
         """The source loads a checkpoint; what was out is lost."""
         self.source.load(rollout_id)
         self.state = state._replace(out=())
         self.live = {group.number: live for group, live in zip(self.state.buffer, self.source.buffer, strict=True)}
 
-    def fresh(self, number: int) -> State:
+    def fresh(self, number):
         """The state after so many fresh groups, which are out then."""
         state = self.state
         for _ in range(number):
@@ -155,7 +152,7 @@ class Runs(RuleBasedStateMachine):
             )
         return state
 
-    def served(self, groups: list[list[Any]], expected: Iterable[Group]) -> None:
+    def served(self, groups, expected):
         """The source has served these: fresh ones, and of those that were given back the very objects."""
         expected = list(expected)
         assert groups == [group.samples() for group in expected]
@@ -163,7 +160,7 @@ class Runs(RuleBasedStateMachine):
             live is self.live.setdefault(group.number, live) for group, live in zip(expected, groups, strict=True)
         )
 
-    def worked_on(self, groups: Iterable[Group]) -> list[Group]:
+    def worked_on(self, groups):
         found = [group.longer() for group in groups]
         for group in found:
             for sample in self.live[group.number]:
@@ -172,7 +169,7 @@ class Runs(RuleBasedStateMachine):
         return found
 
     @invariant()
-    def the_source_is_as_the_model_says(self) -> None:
+    def the_source_is_as_the_model_says(self):
         if self.source is None:
             return
 
@@ -182,7 +179,7 @@ class Runs(RuleBasedStateMachine):
         assert source.buffer == [group.samples() for group in state.buffer]
         assert source.statistics()["asyncdata_dropped_groups_total"] == state.num_dropped
 
-    def teardown(self) -> None:
+    def teardown(self):
         if self.source is not None:
             self.source.close()
         sys.modules.pop(HOOKS, None)
@@ -197,18 +194,18 @@ class Rollouts(Runs):
         filter_name=st.none() | st.sampled_from(FILTERS),
         teller=st.sampled_from(["driver", "driver", "function", "nobody"]),
     )
-    def start(self, order: str, filter_name: str | None, teller: str) -> None:
+    def start(self, order, filter_name, teller):
         self.order, self.filter_name, self.teller = order, filter_name, teller
         self.open()
         self.begin_anew(0)
 
-    def begin_anew(self, rollout_id: int) -> None:
+    def begin_anew(self, rollout_id):
         self.begun = self.last_saved = -1
         self.has_seen_plugins = True
         self.steps = [Step(-1, self.state)]
         self.begin(rollout_id)
 
-    def begin(self, rollout_id: int) -> None:
+    def begin(self, rollout_id):
         self.current = rollout_id
         if self.teller == "driver":
             set_rollout_id(rollout_id)
@@ -216,29 +213,29 @@ class Rollouts(Runs):
             self.source.begin_rollout(rollout_id)
             self.did(self.state)
 
-    def did(self, after: State, back: Iterable[Group] = ()) -> None:
+    def did(self, after, back=()):
         """The present rollout did something; if it is its first deed, it has begun before it."""
         if self.teller != "nobody":
             self.begun = max(self.begun, self.current)
         self.changed(after, back)
         self.has_seen_plugins = True
 
-    def changed(self, after: State, back: Iterable[Group] = ()) -> None:
+    def changed(self, after, back=()):
         """A plugin did something, which counts to the latest rollout that has begun. The next call notices it."""
         self.has_seen_plugins = False
         self.state = after
         self.steps.append(Step(self.begun, after, tuple(back)))
 
     @rule()
-    def next_rollout(self) -> None:
+    def next_rollout(self):
         self.begin(self.current + 1)
 
     @rule(numbers=st.lists(st.integers(1, 6), min_size=1, max_size=5))
-    def take_in_turn(self, numbers: list[int]) -> None:
+    def take_in_turn(self, numbers):
         for number in numbers:
             self.take(number)
 
-    def take(self, number: int) -> None:
+    def take(self, number):
         left = list(self.state.buffer)
         chosen: list[Group] = []
         if left and self.filter_name is None:
@@ -261,7 +258,7 @@ class Rollouts(Runs):
 
     @rule()
     @precondition(lambda self: self.teller == "driver" and self.current > 0)
-    def evaluate(self) -> None:
+    def evaluate(self):
         """The driver tells the number of an earlier rollout meanwhile; what is taken belongs to the later one."""
         last, self.current = self.current, self.current - 1
         set_rollout_id(self.current)
@@ -271,45 +268,45 @@ class Rollouts(Runs):
 
     @rule(data=st.data())
     @precondition(lambda self: self.state.out)
-    def give_back(self, data: Any) -> None:
+    def give_back(self, data):
         chosen = data.draw(st.lists(st.sampled_from(self.state.out), min_size=1, max_size=4, unique=True))
         back = self.worked_on(chosen)
         self.source.add_samples([self.live[group.number] for group in back])
         self.did(self.returned(chosen, back), back)
 
-    def returned(self, chosen: list[Group], back: list[Group]) -> State:
+    def returned(self, chosen, back):
         out = tuple(group for group in self.state.out if group not in chosen)
         return self.state._replace(out=out, buffer=(*self.state.buffer, *back))
 
     @rule(data=st.data())
     @precondition(lambda self: self.state.out and self.has_seen_plugins)
-    def a_plugin_gives_back(self, data: Any) -> None:
+    def a_plugin_gives_back(self, data):
         group = data.draw(st.sampled_from(self.state.out))
         self.source.buffer.append(self.live[group.number])
         self.changed(self.returned([group], [group]), [group])
 
     @rule()
     @precondition(lambda self: self.state.buffer and self.has_seen_plugins)
-    def a_plugin_takes_one_and_turns_the_rest_round(self) -> None:
+    def a_plugin_takes_one_and_turns_the_rest_round(self):
         self.source.buffer.pop()
         self.source.buffer.reverse()
         *rest, last = self.state.buffer
         self.changed(self.state._replace(buffer=tuple(rest[::-1]), out=(*self.state.out, last)))
 
     @rule(note=st.integers())
-    def note(self, note: int) -> None:
+    def note(self, note):
         self.source.update_metadata({note: [note]})
         self.changed(self.state._replace(notes=(*self.state.notes, note)))
 
     @rule(epoch=st.integers(0, 3), offset=st.integers(0, NUM_ROWS))
-    def go_to(self, epoch: int, offset: int) -> None:
+    def go_to(self, epoch, offset):
         self.source.epoch_id = epoch
         self.did(self.state._replace(epoch=epoch))
         self.source.sample_offset = offset
         self.did(self.state._replace(offset=offset))
 
     @rule(ago=st.sampled_from([0, 0, 1, 1, 2, 3, 4]))
-    def save(self, ago: int) -> None:
+    def save(self, ago):
         rollout_id = max(self.current - ago, 0)
         expected = wanted(self.steps, rollout_id)._replace(num_dropped=self.state.num_dropped)
         try:
@@ -324,7 +321,7 @@ class Rollouts(Runs):
 
     @rule(data=st.data(), dp_size=st.integers(1, 3), room=st.sampled_from([1, 5, 1000]), same=st.booleans())
     @precondition(lambda self: self.saved)
-    def start_again(self, data: Any, dp_size: int, room: int, same: bool) -> None:
+    def start_again(self, data, dp_size, room, same):
         """In another process, or in the same one."""
         rollout_id = data.draw(st.sampled_from(sorted(self.saved)))
         if not same:
@@ -337,7 +334,7 @@ class Rollouts(Runs):
 
     @rule(data=st.data())
     @precondition(lambda self: self.saved and self.order == "legacy")
-    def start_again_from_slimes_own_file(self, data: Any) -> None:
+    def start_again_from_slimes_own_file(self, data):
         """As if slime had written it: it has no buffer."""
         pytest.importorskip("torch")
         rollout_id = data.draw(st.sampled_from(sorted(self.saved)))
@@ -357,19 +354,19 @@ class RolloutsWithWorkers(Rollouts):
 class TrackedRollouts(Runs):
     """Rollouts that run without end, and say where each group ends."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.open()
         self.track(0)
 
-    def track(self, rollout_id: int) -> None:
+    def track(self, rollout_id):
         self.source.track_groups()
         self.rollout_id = rollout_id
         self.last_saved = -1
         self.trained: list[tuple[int, Group]] = []
 
     @rule(number=st.integers(1, 6))
-    def take(self, number: int) -> None:
+    def take(self, number):
         again = self.state.buffer[:number]
         fresh = self.fresh(number - len(again))
         self.served(self.source.get_samples(number), [*again, *fresh.out[len(self.state.out) :]])
@@ -377,7 +374,7 @@ class TrackedRollouts(Runs):
 
     @rule(data=st.data(), end=st.sampled_from(["trained", "trained", "given back", "dropped"]), as_copy=st.booleans())
     @precondition(lambda self: self.state.out)
-    def end_a_group(self, data: Any, end: str, as_copy: bool) -> None:
+    def end_a_group(self, data, end, as_copy):
         """A copy of its list is known by its number."""
         group = data.draw(st.sampled_from(self.state.out))
         state = self.state._replace(out=tuple(each for each in self.state.out if each != group))
@@ -398,7 +395,7 @@ class TrackedRollouts(Runs):
         self.state = state
 
     @rule(is_told=st.booleans())
-    def end_the_batch(self, is_told: bool) -> None:
+    def end_the_batch(self, is_told):
         self.source.end_rollout()
         self.rollout_id += 1
         if is_told:
@@ -406,7 +403,7 @@ class TrackedRollouts(Runs):
             self.source.begin_rollout(max(self.rollout_id - 1, 0))  # an evaluation
 
     @rule(ago=st.sampled_from([0, 1, 1, 1, 2, 3, 4]))
-    def save(self, ago: int) -> None:
+    def save(self, ago):
         rollout_id = max(self.rollout_id - ago, -1)
         later = [group for rollout, group in self.trained if rollout > rollout_id]
         left = sorted([*later, *self.state.out])
@@ -423,7 +420,7 @@ class TrackedRollouts(Runs):
 
     @rule(data=st.data(), same=st.booleans())
     @precondition(lambda self: self.saved)
-    def start_again(self, data: Any, same: bool) -> None:
+    def start_again(self, data, same):
         rollout_id = data.draw(st.sampled_from(sorted(self.saved)))
         if not same:
             self.open()
@@ -431,7 +428,7 @@ class TrackedRollouts(Runs):
         self.track(rollout_id + 1)
 
     @invariant()
-    def what_is_out_is_counted(self) -> None:
+    def what_is_out_is_counted(self):
         assert self.source.statistics()["asyncdata_tracked_groups"] == len(self.state.out)
 
 

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
-from asyncdata import (
-    BadRowError,
-    DataLoader,
-    EndOfData,
-    IterableSource,
-    PrefetchTimeoutError,
-    Shuffle,
-    SnapshotMismatchError,
-    SourceError,
-)
-from asyncdata.cli.inspection.window_view import OpenedOrder
+from asyncdata import EndOfData, Shuffle, SourceError
+from asyncdata.core.callbacks import no_op
+from asyncdata.prefetch.windows.stream_reader import StreamPass
+from asyncdata.sources.stream import StreamOrder
 from tests.support.faults import until
-from tests.support.loading import NEVER_S, ids
+from tests.support.loaders import make
+from tests.support.loading import SHUFFLE, ids
 from tests.support.streams import ListStream, jsonl, members, stream_order_of, windows_of, write
-from tests.support.tokenize_fns import fails_on_13, kills_on_13, row_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 NUM_ROWS = 400
-SHUFFLE = Shuffle(block_bytes=1024, window_blocks=2)
 ROWS = [{"id": number, "pad": "x" * (number * 37 % 90)} for number in range(NUM_ROWS)]
 LINES = jsonl(ROWS).splitlines()
 
@@ -43,20 +34,12 @@ def path(tmp_path) -> Path:
     return write(tmp_path / "rows.jsonl.gz", members(text[n : n + 5000] for n in range(0, len(text), 5000)))
 
 
-def make(source: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
-    """A loader that fails rather than hangs, inline where nothing else is asked for."""
-    return DataLoader(
-        source, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240} | knobs
-    )
-
-
-def expected_ids(num_epochs: int, shuffle: Shuffle = SHUFFLE, seed: int = 42) -> list[int]:
-    return stream_order_of(list(map(len, LINES)), shuffle, seed, num_epochs)
+def expected_ids(num_epochs: int) -> list[int]:
+    return stream_order_of(list(map(len, LINES)), SHUFFLE, 42, num_epochs)
 
 
 def windows_before(number: int) -> list[list[int]]:
-    """The rows of the first windows."""
-    return windows_of(list(map(len, LINES)), 2048)[:number]
+    return windows_of(list(map(len, LINES)), SHUFFLE.block_bytes * SHUFFLE.window_blocks)[:number]
 
 
 class Watched(msgspec.Struct, frozen=True):
@@ -66,59 +49,6 @@ class Watched(msgspec.Struct, frozen=True):
 
     def open(self, block_bytes: int) -> Any:
         return self.stream
-
-
-# One order
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("shuffle", [SHUFFLE, Shuffle(enabled=False, block_bytes=1024, window_blocks=2), True, False])
-def test_the_order_follows_from_seed_and_rows_alone(path, shuffle):
-    settings = shuffle if isinstance(shuffle, Shuffle) else Shuffle(enabled=shuffle)
-    expected = expected_ids(2, settings, seed=3)
-
-    for num_workers, buffer_size, event_loop in ((0, 1000, "asyncio"), (2, 7, "trio"), (1, 100, "uvloop")):
-        knobs = {"num_workers": num_workers, "buffer_size": buffer_size, "event_loop": event_loop, "seed": 3}
-        with make(path, shuffle=shuffle, **knobs) as loader:
-            assert ids(loader.get_next_batch(2 * NUM_ROWS)) == expected, knobs
-
-
-@pytest.mark.thorough
-def test_it_does_not_depend_on_how_the_rows_are_packed(tmp_path):
-    packings = {
-        "one.jsonl.gz": members([jsonl(ROWS)]),
-        "many.jsonl.gz": members(line + b"\n" for line in LINES),
-        "blank.jsonl.gz": members([jsonl(ROWS).replace(b"\n", b"\n \n")]),
-        "array.json": b"[ " + b" ,\n\n".join(LINES) + b"]",
-        "array.json.gz": members([b"[", b",".join(LINES), b"\n]"]),
-    }
-
-    for name, data in packings.items():
-        with make(str(write(tmp_path / name, data))) as loader:
-            assert ids(loader.get_next_batch(NUM_ROWS)) == expected_ids(1), name
-
-
-# Exact resume
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_restored_at_every_batch_it_is_the_uninterrupted_run_and_reads_no_row_again(path, num_workers):
-    expected = expected_ids(3)
-    states = []
-    with make(path, num_workers=num_workers) as loader:
-        for _ in range(2 * NUM_ROWS // 57):
-            states.append(json.loads(json.dumps(loader.state_dict())))
-            loader.get_next_batch(57)
-
-    with structlog.testing.capture_logs() as logs:
-        for number, state in enumerate(states[:: 4 if num_workers else 1]):
-            first = number * 57 * (4 if num_workers else 1)
-            with make(path, num_workers=num_workers) as loader:
-                loader.load_state_dict(state)
-                assert loader.state_dict() == {**state, "library": state["library"]} | {"canaries": []}
-                assert ids(loader.get_next_batch(100)) == expected[first : first + 100]
-    assert "stream.replayed" not in {log["event"] for log in logs}
 
 
 def test_a_restart_reads_its_window_and_not_what_comes_before():
@@ -140,7 +70,7 @@ def test_a_restart_reads_its_window_and_not_what_comes_before():
     until(lambda: again.num_open == 0)  # by its thread, if that was reading when the loader was closed
 
 
-def test_a_state_of_an_epochs_start_needs_nothing_of_the_stream(path):
+def test_a_state_of_an_epochs_start_needs_nothing_of_the_stream_and_another_epoch_is_gone_to_at_once(path):
     with make(path) as loader:
         loader.get_next_batch(NUM_ROWS)
         state = loader.state_dict()
@@ -150,6 +80,8 @@ def test_a_state_of_an_epochs_start_needs_nothing_of_the_stream(path):
     with make(path) as loader:
         loader.load_state_dict(state)
         assert ids(loader.get_next_batch(50)) == expected_ids(2)[NUM_ROWS : NUM_ROWS + 50]
+        loader.set_epoch(2)
+        assert ids(loader.get_next_batch(50)) == expected_ids(3)[2 * NUM_ROWS : 2 * NUM_ROWS + 50]
 
 
 def test_a_state_without_the_streams_part_is_replayed(path):
@@ -157,24 +89,14 @@ def test_a_state_without_the_streams_part_is_replayed(path):
         loader.get_next_batch(250)
         state = loader.state_dict()
     del state["stream"]
+    assert state["canaries"] == []
 
     with structlog.testing.capture_logs() as logs, make(path) as loader:
-        loader.load_state_dict(state)
+        loader.load_state_dict({**state, "canaries": ["of", "another", "source"]})  # which are not waited for
         assert ids(loader.get_next_batch(50)) == expected_ids(1)[250:300]
     (replayed,) = [log["num_rows"] for log in logs if log["event"] == "stream.replayed"]
     # reading from the start may have begun before the state was loaded
     assert 0 < replayed <= sum(map(len, windows_before(state["position"][1])))
-
-
-def test_a_stream_has_no_canaries_and_waits_for_none(path):
-    with make(path) as loader:
-        loader.get_next_batch(250)
-        state = loader.state_dict()
-    assert state["canaries"] == []
-
-    with make(path) as loader:
-        loader.load_state_dict({**state, "canaries": ["of", "another", "source"]})
-        assert ids(loader.get_next_batch(50)) == expected_ids(1)[250:300]
 
 
 def test_requests_that_are_not_acknowledged_are_served_again_from_their_own_window():
@@ -191,32 +113,6 @@ def test_requests_that_are_not_acknowledged_are_served_again_from_their_own_wind
     *others, at = [at for epoch, at in again.reads if epoch == 0]  # the next epoch may be read ahead
     assert others in ([], [None])  # reading from the start may have begun before the state was loaded
     assert at["row"] > 0
-
-
-def test_another_epoch_is_gone_to_at_once(path):
-    with make(path) as loader:
-        loader.get_next_batch(30)
-        loader.set_epoch(2)
-        assert ids(loader.get_next_batch(50)) == expected_ids(3)[2 * NUM_ROWS : 2 * NUM_ROWS + 50]
-
-
-def test_a_snapshot_of_other_data_or_another_order_is_refused(tmp_path, path):
-    with make(path) as loader:
-        loader.get_next_batch(250)
-        state = loader.state_dict()
-
-    with make(path, shuffle=Shuffle(block_bytes=1024, window_blocks=3)) as loader:
-        with pytest.raises(SnapshotMismatchError, match=r"order\.window_blocks"):
-            loader.load_state_dict(state)
-        loader.load_state_dict(state, allow_changed={"order"})
-        assert loader.statistics().epoch == 1
-        assert len(set(ids(loader.get_next_batch(NUM_ROWS)))) == NUM_ROWS
-    write(path, members([jsonl(ROWS[::-1])]))
-    with make(path) as loader, pytest.raises(SnapshotMismatchError, match=r"data: rows\.jsonl\.gz"):
-        loader.load_state_dict(state)
-
-
-# What is wrong
 
 
 def test_a_file_that_is_cut_off_is_an_error_behind_all_rows_before(path):
@@ -254,25 +150,6 @@ def test_an_error_that_passes_costs_no_row(tmp_path):
     assert found == expected_ids(1)
 
 
-@pytest.mark.thorough
-def test_a_row_that_kills_its_workers_is_passed_and_stays_so_after_a_restart(path):
-    knobs = {"num_workers": 1, "bad_rows": "skip"}
-    good = [number for number in expected_ids(1) if number != 13]
-    with make(path, kills_on_13, **knobs) as loader:
-        assert ids(loader.get_next_batch(NUM_ROWS - 1)) == good
-        state = loader.state_dict()
-    assert state["journal"] == [[0, 13]]
-
-
-def test_a_bad_row_is_named_by_its_line_and_its_place_in_the_text(path):
-    with make(path, fails_on_13, shuffle=False) as loader:
-        loader.get_next_batch(13)
-        with pytest.raises(BadRowError, match=r"rows\.jsonl\.gz:14 \(byte \d+\): ") as caught:
-            loader.get_next_batch(1)
-    offset = len(jsonl(ROWS[:13]))
-    assert (caught.value.row_number, caught.value.line, caught.value.byte_offset) == (13, 14, offset)
-
-
 def test_blank_lines_are_counted(tmp_path):
     path = write(tmp_path / "rows.jsonl.gz", members([jsonl(ROWS).replace(b"\n", b"\n\n")]))
 
@@ -283,26 +160,6 @@ def test_blank_lines_are_counted(tmp_path):
         assert loader.statistics().blank_lines_total == NUM_ROWS
 
 
-# Who waits
-
-
-def test_a_source_that_gives_nothing_is_named_and_does_not_hold_up_the_end():
-    gate, began = threading.Event(), threading.Event()
-
-    def rows(epoch: int) -> Iterator[dict[str, Any]]:
-        yield from ROWS[:5]
-        began.set()
-        gate.wait(NEVER_S)
-        yield from ROWS[5:]
-
-    with make(IterableSource(rows), timeout_s=0.2) as loader:
-        assert began.wait(NEVER_S)
-        with pytest.raises(PrefetchTimeoutError, match="stage: read: the source has been giving the rows of a window"):
-            while True:
-                loader.get_next_batch(1)
-    gate.set()
-
-
 def test_rows_are_made_no_further_ahead_than_two_windows():
     stream = ListStream(LINES, at_once=1)
     with make(Watched(stream), buffer_size=1) as loader:
@@ -310,13 +167,50 @@ def test_rows_are_made_no_further_ahead_than_two_windows():
         assert stream.num_given <= sum(map(len, windows_before(3)))
 
 
-# What a stream cannot do
+# Windows, beside their model
 
 
-def test_rows_in_the_middle_of_its_order_are_shown(path):
-    with make(path) as loader:
-        samples = loader.get_next_batch(NUM_ROWS)
+def read_all(current: StreamPass) -> list[tuple[list[int], list[bytes | None], Any]]:
+    windows, memory = [], memoryview(bytearray(100))
+    while True:
+        found = current.read_window(memory)
+        spans = zip(found.starts.tolist(), found.lengths.tolist(), strict=True)
+        rows = [bytes(memory[start : start + length]) if length >= 0 else None for start, length in spans]
+        windows.append((found.numbers.tolist(), rows, found.next_state))
+        if found.is_last:
+            return windows
 
-    with OpenedOrder(str(path), row_id, shuffle=SHUFFLE) as opened:
-        for sample in (samples[-1], samples[NUM_ROWS // 2], samples[0]):
-            assert opened.at(sample.position).location == sample.source
+
+@pytest.mark.thorough
+@given(
+    lengths=st.lists(st.integers(0, 30), max_size=40),
+    at_once=st.integers(1, 9),
+    again=st.integers(1, 9),
+    window_bytes=st.integers(1, 60),
+    max_row_bytes=st.integers(0, 30),
+    has_states=st.booleans(),
+    other=st.floats(0, 0.99),
+)
+def test_windows_follow_from_the_rows_alone_and_each_can_be_read_from_its_state_unless_its_row_is_another(
+    lengths, at_once, again, window_bytes, max_row_bytes, has_states, other
+):
+    order = StreamOrder(Shuffle(block_bytes=window_bytes, window_blocks=1), 1, 1)
+    rows = [bytes([65 + i % 26]) * length for i, length in enumerate(lengths)]
+    stream = ListStream(rows, at_once=at_once, max_row_bytes=max_row_bytes, has_states=has_states)
+    windows = read_all(StreamPass(stream, order, 0, None, no_op))
+
+    assert [numbers for numbers, _, _ in windows] == windows_of(lengths, window_bytes)
+    found = [row for _, rows, _ in windows for row in rows]
+    assert found == [row if len(row) <= max_row_bytes else None for row in rows]
+    assert windows[-1][2] is None
+    stream.at_once = again
+    for number, (_, _, state) in enumerate(windows[:-1], 1):
+        current = StreamPass(stream, order, 0, state, no_op)
+        assert current.start(state)
+        assert current.number == number
+        assert [window[:2] for window in read_all(current)] == [window[:2] for window in windows[number:]]
+    if len(windows) > 1 and max(lengths) <= max_row_bytes:
+        number = int(other * (len(windows) - 1))
+        first = windows[number + 1][0][0]
+        changed = ListStream([*rows[:first], b"?" + rows[first], *rows[first + 1 :]])
+        assert not StreamPass(changed, order, 0, windows[number][2], no_op).start(windows[number][2])

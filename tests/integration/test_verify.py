@@ -1,9 +1,7 @@
 """Two runs that saw the same stream have one digest, however they ran; `asyncdata verify` says so, or what differs."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from itertools import islice
 
 import msgspec
 import pytest
@@ -12,6 +10,7 @@ from asyncdata import (
     Cache,
     ConfigError,
     DataLoader,
+    HardPacking,
     LengthGrouping,
     Position,
     Ranks,
@@ -29,49 +28,40 @@ from tests.support.digests import Seen, digest_of
 from tests.support.loading import SHUFFLE, write_rows
 from tests.support.tokenize_fns import every_third_dropped, id_and_text, in_batches, row_id
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from asyncdata import Sample
-
 NUM_ROWS = 100
 NUM_SAMPLES = 156  # into the second epoch
 SOFT = SoftPacking(max_length=128, across_epochs=False)
 
 
-def make(path: Path | str, tokenize_fn: Any = id_and_text, **knobs: Any) -> DataLoader:
+def make(path, tokenize_fn=id_and_text, **knobs):
     base = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240, "digest": "tokens"}
     return DataLoader(str(path), tokenize_fn=tokenize_fn, **base | knobs)
 
 
 @pytest.fixture
-def path(tmp_path) -> Path:
+def path(tmp_path):
     return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 @pytest.fixture
-def wanted(path) -> dict[str, Any]:
+def wanted(path):
     """The digest of a run of 156 samples."""
     with make(path) as loader:
         return expected(loader.get_next_batch(NUM_SAMPLES))
 
 
-def digest(loader: DataLoader) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))["counters"]["digest"]
-    return found
+def digest(loader):
+    return json.loads(json.dumps(loader.state_dict()))["counters"]["digest"]
 
 
-def expected(samples: list[Sample]) -> dict[str, Any]:
+def expected(samples):
     """The digest of samples, worked out one after the other."""
     seen = [Seen((p.epoch, p.window, p.row), s.tokens.tolist()) for s in samples if (p := s.position) is not None]
     found = digest_of(seen, "tokens")
     return {name: getattr(found, name) for name in found.__struct_fields__}
 
 
-# The digest of one run
-
-KNOBS: list[dict[str, Any]] = [
+KNOBS = [
     {},
     {"num_workers": 2},
     {"buffer_size": 3},
@@ -89,14 +79,13 @@ def test_the_digest_depends_on_no_knob_and_no_batch_size(path, wanted, knobs, si
         for _ in range(NUM_SAMPLES // size):
             loader.get_next_batch(size)
             loader.ack()
-
         assert digest(loader) == wanted
 
 
 @pytest.mark.parametrize("tokenize_fn", [id_and_text, every_third_dropped])
 def test_a_digest_is_of_what_was_delivered_and_not_of_what_is_read_ahead_or_dropped(path, tokenize_fn):
     with make(path, tokenize_fn, buffer_size=50) as loader:
-        samples: list[Sample] = []
+        samples = []
         for size in (1, 5, 30, 64, 7):
             samples += loader.get_next_batch(size)
             assert digest(loader) == expected(samples) == digest(loader)
@@ -116,8 +105,25 @@ def test_a_run_that_is_restored_at_any_sample_goes_on_with_its_digest(path, want
         assert digest(loader) == wanted
 
 
+@pytest.mark.parametrize("num_batches", [1, 5])
+def test_a_run_that_packs_goes_on_with_its_digest_from_its_first_window_of_packs(path, num_batches):
+    knobs = {"packing": HardPacking(max_length=48), "batch_size": 2}
+    with make(path, **knobs) as loader:
+        batches = iter(loader)
+        for _ in range(num_batches):
+            next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        next(batches)
+        wanted = digest(loader)
+    with make(path, **knobs) as loader:
+        loader.load_state_dict(state)
+        next(iter(loader))
+        assert digest(loader) == wanted
+    assert wanted["of"] == "tokens"
+
+
 def test_a_delivery_that_its_caller_never_had_is_not_in_the_digest(path):
-    def interrupted(_: Any) -> None:
+    def interrupted(_):
         raise KeyboardInterrupt
 
     with make(path, batch_size=8, collate_fn=interrupted) as loader:
@@ -163,7 +169,6 @@ def test_samples_from_the_token_cache_have_the_digest_of_those_just_made(path, t
         with make(path, "tests.support.digests_fn:cached", cache=Cache(tokens=str(tmp_path / "kept"))) as loader:
             loader.get_next_batch(150)
             digests.append(digest(loader))
-
     assert digests[0] == digests[1]
 
 
@@ -188,11 +193,8 @@ def test_ranks_that_tokenize_only_their_own_share_have_one_digest(path, packing,
     for world_size, rank in ((1, 0), (2, 0), (2, 1)):
         ranks = {"world_size": world_size, "rank": rank}
         with make(path, ranks=ranks, batch_size=2 // world_size, **knobs) as loader:
-            loop = iter(loader)
-            for _ in range(5):
-                next(loop)
+            assert len(list(islice(loader, 5))) == 5
             found.append(digest(loader))
-
     assert found[0] == found[1] == found[2]
     assert found[0]["num_samples"] > 0
 
@@ -207,21 +209,18 @@ def test_where_packs_are_made_as_samples_come_the_digest_is_of_the_order_before_
         samples = loader.get_next_batch(3 * NUM_ROWS)
     packs = {"packing": SoftPacking(max_length=256), "length_grouping": LengthGrouping(window=4)}
     with make(path, batch_size=1, **packs) as loader:
-        for _ in zip(range(30), loader, strict=False):
+        for _ in islice(loader, 30):
             state = loader.state_dict()
             before = [sample for sample in samples if sample.position < Position(*state["position"])]
             assert state["counters"]["digest"] == expected(before)
 
 
-# Two runs
-
-
 @pytest.fixture
-def saved(path, tmp_path) -> Callable[..., Path]:
+def saved(path, tmp_path):
     """A function that saves the snapshot of a run that took so many samples."""
     names = (tmp_path / f"{number}.snapshot" for number in range(10))
 
-    def save(num_samples: int = 50, tokenize_fn: Any = id_and_text, source: Path = path, **knobs: Any) -> Path:
+    def save(num_samples=50, tokenize_fn=id_and_text, source=path, **knobs):
         name = next(names)
         with make(source, tokenize_fn, **knobs) as loader:
             loader.get_next_batch(num_samples)
@@ -232,79 +231,65 @@ def saved(path, tmp_path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def verify(capsys) -> Callable[[Path, Path], tuple[str, str, set[str]]]:
+def verify(capsys):
     """A function that compares two runs by their snapshots: the verdict, the reasons, and the names of what differs."""
 
-    def compared(first: Path, second: Path) -> tuple[str, str, set[str]]:
-        found = [_verified(first, second), _verified(second, first)]
-        assert found[0]["verdict"] == found[1]["verdict"]
-        assert found[0]["num_ahead"] == -found[1]["num_ahead"]
-        return found[0]["verdict"], "; ".join(found[0]["reasons"]), set(found[0]["changes"])
-
-    def _verified(first: Path, second: Path) -> dict[str, Any]:
-        status = main(["verify", "--json", str(first), str(second)])
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    def said(*snapshots):
+        status = main(["verify", "--json", *map(str, snapshots)])
+        found = json.loads(capsys.readouterr().out)
         assert status == {"same": 0, "different": 3, "undecided": 4}[found["verdict"]]
         return found
+
+    def compared(first, second):
+        found, other_way = said(first, second), said(second, first)
+        assert found["verdict"] == other_way["verdict"]
+        assert found["num_ahead"] == -other_way["num_ahead"]
+        return found["verdict"], "; ".join(found["reasons"]), set(found["changes"])
 
     return compared
 
 
-PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, set[str]]] = {
-    "other knobs": ({}, {"buffer_size": 7}, "same", "token for token", set()),
-    "another seed": ({}, {"seed": 43}, "different", "their positions are of other orders: seed differ", {"seed"}),
-    "another order": (
+OTHER_SEED = "their positions are of other orders: seed differ"
+ORDER = {"order.enabled", "order.block_bytes", "order.window_blocks"}
+FEW = {"num_samples": 20, "tokenize_fn": row_id, "digest": "positions"}
+PAIRS = [
+    pytest.param({}, {"buffer_size": 7}, "same", "token for token", set(), id="other knobs"),
+    pytest.param({}, {"seed": 43}, "different", OTHER_SEED, {"seed"}, id="another seed"),
+    pytest.param(
         {},
         {"shuffle": False},
         "different",
         "their positions are of other orders: order differ",
-        {"order.enabled", "order.block_bytes", "order.window_blocks"},
+        ORDER,
+        id="another order",
     ),
-    "another function": ({}, {"tokenize_fn": row_id}, "different", "they saw other tokens", {"tokenize_fn"}),
-    "tokens hashed in one alone": ({}, {"digest": "positions"}, "same", "their tokens were not hashed alike", set()),
-    "a row passed over in one alone": (
-        {},
-        {"tokenize_fn": every_third_dropped},
-        "different",
-        "they saw other positions",
-        {"tokenize_fn"},
+    pytest.param(
+        {}, {"tokenize_fn": row_id}, "different", "they saw other tokens", {"tokenize_fn"}, id="another function"
     ),
-    "one is ahead": ({}, {"num_samples": 61}, "undecided", "all settings and fingerprints agree", set()),
-    "one is ahead, of another order": (
-        {},
-        {"num_samples": 61, "seed": 1},
-        "undecided",
-        "their positions are of other orders: seed differ",
-        {"seed"},
+    pytest.param({}, {"digest": "positions"}, "same", "their tokens were not hashed alike", set(), id="one unhashed"),
+    pytest.param(
+        {}, {"tokenize_fn": every_third_dropped}, "different", "they saw other positions", {"tokenize_fn"}, id="a drop"
     ),
-    "one is ahead, of other tokens": (
+    pytest.param({}, {"num_samples": 61}, "undecided", "all settings and fingerprints agree", set(), id="one is ahead"),
+    pytest.param({}, {"num_samples": 61, "seed": 1}, "undecided", OTHER_SEED, {"seed"}, id="ahead, of another order"),
+    pytest.param(
         {},
         {"num_samples": 61, "tokenize_fn": in_batches},
         "undecided",
         "let the first run deliver 11 samples more",
         {"tokenize_fn"},
+        id="ahead, of other tokens",
     ),
-    "the same positions of another order": (
-        {"num_samples": 20, "tokenize_fn": row_id, "digest": "positions"},
-        {"num_samples": 20, "tokenize_fn": row_id, "digest": "positions", "seed": 1},
-        "undecided",
-        "their positions are of other orders: seed differ",
-        {"seed"},
+    pytest.param(FEW, FEW | {"seed": 1}, "undecided", OTHER_SEED, {"seed"}, id="the same positions of another order"),
+    pytest.param(
+        {"shuffle": False}, {"shuffle": False, "seed": 1}, "same", "token for token", {"seed"}, id="whatever the seed"
     ),
-    "the same tokens in the same order, whatever the seed": (
-        {"shuffle": False},
-        {"shuffle": False, "seed": 1},
-        "same",
-        "token for token",
-        {"seed"},
-    ),
-}
+]
 
 
-@pytest.mark.parametrize(("first", "second", "verdict", "reason", "changes"), PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize(("first", "second", "verdict", "reason", "changes"), PAIRS)
 def test_two_runs_are_compared_and_what_differs_is_named(saved, verify, first, second, verdict, reason, changes):
     found, reasons, differing = verify(saved(**first), saved(**second))
-
     assert (found, differing) == (verdict, changes)
     assert reason in reasons
     assert ("so both follow one order" in reasons) == (reason == "all settings and fingerprints agree")
@@ -313,7 +298,6 @@ def test_two_runs_are_compared_and_what_differs_is_named(saved, verify, first, s
 def test_data_of_other_content_is_another_stream(saved, verify, tmp_path):
     other = write_rows(tmp_path / "other.jsonl", NUM_ROWS)
     other.write_text(other.read_text().replace("xx", "xy"))
-
     verdict, reasons, changes = verify(saved(), saved(source=other))
     assert (verdict, changes) == ("different", {"data"})
     assert "they saw other tokens; their positions are of other orders: data differ" in reasons
@@ -328,7 +312,6 @@ def test_a_function_that_changes_and_does_not_say_so_is_found_by_the_digest_alon
     before = [saved(50, digests_fn.unsteady, digest=kind) for kind in kinds]
     monkeypatch.setattr(digests_fn, "last", 8)
     after = [saved(50, digests_fn.unsteady, digest=kind) for kind in kinds]
-
     reason = "at the same positions, in the same order, they saw other tokens"
     assert verify(before[0], after[0]) == ("different", reason, set())
     verdict, reasons, _ = verify(before[1], after[1])
@@ -336,7 +319,7 @@ def test_a_function_that_changes_and_does_not_say_so_is_found_by_the_digest_alon
     assert "which tokens was not hashed" in reasons
 
 
-def without_digest(saved: Path) -> Path:
+def without_digest(saved):
     """The snapshot as an older version wrote it."""
     found = snapshots.load(saved)
     counters = {name: value for name, value in found.counters.items() if name != "digest"}
@@ -362,6 +345,5 @@ def test_a_run_that_goes_on_from_a_snapshot_without_a_digest_has_one_of_the_rest
 def test_a_digest_that_is_none_is_refused(saved):
     found = snapshots.load(saved(5))
     crafted = msgspec.structs.replace(found, counters={"digest": {"num_samples": "many"}})
-
     with pytest.raises(SnapshotError, match="AD602 the digest"):
         compare(crafted, found)

@@ -23,25 +23,24 @@ ROWS_PER_WINDOW = 12
 EXCLUDED_EVERY = 5
 
 
-def length_of(row: int) -> int:
+def length_of(row):
     """Tokens of row ``row`` of D; 0: it is dropped, -1: it is bad."""
     return (row * 7) % 11 - 1
 
 
-def place_of(row: int) -> Position:
+def place_of(row):
     return Position(0, *divmod(row, ROWS_PER_WINDOW))
 
 
-def key_of(row: int) -> int:
-    at = place_of(row)
-    return int(keys_of(at, np.zeros(1, np.int64))[0])
+def key_of(row):
+    return int(keys_of(place_of(row), np.zeros(1, np.int64))[0])
 
 
 class Watching(RuleBasedStateMachine):
     """Chunks come in any order; delivery is in order, up to what has come without a gap."""
 
     @initialize(size=st.integers(1, 6), held=st.sampled_from([0, 300_000, 1 << 30]), excludes=st.booleans())
-    def begin(self, size: int, held: int, excludes: bool) -> None:
+    def begin(self, size, held, excludes):
         self.size, self.excludes = size, excludes
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(chunk_watch, "_MAX_HELD_BYTES", held)  # chunks are looked at one by one, in pairs, or late
@@ -51,41 +50,40 @@ class Watching(RuleBasedStateMachine):
         self.counted: list[int] = []
         self.new_channel()
 
-    def new_channel(self) -> None:
+    def new_channel(self):
         self.channel = Channel(capacity=1000, max_bytes=1 << 20)
-        self.channel.decided = set() if self.excludes else None
         self.come: set[int] = set()
         self.away: list[tuple[int, int]] = []
 
-    def is_sample(self, row: int) -> bool:
+    def is_sample(self, row):
         return length_of(row) > 0 and not (self.excludes and row % EXCLUDED_EVERY == 0)
 
     @rule(num_rows=st.integers(1, 9))
-    def send(self, num_rows: int) -> None:
+    def send(self, num_rows):
         stop = min(self.sent + num_rows, (self.sent // ROWS_PER_WINDOW + 1) * ROWS_PER_WINDOW)
         self.away.append((self.sent, stop))
         self.sent = stop
 
     @precondition(lambda self: self.away)
     @rule(which=st.integers(0, 9))
-    def come_back(self, which: int) -> None:
+    def come_back(self, which):
         start, stop = self.away.pop(which % len(self.away))
         rows = [length_of(row) for row in range(start, stop)]
         values = [[row] * n if n > 0 else ("too long" if n == 0 else BadRow("AD101")) for row, n in enumerate(rows)]
         chunk = chunk_of(*values, first=place_of(start))
-        self.watch.see(self.channel, chunk)
         if self.excludes:
             rows = start + chunk.rows_of(0, chunk.num_samples)
             chunk.excluded = np.flatnonzero(rows % EXCLUDED_EVERY == 0)
+        self.watch.see(self.channel, chunk)
         self.come |= set(range(start, stop))
 
     @rule(num_rows=st.integers(0, 20))
-    def deliver(self, num_rows: int) -> None:
+    def deliver(self, num_rows):
         while num_rows and self.delivered in self.come:
             self.delivered, num_rows = self.delivered + 1, num_rows - 1
 
     @rule()
-    def look(self) -> None:
+    def look(self):
         for record in self.watch.settle(self.channel, place_of(self.delivered)):
             row = record.place.window * ROWS_PER_WINDOW + record.place.row
             assert row not in self.recorded
@@ -94,27 +92,21 @@ class Watching(RuleBasedStateMachine):
         self.looked = self.delivered
 
     @rule(back=st.integers(0, 30))
-    def restart(self, back: int) -> None:
+    def restart(self, back):
         self.look()
         self.watch.forget_rest()
         self.delivered = self.looked = self.sent = max(0, self.delivered - back)
         self.new_channel()
 
     @invariant()
-    def the_lengths_are_those_that_were_delivered(self) -> None:
-        if not hasattr(self, "watch"):
-            return
-
+    def the_lengths_are_those_that_were_delivered(self):
         counts: dict[int, int] = {}
         for length in self.counted:
             edge = max(edge for edge in EDGES if edge <= length)
             counts[edge] = counts.get(edge, 0) + 1
         assert self.watch.lengths == dict(sorted(counts.items()))
 
-    def teardown(self) -> None:
-        if not hasattr(self, "watch"):
-            return
-
+    def teardown(self):
         self.patch.undo()
         self.look()
         ever = set(self.recorded) | set(range(self.delivered))

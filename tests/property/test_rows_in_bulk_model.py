@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import ChatTokenizeFn, PromptTokenizeFn
-from asyncdata.tokenization.rows import RowDecoder
 from tests.support.chats import GENERATION
 from tests.support.examples import in_ci
-from tests.support.function_kinds import KINDS
 from tests.unit.tokenization import outcomes, run
 
 pytestmark = pytest.mark.thorough
@@ -90,28 +88,3 @@ def test_a_strange_row_among_good_ones_is_what_it_is_alone(tokenizer, number):
 @given(rows=st.lists(PROMPT | CHAT | ODD | st.sampled_from(STRANGE), max_size=6) | st.lists(PROMPT | CHAT, max_size=12))
 def test_rows_in_bulk_are_the_rows_one_by_one(tokenizer, rows):
     check(tokenizer, [encoded(row) for row in rows])
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@in_ci(max_examples=20)
-@given(texts=st.lists(TEXT, max_size=6))
-def test_texts_in_bulk_are_the_texts_one_by_one_for_every_function(small_tokenizer, kind, texts):
-    rows = [{**kind.row, kind.key: [{"role": "assistant", "content": text}]} for text in texts]
-    if kind.key not in {"messages"}:
-        rows = [{**kind.row, kind.key: text} for text in texts]
-
-    check(kind.make(str(small_tokenizer), tokenizer_backend="hf").open(), [encoded(row) for row in rows])
-
-
-@given(rows=st.lists(PROMPT, min_size=1, max_size=5), odd=st.sampled_from(STRANGE), place=st.integers(0, 5))
-def test_rows_are_decoded_at_once_only_where_each_can_be(rows, odd, place):
-    decoder = RowDecoder(("input", "label"))
-    raws = [encoded(row) for row in [*rows[:place], odd, *rows[place:]]]
-
-    found = decoder.all(raws)
-
-    if found is not None:
-        each = [tuple(None if text is None else bytes(text) for text in decoder(raw)) for raw in raws]
-        assert [
-            tuple(None if text is None else bytes(text) for text in row) for row in zip(*found, strict=True)
-        ] == each

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import tracemalloc
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 import msgspec
@@ -18,11 +15,9 @@ from hypothesis.extra import numpy as np_st
 
 from asyncdata import Position, Sample, SnapshotError, SnapshotMismatchError, SourceLocation, Status
 from asyncdata.checkpoint.matching import check
-from asyncdata.checkpoint.snapshot import Snapshot, StreamState, describe, from_state_dict, load, save, to_state_dict
+from asyncdata.checkpoint.snapshot import Snapshot, StreamState, from_state_dict, load, save, to_state_dict
+from asyncdata.checkpoint.summary import describe
 from asyncdata.core.checksummed_file import pack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.thorough
 
@@ -33,35 +28,33 @@ json_values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8
 )
 objects = st.dictionaries(texts, json_values, max_size=3)
+arrays = np_st.arrays(np_st.integer_dtypes() | np_st.floating_dtypes(sizes=32), np_st.array_shapes())
 kept_values = st.recursive(
-    scalars
-    | st.binary(max_size=8)
-    | np_st.arrays(np_st.integer_dtypes() | np_st.floating_dtypes(sizes=32), np_st.array_shapes()),
+    scalars | st.binary(max_size=8) | arrays,
     lambda inner: st.lists(inner, max_size=3).map(tuple) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=4,
 )
 counts = st.integers(0, 2**63)
 numbers = st.integers(0, 2**46)
 places = st.tuples(numbers, numbers, numbers)
-samples = st.fixed_dictionaries(
-    {
-        "index": st.none() | counts,
-        "group_index": st.none() | counts,
-        "prompt": texts | st.lists(objects, max_size=2),
-        "tokens": np_st.arrays(np.int32, st.integers(0, 20)),
-        "label": json_values,
-        "metadata": objects,
-        "extra": st.dictionaries(texts, kept_values, max_size=3),
-        "position": st.none() | st.builds(Position, counts, counts, counts),
-        "source": st.none() | st.builds(SourceLocation, texts, counts, counts),
-        "response": texts,
-        "response_length": counts,
-        "reward": st.none() | floats | st.dictionaries(texts, floats, max_size=2),
-        "loss_mask": st.none() | st.lists(st.integers(0, 1), max_size=20),
-        "rollout_log_probs": st.none() | st.lists(floats, max_size=20),
-        "status": st.sampled_from(Status),
-    }
-).map(lambda fields: Sample(**fields))
+samples = st.builds(
+    Sample,
+    index=st.none() | counts,
+    group_index=st.none() | counts,
+    prompt=texts | st.lists(objects, max_size=2),
+    tokens=np_st.arrays(np.int32, st.integers(0, 20)),
+    label=json_values,
+    metadata=objects,
+    extra=st.dictionaries(texts, kept_values, max_size=3),
+    position=st.none() | st.builds(Position, counts, counts, counts),
+    source=st.none() | st.builds(SourceLocation, texts, counts, counts),
+    response=texts,
+    response_length=counts,
+    reward=st.none() | floats | st.dictionaries(texts, floats, max_size=2),
+    loss_mask=st.none() | st.lists(st.integers(0, 1), max_size=20),
+    rollout_log_probs=st.none() | st.lists(floats, max_size=20),
+    status=st.sampled_from(Status),
+)
 groups = st.lists(st.lists(samples.map(Sample.to_dict), min_size=1, max_size=2), max_size=2)
 snapshots = st.builds(
     Snapshot,
@@ -85,54 +78,44 @@ many = settings(max_examples=max(300, settings().max_examples))
 
 
 @pytest.fixture(scope="module")
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder) / "snapshot"
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("snapshots") / "snapshot"
 
 
-def load_bytes(path: Path, data: bytes) -> Snapshot:
+def saved(path, snapshot):
+    save(path, snapshot, keep=1)
+    return load(path)
+
+
+def load_bytes(path, data):
     path.write_bytes(data)
     return load(path)
 
 
-def bytes_of(path: Path, snapshot: Snapshot) -> bytes:
-    save(path, snapshot, keep=1)
-    return path.read_bytes()
-
-
 @some
 @given(snapshot=snapshots)
-def test_a_file_gives_back_the_snapshot(path, snapshot):
-    save(path, snapshot, keep=1)
-
-    assert load(path) == snapshot
-
-
-@some
-@given(snapshot=snapshots)
-def test_a_state_dict_and_its_json_give_back_the_snapshot(snapshot):
+def test_a_state_dict_and_its_json_give_back_the_snapshot(path, snapshot):
+    """And so does a file."""
     state = to_state_dict(snapshot)
 
-    assert from_state_dict(state) == from_state_dict(json.loads(json.dumps(state))) == snapshot
+    assert saved(path, snapshot) == from_state_dict(state) == from_state_dict(json.loads(json.dumps(state))) == snapshot
     assert to_state_dict(from_state_dict(state)) == state
 
 
 @some
 @given(sample=samples)
 def test_a_sample_comes_out_of_the_file_as_the_trainer_gave_it_back(path, sample):
-    save(path, Snapshot(position=(0, 0, 0), buffer=[[sample.to_dict()]]), keep=1)
-    restored = Sample.from_dict(load(path).buffer[0][0])
+    restored = Sample.from_dict(saved(path, Snapshot(position=(0, 0, 0), buffer=[[sample.to_dict()]])).buffer[0][0])
 
-    np.testing.assert_equal(
-        {name: getattr(restored, name) for name in Sample.__struct_fields__[2:]},
-        {name: getattr(sample, name) for name in Sample.__struct_fields__[2:]},
-    )
+    for name in Sample.__struct_fields__[2:]:
+        np.testing.assert_equal(getattr(restored, name), getattr(sample, name), name)
 
 
 @many
 @given(data=st.data())
 def test_bytes_cut_out_put_in_or_moved_are_always_found(path, data):
-    whole = bytes_of(path, small_snapshot)
+    save(path, small_snapshot, keep=1)
+    whole = path.read_bytes()
     start, stop = sorted(data.draw(st.tuples(st.integers(0, len(whole)), st.integers(0, len(whole)))))
     middle = data.draw(st.binary(max_size=20) | st.just(whole[start:stop][::-1]) | st.just(whole[start:stop] * 2))
     changed = whole[:start] + middle + whole[stop:]
@@ -158,10 +141,8 @@ def test_any_other_file_is_refused(path, data):
     encoding=st.sampled_from(["msgpack", "json"]) | st.text(max_size=5),
 )
 def test_any_content_in_a_whole_file_is_a_snapshot_or_refused(path, payload, encoding):
-    whole = pack(payload, encoding, schema=1, library="x") + payload
-
     with pytest.raises(SnapshotError):
-        load_bytes(path, whole)
+        load_bytes(path, pack(payload, encoding, schema=1, library="x") + payload)
 
 
 @some

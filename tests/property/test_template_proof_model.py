@@ -17,26 +17,24 @@ from tests.support.examples import in_ci
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.tokenization.chat_template.compiled.program import Program
+    from asyncdata.tokenization.chat_template.programs import Program
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # many examples; minutes on a machine that is busy
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 PIECES = ["a", "b", "ab", " ", "\n", "é", "\U0001f600", "<think>", "</think>", "<tool_response>", "</tool_response>"]
 TRAPS = [
-    *(
-        "<|im_end|>",
-        "<|im_end|>\n",
-        "<|im_start|>assistant\n",
-        "<|im_start|>user\n",
-        "<|im_",
-        "end|>",
-        "</s>",
-        " [/INST]",
-    ),
-    *("<|eot|>", "<end_of_turn>\n", "<start_of_turn>model\n", "<|Assistant|>", "<think>\n\n</think>\n\n", "\n\n"),
-    *("\ufdd0", "\ufdd1", "\U00100000", "\U00100001", "{{ x }}"),
+    "<|im_end|>",
+    "<|im_end|>\n",
+    "<|im_start|>assistant\n",
+    "<|im_start|>user\n",
+    "<|im_",
+    "end|>",
+    "</s>",
+    "<|eot|>",
 ]
+TRAPS += [" [/INST]", "<end_of_turn>\n", "<start_of_turn>model\n", "<|Assistant|>", "<think>\n\n</think>\n\n", "\n\n"]
+TRAPS += ["\ufdd0", "\ufdd1", "\U00100000", "\U00100001", "{{ x }}"]
 
 texts = st.lists(st.sampled_from(PIECES), max_size=4).map("".join)
 traps = st.lists(st.sampled_from([*PIECES, *TRAPS]), max_size=4).map("".join)
@@ -97,31 +95,21 @@ def made_by(program: Program, chat: Chat) -> list[str] | None:
     return None if values is None else program.texts(values)
 
 
-def prove_text(template: ChatTemplate, chat: Chat) -> Program:
-    return template.proven(*chat, lambda symbolic: ([symbolic.rendered(symbolic.messages, symbolic.tools)], ()))
+TEMPLATES = {
+    "odd": [ChatTemplate(text, VARIABLES) for text in ODD],
+    **{
+        name: [ChatTemplate(text, {**VARIABLES, "add_generation_prompt": prompt}) for prompt in (True, False)]
+        for name, text in WELL_KNOWN.items()
+    },
+}
 
 
-GIVEN = {f"{name}, {prompt}": (text, prompt) for name, text in WELL_KNOWN.items() for prompt in (True, False)}
-
-
-@pytest.mark.parametrize(("text", "prompt"), GIVEN.values(), ids=GIVEN)
-@in_ci(max_examples=25)
-@given(chats=alike())
-def test_what_is_proven_of_a_text_holds_for_every_chat_of_the_shape(text, prompt, chats):
-    template = ChatTemplate(text, {**VARIABLES, "add_generation_prompt": prompt})
-    program = prove_text(template, chats[0])
-
-    for chat in chats:
-        made = made_by(program, chat)
-        assert made is None or made == [attempt(lambda chat=chat: template.rendered(*chat))]
-
-
-ODD_TEMPLATES = [ChatTemplate(text, VARIABLES) for text in ODD]
-
-
-@given(st.sampled_from(ODD_TEMPLATES), alike())
-def test_what_is_proven_of_any_template_holds_for_every_chat_of_the_shape(template, chats):
-    program = prove_text(template, chats[0])
+@pytest.mark.parametrize("templates", TEMPLATES.values(), ids=TEMPLATES)
+@in_ci(max_examples=50)
+@given(data=st.data(), chats=alike())
+def test_what_is_proven_of_a_text_holds_for_every_chat_of_the_shape(templates, data, chats):
+    template = data.draw(st.sampled_from(templates))
+    program = template.proven(*chats[0], lambda one: ([one.rendered(one.messages, one.tools)], ()))
 
     for chat in chats:
         made = made_by(program, chat)

@@ -6,15 +6,12 @@ that share rows out take ``rank`` and ``world_size`` too.
 
 # ruff: noqa: SLF001 - frameworks call methods of their own classes
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
+from collections import namedtuple
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 import asyncdata.integrations.torchtitan
 from asyncdata import DataLoader, PaddedCollator, Ranks, RowFn
@@ -29,111 +26,96 @@ from asyncdata.integrations.transformers import attach
 from asyncdata.integrations.verl import VerlRows
 from asyncdata.integrations.verl_sft import VerlSFTRows
 from tests.support.frameworks.stand_ins import stand_in_module
-from tests.support.torch_loading import of_torch_load
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    import pytest
+from tests.support.torch_loading import chain_epochs, of_torch_load
 
 NUM_ROWS = 20
 STEPS = 24
-KNOBS: dict[str, Any] = {"shuffle": "full", "seed": 3, "num_workers": 0, "timeout_s": 240}
+KNOBS = {"shuffle": "full", "seed": 3, "num_workers": 0, "timeout_s": 240}
+
+Adapter = namedtuple("Adapter", ["steps", "state", "load", "close"])
+"""One that is open, by functions. The first gives the numbers of the rows of each step, without an end; the second
+what the framework's checkpoint gives back of the state.
+"""
 
 
-class Adapter(NamedTuple):
-    """One that is open.
-
-    :ivar steps: the numbers of the rows of each step, without an end.
-    :ivar state: what the framework's checkpoint gives back of the state.
-    """
-
-    steps: Callable[[], Iterator[list[Any]]]
-    state: Callable[[], Any]
-    load: Callable[[Any], Any]
-    close: Callable[[], Any]
-
-
-def number_of(row: Any) -> Any:
+def number_of(row):
     return row["number"] if isinstance(row, dict) else row.extra["number"]
 
 
-def over_epochs(iterable: Any) -> Iterator[Any]:
-    while True:
-        yield from iterable
-
-
-def stored(of: Any) -> Callable[[], Any]:
+def stored(of):
     """The state of an object, from a file of ``torch.save``."""
     return lambda: of_torch_load(of.state_dict())
 
 
-def placed(knobs: dict[str, Any]) -> tuple[dict[str, Any], Ranks]:
+def placed(knobs):
     """The knobs of a loader, and its ranks."""
     knobs = KNOBS | knobs
     ranks = Ranks(rank=knobs.pop("rank", 0), world_size=knobs.pop("world_size", 1))
     return knobs, ranks
 
 
-# PyTorch
+def numbers_of(rows):
+    return list(map(number_of, rows))
 
 
-def stateful_loader(source: Any, **changes: Any) -> Adapter:
+def loading(loader, numbers_of=numbers_of, close=None, epochs=chain_epochs):
+    """One whose loader gives a step's rows, epoch after epoch, and has the state."""
+    steps = lambda: map(numbers_of, epochs(loader))  # noqa: E731
+    return Adapter(steps, stored(loader), loader.load_state_dict, close or loader.close)
+
+
+def row_loader(source, ranks, knobs, kind=DataLoader):
+    return kind(source, tokenize_fn=RowFn(), batch_size=4 // ranks.world_size, ranks=ranks, **knobs)
+
+
+def stateful_loader(source, **changes):
     knobs, ranks = placed(changes)
-    inner = DataLoader(source, tokenize_fn=RowFn(), batch_size=4 // ranks.world_size, ranks=ranks, **knobs)
-    loader = StatefulDataLoader(inner)
-    steps = lambda: (list(map(number_of, batch)) for batch in over_epochs(loader))  # noqa: E731
-    return Adapter(steps, stored(loader), loader.load_state_dict, loader.close)
+    return loading(StatefulDataLoader(row_loader(source, ranks, knobs)))
 
 
-def dataset(source: Any, **changes: Any) -> Adapter:
+def dataset(source, **changes):
     knobs, ranks = placed(changes)
-    rows = AsyncDataset(source, tokenize_fn=RowFn(), batch_size=4 // ranks.world_size, ranks=ranks, **knobs)
-    steps = lambda: (list(map(number_of, batch)) for batch in over_epochs(rows))  # noqa: E731
-    return Adapter(steps, stored(rows), rows.load_state_dict, rows.close)
+    return loading(row_loader(source, ranks, knobs, AsyncDataset))
 
 
-def indexed(rows: Any, close: Any, indices: Sequence[int] | None = None) -> Adapter:
+def indexed(rows, close, indices=None):
     """As torchdata's ``StatefulDataLoader``: it asks for batches of indices, and saves how many there were."""
     taken = SimpleNamespace(num=0)
     order = list(range(len(rows))) if indices is None else indices
 
-    def steps() -> Iterator[list[Any]]:
+    def steps():
         while True:
             first = taken.num % len(order)
             found = rows.__getitems__(order[first : first + 4])
             taken.num += 4
-            yield list(map(number_of, found))
+            yield numbers_of(found)
 
-    def load(state: Any) -> None:
+    def load(state):
         rows.load_state_dict(state.get("dataset", state))
         taken.num = state["num"]
 
     return Adapter(steps, lambda: {"dataset": stored(rows)(), "num": taken.num}, load, close)
 
 
-def order_view(source: Any, rows_per_epoch: int | None = None, **changes: Any) -> Adapter:
+def order_view(source, rows_per_epoch=None, **changes):
     view = OrderView(DataLoader(source, tokenize_fn=RowFn(), **KNOBS | changes), rows_per_epoch)
     return indexed(view, view.close)
 
 
-# Trainers of transformers
-
-
-def trainer_of(**changes: Any) -> Any:
+def trainer_of(**changes):
     """What ``attach`` uses of transformers' ``Trainer``; and with ``num_generations`` TRL's that group prompts."""
     arguments = {"max_steps": STEPS, "world_size": 1, "process_index": 0, "gradient_accumulation_steps": 1}
     arguments |= {"generation_batch_size": 4, "steps_per_generation": 1, "output_dir": "out", "num_train_epochs": 3}
     groups = {name: changes.pop(name) for name in ("num_generations", "num_iterations") if name in changes}
 
     class Trainer(SimpleNamespace):
-        def train(self, resume_from_checkpoint: Any = None, trial: Any = None) -> None:
+        def train(self, resume_from_checkpoint=None, trial=None):
             self.trained.append((resume_from_checkpoint, self.args.max_steps))
 
-        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        def get_eval_dataloader(self, eval_dataset=None):
             return eval_dataset
 
-    callbacks: list[Any] = []
+    callbacks = []
     return Trainer(
         args=SimpleNamespace(**arguments | changes),
         callback_handler=SimpleNamespace(callbacks=callbacks),
@@ -144,56 +126,50 @@ def trainer_of(**changes: Any) -> Any:
     )
 
 
-def attached(made: Any, close: Any) -> Adapter:
+def attached(made, close):
     """A trainer that has its loader; its state is in ``trainer_state.json``."""
     callback = made.callback_handler.callbacks[0]
 
-    def load(state: Any) -> None:
+    def load(state):
         found = {"AsyncDataState": state} if "attributes" in state else {}
         callback.on_train_begin(None, SimpleNamespace(stateful_callbacks=found, global_step=4), None)
 
-    def steps() -> Iterator[list[Any]]:
-        for batch in made.get_train_dataloader():
-            yield list(dict.fromkeys(map(number_of, batch)))
-
+    steps = lambda: (list(dict.fromkeys(numbers_of(batch))) for batch in made.get_train_dataloader())  # noqa: E731
     return Adapter(steps, lambda: json.loads(json.dumps(callback.state())), load, close)
 
 
-def trainer(source: Any, **changes: Any) -> Adapter:
+def trainer(source, **changes):
     knobs, ranks = placed(changes)
-    loader = DataLoader(source, tokenize_fn=RowFn(), batch_size=4 // ranks.world_size, ranks=ranks, **knobs)
+    loader = row_loader(source, ranks, knobs)
     made = trainer_of(world_size=ranks.world_size, process_index=ranks.rank)
     attach(made, loader)
     return attached(made, loader.close)
 
 
-def grouping_trainer(source: Any, **changes: Any) -> Adapter:
+def grouping_trainer(source, **changes):
     loader = DataLoader(source, tokenize_fn=RowFn(), **KNOBS | changes)
     made = trainer_of(num_generations=2)
     attach(made, loader)
     return attached(made, loader.close)
 
 
-def axolotl(source: Any, **changes: Any) -> Adapter:
+def axolotl(source, **changes):
     made, cfg = trainer_of(), SimpleNamespace(asyncdata_loader=f"{__name__}.loader_for_axolotl", path=source)
     cfg.knobs = KNOBS | changes
     LoaderPlugin().post_trainer_create(cfg, made)
     return attached(made, made.get_train_dataloader().loader.close)
 
 
-def loader_for_axolotl(cfg: Any) -> DataLoader:
+def loader_for_axolotl(cfg):
     return DataLoader(cfg.path, tokenize_fn=RowFn(), batch_size=2, **cfg.knobs)
 
 
-# Others that train on tokens
-
-
-def tokens_of(row: dict[str, Any]) -> dict[str, Any]:
+def tokens_of(row):
     """Four of them: two rows fill a batch of torchtitan."""
     return {"tokens": [row["number"], 0, 0, 0]}
 
 
-def megatron(source: Any, **changes: Any) -> Adapter:
+def megatron(source, **changes):
     knobs, ranks = placed(changes)
     groups = SimpleNamespace(dp=SimpleNamespace(size=lambda: ranks.world_size, rank=lambda: ranks.rank))
     knobs |= {"batch_size": 4 // ranks.world_size, "ranks": ranks_of(groups)}
@@ -203,48 +179,42 @@ def megatron(source: Any, **changes: Any) -> Adapter:
     return Adapter(steps, lambda: of_torch_load(iterator.save_state()), iterator.restore_state, loader.close)
 
 
-def torchtitan(source: Any, **changes: Any) -> Adapter:
+def torchtitan(source, **changes):
     knobs, ranks = placed(changes)
     kind = asyncdata.integrations.torchtitan.AsyncDataLoader
     settings = {name: knobs.pop(name) for name in ("seed", "num_workers")}
     config = kind.Config(dataset=source, tokenize_fn=tokens_of, knobs=knobs, **settings)
     lengths = {"max_context_length": 8, "num_tokens_per_batch": 8}
     loader = kind(config, dp_world_size=ranks.world_size, dp_rank=ranks.rank, **lengths)
-    steps = lambda: (inputs["input"][::4].tolist() for inputs, _ in loader)  # noqa: E731
-    return Adapter(steps, stored(loader), loader.load_state_dict, loader.close)
+    return loading(loader, lambda batch: batch[0]["input"][::4].tolist(), epochs=iter)
 
 
 class VerlSFTBase:
     """verl's ``MultiTurnSFTDataset``, as far as ours asks it."""
 
     image_key, video_key, tools_key, enable_thinking_key = "images", "videos", "tools", "enable_thinking"
-    enable_thinking_default, apply_chat_template_kwargs = None, dict[str, Any]()
+    enable_thinking_default, apply_chat_template_kwargs = None, {}
 
-    def __init__(self, parquet_files: Any, tokenizer: Any, config: Any, processor: Any, max_samples: int) -> None:
+    def __init__(self, parquet_files, tokenizer, config, processor, max_samples):
         self.parquet_files, self.tokenizer, self.max_samples = parquet_files, tokenizer, max_samples
-        self._read_files_and_process()  # type: ignore[attr-defined]
+        self._read_files_and_process()
 
-    def __getitem__(self, item: Any) -> dict[str, Any]:
-        ours: Any = self
-        row: dict[str, Any] = ours.dataframe.iloc[item].to_dict()
-        return {**row, "tools": ours.tools[item], "enable_thinking": ours.enable_thinking[item]}
+    def __getitem__(self, item):
+        row = self.dataframe.iloc[item].to_dict()
+        return {**row, "tools": self.tools[item], "enable_thinking": self.enable_thinking[item]}
 
 
-def verl_sft_rows(files: Any, config: Any, max_samples: int = -1) -> Any:
-    made: Any = type("SFTDataset", (VerlSFTRows, VerlSFTBase), {})
+def verl_sft_rows(files, config, max_samples=-1):
+    made = type("SFTDataset", (VerlSFTRows, VerlSFTBase), {})
     return made(parquet_files=files, config=config, max_samples=max_samples)
 
 
-def verl_sft(source: Any, **changes: Any) -> Adapter:
+def verl_sft(source, **changes):
     """One epoch is the whole training, which torch's sampler shuffles."""
     from torch.utils.data import DistributedSampler
 
     rows = verl_sft_rows([str(source)], {"asyncdata": {**KNOBS, **changes, "rows_per_epoch": 4 * STEPS + 4}})
-    indices: Any = DistributedSampler(rows, 1, 0, drop_last=True)
-    return indexed(rows, rows.close, list(indices))
-
-
-# Those that sample answers to prompts
+    return indexed(rows, rows.close, list(DistributedSampler(rows, 1, 0, drop_last=True)))
 
 
 class VerlBase:
@@ -252,53 +222,48 @@ class VerlBase:
 
     image_key, video_key, audio_key, prompt_key = "images", "videos", "audios", "prompt"
 
-    def __init__(
-        self, data_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1
-    ) -> None:
+    def __init__(self, data_files, tokenizer, config, processor=None, max_samples=-1):
         self.data_files = self.original_data_files = data_files
         self.tokenizer, self.processor, self.config, self.max_samples = tokenizer, processor, config, max_samples
         self.tool_schemas, self.max_prompt_length = config.get("tool_schemas"), config.get("max_prompt_length")
         self.filter_overlong_prompts = config.get("filter_overlong_prompts", self.max_prompt_length is not None)
-        self._read_files_and_tokenize()  # type: ignore[attr-defined]
+        self._read_files_and_tokenize()
 
-    def __getitem__(self, item: Any) -> Any:
-        return self.dataframe[item]  # type: ignore[attr-defined]
+    def __getitem__(self, item):
+        return self.dataframe[item]
 
 
-def verl_rows(files: Any, config: Any, tokenizer: Any = None, **more: Any) -> Any:
-    made: Any = type("RLDataset", (VerlRows, VerlBase), {})
+def verl_rows(files, config, tokenizer=None, **more):
+    made = type("RLDataset", (VerlRows, VerlBase), {})
     return made(files, tokenizer, {"validation_shuffle": False} | config, **more)
 
 
-def verl(source: Any, **changes: Any) -> Adapter:
+def verl(source, **changes):
     rows = verl_rows([str(source)], {"asyncdata": KNOBS | changes})
     return indexed(rows, rows.close)
 
 
-def nemo_rl(source: Any, **changes: Any) -> Adapter:
+def nemo_rl(source, **changes):
     rows = NemoRows(str(source), asyncdata=KNOBS | changes)
 
     class Processed:
         dataset = rows.dataset
 
-        def __getitem__(self, index: int) -> Any:
+        def __getitem__(self, index):
             return rows.dataset[index]
 
     return indexed(with_state(Processed()), rows.dataset.close)
 
 
-def openrlhf(source: Any, **changes: Any) -> Adapter:
+def openrlhf(source, **changes):
     """OpenRLHF's own function makes a row's prompt and label of it."""
     rollout = SimpleNamespace(batch_size=4, vllm_generate_batch_size=4, n_samples_per_prompt=2)
     data = SimpleNamespace(prompt_probs=None, prompt_dataset=str(source), input_template=None, input_key="prompt")
     train = SimpleNamespace(batch_size=8, num_episodes=3, max_epochs=1)
     args = SimpleNamespace(rollout=rollout, data=data, train=train, eval=SimpleNamespace(dataset=None))
-    loader, evaluation, steps = prepare_datasets(
-        SimpleNamespace(args=args), None, source=None, settings=KNOBS | changes
-    )
-    assert (evaluation, steps) == (None, 3 * NUM_ROWS * 2 // 8)
-    numbers = lambda: (numbers for _, _, numbers, _ in over_epochs(loader))  # noqa: E731
-    return Adapter(numbers, stored(loader), loader.load_state_dict, loader._view.close)
+    found = prepare_datasets(SimpleNamespace(args=args), None, source=None, settings=KNOBS | changes)
+    assert found[1:] == (None, 3 * NUM_ROWS * 2 // 8)
+    return loading(found[0], lambda batch: batch[2], found[0]._view.close)
 
 
 class SkyRLBase:
@@ -306,64 +271,58 @@ class SkyRLBase:
 
     mini_batch_size = 4
 
-    def __init__(self, cfg: Any, train_dataset: Any = None) -> None:
-        ours: Any = self
+    def __init__(self, cfg, train_dataset=None):
         self.cfg = cfg
-        self.train_dataset = ours.get_train_dataset() if train_dataset is None else train_dataset
-        self.checkpoint: Any = None
+        self.train_dataset = self.get_train_dataset() if train_dataset is None else train_dataset
+        self.checkpoint = None
         if train_dataset is not None:
-            ours._build_train_dataloader_and_compute_training_steps()
+            self._build_train_dataloader_and_compute_training_steps()
 
-    def save_checkpoints(self) -> None:
-        self.checkpoint = stored(self.train_dataloader)()  # type: ignore[attr-defined]
+    def save_checkpoints(self):
+        self.checkpoint = stored(self.train_dataloader)()
 
-    def load_checkpoints(self) -> tuple[int, str]:
+    def load_checkpoints(self):
         if self.checkpoint is not None:  # otherwise data.pt cannot be read, which is logged too
             with contextlib.suppress(Exception):
-                self.train_dataloader.load_state_dict(self.checkpoint)  # type: ignore[attr-defined]
+                self.train_dataloader.load_state_dict(self.checkpoint)
         return 1, "the folder"
 
-    def _remove_tail_data(self, entries: list[Any]) -> list[Any]:
+    def _remove_tail_data(self, entries):
         return entries[: len(entries) // 3 * 3]
 
 
-def skyrl_settings(train_data: list[str], **changes: Any) -> Any:
+def skyrl_settings(train_data, **changes):
     fully_async = {"enabled": changes.pop("is_async", False), "simulate_training": changes.pop("simulated", False)}
-    generator = SimpleNamespace(vision_language_generator=changes.pop("has_images", False))
+    groups = {"generator": {"vision_language_generator": changes.pop("has_images", False)}}
     trainer = {"seed": 1, "train_batch_size": 4, "max_prompt_length": 512, "epochs": 3, "max_training_steps": None}
-    trainer |= {"fully_async": SimpleNamespace(**fully_async), **changes}
-    return SimpleNamespace(
-        data=SimpleNamespace(train_data=train_data), generator=generator, trainer=SimpleNamespace(**trainer)
-    )
+    groups["trainer"] = {**trainer, "fully_async": SimpleNamespace(**fully_async), **changes}
+    groups["data"] = {"train_data": train_data}
+    return SimpleNamespace(**{name: SimpleNamespace(**values) for name, values in groups.items()})
 
 
-def skyrl_experiment(cfg: Any, source: Any = None, **knobs: Any) -> Any:
+def skyrl_experiment(cfg, source=None, **knobs):
     settings = {"num_workers": 0, "timeout_s": 240, "drop_overlong": False} | knobs
     return type("Experiment", (SkyRLExperiment, SkyRLBase), {})(cfg, source, **settings)
 
 
-def skyrl_trainer(kind: type, cfg: Any, source: Any = None, **knobs: Any) -> Any:
+def skyrl_trainer(kind, cfg, source=None, **knobs):
     """One of ours over SkyRL's, with the prompts of an experiment."""
     experiment = skyrl_experiment(cfg, source, **knobs)
     return type("Trainer", (kind, SkyRLBase), {})(cfg, experiment.train_dataset)
 
 
-def skyrl(source: Any, **changes: Any) -> Adapter:
+def skyrl(source, **changes):
     made = skyrl_trainer(SkyRLTrainer, skyrl_settings([str(source)]), **KNOBS | changes)
-
-    def steps() -> Iterator[list[Any]]:
-        for batch in over_epochs(made.train_dataloader):
-            yield [number_of(prompt["env_extras"]) for prompt in batch]
-
-    return _of_skyrl(made, steps)
+    batches = lambda: chain_epochs(made.train_dataloader)  # noqa: E731
+    return _of_skyrl(made, lambda: ([number_of(prompt["env_extras"]) for prompt in batch] for batch in batches()))
 
 
-def skyrl_async(source: Any, **changes: Any) -> Adapter:
+def skyrl_async(source, **changes):
     """Each step trains on the next four prompts."""
     made = skyrl_trainer(SkyRLAsyncTrainer, skyrl_settings([str(source)], is_async=True), **KNOBS | changes)
     loader = made.async_train_dataloader
 
-    async def step() -> list[Any]:
+    async def step():
         given = [await loader.get_next_non_consumed_data() for _ in range(4)]
         if None in given:
             await loader.reset_at_epoch_end()
@@ -371,28 +330,26 @@ def skyrl_async(source: Any, **changes: Any) -> Adapter:
         await loader.mark_consumed_uids([prompt["uid"] for [prompt] in given])
         return [number_of(prompt["env_extras"]) for [prompt] in given]
 
-    def steps() -> Iterator[list[Any]]:
+    def steps():
         while True:
             yield asyncio.run(step())
 
     opened = _of_skyrl(made, steps)
 
-    def state() -> Any:
-        return {"data.pt": opened.state(), "consumed": loader.get_consumed_uids_list()}
-
-    def load(saved: Any) -> None:
+    def load(saved):
         opened.load(saved.get("data.pt", saved))
         loader.load_state_from_checkpoint(set(saved["consumed"]))
 
-    return Adapter(steps, state, load, opened.close)
+    state = lambda: {"data.pt": opened.state(), "consumed": loader.get_consumed_uids_list()}  # noqa: E731
+    return opened._replace(state=state, load=load)
 
 
-def _of_skyrl(made: Any, steps: Any) -> Adapter:
-    def state() -> Any:
+def _of_skyrl(made, steps):
+    def state():
         made.save_checkpoints()
         return made.checkpoint
 
-    def load(saved: Any) -> None:
+    def load(saved):
         made.checkpoint = saved
         made.load_checkpoints()
 
@@ -402,27 +359,20 @@ def _of_skyrl(made: Any, steps: Any) -> Adapter:
 class Numbered(Rows):
     """A taskset without verifiers: its tasks have what a ``TaskIterator`` looks at."""
 
-    def __init__(self, path: str, **settings: Any) -> None:
+    def __init__(self, path, **settings):
         self.config = SimpleNamespace(data_path=path, asyncdata=settings)
-        self.system_prompt = None
-        self.transform = None
+        self.system_prompt = self.transform = None
 
-    def task(self, row: dict[str, Any], idx: int) -> Any:
-        told = partial(_with_system_prompt, idx)
-        return SimpleNamespace(key=f"task {idx}", idx=idx, row=row, with_system_prompt=told)
+    def task(self, row, idx):
+        return SimpleNamespace(key=f"task {idx}", idx=idx, row=row, with_system_prompt=lambda text: (idx, text))
 
 
-def _with_system_prompt(idx: int, text: str) -> tuple[int, str]:
-    return idx, text
-
-
-def prime_rl(source: Any, **changes: Any) -> Adapter:
+def prime_rl(source, **changes):
     tasks = TaskIterator(Numbered(str(source), **KNOBS | changes))
-    steps = lambda: ([number_of(task.row)] for task in tasks)  # noqa: E731
-    return Adapter(steps, stored(tasks), tasks.load_state_dict, lambda: tasks.loader.close())
+    return loading(tasks, lambda task: [number_of(task.row)], lambda: tasks.loader.close(), iter)
 
 
-def stand_in_for_frameworks(patch: pytest.MonkeyPatch) -> None:
+def stand_in_for_frameworks(patch):
     """Let the adapters find what they import of a framework."""
 
     class BaseDataLoader:
@@ -430,10 +380,10 @@ def stand_in_for_frameworks(patch: pytest.MonkeyPatch) -> None:
         class Config:
             pass
 
-    def system_and_generation_prompt(*_: Any, **__: Any) -> tuple[list[int], list[int]]:
+    def system_and_generation_prompt(*_, **__):
         return [1], [2]
 
-    def preprocess_data(row: dict[str, Any], template: Any, input_key: str, *_: Any) -> tuple[Any, Any]:
+    def preprocess_data(row, template, input_key, *_):
         return row[input_key], number_of(row)
 
     stand_in_module(patch, "tyro.conf", Suppress=object())
@@ -446,7 +396,7 @@ def stand_in_for_frameworks(patch: pytest.MonkeyPatch) -> None:
     made_late(patch, asyncdata.integrations.torchtitan, "AsyncDataLoader")
 
 
-def made_late(patch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+def made_late(patch, module, name):
     """Make a class of an adapter again when it is asked for, and not keep it."""
     patch.setitem(vars(module), name, None)  # so that it is taken away at the end
     del vars(module)[name]

@@ -4,8 +4,6 @@ pip-audit takes a package that the service does not know, as behind a mirror, fo
 not to, and an audit that could not be done is said to be none.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

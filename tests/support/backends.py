@@ -6,7 +6,7 @@ from array import array
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncdata.tokenization.encoders import equivalence_records, fast_backends, text_encoder
+from asyncdata.tokenization.encoders import equivalence_records, equivalence_sweep, fast_backends
 from asyncdata.tokenization.encoders.equivalence_sweep import sweep
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder
 
@@ -52,18 +52,22 @@ class Fake:
 def install(
     monkeypatch: pytest.MonkeyPatch,
     encoders: dict[str, Callable[[], fast_backends.FlatEncoder]],
-    points: Sequence[int] = FEW,
+    points: Sequence[int] | None = FEW,
 ) -> dict[str, int]:
-    """Make ``encoders`` the fast backends that are installed, and sweeps short; gives how often each was loaded."""
+    """Make ``encoders`` the fast backends that are installed, and sweeps those of ``points``.
+
+    :return: how often each was loaded.
+    """
     loads = dict.fromkeys(encoders, 0)
 
     def load(name: str, _json: bytes, *, splits_special: bool = False) -> fast_backends.FlatEncoder:
         loads[name] += 1
         return encoders[name]()
 
-    for module in (fast_backends, equivalence_records, text_encoder):
+    for module in (fast_backends, equivalence_records):
         monkeypatch.setattr(module, "version_of", lambda name: "1.0" if name in encoders else None)
         monkeypatch.setattr(module, "load_backend", load)
-    short = partial(sweep, code_points=list(points), num_random_texts=100, longest_text=500)
-    monkeypatch.setattr(equivalence_records, "sweep", short)
+    if points is not None:
+        short = partial(sweep, code_points=list(points), num_random_texts=100, longest_text=500)
+        monkeypatch.setattr(equivalence_sweep, "sweep", short)
     return loads

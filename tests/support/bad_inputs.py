@@ -42,7 +42,6 @@ class Outcome(NamedTuple):
     events: list[Any]
 
     def of(self, event: str) -> list[Any]:
-        """The events of one name."""
         return [each for each in self.events if each["event"] == event]
 
 

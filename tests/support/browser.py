@@ -47,39 +47,30 @@ class Page:
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
-        """Open a file, and wait until it is loaded."""
-        self.resize(width, height)
+    def open(self, path: Path, *, width: int = 1280, scheme: str = "light") -> None:
+        """Open a file, and wait until it is loaded. ``width`` is in CSS pixels; a narrow page is a phone's."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
         self.prefer(scheme)
         self._loaded = False
         self.call("Page.navigate", url=path.as_uri())
         while not self._loaded:
             self._note(self._read())
 
-    def resize(self, width: int, height: int = 900) -> None:
-        """Give the page this size, in CSS pixels; a narrow one is a phone's."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
-
     def prefer(self, scheme: str) -> None:
         """The colours that the system prefers: ``light`` or ``dark``."""
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.call("Emulation.setEmulatedMedia", features=features)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def run(self, program: str) -> Any:
-        """The value of an expression in the page; of a promise, what it becomes.
-
-        :raises AssertionError: if it raises an error.
-        """
+        """The value of an expression in the page; of a promise, what it becomes."""
         found = self.call("Runtime.evaluate", expression=program, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def texts(self, selector: str) -> list[str]:
         """The texts of all elements."""
-        return list(
-            self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent.trim())")
-        )
+        found = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        return list(self.run(f"{found}.map((one) => one.textContent.trim())"))
 
     def type_into(self, selector: str, text: str) -> None:
         """Write into a field, or choose in a list, as a user does."""
@@ -94,10 +85,7 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command of the protocol, and its result.
-
-        :raises AssertionError: if the browser refuses it.
-        """
+        """A command of the protocol, and its result."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -111,7 +99,6 @@ class Page:
         return dict(reply["result"])
 
     def close(self) -> None:
-        """Close the browser's pipes."""
         self._replies.close()
         os.close(self._commands)
 
@@ -152,15 +139,10 @@ def opened_browser(folder: Path) -> Iterator[Page]:
         os.dup2(theirs[0], 3)
         os.dup2(theirs[1], 4)
 
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(
-        [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'browser'}", "about:blank"],
-        preexec_fn=take_pipes,
-        pass_fds=(3, 4),
-        start_new_session=True,
-        env=os.environ | {"HOME": str(folder)},
-        **quiet,
-    )
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'browser'}", "about:blank"]
+    how: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    how |= {"env": os.environ | {"HOME": str(folder)}, "start_new_session": True, "pass_fds": (3, 4)}
+    process = subprocess.Popen(command, preexec_fn=take_pipes, **how)
     for fd in theirs:
         os.close(fd)
     try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
 import time
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from asyncdata import DataLoader, Shuffle
+from asyncdata import DataLoader
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 
 if TYPE_CHECKING:
@@ -41,15 +41,9 @@ def everything(row: Row) -> dict[str, Any] | str | list[int]:
     return result
 
 
-everything.version = 1  # type: ignore[attr-defined]
-
-
 def row_id(row: Row) -> list[int]:
     """One token: the row's ``id``."""
     return [row["id"]]
-
-
-row_id.version = 1  # type: ignore[attr-defined]
 
 
 def row_id_and_pad(row: Row) -> list[int]:
@@ -58,7 +52,8 @@ def row_id_and_pad(row: Row) -> list[int]:
     return [row["id"], *map(ord, row["pad"])]
 
 
-row_id_and_pad.version = 1  # type: ignore[attr-defined]
+for function in (everything, row_id, row_id_and_pad):
+    function.version = 1  # type: ignore[attr-defined]
 
 
 def loader(path: Any, tokens: Path | bool | None, max_tokens_bytes: int | None = None, **knobs: Any) -> DataLoader:
@@ -78,29 +73,14 @@ def loader(path: Any, tokens: Path | bool | None, max_tokens_bytes: int | None =
     return DataLoader(path, **(settings | knobs))
 
 
-WINDOWS = Shuffle(block_bytes=1024, window_blocks=8)
-"""Of a stream."""
 LONG = {"pad": "ü" * 900}
 
 
 def write_lines(folder: Path, num_rows: int) -> Path:
-    """Lines, some of them long."""
-    return write_rows(folder / "rows.jsonl", num_rows, dict.fromkeys(range(90, 300, 41), LONG))
-
-
-def write_stream(kind: str, folder: Path, num_rows: int) -> Any:
-    """The rows as they are read from front to back: ``gzip``, ``array`` or ``two files``."""
-    lines = write_rows(folder / "rows.jsonl", num_rows, {90: LONG})
-    rows = lines.read_bytes().splitlines(keepends=True)
-    if kind == "gzip":
-        return compressed(folder / "a.jsonl.gz", [*rows[:7], b"\n", *rows[7:]])
-
-    if kind == "two files":
-        return [str(compressed(folder / f"{i}.jsonl.gz", part)) for i, part in enumerate((rows[:120], rows[120:]))]
-
-    array = folder / "rows.json"
-    array.write_text(json.dumps([json.loads(row) for row in rows]))
-    return array
+    """Lines, some of them longer than a block, and some blank."""
+    path = write_rows(folder / "rows.jsonl", num_rows, dict.fromkeys(range(90, 300, 41), LONG))
+    path.write_bytes(b"\n" + path.read_bytes().replace(b"\n", b"\n\n", 9) + b" \n")
+    return path
 
 
 def compressed(path: Path, rows: list[bytes]) -> Path:
@@ -111,12 +91,10 @@ def compressed(path: Path, rows: list[bytes]) -> Path:
 
 def facts(sample: Sample) -> tuple[Any, ...]:
     """All that a sample is, and where it comes from."""
-    labels = sample.labels
+    labels, source = sample.labels, sample.source
     return (
         str(sample.position),
-        sample.source.path if sample.source is not None else None,
-        sample.source.byte_offset if sample.source is not None else None,
-        sample.source.num_bytes if sample.source is not None else None,
+        None if source is None else (source.path, source.byte_offset, source.num_bytes),
         sample.tokens.tolist(),
         repr((sample.prompt, sample.label, sample.metadata, sample.extra)),
         None if labels is None else labels.tolist(),
@@ -124,12 +102,7 @@ def facts(sample: Sample) -> tuple[Any, ...]:
 
 
 class Delivered:
-    """What a loader gives, epoch by epoch.
-
-    :ivar samples: :func:`facts` of each sample.
-    :ivar cached: rows that came from the cache, of each epoch.
-    :ivar counts: what was dropped and noted, and the blank lines.
-    """
+    """What a loader gives, epoch by epoch: all of each sample, and how many rows came from the cache."""
 
     def __init__(self, data: DataLoader, num_epochs: int = 1, *, settle: bool = False) -> None:
         self.samples: list[tuple[Any, ...]] = []
@@ -143,17 +116,19 @@ class Delivered:
                     wait_until_stored(data)
             now = data.statistics()
             self.counts = dict(now.dropped_total), dict(now.noted_total), now.blank_lines_total
+            self.counters = data.state_dict()["counters"]
 
 
 def assert_same(found: Delivered, expected: Delivered) -> None:
     """The same samples, and the same rows without one."""
     assert found.samples == expected.samples
     assert found.counts == expected.counts
+    assert found.counters == expected.counters
 
 
 def wait_until_stored(data: DataLoader) -> None:
     """Until nothing is on its way into the cache; polled, as there is nothing to wait for."""
-    cache = data._engine._source.token_cache  # noqa: SLF001
+    cache = data._engine.parts[0].cache  # noqa: SLF001
     deadline = time.monotonic() + NEVER_S
     while not cache.is_idle:
         assert time.monotonic() < deadline, "it is never stored"
@@ -161,5 +136,21 @@ def wait_until_stored(data: DataLoader) -> None:
 
 
 def segments(cache: Path) -> list[Path]:
-    """The segments of all caches in the folder."""
-    return sorted([*cache.glob("*/*.arrow"), *cache.glob("*/*.rows")])
+    """The segments of all caches in the folder, without their indexes."""
+    return sorted(cache.glob("*/*.arrow"))
+
+
+def num_bytes(cache: Path) -> int:
+    """Bytes of the segments and their indexes."""
+    return sum(file.stat().st_size for file in [*segments(cache), *cache.glob("*/*.index")])
+
+
+def damage(segment: Path, number: int = 0) -> None:
+    """Change a byte of the samples of block ``number``."""
+    from asyncdata.prefetch.token_cache.segment import Segment
+
+    with closing(Segment(str(segment))) as opened:
+        body = [entry.body for _, _, entry in opened.entries() if entry.num_samples][number]
+    content = bytearray(segment.read_bytes())
+    content[body] ^= 4
+    segment.write_bytes(content)

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ("ODD", "SPECIAL", "WELL_KNOWN", "plain")
+__all__ = ("LOOKS", "ODD", "SPECIAL", "WELL_KNOWN", "plain")
 
-SPECIAL = [
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|begin|>",
-    "<|head|>",
-    "<|/head|>",
-    "<|eot|>",
-    "<s>",
-    "</s>",
-    "[INST]",
-    "[/INST]",
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<|User|>",
-    "<|Assistant|>",
-    "<|end|>",
-]
+SPECIAL = (
+    "<|im_start|> <|im_end|> <|begin|> <|head|> <|/head|> <|eot|> <s> </s> [INST] [/INST] <start_of_turn> "
+    "<end_of_turn> <|User|> <|Assistant|> <|end|>"
+).split()
 
-CHATML = """\
-{% for message in messages %}
-    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
-{%- endfor %}
-{% if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}"""
 
 # A default system message, parts of a content, tools as JSON.
 CHATML_WITH_TOOLS = """\
@@ -128,27 +108,8 @@ INSTRUCTS = """\
 {%- endfor %}"""
 
 # Calls the assistant another name.
-RENAMES = """\
-{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}
-{%- for message in messages %}
-{%- if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}
-{{- '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
 
 # Gathers the system messages, and cuts the thinking off every answer.
-GATHERS = """\
-{% set ns = namespace(is_first=true, system='') %}
-{%- for message in messages %}{%- if message['role'] == 'system' %}
-{%- if ns.is_first %}{% set ns.system = ns.system + message['content'] %}{% set ns.is_first = false %}
-{%- else %}{% set ns.system = ns.system + '\\n\\n' + message['content'] %}{% endif %}{% endif %}{% endfor %}
-{{- bos_token }}{{ ns.system }}
-{%- for message in messages %}
-{%- if message['role'] == 'user' %}{{ '<|User|>' + message['content'] }}{% endif %}
-{%- if message['role'] == 'assistant' and message['content'] is not none %}
-{%- set content = message['content'] %}
-{%- if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}
-{{- '<|Assistant|>' + content + eos_token }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|Assistant|><think>\\n' }}{% endif %}"""
 
 # A macro for contents that are text or parts, blocks of its own.
 MACRO = """\
@@ -176,13 +137,10 @@ MACRO = """\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
 
 WELL_KNOWN = {
-    "chatml": CHATML,
     "chatml with tools": CHATML_WITH_TOOLS,
     "thinks": THINKS,
     "headers": HEADERS,
     "instructs": INSTRUCTS,
-    "renames": RENAMES,
-    "gathers": GATHERS,
     "macro": MACRO,
 }
 
@@ -202,70 +160,86 @@ OPENS_ARGUMENTS = """\
 ASKS_ARGUMENTS = """\
 {% for call in m.tool_calls or [] %}{% set a = call.function.arguments %}{{ 'x' in a }}{{ a.get('x', '-') }}
 {{- a | length }}{{ a is mapping }}{{ a == {} }}{% endfor %}"""
+LOOKS = (
+    "{{ m.content[0] }}",
+    "{{ m.content | first }}",
+    "{{ m.content | list }}",
+    "{{ m.content | reverse }}",
+    "{{ m.content | int }}",
+    "{{ m.content | e }}",
+    "{{ m.content | wordcount }}",
+    "{{ m.content | random }}",
+    "{{ 'abc' | random }}",
+    "{{ m.content == messages[-1].content }}",
+    "{{ m.content < 'b' }}",
+    "{{ m.content in 'abc' }}",
+    "{{ m.content in messages[-1].content }}",
+    "{{ m.content.startswith(messages[-1].content) }}",
+    "{{ m.content * 2 }}",
+    "{{ '%s' % m.content }}",
+    "{{ '{}'.format(m.content) }}",
+    "{{ 'a'.join([m.content]) }}",
+    "{{ [m.content] }}",
+    "{{ {m.content: 1} | length }}",
+    "{{ {'a': 1}[m.content] is defined }}",
+    "{{ messages[m.content] is defined }}",
+    "{{ m }}",
+    "{{ m | tojson }}",
+    "{{ m.content.upper }}",
+    "{{ m.content.upper.func }}",
+    "{{ m.content is upper }}",
+    "{{ m.content is sameas m.content }}",
+    "{{ '_shown' is filter }}",
+    "{% for char in m.content %}{{ char }}{% endfor %}",
+    "{% filter upper %}{{ m.content }}{% endfilter %}",
+    "{% block x scoped %}{{ m.content }}{% endblock %}",
+    "{{ ('<' | safe) + m.content }}",
+    "{{ ['b', m.content] | sort | join }}",
+    "{{ lipsum(1) | length > 0 }}",
+    "{{ joiner('-')() }}",
+    "{{ range(m.content | length) | list }}",
+    "{{ '\\U00100000' }}",
+    "\U00100000{{ m.content }}",
+    "{{ namespace }}",
+)
+"""Each looks into a text, or may not say the same twice."""
 SHOWN = (
     "{{ m.content | trim }}",
     "{{ m.content | trim('a') ~ 1 ~ none ~ true }}",
     "{{ m.content | upper }}{{ m.content.title() }}",
     "{{ m.content | replace('a', 'b') }}{{ m.content.replace('a', '') }}",
     "{{ m.content[1:-1] }}{{ m.content[::-1] }}",
-    "{{ m.content[0] }}",
     "{{ m.content | length }}",
     "{{ 'long' if m.content | length > 2 else 'short' }}",
-    "{{ m.content | first }}",
-    "{{ m.content | list }}",
-    "{{ m.content | reverse }}",
     "{{ m.content | string | trim }}",
     "{{ m.content | default('x') }}{{ m.nothing | default(m.content) }}{{ m.content | default('y', true) }}",
     "{{ m.content == '' }}{{ m.content == 'a' }}{{ 'a' != m.content }}{{ m.content in ['a', 'b', ''] }}",
     "{{ m.content == m.role }}{{ m.content == 5 }}{{ m.content == nothing }}",
-    "{{ m.content == messages[0].content }}",
-    "{{ m.content < 'b' }}",
-    "{{ 'a' in m.content }}{{ m.content in 'abc' }}",
+    "{{ 'a' in m.content }}",
     "{{ m.role in m.content }}",
-    "{{ m.content in messages[0].content }}",
     "{{ m.content.startswith('a') }}{{ m.content.endswith(('a', 'b')) }}{{ m.content.isspace() }}",
-    "{{ m.content.startswith(messages[0].content) }}",
     "{{ m.content.split('a') | length }}{{ m.content.split('a')[-1] }}{{ m.content.split('b')[0] }}",
     "{{ m.content.split() | join('-') }}{{ m.content.partition('a')[2] }}{{ m.content.splitlines() | last }}",
     "{{ m.content.find('a') }}{{ m.content.find('b') >= 0 }}{{ m.content.count('a') == 1 }}{{ m.content.index('a') }}",
     "{{ m.content and 'yes' or 'no' }}{{ not m.content }}{{ (m.content + 'x') and 1 }}",
     "{{ m.content or 'nothing' }}{{ (m.content ~ m.content) | trim }}",
-    "{{ m.content * 2 }}",
-    "{{ '%s!' % m.content }}",
     "{{ '%s!' | format(m.content) }}",
-    "{{ '{}!'.format(m.content) }}",
-    "{{ 'a'.join([m.content, 'x']) }}",
     "{{ [m.content, m.role] | join(', ') }}",
-    "{{ [m.content] }}",
     "{{ {'a': m.content}['a'] }}{{ {'a': m.content}.get('a') }}{{ dict(a=m.content).a }}",
-    "{{ {m.content: 1}.get('a') }}",
-    "{{ {'a': 1}[m.content] }}",
-    "{{ messages[m.content] }}",
-    "{{ m }}",
-    "{{ m | tojson }}",
     "{{ m.content | tojson }}{{ m.tool_calls | tojson(indent=2) }}",
-    "{{ m.content | e }}{{ m.content | safe }}",
-    "{{ ('<b>' | safe) + m.content }}",
-    "{{ m.content | int }}",
     "{{ m.content | urlencode }}",
-    "{{ m.content | wordcount }}",
     "{{ m.content | indent(2) }}{{ m.content | indent(2, true) }}",
     "{{ m.content is string }}{{ m.content is none }}{{ m.content is mapping }}{{ m.content is iterable }}",
     "{{ m.content is number }}{{ m.content is sequence }}{{ m.content is boolean }}{{ m.content is defined }}",
-    "{{ m.content is upper }}",
-    "{{ m.content is sameas m.content }}",
     "{{ m.content is eq 'a' }}{{ m.content is in ['a'] }}{{ m.content is ne messages[0].role }}",
     "{{ m.content.foo }}{{ m.content['bar'] }}{{ m.content.__class__ }}",
-    "{{ m.content.upper }}",
     "{{ m.items() | list | length }}{{ m.keys() | list }}{{ m.values() | list | last }}{{ m.get('content') }}",
     "{{ 'content' in m }}{{ 'tool_calls' in m }}{{ m == messages[0] }}",
     "{% for key, value in m.items() %}{{ key }}={{ value }};{% endfor %}",
     "{% for key in m %}{{ m[key] }}{% endfor %}",
-    "{% for char in m.content %}{{ char }}|{% endfor %}",
     "{% for part in m.content.split('a') %}{{ loop.index }}{{ part }}{% else %}none{% endfor %}",
     "{% set x %}{{ m.content }}{% endset %}{{ x }}{{ x | trim }}{{ x == 'a' }}",
     "{% set x | trim %} {{ m.content }} {% endset %}[{{ x }}]",
-    "{% filter upper %}{{ m.content }}{% endfilter %}",
     CALLS_A_MACRO,
     "{% set ns = namespace(x=m.content, y='') %}{% set ns.y = ns.x + ns.y %}{{ ns.y }}",
     "{% with a = m.content %}{{ a }}{% endwith %}",
@@ -287,13 +261,10 @@ SHOWN = (
     "{{ m.number }}{{ m.number + 1 }}",
     "{{ m.number > 1 }}{{ m.number == 1 }}{{ m.number == true }}{{ m.number is integer }}{{ m.number | tojson }}",
     "{{ m.number | string | length }}{{ m.number ~ '' }}",
-    "{{ '\\U00100000' }}{{ m.content }}",
     "{{ '\ufdd0' ~ m.content }}",
-    "{{ m.content | random }}",
-    "{{ range(m.content | length) | list }}",
     "{{ m.reasoning_content }}{{ m.thinking }}",
-    "{{ cycler('a', 'b').next() }}{{ joiner()() }}",
-    "{{ ['b', m.content] | sort | join }}{{ ['b', m.content] | unique | list | length }}",
+    "{{ cycler('a', 'b').next() }}",
+    "{{ ['b', m.content] | unique | list | length }}",
     "{% raw %}{{ m }}{% endraw %}{{ m.role | upper }}{{ 7 // 2 }}{{ -1 }}{{ 1.5 }}",
 )
 WHOLE = (
@@ -321,5 +292,5 @@ WHOLE = (
     "{% for m in messages recursive %}{{ m.content }}{% endfor %}",
     "{{ lipsum }}{{ messages.count(messages[0]) }}{{ messages.index(messages[0]) }}",
 )
-ODD = (*(EACH.replace("WHAT", what) for what in SHOWN), *WHOLE)
+ODD = (*(EACH.replace("WHAT", what) for what in (*SHOWN, *LOOKS)), *WHOLE)
 """Each tries something with what the messages hold; some fail for some chats, or for all."""

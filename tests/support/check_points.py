@@ -11,17 +11,13 @@ import dis
 import gc
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import asyncdata
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
-
-T = TypeVar("T")
-
-__all__ = ("interrupted_at",)
 
 _FOLDER = asyncdata.__path__[0]
 _WEAK = frozenset({_weakrefset.__file__, weakref.__file__})
@@ -72,7 +68,7 @@ def _is_finalizer(frame: FrameType) -> bool:
     return code.co_name == "__del__" or code.co_filename in _WEAK
 
 
-def interrupted_at(point: int, call: Callable[[], T]) -> T:
+def interrupted_at(point: int, call: Callable[[], Any]) -> Any:
     """The result of ``call``, if it has no more than ``point`` such instants.
 
     :raises KeyboardInterrupt: if it has.

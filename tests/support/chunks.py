@@ -7,7 +7,6 @@ from typing import Any
 
 from asyncdata import Position, SourceLocation
 from asyncdata.delivery.chunk import Chunk
-from asyncdata.delivery.outcomes.rows import row_ids
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 
@@ -17,18 +16,17 @@ START = Position()
 class Lines:
     """Rows of ten bytes each."""
 
-    def __init__(self, path: str = "rows.jsonl", first: int = 0) -> None:
+    def __init__(self, path: str = "rows.jsonl") -> None:
         self._path = path
-        self._first = first
 
     def location(self, row: int) -> SourceLocation:
-        return SourceLocation(self._path, 10 * (self._first + row), 9)
+        return SourceLocation(self._path, 10 * row, 9)
 
     def key(self, row: int) -> tuple[int, int]:
-        return 0, 10 * (self._first + row)
+        return 0, 10 * row
 
-    def ids(self, num_rows: int) -> Any:
-        return row_ids([0] * num_rows, [10 * (self._first + row) for row in range(num_rows)])
+    def keys(self, first: int, stop: int) -> Any:
+        return [0] * (stop - first), [10 * row for row in range(first, stop)]
 
 
 class BadRow(str):
@@ -65,4 +63,4 @@ def chunk_of(
             out.keep(number, row if isinstance(row, list) else [row], **encoded)
             if isinstance(row, Noted):
                 out.note(number, "seen")
-    return Chunk(out.finish(len(rows), 0.0), first, len(rows), Lines(path, first.row), ends_epoch=ends_epoch)
+    return Chunk(out.finish(len(rows), 0.0), first, len(rows), Lines(path), ends_epoch=ends_epoch)

@@ -16,16 +16,12 @@ if TYPE_CHECKING:
     from asyncdata import AsyncDataLoader, DataLoader
     from asyncdata.loader.service import Service
 
-__all__ = ("is_alive", "num_closing", "service_of", "slow_to_close")
-
 
 def service_of(loader: DataLoader | AsyncDataLoader) -> Service:
-    """What has the loader's thread."""
     return loader._engine.service  # noqa: SLF001 - nothing public says whether it is alive
 
 
 def is_alive(loader: DataLoader | AsyncDataLoader) -> bool:
-    """Whether that thread runs."""
     thread = service_of(loader)._thread  # noqa: SLF001 - as above
     return thread is not None and thread.is_alive()
 
@@ -35,7 +31,7 @@ def slow_to_close(
 ) -> tuple[threading.Event, threading.Event]:
     """Its thread ends only when the second event is set; the first says that it should."""
     should, may = threading.Event(), threading.Event()
-    windows = service_of(loader)._windows  # noqa: SLF001 - the last thing that closing waits for
+    (windows,) = service_of(loader)._windows  # noqa: SLF001 - the last thing that closing waits for
     finish = windows.finish
 
     async def finish_late() -> None:

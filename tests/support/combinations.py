@@ -1,7 +1,5 @@
 """Some of all combinations of parameters for CI; the others are slow, and ``tox -e slow`` runs them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Mapping
 from typing import Any

@@ -12,7 +12,7 @@ import numpy as np
 
 from asyncdata import JsonlSource
 from asyncdata.core.messages import Failed, Job, Scanned, Tokenized
-from asyncdata.prefetch.windows.block_window import Window
+from asyncdata.prefetch.windows.block_windows import BlockWindow
 from asyncdata.tokenization.base import describe
 from asyncdata.workers.base import MAX_LOSSES
 
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
-    from asyncdata.core.messages import Reply, Request
-    from asyncdata.workers.base import Crashed, Executor
+    from asyncdata.core.messages import Request
 
-NEVER_S = 30.0
+NEVER_S = 240.0
 """A deadline that only a test which has failed reaches."""
 
 
@@ -31,25 +30,13 @@ class Client:
     """Asks a running executor, as the producer does, and keeps what it is told."""
 
     def __init__(
-        self,
-        executor: Executor,
-        path: Path,
-        function: Any,
-        *,
-        block_bytes: int = 4096,
-        slack_bytes: int = 256,
-        max_row_bytes: int = 1 << 20,
+        self, executor: Any, path: Path, function: Any, *, block_bytes=4096, slack_bytes=256, max_row_bytes=1 << 20
     ) -> None:
         self.executor = executor
         self.files = JsonlSource(str(path), max_row_bytes=max_row_bytes).open(block_bytes)
-        self.job = Job(
-            files=self.files.files,
-            tokenize=describe(function),
-            max_row_bytes=max_row_bytes,
-            block_bytes=block_bytes,
-            slack_bytes=slack_bytes,
-        )
-        self.replies: list[list[Reply | Crashed]] = []
+        sizes = {"max_row_bytes": max_row_bytes, "block_bytes": block_bytes, "slack_bytes": slack_bytes}
+        self.job = Job(files=self.files.files, tokenize=describe(function), **sizes)
+        self.replies: list[list[Any]] = []
         self._arrived = anyio.Event()
 
     @property
@@ -67,7 +54,7 @@ class Client:
             group.cancel_scope.cancel()
 
     @contextlib.asynccontextmanager
-    async def reading(self) -> AsyncIterator[Window]:
+    async def reading(self) -> AsyncIterator[BlockWindow]:
         """The same, with all rows read into a slot."""
         async with self.running():
             yield await self.window()
@@ -79,7 +66,7 @@ class Client:
         self.executor.submit(request, partial(self._take, number), max_losses)
         return number
 
-    def _take(self, number: int, reply: Reply | Crashed) -> None:
+    def _take(self, number: int, reply: object) -> None:
         self.replies[number].append(reply)
         self._arrived.set()
         self._arrived = anyio.Event()
@@ -89,25 +76,22 @@ class Client:
         while not condition():
             await self._arrived.wait()
 
-    async def answer(self, number: int) -> Reply | Crashed:
-        """The one reply to request ``number``."""
+    async def answer(self, number: int) -> Any:
         await self.until(lambda: self.replies[number])
         (reply,) = self.replies[number]
         return reply
 
-    async def answers(self, numbers: Iterable[int]) -> list[Reply | Crashed]:
-        """The one reply to each."""
+    async def answers(self, numbers: Iterable[int]) -> list[Any]:
         return [await self.answer(number) for number in numbers]
 
-    def unread_window(self) -> Window:
+    def unread_window(self) -> BlockWindow:
         """A window of all blocks of the file, in the order of the file; it holds a slot."""
         slot = self.executor.slots.hold()
         assert slot is not None
         blocks = self.files.blocks(range(self.files.num_blocks))
-        return Window(self.files, blocks, slot, self.job.stride, partial(np.arange, dtype=np.int64))
+        return BlockWindow(self.files, blocks, slot, self.job.stride, partial(np.arange, dtype=np.int64))
 
-    async def window(self) -> Window:
-        """All rows of the file, read into a slot, in the order of the file."""
+    async def window(self) -> BlockWindow:
         window = self.unread_window()
         scans = [self.ask(scan) for scan in window.scans()]
         for part, reply in enumerate(await self.answers(scans)):
@@ -115,33 +99,32 @@ class Client:
             window.add(part, reply)
         return window
 
-    async def tokenized(self, window: Window, first: int = 0, stop: int | None = None) -> Tokenized:
+    async def tokenized(self, window: BlockWindow, first: int = 0, stop: int | None = None) -> Tokenized:
         """Rows ``[first, stop)`` of a window, tokenized in one request."""
         reply = await self.answer(self.ask(window.request(first, window.num_rows if stop is None else stop)))
         assert isinstance(reply, Tokenized), reply
         return reply
 
 
-async def tokenized(executor: Executor, path: Path, function: Any, **settings: Any) -> Tokenized:
+async def tokenized(executor: Any, path: Path, function: Any, **settings: Any) -> Tokenized:
     """All rows of a file, tokenized in one request."""
     client = Client(executor, path, function, **settings)
     async with client.reading() as window:
         return await client.tokenized(window)
 
 
-def ids_of(reply: Reply | Crashed) -> list[int]:
+def ids_of(reply: object) -> list[int]:
     """The tokens of a reply, end to end: with one token a row, which rows they are."""
     assert isinstance(reply, Tokenized), reply
     return np.frombuffer(reply.tokens, np.int32).tolist()
 
 
 def value_of(reply: Tokenized, column: str, sample: int = 0) -> Any:
-    """A column's value, decoded."""
     data, ends = reply.columns[column].data, np.frombuffer(reply.columns[column].ends, np.uint32).tolist()
     return msgspec.json.decode(data[([0, *ends])[sample] : ends[sample]])
 
 
-def failure_of(reply: Reply | Crashed) -> Failed:
+def failure_of(reply: object) -> Failed:
     assert isinstance(reply, Failed), reply
     return reply
 

@@ -11,14 +11,9 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.support.loading import NEVER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self
 
 ROOT = Path(__file__).parents[2]
 GONE_S = 30.0
@@ -42,7 +37,7 @@ def say(text: str) -> None:
     sys.stdout.write(f"\n{text}\n")
 
 
-def until(condition: Callable[[], object], seconds: float = NEVER_S, why: str = "it never came") -> None:
+def until(condition: Any, seconds: float = NEVER_S, why: str = "it never came") -> None:
     """Until another process has done its part; polled, as there is nothing to wait for."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -75,17 +70,14 @@ class Program:
         )
 
     @classmethod
-    def of(cls, module: str, settings: dict[str, Any], *, own_group: bool = False, is_measured: bool = True) -> Self:
+    def of(cls, module: str, settings: dict[str, Any], **how: Any) -> Program:
         """``tests.faults.support.<module>``, run with settings."""
-        arguments = ("-m", f"tests.faults.support.{module}", json.dumps(settings))
-        return cls(*arguments, own_group=own_group, is_measured=is_measured)
+        return cls("-m", f"tests.faults.support.{module}", json.dumps(settings), **how)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Program:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.kill()
         for pid in self.alive():
             os.kill(pid, signal.SIGKILL)
@@ -109,6 +101,12 @@ class Program:
         status = self.process.wait(seconds)
         self._said.seek(0)
         return status, self._said.read().decode(errors="replace")
+
+    def said(self, seconds: float = NEVER_S) -> str:
+        """What it said; it must have ended well."""
+        status, said = self.end(seconds)
+        assert status == 0, said[-5000:]
+        return said
 
     def wait_until_said(self, word: str) -> None:
         """Until it has written ``word``; its output must not be buffered."""

@@ -1,18 +1,12 @@
 """A tokenize function whose backend becomes wrong in the workers, where no fixture reaches."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from tokenizers import Tokenizer
 
 from asyncdata import PromptTokenizeFn
+from asyncdata.tokenization.base import BatchTokenizer
 from asyncdata.tokenization.encoders import text_encoder
 from tests.support.backends import Fake, install
-
-if TYPE_CHECKING:
-    from asyncdata.tokenization.base import BatchTokenizer
 
 __all__ = ("RARE", "FoundOut", "audit_often")
 

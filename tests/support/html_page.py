@@ -1,12 +1,15 @@
-"""What a page has: its tables, its texts and its program's data, as a browser's parser finds them."""
+"""What a page has: its sections and tables as text, and its program's data, as a browser's parser finds them."""
 
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from typing import Any
 
 __all__ = ("ReadPage", "read_page")
+
+INLINE = {"a", "abbr", "b", "code", "em", "small", "span", "strong", "td", "th"}
 
 
 class ReadPage(HTMLParser):
@@ -24,23 +27,38 @@ class ReadPage(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.data: list[dict[str, Any]] = []
         self.text = ""
+        self._shown: dict[str, list[str]] = {}
+        self._section: list[str] = []
         self._open: list[tuple[str, dict[str, str | None]]] = []
         self._rows: list[list[str]] = []
+
+    def shown(self, section: str) -> str:
+        """A section as lines of text, in which tables have a bar between their cells; ``data``: the samples."""
+        if section == "data":
+            return "\n".join(json.dumps(sample, ensure_ascii=False) for sample in self.data)
+
+        lines = re.sub(r"[ \t\n]*\n[ \t\n]*", "\n", "".join(self._shown[section])).strip()
+        return re.sub(r"(?m)^\| ", "", re.sub(r" {2,}", " ", lines))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
         self.tags.append((tag, found))
         self._open.append((tag, found))
+        if tag == "section":
+            self._section = self._shown[found.get("id") or ""] = []
         if tag == "table":
             self._rows = self.tables.setdefault(found.get("id") or "", [])
         elif tag == "tr":
             self._rows.append([])
         elif tag in {"td", "th"}:
             self._rows[-1].append("")
+            self._section.append(" | ")
+        self._section.append(" " if tag in INLINE else "\n")
 
     def handle_endtag(self, tag: str) -> None:
         while self._open and self._open.pop()[0] != tag:
             pass
+        self._section.append(" " if tag in INLINE else "\n")
 
     def handle_data(self, data: str) -> None:
         tag, attributes = self._open[-1] if self._open else ("", {})
@@ -50,6 +68,7 @@ class ReadPage(HTMLParser):
             return
 
         self.text += data
+        self._section.append(" ".join(f".{data}.".split())[1:-1])
         if any(name in {"td", "th"} for name, _ in self._open):
             self._rows[-1][-1] += data
 

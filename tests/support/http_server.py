@@ -1,20 +1,21 @@
-"""A small HTTP/1.1 server on loopback, with its own thread and event loop: a test says what it answers."""
+"""A small HTTP/1.1 server on loopback, with a thread for each connection: a test says what it answers."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 import threading
+from contextlib import suppress
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from types import TracebackType
     from typing import Self
 
-__all__ = ("HttpServer", "Request", "Response", "byte_range", "head_of", "ranged")
-
-_MAX_HEAD_BYTES = 1 << 18
+__all__ = ("HttpServer", "Request", "Response", "byte_range", "ranged")
 
 
 class Request(NamedTuple):
@@ -27,15 +28,11 @@ class Request(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The target without its query."""
         return self.target.partition("?")[0]
 
 
 class Response(NamedTuple):
-    """What it is answered.
-
-    :ivar cut_at: the connection is closed after so many bytes of the body, whatever its length says.
-    """
+    """What it is answered; after ``cut_at`` bytes of the body the connection is closed, whatever its length says."""
 
     status: int
     headers: dict[str, str]
@@ -77,121 +74,80 @@ def ranged(request: Request, data: bytes, etag: str) -> Response:
     return Response(206, headers | {"content-range": f"bytes {start}-{stop - 1}/{len(data)}"}, data[start:stop])
 
 
-async def head_of(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]] | None:
-    """The first line and the headers of a message; None at the end of the connection."""
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
-
-    first, *lines = head.decode("latin-1").split("\r\n")
-    pairs = (line.partition(":") for line in lines if line)
-    return first, {name.strip().lower(): value.strip() for name, _, value in pairs}
-
-
-class HttpServer:
+class HttpServer(ThreadingHTTPServer):
     """Serves until it is closed.
 
-    :param answer: gives the response to a request; it runs in the server's loop.
-    :ivar url: where it is: ``http://127.0.0.1:PORT``.
-    :ivar num_requests: how many requests it has read.
-    :ivar in_flight: how many of them are not answered yet.
-    :ivar max_in_flight: the most that there were at once.
-    :ivar num_sent_bytes: bytes of all bodies.
+    :param answer: gives the response to a request, in the thread of its connection.
+    :ivar is_closing: set when it is closed; an answer that waits has to look at it.
+    :ivar in_flight: how many requests are not answered yet; ``max_in_flight``: the most that there were at once.
     """
 
-    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
-        self._answer = answer
-        self.url = ""
+    request_queue_size = 1024
+
+    def __init__(self, answer: Callable[[Request], Response | Awaitable[Response]]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.respond = answer
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.is_closing = threading.Event()
         self.num_requests = self.in_flight = self.max_in_flight = self.num_sent_bytes = 0
-        self._ready = threading.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._transports: set[asyncio.WriteTransport] = set()
-        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),), name="http-server")
+        self.lock = threading.Lock()
+        self._connections: dict[socket.socket, threading.Thread] = {}
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        self._ready.wait()
+        threading.Thread(target=self.serve_forever, args=(0.01,), name="http-server", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join()
+    def __exit__(self, *_: object) -> None:
+        self.is_closing.set()
+        self.shutdown()
+        for connection, thread in list(self._connections.items()):
+            with suppress(OSError):  # it has ended by itself
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join()
+        self.server_close()
 
-    async def _serve(self) -> None:
-        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
-        server = await self._loop.create_server(self._connection, "127.0.0.1", 0, backlog=1024)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._ready.set()
-        await self._stopped.wait()
-        for listening in server.sockets:
-            self._loop.remove_reader(listening)
-        # Also of connections that are being accepted, whose tasks have not begun, or whose clients read no more. The
-        # server is open for that long: it leaves the socket open of one that is being accepted when it is closed.
-        while self._transports or asyncio.all_tasks() - {asyncio.current_task()}:
-            for task in list(self._tasks):
-                task.cancel()
-            for transport in list(self._transports):
-                transport.abort()
-            await asyncio.sleep(0)
-        server.close()
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread that :meth:`__exit__` waits for, and the interpreter does not."""
+        thread = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
+        self._connections[request] = thread
+        thread.start()
 
-    def _connection(self) -> asyncio.Protocol:
-        reader = asyncio.StreamReader(limit=_MAX_HEAD_BYTES)
-        return _Connection(reader, self._connected, self._transports)
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        del self._connections[request]
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            while (head := await head_of(reader)) is not None:
-                method, target, _ = head[0].split(" ", 2)
-                body = await reader.readexactly(int(head[1].get("content-length", 0)))
-                if not await self._reply(Request(method, target, head[1], body), writer):
-                    break
-        except (asyncio.CancelledError, asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client has left, or the server closes
-        finally:
-            self._tasks.discard(task)
-            writer.close()
-
-    async def _reply(self, request: Request, writer: asyncio.StreamWriter) -> bool:
-        """Answer it; whether the connection can be used further."""
-        self.num_requests += 1
-        self.in_flight += 1
-        self.max_in_flight = max(self.max_in_flight, self.in_flight)
-        try:
-            found = await self._answer(request)
-            body = b"" if request.method == "HEAD" else found.body
-            headers = {"content-length": str(len(found.body))} | found.headers
-            lines = [f"HTTP/1.1 {found.status} {HTTPStatus(found.status).phrase}"]
-            lines += [f"{name}: {value}" for name, value in headers.items()]
-            sent = body if found.cut_at is None else body[: found.cut_at]
-            writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + sent)
-            self.num_sent_bytes += len(sent)
-            await writer.drain()
-        finally:
-            self.in_flight -= 1
-        return found.cut_at is None and request.headers.get("connection", "").lower() != "close"
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # the client has left
+            super().handle_error(request, client_address)
 
 
-class _Connection(asyncio.StreamReaderProtocol):
-    """That of ``asyncio.start_server``. Python 3.11's server does not know its own connections."""
+async def _result(answer: Awaitable[Response]) -> Response:
+    return await answer
 
-    def __init__(
-        self, reader: asyncio.StreamReader, connected: Callable[..., Any], transports: set[asyncio.WriteTransport]
-    ) -> None:
-        super().__init__(reader, connected)
-        self._all = transports
 
-    def connection_made(self, transport: Any) -> None:
-        self._all.add(transport)
-        self._own = transport
-        super().connection_made(transport)
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: HttpServer
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._all.discard(self._own)
-        super().connection_lost(exc)
+    def do_GET(self) -> None:
+        server = self.server
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        with server.lock:
+            server.num_requests += 1
+            server.in_flight += 1
+            server.max_in_flight = max(server.max_in_flight, server.in_flight)
+        answer = server.respond(Request(self.command, self.path, headers, body))
+        found = answer if isinstance(answer, Response) else asyncio.run(_result(answer))
+        sent = b"" if self.command == "HEAD" else found.body[: found.cut_at]
+        self.close_connection |= found.cut_at is not None
+        lines = [f"HTTP/1.1 {found.status} {HTTPStatus(found.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in ({"content-length": len(found.body)} | found.headers).items()]
+        with server.lock:
+            server.in_flight -= 1
+            server.num_sent_bytes += len(sent)
+        self.wfile.write("\r\n".join([*lines, "", ""]).encode("latin-1") + sent)
+
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815 - the names of the standard library
+
+    def log_message(self, *_: object) -> None: ...

@@ -6,7 +6,7 @@ import hashlib
 import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from tests.support.http_server import HttpServer, Request, Response, ranged
 
@@ -50,7 +50,7 @@ class HubServer(HttpServer):
         """Let the addresses end that were given out until now."""
         self._signature += 1
 
-    async def _serve_hub(self, request: Request) -> Response:
+    def _serve_hub(self, request: Request) -> Response:
         self.asked.append(f"{request.method} {request.path}")
         parts = [unquote(part) for part in request.path.strip("/").split("/")]
         if parts[0] == "cdn":  # has no token: what is signed is its address
@@ -75,15 +75,11 @@ class HubServer(HttpServer):
                 return _error(404, "EntryNotFound", "no such address")
 
     def _dataset(self, request: Request, repo: str, rest: list[str]) -> Response:
-        if repo not in self._commits:
-            return _error(404, "RepoNotFound", "Repository not found")
-
         revision = rest[1] if len(rest) > 1 else "main"
-        sha = self._sha(repo, revision)
-        if sha is None:
-            return _error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        sha, files = self._files(repo, revision)
+        if files is None:
+            return _missing(repo in self._commits, revision)
 
-        files = self._commits[repo][sha]
         if not rest or rest[0] == "revision":
             return _json({"id": repo, "sha": sha, "private": bool(self._token), "tags": [], "siblings": []})
 
@@ -94,41 +90,32 @@ class HubServer(HttpServer):
         return self._tree(request, [_file(*item) for item in files.items()], "/".join(rest[2:]))
 
     def _tree(self, request: Request, files: list[dict[str, Any]], folder: str) -> Response:
-        """A page of the listing of a folder."""
-        query = parse_qs(urlsplit(request.target).query)
-        inside = [file for file in files if not folder or file["path"].startswith(f"{folder}/")]
-        if not inside:
+        """A page of the listing of a folder, in no order that a reader may trust."""
+        query = {name: values[0] for name, values in parse_qs(urlsplit(request.target).query).items()}
+        found = [file for file in files if not folder or file["path"].startswith(f"{folder}/")]
+        if not found:
             return _error(404, "EntryNotFound", f"{folder} does not exist")
 
-        found = inside + [
-            {"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in _above(inside, folder)
-        ]
-        if query.get("recursive", ["false"])[0].lower() != "true":
+        found += [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in _above(found, folder)]
+        if query.get("recursive", "false").lower() != "true":
             depth = folder.count("/") + 1 if folder else 0
             found = [entry for entry in found if entry["path"].count("/") == depth]
-        found.sort(
-            key=lambda entry: hashlib.sha1(entry["path"].encode()).digest()
-        )  # in no order that a reader may trust
-        start = int(query.get("cursor", ["0"])[0])
-        page = _json(found[start : start + _PAGE])
-        if start + _PAGE >= len(found):
+        found.sort(key=lambda entry: hashlib.sha1(entry["path"].encode()).digest())
+        stop = int(query.get("cursor", "0")) + _PAGE
+        page = _json(found[stop - _PAGE : stop])
+        if stop >= len(found):
             return page
 
-        query["cursor"] = [str(start + _PAGE)]
-        pairs = "&".join(f"{name}={values[0]}" for name, values in query.items())
-        link = f'<http://{request.headers["host"]}{request.path}?{pairs}>; rel="next"'
+        following = urlencode(query | {"cursor": stop})
+        link = f'<http://{request.headers["host"]}{request.path}?{following}>; rel="next"'
         return page._replace(headers=page.headers | {"link": link})
 
     def _resolve(self, request: Request, repo: str, revision: str, path: str) -> Response:
-        sha = self._sha(repo, revision) if repo in self._commits else None
-        if sha is None:
-            return _error(404, "RevisionNotFound" if repo in self._commits else "RepoNotFound", "not found")
+        sha, files = self._files(repo, revision)
+        if files is None:
+            return _missing(repo in self._commits, revision)
 
-        data = self._commits[repo][sha].get(path)
-        if data is None:
-            return _error(404, "EntryNotFound", f"{path} does not exist")
-
-        return self._redirect(request, data, {"x-repo-commit": sha})
+        return self._redirect(request, files, path, {"x-repo-commit": sha})
 
     def _bucket(self, request: Request, bucket: str, rest: list[str]) -> Response:
         files = self._buckets.get(bucket)
@@ -144,32 +131,37 @@ class HubServer(HttpServer):
         return _json({"id": bucket, "private": False, "createdAt": made, "size": size, "totalFiles": len(files)})
 
     def _bucket_file(self, request: Request, bucket: str, path: str) -> Response:
-        data = self._buckets.get(bucket, {}).get(path)
-        if data is None:
-            return _error(404, "EntryNotFound", f"{path} does not exist")
-
-        return self._redirect(request, data, {"x-xet-hash": _sha256(data)})
+        files = self._buckets.get(bucket, {})
+        return self._redirect(request, files, path, {"x-xet-hash": _sha256(files.get(path, b""))})
 
     def _stored(self, request: Request, digest: str) -> Response:
-        all_files = [
-            *self._buckets.values(),
-            *(files for commits in self._commits.values() for files in commits.values()),
-        ]
-        found = (data for files in all_files for data in files.values() if _sha256(data) == digest)
-        data = next(found, None)
+        commits = [files for commits in self._commits.values() for files in commits.values()]
+        known = {_sha256(data): data for files in (*self._buckets.values(), *commits) for data in files.values()}
         is_signed = request.target.endswith(f"?Signature=secret{self._signature}")
-        return _error(403, "", "signature") if data is None or not is_signed else ranged(request, data, digest)
+        is_there = is_signed and digest in known
+        return ranged(request, known[digest], digest) if is_there else _error(403, "", "signature")
 
-    def _sha(self, repo: str, revision: str) -> str | None:
-        commits = self._commits[repo]
-        return self._heads[repo] if revision == "main" else revision if revision in commits else None
+    def _files(self, repo: str, revision: str) -> tuple[str, dict[str, bytes] | None]:
+        """The name of a revision's commit, and its files; None: it is not there."""
+        sha = self._heads.get(repo, "") if revision == "main" else revision
+        return sha, self._commits.get(repo, {}).get(sha)
 
-    def _redirect(self, request: Request, data: bytes, headers: dict[str, str]) -> Response:
+    def _redirect(self, request: Request, files: Mapping[str, bytes], path: str, headers: dict[str, str]) -> Response:
         """Where the bytes are, as the hub answers for all but small files."""
-        digest = _sha256(data)
-        linked = {"x-linked-etag": f'"{digest}"', "x-linked-size": str(len(data))}
+        if path not in files:
+            return _error(404, "EntryNotFound", f"{path} does not exist")
+
+        digest = _sha256(files[path])
+        linked = {"x-linked-etag": f'"{digest}"', "x-linked-size": str(len(files[path]))}
         place = f"http://{request.headers['host']}/cdn/{digest}?Signature=secret{self._signature}"
         return Response(302, {**headers, **linked, "location": place})
+
+
+def _missing(is_repo_there: bool, revision: str) -> Response:
+    if not is_repo_there:
+        return _error(404, "RepoNotFound", "Repository not found")
+
+    return _error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
 
 
 def _file(path: str, data: bytes) -> dict[str, Any]:

@@ -1,17 +1,13 @@
 """Which licences the dependencies may have: permissive ones, and those that were reviewed one by one."""
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Iterable
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from packaging.utils import canonicalize_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 __all__ = ("faults", "of_installed", "of_sbom", "table")
 

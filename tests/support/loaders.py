@@ -1,17 +1,13 @@
 """Loaders as the integration tests open them, and what several of those tests ask of one."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from asyncdata import BadRowError, DataLoader
 from tests.support.loading import SHUFFLE, ids, write_rows
 from tests.support.tokenize_fns import row_id
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def make(source: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
@@ -51,8 +47,10 @@ def state_after(source: Any, number: int, tokenize_fn: Any = row_id, **knobs: An
         return loader.state_dict()
 
 
-def resumed(source: Any, state: dict[str, Any], number: int, tokenize_fn: Any = row_id, **knobs: Any) -> list[int]:
+def resumed(
+    source: Any, state: dict[str, Any], number: int, tokenize_fn: Any = row_id, allow_changed: Any = (), **knobs: Any
+) -> list[int]:
     """The ids of so many samples of a run that resumes from ``state``."""
     with make(source, tokenize_fn, **knobs) as loader:
-        loader.load_state_dict(state)
+        loader.load_state_dict(state, allow_changed=allow_changed)
         return ids(loader.get_next_batch(number))

@@ -1,21 +1,17 @@
 """Rows whose tokens are their ids, and the order D in which they must come, worked out without the engine."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
-from asyncdata import Shuffle
+from asyncdata import Sample, Shuffle
 from asyncdata.order.order import Order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from asyncdata import Sample
 
 NEVER_S = 240.0
 """A deadline that only a test which has failed reaches."""
+
+NUM_ROWS = 200
 
 SHUFFLE = Shuffle(block_bytes=1024, window_blocks=4)
 """Small enough that a few hundred rows fill several windows."""

@@ -1,8 +1,10 @@
-"""Mutation testing of one folder of the package, a *room*: do the quick tests notice a fault in it?
+"""Mutation testing of folders of the package, *rooms*: do the quick tests, and those of properties, notice a fault?
 
-``python -m tests.support.mutants ROOM``, as ``tox -e mutation -- ROOM`` runs it. mutmut makes the mutants, and runs the
-tests that reach each. Of most rooms a seeded sample is tried, as all would take hours. The share that is noticed must
-not be smaller than the recorded one, in ``tests/mutation_scores.json``; ``--record`` writes it there.
+``python -m tests.support.mutants ROOM...``, as ``tox -e mutation -- ROOM...`` runs it. mutmut makes the mutants.
+The tests that reach each are run here, the fastest first, in a child of a process that has imported them: mutmut's own
+run does not see what worker processes reach, and brings them down. Of most rooms a seeded sample is tried, as all would
+take hours. With ``--seconds`` the tests of a mutant are only so many: then the score is a lower bound. The share that
+is noticed must not be smaller than the recorded one, in ``tests/mutation_scores.json``; ``--record`` writes it there.
 """
 
 from __future__ import annotations
@@ -10,12 +12,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
+import math
+import os
 import random
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.support.mutants_reach import RECORDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.support.mutants_reach import Reached
 
 __all__ = ("FOUND", "Results", "SCORES", "chosen", "percent", "read", "table")
 
@@ -38,7 +54,7 @@ Results = dict[str, dict[str, str]]
 
 
 def read(lines: list[str]) -> Results:
-    """What ``mutmut results --all true`` prints: ``name: what became of it``, without mutants that were not tried."""
+    """Lines ``name: what became of it``, by module; without mutants that were not tried."""
     results: Results = {}
     for line in lines:
         mutant, colon, fate = line.strip().partition(": ")
@@ -72,61 +88,200 @@ def chosen(names: list[str], size: int, seed: int) -> list[str]:
     return random.Random(seed).sample(names, size) if 0 < size < len(names) else names
 
 
-def _try(room: str, size: int, seed: int, jobs: int, tests: list[str]) -> tuple[int, Results]:
-    """How many mutants the room has, and what became of those that were tried."""
-    # mutmut imports the package and the tests from its folder of mutants, so they must not be imported from here.
+def first_tests(durations: dict[str, float], tests: set[str], seconds: float) -> list[str]:
+    """The tests to run against a mutant: the fastest first, at least one, and no more than take ``seconds``."""
+    kept, total = [], 0.0
+    for test in sorted(tests, key=lambda test: (durations.get(test, 0.0), test)):
+        total += durations.get(test, 0.0)
+        if kept and total > seconds:
+            break
+        kept.append(test)
+    return kept
+
+
+def tests_by_function(reached: Reached) -> dict[str, dict[str, float]]:
+    """The tests that reach each function, with their seconds; only those that pass."""
+    found: dict[str, dict[str, float]] = {}
+    for test, (passed, seconds, functions) in reached.items():
+        for function in functions if passed else ():
+            found.setdefault(function, {})[test] = seconds
+    return found
+
+
+def _mutmut() -> Any:
+    """mutmut, which makes the mutants of what lies in the working directory."""
+    # The package and the tests are imported from the folder of mutants, so they must not be imported from here.
     here = Path.cwd()
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != here]
     for name in [name for name in sys.modules if name.partition(".")[0] in {"asyncdata", "tests"}]:
         del sys.modules[name]
     from mutmut import __main__ as mutmut  # where it is installed, and not when a test imports this file
+
+    return mutmut
+
+
+def _make(rooms: Iterable[str], jobs: int) -> list[str]:
+    """Make the mutants of some rooms; their names."""
+    mutmut = _mutmut()
     from mutmut.configuration import config
+    from mutmut.utils.file_utils import copy_also_copy_files, copy_src_dir
 
     shutil.rmtree("mutants", ignore_errors=True)
-    config().only_mutate = [f"asyncdata/{room}/*"]
-    if tests:
-        config().pytest_add_cli_args_test_selection = tests
-    config().pytest_add_cli_args += [f"--ignore=tests/unit/test_{name}.py" for name in SOURCE_TESTS]
-    mutmut.create_mutants(jobs)
-    names = [name for meta in Path("mutants").rglob("*.meta") for name in json.loads(meta.read_text())[_NAMES]]
-    mutmut.cli.main(["run", f"--max-children={jobs}", *chosen(names, size, seed)], standalone_mode=False)
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        mutmut.cli.main(["results", "--all", "true"], standalone_mode=False)
-    results = read(output.getvalue().splitlines())
+    config().only_mutate = [f"asyncdata/{room}/*" for room in rooms]
+    with contextlib.redirect_stdout(io.StringIO()):
+        copy_src_dir()
+        copy_also_copy_files()
+        mutmut.create_mutants(jobs)
+    with Path("mutants/asyncdata/__init__.py").open("a", encoding="utf-8") as file:
+        file.write(RECORDER)
+    return [name for meta in Path("mutants").rglob("*.meta") for name in json.loads(meta.read_text())[_NAMES]]
+
+
+def _reach(tests: list[str], jobs: int) -> Reached:
+    """Run the tests without a mutant, and see what each of them reaches."""
+    folder = Path("mutants/reached").resolve()
+    (folder / "before").mkdir(parents=True)
+    told = {"MUTANT_UNDER_TEST": "stats", "MUTANTS_REACHED": str(folder), "MUTANTS_OF_TEST": str(folder / "before")}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(jobs), *_SELECT, *tests]
+    subprocess.run(command, cwd="mutants", env=os.environ | told, check=False)
+    return {test: tuple(each) for path in folder.glob("*.json") for test, each in json.loads(path.read_text()).items()}
+
+
+def _start(name: str, tests: list[str], seconds: float) -> int:
+    """Run tests against a mutant in a child of this process, which has imported them already."""
+    pid = os.fork()
+    if pid:
+        return pid
+
+    os.setsid()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    os.dup2(1, 2)
+    os.environ["MUTANT_UNDER_TEST"] = name
+    status = 3
+    try:
+        import pytest
+
+        signal.alarm(math.ceil(_LEAST_S + _TIMES * seconds))
+        status = int(pytest.main(["-x", "-q", "--tb=no", *_SELECT, *tests]))
+    finally:
+        os._exit(status)
+
+
+def _ended(running: dict[int, str], fates: dict[str, str]) -> None:
+    """Wait for one of the children, and note what became of its mutant."""
+    pid, status = os.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # what a mutant left
+    if pid in running:
+        code = os.waitstatus_to_exitcode(status)
+        fates[running.pop(pid)] = "timeout" if code == -signal.SIGALRM else _FATES.get(code, "segfault")
+
+
+def _try(names: list[str], reached: Reached, tests: list[str], options: argparse.Namespace) -> Results:
+    """What became of each of these mutants, or of those that were tried in the time that there is.
+
+    A function that no test is seen to reach is tried with those that start worker processes.
+    """
+    import pytest
+
+    by_function = tests_by_function(reached)
+    others = next((found for name, found in sorted(by_function.items()) if _STARTS_WORKERS in name), {})
+    os.chdir("mutants")
+    sys.path.insert(0, str(Path.cwd()))
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main(["--collect-only", "-qqq", *_SELECT, *tests])
+    running: dict[int, str] = {}
+    fates: dict[str, str] = {}
+    deadline = time.monotonic() + 60 * options.minutes
+    for name in itertools.takewhile(lambda _: time.monotonic() < deadline, names):
+        durations = by_function.get(name.rpartition("__mutmut_")[0], others)
+        chosen_tests = first_tests(durations, set(durations), options.seconds)
+        if not chosen_tests:
+            fates[name] = "no tests"
+            continue
+        while len(running) >= options.jobs:
+            _ended(running, fates)
+        running[_start(name, chosen_tests, sum(map(durations.__getitem__, chosen_tests)))] = name
+    while running:
+        _ended(running, fates)
+    os.chdir("..")
+    return read([f"{name}: {fate}" for name, fate in fates.items()])
+
+
+def _show(names: Iterable[str]) -> None:
+    """Write down what the mutants change that were not noticed."""
+    from mutmut import __main__ as mutmut
+
     with SURVIVORS.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
-        for name in (name for mutants in results.values() for name, fate in mutants.items() if fate not in FOUND):
+        for name in names:
             mutmut.cli.main(["show", name], standalone_mode=False)
-    FATES.write_text(json.dumps({name: fate for each in results.values() for name, fate in each.items()}, indent=0))
-    return len(names), results
+
+
+def room_of(name: str) -> str:
+    """The folder of a mutant, or of a module: ``asyncdata.order.order.x__mutmut_1`` -> ``order``."""
+    return name.removeprefix("asyncdata.").partition(".")[0]
 
 
 _NAMES = "exit_code_by_key"
 """In mutmut's file of a module: its mutants, by name."""
 
+_LEAST_S, _TIMES = 20.0, 5.0
+"""How long tests may take against a mutant: so many seconds, and so many times what they take without."""
+
+_FATES = {0: "survived", 1: "killed", 2: "killed", 3: "killed", 4: "not run", 5: "not run"}
+"""By the exit status of pytest."""
+
+_SELECT = ("-m", "not slow", "-p", "tests.support.mutants_reach", "-p", "no:cacheprovider")
+_STARTS_WORKERS = "asyncdata.workers.pool."
+_ON_RAY = "asyncdata.workers.ray."
+"""These are left out: the tests on a cluster are not among the quick ones."""
+
 
 def main() -> int:
-    """0 if as many mutants of a hundred were noticed as the record says, else 1."""
+    """0 if in every room as many mutants of a hundred were noticed as the record says, else 1."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("room", help="a folder of asyncdata/")
+    parser.add_argument("rooms", nargs="+", metavar="room", help="folders of asyncdata/")
     parser.add_argument(
-        "--sample", type=int, help="mutants to try; 0: all. Default: 300; order, delivery, checkpoint: all"
+        "--sample", type=int, help="mutants to try of each; 0: all. Default: 300; order, delivery, checkpoint: all"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of tests for each mutant, the fastest first")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no more mutants are tried after so many")
     parser.add_argument("--tests", nargs="+", default=[], help="files or folders of tests, instead of all quick ones")
-    parser.add_argument("--record", action="store_true", help="write the score to tests/mutation_scores.json")
+    parser.add_argument("--record", action="store_true", help="write the scores to tests/mutation_scores.json")
     options = parser.parse_args()
-    size = options.sample if options.sample is not None else 0 if options.room in WHOLE else 300
-    num_mutants, results = _try(options.room, size, options.seed, options.jobs, options.tests)
-    fates = sum((Counter(mutants.values()) for mutants in results.values()), Counter())
-    sys.stdout.write(f"{table(results)}\nof {num_mutants:,} mutants; survivors: {SURVIVORS}; all fates: {FATES}\n")
-    scores = json.loads(SCORES.read_text())
-    recorded = scores.get(options.room, {}).get("percent", 0.0)
+    default = {room: 0 if room in WHOLE else 300 for room in options.rooms}
+    sizes = default if options.sample is None else dict.fromkeys(options.rooms, options.sample)
+    selection = options.tests or ["tests/unit", "tests/property", "tests/integration"]
+    selection += [f"--ignore=tests/unit/test_{name}.py" for name in SOURCE_TESTS]
+    names = _make(sizes, options.jobs)
+    numbers = Counter(map(room_of, names))
+    reached = _reach(selection, options.jobs)
+    sys.stdout.write(f"{len(reached):,} tests; left out, as they fail without a mutant, too, or skip:\n")
+    sys.stdout.writelines(f"  {test}\n" for test, (passed, _, _) in sorted(reached.items()) if not passed)
+    of_rooms = {room: [name for name in names if room_of(name) == room and _ON_RAY not in name] for room in sizes}
+    samples = [chosen(of_rooms[room], size, options.seed) for room, size in sizes.items()]
+    wanted = [name for one_of_each in itertools.zip_longest(*samples) for name in one_of_each if name]
+    results = _try(wanted, reached, selection, options)
+    fates_of_all = {name: fate for each in results.values() for name, fate in each.items()}
+    FATES.write_text(json.dumps(fates_of_all, indent=0), encoding="utf-8")
+    sys.stdout.write(f"{table(results)}\nsurvivors: {SURVIVORS}; all fates: {FATES}\n")
+    scores, is_less = json.loads(SCORES.read_text()), False
+    for room in options.rooms:
+        of_room = [Counter(each.values()) for module, each in results.items() if room_of(f"{module}.") == room]
+        fates = sum(of_room, Counter())
+        found = round(percent(fates), 1)
+        sys.stdout.write(f"{room}: {found} % of {fates.total():,} of {numbers[room]:,} mutants\n")
+        is_less |= found < scores.get(room, {}).get("percent", 0.0)
+        if options.record:
+            scores[room] = {"percent": found, "tried": fates.total(), "mutants": numbers[room]}
     if options.record:
-        scores[options.room] = {"percent": round(percent(fates), 1), "tried": fates.total(), "mutants": num_mutants}
         SCORES.write_text(json.dumps(dict(sorted(scores.items())), indent=2) + "\n")
-    return 0 if options.record or round(percent(fates), 1) >= recorded else 1
+    sys.stdout.flush()
+    _show(name for name, fate in fates_of_all.items() if fate not in FOUND)
+    return 0 if options.record or not is_less else 1
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ def write(path: Path, num_rows: int = 100, *, group_rows: int = 30, columns: dic
 
 
 def reader_of(blocks: ParquetBlocks) -> parquet_reader.ParquetReader:
-    """As a worker opens it."""
     job = Job(files=blocks.files, tokenize=None, max_row_bytes=blocks.max_row_bytes, block_bytes=1, slack_bytes=0)
     return resolve_path(blocks.reader.path)(job, **blocks.reader.settings)
 

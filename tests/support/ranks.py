@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 import asyncdata
 from asyncdata import DataLoader, Document, HardPacking, LengthGrouping, Mix, PackedCollator, Shuffle, SoftPacking
@@ -17,30 +18,6 @@ from asyncdata import DataLoader, Document, HardPacking, LengthGrouping, Mix, Pa
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
-    from typing import Self
-
-__all__ = (
-    "GROUPING",
-    "HARD",
-    "MAX_LENGTH",
-    "PACKED",
-    "SHUFFLE",
-    "SOFT",
-    "STRIDE",
-    "WAYS",
-    "Batch",
-    "Ranks",
-    "Row",
-    "Step",
-    "batch_of",
-    "lengths",
-    "make",
-    "numbered",
-    "settled",
-    "stream",
-    "tokens_of",
-    "write",
-)
 
 Row = dict[str, Any]
 
@@ -98,11 +75,7 @@ def numbered(row: Row) -> list[int]:
 
 
 class Batch(NamedTuple):
-    """What a rank got.
-
-    :ivar packs: each a list of documents, each a list of tokens. A sample that is not packed is a pack.
-    :ivar content: every byte of the collated batch.
-    """
+    """What a rank got: packs of documents of tokens, a pack for a sample that is not packed; and the batch's bytes."""
 
     packs: list[list[list[int]]]
     content: bytes
@@ -119,12 +92,9 @@ class Batch(NamedTuple):
 def batch_of(items: list[Any]) -> Batch:
     """A collate function, of packs or of samples."""
     packs = [item if isinstance(item, list) else [Document(item.tokens)] for item in items]
-    arrays = CONTENTS(packs)
-    content = b"".join(f"{name} {array!r}".encode() for name, array in arrays.items() if isinstance(array, int))
-    content += b"".join(
-        f"{name} {array.dtype} {array.shape}".encode() + array.tobytes()
-        for name, array in arrays.items()
-        if not isinstance(array, int)
+    arrays = {name: np.asarray(array) for name, array in CONTENTS(packs).items()}
+    content = b"".join(
+        f"{name} {array.dtype} {array.shape}".encode() + array.tobytes() for name, array in arrays.items()
     )
     return Batch([[document.tokens.tolist() for document in pack] for pack in packs], content)
 
@@ -154,16 +124,13 @@ def settled(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class Step(NamedTuple):
-    """One batch of each rank, and the state of all of them behind it.
-
-    :ivar batches: by rank; None: that rank has none, as its data is at an end.
-    """
+    """One batch of each rank, None if its data is at an end; and the state of all of them after it."""
 
     batches: list[Batch | None]
     state: dict[str, Any]
 
 
-class Ranks:
+class Ranks(ExitStack):
     """All ranks of a run, which agree on their state after each step.
 
     :param state: what all of them resume from.
@@ -180,26 +147,22 @@ class Ranks:
         round_up: bool | None = None,
         **knobs: Any,
     ) -> None:
-        self._stack = ExitStack()
-        self.loaders = []
-        with ExitStack() as stack:
-            for rank in range(world_size):
-                ranks = asyncdata.Ranks(
-                    rank=rank, world_size=world_size, gradient_accumulation=gradient_accumulation, round_up=round_up
-                )
-                loader = make(path, ranks=ranks, batch_size=batch_size, **knobs)
-                self.loaders.append(stack.enter_context(loader))
-                if state is not None:
-                    loader.load_state_dict(json.loads(json.dumps(state)))
-            self._stack = stack.pop_all()
+        super().__init__()
+        self.loaders: list[DataLoader] = []
         self.ends: list[int] = []
         self.num_steps = 0
+        knobs |= {"batch_size": batch_size}
+        settings = {"gradient_accumulation": gradient_accumulation, "round_up": round_up}
+        with ExitStack() as stack:
+            for rank in range(world_size):
+                ranks = asyncdata.Ranks(rank=rank, world_size=world_size, **settings)
+                self.loaders.append(stack.enter_context(make(path, ranks=ranks, **knobs)))
+                if state is not None:
+                    self.loaders[-1].load_state_dict(json.loads(json.dumps(state)))
+            self.push(stack.pop_all())
 
     def state(self) -> dict[str, Any]:
-        """The state of all ranks.
-
-        :raises AssertionError: if they differ.
-        """
+        """The state of all ranks, which must not differ."""
         states = [loader.state_dict() for loader in self.loaders]
         for rank, state in enumerate(states):
             assert settled(state) == settled(states[0]), f"rank {rank}"
@@ -220,12 +183,6 @@ class Ranks:
                 yield Step(batches, self.state())
 
             self.ends.append(self.num_steps)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
 
 def tokens_of(steps: Iterable[Step]) -> Counter[int]:

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import psutil
 
@@ -36,17 +37,23 @@ class RayNodes:
     :ivar address: of the cluster.
     """
 
-    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self.address = address
+        self.address = str(self._ask("start"))
+
+    def _ask(self, command: str) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
 
     def add(self) -> str:
         """Add a node, the only kind with the resource ``spare``; returns its name."""
-        return str(ask(self._process, "add"))
+        return str(self._ask("add"))
 
     def actors(self) -> list[int]:
         """The processes of our actors, on all nodes."""
-        return list(ask(self._process, "actors"))
+        return list(self._ask("actors"))
 
     def actors_left(self, timeout_s: float = 120.0) -> list[int]:
         """Those that are still there after so many seconds."""
@@ -57,22 +64,13 @@ class RayNodes:
 
     def remove(self, name: str) -> None:
         """Kill a node with everything on it."""
-        ask(self._process, f"remove {name}")
+        self._ask(f"remove {name}")
 
     def kill(self, process: str) -> None:
-        """Kill all processes of the cluster with this name."""
-        ask(self._process, f"kill {process}")
+        self._ask(f"kill {process}")
 
     def stop(self) -> None:
-        """End the cluster."""
-        ask(self._process, "stop")
-
-
-def ask(process: subprocess.Popen[str], command: str) -> Any:
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(command + "\n")
-    process.stdin.flush()
-    return json.loads(process.stdout.readline())
+        self._ask("stop")
 
 
 @contextlib.contextmanager
@@ -80,35 +78,20 @@ def two_nodes() -> Iterator[RayNodes]:
     """A cluster of two nodes, to which this process is connected."""
     import ray
 
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
     command = [sys.executable, "-m", "tests.support.ray_cluster"]
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(command, cwd=root, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        mock.patch.dict(os.environ, ENVIRONMENT),
+        subprocess.Popen(command, cwd=ENVIRONMENT["PYTHONPATH"], text=True, **pipes) as process,
+    ):
         process.wait()  # the cluster is with its child
-        nodes = RayNodes(process, ask(process, "start"))
+        nodes = RayNodes(process)
         try:
             ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
             yield nodes
         finally:
             ray.shutdown()
             nodes.stop()
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-def processes() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
-
-
-def actors() -> list[int]:
-    return [child.pid for child in processes() if is_actor(child)]
-
-
-def kill_all(name: str) -> None:
-    for child in processes():
-        if child.name() == name:
-            child.kill()
 
 
 def is_actor(process: psutil.Process) -> bool:
@@ -118,7 +101,6 @@ def is_actor(process: psutil.Process) -> bool:
 
 
 def main() -> None:  # noqa: C901 - one command after another
-    """Serve the commands."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -127,31 +109,31 @@ def main() -> None:  # noqa: C901 - one command after another
     out = os.dup(1)
     os.dup2(2, 1)  # what Ray prints is no answer
     settings = {"num_cpus": CPUS, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-    cluster: Any = None
+    cluster = Cluster(initialize_head=True, head_node_args=settings)
+    cluster.add_node(**settings)
     nodes: dict[str, Any] = {}
     for line in sys.stdin:
         command, _, name = line.strip().partition(" ")
         answer: Any = None
+        processes = psutil.Process().children(recursive=True)
         if command == "start":
-            cluster = Cluster(initialize_head=True, head_node_args=settings)
-            cluster.add_node(**settings)
             answer = cluster.address
         elif command == "add":
             answer = f"n{len(nodes)}"
             nodes[answer] = cluster.add_node(**settings, resources={"spare": CPUS})
         elif command == "actors":
-            answer = actors()
+            answer = [child.pid for child in processes if is_actor(child)]
         elif command == "remove":
-            cluster.remove_node(nodes.pop(name), allow_graceful=False)
+            cluster.remove_node(nodes[name], allow_graceful=False)
         elif command == "kill":
-            kill_all(name)
+            for child in processes:
+                if child.name() == name:
+                    child.kill()
         elif command == "stop":
-            cluster.shutdown()
+            break
         os.write(out, (json.dumps(answer) + "\n").encode())
-        if command == "stop":
-            return
-    if cluster is not None:
-        cluster.shutdown()
+    cluster.shutdown()
+    os.write(out, b"null\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ def samples_of(source: Any, **knobs: Any) -> list[Sample]:
 
 
 def rows_of(source: Any, **knobs: Any) -> list[Any]:
-    """The rows of an epoch."""
     return [sample.extra for sample in samples_of(source, **knobs)]
 
 
@@ -37,7 +36,6 @@ def read_until_fault(source: Any, **knobs: Any) -> tuple[list[Any], SourceError]
 
 
 def refusal_of(source: Any, **knobs: Any) -> str:
-    """Why a loader over the source is refused."""
     with pytest.raises(SourceError) as caught:
         DataLoader(source, **AS_IT_LIES | knobs).close()
 

@@ -4,8 +4,6 @@ In the folder are then ``dist/`` with the sdist and the wheel, ``sbom.cdx.json``
 uploaded. pip must reach a package index. The first check that fails ends the program with its output.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -15,6 +13,7 @@ import tempfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from tests.support.licences import faults, of_sbom, table
 
@@ -22,7 +21,7 @@ __all__ = ("left_to_the_owner", "missing_from")
 
 ROOT = Path(__file__).parents[2]
 TYPED = (
-    *(f"tests/typing/{name}.py" for name in ("api", "descriptions", "packing")),
+    "tests/typing/api.py",
     "examples/01_async_rollout.py",
     "examples/02_sync_trainer.py",
 )
@@ -45,7 +44,8 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         python = environment(scratch / "user", str(wheel))
-        _say("wheel", "in an empty environment: " + run_demo(python, scratch))
+        demo = call(python.parent / "asyncdata", "demo", "--rows", "2000", cwd=scratch)  # it kills a run and resumes it
+        _say("wheel", f"in an empty environment: {demo.strip().splitlines()[-1]}")
         check_types(python, scratch / "program")
         python = environment(scratch / "all", f"{wheel}[{','.join(listed_extras())}]")
         _say("licences", describe(python, folder))
@@ -54,10 +54,9 @@ def main(folder: Path) -> None:
     _say("done", str(folder))
 
 
-def project() -> dict[str, object]:
+def project() -> dict[str, Any]:
     """The table ``project`` of ``pyproject.toml``."""
-    found: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return found
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def left_to_the_owner(metadata: dict[str, object]) -> list[str]:
@@ -74,9 +73,10 @@ def check_contents(sdist: Path, wheel: Path) -> None:
         held = {member.partition("/")[2] for member in archive.getnames()}
     with zipfile.ZipFile(wheel) as archive:
         packed = {member for member in archive.namelist() if ".dist-info/" not in member}
+    package = {path for path in tracked if path.startswith("asyncdata/")}
     for what, missing in (
         ("the sdist lacks", missing_from(held, tracked)),
-        ("the wheel lacks", missing_from(packed, {path for path in tracked if path.startswith("asyncdata/")})),
+        ("the wheel lacks", missing_from(packed, package)),
         ("the wheel has too much", missing_from(tracked, packed)),
     ):
         if missing:
@@ -97,27 +97,17 @@ def environment(folder: Path, *requirements: str) -> Path:
     return python
 
 
-def run_demo(python: Path, folder: Path) -> str:
-    """The last line of the demo, which kills a run and resumes it, of the installed wheel."""
-    command = [python.parent / "asyncdata", "demo", "--rows", "2000"]
-    return call(*command, cwd=folder).strip().splitlines()[-1]
-
-
 def check_types(python: Path, folder: Path) -> None:
     """Programs of users have no type errors under mypy and pyright, which find the types by ``py.typed``."""
     folder.mkdir()
     names = [shutil.copy(ROOT / path, folder) for path in TYPED]
-    checked = call(sys.executable, "-m", "mypy", "--strict", "--python-executable", python, *names, cwd=folder)
-    _say("mypy --strict", checked.strip().splitlines()[-1])
-    checked = call(sys.executable, "-m", "pyright", "--pythonpath", python, *names, cwd=folder)
-    _say("pyright", checked.strip().splitlines()[-1])
+    for command in (("mypy", "--strict", "--python-executable", python), ("pyright", "--pythonpath", python)):
+        _say(command[0], call(sys.executable, "-m", *command, *names, cwd=folder).strip().splitlines()[-1])
 
 
 def listed_extras() -> list[str]:
     """The extras that ``all`` consists of, but for those that are not listed."""
-    extras = project()["optional-dependencies"]
-    assert isinstance(extras, dict)
-    (all_of_them,) = extras["all"]
+    (all_of_them,) = project()["optional-dependencies"]["all"]
     return sorted(set(all_of_them.partition("[")[2].rstrip("]").split(",")) - NOT_LISTED)
 
 
@@ -147,7 +137,6 @@ def call(*command: object, cwd: Path | None = None) -> str:
     done = subprocess.run(words, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
-
     return done.stdout
 
 

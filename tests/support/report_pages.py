@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.cli.main import main
-from asyncdata.telemetry.records import BadRowRecord, End, Event, Piece, SourceCounts
+from asyncdata.telemetry.records import BadRowRecord, End, Event, SourceCounts, TokenizerName
 from tests.support.telemetry_files import BEGAN, interval, place, sample, start, write, write_run
 
 if TYPE_CHECKING:
@@ -40,31 +40,22 @@ def written_page(folder: Path) -> bytes:
 def write_hostile_run(folder: Path) -> None:
     """Every text of every record is hostile."""
     reason = {HOSTILE: 3}
-    header = msgspec.structs.replace(
-        start(),
-        library=HOSTILE,
-        host=HOSTILE,
-        sources=[HOSTILE],
-        files=[HOSTILE],
-        config={HOSTILE: HOSTILE, "values": [HOSTILE]},
-        tokenizer=HOSTILE,
-        packing={"kind": HOSTILE},
-    )
-    last = msgspec.structs.replace(
-        interval(0, 0, 2, 80, 80),
-        dropped=reason,
-        noted=reason,
-        unpacked=reason,
-        by_source={HOSTILE: SourceCounts(samples=80, dropped=reason, noted=reason, target=1.0)},
-        wait_s={HOSTILE: 1.0},
-        lost=reason,
-    )
+    names: dict[str, Any] = dict.fromkeys(("library", "host", "tokenizer"), HOSTILE)
+    names |= {
+        "tokenizers": {HOSTILE: TokenizerName(HOSTILE)},
+        "sources": [HOSTILE],
+        "files": [HOSTILE],
+        "config": {HOSTILE: HOSTILE, "values": [HOSTILE]},
+    }
+    header = msgspec.structs.replace(start(), packing={"kind": HOSTILE}, **names)
+    part = SourceCounts(samples=80, dropped=reason, noted=reason, target=1.0)
+    counts: dict[str, Any] = dict.fromkeys(("dropped", "noted", "unpacked", "lost"), reason)
+    counts |= {"by_source": {HOSTILE: part}, "wait_s": {HOSTILE: 1.0}}
+    last = msgspec.structs.replace(interval(0, 0, 2, 80, 80), **counts)
     of_row: dict[str, Any] = {"source": HOSTILE, "path": HOSTILE}
-    pieces = [Piece(0, 1, HOSTILE, True), Piece(1, 2, HOSTILE, False, True)]
-    texts = [{"pieces": pieces, "is_cut": True}, {"pieces": [], "text": HOSTILE}]
     samples = [
-        msgspec.structs.replace(sample(number), label=HOSTILE, metadata=HOSTILE, **of_row, **text)
-        for number, text in enumerate(texts)
+        msgspec.structs.replace(sample(number), text=HOSTILE, is_cut=True, label=HOSTILE, metadata=HOSTILE, **of_row)
+        for number in range(2)
     ]
     bad = BadRowRecord(at=BEGAN, code="AD421", reason=HOSTILE, excerpt=HOSTILE, place=place(2), line=3, **of_row)
     event = Event(at=BEGAN, name=HOSTILE, level=HOSTILE, fields={HOSTILE: HOSTILE})

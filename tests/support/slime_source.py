@@ -24,35 +24,21 @@ if TYPE_CHECKING:
 HOOKS = "slime.rollout.sample_hooks"
 
 SLIMES_DEFAULTS: dict[str, Any] = {
-    "rollout_global_dataset": True,
-    "prompt_data": None,
-    "hf_checkpoint": None,
-    "dump_details": None,
-    "rollout_max_prompt_len": None,
-    "input_key": "input",
-    "label_key": None,
-    "metadata_key": "metadata",
-    "tool_key": "tools",
-    "multimodal_keys": None,
-    "apply_chat_template": False,
-    "apply_chat_template_kwargs": {},
-    "rollout_seed": 42,
-    "rollout_shuffle": False,
-    "n_samples_per_prompt": 1,
-    "buffer_filter_path": None,
-    "save": None,
-    "load": None,
+    **dict.fromkeys(("prompt_data", "hf_checkpoint", "dump_details", "rollout_max_prompt_len", "label_key")),
+    **dict.fromkeys(("multimodal_keys", "buffer_filter_path", "save", "load")),
+    **{"input_key": "input", "metadata_key": "metadata", "tool_key": "tools"},
+    **{"rollout_global_dataset": True, "apply_chat_template": False, "apply_chat_template_kwargs": {}},
+    **{"rollout_seed": 42, "rollout_shuffle": False, "n_samples_per_prompt": 1},
 }
 
 
 def write_prompts(path: Path, num_rows: int, special: dict[int, bytes] | None = None) -> Path:
     """Rows with a prompt, a label and metadata that tell their number; or the ``special`` line of that number."""
-    lines = [
-        (special or {}).get(i)
-        or json.dumps({"input": f"prompt {i}", "label": str(i), "metadata": {"row": i, "tags": ["a", "b"]}}).encode()
-        for i in range(num_rows)
+    rows = [
+        {"input": f"prompt {i}", "label": str(i), "metadata": {"row": i, "tags": ["a", "b"]}} for i in range(num_rows)
     ]
-    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    lines = {i: json.dumps(row).encode() for i, row in enumerate(rows)} | (special or {})
+    path.write_bytes(b"".join(line + b"\n" for line in lines.values()))
     return path
 
 
@@ -68,14 +54,9 @@ def args_for(path: Path | str | None, **given: Any) -> Namespace:
     return slimes_args(**{"prompt_data": data, "label_key": "label", **ours, **given})
 
 
-@contextlib.contextmanager
-def source_of(path: Path | str | None, **given: Any) -> Iterator[AsyncDataSource]:
+def source_of(path: Path | str | None, **given: Any) -> contextlib.closing[AsyncDataSource]:
     """A data source of ours, closed at the end."""
-    source = AsyncDataSource(args_for(path, **given))
-    try:
-        yield source
-    finally:
-        source.close()
+    return contextlib.closing(AsyncDataSource(args_for(path, **given)))
 
 
 def labels(groups: list[list[Any]]) -> list[str]:
@@ -107,16 +88,14 @@ class InMemory:
         self.epochs.append(epoch_id)
 
 
-def source_over(dataset: Any, **given: Any) -> contextlib.AbstractContextManager[AsyncDataSource]:
+def source_over(dataset: Any, **given: Any) -> contextlib.closing[AsyncDataSource]:
     """A data source over a dataset that is not ours."""
     return source_of("unused", asyncdata_dataset=f"{__name__}.dataset_of_args", dataset=dataset, **given)
 
 
 def set_rollout_id(rollout_id: int | None) -> None:
     """What slime's driver does at the start of each rollout; a module of its own stands in for slime's."""
-    if HOOKS not in sys.modules:
-        sys.modules[HOOKS] = types.ModuleType(HOOKS)
-    vars(sys.modules[HOOKS])["_current_rollout_id"] = rollout_id
+    vars(sys.modules.setdefault(HOOKS, types.ModuleType(HOOKS)))["_current_rollout_id"] = rollout_id
 
 
 @pytest.fixture
@@ -135,10 +114,8 @@ def runs_in_miles() -> Iterator[dict[str, str]]:
     chats = "miles.utils.chat_template_utils"
     kinds: dict[str, str] = {}
     contents: dict[str, dict[str, Any]] = {
-        "miles": {},
-        "miles.utils": {},
+        **{"miles": {}, "miles.utils": {}, chats: {}},
         "miles.utils.types": {"Sample": type("Sample", (SlimeSample,), {"__module__": "miles.utils.types"})},
-        chats: {},
         f"{chats}.deepseek": {"model_type": lambda model: kinds.get(model.name_or_path)},
         f"{chats}.inkling": {"is_inkling": lambda model: kinds.get(model.name_or_path) == "inkling"},
     }
@@ -158,7 +135,6 @@ def newest_first(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int
 
 
 def keeps_everything(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
-    """Returns without removing."""
     return buffer[:num_samples]
 
 
@@ -190,26 +166,22 @@ def turns_round(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int)
 def asks_the_source(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
     """Calls the data source, whose lock it runs under."""
     assert args.source[0].get_buffer_length() == len(buffer)
-    return keeps_everything(args, rollout_id, buffer, num_samples)
+    return buffer[:num_samples]
 
 
 def makes_groups(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
-    """Groups of its own."""
     return [[copy.copy(sample) for sample in group] for group in buffer[:num_samples]]
 
 
 def returns_twice(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
-    """The same group for each."""
     return [buffer[0]] * num_samples
 
 
-def returns_nothing(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> Any:
-    """No list at all."""
+def returns_nothing(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> None:
     buffer.clear()
 
 
 def spoils_and_raises(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
-    """Fails half-way."""
     buffer.clear()
     raise KeyError("thirteen")
 
@@ -226,7 +198,6 @@ def process_media(args: Any, media: dict[str, list[Any]]) -> dict[str, list[Any]
 
 
 def as_they_are(args: Any, media: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """The row's own media."""
     return media
 
 
@@ -238,12 +209,10 @@ class Picture:
 
 
 def process_media_to_objects(args: Any, media: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Pictures as objects."""
     return {"images": [Picture(name) for name in media["images"]]}
 
 
 def dataset_of_args(args: Any) -> Any:
-    """The dataset that the arguments hold."""
     return args.dataset
 
 

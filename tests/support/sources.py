@@ -35,10 +35,7 @@ class Kind(NamedTuple):
     :ivar write: writes the rows into a folder and returns what a loader is given. Called again, it replaces the files
         that are there by others of the same names, as an editor does.
     :ivar told: what errors say of a row, beside its file: its ``line``, its ``row`` number, both, or nothing.
-    :ivar needs: packages without which it cannot be tested.
     :ivar parts: how its files are named after their numbers, where they are several objects.
-    :ivar is_in_files: whether somebody can change it while it is read.
-    :ivar is_stream: whether it can only be read from front to back.
     :ivar is_content_known: whether a fingerprint tells rows from others.
     :ivar changed: how the error begins that says it was replaced.
     """
@@ -54,15 +51,13 @@ class Kind(NamedTuple):
 
     def place(self, source: Any, row: int, num_rows: int) -> Place:
         """What errors say of the row of a number, given what :attr:`write` returned and how many rows there are."""
+        named = {"IterableSource": f"{__name__}:", "Dataset": "Dataset"}.get(type(source).__name__, "")
+        path = str(getattr(source, "paths", source if isinstance(source, str) else named))
         if isinstance(source, list) or self.parts:
-            part, row = _part_of(row, num_rows)
-            path = source[part] if isinstance(source, list) else f"{source.paths}/{part}.{self.parts}"
-        elif isinstance(source, JsonlSource | ParquetSource):
-            path = str(source.paths)
-        elif isinstance(source, IterableSource):
-            path = f"{__name__}:"
-        else:
-            path = source if isinstance(source, str) else {"Dataset": "Dataset"}.get(type(source).__name__, "")
+            starts = [number * num_rows // MAX_FILES for number in range(MAX_FILES)]
+            part = max(number for number, start in enumerate(starts) if start <= row)
+            row -= starts[part]
+            path = source[part] if isinstance(source, list) else f"{path}/{part}.{self.parts}"
         return Place(path, row + 1 if "line" in self.told else None, row if "row" in self.told else None)
 
 
@@ -73,19 +68,9 @@ def make_rows(num_rows: int, text: str = "x") -> Rows:
     ]
 
 
-def _part_of(row: int, num_rows: int) -> tuple[int, int]:
-    """The number of the row's file, and its number there."""
-    starts = [number * num_rows // MAX_FILES for number in range(MAX_FILES)]
-    part = max(number for number, start in enumerate(starts) if start <= row)
-    return part, row - starts[part]
-
-
 def _in_parts(rows: Rows) -> Iterator[tuple[int, Rows]]:
     for number in range(MAX_FILES):
         yield number, rows[number * len(rows) // MAX_FILES : (number + 1) * len(rows) // MAX_FILES]
-
-
-# The bytes of a file
 
 
 def _gzip(rows: Rows) -> bytes:
@@ -106,9 +91,6 @@ def _parquet(group_rows: int) -> Callable[[Rows], bytes]:
         return bytes(out.getvalue())
 
     return made
-
-
-# Where it lies
 
 
 def _file(name: str, made: Callable[[Rows], bytes]) -> Callable[[Path, Rows], str]:
@@ -145,9 +127,6 @@ def _by_http(kind: Any, name: str, made: Callable[[Rows], bytes]) -> Callable[[P
     return lambda folder, rows: kind(http_host().put(f"/{folder.name}/{name}", made(rows)), storage_options=FAST)
 
 
-# Datasets, and rows that Python makes
-
-
 def _in_memory(folder: Path, rows: Rows) -> Any:
     import datasets
 
@@ -180,12 +159,10 @@ def _mapped(folder: Path, rows: Rows) -> Any:
 
 
 def _streamed(folder: Path, rows: Rows) -> Any:
-    import datasets
+    from datasets import Features, IterableDataset, List, Value
 
-    value = datasets.Value
-    nested = datasets.List({"n": value("int64")})
-    features = datasets.Features({"id": value("int64"), "pad": value("string"), "nested": nested})
-    return datasets.IterableDataset.from_generator(lambda: iter(rows), features=features)
+    features = Features({"id": Value("int64"), "pad": Value("string"), "nested": List({"n": Value("int64")})})
+    return IterableDataset.from_generator(lambda: iter(rows), features=features)
 
 
 def _iterable(folder: Path, rows: Rows) -> Any:
@@ -207,7 +184,7 @@ KINDS: dict[str, Kind] = {
     "zstd files": Kind(
         _files("jsonl.zst", lambda rows: frames([jsonl(rows)])), "line and row", ("zstandard",), is_stream=True
     ),
-    "a JSON array": Kind(_file("rows.json", lambda rows: json.dumps(rows, indent=1).encode()), "row", is_stream=True),
+    "a JSON array": Kind(_file("rows.json", lambda rows: json.dumps(rows, indent=1).encode()), "row"),
     "an object of S3": Kind(_on_s3("rows.jsonl", jsonl), "", ("moto",), **STORED),
     "objects of S3": Kind(_parts_on_s3(JsonlSource, "jsonl", jsonl), "", ("moto",), "jsonl", **STORED),
     "an object by http": Kind(_by_http(JsonlSource, "rows.jsonl", jsonl), "", ("obstore",), **STORED),

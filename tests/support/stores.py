@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import hashlib
 import json
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 from tests.support.http_server import HttpServer, Request, Response, ranged
-from tests.support.store_listings import listing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
 BUCKET = "test-bucket"
 SECRET = "sEcReTkEyOfTheTests0123456789"
@@ -42,44 +41,88 @@ class HttpHost(HttpServer):
 
     def __init__(self) -> None:
         super().__init__(self._answered)
-        self._thread.daemon = True  # that of :func:`http_host` is never closed
         self.objects: dict[str, bytes] = {}
         self.requests: list[Request] = []
         self.answer: Callable[[Request], Answer | None] = lambda _: None
 
     def put(self, path: str, data: bytes) -> str:
-        """Write an object; its address."""
         self.objects[path] = data
         return self.url + quote(path)
 
     @property
     def google(self) -> dict[str, Any]:
-        """The ``storage_options`` with which it is Google Cloud Storage."""
         login = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
         key = json.dumps({"gcs_base_url": self.url, **login})
         return {"service_account_key": key, "client_options": {"allow_http": True}, **FAST}
 
     @property
     def azure(self) -> dict[str, Any]:
-        """The ``storage_options`` with which it is Azure."""
         return {"account_name": "account", "endpoint": self.url, "skip_signature": True, **FAST}
 
-    async def _answered(self, request: Request) -> Response:
+    def _answered(self, request: Request) -> Response:
         self.requests.append(request)
-        answer = await asyncio.to_thread(self.answer, request) or Answer()
-        page = listing(request.target, self.objects)
-        data = self.objects.get(unquote(request.path))
-        if page is None and data is None:
+        answer = self.answer(request) or Answer()
+        page, data = listing(request.target, self.objects), self.objects.get(unquote(request.path))
+        if page is not None:
+            usual = Response(200, {}, page)
+        elif data is None:
             return Response(404, {})
-
-        usual = ranged(request, data or b"", hashlib.md5(data or b"").hexdigest())
-        usual = usual if page is None else Response(200, {}, page)
+        else:
+            usual = ranged(request, data, hashlib.md5(data).hexdigest())
         return Response(
             answer.status or usual.status,
             usual.headers | answer.headers,
             usual.body if answer.body is None else answer.body,
             answer.cut_at,
         )
+
+
+# Listings as Google Cloud Storage and Azure answer them by XML, in pages
+
+PAGE = 2
+"""Objects of a page: so few that a listing of some objects has several pages."""
+
+
+def listing(target: str, objects: Mapping[str, bytes]) -> bytes | None:
+    """The answer to a request for a page of a listing; None if it is a request for something else.
+
+    :param objects: ``/bucket/key`` -> bytes.
+    """
+    parts = urlsplit(target)
+    asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    is_google, is_azure = asked.get("list-type") == "2", asked.get("comp") == "list"
+    if not (is_google or is_azure):
+        return None
+
+    root = parts.path.rstrip("/") + "/"
+    keys = sorted(path.removeprefix(root) for path in objects if path.startswith(root))
+    last = asked.get("continuation-token" if is_google else "marker", "")
+    left = [key for key in keys if key.startswith(asked.get("prefix", "")) and key > last]
+    page = [(key, objects[root + key]) for key in left[:PAGE]]
+    following = left[PAGE - 1] if len(left) > PAGE else ""
+    return (_google(page, following) if is_google else _azure(page, following)).encode()
+
+
+def _google(page: Iterable[tuple[str, bytes]], following: str) -> str:
+    found = "".join(
+        f"<Contents><Key>{escape(key)}</Key><Size>{len(data)}</Size><ETag>&quot;{hashlib.md5(data).hexdigest()}&quot;"
+        "</ETag><LastModified>2026-11-22T10:00:00Z</LastModified></Contents>"
+        for key, data in page
+    )
+    token = f"<NextContinuationToken>{escape(following)}</NextContinuationToken>" if following else ""
+    return f"<ListBucketResult>{found}{token}</ListBucketResult>"
+
+
+def _azure(page: Iterable[tuple[str, bytes]], following: str) -> str:
+    """Its listings have entity tags without the quotes that its headers have."""
+    found = "".join(
+        f"<Blob><Name>{escape(key)}</Name><Properties><Last-Modified>Sun, 22 Nov 2026 10:00:00 GMT</Last-Modified>"
+        f"<Etag>{hashlib.md5(data).hexdigest()}</Etag><Content-Length>{len(data)}</Content-Length>"
+        "<Content-Type>text/plain</Content-Type></Properties></Blob>"
+        for key, data in page
+    )
+    marker = f"<NextMarker>{escape(following)}</NextMarker>"
+    return f"<EnumerationResults><Blobs>{found}</Blobs>{marker}</EnumerationResults>"
 
 
 class S3:
@@ -103,7 +146,6 @@ class S3:
         self.options = {"endpoint": self.endpoint, "region": "us-east-1", **login, **FAST}
 
     def put(self, key: str, data: bytes) -> str:
-        """Write an object; its address."""
         self.client.put_object(Bucket=BUCKET, Key=key, Body=data)
         return f"s3://{BUCKET}/{key}"
 

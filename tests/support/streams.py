@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,9 +27,7 @@ class ListStream(RowStream):
     :param has_states: whether it can begin in the middle.
     :param fault: raised in place of row ``fault_at``.
     :ivar reads: the epoch and state of each :meth:`read`.
-    :ivar num_given: rows given, in all passes.
-    :ivar num_open: passes that are not closed.
-    :ivar closed: whether one ever was.
+    :ivar num_given: rows given, in all passes; ``num_open``: passes that are not closed.
     """
 
     def __init__(
@@ -54,7 +51,6 @@ class ListStream(RowStream):
         self.num_given = 0
         self.num_open = 0
         self.on_row: Callable[[int], object] = bool
-        self.closed = threading.Event()
 
     def read(
         self, order: StreamOrder, epoch: int, state: dict[str, Any] | None, check: Callable[[], object]
@@ -75,7 +71,6 @@ class ListStream(RowStream):
                 raise self.fault
         finally:
             self.num_open -= 1
-            self.closed.set()
 
     def location(self, file_id: int, offset: int, num_bytes: int, byte_offset: int = -1) -> SourceLocation:
         return SourceLocation("list", -1, num_bytes, row_number=offset)
@@ -90,7 +85,6 @@ class ListStream(RowStream):
 def rows_of(
     texts: Sequence[bytes], number: int, max_row_bytes: int, state: dict[str, Any] | None, has_state: bool = True
 ) -> Rows:
-    """Rows as a stream gives them."""
     lengths = np.array([len(text) for text in texts], np.int64)
     data = b"".join(text + b"\n" for text in texts if len(text) <= max_row_bytes)
     return Rows(0, number + np.arange(len(texts)), lengths, data, 0, state if has_state else None)
@@ -148,12 +142,10 @@ def jsonl(rows: Iterable[dict[str, Any]]) -> bytes:
 
 
 def members(texts: Iterable[bytes], level: int = 9) -> bytes:
-    """A gzip file with a member for each text; the same bytes every time."""
     return b"".join(gzip.compress(text, level, mtime=0) for text in texts)
 
 
 def frames(texts: Iterable[bytes]) -> bytes:
-    """A zstd file with a frame for each text."""
     import zstandard
 
     compress = zstandard.ZstdCompressor(write_checksum=True).compress

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncdata.demo import tokenizer_folder
 from asyncdata.telemetry.records import (
     FORMAT_VERSION,
     BadRowRecord,
@@ -13,12 +14,12 @@ from asyncdata.telemetry.records import (
     End,
     Event,
     Interval,
-    Piece,
     Place,
     Record,
     RunStart,
     SampleRecord,
     SourceCounts,
+    TokenizerName,
     encode,
 )
 
@@ -40,103 +41,53 @@ def place(number: int) -> Place:
 
 def start(rank: int = 0, number: int = 0, at_groups: int = 0, *, shows_rows: bool = True) -> RunStart:
     """The first record of a file."""
-    return RunStart(
-        version=FORMAT_VERSION,
-        library="0.1.0",
-        at=BEGAN + number * 1000,
-        rank=rank,
-        world_size=2,
-        number=number,
-        pid=100 + rank,
-        host="node-a",
-        place=place(at_groups),
-        samples=at_groups * 4,
-        sources=["math", "code"],
-        files=["data/math.jsonl", "data/code.jsonl"],
-        num_files=2,
-        num_bytes=12_000_000,
-        mix_by="rows",
-        group_size=4,
-        config={"n_samples_per_prompt": 4, "seed": 7},
-        tokenizer="PromptTokenizeFn(tokenizer='qwen3')",
-        shows_rows=shows_rows,
-        interval_s=INTERVAL_S,
-        max_samples=8,
-        max_of_reason=16,
-    )
+    where = {"at": BEGAN + number * 1000, "rank": rank, "number": number, "pid": 100 + rank, "host": "node-a"}
+    data = {"files": ["data/math.jsonl", "data/code.jsonl"], "num_files": 2, "num_bytes": 12_000_000, "mix_by": "rows"}
+    settings = {"config": {"n_samples_per_prompt": 4, "seed": 7}, "tokenizer": "PromptTokenizeFn(tokenizer='qwen3')"}
+    limits = {"interval_s": INTERVAL_S, "max_samples": 8, "max_of_reason": 16, "shows_rows": shows_rows}
+    place_ = {"place": place(at_groups), "samples": at_groups * 4, "group_size": 4, "world_size": 2}
+    tokenizers = {source: TokenizerName(tokenizer_folder()) for source in ("math", "code") if shows_rows}
+    more: dict[str, Any] = {**where, **data, **settings, **limits, **place_, "sources": ["math", "code"]}
+    more["tokenizers"] = tokenizers
+    return RunStart(version=FORMAT_VERSION, library="0.1.0", **more)
 
 
 def sample(number: int, *, shows_rows: bool = True) -> SampleRecord:
     """A sample of that number in the stream; its second token is trained."""
     source = "math" if number % 4 else "code"
-    pieces = [Piece(0, 1, "<|im_start|>", False, True), Piece(1, 2, f"two ‹{number}›", True), Piece(2, 3, "\n", False)]
-    record = SampleRecord(
-        at=BEGAN + number,
-        key=(number * 0x9E3779B97F4A7C15) % 2**53,
-        place=place(number),
-        source=source,
-        path=f"data/{source}.jsonl",
-        byte_offset=number * 300,
-        num_bytes=299,
-        line=number + 1,
-        num_tokens=3,
-        num_trained=1,
-        trained=[(1, 2)],
-        ids=[1, 200 + number, 3],
-        pieces=pieces,
-        label='"4"',
-        metadata='{"level":2}',
-    )
-    hidden = {"ids": [], "pieces": [], "label": "", "metadata": ""}
-    return record if shows_rows else msgspec.structs.replace(record, **hidden)
+    where = {"source": source, "path": f"data/{source}.jsonl", "byte_offset": number * 300, "line": number + 1}
+    tokens = {"num_bytes": 299, "num_tokens": 3, "num_trained": 1, "trained": [(1, 2)]}
+    text = {"ids": [1, 3871 + number, 204], "text": f"two {number}", "label": '"4"', "metadata": '{"level":2}'}
+    more: dict[str, Any] = {**where, **tokens, **(text if shows_rows else {})}
+    return SampleRecord(at=BEGAN + number, key=(number * 0x9E3779B97F4A7C15) % 2**53, place=place(number), **more)
 
 
 def interval(rank: int, number: int, elapsed: int, groups: int, own: int) -> Interval:
     """The state after ``elapsed`` intervals of a file, when ``groups`` are delivered, ``own`` of them in this start."""
+
+    def of_source(count: int, target: float) -> SourceCounts:
+        left = {"dropped": {"too long": count // 10}, "noted": {"truncated": count // 20}}
+        return SourceCounts(samples=4 * count, tokens=100 * count, wait_s=0.01 * elapsed, target=target, **left)
+
     code, math = groups // 4, groups - groups // 4
-    by_source = {
-        name: SourceCounts(
-            samples=4 * count,
-            tokens=100 * count,
-            dropped={"too long": count // 10},
-            noted={"truncated": count // 20},
-            wait_s=0.01 * elapsed,
-            target=target,
-        )
-        for name, count, target in (("math", math, 0.75), ("code", code, 0.25))
+    delivered = {"samples": 4 * groups, "groups": groups, "tokens": 100 * groups}
+    delivered["lengths"] = {54: own // 2, 91: own // 4, 861: own - own // 2 - own // 4}
+    delivered["by_source"] = {"math": of_source(math, 0.75), "code": of_source(code, 0.25)}
+    left = {
+        "dropped": {"too long": groups // 10, "bad row AD421": 1},
+        "noted": {"truncated": groups // 20},
+        "bad_rows": 1,
     }
-    return Interval(
-        at=BEGAN + number * 1000 + elapsed * INTERVAL_S,
-        elapsed_s=elapsed * INTERVAL_S,
-        place=place(groups),
-        begins=elapsed == 0,
-        samples=4 * groups,
-        groups=groups,
-        tokens=100 * groups,
-        dropped={"too long": groups // 10, "bad row AD421": 1},
-        noted={"truncated": groups // 20},
-        bad_rows=1,
-        by_source=by_source,
-        calls=10 * elapsed,
-        waits=elapsed + rank,
-        wait_s={"start": min(0.5, float(elapsed)), "tokenize": 0.25 * elapsed * (1 + rank), "read": 0.1 * elapsed},
-        step_s=4.0 * elapsed,
-        step_ms={380: 8 * elapsed, 431: 2 * elapsed},
-        lengths={54: own // 2, 91: own // 4, 861: own - own // 2 - own // 4},
-        ready=120 if rank == 0 else 8,
-        capacity=1000,
-        in_flight=64,
-        has_no_room=rank == 0,
-        workers=4,
-        busy=2 + rank,
-        work_s=8.0 * elapsed,
-        buffered=3,
-        returned=5 * elapsed,
-        staleness={0: 2 * elapsed, 8: 3 * elapsed},
-        group_sizes={4: 9 * elapsed, 3: elapsed},
-        degenerate=2 * elapsed,
-        lost={"queue": 1} if elapsed > 2 else {},
-    )
+    waited = {"start": min(0.5, float(elapsed)), "tokenize": 0.25 * elapsed * (1 + rank), "read": 0.1 * elapsed}
+    calls = {"calls": 10 * elapsed, "waits": elapsed + rank, "wait_s": waited, "step_s": 4.0 * elapsed}
+    calls["step_ms"] = {380: 8 * elapsed, 431: 2 * elapsed}
+    ready = {"ready": 8 if rank else 120, "capacity": 1000, "in_flight": 64, "has_no_room": rank == 0, "buffered": 3}
+    work = {"workers": 4, "busy": 2 + rank, "work_s": 8.0 * elapsed, "lost": {"queue": 1} if elapsed > 2 else {}}
+    groups_ = {"returned": 5 * elapsed, "staleness": {0: 2 * elapsed, 8: 3 * elapsed}, "degenerate": 2 * elapsed}
+    groups_["group_sizes"] = {4: 9 * elapsed, 3: elapsed}
+    at = {"at": BEGAN + number * 1000 + elapsed * INTERVAL_S, "elapsed_s": elapsed * INTERVAL_S, "begins": elapsed == 0}
+    more: dict[str, Any] = {**at, **delivered, **left, **calls, **ready, **work, **groups_}
+    return Interval(place=place(groups), **more)
 
 
 def write(path: Path, records: list[Record], torn: bytes = b"") -> None:
@@ -158,8 +109,7 @@ def write_run(folder: Path, *, shows_rows: bool = True) -> None:
         text = {"reason": "the row is not valid JSON", "excerpt": '{"prompt": '} if shows_rows else {}
         records.insert(4, msgspec.structs.replace(bad, place=place(16), **text))
         dropped = DroppedRow(at=BEGAN + 2, key=1, reason="too long", place=place(17), source="math", line=18)
-        row = {"path": "data/math.jsonl", "excerpt": '{"prompt": "endless' if shows_rows else ""}
-        records.insert(5, msgspec.structs.replace(dropped, **row))
+        records.insert(5, msgspec.structs.replace(dropped, path="data/math.jsonl", num_bytes=30 if shows_rows else -1))
         records.insert(6, Event(at=BEGAN + 3, name="worker.lost", level="warning", fields={"pid": 4711}))
         path = folder / f"rank-{rank:05}-{number:04}.jsonl"
         if number == 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,6 @@ def every_third_dropped(row: Row) -> list[int] | None:
 def all_dropped(row: Row) -> str:
     """Drops every row, with a reason."""
     return "nothing is good enough"
-
-
-def whether_obstore_is_here(row: Row) -> list[int]:
-    """One token: 1 where the process has imported obstore."""
-    return [int("obstore" in sys.modules)]
 
 
 def fails_on_13(row: Row) -> list[int]:

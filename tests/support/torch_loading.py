@@ -1,9 +1,8 @@
 """What a loader of PyTorch is opened with in the tests, and how its batches and states are compared."""
 
-from __future__ import annotations
-
 import io
 import json
+from itertools import islice
 
 import numpy as np
 import torch
@@ -32,8 +31,7 @@ def tokenize(row):
 
 
 def short(row):
-    length = len(row["messages"][1]["content"].split())
-    return tokenize(row) if length < 20 else None
+    return tokenize(row) if len(row["messages"][1]["content"].split()) < 20 else None
 
 
 def knobs(**changes):
@@ -48,11 +46,8 @@ def knobs(**changes):
     }
 
 
-SAMPLES = {
-    "packing": None,
-    "length_grouping": None,
-    "collate_fn": lambda samples: [sample.tokens for sample in samples],
-    "batch_size": 7,
+SAMPLES = {"packing": None, "length_grouping": None, "batch_size": 7} | {
+    "collate_fn": lambda samples: [sample.tokens for sample in samples]
 }
 KINDS = {"packed": {}, "samples": SAMPLES, "rank 1 of 2": {"ranks": {"rank": 1, "world_size": 2}}}
 
@@ -61,11 +56,13 @@ def plain(batch):
     """A batch as lists, to be compared."""
     if isinstance(batch, dict):
         return {name: plain(value) for name, value in batch.items()}
-
     if isinstance(batch, list | tuple):
         return [plain(value) for value in batch]
-
     return batch.tolist() if isinstance(batch, torch.Tensor | np.ndarray) else batch
+
+
+def take(batches, number):
+    return [plain(batch) for batch in islice(batches, number)]
 
 
 def run(loader, num_epochs):

@@ -1,26 +1,16 @@
-"""The public API as a user's code sees it; checked by mypy --strict, never run."""
+"""The public API as a user's code sees it; checked by mypy --strict and pyright, never run."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_type
 
-from asyncdata import (
-    AsyncDataLoader,
-    BadRows,
-    Cache,
-    DataLoader,
-    JsonlSource,
-    Limits,
-    PromptTokenizeFn,
-    Ranks,
-    Sample,
-)
+import asyncdata as ad
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
-tokenize_fn = PromptTokenizeFn(
+prompts = ad.PromptTokenizeFn(
     "path/to/tokenizer",
     prompt_key="input",
     label_key="label",
@@ -28,9 +18,12 @@ tokenize_fn = PromptTokenizeFn(
     apply_chat_template=False,
     max_length=None,
 )
+chat = ad.ChatTokenizeFn("path/to/tokenizer", max_length=4096)
+texts = ad.TextTokenizeFn("path/to/tokenizer", text_key="text", max_length=512)
+pairs = ad.PreferenceTokenizeFn("path/to/tokenizer")
 
 
-def longest_first(buffer: list[list[Sample]], num_groups: int) -> list[list[Sample]]:
+def longest_first(buffer: list[list[ad.Sample]], num_groups: int) -> list[list[ad.Sample]]:
     return sorted(buffer, key=lambda group: -group[0].response_length)[:num_groups]
 
 
@@ -39,9 +32,9 @@ def tokenize(row: dict[str, Any]) -> dict[str, Any] | None:
 
 
 async def rollout(path: Path) -> None:
-    async with AsyncDataLoader(
+    async with ad.AsyncDataLoader(
         "prompts/*.jsonl",
-        tokenize_fn=tokenize_fn,
+        tokenize_fn=prompts,
         seed=42,
         shuffle=True,
         num_workers=None,
@@ -51,15 +44,15 @@ async def rollout(path: Path) -> None:
         buffer_filter=longest_first,
         epochs=None,
         timeout_s=None,
-        bad_rows=BadRows(policy="quarantine", max=None),
-        limits=Limits(max_workers=4),
-        cache=Cache(tokens=True),
+        bad_rows=ad.BadRows(policy="quarantine", max=None),
+        limits=ad.Limits(max_workers=4),
+        cache=ad.Cache(tokens=True),
         commit="on_delivery",
     ) as loader:
-        assert_type(loader, AsyncDataLoader)
-        assert_type(await loader.get_next_batch(32), list[Sample])
+        assert_type(loader, ad.AsyncDataLoader)
+        assert_type(await loader.get_next_batch(32), list[ad.Sample])
         groups = await loader.get_samples(8)
-        assert_type(groups, list[list[Sample]])
+        assert_type(groups, list[list[ad.Sample]])
         loader.add_samples(groups)
 
         state = loader.state_dict()
@@ -71,33 +64,92 @@ async def rollout(path: Path) -> None:
         del metrics
 
 
+async def outcomes() -> None:
+    async with ad.AsyncDataLoader(
+        "a", tokenize_fn=chat, buffer_filter=ad.Chain((ad.ByReward(), ad.first_in_first_out))
+    ) as loader:
+        groups = await loader.get_samples(4)
+        loader.report(groups, [1.0] * 4)
+        async for batch in loader:
+            del batch
+
+
 def fine_tune() -> None:
-    with DataLoader(JsonlSource("prompts.jsonl"), tokenize_fn=tokenize, batch_size=32, epochs=1) as loader:
+    with ad.DataLoader(ad.JsonlSource("prompts.jsonl"), tokenize_fn=tokenize, batch_size=32, epochs=1) as loader:
         loader.set_epoch(1)
         for batch in loader:
-            sample: Sample = batch[0]
+            sample: ad.Sample = batch[0]
             assert_type(sample.response, str)
 
-        assert_type(loader.get_next_batch(32), list[Sample])
-        assert_type(loader.get_samples(8), list[list[Sample]])
+        assert_type(loader.get_next_batch(32), list[ad.Sample])
+        assert_type(loader.get_samples(8), list[list[ad.Sample]])
 
 
 def knobs_are_checked(knobs: dict[str, Any]) -> None:
-    DataLoader("prompts.jsonl", tokenize_fn=tokenize, **knobs)
-    DataLoader("prompts.jsonl", tokenize_fn=tokenize, ranks={"rank": 0, "world_size": 2}, bad_rows="skip")
-    DataLoader("prompts.jsonl", tokenize_fn=tokenize, ranks=Ranks(rank=0, world_size=2))
-    DataLoader("prompts.jsonl", tokenize_fn=tokenize, on_bad_row="skip")  # type: ignore[arg-type]
-    DataLoader("prompts.jsonl", tokenize_fn=tokenize, batch_size="32")  # type: ignore[arg-type]
-    DataLoader("prompts.jsonl", tokenize_fn=tokenize, bad_rows="ignore")  # type: ignore[arg-type]
-    Ranks(world=2)  # type: ignore[call-arg]
+    ad.DataLoader("a", tokenize_fn=tokenize, **knobs)
+    ad.DataLoader("a", tokenize_fn=tokenize, ranks={"rank": 0, "world_size": 2}, bad_rows="skip")
+    ad.DataLoader("a", tokenize_fn=tokenize, ranks=ad.Ranks(rank=0, world_size=2))
+    ad.DataLoader("a", tokenize_fn=tokenize, on_bad_row="skip")  # type: ignore[arg-type]
+    ad.DataLoader("a", tokenize_fn=tokenize, batch_size="32")  # type: ignore[arg-type]
+    ad.DataLoader("a", tokenize_fn=tokenize, bad_rows="ignore")  # type: ignore[arg-type]
+    ad.Ranks(world=2)  # type: ignore[call-arg]
 
 
-def token_counts(samples: list[Sample]) -> list[int]:
+def rows(epoch: int) -> Iterator[dict[str, Any]]:
+    yield {"epoch": epoch}
+
+
+def sources() -> None:
+    for source in (ad.JsonlSource("a"), ad.JsonArraySource(["a"]), ad.ParquetSource("a"), ad.HuggingFaceSource("a")):
+        ad.DataLoader(source, tokenize_fn=chat)
+    ad.DataLoader(ad.IterableSource(rows), tokenize_fn=chat)
+    for paths in (Path("a"), [Path("a")], ["a", "b"]):
+        ad.DataLoader(paths, tokenize_fn=chat)
+    parts = ad.Mix({"a": ad.Part("a", weight=2, tokenize_fn=chat), "b": "b", "c": ad.Mix({"d": "d"})}, temperature=2)
+    ad.DataLoader(parts, tokenize_fn=chat)
+    ad.DataLoader(ad.Mix({"a": "a", "b": "b"}), tokenize_fn=chat, outcomes=ad.Outcomes(policy=ad.PassRate(0.1)))
+
+
+def settings() -> None:
+    ad.DataLoader("a", tokenize_fn=ad.RowFn(), executor=ad.RayExecutor(num_workers=2), cache=ad.Cache(tokens=True))
+    ad.DataLoader("a", tokenize_fn=ad.XTunerTokenizeFn("a:b"), shuffle=ad.Shuffle(window_blocks=3))
+    ad.DataLoader("a", tokenize_fn=chat, bad_rows=ad.BadRows(policy="skip"), telemetry=ad.Telemetry(folder="a"))
+    ad.DataLoader("a", tokenize_fn=chat, outcomes=ad.Outcomes(policy=ad.PassRate(drop_above=0.9)))
+    fixed = ad.FixedLengthTokenizeFn.babilong("path/to/tokenizer", 4096)
+    ad.DataLoader("a", tokenize_fn=fixed, shuffle=ad.RowShuffle(part="train"))
+    ad.Shuffle(window=3)  # type: ignore[call-arg]
+    ad.ChatTokenizeFn("path/to/tokenizer", max_len=4096)  # type: ignore[call-arg]
+    ad.Mix(["a", "b"])  # type: ignore[arg-type]
+
+
+def packs() -> None:
+    ad.DataLoader("a", tokenize_fn=texts, batch_size=4, packing=ad.SoftPacking(max_length=512))
+    ad.DataLoader("a", tokenize_fn=texts, batch_size=4, packing=ad.HardPacking(max_length=512, across_epochs=True))
+    ad.DataLoader("a", tokenize_fn=texts, batch_size=4, packing=ad.XTunerPacking(max_length=512, seed=0))
+    soft, packed = ad.SoftPacking(max_length=512), ad.PackedCollator(max_length=512)
+    ad.DataLoader("a", tokenize_fn=texts, packing=soft, length_grouping=ad.LengthGrouping(), collate_fn=packed)
+
+
+def chosen(is_hard: bool) -> ad.SoftPacking | ad.HardPacking:
+    return ad.HardPacking(max_length=512) if is_hard else ad.SoftPacking(max_length=512)
+
+
+def longest(batch: list[ad.Document]) -> int:
+    return max(len(document.tokens) for document in batch)
+
+
+def token_counts(samples: list[ad.Sample]) -> list[int]:
     return [len(sample.tokens) for sample in samples]
 
 
-def fine_tune_on_collated_batches() -> None:
-    with DataLoader("prompts.jsonl", tokenize_fn=tokenize_fn, batch_size=32, collate_fn=token_counts) as loader:
+def collators() -> None:
+    ad.DataLoader("a", tokenize_fn=texts, packing=chosen(True), collate_fn=ad.PackedCollator())
+    ad.DataLoader("a", tokenize_fn=texts, packing=chosen(True), collate_fn=ad.XTunerCollator(max_length=512))
+    ad.DataLoader("a", tokenize_fn=texts, batch_size=4, collate_fn=ad.PaddedCollator(pad_id=0))
+    ad.DataLoader("a", tokenize_fn=texts, batch_size=4, collate_fn=ad.FixedCollator(length=512, pad_id=0))
+    ad.DataLoader("a", tokenize_fn=pairs, batch_size=4, collate_fn=ad.PreferenceCollator(pad_id=0))
+    ad.DataLoader("a", tokenize_fn=texts, batch_size=4, packing=chosen(False), collate_fn=longest)
+    with ad.DataLoader("a", tokenize_fn=prompts, batch_size=32, collate_fn=token_counts) as loader:
         for batch in loader:
             counts: list[int] = batch
             del counts

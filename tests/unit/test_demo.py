@@ -1,31 +1,24 @@
 """``asyncdata demo``: its data, its tokenizer, its proof, and what it says when the proof fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from asyncdata import ConfigError, DataLoader, PromptTokenizeFn, SourceError, demo
 from asyncdata.cli.commands import demo as command
 from asyncdata.cli.commands.demo import compare
-from asyncdata.cli.commands.run_record import Delivered
+from asyncdata.cli.commands.run import Delivered
 from asyncdata.cli.main import main
 from asyncdata.demo import docstring_prompts, tokenizer_folder, write_docstring_prompts
 from asyncdata.telemetry.reader import read
 from tests.support.commands import asyncdata_process
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 NUM_ROWS = 500
-
-
-# The data
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +49,17 @@ def test_the_same_python_writes_the_same_thousands_of_prompts(prompts, tmp_path)
 
 
 def test_a_library_of_odd_files_has_the_docstrings_that_can_be_read(tmp_path, monkeypatch):
-    (tmp_path / "broken.py").write_text("def (:")
-    (tmp_path / "latin.py").write_bytes(b'"""caf\xe9"""')
-    (tmp_path / "lone.py").write_text('"""a lone \\ud800 surrogate"""')
-    (tmp_path / "old.py").write_text('"""An escape of old: \\d"""')
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__init__.py").write_text('class A:\n    async def b(self):\n        """In A."""')
-    (tmp_path / "site-packages").mkdir()
-    (tmp_path / "site-packages" / "other.py").write_text('"""Not of the library."""')
+    odd = {
+        "broken.py": b"def (:",
+        "latin.py": b'"""caf\xe9"""',
+        "lone.py": b'"""a lone \\ud800 surrogate"""',
+        "old.py": b'"""An escape of old: \\d"""',
+        "package/__init__.py": b'class A:\n    async def b(self):\n        """In A."""',
+        "site-packages/other.py": b'"""Not of the library."""',
+    }
+    for name, text in odd.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text)
     monkeypatch.setattr(demo, "_library", lambda: tmp_path)
 
     assert [(row["label"], row["metadata"]) for row in docstring_prompts()] == [
@@ -78,9 +74,6 @@ def test_a_python_without_source_or_rows_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "_library", lambda: tmp_path / "lib")
     with pytest.raises(SourceError, match="AD201 no docstring was found in .*lib"):
         write_docstring_prompts(tmp_path / "prompts.jsonl")
-
-
-# The tokenizer
 
 
 def test_the_tokenizer_is_small_and_its_template_is_the_one_in_the_source():
@@ -109,15 +102,15 @@ def test_the_tokenizer_is_the_same_for_transformers(prompts, is_chat):
     assert {oracle.eos_token, oracle.pad_token} == {"<|end|>", "<|pad|>"}
 
 
-# The proof
-
-
 def delivered(*indices: int, seed: int = 0) -> list[Delivered]:
     return [Delivered(index, f"0:0:{index}", 3, f"{seed + index:032x}") for index in indices]
 
 
+WHOLE = delivered(*range(7))
+
+
 def test_a_resumed_run_that_goes_on_is_identical():
-    outcome = compare(delivered(0, 1, 2, 3, 4), delivered(3, 4, 5, 6), delivered(0, 1, 2, 3, 4, 5, 6))
+    outcome = compare(delivered(0, 1, 2, 3, 4), delivered(3, 4, 5, 6), WHOLE)
 
     assert outcome.is_identical and outcome.repeated_identical
     assert (outcome.killed_at, outcome.resumed_at, outcome.repeated) == (5, 3, 2)
@@ -128,32 +121,23 @@ def test_a_resumed_run_that_goes_on_is_identical():
 @pytest.mark.parametrize(
     ("resumed", "first_difference"),
     [
-        (delivered(4, 5, 6), 3),
-        (delivered(3, 5, 4, 6), 4),
-        (delivered(3, 4, 4, 5, 6), 5),
-        (delivered(3, 4, 5), 6),
-        (delivered(3, 4, 5, 6, 7), 7),
-        (delivered(3, 4, 5, 6, seed=9), 3),
-        ([], 3),
+        pytest.param(delivered(4, 5, 6), 3, id="lost"),
+        pytest.param(delivered(3, 5, 4, 6), 4, id="out of order"),
+        pytest.param(delivered(3, 4, 4, 5, 6), 5, id="repeated"),
+        pytest.param(delivered(3, 4, 5), 6, id="cut off"),
+        pytest.param(delivered(3, 4, 5, 6, 7), 7, id="too much"),
+        pytest.param(delivered(3, 4, 5, 6, seed=9), 3, id="other tokens"),
+        pytest.param([], 3, id="nothing at all"),
     ],
-    ids=["lost", "out of order", "repeated", "cut off", "too much", "other tokens", "nothing at all"],
 )
 def test_a_resumed_run_that_differs_is_found(resumed, first_difference):
-    outcome = compare(delivered(0, 1, 2), resumed, delivered(0, 1, 2, 3, 4, 5, 6))
+    outcome = compare(delivered(0, 1, 2), resumed, WHOLE)
 
     assert not outcome.is_identical
     assert outcome.first_difference == first_difference
     assert outcome.digest != outcome.uninterrupted_digest
-
-
-def test_samples_that_come_again_otherwise_are_found():
-    outcome = compare(delivered(0, 1, 2, 3, seed=1), delivered(3, 4), delivered(0, 1, 2, 3, 4))
-
-    assert not outcome.is_identical
-    assert not outcome.repeated_identical
-
-
-# The command
+    again = compare(delivered(0, 1, 2, 3, seed=1), delivered(3, 4), delivered(0, 1, 2, 3, 4))
+    assert not again.is_identical and not again.repeated_identical, "samples that come again otherwise are found"
 
 
 @pytest.fixture
@@ -161,12 +145,12 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs are short, but for the steps of the one that is killed: it is not over before the kill, however late."""
     monkeypatch.setattr(command, "_RUN_S", 1.0)
     monkeypatch.setattr(command, "_KILL_AT", 0.0)
-    run = command._Demo._run  # noqa: SLF001 - nothing public makes one run slower than the others
+    run = command._delivered  # noqa: SLF001 - nothing public makes one run slower than the others
 
-    def slowly(self: Any, name: str, options: Sequence[str], *is_enough: Any) -> Any:
-        return run(self, name, [*options, "--step-s", "0.5"] if name == "killed" else options, *is_enough)
+    def slowly(data: Path, name: str, options: Sequence[str], *is_enough: Any) -> Any:
+        return run(data, name, [*options, "--step-s", "0.5"] if name == "killed" else options, *is_enough)
 
-    monkeypatch.setattr(command._Demo, "_run", slowly)  # noqa: SLF001
+    monkeypatch.setattr(command, "_delivered", slowly)
 
 
 def test_a_killed_and_resumed_run_is_the_uninterrupted_one(tmp_path, capsys, in_a_hurry):
@@ -192,20 +176,10 @@ def test_a_killed_and_resumed_run_is_the_uninterrupted_one(tmp_path, capsys, in_
     assert 0 < second.header.samples < 2 * NUM_ROWS
 
 
-@pytest.mark.thorough
-def test_the_numbers_of_the_demo_are_there_for_programs(capsys, in_a_hurry):
-    assert main(["demo", "--rows", str(NUM_ROWS), "--json"]) == 0
-
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["is_identical"] is True
-    assert (facts["rows"], facts["samples"], facts["folder"]) == (NUM_ROWS, 2 * NUM_ROWS, None)
-    assert facts["digest"] == facts["uninterrupted_digest"]
-    assert 0 < facts["resumed_at"] <= facts["killed_at"] < 2 * NUM_ROWS
-    assert facts["repeated"] == facts["killed_at"] - facts["resumed_at"]
-    assert facts["first_batch_s"] > 0
-
-
-def test_a_demo_with_a_difference_is_status_1(monkeypatch, capsys, in_a_hurry):
+@pytest.mark.parametrize("options", [[], pytest.param(["--json"], marks=pytest.mark.thorough)])
+def test_a_demo_with_a_difference_is_status_1_and_its_numbers_are_there_for_programs(
+    monkeypatch, capsys, in_a_hurry, options
+):
     words_of = command._run_words  # noqa: SLF001 - one of the three runs gets another seed
 
     def with_another_seed(data: Path, record: Path) -> list[str]:
@@ -213,27 +187,39 @@ def test_a_demo_with_a_difference_is_status_1(monkeypatch, capsys, in_a_hurry):
 
     monkeypatch.setattr(command, "_run_words", with_another_seed)
 
+    assert main(["demo", "--rows", str(NUM_ROWS), *options]) == 1
+
+    out = capsys.readouterr().out
+    if not options:
+        assert out.splitlines()[3] == "DIFFERENT from sample 0 on"
+        return
+
+    facts = json.loads(out)
+    assert (facts["is_identical"], facts["first_difference"]) == (False, 0)
+    assert (facts["rows"], facts["samples"], facts["folder"]) == (NUM_ROWS, 2 * NUM_ROWS, None)
+    assert facts["digest"] != facts["uninterrupted_digest"]
+    assert 0 < facts["resumed_at"] <= facts["killed_at"] < 2 * NUM_ROWS
+    assert facts["repeated"] == facts["killed_at"] - facts["resumed_at"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"_KILL_AT": 2.0, "_RUN_S": 0.1}, "the run was over before it could be killed; try more --rows"),
+        (
+            {"tokenizer_folder": lambda: "/no/such/folder"},
+            "a run ended with exit status 1: asyncdata: ConfigError: AD413 tokenizer '/no/such/folder'",
+        ),
+    ],
+    ids=["over before the kill", "a run that fails"],
+)
+def test_a_demo_that_cannot_be_done_says_why(monkeypatch, capsys, changes, said):
+    for name, value in changes.items():
+        monkeypatch.setattr(command, name, value)
+
     assert main(["demo", "--rows", str(NUM_ROWS)]) == 1
 
-    assert capsys.readouterr().out.splitlines()[3] == "DIFFERENT from sample 0 on"
-
-
-def test_a_demo_run_that_ends_before_the_kill_is_an_error(monkeypatch, capsys):
-    monkeypatch.setattr(command, "_KILL_AT", 2.0)
-    monkeypatch.setattr(command, "_RUN_S", 0.1)
-
-    assert main(["demo", "--rows", str(NUM_ROWS)]) == 1
-
-    assert "the run was over before it could be killed; try more --rows" in capsys.readouterr().err
-
-
-def test_the_demo_passes_on_the_message_of_a_run_that_failed(monkeypatch, capsys):
-    monkeypatch.setattr(command, "tokenizer_folder", lambda: "/no/such/folder")
-
-    assert main(["demo", "--rows", str(NUM_ROWS)]) == 1
-
-    err = capsys.readouterr().err
-    assert "a run ended with exit status 1: asyncdata: ConfigError: AD413 tokenizer '/no/such/folder'" in err
+    assert said in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_the_demo_and_everything_it_started():

@@ -1,22 +1,23 @@
 """README.md and docs/: every example runs and prints what its page says, and the reference lists all there is."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import asyncio
 import contextlib
 import inspect
 import io
+import itertools
 import re
 import shlex
 import sys
 import tempfile
 import tomllib
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -31,9 +32,6 @@ from asyncdata.loader.config import STRUCTS
 from asyncdata.workers.base import WorkerState
 from tests.support.knob_table import rows_of
 from tests.support.pages import HOME, Block, blocks_of, is_printed, run_block, run_command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -79,9 +77,6 @@ def table_rows(text: str) -> dict[str, list[str]]:
     return {name: [cell.strip() for cell in rest.split("|")] for name, rest in rows}
 
 
-# The examples
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """What the pages assume: prompts.jsonl and a tokenizer, as the first tutorial makes them."""
@@ -98,8 +93,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def run_commands(block: Block) -> str:
-    """The block's commands, each followed by what it prints."""
+def output_of(block: Block, names: dict[str, Any], page: Path) -> str:
+    """What a block prints; of a console, its commands as well."""
+    if block.language == "python":
+        return run_block(block, names, name_of(page))
+
     transcript = ""
     for command in re.findall(r"^\$ (asyncdata .*)$", block.text, re.MULTILINE):
         status, out, talk = run_command(command)
@@ -108,36 +106,28 @@ def run_commands(block: Block) -> str:
     return transcript
 
 
-def with_examples() -> list[Path]:
-    return [page for page in PAGES if any(block.language in {"python", "console"} for block in blocks_of(page))]
+WITH_EXAMPLES = [page for page in PAGES if {block.language for block in blocks_of(page)} & {"python", "console"}]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("page", with_examples(), ids=name_of)
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
 def test_the_examples_of_a_page_run_and_print_what_it_says(page, folder):
     if name_of(page) in NEEDED:
         pytest.importorskip(NEEDED[name_of(page)])
     blocks = blocks_of(page)
     names: dict[str, Any] = {"__name__": "__main__"}
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, following in itertools.zip_longest(blocks, blocks[1:]):
         if block.language not in {"python", "console"}:
             continue
 
         try:
-            printed = run_commands(block) if block.language == "console" else run_block(block, names, name_of(page))
+            printed = output_of(block, names, page).replace(str(folder), HOME)
         except Exception:
             pytest.fail(f"{name_of(page)}:{block.line}\n{traceback.format_exc()}", pytrace=False)
-        if block.language == "console":
-            following = block
-        is_shown = following is not None and (following is block or is_output(following, block))
-        wanted = following.text if is_shown else ""
-        printed = printed.replace(str(folder), HOME)
+        wanted = block.text if block.language == "console" else ""
+        if not wanted and following is not None and following.language == "text" and following.line - block.end <= 3:
+            wanted = following.text  # right after a block is its output
         assert is_printed(wanted, printed), f"{name_of(page)}:{block.line} prints something else:\n{printed}"
-
-
-def is_output(block: Block, of: Block) -> bool:
-    """Whether a block is right after another one, whose output it then is."""
-    return block.language == "text" and block.line - of.end <= 3
 
 
 def test_an_output_is_compared():
@@ -160,18 +150,13 @@ def test_the_shell_commands_of_a_page_are_commands(page):
 # README.md
 
 
-def first_screen() -> str:
-    return (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
-
-
-def test_the_first_screen_is_one():
-    assert len(first_screen().splitlines()) <= FIRST_SCREEN_LINES
-
-
-def test_the_first_two_blocks_of_the_readme_are_a_line_each_that_runs_the_demo_and_one_that_runs_the_checks():
+def test_the_first_screen_is_one_and_begins_with_a_line_each_that_runs_the_demo_and_that_runs_the_checks():
     demo, checks, *_ = blocks_of(ROOT / "README.md")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
+    assert (
+        len((ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0].splitlines()) <= FIRST_SCREEN_LINES
+    )
     assert (demo.text.count("\n"), checks.text.count("\n")) == (1, 1)
     assert demo.text.endswith(".venv/bin/asyncdata demo\n")
     assert all(tool in checks.text for tool in ("ruff check", "ruff format --check", "mypy", "pytest"))
@@ -185,21 +170,14 @@ def test_the_coroutine_of_the_readme_runs(folder):
     for block in blocks_of(ROOT / "README.md"):
         if block.language == "python":
             run_block(block, names, "README.md")
-    asked = []
-
-    async def generate(groups):
-        asked.extend(groups)
-        return groups[:2]
+    generate = AsyncMock(side_effect=lambda groups: groups[:2])
 
     asyncio.run(names["rollouts"](generate))
-    assert [len(group) for group in asked] == [8] * 32
 
-
-# Every page
+    assert [len(group) for (groups,), _ in generate.await_args_list for group in groups] == [8] * 32
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
     anchors: list[str] = []
     for heading in re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE):
         anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -212,13 +190,17 @@ def links_of(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
-def test_the_links_of_a_page_lead_somewhere(page):
+def test_the_links_of_a_page_lead_somewhere_and_it_names_no_path_of_this_machine(page):
     for link in links_of(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
 
-        assert target.is_file(), f"{name_of(page)}: {link}"
-        assert not anchor or anchor in anchors_of(target), f"{name_of(page)}: {link}"
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors_of(target), link
+    text = page.read_text(encoding="utf-8")
+    here = {str(ROOT), str(Path.home()), tempfile.gettempdir(), sys.prefix, f"/{ROOT.parts[1]}/"} - {"/"}
+    assert [path for path in here if path in text] == []
+    assert set(re.findall(r"/(?:home|Users)/\w+", text)) <= {HOME}
 
 
 def test_the_index_leads_to_every_page():
@@ -237,25 +219,17 @@ def test_a_page_says_whom_it_is_for_and_what_one_can_do_after_it(page):
     assert re.match(r"After this page you .*[.,:]?$", what)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
-def test_no_page_names_a_path_of_this_machine(page):
-    text = page.read_text(encoding="utf-8")
-    here = {str(ROOT), str(Path.home()), tempfile.gettempdir(), sys.prefix, f"/{ROOT.parts[1]}/"} - {"/"}
-
-    assert [path for path in here if path in text] == []
-    assert set(re.findall(r"/(?:home|Users)/\w+", text)) <= {HOME}
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_source_files_and_tests_that_a_page_names_exist(page):
+def test_the_source_files_tests_and_codes_that_a_page_names_exist(page):
+    assert set(re.findall(r"\bAD\d{3}\b", page.read_text("utf-8"))) <= set(first_cells(read("errors.md")))
     for name in re.findall(r"`((?:asyncdata|tests|examples)/[\w/.-]*)`", prose_of(page)):
-        assert (ROOT / name).exists(), f"{name_of(page)}: {name}"
+        assert (ROOT / name).exists(), name
     for path, name in re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", prose_of(page)):
         text = (ROOT / path).read_text(encoding="utf-8")
 
         for part in name.split("::"):
             is_there = re.search(rf"^\s*(?:(?:async )?def|class) {part}\b|^{part} = ", text, re.MULTILINE)
-            assert is_there, f"{name_of(page)}: {path}::{name}"
+            assert is_there, f"{path}::{name}"
 
 
 FIGURE = re.compile(r'^\| ([A-Z]+\d*) \| .* \| ([^|]+) \| `(?:pytest -m "" )?(tests/[^`]+)` \|$', re.MULTILINE)
@@ -279,20 +253,45 @@ def test_a_promise_names_tests_that_prove_it_and_the_figures_of_the_page_of_reli
     assert [(figure, reached) for figure, reached in repeated if told[figure] != reached] == []
 
 
-# The reference is complete
+def declared_and_documented() -> dict[str, tuple[list[str], list[str]]]:
+    """What the source has, and what the reference has, by what it is."""
+    api, errors, snapshots = read("api.md"), read("errors.md"), read("snapshot-format.md")
+    tables, of_workers = read("statistics.md").split("## As flat numbers")[0].split("A worker's record:")
+    headings = [name.strip("`") for name in re.findall(r"^### (.*)$", api, re.MULTILINE)]
+    used = {code for path in PACKAGE.rglob("*.py") for code in re.findall(r"\bAD\d{3}\b", path.read_text("utf-8"))}
+    methods = [name for name in vars(asyncdata.TokenizeFn) if not name.startswith("_")]
+    of_methods = [cell.partition("(")[0] for cell in first_cells(section(api, "`TokenizeFn`"))]
+    counters = [name for name in Counters.__struct_fields__ if name != "mixture"]  # a snapshot has it beside them
+    kinds = [name for name in asyncdata.__all__ if issubclass(of_type(getattr(asyncdata, name)), BaseException)]
+    in_tree = re.findall(r"\b[A-Z]\w+(?=[ \n])", errors.split("```")[1])
+    return {
+        "public names": (
+            sorted(asyncdata.__all__),
+            sorted({*headings, *first_cells(section(api, "Errors")), "__version__"}),
+        ),
+        "methods of a tokenize function": (methods, [name for name in of_methods if name in methods]),
+        "statistics": (sorted(asyncdata.Statistics.__struct_fields__), sorted(first_cells(tables))),
+        "a worker's record": (list(WorkerState.__struct_fields__), first_cells(of_workers)),
+        "a state": (
+            ["format", *Snapshot.__struct_fields__, *counters],
+            first_cells(section(snapshots, "The state dict")),
+        ),
+        "a snapshot's header": (list(Header.__struct_fields__), first_cells(section(snapshots, "The file"))),
+        "errors": (sorted(kinds), sorted({*in_tree} & {*kinds})),
+        "error codes": (sorted(used), sorted(cell for cell in first_cells(errors) if cell.startswith("AD"))),
+        "commands": (list(commands()), re.findall(r"^## `(.*)`$", read("cli.md"), re.MULTILINE)),
+    }
 
 
-def source_trees() -> dict[str, ast.Module]:
-    return {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+def of_type(value: Any) -> type:
+    return value if isinstance(value, type) else type(value)
 
 
-def test_every_public_name_is_documented():
-    text = read("api.md")
-    documented = {name.strip("`") for name in re.findall(r"^### (.*)$", text, re.MULTILINE)}
-    documented |= set(first_cells(section(text, "Errors"))) | {"__version__"}
-
-    assert documented == set(asyncdata.__all__)
-    assert "`__version__`" in text
+def test_the_reference_lists_all_there_is_and_nothing_else():
+    for what, (declared, documented) in declared_and_documented().items():
+        assert documented == declared, what
+    assert "`__version__`" in read("api.md")
+    assert "`asyncdata_<field>`" in read("statistics.md").split("## As flat numbers")[1]
 
 
 def signature_of(function: Any) -> str:
@@ -306,50 +305,26 @@ def signature_of(function: Any) -> str:
     return function.__name__ + str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
 
 
-def public_members(kind: type) -> dict[str, Any]:
-    """Methods and properties that the library gives a class; a Struct's fields are another matter."""
-    fields = getattr(kind, "__struct_fields__", ())
-    members = {name: inspect.getattr_static(kind, name) for name in dir(kind) if not name.startswith("_")}
-    return {
-        name: member
-        for name, member in members.items()
-        if name not in fields and isinstance(member, property | classmethod | FunctionType)
-    }
+def signatures_of(kind: type) -> Iterator[str]:
+    """The methods and properties that the library gives a class; a Struct's fields are another matter."""
+    for name in set(dir(kind)) - set(getattr(kind, "__struct_fields__", ())):
+        member = inspect.getattr_static(kind, name)
+        if name.startswith("_") or not isinstance(member, property | classmethod | FunctionType):
+            continue
+        yield f"`{name}`" if isinstance(member, property) else signature_of(getattr(member, "__func__", member))
 
 
-def documented_signature(name: str, member: Any) -> str:
-    if isinstance(member, property):
-        return f"`{name}`"
-
-    return signature_of(getattr(member, "__func__", member))
+LOADERS = (asyncdata.DataLoader, asyncdata.AsyncDataLoader, asyncdata.LoaderConfig, asyncdata.Statistics)
+VALUES = (asyncdata.Sample, asyncdata.Position, asyncdata.SourceLocation)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        asyncdata.DataLoader,
-        asyncdata.AsyncDataLoader,
-        asyncdata.Sample,
-        asyncdata.Position,
-        asyncdata.SourceLocation,
-        asyncdata.LoaderConfig,
-        asyncdata.Statistics,
-    ],
-)
+@pytest.mark.parametrize("kind", [*LOADERS, *VALUES])
 def test_every_method_is_documented_with_its_signature(kind):
-    text = read("api.md")
-    here = section(text, f"`{kind.__name__}`")
+    here = section(read("api.md"), f"`{kind.__name__}`")
     if kind is asyncdata.AsyncDataLoader:
-        here += section(text, "`DataLoader`")  # which says what is alike
+        here += section(read("api.md"), "`DataLoader`")  # which says what is alike
 
-    signatures = [documented_signature(name, member) for name, member in public_members(kind).items()]
-    assert [signature for signature in signatures if signature not in here] == []
-
-
-def test_the_methods_of_a_tokenize_function_are_documented():
-    names = [name for name in vars(asyncdata.TokenizeFn) if not name.startswith("_")]
-
-    assert set(names) <= {cell.partition("(")[0] for cell in first_cells(section(read("api.md"), "`TokenizeFn`"))}
+    assert [signature for signature in signatures_of(kind) if signature not in here] == []
 
 
 def described(*endings: str) -> list[Any]:
@@ -358,8 +333,7 @@ def described(*endings: str) -> list[Any]:
 
 TOKENIZE_FNS = [kind for kind in described("TokenizeFn") if kind is not asyncdata.TokenizeFn]
 PACKINGS_AND_COLLATORS = described("Packing", "Grouping", "Collator")
-RECORDS = [asyncdata.Document, asyncdata.JsonlSource, asyncdata.Position, asyncdata.Sample, asyncdata.Shuffle]
-RECORDS += [asyncdata.SourceLocation]
+RECORDS = [*VALUES, asyncdata.Document, asyncdata.JsonlSource, asyncdata.Shuffle]
 
 
 @pytest.mark.parametrize("kind", [*PACKINGS_AND_COLLATORS, *TOKENIZE_FNS, *RECORDS])
@@ -393,62 +367,14 @@ def table_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("| `")]
 
 
-def test_every_statistic_is_documented():
-    statistics, of_workers = read("statistics.md").split("A worker's record:")
-    of_workers, flat = of_workers.split("## As flat numbers")
-
-    assert sorted(first_cells(statistics)) == sorted(asyncdata.Statistics.__struct_fields__)
-    assert first_cells(of_workers) == list(WorkerState.__struct_fields__)
-    assert "`asyncdata_<field>`" in flat
-
-
-def test_the_layout_of_a_snapshot_is_documented():
-    text = read("snapshot-format.md")
-
-    assert first_cells(section(text, "The state dict")) == [
-        "format",
-        *Snapshot.__struct_fields__,
-        *(name for name in Counters.__struct_fields__ if name != "mixture"),  # a snapshot has it beside them
-    ]
-    assert first_cells(section(text, "The file")) == list(Header.__struct_fields__)
-
-
-def test_every_error_is_in_the_tree():
-    names = [name for name in asyncdata.__all__ if is_error(getattr(asyncdata, name))]
-    tree = read("errors.md").split("```")[1]
-
-    assert set(re.findall(r"\b[A-Z]\w+(?=[ \n])", tree)) & set(names) == set(names)
-
-
-def is_error(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, BaseException)
-
-
-def test_every_error_code_is_documented_and_no_other():
-    used = {code for path in PACKAGE.rglob("*.py") for code in re.findall(r"\bAD\d{3}\b", path.read_text("utf-8"))}
-    documented = [cell for cell in first_cells(read("errors.md")) if cell.startswith("AD")]
-
-    assert sorted(documented) == sorted(used)
-
-
-def test_the_codes_that_a_page_names_are_documented():
-    known = set(first_cells(read("errors.md")))
-
-    for page in PAGES:
-        assert set(re.findall(r"\bAD\d{3}\b", page.read_text("utf-8"))) <= known, name_of(page)
-
-
 def logged_events() -> dict[str, tuple[str, set[str]]]:
     """What the package logs: event -> level and fields; "None" stands for fields that are given as a dict."""
     events = {}
-    for tree in source_trees().values():
-        for node in ast.walk(tree):
-            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if isinstance(node, ast.Call) and (
-                logged := re.fullmatch(r"(?:self\.)?_log\.(\w+ing|info|exception)", called)
-            ):
-                level = logged[1].replace("exception", "error")
-                events[ast.literal_eval(node.args[0])] = level, {str(keyword.arg) for keyword in node.keywords}
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))]
+    for call in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if logged := re.fullmatch(r"(?:self\.)?_log\.(\w+ing|info|exception)", ast.unparse(call.func)):
+            level = logged[1].replace("exception", "error")
+            events[ast.literal_eval(call.args[0])] = level, {str(keyword.arg) for keyword in call.keywords}
     return events
 
 
@@ -476,7 +402,6 @@ def parsers_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPar
 
 
 def help_of(parser: argparse.ArgumentParser) -> list[str]:
-    """The rows of the table of a command's arguments."""
     rows = []
     for action in parser._actions:  # noqa: SLF001
         if isinstance(action, argparse._HelpAction | argparse._VersionAction | argparse._SubParsersAction):  # noqa: SLF001
@@ -493,26 +418,56 @@ def commands() -> dict[str, argparse.ArgumentParser]:
     return {parser.prog: parser for parser in parsers_of(cli.make_parser()) if help_of(parser)}
 
 
-def test_every_command_is_documented():
-    documented = re.findall(r"^## `(.*)`$", read("cli.md"), re.MULTILINE)
-
-    assert documented == list(commands())
-
-
 @pytest.mark.parametrize("command", commands())
-def test_a_command_is_documented_as_its_help_has_it(command):
+def test_a_command_is_documented_as_its_help_has_it_speaks_json_and_can_be_verbose(command):
     parser = commands()[command]
     here = section(read("cli.md"), f"`{command}`")
 
     assert "\n".join(re.findall(r"^\| `.*$", here, re.MULTILINE)) == "\n".join(help_of(parser))
     assert " ".join(str(parser.description).split()) in " ".join(here.split())
+    options = {word for action in parser._actions for word in action.option_strings}  # noqa: SLF001
+    assert {"--json", "--verbose", "--help"} <= options
     for action in parser._actions:  # noqa: SLF001
         assert action.help
         if action.default not in (None, False, True, [], argparse.SUPPRESS):
             assert re.search(rf"\(.*{action.default}.*\)|%\(default\)s", action.help), action
 
 
-def test_every_command_speaks_json_and_can_be_verbose():
-    for name, parser in commands().items():
-        options = {word for action in parser._actions for word in action.option_strings}  # noqa: SLF001
-        assert {"--json", "--verbose", "--help"} <= options, name
+# A new user comes from README.md to a training loop of their own framework in at most three pages.
+
+HOW_TO = [page for page in PAGES if re.match(r"use-it-with-|train-with-torch|move-a-slime-run", page.name)]
+INSTALL = re.compile(r'`pip install "path/to/asyncdata\[fast\]"`')
+
+
+def linked_from(page: Path) -> set[Path]:
+    return {(page.parent / link.partition("#")[0]).resolve() for link in links_of(page)}
+
+
+def test_the_frameworks_are_found():
+    names = {page.stem.removeprefix("use-it-with-") for page in HOW_TO}
+
+    assert {"move-a-slime-run", "train-with-torch", "trl", "verl"} < names
+    assert len(names) >= 13
+
+
+@pytest.mark.parametrize("page", HOW_TO, ids=name_of)
+def test_a_training_loop_is_at_most_three_pages_away_and_can_be_installed_and_started(page):
+    text, readme = page.read_text(encoding="utf-8"), ROOT / "README.md"
+    programs = sorted(
+        path for path in linked_from(page) if path.suffix == ".py" and path.is_relative_to(ROOT / "examples")
+    )
+    path = [readme, page] if page in linked_from(readme) else [readme, DOCS / "index.md", page]
+    first = next(block.text for block in blocks_of(page) if "asyncdata" in block.text)
+    if programs:
+        path.append(programs[0])  # to copy
+    elif "tokenizer" in first:
+        path.append(DOCS / "tutorial" / "first-loader.md")
+    assert len(path) <= 3, list(map(name_of, path))
+    assert all(each.is_file() for each in path)
+
+    installs, parts = INSTALL.search(text), [found.start() for found in re.finditer(r"^## ", text, re.MULTILINE)]
+    assert installs is not None
+    assert installs.start() < [*parts, len(text), len(text)][1], "it says how to install before its second part"
+    for program in programs:
+        code = program.read_text(encoding="utf-8")
+        assert "asyncdata" in code and "__main__" in code, program

@@ -3,33 +3,28 @@
 A limit has a wide margin over what was counted when it was written; a guard that fails is a hot path that has grown.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncdata import DataLoader, Position, Sample
 from asyncdata.core.framing import HEADER, frame
-from asyncdata.core.messages import Tokenized, decode_reply
+from asyncdata.core.messages import decode_reply
+from asyncdata.delivery.channel import Entry
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.delivery.coordinator import Coordinator
-from asyncdata.delivery.requests import DeliveryRules
+from asyncdata.delivery.ledger import DeliveryRules
 from asyncdata.tokenization.column_writer import ColumnWriter
 from tests.support.chunks import Lines
 from tests.support.faults import until
 from tests.support.still_loader import StillLoader
 from tests.support.tokenize_fns import row_id
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from asyncdata.delivery.channel import Entry
 
 NUM_ROWS = 4000
 
@@ -59,27 +54,18 @@ def body_of(num_rows: int) -> memoryview:
     return memoryview(bytes(frame(1, out.finish(num_rows, 0.0)))[HEADER.size :])
 
 
-def reply_of(num_rows: int) -> Tokenized:
-    reply = decode_reply(body_of(num_rows))
-    assert isinstance(reply, Tokenized)
-    return reply
-
-
 @pytest.fixture
 def rows(jsonl_file: Callable[..., Path]) -> Path:
     return jsonl_file({"id": number} for number in range(NUM_ROWS))
 
 
-def test_a_ready_batch_costs_as_many_calls_whatever_its_size(rows: Path) -> None:
+def test_a_ready_batch_costs_as_many_calls_whatever_its_size_and_a_ready_group_none_of_its_own(rows):
     with full_loader(rows) as loader:
         few, many = (calls_of_a_ready_batch(partial(loader.get_next_batch, number)) for number in (2, 64))
-
-    assert few == many <= 20  # 14
-
-
-def test_a_ready_group_costs_no_calls_of_its_own(rows: Path) -> None:
     with full_loader(rows, n_samples_per_prompt=8) as loader:
         assert calls_of_a_ready_batch(partial(loader.get_samples, 32)) <= 25  # 17
+
+    assert few == many <= 20  # 14
 
 
 @contextlib.contextmanager
@@ -96,11 +82,8 @@ def calls_of_a_ready_batch(take: Callable[[], object]) -> int:
     return min(num_calls(take) for _ in range(20))
 
 
-def test_a_sample_is_small_until_it_is_touched() -> None:
+def test_a_sample_is_small_and_a_look_at_its_tokens_costs_few_calls(rows):
     assert sys.getsizeof(Sample()) <= 8 * (len(Sample.__struct_fields__) + 4)
-
-
-def test_a_look_at_a_samples_tokens_costs_few_calls(rows: Path) -> None:
     with StillLoader(rows, block_bytes=4096, capacity=100) as loader:
         (sample,) = loader.take(1)
 
@@ -108,12 +91,12 @@ def test_a_look_at_a_samples_tokens_costs_few_calls(rows: Path) -> None:
         assert num_calls(lambda: sample.tokens) <= 3
 
 
-def test_a_chunk_costs_as_many_calls_whatever_the_number_of_its_rows() -> None:
+def test_a_chunk_costs_as_many_calls_whatever_the_number_of_its_rows():
     """The service's thread never walks the rows of a reply in Python."""
     costs = []
     for num_rows in (8, 32, 512):  # the first in a process also makes what is made once
         coordinator = Coordinator(DeliveryRules(capacity=1000, max_ready_bytes=1 << 30))
-        entry, reply = coordinator.reserve(coordinator.channel, num_rows, 1), reply_of(num_rows)
+        entry, reply = coordinator.reserve(coordinator.channel, num_rows, 1), decode_reply(body_of(num_rows))
         assert entry is not None
 
         def arrive(entry: Entry = entry, reply: Any = reply, coordinator: Coordinator = coordinator) -> None:
@@ -125,7 +108,7 @@ def test_a_chunk_costs_as_many_calls_whatever_the_number_of_its_rows() -> None:
     assert costs[1] == costs[2] <= 100  # 86, of which 40 are for the digest
 
 
-def test_a_request_costs_as_many_calls_whatever_the_number_of_its_rows(rows: Path) -> None:
+def test_a_request_costs_as_many_calls_whatever_the_number_of_its_rows(rows):
     with StillLoader(rows, block_bytes=1 << 14, window_blocks=8) as loader:
         window = loader.producer._windows[0]  # noqa: SLF001
         while not window.is_ready:
@@ -135,21 +118,13 @@ def test_a_request_costs_as_many_calls_whatever_the_number_of_its_rows(rows: Pat
     assert costs[0] == costs[1] <= 30  # 19
 
 
-def test_tokens_are_views_of_the_frame_that_brought_them() -> None:
-    body = body_of(20_000)
+@pytest.mark.parametrize("num_rows", [*range(1, 5), 20_000])
+def test_tokens_are_aligned_views_of_the_frame_that_brought_them(num_rows):
+    body = body_of(num_rows)
 
-    chunk = Chunk(decode_reply(body), Position(), 20_000, Lines(), ends_epoch=False)
+    tokens = Chunk(decode_reply(body), Position(), num_rows, Lines(), ends_epoch=False).tokens_of(num_rows - 1)
 
-    tokens = chunk.tokens_of(7)
-    assert tokens.tolist() == [7, 70_000]
-    assert np.shares_memory(tokens, np.frombuffer(body, np.uint8))
-    assert not tokens.flags.writeable
-
-
-@pytest.mark.parametrize("num_rows", range(1, 5))
-def test_tokens_are_aligned_wherever_they_lie_in_the_frame(num_rows: int) -> None:
-    tokens = Chunk(reply_of(num_rows), Position(), num_rows, Lines(), ends_epoch=False).tokens_of(num_rows - 1)
-
+    assert tokens.tolist() == [num_rows - 1, 70_000]
+    assert num_rows < 5 or np.shares_memory(tokens, np.frombuffer(body, np.uint8))
     assert tokens.flags.aligned
     assert not tokens.flags.writeable
-    assert tokens.tolist() == [num_rows - 1, 70_000]

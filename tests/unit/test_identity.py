@@ -1,11 +1,12 @@
 """What fingerprints and cache keys call a description, a reader and a function: a fixed tag, wherever its file lies."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,15 +16,10 @@ from asyncdata import ConfigError, JsonArraySource, JsonlSource, ParquetSource
 from asyncdata.core.import_path import resolve_path, tag_of
 from asyncdata.core.messages import Job
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
-from asyncdata.loader.index_identity import index_identity
+from asyncdata.loader.opened_rows import index_identity
 from asyncdata.prefetch.token_cache.folder import about_of, key_of
 from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from types import ModuleType
 
 DESCRIPTIONS: dict[str, Callable[..., Any]] = {
     "asyncdata.integrations.slime_rows:SlimeTokenizeFn": SlimeTokenizeFn,
@@ -35,32 +31,23 @@ DESCRIPTIONS: dict[str, Callable[..., Any]] = {
 }
 """The tag of each tokenize function. A changed tag would refuse every snapshot there is."""
 
+BABILONG = asyncdata.FixedLengthTokenizeFn.babilong
 NEEDED = {asyncdata.FixedLengthTokenizeFn: {"max_length": 8, "prompt": "{q}", "answer": "{a}"}}
 READERS = ("lines", "python-lines", "json-array", "parquet", "huggingface")
 """The tag of each reader. A changed tag would have every row index and token cache made anew."""
 
 
+def load_elsewhere(name: str) -> ModuleType:
+    """Loads the file of a module as a module of another name, as if the file had been moved there."""
+    spec = importlib.util.spec_from_file_location("scratch_module", sys.modules[name].__file__)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["scratch_module"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def subclasses_of(kind: type) -> list[type]:
     return [found for each in kind.__subclasses__() for found in [each, *subclasses_of(each)]]
-
-
-@pytest.fixture
-def load_elsewhere(monkeypatch) -> Callable[[str], ModuleType]:
-    """Loads the file of a module as a module of another name, as if the file had been moved there."""
-
-    def load(name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location("scratch_module", sys.modules[name].__file__)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, "scratch_module", module)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
-
-
-# Tokenize functions
 
 
 def test_every_description_with_a_tokenizer_has_a_tag_that_is_pinned_here():
@@ -71,10 +58,11 @@ def test_every_description_with_a_tokenizer_has_a_tag_that_is_pinned_here():
 
 
 @pytest.mark.parametrize("kind", DESCRIPTIONS.values())
-def test_a_moved_file_and_a_default_that_is_written_out_leave_the_fingerprint_as_it_was(load_elsewhere, kind):
+def test_a_moved_file_and_a_default_that_is_written_out_leave_the_fingerprint_as_it_was(monkeypatch, kind):
     plain = kind("folder", **NEEDED.get(kind, {}))
     # Texts of a file are other objects than the equal ones in the code.
     written = json.loads(json.dumps({field.name: getattr(plain, field.name) for field in msgspec.structs.fields(kind)}))
+    monkeypatch.setitem(sys.modules, "scratch_module", sys)  # it is gone after the test
     moved = getattr(load_elsewhere(kind.__module__), kind.__name__)
 
     assert kind(**written).settings_digest() == plain.settings_digest()
@@ -83,20 +71,17 @@ def test_a_moved_file_and_a_default_that_is_written_out_leave_the_fingerprint_as
 
 
 @pytest.mark.parametrize(
-    ("fn", "digest"),
+    ("kind", "settings", "digest"),
     [
-        (asyncdata.PromptTokenizeFn("t", tool_key="functions"), "da4b68907f93f5e251b44a9efd29e406"),
-        (asyncdata.ChatTokenizeFn("t", tool_key="functions"), "465837fabe8a8952165332f66647ef06"),
-        (asyncdata.PreferenceTokenizeFn("t", tool_key=None), "48b203d250cb9db252b6860aabb55793"),
-        (asyncdata.FixedLengthTokenizeFn.babilong("t", 100, legacy_recipe=True), "1969f7c207ab7029c12b38d53a1a693b"),
-        (
-            asyncdata.FixedLengthTokenizeFn.babilong("t", 100, overlong="truncate_context_left"),
-            "0d4f3faabde58e7422f913ae6fe592a2",
-        ),
+        (asyncdata.PromptTokenizeFn, {"tool_key": "functions"}, "da4b68907f93f5e251b44a9efd29e406"),
+        (asyncdata.ChatTokenizeFn, {"tool_key": "functions"}, "465837fabe8a8952165332f66647ef06"),
+        (asyncdata.PreferenceTokenizeFn, {"tool_key": None}, "48b203d250cb9db252b6860aabb55793"),
+        (BABILONG, {"max_length": 100, "legacy_recipe": True}, "1969f7c207ab7029c12b38d53a1a693b"),
+        (BABILONG, {"max_length": 100, "overlong": "truncate_context_left"}, "0d4f3faabde58e7422f913ae6fe592a2"),
     ],
 )
-def test_a_setting_that_was_renamed_leaves_the_fingerprint_as_it_was(fn, digest):
-    assert fn.settings_digest() == digest
+def test_a_setting_that_was_renamed_leaves_the_fingerprint_as_it_was(kind, settings, digest):
+    assert kind("t", **settings).settings_digest() == digest
 
 
 def test_the_kinds_of_one_base_are_told_apart_where_a_subclass_has_no_tag_of_its_own():
@@ -128,9 +113,6 @@ def test_a_function_or_the_class_of_a_callable_is_known_by_its_tag_or_else_its_i
     assert tag_of(Mine()) == "length of a row"
     with pytest.raises(ConfigError, match="AD420"):
         resolve_path("asyncdata.core.import_path:nothing")
-
-
-# Readers
 
 
 def open_source(kind: str, folder: Path) -> Any:

@@ -1,7 +1,5 @@
 """The public API is one explicit list, and importing it costs nothing that a user did not ask for."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess
@@ -17,7 +15,6 @@ HEAVY = {"datasets", "pyarrow", "ray", "torch", "transformers"}
 
 
 def modules_after(statements: str) -> set[str]:
-    """What a fresh interpreter has imported after ``statements``."""
     code = f"import sys\n{statements}\nnames = sorted(sys.modules)\nimport json\nprint(json.dumps(names))"
     command = [sys.executable, "-c", code]
     return set(json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout))

@@ -1,7 +1,5 @@
 """What ``pytest`` runs without options: the quick tests, and among them an integration test of each promise."""
 
-from __future__ import annotations
-
 import configparser
 import os
 import re
@@ -10,32 +8,25 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PROMISES = sorted((ROOT / "docs" / "promises").glob("*.md"))
 
 
 def test_each_promise_is_held_by_an_integration_test_of_the_quick_selection():
-    named = {
-        page.name: re.findall(r"`(tests/integration/[\w/]+\.py::[\w:]+)`", page.read_text(encoding="utf-8"))
-        for page in PROMISES
-    }
-    quick = selected_by_default(sorted({name for names in named.values() for name in names}))
-
-    assert len(named) == 8
-    assert [page for page, names in named.items() if not quick.intersection(names)] == []
-
-
-def selected_by_default(names: list[str]) -> set[str]:
-    """Those of the tests that ``pytest`` without options runs."""
+    pattern = re.compile(r"`(tests/integration/[\w/]+\.py::[\w:]+)`")
+    promises = sorted((ROOT / "docs" / "promises").glob("*.md"))
+    named = {page.name: pattern.findall(page.read_text(encoding="utf-8")) for page in promises}
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *names],
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *sum(named.values(), [])],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
         capture_output=True,
         text=True,
         check=False,
     )
+
     assert run.returncode == 0, run.stdout + run.stderr
-    return {line.partition("[")[0] for line in run.stdout.splitlines()}
+    quick = {line.partition("[")[0] for line in run.stdout.splitlines()}
+    assert len(named) == 8
+    assert [page for page, names in named.items() if not quick.intersection(names)] == []
 
 
 def test_the_modules_of_faults_and_property_are_thorough_as_the_page_for_contributors_says():

@@ -1,28 +1,22 @@
 """Programs of users, and the tutorials, under mypy's and pyright's strict checks."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.release import ROOT, TYPED
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.thorough
 TUTORIALS = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def programs(tmp_path_factory):
     """A folder with the programs of ``tests/typing``, and one of each tutorial: all its Python, from top to bottom."""
     folder = tmp_path_factory.mktemp("programs")
     for path in TYPED:
@@ -44,13 +38,11 @@ def test_every_typed_program_is_checked_in_a_release_too():
         ("pyright", ("--pythonpath", sys.executable), "0 errors, 0 warnings"),
     ],
 )
-def test_a_strict_checker_finds_no_error(programs: Path, checker: str, options: tuple[str, ...], success: str):
+def test_a_strict_checker_finds_no_error(programs, checker, options, success):
     if importlib.util.find_spec(checker) is None:
         pytest.skip(f"{checker} is not installed: it is in the extra lint")
     (programs / "pyrightconfig.json").write_text(json.dumps({"include": ["."], "typeCheckingMode": "strict"}))
-
     command = [sys.executable, "-m", checker, *options]
     done = subprocess.run(command, cwd=programs, capture_output=True, text=True, timeout=600, check=False)
-
     assert len(list(programs.glob("*.py"))) == len(TYPED) + len(TUTORIALS) > 6
     assert success in done.stdout, done.stdout + done.stderr

@@ -1,13 +1,18 @@
-"""Makes rows of packs, without gaps, and the boundaries that variable-length attention needs."""
+"""Makes rows of packs, without gaps, and the boundaries that variable-length attention needs.
+
+:class:`XTunerCollator` gives the same rows in the shape of XTuner v1.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from asyncdata.batching.collators.base import IGNORE, Document, Integers, joined_labels, joined_tokens
+from asyncdata.batching.collators.base import IGNORE, Document, Integers, Positive, joined_labels, joined_tokens
+from asyncdata.batching.collators.columns import add_columns, columns_in
+from asyncdata.batching.collators.torch_tensors import sequence_context, to_torch
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 
@@ -16,9 +21,7 @@ if TYPE_CHECKING:
 
     from asyncdata.batching.collators.base import Batch
 
-__all__ = ("PackedCollator",)
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+__all__ = ("PackedCollator", "XTunerCollator")
 
 
 class _Layout(NamedTuple):
@@ -33,6 +36,7 @@ class _Layout(NamedTuple):
     lengths: Integers
     num_documents: int
     num_padding: int
+    is_token: Integers
 
 
 class PackedCollator(Description, frozen=True, kw_only=True):
@@ -122,15 +126,16 @@ class PackedCollator(Description, frozen=True, kw_only=True):
         rows = [self._fill(pack, *(array[row] for array in batch.values())) for row, (pack, _) in enumerate(fitting)]
         segments = np.concatenate([row.segments for row in rows])
         if self.keys == "transformers":
-            return batch | _flash_attention_kwargs(segments)
-
-        batch["cu_seqlens"] = _boundaries(np.concatenate([row.lengths for row in rows]))
-        batch["max_seqlen"] = int(segments.max())
-        batch["num_padding"] = sum(row.num_padding for row in rows)
-        if self.segment_multiple_of > 1:
-            batch["cu_seqlens_padded"] = _boundaries(segments)
-        if self.overlong == "truncate":
-            batch["num_dropped_tokens"] = sum(num_dropped for _, num_dropped in fitting)
+            batch |= _flash_attention_kwargs(_boundaries(segments), int(segments.max()))
+        else:
+            batch["cu_seqlens"] = _boundaries(np.concatenate([row.lengths for row in rows]))
+            batch["max_seqlen"] = int(segments.max())
+            batch["num_padding"] = sum(row.num_padding for row in rows)
+            if self.segment_multiple_of > 1:
+                batch["cu_seqlens_padded"] = _boundaries(segments)
+            if self.overlong == "truncate":
+                batch["num_dropped_tokens"] = sum(num_dropped for _, num_dropped in fitting)
+        add_columns(batch, [pack for pack, _ in fitting], np.stack([row.is_token for row in rows]), self.shift)
         return batch
 
     def _sizes(self, pack: Sequence[Document]) -> list[int]:
@@ -168,14 +173,16 @@ class PackedCollator(Description, frozen=True, kw_only=True):
         tokens, targets = joined_tokens(pack), joined_labels(pack)
         lengths = np.array([len(document.tokens) for document in pack])
         if self.shift == "pack":
-            tokens, targets, lengths = tokens[:-1], targets[1:], _one_less(lengths)
+            tokens, targets = tokens[:-1], targets[1:]
+            lengths[-1] -= 1
+            lengths = lengths[lengths > 0]
         layout = self._layout(lengths, len(input_ids))
         starts = np.cumsum(layout.segments) - layout.segments
         np.subtract(np.arange(len(input_ids)), np.repeat(starts, layout.segments), out=position_ids)
         numbers = np.arange(len(starts), dtype=np.int32)
         numbers[layout.num_documents :] = -1
         seq_idx[:] = np.repeat(numbers, layout.segments)
-        place: Any = slice(0, len(tokens))
+        place = np.arange(len(input_ids)) < len(tokens)
         if self.segment_multiple_of > 1:
             place = position_ids < np.repeat(layout.lengths * (numbers >= 0), layout.segments)
             seq_idx[~place] = -1
@@ -185,22 +192,81 @@ class PackedCollator(Description, frozen=True, kw_only=True):
         if self.shift == "document":
             labels[:-1] = labels[1:]
             labels[-1] = IGNORE
-        return layout
+        return layout._replace(is_token=place)
 
     def _layout(self, lengths: Integers, width: int) -> _Layout:
         multiple = self.segment_multiple_of
         documents = -(-lengths // multiple) * multiple
         num_padding = width - int(documents.sum())
-        pads = _chunks(num_padding, self.pad_chunk)
+        num_chunks, rest = divmod(num_padding, self.pad_chunk)
+        pads = np.array([self.pad_chunk] * num_chunks + [rest] * (rest > 0), np.int64)
         if not len(documents) + len(pads):
             raise ConfigError('AD451 shift="pack" leaves nothing of a pack of one token; drop it, or pad to max_length')
 
-        return _Layout(np.concatenate([documents, pads]), np.concatenate([lengths, pads]), len(documents), num_padding)
+        segments = np.concatenate([documents, pads]), np.concatenate([lengths, pads])
+        return _Layout(*segments, len(documents), num_padding, np.empty(0, np.bool_))
 
 
-def _flash_attention_kwargs(segments: Integers) -> Batch:
+class XTunerCollator(Description, frozen=True, kw_only=True):
+    """What XTuner's ``sft_llm_collator`` gives: for each pack ``{"seq_ctx": ..., "shifted_labels": ...}``.
+
+    ``seq_ctx`` has ``input_ids`` and ``position_ids``, int64 of shape (1, width); ``cu_seq_lens_q`` and
+    ``cu_seq_lens_k``, int32 of shape (num_segments + 1,); ``max_length_q``, ``max_length_k`` and ``num_padding``,
+    integers. ``shifted_labels`` is int64 of shape (1, width).
+
+    :ivar max_length: its ``pack_max_length``.
+    :ivar pad_id: its ``padding_token_idx``.
+    :ivar pad_to_max_length: its ``pack_to_max_length``.
+    :ivar pad_chunk: its ``pad_chunk_size``.
+    :ivar shift: ``document``: labels are shifted within documents, and no token is left out. ``pack``: as XTuner, over
+        their boundaries, so that a document predicts the first label of the next.
+    :ivar overlong: ``error``, or ``truncate`` as XTuner; what is dropped then is in ``num_dropped_tokens``.
+    :ivar output: ``arrays``: dicts of numpy arrays. ``tensors``: dicts of torch tensors. ``sequence_context``: XTuner's
+        own class; it must be installed.
+    :raises ConfigError: as :class:`PackedCollator`.
+    """
+
+    takes_packs: ClassVar[bool] = True
+
+    max_length: Positive
+    pad_id: int = 0
+    pad_to_max_length: bool = True
+    pad_chunk: Positive = 256
+    shift: Literal["document", "pack"] = "document"
+    overlong: Literal["error", "truncate"] = "error"
+    output: Literal["arrays", "tensors", "sequence_context"] = "arrays"
+
+    def __call__(self, packs: Sequence[Sequence[Document]]) -> list[dict[str, Any]]:
+        """One item for each pack."""
+        settings = msgspec.structs.asdict(self)
+        output, collator = settings.pop("output"), PackedCollator(**settings)
+        names = {column.name for pack in packs for column in columns_in(pack)}
+        return [_item(collator([pack]), output, names | {f"{name}_counts" for name in names}) for pack in packs]
+
+
+def _item(batch: Batch, output: str, names: set[str]) -> dict[str, Any]:
+    """XTuner's item of a batch of one pack, with the columns ``names``."""
+    fields = {
+        "input_ids": batch["input_ids"],
+        **_flash_attention_kwargs(batch["cu_seqlens"], batch["max_seqlen"]),
+        "num_padding": batch["num_padding"],
+        "position_ids": batch["position_ids"],
+    }
+    item: dict[str, Any] = {"seq_ctx": fields, "shifted_labels": batch["shifted_labels"]}
+    item |= {name: batch[name] for name in sorted(names & batch.keys())}
+    if "num_dropped_tokens" in batch:
+        item["num_dropped_tokens"] = batch["num_dropped_tokens"]
+    if output == "arrays":
+        return item
+
+    item = to_torch(item)
+    if output == "sequence_context":
+        item["seq_ctx"] = sequence_context(fields)
+    return item
+
+
+def _flash_attention_kwargs(ends: Integers, longest: int) -> Batch:
     """With the names of transformers, which has the same boundaries for queries and keys, padding included."""
-    ends, longest = _boundaries(segments), int(segments.max())
     return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
 
 
@@ -212,20 +278,6 @@ def _boundaries(segments: Integers) -> Integers:
 
 
 def _cut(document: Document, length: int) -> Document:
-    if len(document.tokens) <= length:
-        return document
-
-    tokens, labels, loss_mask, sample = document
-    labels, loss_mask = (None if values is None else values[:length] for values in (labels, loss_mask))
-    return Document(tokens[:length], labels, loss_mask, sample)
-
-
-def _one_less(lengths: Integers) -> Integers:
-    """The lengths with the last document one token shorter, or without it if it has only one token."""
-    return lengths[:-1] if lengths[-1] == 1 else np.append(lengths[:-1], lengths[-1] - 1)
-
-
-def _chunks(total: int, size: int) -> Integers:
-    """``total`` divided into chunks of ``size``, and the rest."""
-    full, rest = divmod(total, size)
-    return np.array([size] * full + [rest] * (rest > 0), dtype=np.int64)
+    """The document's first ``length`` tokens."""
+    labels, loss_mask = (None if each is None else each[:length] for each in (document.labels, document.loss_mask))
+    return document._replace(tokens=document.tokens[:length], labels=labels, loss_mask=loss_mask)

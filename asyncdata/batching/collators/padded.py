@@ -1,24 +1,22 @@
-"""Makes a padded row of each document, for attention over whole rows."""
+"""Makes padded rows of documents, for attention over whole rows; of preference pairs, two rows each."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import msgspec
 import numpy as np
 
-from asyncdata.batching.collators.base import IGNORE, padded
+from asyncdata.batching.collators.base import IGNORE, Document, Positive, joined_labels, joined_tokens
+from asyncdata.batching.collators.columns import add_columns, columns_in
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.batching.collators.base import Batch, Document
+    from asyncdata.batching.collators.base import Batch
 
-__all__ = ("FixedCollator", "PaddedCollator")
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+__all__ = ("FixedCollator", "PaddedCollator", "PreferenceCollator")
 
 
 class PaddedCollator(Description, frozen=True, kw_only=True):
@@ -58,13 +56,8 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
 
     def __call__(self, documents: Sequence[Document]) -> Batch:
         """The batch of these documents, one a row."""
-        longest = max((len(document.tokens) for document in documents), default=0)
-        if self.max_length is not None and longest > self.max_length:
-            raise _too_long(longest, self.max_length)
-
-        width = -(-longest // self.pad_to_multiple_of) * self.pad_to_multiple_of
-        batch = padded(documents, width, self.pad_id, left=self.side == "left")
-        return _shifted(batch) if self.shift_labels else batch
+        width = _width(documents, self.pad_to_multiple_of, self.max_length)
+        return _padded(documents, width, self.pad_id, left=self.side == "left", shifted=self.shift_labels)
 
 
 class FixedCollator(Description, frozen=True, kw_only=True):
@@ -86,18 +79,123 @@ class FixedCollator(Description, frozen=True, kw_only=True):
 
     def __call__(self, documents: Sequence[Document]) -> Batch:
         """The batch of these documents, one a row."""
-        longest = max((len(document.tokens) for document in documents), default=0)
-        if longest > self.length:
-            raise _too_long(longest, self.length)
-
-        batch = padded(documents, self.length, self.pad_id, left=False)
-        return _shifted(batch) if self.shift_labels else batch
+        _width(documents, self.length, self.length)
+        return _padded(documents, self.length, self.pad_id, shifted=self.shift_labels)
 
 
-def _too_long(length: int, limit: int) -> ConfigError:
-    return ConfigError(
-        f"AD450 a document of {length} tokens does not fit a row of {limit}; limit it where it is tokenized"
-    )
+class PreferenceCollator(Description, frozen=True, kw_only=True):
+    """Makes the batches that DPOTrainer and RewardTrainer of TRL take, of the samples of ``PreferenceTokenizeFn``.
+
+    Calling it with n samples gives, each int64 of shape (2 * n, width), first the chosen answers of all, then the
+    rejected ones, each after its prompt: ``input_ids``; ``attention_mask``, 1 for tokens and 0 for padding, which is on
+    the right; and ``completion_mask``, 1 for tokens that are trained.
+
+    :ivar pad_id: the token of the padding.
+    :ivar pad_to_multiple_of: rows are that long, or a multiple of it.
+    :ivar completion_mask: whether there is a ``completion_mask``, as for DPO. The model of a RewardTrainer takes none.
+    :raises ConfigError: for a setting that cannot work; when called, AD452 for a sample without a rejected answer.
+    """
+
+    takes_packs: ClassVar[bool] = False
+
+    pad_id: int = 0
+    pad_to_multiple_of: Positive = 1
+    completion_mask: bool = True
+
+    def __call__(self, samples: Sequence[Any]) -> Batch:
+        """The batch of these pairs."""
+        if columns := columns_in(samples):
+            raise ConfigError(
+                f"AD452 a PreferenceCollator got samples with the column {columns[0].name!r}; rejected answers have "
+                "none, so it takes no columns"
+            )
+
+        documents = [*samples, *map(_rejected, samples)]
+        rows = _padded(documents, _width(documents, self.pad_to_multiple_of), self.pad_id)
+        batch = {name: rows[name] for name in ("input_ids", "attention_mask")}
+        if self.completion_mask:
+            batch["completion_mask"] = (rows["labels"] != IGNORE).astype(np.int64)
+        return batch
+
+
+def _rejected(sample: Any) -> Document:
+    """The prompt with the rejected answer."""
+    extra = getattr(sample, "extra", None) or {}
+    if "rejected_input_ids" not in extra:
+        raise ConfigError(
+            "AD452 a PreferenceCollator got a sample without a rejected answer; it takes samples of "
+            "PreferenceTokenizeFn, not packed"
+        )
+
+    tokens = np.array(extra["rejected_input_ids"], np.int64)
+    labels = np.full_like(tokens, IGNORE)
+    for start, end in extra["rejected_spans"]:
+        labels[start:end] = tokens[start:end]
+    return Document(tokens, labels)
+
+
+def _width(documents: Sequence[Any], multiple: int, limit: int | None = None) -> int:
+    """The tokens of the longest document, rounded up.
+
+    :raises ConfigError: AD450, if a document is longer than ``limit``.
+    """
+    longest = max((len(document.tokens) for document in documents), default=0)
+    if limit is not None and longest > limit:
+        raise ConfigError(
+            f"AD450 a document of {longest} tokens does not fit a row of {limit}; limit it where it is tokenized"
+        )
+
+    return -(-longest // multiple) * multiple
+
+
+def _padded(documents: Sequence[Any], width: int, pad_id: int, *, left: bool = False, shifted: bool = False) -> Batch:
+    """One document a row, each filled up to ``width``: arrays of shape (num_documents, width).
+
+    Padding that documents bring along keeps its tokens, and is padding in all else.
+
+    :raises ConfigError: AD451 and AD452, for something that is not a document.
+    """
+    lengths = np.array([len(document.tokens) for document in documents])
+    columns = np.arange(width)
+    is_token = columns >= (width - lengths)[:, None] if left else columns < lengths[:, None]
+    input_ids = np.full(is_token.shape, pad_id, np.int64)
+    labels = np.full(is_token.shape, IGNORE, np.int64)
+    input_ids[is_token], labels[is_token] = joined_tokens(documents), joined_labels(documents)
+    starts = (width - lengths if left else np.zeros_like(lengths))[:, None]
+    ends = starts + (lengths - np.array(list(map(_num_padding, documents)), np.int64))[:, None]
+    is_attended = is_token & (columns < ends)
+    labels[~is_attended] = IGNORE
+    if left:  # else the padding before a document would be trained to predict its first token
+        labels[(columns == starts) & (starts > 0)] = IGNORE
+    batch: Batch = {
+        "input_ids": input_ids,
+        "labels": labels,
+        "attention_mask": is_attended.astype(np.int64),
+        "position_ids": (columns - starts) * is_attended,
+    }
+    batch = _shifted(batch) if shifted else batch
+    add_columns(batch, [[document] for document in documents], is_token, "document" if shifted else "none")
+    return batch
+
+
+def _num_padding(document: Any) -> int:
+    """How many tokens at a document's end are padding already: ``extra["num_padding"]`` of a whole sample, or 0.
+
+    :raises ConfigError: AD452, if the sample has fewer tokens.
+    """
+    sample = document.sample if isinstance(document, Document) else document
+    extra = getattr(sample, "extra", None) or {}
+    if "num_padding" not in extra or len(sample.tokens) != len(document.tokens):
+        return 0
+
+    number, num_tokens = extra["num_padding"], len(document.tokens)
+    if not isinstance(number, int | np.integer) or not 0 <= number <= num_tokens:
+        raise ConfigError(
+            f"AD452 a document of {num_tokens} tokens has extra['num_padding']={number!r}; it counts those of its "
+            "tokens, at their end, that are padding"
+        )
+
+    return int(number)
 
 
 def _shifted(batch: Batch) -> Batch:

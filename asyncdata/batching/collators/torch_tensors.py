@@ -60,7 +60,9 @@ def _tensor(array: np.ndarray[Any, np.dtype[Any]]) -> Any:
 
     # A tensor must be writable, and cannot have negative strides.
     is_shared = array.flags.writeable and all(stride >= 0 for stride in array.strides)
-    return torch.from_numpy(array if is_shared else array.copy())
+    tensor = torch.from_numpy(array if is_shared else array.copy())
+    kind: Any = array.dtype.metadata or {}
+    return tensor.view(torch.bfloat16) if kind.get("dtype") == "bfloat16" else tensor
 
 
 def sequence_context(fields: dict[str, Any]) -> Any:

@@ -9,25 +9,26 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from asyncdata.cli.output import printable, shown_path, si, table
+from asyncdata.cli.output import printable, shown_path, table
 from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.errors import ConfigError
-from asyncdata.prefetch.row_index.eviction import kept_indexes, remove_index
+from asyncdata.prefetch.row_index.index_file import kept_indexes, remove_index
+from asyncdata.report.charts import short
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
     from asyncdata.cli.output import Output
-    from asyncdata.core.eviction import CacheEntry
+    from asyncdata.core.cache_dir import CacheEntry
     from asyncdata.prefetch.token_cache.inventory import Cache
 
-__all__ = ("ls", "rm", "verify")
+__all__ = ("cache_ls", "cache_rm", "cache_verify")
 
 _SHORT = 12
 
 
-def ls(args: argparse.Namespace, output: Output) -> int:
+def cache_ls(args: argparse.Namespace, output: Output) -> int:
     """``asyncdata cache ls``."""
     if args.row_index:
         root, what = _index_root(args), "row index"
@@ -37,7 +38,7 @@ def ls(args: argparse.Namespace, output: Output) -> int:
         ]
         head: tuple[str, ...] = ("key", "bytes", "last used")
         rows: list[tuple[str, ...]] = [
-            (index.name[:_SHORT], si(index.num_bytes), _when(index.used_ns / 1e9)) for index in indexes
+            (index.name[:_SHORT], short(index.num_bytes), _when(index.used_ns / 1e9)) for index in indexes
         ]
     else:
         from asyncdata.prefetch.token_cache.inventory import caches
@@ -78,14 +79,14 @@ def _row(cache: Cache) -> tuple[str, ...]:
         f"{len(cache.segments):,}{damaged}",
         f"{cache.num_rows:,}",
         f"{cache.num_samples:,}",
-        si(cache.num_bytes),
+        short(cache.num_bytes),
         _when(cache.used_s),
         "yes" if cache.is_in_use else "no",
         printable(str(cache.about.get("function", {}).get("tokenize_fn", "unknown"))),
     )
 
 
-def verify(args: argparse.Namespace, output: Output) -> int:
+def cache_verify(args: argparse.Namespace, output: Output) -> int:
     """``asyncdata cache verify``."""
     from asyncdata.prefetch.token_cache.inventory import chosen, verify
 
@@ -100,14 +101,14 @@ def verify(args: argparse.Namespace, output: Output) -> int:
     return 1 if faults else 0
 
 
-def rm(args: argparse.Namespace, output: Output) -> int:
+def cache_rm(args: argparse.Namespace, output: Output) -> int:
     """``asyncdata cache rm``."""
     if bool(args.key) == args.all:
         raise ConfigError("name the caches to remove, or pass --all")
 
     removed = _removed_indexes(args) if args.row_index else _removed_caches(args)
     what, num_bytes = "row indexes" if args.row_index else "token caches", sum(removed.values())
-    text = f"removed {len(removed)} {what}, {si(num_bytes)}B"
+    text = f"removed {len(removed)} {what}, {short(num_bytes)}B"
     output.put({"removed": list(removed), "num_bytes": num_bytes}, lambda _: text)
     return 0
 

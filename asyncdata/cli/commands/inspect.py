@@ -6,44 +6,43 @@ import math
 import os
 import sys
 from collections import Counter
-from contextlib import ExitStack
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.cli.commands.mask_text import lines_of, plain_text, styled_text
-from asyncdata.cli.commands.tokenizer_facts import backend_line, encoding_of, template_lines, template_of
-from asyncdata.cli.inspection.find_rows import row_in_file
-from asyncdata.cli.inspection.loss_mask import LossMask
-from asyncdata.cli.inspection.mixture_view import PlacedRow
-from asyncdata.cli.inspection.shown_samples import shown_row
-from asyncdata.cli.options import mixture_view, opened_order, tokenize_fn_of
+from asyncdata.cli.loss_mask import LossMask
+from asyncdata.cli.options import mixture_view, order_view, settle_kind
 from asyncdata.cli.output import fields, is_terminal, printable, shown_path
-from asyncdata.cli.row_kinds import settle_kind
+from asyncdata.cli.rows import OrderView
+from asyncdata.cli.shown_text import lines_of, plain_text, shown_row, styled_text
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.row_codes import is_mass
 from asyncdata.core.types import Position
 from asyncdata.report.page import write_page
 from asyncdata.report.run_page import inspected_page
 from asyncdata.report.samples import Samples
-from asyncdata.tokenization.chat_template.compiled.cache import seen_shapes
+from asyncdata.tokenization.chat_template.programs import seen_shapes
+from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
+from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
+from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from asyncdata.cli.commands.mask_text import Line
-    from asyncdata.cli.inspection.loss_mask import MaskedText
-    from asyncdata.cli.inspection.mixture_view import MixtureView
-    from asyncdata.cli.inspection.window_view import InspectedRow, OpenedOrder
+    from asyncdata.cli.loss_mask import MaskedText
     from asyncdata.cli.output import Output
+    from asyncdata.cli.rows import InspectedRow
+    from asyncdata.cli.shown_text import Line
+    from asyncdata.tokenization.chat_template.programs import SeenShape
 
-__all__ = ("run",)
+__all__ = ("inspect",)
 
 _SHORT = 40
+_MOST_SHOWN = 5
 _NUM, _NUM_OF_A_PAGE = 3, 200
 
 
-def run(args: argparse.Namespace, output: Output) -> int:
+def inspect(args: argparse.Namespace, output: Output) -> int:
     """The command."""
     if args.mix is not None and args.num == 0:
         raise ConfigError("--num 0 is not for --mix: parts may repeat, so there is no last row; say how many")
@@ -55,29 +54,29 @@ def run(args: argparse.Namespace, output: Output) -> int:
     tally = _Tally()
     functions: list[Any] = []
     samples, is_cut = None if args.html is None else Samples(), False
-    with seen_shapes() as seen, ExitStack() as stack:
-        for placed in _rows(args, stack):
+    with seen_shapes() as seen:
+        for row in _rows(args):
             if is_cut := samples is not None and samples.is_full:
                 break
 
-            function = placed.function
+            function = row.function
             if id(function) not in masks:
                 functions.append(function)
                 masks[id(function)] = LossMask(function, args.tokenizer)
-            texts = masks[id(function)](placed.row)
-            _add(total, placed.row, texts)
-            tally.add(placed)
+            texts = masks[id(function)](row)
+            _add(total, row, texts)
+            tally.add(row)
             if samples is not None:
-                samples.add(shown_row(placed, _place(placed.row), texts, _facts(placed.row), args.context_tokens))
+                samples.add(shown_row(row, _place(row), texts, _facts(row) | _arrays(row), args.context_tokens))
             elif output.as_json:
-                output.json(_record(placed, texts))
+                output.json(_record(row, texts))
             else:
-                _show(args, output, placed, texts)
-    template = template_of(seen)
-    encodings = list(filter(None, map(encoding_of, functions)))
+                _show(args, output, row, texts)
+    template = _template_of(seen)
+    encodings = list(filter(None, map(_encoding_of, functions)))
     in_mass = tally.in_mass()
-    lines = _lines(total, in_mass, is_masked=args.loss_mask or samples is not None) + template_lines(template)
-    lines += list(dict.fromkeys(("encoder", backend_line(encoding)) for encoding in encodings))
+    lines = _lines(total, in_mass, is_masked=args.loss_mask or samples is not None) + _template_lines(template)
+    lines += list(dict.fromkeys(("encoder", _backend_line(encoding)) for encoding in encodings))
     if is_cut:
         lines.append(("not shown", "further rows: the page is full; choose rows by --position or --row"))
     if samples is not None:
@@ -91,34 +90,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _rows(args: argparse.Namespace, stack: ExitStack) -> Iterator[PlacedRow]:
-    if args.mix is not None:
-        yield from _rows_of_mixture(args, stack.enter_context(mixture_view(args)))
-        return
-
-    function = tokenize_fn_of(args)
-    for row in _rows_of_files(args, stack.enter_context(opened_order(args))):
-        yield PlacedRow("", row.position, row, function)
-
-
-def _rows_of_files(args: argparse.Namespace, opened: OpenedOrder) -> Iterator[InspectedRow]:
+def _rows(args: argparse.Namespace) -> Iterator[InspectedRow]:
+    view = order_view(args) if args.mix is None else mixture_view(args)
     if not (args.position or args.row):
-        yield from opened.first(_num(args) or sys.maxsize)
-
-    for place in args.position or ():
-        yield opened.at(Position.parse(place))
-    for place in args.row or ():
-        yield row_in_file(opened, place)
-
-
-def _rows_of_mixture(args: argparse.Namespace, view: MixtureView) -> Iterator[PlacedRow]:
-    if not (args.position or args.row):
-        yield from view.first(_num(args))
+        yield from islice(view.rows(), _num(args) or None) if isinstance(view, OrderView) else view.first(_num(args))
 
     for place in args.position or ():
         yield view.at(Position.parse(place))
     for place in args.row or ():
-        yield view.row_in_file(place)
+        yield view.in_file(place)
 
 
 def _num(args: argparse.Namespace) -> int:
@@ -144,11 +124,10 @@ class _Tally:
         self._num_rows: Counter[tuple[str, ...]] = Counter()
         self._dropped: dict[tuple[str, tuple[str, ...]], tuple[int, str]] = {}  # how many, and the first one
 
-    def add(self, placed: PlacedRow) -> None:
+    def add(self, row: InspectedRow) -> None:
         """Count a row: for its file, and then for its source."""
-        row = placed.row
         reason = f"bad row {row.error.code}" if row.error is not None else row.dropped
-        for owner in ((placed.source_name, row.location.path), (placed.source_name,)):
+        for owner in ((row.source_name, row.location.path), (row.source_name,)):
             self._num_rows[owner] += 1
             if reason:
                 number, example = self._dropped.get((reason, owner)) or (0, _place(row))
@@ -183,9 +162,9 @@ def _counted(num_tokens: int, num_trained: int) -> str:
     return f"{num_tokens:,} tokens, {num_trained:,} trained ({share:.1%})"
 
 
-def _show(args: argparse.Namespace, output: Output, placed: PlacedRow, texts: list[MaskedText]) -> None:
+def _show(args: argparse.Namespace, output: Output, row: InspectedRow, texts: list[MaskedText]) -> None:
     is_coloured = _is_coloured(args.color)
-    for heading, lines in _parts(args, placed, texts):
+    for heading, lines in _parts(args, row, texts):
         if is_coloured:
             body = styled_text(lines, is_masked=args.loss_mask)
             output.styled([(heading, "bold"), ("\n", ""), *body, ("\n" if body else "", "")])
@@ -193,16 +172,15 @@ def _show(args: argparse.Namespace, output: Output, placed: PlacedRow, texts: li
             output.data(f"{heading}\n{plain_text(lines)}" + ("\n" if lines else ""))
 
 
-def _parts(args: argparse.Namespace, placed: PlacedRow, texts: list[MaskedText]) -> Iterator[tuple[str, list[Line]]]:
+def _parts(args: argparse.Namespace, row: InspectedRow, texts: list[MaskedText]) -> Iterator[tuple[str, list[Line]]]:
     """The headings of a row, each with the lines under it."""
-    row = placed.row
-    place = "  ".join(filter(None, [str(placed.position or ""), printable(placed.source_name), _place(row)]))
+    place = "  ".join(filter(None, [str(row.position or ""), printable(row.source_name), _place(row)]))
     if row.fault is not None:
         yield f"{place}  bad row: {printable(row.fault)}", []
     elif not texts:
         yield f"{place}  dropped: {printable(row.dropped)}", []
     for text in texts:
-        facts = ", ".join(printable(f"{name} {value}")[:_SHORT] for name, value in _facts(row).items())
+        facts = ", ".join(printable(f"{name} {value}")[:_SHORT] for name, value in (_facts(row) | _arrays(row)).items())
         heading = "  ".join(filter(None, (place, text.name, _heading(text, args.loss_mask), facts)))
         yield heading, lines_of(text if args.loss_mask else _unmasked(text), args.context_tokens)
 
@@ -220,7 +198,7 @@ def _heading(text: MaskedText, is_masked: bool) -> str:
     return _counted(text.num_tokens, text.num_trained) if text.is_labelled else f"{text.num_tokens:,} tokens, no labels"
 
 
-def _facts(row: InspectedRow) -> dict[str, bool | int | float | str]:
+def _facts(row: InspectedRow) -> dict[str, Any]:
     """The short values of the sample's ``extra``."""
     extra = row.sample.extra if row.sample is not None else {}
     return {
@@ -228,6 +206,13 @@ def _facts(row: InspectedRow) -> dict[str, bool | int | float | str]:
         for name, value in extra.items()
         if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
     }
+
+
+def _arrays(row: InspectedRow) -> dict[str, str]:
+    """The dtypes and shapes of the sample's columns."""
+    columns = row.sample.columns if row.sample is not None else {}
+    kinds = {name: column.dtype for name, column in getattr(columns, "declared", {}).items()}
+    return {name: f"{kinds[name]} {array.shape}" for name, array in columns.items()}
 
 
 def _unmasked(text: MaskedText) -> MaskedText:
@@ -238,19 +223,19 @@ def _is_coloured(choice: str) -> bool:
     return choice == "always" or (choice == "auto" and is_terminal(sys.stdout) and not os.environ.get("NO_COLOR"))
 
 
-def _record(placed: PlacedRow, texts: list[MaskedText]) -> dict[str, Any]:
-    row = placed.row
+def _record(row: InspectedRow, texts: list[MaskedText]) -> dict[str, Any]:
     found = row.location
     place = {"row_number": found.row_number} if found.row_number is not None else {"line": found.line_number()}
     return {
-        "position": str(placed.position) if placed.position is not None else None,
-        **({"source": placed.source_name} if placed.source_name else {}),
+        "position": str(row.position) if row.position is not None else None,
+        **({"source": row.source_name} if row.source_name else {}),
         "path": found.path,
         **place,
         "num_tokens": sum(text.num_tokens for text in texts),
         "num_trained": sum(text.num_trained for text in texts),
         "texts": [_text_record(text) for text in texts],
         "extra": _facts(row),
+        **({"columns": arrays} if (arrays := _arrays(row)) else {}),
         "dropped": row.dropped or None,
         "error": row.fault,
     }
@@ -259,3 +244,84 @@ def _record(placed: PlacedRow, texts: list[MaskedText]) -> dict[str, Any]:
 def _text_record(text: MaskedText) -> dict[str, Any]:
     lists = {"turns": [turn._asdict() for turn in text.turns], "pieces": [piece._asdict() for piece in text.pieces]}
     return {**text._asdict(), "num_tokens": text.num_tokens, "num_trained": text.num_trained, **lists}
+
+
+# What is said about speed: which shapes of chats are proven, and which library encodes
+
+
+def _template_of(seen: Sequence[SeenShape]) -> list[dict[str, Any]]:
+    """The shapes of chats that were rendered, in order of appearance; a shape is proven if all of its chats were."""
+    found: dict[tuple[tuple[str, ...], bool], bool] = {}
+    for shape in seen:
+        key = shape.messages, shape.has_tools
+        found[key] = found.get(key, True) and shape.is_proven
+    return [
+        {"messages": list(messages), "has_tools": has_tools, "is_proven": is_proven}
+        for (messages, has_tools), is_proven in found.items()
+    ]
+
+
+def _template_lines(shapes: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The shapes as lines of text; none if no chat was rendered."""
+    if not shapes:
+        return []
+
+    rendered = [_shape_line(shape) for shape in shapes if not shape["is_proven"]]
+    head = f"proven for {len(shapes) - len(rendered)} of {len(shapes)} shapes of chats"
+    more = [f"... and {len(rendered) - _MOST_SHOWN} more"] if len(rendered) > _MOST_SHOWN else []
+    return [("template", head), *[("", f"rendered: {line}") for line in [*rendered[:_MOST_SHOWN], *more]]]
+
+
+def _shape_line(shape: dict[str, Any]) -> str:
+    return printable(" / ".join(shape["messages"]) + (", with tools" if shape["has_tools"] else ""))
+
+
+def _encoding_of(function: Any) -> dict[str, str] | None:
+    """The library that encodes, and the reason; None for a function without one of asyncdata's tokenizers."""
+    if not isinstance(function, OfTokenizer):
+        return None
+
+    if function.tokenizer_backend == "hf":
+        return _trusted("as requested")
+
+    from asyncdata.tokenization.encoders.equivalence_records import choose
+
+    files = TokenizerFiles(resolve(function.tokenizer, getattr(function, "revision", None)).folder)
+    proof = choose(files, function.tokenizer_backend, needs_offsets=function.needs_offsets)
+    if proof is None:
+        return _trusted(_why_none(files, needs_offsets=function.needs_offsets))
+
+    subject = proof.subject
+    same = "ids and offsets" if function.needs_offsets else "ids"
+    return {"backend": subject.backend, "version": subject.backend_version, "reason": f"proven to give the same {same}"}
+
+
+def _trusted(reason: str) -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {"backend": "tokenizers", "version": version("tokenizers"), "reason": reason}
+
+
+def _why_none(files: TokenizerFiles, *, needs_offsets: bool) -> str:
+    from asyncdata.tokenization.encoders.equivalence_records import find, subject_of
+
+    installed = [name for name in FAST_BACKENDS if version_of(name)]
+    if not installed:
+        return f"none of {', '.join(FAST_BACKENDS)} is installed"
+
+    said = []
+    for name in installed:
+        subject = subject_of(files, name)
+        proof = None if subject is None else find(subject)
+        if proof is None:
+            said.append(f"{name} is not proven yet")
+        elif needs_offsets and not proof.refusal:
+            said.append(f"{name} does not tell where the tokens of a text lie: {proof.no_offsets}")
+        else:
+            said.append(f"{name} is refused: {proof.refusal}")
+    return "; ".join(said)
+
+
+def _backend_line(found: dict[str, str]) -> str:
+    """The library as one line of text."""
+    return printable(f"{found['backend']}: {found['reason']}")

@@ -1,14 +1,15 @@
-"""``asyncdata order``: prints D, the order in which rows are delivered."""
+"""``asyncdata order``: prints D, the order in which rows are delivered. ``asyncdata sample``: shows one row of it."""
 
 from __future__ import annotations
 
-import sys
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.cli.inspection.find_rows import line_numbers
-from asyncdata.cli.options import mixture_view, opened_order
-from asyncdata.cli.output import printable, shown_path, to_json
-from asyncdata.cli.row_kinds import settle_kind
+from asyncdata.cli.arguments import has_tokenize_fn
+from asyncdata.cli.mixture_rows import delivered
+from asyncdata.cli.options import loader_of, mixture_view, order_view, settle_kind
+from asyncdata.cli.output import fields, printable, shown_path, to_json
+from asyncdata.cli.rows import InspectedRow
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.types import Position
 
@@ -16,90 +17,162 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from asyncdata.cli.inspection.window_view import OpenedOrder
     from asyncdata.cli.output import Output
-    from asyncdata.core.types import Sample, SourceLocation
+    from asyncdata.core.types import Sample
+    from asyncdata.loader.loader import DataLoader
 
-__all__ = ("run",)
+__all__ = ("order", "sample")
 
 _BATCH = 256
 
 
-def run(args: argparse.Namespace, output: Output) -> int:
+def order(args: argparse.Namespace, output: Output) -> int:
     """The command."""
-    if args.mix is not None:
-        return _print_mixture(args, output)
+    rows, columns = _rows(args, output) if args.mix is None else _samples(args), list[str]()
+    while found := list(islice(rows, _BATCH)):  # a write for each row would take longer than all else
+        is_numbered = args.mix is None and found[0].location.row_number is not None
+        if args.lines and is_numbered:
+            raise ConfigError("--lines is for files of lines; the numbers of these rows are printed without it")
 
-    settle_kind(args, output)
-    columns: list[str] = []
-    with opened_order(args) as opened:
-        for first, found in _stretches(opened, args):
-            is_numbered = found[0].row_number is not None
-            if is_numbered and args.lines:
-                raise ConfigError("--lines is for files of lines; the numbers of these rows are printed without it")
-
-            if not columns:
-                place = "row_number" if is_numbered else "byte_offset"
-                columns = ["position", "path", place, "num_bytes", *(["line"] if args.lines else [])]
-                if not output.as_json:
-                    output.data("\t".join(columns), "dim")
-            lines = line_numbers(found) if args.lines else []
-            rows = [
-                [f"{first.epoch}:{first.window}:{first.row + i}", *_values(each, output.as_json), *lines[i : i + 1]]
-                for i, each in enumerate(found)
-            ]
-            if output.as_json:
-                output.data("\n".join(to_json(dict(zip(columns, row, strict=True))) for row in rows))
-            else:
-                output.data("\n".join("\t".join(map(str, row)) for row in rows))
+        if not columns:
+            source, line = ["source"] if args.mix is not None else [], ["line"] if args.lines else []
+            columns = ["position", *source, "path", "row_number" if is_numbered else "byte_offset", "num_bytes", *line]
+            if not output.as_json:
+                output.data("\t".join(columns), "dim")
+        values = [_values(row, args, output) for row in found]
+        if output.as_json:
+            output.data("\n".join(to_json(dict(zip(columns, row, strict=True))) for row in values))
+        else:
+            output.data("\n".join("\t".join(map(str, row)) for row in values))
     return 0
 
 
-def _print_mixture(args: argparse.Namespace, output: Output) -> int:
+def _rows(args: argparse.Namespace, output: Output) -> Iterator[InspectedRow]:
+    """The rows to print.
+
+    :raises ConfigError: if ``--from`` is beyond the last one.
+    """
+    settle_kind(args, output)
+    view, start = order_view(args), Position(args.epoch, args.window or 0)
+    num_rows = 0
+    for num_rows, row in enumerate(view.rows(start) if args.window is None else view.window(start), 1):
+        if num_rows > args.first:
+            yield row
+        if args.num and num_rows == args.first + args.num:
+            return
+
+    if num_rows <= args.first:
+        what = f"epoch {args.epoch}" if args.window is None else f"window {args.window} of epoch {args.epoch}"
+        raise ConfigError(f"--from {args.first} is beyond the end: {what} has {num_rows} rows")
+
+
+def _samples(args: argparse.Namespace) -> Iterator[InspectedRow]:
     """The samples of a mixture, in the order of its schedule: found by delivering them, as rows may be dropped."""
     given = [name for name in ("epoch", "window", "lines") if getattr(args, name)]
     if given:
         raise ConfigError(f"--{given[0]} is not for --mix: which sample comes when is found by delivering them")
 
-    columns = ["position", "source", "path", "byte_offset", "num_bytes"]
-    if not output.as_json:
-        output.data("\t".join(columns), "dim")
-    with mixture_view(args) as view, view.loader() as loader:
-        left = args.first + (args.num or sys.maxsize)
-        number = 0
-        while left:
-            for sample in loader.get_next_batch(min(left, _BATCH)):
-                if number >= args.first:
-                    _print_sample(sample, columns, output)
-                number += 1
-            left -= min(left, _BATCH)
+    with mixture_view(args).loader() as loader:
+        for sample in islice(delivered(loader, args.first + args.num if args.num else None), args.first, None):
+            assert sample.source is not None
+            yield InspectedRow(
+                position=sample.position, location=sample.source, raw=b"", source_name=sample.source_name or ""
+            )
+
+
+def _values(row: InspectedRow, args: argparse.Namespace, output: Output) -> list[Any]:
+    location = row.location
+    path = location.path if output.as_json else printable(shown_path(location.path))
+    source, line = [row.source_name] if args.mix is not None else [], [location.line_number()] if args.lines else []
+    place = location.byte_offset if location.row_number is None else location.row_number
+    return [str(row.position), *source, path, place, location.num_bytes, *line]
+
+
+def sample(args: argparse.Namespace, output: Output) -> int:
+    """The command."""
+    settle_kind(args, output)
+    output.put(_report(args, _of_files(args) if args.mix is None else _of_mixture(args)), _text_of)
     return 0
 
 
-def _print_sample(sample: Sample, columns: list[str], output: Output) -> None:
-    assert sample.source is not None
-    row = [str(sample.position), sample.source_name, *_values(sample.source, output.as_json)]
-    output.data(to_json(dict(zip(columns, row, strict=True))) if output.as_json else "\t".join(map(str, row)))
+def _of_files(args: argparse.Namespace) -> InspectedRow:
+    view = order_view(args)
+    position = Position.parse(args.position) if args.position else None
+    if position is None and has_tokenize_fn(args):
+        with loader_of(args) as loader:
+            position = _sample_of(loader, args).position
+    return view.numbered(args.ordinal) if position is None else view.at(position)
 
 
-def _values(found: SourceLocation, is_for_programs: bool) -> list[Any]:
-    path = found.path if is_for_programs else printable(shown_path(found.path))
-    return [path, found.byte_offset if found.row_number is None else found.row_number, found.num_bytes]
+def _of_mixture(args: argparse.Namespace) -> InspectedRow:
+    view = mixture_view(args)
+    if args.position:
+        return view.at(Position.parse(args.position), args.num_workers)
+
+    with view.loader(args.num_workers) as loader:
+        sample = _sample_of(loader, args)
+    return view.row_of(sample)
 
 
-def _stretches(opened: OpenedOrder, args: argparse.Namespace) -> Iterator[tuple[Position, list[SourceLocation]]]:
-    """The requested rows, window by window, each with the position of its first row, up to the end of the epoch."""
-    first, left = args.first, args.num or sys.maxsize
-    for view in opened.windows(args.epoch, args.window or 0):
-        is_last = view.is_last or args.window is not None
-        if first >= view.num_rows and is_last:
-            raise ConfigError(
-                f"--from {args.first} is beyond the end: window {view.first.window} of epoch {args.epoch} has "
-                f"{view.num_rows} rows"
-            )
+def _sample_of(loader: DataLoader, args: argparse.Namespace) -> Sample:
+    """The sample with this index. As rows may have been dropped before it, all are tokenized."""
+    if args.snapshot is not None:
+        loader.restore(args.snapshot)
+    left = args.ordinal - loader.statistics().samples_total
+    if left < 0:
+        raise ConfigError(
+            f"--ordinal {args.ordinal} lies before {args.snapshot}, which was written after "
+            f"{args.ordinal - left} samples; name an older snapshot, or none"
+        )
 
-        if found := view.locations()[first : first + left]:
-            yield Position(args.epoch, view.first.window, first), found
-        first, left = max(0, first - view.num_rows), left - len(found)
-        if is_last or left == 0:
-            return
+    while left:
+        left -= len(loader.get_next_batch(min(left, _BATCH)))
+    (sample,) = loader.get_next_batch(1)
+    if sample.position is None:
+        raise ConfigError(f"sample {args.ordinal} was not made from a row and has no position")
+
+    return sample
+
+
+def _report(args: argparse.Namespace, row: InspectedRow) -> dict[str, Any]:
+    found, sample = row.location, row.sample
+    lies_at = {"line": found.line_number(), "byte_offset": found.byte_offset}
+    return {
+        "position": str(row.position),
+        **({"source": row.source_name} if row.source_name else {}),
+        "ordinal": args.ordinal,
+        "path": found.path,
+        **(lies_at if found.row_number is None else {"row_number": found.row_number}),
+        "num_bytes": found.num_bytes if found.num_bytes >= 0 else None,
+        "row": row.raw.decode("utf-8", "backslashreplace"),
+        "prompt": sample.prompt if sample is not None else None,
+        "tokens": sample.tokens.tolist() if sample is not None else None,
+        "dropped": row.dropped or None,
+        "error": row.fault,
+    }
+
+
+def _text_of(report: dict[str, Any]) -> str:
+    size = report["num_bytes"] if report["num_bytes"] is not None else "?"
+    if "row_number" in report:
+        place = [("row number", report["row_number"]), ("bytes", f"{size} as JSON")]
+    else:
+        place = [("line", report["line"]), ("bytes", f"{size} from {report['byte_offset']}")]
+    lines = [
+        ("position", report["position"]),
+        ("file", shown_path(report["path"])),
+        *place,
+        ("row", printable(report["row"])),
+    ]
+    if report["ordinal"] is not None:
+        lines.insert(1, ("ordinal", report["ordinal"]))
+    if "source" in report:
+        lines.insert(1, ("source", report["source"]))
+    if report["tokens"] is not None:
+        lines.append(("prompt", printable(str(report["prompt"]))))
+        lines.append(("tokens", f"{len(report['tokens'])}: {' '.join(map(str, report['tokens']))}"))
+    if report["dropped"]:
+        lines.append(("dropped", report["dropped"]))
+    if report["error"]:
+        lines.append(("bad row", printable(report["error"])))
+    return fields(lines)

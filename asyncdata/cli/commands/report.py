@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import tempfile
+import threading
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.cli.inspection.shown_samples import place_of, shown_bad_row, shown_dropped_row, shown_record
 from asyncdata.cli.output import fields, printable, shown_path
+from asyncdata.cli.shown_text import RowTexts, place_of, shown_record, shown_row_without_sample
+from asyncdata.demo import docstring_prompts, tokenizer_folder
 from asyncdata.report.page import write_page
 from asyncdata.report.run_page import bad_rows_of, run_page
 from asyncdata.report.samples import Samples
 from asyncdata.telemetry.reader import read
-from asyncdata.telemetry.records import BadRowRecord, SampleRecord
+from asyncdata.telemetry.records import SampleRecord
 
 if TYPE_CHECKING:
     import argparse
 
     from asyncdata.cli.output import Output
-    from asyncdata.report.samples import ShownSample
     from asyncdata.telemetry.reader import Run
-    from asyncdata.telemetry.records import DroppedRow
+    from asyncdata.telemetry.records import BadRowRecord, DroppedRow
 
-__all__ = ("run",)
+__all__ = ("report",)
+
+_WEIGHTS = {"function": 0.6, "class": 0.3, "module": 0.1}
+_STAGES = {1500: {"function": 0.4, "class": 0.4, "module": 0.2}}
+_NUM_ROWS = 2500
+_NUM_STEPS = 300
+_STEP_S = 0.01
+_BROKEN_ROW = '{"messages": [{"role": "user", "content": "this row is cut off'
 
 
-def run(args: argparse.Namespace, output: Output) -> int:
+def report(args: argparse.Namespace, output: Output) -> int:
     """The command."""
     if args.demo:
         output.say("a short run is recorded, to write a page about it")
-    found = _demo() if args.demo else read(args.folder)
+        with tempfile.TemporaryDirectory(prefix="asyncdata-report-") as folder:
+            found = read(_record_demo(Path(folder)))
+    else:
+        found = read(args.folder)
     samples = _samples(found, args.samples)
     name = "A demo" if args.demo else os.path.normpath(args.folder)
     write_page(args.output, run_page(name, found, samples, place_of))
@@ -48,32 +61,19 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _demo() -> Run:
-    """The demo's run. Only this needs the loader."""
-    from asyncdata.cli.commands.report_demo import record_demo_run
-
-    with tempfile.TemporaryDirectory(prefix="asyncdata-report-") as folder:
-        return read(record_demo_run(Path(folder)))
-
-
 def _samples(found: Run, max_samples: int) -> Samples:
     """The samples, and rows that were dropped or bad, in the order of their places."""
-    samples = Samples(max_samples)
+    samples, texts = Samples(max_samples), RowTexts(found.header.tokenizers)
     records: list[BadRowRecord | DroppedRow | SampleRecord]
     records = [*found.samples(), *found.dropped_rows(), *bad_rows_of(found)]
     for record in sorted(records, key=_place):
         if samples.is_full:
             samples.num_left_out += 1
+        elif isinstance(record, SampleRecord):
+            samples.add(shown_record(record, texts))
         else:
-            samples.add(_shown(record))
+            samples.add(shown_row_without_sample(record))
     return samples
-
-
-def _shown(record: BadRowRecord | DroppedRow | SampleRecord) -> ShownSample:
-    if isinstance(record, SampleRecord):
-        return shown_record(record)
-
-    return shown_bad_row(record) if isinstance(record, BadRowRecord) else shown_dropped_row(record)
 
 
 def _place(record: BadRowRecord | DroppedRow | SampleRecord) -> tuple[float, ...]:
@@ -87,3 +87,46 @@ def _lines(path: str, record: dict[str, Any]) -> list[tuple[str, str]]:
         ("samples", f"{record['num_samples']:,}{left}"),
         ("starts", f"{record['num_starts']:,}"),
     ]
+
+
+def _record_demo(folder: Path) -> Path:
+    """A short run of chats about this Python's standard library, as a mixture, in packs; the folder of its telemetry.
+
+    Only this needs the loader.
+    """
+    from asyncdata.batching.packers import SoftPacking
+    from asyncdata.loader.loader import DataLoader
+    from asyncdata.loader.mix import Mix, Part
+    from asyncdata.telemetry.settings import Telemetry
+    from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+    from asyncdata.workers.machine import num_usable_cpus
+
+    parts = {kind: Part(path, weight=_WEIGHTS[kind]) for kind, path in _write_chats(folder).items()}
+    telemetry = Telemetry(folder=str(folder / "demo"), samples=200, interval_s=0.1)
+    with DataLoader(
+        Mix(parts, stages=_STAGES, quota=100),
+        tokenize_fn=ChatTokenizeFn(tokenizer_folder(), max_length=512),
+        packing=SoftPacking(max_length=1024),
+        batch_size=2,
+        bad_rows="skip",
+        num_workers=min(2, num_usable_cpus()),
+        telemetry=telemetry,
+    ) as loader:
+        training = threading.Event()  # never set: a pretended step lasts as long as the wait for it
+        for _ in islice(loader, _NUM_STEPS):
+            training.wait(_STEP_S)
+    return folder / "demo"
+
+
+def _write_chats(folder: Path) -> dict[str, str]:
+    """A file of chats for each kind of docstring; one of its rows is broken."""
+    files = {kind: (folder / f"{kind}.jsonl").open("w", encoding="utf-8") for kind in _WEIGHTS}
+    try:
+        for row in islice(docstring_prompts(), _NUM_ROWS):
+            turns = [{"role": "user", "content": row["input"]}, {"role": "assistant", "content": row["label"]}]
+            files[row["metadata"]["kind"]].write(json.dumps({"messages": turns}) + "\n")
+        files["function"].write(_BROKEN_ROW + "\n")
+    finally:
+        for file in files.values():
+            file.close()
+    return {kind: file.name for kind, file in files.items()}

@@ -1,26 +1,31 @@
-"""``asyncdata run``: delivers the user's data as to a trainer, and reports how fast it was."""
+"""``asyncdata run``: delivers the user's data as to a trainer, with progress, and reports how fast it was.
+
+``--record`` writes a line of JSON per delivered sample, with a digest of its position and tokens.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import shutil
 import sys
 import threading
 import time
 from contextlib import ExitStack, closing
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from asyncdata.cli.commands.run_record import record_line, sample_digest
-from asyncdata.cli.options import loader_of
+from asyncdata.cli.options import loader_of, settle_kind
 from asyncdata.cli.output import fields, is_terminal, shown_path
-from asyncdata.cli.progress import Progress, Reading
-from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.core.errors import EndOfData
+from asyncdata.report.charts import short
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterable
     from io import FileIO
 
     from asyncdata.cli.output import Output
@@ -28,8 +33,12 @@ if TYPE_CHECKING:
     from asyncdata.loader.loader import DataLoader
     from asyncdata.loader.statistics import Statistics
 
-__all__ = ("run",)
+__all__ = ("Delivered", "Progress", "Reading", "combined_digest", "read_record", "run")
 
+Mode = Literal["auto", "bar", "plain", "json", "none"]
+
+_EVERY_S = {"bar": 0.1, "plain": 2.0, "json": 0.05, "none": math.inf}
+_BAR_WIDTH = 12
 _WAITS = {"bar": "bar", "plain": "lines", "json": "none", "none": "none"}
 """``--progress`` -> how waits are shown."""
 
@@ -230,3 +239,112 @@ def _text(report: dict[str, Any]) -> str:
     if report["snapshot"]:
         lines.append(("snapshot", shown_path(report["snapshot"])))
     return fields([*lines, ("digest", f"{report['digest']} of positions and tokens")])
+
+
+# How far it is, on stderr: a bar on a terminal, lines in a pipe, or JSON for a program
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="progress"):
+    """One measurement of a run in progress. Rates are since its first batch.
+
+    :ivar samples: delivered, in this process and in those that it resumed.
+    :ivar rows: samples, and rows that yielded none.
+    :ivar seconds: since the command started.
+    :ivar channel_fill: ready samples divided by the channel's capacity, 0 to 1.
+    :ivar fraction: how much of the run is done, 0 to 1; an estimate where the number of rows is one.
+    :ivar snapshot_samples: samples delivered when the last snapshot was written; 0 before there is one.
+    """
+
+    samples: int
+    rows: int
+    epoch: int
+    seconds: float
+    rows_per_s: float
+    tokens_per_s: float
+    channel_fill: float
+    fraction: float
+    snapshot_samples: int
+
+    def line(self) -> str:
+        """One line for people."""
+        rates = f"{short(self.rows_per_s):>5} rows/s  {short(self.tokens_per_s):>5} tokens/s"
+        return f"{self.fraction:4.0%}  {self.samples:,} samples  {rates}  channel {self.channel_fill:.0%} full"
+
+
+class Progress:
+    """Writes readings to stderr. ``auto`` is ``bar`` on a terminal and ``plain`` elsewhere."""
+
+    def __init__(self, mode: Mode, *, indent: str = "") -> None:
+        self._mode = mode if mode != "auto" else "bar" if is_terminal(sys.stderr) else "plain"
+        self._indent = indent
+        self._next_s = time.monotonic() + (_EVERY_S[self._mode] if self._mode == "plain" else 0.0)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for the next reading. Making one takes longer than delivering a batch."""
+        return self._mode != "none" and time.monotonic() >= self._next_s
+
+    def show(self, reading: Reading) -> None:
+        """Write a reading."""
+        self._next_s = time.monotonic() + _EVERY_S[self._mode]
+        if self._mode == "json":
+            _write(msgspec.json.encode(reading).decode() + "\n")
+        elif self._mode == "plain":
+            _write(f"{self._indent}{reading.line()}\n")
+        elif self._mode == "bar":
+            bar = "#" * round(reading.fraction * _BAR_WIDTH)
+            line = f"{self._indent}[{bar:<{_BAR_WIDTH}}] {reading.line()}"
+            # The cursor is left at the line's start: the next reading, or a message, is written over it.
+            _write(f"\x1b[2K{line[: shutil.get_terminal_size().columns - 1]}\r")
+
+    def close(self) -> None:
+        """End the line of the bar. No further reading follows."""
+        if self._mode == "bar":
+            _write("\n")
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+# The record
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """One line of a record.
+
+    :ivar index: number of the sample in the run, from 0.
+    :ivar digest: of its position and its tokens, as 32 hexadecimal digits.
+    """
+
+    index: int
+    position: str
+    num_tokens: int
+    digest: str
+
+
+def sample_digest(sample: Sample) -> bytes:
+    """blake2b-128 of the sample's position in D and of its token ids."""
+    state = blake2b(str(sample.position).encode(), digest_size=16)
+    state.update(sample.tokens.astype("<i4", copy=False).tobytes())
+    return state.digest()
+
+
+def combined_digest(digests: Iterable[str]) -> str:
+    """The digest of a sequence of samples, from theirs."""
+    return blake2b(bytes.fromhex("".join(digests)), digest_size=16).hexdigest()
+
+
+def record_line(sample: Sample, digest: bytes) -> bytes:
+    """The line of a sample: index, position, path, byte_offset, num_bytes, num_tokens and digest."""
+    values = {"index": sample.index, "position": str(sample.position)}
+    if sample.source is not None:
+        values |= {name: getattr(sample.source, name) for name in ("path", "byte_offset", "num_bytes")}
+    return json.dumps({**values, "num_tokens": len(sample.tokens), "digest": digest.hex()}).encode() + b"\n"
+
+
+def read_record(path: str | os.PathLike[str]) -> list[Delivered]:
+    """The lines of a record. A last line that a kill has cut off is left out."""
+    with open(path, "rb") as file:
+        return [msgspec.json.decode(line, type=Delivered) for line in file if line.endswith(b"\n")]

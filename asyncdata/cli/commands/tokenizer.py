@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from asyncdata.cli.output import Output
     from asyncdata.tokenization.encoders.equivalence_records import Proof, Subject
 
-__all__ = ("prove", "show")
+__all__ = ("tokenizer_prove", "tokenizer_show")
 
 _NOT_INSTALLED = "not installed"
 _UNKNOWN = "not proven yet"
 
 
-def show(args: argparse.Namespace, output: Output) -> int:
+def tokenizer_show(args: argparse.Namespace, output: Output) -> int:
     """The command."""
     files = TokenizerFiles(resolve(args.tokenizer).folder)
     found = {}
@@ -36,7 +36,7 @@ def show(args: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def prove(args: argparse.Namespace, output: Output) -> int:
+def tokenizer_prove(args: argparse.Namespace, output: Output) -> int:
     """The command; exit status 1 if no backend gives the same ids."""
     files = TokenizerFiles(resolve(args.tokenizer).folder)
     names = [args.backend] if args.backend else [name for name in FAST_BACKENDS if version_of(name)]

@@ -18,8 +18,7 @@ from zlib import crc32
 
 from asyncdata.core.atomic_file import replace_file, sync_folder
 from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotMismatchError
-from asyncdata.core.file_lock import lock
-from asyncdata.core.regular_file import open_regular
+from asyncdata.core.file_checks import lock, open_regular
 from asyncdata.delivery.outcomes.memory import Record
 
 if TYPE_CHECKING:

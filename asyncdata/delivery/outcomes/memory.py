@@ -10,25 +10,51 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import SnapshotError
-from asyncdata.delivery.outcomes.replay import chosen_ids
-from asyncdata.delivery.outcomes.rows import ENTRY, OLD_ENTRY, OLD_ROW, ROW, RowTable, words_of
+from asyncdata.core.settings import Count  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.delivery.chunk import is_excluded
+from asyncdata.delivery.outcomes.policy import OutcomeTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from asyncdata.delivery.outcomes.policy import Ids, PassRate, Policy
+    from asyncdata.delivery.chunk import Ids
+    from asyncdata.delivery.outcomes.policy import Policy
 
-__all__ = ("BASE", "MAX_SCORE", "OutcomeMemory", "Record", "RowReport", "is_excluded")
+__all__ = ("BASE", "ENTRY", "MAX_SCORE", "OutcomeMemory", "OutcomeState", "Record", "RowReport", "RowTable")
 
 MAX_SCORE = 1e30
 """Larger scores, of either sign, are refused: their sums could not be stored."""
 
-ENTRIES, EXCLUDED, PASS, BASE = b"S", b"X", b"P", b"B"
+ENTRIES, EXCLUDED, BASE = b"S", b"X", b"B"
 _OLD_ENTRIES = b"E"
-_IS_COMPLETE, _IS_REPLAY = 1 << 15, 1 << 14
-_MAX_REPLAYED = 1 << 15
-"""Attempts of replays that a row can have in an epoch; further ones count as late."""
+_IS_COMPLETE = 1 << 15
+_OF_REPLAY = 1 << 14
+"""A mark of earlier versions, whose mixtures could have a part that served rows of another part again."""
 _MAX_PENDING_BYTES = 1 << 20
+
+Table = np.ndarray[Any, Any]
+
+
+def _row(total: str) -> np.dtype[Any]:
+    return np.dtype(
+        [("count", "<u4"), ("total", total), ("last_total", total), ("epoch", "<u4"), ("last_count", "<u2")]
+    )
+
+
+def _entry(total: str) -> np.dtype[Any]:
+    return np.dtype([("id", "<u8"), ("attempts", "<u8"), ("total", total), ("epoch", "<u4"), ("word", "<u2")])
+
+
+ROW = _row("<f8")
+"""What a row has beside its id: all scores, and those of ``epoch``, the last one that has any."""
+
+ENTRY = _entry("<f8")
+"""New scores of a row in an epoch: those of the attempts ``64 * word + i`` of which bit i is set, as their sum."""
+
+OLD_ROW, OLD_ENTRY = _row("<f4"), _entry("<f4")
+"""The same in files of before, whose sums had the precision of a float32."""
+
+_MIN_FRESH = 1024
 
 
 class RowReport(NamedTuple):
@@ -36,21 +62,19 @@ class RowReport(NamedTuple):
 
     :ivar scores: pairs of an attempt, its number among the samples of the row, and its score.
     :ivar source: the part of the mixture that delivered it, if it is one.
-    :ivar is_replay: whether a replay delivered it, whose attempts are counted apart from the row's own.
     """
 
     row_id: int
     epoch: int
     scores: list[tuple[int, float]]
     source: str = ""
-    is_replay: bool = False
 
 
 class Record(NamedTuple):
     """A change of the memory.
 
-    :ivar kind: ``S``: an array of ``rows.ENTRY``; ``E``: of ``rows.OLD_ENTRY``; ``X``: the rows that an epoch excludes;
-        ``P``: the rows of a replay's pass; ``B``: a whole memory.
+    :ivar kind: ``S``: an array of :data:`ENTRY`; ``E``: of ``OLD_ENTRY``; ``X``: the rows that an epoch excludes;
+        ``B``: a whole memory.
     """
 
     kind: bytes
@@ -62,8 +86,6 @@ class _Base(msgspec.Struct, array_like=True):
     rows: bytes
     open: dict[int, bytes]
     excluded: dict[int, bytes]
-    replayed: dict[int, bytes] = {}
-    passes: dict[str, tuple[dict[int, bytes], list[tuple[int, int]]]] = {}
 
 
 class _Excluded(msgspec.Struct, array_like=True):
@@ -71,44 +93,91 @@ class _Excluded(msgspec.Struct, array_like=True):
     rows: bytes
 
 
-class _Pass(msgspec.Struct, array_like=True):
-    name: str
-    number: int
-    epoch: int
-    rows: bytes
+class OutcomeState(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of a moment: itself, or where it is in its file.
 
-
-class Passes:
-    """The passes of one replay.
-
-    :ivar chosen: by the number of a pass, the ids of its rows, ascending.
-    :ivar starts: pairs of an epoch and its first pass, ascending: an epoch of the part whose rows are replayed.
+    :ivar memory: the memory as base64 text; None: it is in the file, unless that is not needed.
+    :ivar num_bytes: bytes of the file.
+    :ivar digest: of these bytes, BLAKE2b of 16 bytes in hex digits.
+    :ivar decided: epochs whose exclusions the memory has and a restart needs.
+    :ivar num_rows: rows in the memory.
+    :ivar num_scores: scores that were counted.
+    :ivar num_repeated: scores that had been reported before.
+    :ivar num_late: scores of an earlier epoch than the last one of their row.
     """
 
-    def __init__(self, chosen: dict[int, Ids] | None = None, starts: list[tuple[int, int]] | None = None) -> None:
-        self.chosen = chosen or {}
-        self.starts = starts or []
-
-    def begin(self, number: int, epoch: int, ids: Ids) -> None:
-        """Pass ``number`` has these rows."""
-        self.chosen = {**self.chosen, number: ids}
-        if not self.starts or self.starts[-1][0] < epoch:
-            self.starts.append((epoch, number))
-
-    def place_of(self, number: int) -> tuple[int, int]:
-        """The epoch of a pass, and its number there."""
-        epoch, first = next((start for start in reversed(self.starts) if start[1] <= number), (0, 0))
-        return epoch, number - first
+    memory: str | None = None
+    num_bytes: Count = 0
+    digest: str = ""
+    decided: list[Count] = []
+    num_rows: Count = 0
+    num_scores: Count = 0
+    num_repeated: Count = 0
+    num_late: Count = 0
 
 
-def is_excluded(ids: Ids, excluded: Ids) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which of ``ids`` are in ``excluded``, which is ascending; bool of the same shape."""
-    if not len(excluded):
-        return np.zeros(len(ids), np.bool_)
+class RowTable:
+    """Rows by their ids. Most are in one pair of arrays, in ascending order; new ones are added to a second pair.
 
-    places = np.minimum(excluded.searchsorted(ids), len(excluded) - 1)
-    found: np.ndarray[Any, np.dtype[np.bool_]] = excluded[places] == ids
-    return found
+    :param ids: uint64, ascending. An array of its own, as numpy searches only an array without gaps quickly.
+    :param rows: of :data:`ROW`, of the same shape; it is written to.
+    """
+
+    def __init__(self, ids: Ids | None = None, rows: Table | None = None) -> None:
+        self._ids = np.empty(0, np.uint64) if ids is None else ids
+        self._rows = np.empty(0, ROW) if rows is None else rows
+        self._places: dict[int, int] = {}
+        self._fresh = np.empty(_MIN_FRESH, ROW)
+
+    def __len__(self) -> int:
+        return len(self._ids) + len(self._places)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows, without that of the index of the newest ones."""
+        return self._ids.nbytes + self._rows.nbytes + self._fresh.nbytes
+
+    def find(self, row_id: int) -> Any:
+        """The row, which may be written to; None if it is not known."""
+        place = self._places.get(row_id)
+        if place is not None:
+            return self._fresh[place]
+
+        place = int(self._ids.searchsorted(np.uint64(row_id)))
+        return self._rows[place] if place < len(self._ids) and int(self._ids[place]) == row_id else None
+
+    def add(self, row_id: int) -> Any:
+        """A new row, which may be written to until the next call."""
+        if len(self._places) >= max(_MIN_FRESH, len(self._ids) // 16):
+            self._merge()
+        place = len(self._places)
+        if place == len(self._fresh):
+            self._fresh = np.concatenate((self._fresh, np.empty(place, ROW)))
+        self._fresh[place] = (0, 0.0, 0.0, 0, 0)
+        self._places[row_id] = place
+        return self._fresh[place]
+
+    def _merge(self) -> None:
+        if not self._places:
+            return
+
+        ids = np.concatenate((self._ids, np.array(list(self._places), np.uint64)))
+        order = np.argsort(ids, kind="stable")
+        rows = np.concatenate((self._rows, self._fresh[: len(self._places)]))
+        self._ids, self._rows = ids[order], rows[order]
+        self._fresh, self._places = np.empty(_MIN_FRESH, ROW), {}
+
+    def arrays(self) -> tuple[Ids, Table]:
+        """All ids, ascending, and their rows, which change with the next score."""
+        self._merge()
+        return self._ids, self._rows
+
+    def table(self) -> OutcomeTable:
+        """The rows as policies see them."""
+        ids, rows = self.arrays()
+        count, last = rows["count"].astype(np.int64), rows["last_count"].astype(np.int64)
+        mean, last_mean = rows["total"] / np.maximum(count, 1), rows["last_total"] / np.maximum(last, 1)
+        return OutcomeTable(ids.copy(), count, mean, last_mean, rows["epoch"].astype(np.int64))
 
 
 class OutcomeMemory:
@@ -118,7 +187,6 @@ class OutcomeMemory:
 
     :param keeps_records: keep what changes, for a file.
     :ivar excluded: by epoch, the ids of the rows that it excludes, ascending.
-    :ivar passes: by the name of a replay.
     :ivar pending: the records that no file has yet, oldest first.
     :ivar num_scores: scores that were counted.
     :ivar num_repeated: scores that had been reported before, and were not counted again.
@@ -131,9 +199,7 @@ class OutcomeMemory:
         self.pending: list[Record] = []
         self.num_scores = self.num_repeated = self.num_late = 0
         self._keeps_records = keeps_records
-        self.passes: dict[str, Passes] = {}
         self._open: dict[int, int] = {}  # reported attempts of rows of whose last epoch some are missing
-        self._replayed: dict[int, int] = {}  # reported attempts of replays in the row's last epoch
         self._num_pending_bytes = 0
 
     # What changes it.
@@ -162,27 +228,6 @@ class OutcomeMemory:
             self._add(Record(EXCLUDED, msgspec.msgpack.encode(_Excluded(epoch, self._bits(excluded)))))
         return self.excluded[epoch]
 
-    def decide_pass(self, name: str, number: int, epoch: int, where: PassRate) -> bool:
-        """Decide the rows of a replay's pass, at the first call; return whether there are any. If not, it is not begun.
-
-        :param epoch: that of the part whose rows are replayed.
-        """
-        passes = self.passes.setdefault(name, Passes())
-        if number not in passes.chosen:
-            ids = chosen_ids(self.rows.table(), where)
-            if not len(ids):
-                return False
-
-            passes.begin(number, epoch, ids)
-            self._add(Record(PASS, msgspec.msgpack.encode(_Pass(name, number, epoch, self._bits(ids)))))
-        return True
-
-    def forget_passes(self, name: str, first: int) -> None:
-        """Keep a replay's passes from number ``first`` on: the others were delivered."""
-        if name in self.passes:
-            passes = self.passes[name]
-            passes.chosen = {number: ids for number, ids in passes.chosen.items() if number >= first}
-
     def forget_decisions(self, first: int, stop: int | None = None) -> None:
         """Keep the decisions of the epochs ``[first, stop)`` only: they were delivered, or are decided anew."""
         kept = {e: ids for e, ids in self.excluded.items() if e >= first and (stop is None or e < stop)}
@@ -195,12 +240,10 @@ class OutcomeMemory:
             self.num_late += len(report.scores)
             return []
 
-        seen = self._seen(report) if report.epoch == last else 0
+        seen = self._open.get(report.row_id, -1) if report.epoch == last else 0  # -1: all, as it is complete
         new: dict[int, float] = {}
         for attempt, score in report.scores:
-            if report.is_replay and attempt >= _MAX_REPLAYED:
-                self.num_late += 1
-            elif seen == -1 or seen >> attempt & 1 or attempt in new:
+            if seen == -1 or seen >> attempt & 1 or attempt in new:
                 self.num_repeated += 1
             else:
                 new[attempt] = score
@@ -208,25 +251,18 @@ class OutcomeMemory:
             return []
 
         bits = sum(1 << attempt for attempt in new)
-        is_complete = not report.is_replay and (seen | bits).bit_count() >= attempts
-        words, kind = list(words_of(bits)), _IS_REPLAY if report.is_replay else 0
+        is_complete = (seen | bits).bit_count() >= attempts
+        words = list(words_of(bits))
         return [
             (
                 report.row_id,
                 word,
                 math.fsum(score for attempt, score in new.items() if attempt // 64 == number),
                 report.epoch,
-                number | kind | (_IS_COMPLETE if is_complete and number == words[-1][0] else 0),
+                number | (_IS_COMPLETE if is_complete and number == words[-1][0] else 0),
             )
             for number, word in words
         ]
-
-    def _seen(self, report: RowReport) -> int:
-        """The attempts of the row's last epoch that were counted, as bits. -1: all, as it is complete."""
-        if report.is_replay:
-            return self._replayed.get(report.row_id, 0)
-
-        return self._open.get(report.row_id, -1)
 
     def _count(self, row_id: int, word: int, total: float, epoch: int, number: int) -> None:
         row = self.rows.find(row_id)
@@ -242,13 +278,7 @@ class OutcomeMemory:
         row["last_total"] += total
         row["last_count"] += count
         self.num_scores += count
-        if is_later:
-            self._replayed.pop(row_id, None)
-        if number & _IS_REPLAY:
-            if is_later:
-                self._open[row_id] = 0  # of the row's own attempts, none was reported
-            self._replayed[row_id] = self._replayed.get(row_id, 0) | word << 64 * (number - _IS_REPLAY)
-        elif number & _IS_COMPLETE:
+        if number & _IS_COMPLETE:
             self._open.pop(row_id, None)
         else:
             self._open[row_id] = (0 if is_later else self._open.get(row_id, 0)) | word << 64 * number
@@ -279,11 +309,6 @@ class OutcomeMemory:
             rows.tobytes(),
             _packed(self._open),
             {epoch: self._bits(ids) for epoch, ids in self.excluded.items()},
-            _packed(self._replayed),
-            {
-                name: ({number: self._bits(ids) for number, ids in passes.chosen.items()}, passes.starts)
-                for name, passes in self.passes.items()
-            },
         )
         return Record(BASE, msgspec.msgpack.encode(base))
 
@@ -295,14 +320,15 @@ class OutcomeMemory:
         try:
             if record.kind in {ENTRIES, _OLD_ENTRIES}:
                 kind = ENTRY if record.kind == ENTRIES else OLD_ENTRY
-                for row_id, word, total, epoch, number in np.frombuffer(record.payload, kind).tolist():
+                entries = np.frombuffer(record.payload, kind)
+                if (entries["word"] & _OF_REPLAY).any():
+                    raise SnapshotError("it has scores of a Replay, which mixtures no longer have")
+
+                for row_id, word, total, epoch, number in entries.tolist():
                     self._count(row_id, word, total, epoch, number)
             elif record.kind == EXCLUDED:
                 excluded = msgspec.msgpack.decode(record.payload, type=_Excluded)
                 self.excluded[excluded.epoch] = self._ids(excluded.rows)
-            elif record.kind == PASS:
-                begun = msgspec.msgpack.decode(record.payload, type=_Pass)
-                self.passes.setdefault(begun.name, Passes()).begin(begun.number, begun.epoch, self._ids(begun.rows))
             elif record.kind == BASE:
                 self._become(msgspec.msgpack.decode(record.payload, type=_Base))
             else:
@@ -319,12 +345,8 @@ class OutcomeMemory:
 
         self.rows = RowTable(ids, rows)
         self.num_scores = int(rows["count"].sum(dtype=np.int64))
-        self._open, self._replayed = _unpacked(base.open), _unpacked(base.replayed)
+        self._open = _unpacked(base.open)
         self.excluded = {epoch: self._ids(bits) for epoch, bits in base.excluded.items()}
-        self.passes = {
-            name: Passes({number: self._ids(bits) for number, bits in chosen.items()}, starts)
-            for name, (chosen, starts) in base.passes.items()
-        }
 
     def _bits(self, ids: Ids) -> bytes:
         """Rows as bits, in the order of the known rows, compressed."""
@@ -342,3 +364,12 @@ def _packed(attempts: dict[int, int]) -> dict[int, bytes]:
 
 def _unpacked(attempts: dict[int, bytes]) -> dict[int, int]:
     return {row_id: int.from_bytes(bits, "little") for row_id, bits in attempts.items()}
+
+
+def words_of(attempts: int) -> Iterator[tuple[int, int]]:
+    """The words of a bit set that are not 0, each with its number: 64 attempts a word."""
+    number = 0
+    while attempts:
+        if word := attempts & (1 << 64) - 1:
+            yield number, word
+        attempts, number = attempts >> 64, number + 1

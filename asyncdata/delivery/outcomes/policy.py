@@ -17,7 +17,8 @@ from asyncdata.core.settings import Description
 if TYPE_CHECKING:
     import numpy as np
 
-    Ids = np.ndarray[Any, np.dtype[np.uint64]]
+    from asyncdata.delivery.chunk import Ids
+
     Floats = np.ndarray[Any, np.dtype[np.float64]]
     Ints = np.ndarray[Any, np.dtype[np.int64]]
     Bools = np.ndarray[Any, np.dtype[np.bool_]]

@@ -16,24 +16,19 @@ if TYPE_CHECKING:
         BadGroupError,
         ReadOnlyDataSource,
         ReadOnlyError,
+        report_outcomes,
     )
     from asyncdata.integrations.slime.miles_buffer import AsyncDataBuffer as AsyncDataBuffer
-    from asyncdata.integrations.slime.outcomes import report_outcomes
 
 __all__ = ("AsyncDataSource", "BadGroupError", "ReadOnlyDataSource", "ReadOnlyError", "report_outcomes")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "AsyncDataBuffer":  # not in __all__, as it needs miles
-        module = importlib.import_module(f"{__name__}.miles_buffer")
-    elif name == "report_outcomes":
-        module = importlib.import_module(f"{__name__}.outcomes")
-    elif name in __all__:
-        module = importlib.import_module(f"{__name__}.data_source")
-    else:
+    module = "data_source" if name in __all__ else "miles_buffer"
+    if name not in (*__all__, "AsyncDataBuffer"):  # the latter is not in __all__, as it needs miles
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    value = globals()[name] = getattr(module, name)
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     return value
 
 

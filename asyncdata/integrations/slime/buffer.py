@@ -1,4 +1,4 @@
-"""slime's rollout buffer, a plain list of groups: which groups it accepts, their records, and its filters."""
+"""slime's rollout buffer, a plain list of groups: which ones it accepts, their records, rewards, and its filters."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import FilterError, InvalidGroupError, SnapshotError
 from asyncdata.core.log import get_logger
+from asyncdata.integrations.adapters import KEY
 from asyncdata.integrations.slime.groups import SAMPLES, GroupRecord
-from asyncdata.integrations.slime.inputs import sample_of, sample_to_record
+from asyncdata.integrations.slime.records import from_record, to_record
 from asyncdata.integrations.slime.rollout_ledger import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from asyncdata.integrations.slime.groups import Opened
+    from asyncdata.integrations.adapters import Scored
+    from asyncdata.integrations.slime.groups import Opened, Stored
 
     BufferFilter = Callable[[Any, None, list[Any], int], list[Any]]
     Media = dict[str, list[Any]]
 
-__all__ = ("BadGroupError", "GroupKeeper", "Taken", "group_index_of", "pop_first", "take")
+__all__ = ("BadGroupError", "GroupKeeper", "Taken", "group_index_of", "pop_first", "scores_of", "take")
 
 _log = get_logger(__name__)
+_FINISHED = {"completed", "truncated"}
 
 
 class BadGroupError(InvalidGroupError, AssertionError):
@@ -69,7 +72,13 @@ class GroupKeeper:
         present = {id(entry.group) for entry in buffer}
         found = []
         for number, group in enumerate(groups):
-            self._check(number, group)
+            _refuse_no_list(group, f"group {number}")
+            if len(group) != self._samples_per_group:
+                raise BadGroupError(
+                    f"AD432 group {number} has {len(group)} samples, and n_samples_per_prompt is "
+                    f"{self._samples_per_group}"
+                )
+
             if id(group) in present:
                 raise BadGroupError(f"AD432 group {number} is in the buffer already; it would be served twice")
 
@@ -77,25 +86,14 @@ class GroupKeeper:
             found.append(self.entry(group, f"group {number}"))
         return found
 
-    def _check(self, number: int, group: Any) -> None:
-        if not isinstance(group, list):
-            raise BadGroupError(f"AD432 group {number} must be a list of samples, got {type(group).__name__}")
-
-        if len(group) != self._samples_per_group:
-            raise BadGroupError(
-                f"AD432 group {number} has {len(group)} samples, and n_samples_per_prompt is {self._samples_per_group}"
-            )
-
     def entry(self, group: Any, name: str) -> Entry:
         """The group with its record.
 
         :param name: its name in errors.
         """
-        if not isinstance(group, list):
-            raise BadGroupError(f"AD432 {name} must be a list of samples, got {type(group).__name__}")
-
+        _refuse_no_list(group, name)
         try:
-            record = [_record(item) for item in group]
+            return self._recorded(group)
         except (TypeError, AttributeError, RecursionError) as error:
             reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
             if self._refuse:
@@ -106,14 +104,16 @@ class GroupKeeper:
 
             return self._without_record(group, reason)
 
-        return Entry(group, GroupRecord(record), group_index_of(group))
-
     def served(self, group: list[Any]) -> Entry:
         """The entry of a fresh group. One that no checkpoint can store has no record: it is trained all the same."""
         try:
-            return Entry(group, GroupRecord([_record(item) for item in group]), group_index_of(group))
+            return self._recorded(group)
         except (TypeError, AttributeError, RecursionError) as error:
             return self._without_record(group, str(error))
+
+    def _recorded(self, group: list[Any], folder: str = "", stored: Stored | None = None) -> Entry:
+        record = GroupRecord([_record(item) for item in group], folder, stored)
+        return Entry(group, record, group_index_of(group))
 
     def _without_record(self, group: list[Any], reason: str) -> Entry:
         number = group_index_of(group)
@@ -129,24 +129,27 @@ class GroupKeeper:
         """
         try:
             group = [self._restored(item, found.blocks) for item in found.samples]
-            record = GroupRecord([_record(item) for item in group], found.folder, found.stored)
+            return self._recorded(group, found.folder, found.stored)
         except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
-
-        return Entry(group, record, group_index_of(group))
 
     def _restored(self, record: dict[str, Any], blocks: memoryview | None) -> Any:
         if SAMPLES in record:
             return [self._restored(item, blocks) for item in record[SAMPLES]]
 
-        return sample_of(record, self._sample_type, self._process, blocks)
+        return from_record(record, self._sample_type, self._process, blocks)
+
+
+def _refuse_no_list(group: Any, name: str) -> None:
+    if not isinstance(group, list):
+        raise BadGroupError(f"AD432 {name} must be a list of samples, got {type(group).__name__}")
 
 
 def _record(item: Any) -> dict[str, Any]:
     if isinstance(item, list):  # one prompt that became several conversations
         return {SAMPLES: [_record(sample) for sample in item]}
 
-    return sample_to_record(item)
+    return to_record(item)
 
 
 def group_index_of(group: Sequence[Any]) -> int | None:
@@ -156,6 +159,34 @@ def group_index_of(group: Sequence[Any]) -> int | None:
         first = next(iter(first), None)
     number = getattr(first, "group_index", None)
     return number if isinstance(number, int) else None
+
+
+# Rewards
+
+
+def scores_of(groups: Iterable[list[Any]], samples_per_group: int, reward_key: str | None) -> Iterator[Scored]:
+    """The rewards of finished samples, with the keys of their rows; of a fan-out, that of its last sample.
+
+    A sample has the key of its row in its metadata, so that it is known in whatever process, copy or checkpoint the
+    sample is.
+    """
+    for item in (item for group in groups for item in group):
+        sample = item[-1] if isinstance(item, list) and item else item
+        key = (getattr(sample, "metadata", None) or {}).get(KEY)
+        status = getattr(sample, "status", None)
+        if key is None or sample.index is None or getattr(status, "value", status) not in _FINISHED:
+            continue
+
+        reward: Any = sample.reward.get(reward_key) if isinstance(sample.reward, dict) else sample.reward
+        try:
+            score = float(reward)
+        except (TypeError, ValueError):
+            continue
+
+        yield key, sample.index % samples_per_group, score
+
+
+# Filters
 
 
 class Taken(NamedTuple):

@@ -19,18 +19,16 @@ from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import Snapshot
 from asyncdata.core.digest import digest
 from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
+from asyncdata.core.file_checks import open_regular
 from asyncdata.core.log import get_logger
 from asyncdata.core.plain_values import from_builtins, to_builtins
-from asyncdata.core.regular_file import open_regular
 from asyncdata.core.version import __version__
-from asyncdata.integrations.slime import torch_checkpoint
+from asyncdata.integrations.slime import torch_data
 from asyncdata.integrations.slime.groups import GroupStore
 from asyncdata.integrations.slime.rollout_ledger import Moment, Numbering
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-
-    from asyncdata.integrations.slime.groups import Opened
 
 __all__ = ("Found", "Kind", "SlimeSnapshot", "SlimeState", "read", "refuse_change", "write")
 
@@ -84,7 +82,7 @@ class SlimeSnapshot(Snapshot, frozen=True, kw_only=True):
 class Found(NamedTuple):
     """The contents of a checkpoint.
 
-    :ivar records: of the buffer's groups; :meth:`opened` returns their contents.
+    :ivar records: of the buffer's groups, which a ``GroupStore`` opens.
     :ivar state: None for slime's own file, which has neither the identity of the data nor the buffer.
     :ivar dataset: the state of the dataset; None for slime's own file.
     """
@@ -95,15 +93,6 @@ class Found(NamedTuple):
     records: list[list[Any]]
     state: SlimeState | None
     dataset: Any
-    store: GroupStore | None = None
-
-    def opened(self, record: list[Any]) -> Opened:
-        """The record of a group, read from its own file if it has one.
-
-        :raises SnapshotError: if that file is missing or damaged.
-        """
-        assert self.store is not None  # slime's own file has no records
-        return self.store.open(record)
 
 
 def _stem(folder: str, rollout_id: Any) -> str:
@@ -156,16 +145,16 @@ def _write(
             os.unlink(f"{stem}.pt")
     snapshots.save(f"{stem}.asyncdata", _snapshot(state, dataset, buffer), files=files)
     if content is not None:
-        torch_checkpoint.write(f"{stem}.pt", content)
+        torch_data.write(f"{stem}.pt", content)
     else:
         _log.warning("checkpoint.without_torch", path=f"{stem}.pt")
 
 
 def _slimes_own(moment: Moment) -> bytes | None:
-    if not torch_checkpoint.is_available():
+    if not torch_data.is_available():
         return None
 
-    return torch_checkpoint.encode({**msgspec.structs.asdict(moment.numbering), "metadata": moment.metadata})
+    return torch_data.encode({**msgspec.structs.asdict(moment.numbering), "metadata": moment.metadata})
 
 
 def _snapshot(state: SlimeState, dataset: Any, buffer: list[Any]) -> SlimeSnapshot:
@@ -194,7 +183,7 @@ def read(folder: str, rollout_id: int | None) -> Found | None:
     if not os.path.lexists(f"{stem}.asyncdata"):
         return _read_slimes(f"{stem}.pt") if os.path.exists(f"{stem}.pt") else None
 
-    found = _read_own(f"{stem}.asyncdata")._replace(store=GroupStore(folder))
+    found = _read_own(f"{stem}.asyncdata")
     if os.path.exists(f"{stem}.pt") and found.state is not None:
         _refuse_other_run(f"{stem}.pt", found.path, found.state.beside)
     return found
@@ -232,12 +221,12 @@ def _read_own(path: str) -> Found:
 
 
 def _read_slimes(path: str) -> Found:
-    if not torch_checkpoint.is_available():
+    if not torch_data.is_available():
         raise SnapshotError(
             f"AD602 {path} cannot be read without torch, and there is no snapshot of asyncdata beside it"
         )
 
-    fields = torch_checkpoint.read(path)
+    fields = torch_data.read(path)
     if "hf_adapter_state" in fields:
         raise SnapshotError(
             f"AD602 {path} cannot be continued: slime's streaming dataset wrote it, whose order depends on a shuffle "

@@ -9,18 +9,18 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shutil
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
-from asyncdata.integrations.slime.driver import package_of
 from asyncdata.integrations.slime.miles_chats import refuse_own_encoders, tool_form
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
-from asyncdata.integrations.slime.sample import resolve_sample_type
+from asyncdata.integrations.slime.sample import package_of, resolve_sample_type
 from asyncdata.loader.config import LoaderConfig, place_of
-from asyncdata.loader.mix import Mix
 from asyncdata.loader.mix_file import mix_of_file
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.arrow.parquet import ParquetSource
@@ -29,13 +29,16 @@ from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.functions.tokenizer_settings import BackendName  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
+    from asyncdata.loader.mix import Mix
     from asyncdata.sources.base import Source
 
-__all__ = ("Options", "SlimeSettings", "import_by_path", "settings_of")
+__all__ = ("Options", "SlimeSettings", "dump_tokenizer", "import_by_path", "settings_of")
 
 PREFIX = "asyncdata_"
 NO_TOKENIZER = "none"
 _OF_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_OF_TOKENIZERS = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
+_MAX_BYTES = 100 << 20
 
 # slime's syntax: a path, and the rows [first:stop) of those that can be read. Other brackets are part of the name.
 _SLICED = re.compile(r"(?P<path>.*)@\[(?P<first>(-?\d+)?):(?P<stop>(-?\d+)?)\]", re.DOTALL)
@@ -139,9 +142,7 @@ def settings_of(
     is_streaming = bool(getattr(args, "use_hf_datasets", False))
     order = options.order or ("stream" if is_streaming or options.mix is not None else order)
     is_global = bool(getattr(args, "rollout_global_dataset", True))
-    source, first, stop = _rows(getattr(args, "prompt_data", None) if is_global else None)
-    if is_global and options.mix is not None:
-        source, first, stop = _mix(options.mix, order), None, None
+    source, first, stop = _source(args, options, order) if is_global else (None, None, None)
     tokenize_fn = None if source is None else _tokenize_fn(args, options)
     shuffled = bool(getattr(args, "rollout_shuffle", False))
     only_kept = tokenize_fn is not None and tokenize_fn.max_length is not None
@@ -151,12 +152,12 @@ def settings_of(
     return SlimeSettings(
         is_global=is_global,
         is_colocated=bool(getattr(args, "colocate", False)),
-        source=None if source is None else _described(source),
+        source=source,
         tokenize_fn=tokenize_fn,
         knobs=knobs,
         order=order,
         shuffled=shuffled,
-        samples_per_group=samples_per_group or _samples_per_group(args),
+        samples_per_group=samples_per_group or _from_1(args, "n_samples_per_prompt", 1),
         reward_key=getattr(args, "reward_key", None),
         buffer_filter_path=getattr(args, "buffer_filter_path", None),
         dump_folder=getattr(args, "dump_details", None),
@@ -194,36 +195,27 @@ def _options(args: Any) -> Options:
         raise ConfigError(str(error).replace("`$.", f"`{PREFIX}")) from error
 
 
-def _rows(prompt_data: Any) -> tuple[str | list[str] | Mix | None, int | None, int | None]:
-    """The files, and the first and last of their rows that are read."""
-    found = _SLICED.fullmatch(prompt_data) if isinstance(prompt_data, str) else None
-    if found is None:
-        return prompt_data, None, None
+def _source(args: Any, options: Options, order: str) -> tuple[Source | Mix | None, int | None, int | None]:
+    """The data, with lines split, and values of Parquet, as slime reads them; and the first and last row of a slice."""
+    if options.mix is not None:
+        if order == "legacy":
+            raise ConfigError(
+                f"AD471 {PREFIX}order: legacy is the order of slime's own data source, which has no mixtures: leave it "
+                f"out with {PREFIX}mix"
+            )
 
-    first, stop = (int(found[name]) if found[name] else None for name in ("first", "stop"))
-    return found["path"], first, stop
+        return mix_of_file(options.mix), None, None
 
-
-def _mix(path: str, order: str) -> Mix:
-    if order == "legacy":
-        raise ConfigError(
-            f"AD471 {PREFIX}order: legacy is the order of slime's own data source, which has no mixtures: leave it out "
-            f"with {PREFIX}mix"
-        )
-
-    return mix_of_file(path)
-
-
-def _described(paths: str | list[str] | Mix) -> Source | Mix:
-    """The source of the files, with lines split, and values of Parquet, as slime reads them."""
-    if isinstance(paths, Mix):
-        return paths
-
-    source = described(paths)
+    paths, first, stop = getattr(args, "prompt_data", None), None, None
+    if isinstance(paths, str) and (found := _SLICED.fullmatch(paths)):
+        first, stop = (int(found[name]) if found[name] else None for name in ("first", "stop"))
+        paths = found["path"]
+    source = None if paths is None else described(paths)
     if isinstance(source, ParquetSource):
-        return msgspec.structs.replace(source, python_values=True)
-
-    return msgspec.structs.replace(source, python_lines=True) if isinstance(source, JsonlSource) else source
+        source = replace(source, python_values=True)
+    elif isinstance(source, JsonlSource):
+        source = replace(source, python_lines=True)
+    return source, first, stop
 
 
 def _shuffle(
@@ -240,10 +232,10 @@ def _shuffle(
     return RowShuffle(method="keyed" if shuffled else "none", first=first, stop=stop, only_kept=only_kept)
 
 
-def _samples_per_group(args: Any) -> int:
-    number = getattr(args, "n_samples_per_prompt", 1)
+def _from_1(args: Any, name: str, default: int) -> int:
+    number = getattr(args, name, default)
     if not isinstance(number, int) or number < 1:
-        raise ConfigError(f"n_samples_per_prompt must be a whole number from 1 on, got {number!r}")
+        raise ConfigError(f"{name} must be a whole number from 1 on, got {number!r}")
 
     return number
 
@@ -326,25 +318,39 @@ def _knobs(args: Any, options: Options, is_streaming: bool) -> dict[str, Any]:
     """The knobs. asyncdata's keys take precedence over the flags of slime's streaming datasets."""
     flags = {"buffer_size": "hf_dataset_buffer_size", "num_workers": "hf_dataset_num_proc"}
     asked = {knob: getattr(args, flag, None) for knob, flag in flags.items()} if is_streaming else {}
-    ours = {
-        name: getattr(options, name) for name in Options.__struct_fields__ if name in LoaderConfig.__struct_fields__
-    }
-    _check_shuffle_buffer(getattr(args, "hf_dataset_shuffle_buffer", None))
+    ours = {name: value for name, value in asdict(options).items() if name in LoaderConfig.__struct_fields__}
+    if getattr(args, "hf_dataset_shuffle_buffer", None) is not None:
+        _from_1(args, "hf_dataset_shuffle_buffer", 1)  # only checked, as asyncdata shuffles whole files
     bad_rows = {"policy": options.bad_rows} if isinstance(options.bad_rows, str) else options.bad_rows
     return {
-        **_without_none(asked),
-        **_without_none(ours),
+        **{name: value for name, value in (*asked.items(), *ours.items()) if value is not None},
         "timeout_s": options.timeout_s,
         "seed": getattr(args, "rollout_seed", 42),
         "bad_rows": {"policy": "skip", "max": None, **bad_rows},
     }
 
 
-def _check_shuffle_buffer(number: Any) -> None:
-    """Only checked: it is the size of a shuffle buffer, and asyncdata shuffles whole files."""
-    if number is not None and (not isinstance(number, int) or number < 1):
-        raise ConfigError(f"hf_dataset_shuffle_buffer must be a whole number from 1 on, got {number!r}")
+def dump_tokenizer(settings: SlimeSettings) -> None:
+    """Copy the tokenizer's files, which may be among a model's files, to ``tokenizer`` in that folder, if there is one.
+
+    :raises ConfigError: if they cannot be copied.
+    """
+    folder, fn = settings.dump_folder, settings.tokenize_fn
+    if folder is None or fn is None or fn.tokenizer == NO_TOKENIZER:
+        return
+
+    target = os.path.join(folder, "tokenizer")
+    try:
+        os.makedirs(target, mode=0o700, exist_ok=True)
+        with os.scandir(fn.folder().folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(_OF_TOKENIZERS) and entry.is_file() and entry.stat().st_size <= _MAX_BYTES:
+                    _copy(entry.path, os.path.join(target, entry.name))
+    except OSError as error:
+        raise ConfigError(f"the tokenizer cannot be copied to --dump-details {folder}: {error}") from error
 
 
-def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+def _copy(path: str, target: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(path, "rb") as source, open(os.open(target, flags, 0o600), "wb") as file:
+        shutil.copyfileobj(source, file)

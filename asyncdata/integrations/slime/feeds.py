@@ -1,89 +1,104 @@
-"""Feeds of new prompts: from this library's loader, from another dataset, or empty.
+"""Feeds of new prompts from datasets that are not this library's loader; and from none, whose prompts are empty.
 
-Each feed makes numbered groups, starting from a numbering, and reports the numbering after them, which the caller
-stores. A dataset's methods decide which feed it gets: ``get_next_batch`` (the interface of slime's streaming datasets),
-or ``samples`` and a length (slime's own dataset).
+A feed makes numbered groups, and knows its position in slime's four numbers. A dataset's methods decide which feed it
+gets: ``get_next_batch`` (the interface of slime's streaming datasets), or ``samples`` and a length (slime's own
+dataset).
 """
 
 from __future__ import annotations
 
-import abc
 import copy
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, NoSamplesError
 from asyncdata.core.log import get_logger
 from asyncdata.integrations.slime.checkpoint import refuse_change
+from asyncdata.integrations.slime.rollout_ledger import Numbering
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Collection, Iterable
 
-    from asyncdata.delivery.outcomes.memory import RowReport
+    from asyncdata.integrations.adapters import Scored
     from asyncdata.integrations.slime.checkpoint import Kind
     from asyncdata.integrations.slime.config import SlimeSettings
-    from asyncdata.integrations.slime.rollout_ledger import Numbering
 
-    Commit = Callable[[Numbering], object]
-
-__all__ = ("AdapterFeed", "EmptyFeed", "Feed", "SequenceFeed", "feed_of", "leave_epoch", "refuse_beyond")
+__all__ = ("Feed", "feed_of", "leave_epoch", "refuse_beyond")
 
 _log = get_logger(__name__)
 
 
-class Feed(abc.ABC):
-    """A source of fresh groups.
+class Feed:
+    """A source of fresh groups. By itself it gives empty prompts with numbers, for rollouts that make their own.
 
     :ivar kind: its name in a checkpoint.
     :ivar dataset: what ``AsyncDataSource.dataset`` is.
+    :ivar numbering: the position after the last group.
     """
 
-    kind: Kind
-    dataset: Any
+    kind: Kind = "none"
+    numbering = Numbering()
 
-    @abc.abstractmethod
-    def groups(self, number: int, before: Numbering, commit: Commit) -> list[Any]:
-        """The next ``number`` groups. ``commit`` is called with the numbering after them, unless this fails."""
+    def __init__(self, dataset: Any, settings: SlimeSettings, sample_type: type[Any]) -> None:
+        self.dataset = dataset
+        self._settings = settings
+        self._sample_type = sample_type
+
+    def groups(self, number: int) -> list[Any]:
+        """The next ``number`` groups. If it fails, the position has not changed."""
+        before, size = self.numbering, self._settings.samples_per_group
+        prompts, epoch, offset = self._next(number)
+        groups = []
+        for place, prompt in enumerate(prompts):
+            group = [copy.deepcopy(prompt) for _ in range(size)]
+            for index, sample in enumerate(group, before.sample_index + place * size):
+                sample.group_index, sample.index = before.sample_group_index + place, index
+            groups.append(group)
+        self.numbering = before.after(number, size, epoch, offset)
+        return groups
+
+    def _next(self, number: int) -> tuple[list[Any], int, int]:
+        """The next prompts, the epoch of the last one, and the prompts of that epoch that were given by then."""
+        return [self._sample_type() for _ in range(number)], self.numbering.epoch_id, self.numbering.sample_offset
 
     def state(self) -> Any:
         """The position, as plain data."""
         return None
 
-    def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
+    def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> None:
         """Continue from ``state``, or, if that is None, from slime's own ``numbering``.
 
         :param allow_changed: what may differ from the checkpoint.
-        :return: the numbering that is valid from now on.
         """
-        return numbering
+        self.numbering = numbering
 
-    def report(self, reports: Iterable[RowReport]) -> int:
-        """Count rewards of rows; return how many were new. 0 for a feed that remembers none."""
-        return 0
-
-    @abc.abstractmethod
     def go_to(self, numbering: Numbering) -> None:
         """Go to the position of ``numbering`` in its epoch.
 
         :raises ConfigError: if there is no such position; nothing has changed then.
         """
+        self.numbering = numbering
 
-    def set_dp_size(self, dp_size: int) -> None:  # noqa: B027 - what is in memory has no read-ahead
+    def set_dp_size(self, dp_size: int) -> None:
         """The number of ranks that are fed: a hint for the read-ahead."""
 
-    def close(self) -> None:  # noqa: B027 - what is in memory has nothing to close
+    def report(self, scored: Iterable[Scored], attempts: int) -> int:
+        """Count scores of rows; return how many were new."""
+        return 0
+
+    def statistics(self) -> dict[str, Any]:
+        """Flat numbers."""
+        return {}
+
+    def close(self) -> None:
         """Free everything."""
 
 
-class AdapterFeed(Feed):
+class _AdapterFeed(Feed):
     """Prompts from a dataset that returns batches and stores its own position, as slime's streaming datasets do."""
 
     kind: Kind = "adapter"
 
-    def __init__(self, dataset: Any, samples_per_group: int) -> None:
-        self.dataset = dataset
-        self._samples_per_group = samples_per_group
-
-    def groups(self, number: int, before: Numbering, commit: Commit) -> list[Any]:
+    def _next(self, number: int) -> tuple[list[Any], int, int]:
         prompts = self.dataset.get_next_batch(number)
         if len(prompts) != number:
             raise NoSamplesError(
@@ -91,19 +106,16 @@ class AdapterFeed(Feed):
                 "that gets too few would ask again for ever, so a dataset must wait for them, or raise"
             )
 
-        groups = _numbered(prompts, self._samples_per_group, before)
-        epoch = getattr(self.dataset, "epoch_id", before.epoch_id)
-        offset = getattr(self.dataset, "consumed_count", before.sample_offset + number)
-        commit(before.after(number, self._samples_per_group, epoch, offset))
-        return groups
+        epoch = getattr(self.dataset, "epoch_id", self.numbering.epoch_id)
+        return prompts, epoch, getattr(self.dataset, "consumed_count", self.numbering.sample_offset + number)
 
     def state(self) -> Any:
         return copy.deepcopy(self.dataset.get_checkpoint_state())  # a copy: the dataset may keep using this dict
 
-    def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
+    def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> None:
         place = {"epoch_id": numbering.epoch_id, "consumed_count": numbering.sample_offset}
         self.dataset.load_checkpoint_state(state or {**place, "global_consumed_count": numbering.sample_group_index})
-        return numbering
+        self.numbering = numbering
 
     def go_to(self, numbering: Numbering) -> None:
         self.restore(None, numbering, ())
@@ -117,71 +129,45 @@ class AdapterFeed(Feed):
             self.dataset.close()
 
 
-class SequenceFeed(Feed):
+class _SequenceFeed(Feed):
     """Prompts from a list in memory, such as ``samples`` of slime's own dataset. Nothing is read ahead."""
 
     kind: Kind = "sequence"
 
-    def __init__(self, dataset: Any, samples_per_group: int, shuffled: bool) -> None:
-        self.dataset = dataset
-        self._samples_per_group = samples_per_group
-        self._shuffled = shuffled
-
-    def groups(self, number: int, before: Numbering, commit: Commit) -> list[Any]:
+    def _next(self, number: int) -> tuple[list[Any], int, int]:
         if len(self.dataset) == 0:
             raise NoSamplesError("AD401 the dataset has no prompt")
 
-        epoch, offset = before.epoch_id, before.sample_offset
-        self._go_to(epoch)
+        epoch, offset = self.numbering.epoch_id, self.numbering.sample_offset
+        self._shuffle_for(epoch)
         prompts: list[Any] = []
         while len(prompts) < number:
             if offset >= len(self.dataset):
                 epoch, offset = epoch + 1, 0
-                self._go_to(epoch)
+                self._shuffle_for(epoch)
             found = self.dataset.samples[offset : offset + number - len(prompts)]
             offset += len(found)
             prompts += found
-        groups = _numbered(prompts, self._samples_per_group, before)
-        commit(before.after(number, self._samples_per_group, epoch, offset))
-        return groups
+        return prompts, epoch, offset
 
-    def _go_to(self, epoch: int) -> None:
-        if self._shuffled:
+    def _shuffle_for(self, epoch: int) -> None:
+        if self._settings.shuffled:
             self.dataset.shuffle(epoch)
 
     def state(self) -> Any:
         return {"num_samples": len(self.dataset)}
 
-    def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
+    def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> None:
         saved = numbering.sample_offset if state is None else state["num_samples"]
         is_other = saved > len(self.dataset) if state is None else saved != len(self.dataset)
         if is_other:
             refuse_change("data", f"{saved} rows", f"{len(self.dataset)} rows", allow_changed)
-            return leave_epoch(numbering, "data", None if state is None else saved - numbering.sample_offset)
-
-        return numbering
+            numbering = leave_epoch(numbering, "data", None if state is None else saved - numbering.sample_offset)
+        self.numbering = numbering
 
     def go_to(self, numbering: Numbering) -> None:
         refuse_beyond(numbering, len(self.dataset))
-
-
-class EmptyFeed(Feed):
-    """Empty prompts with numbers: for rollouts that make their own."""
-
-    kind: Kind = "none"
-    dataset = None
-
-    def __init__(self, sample_type: type[Any], samples_per_group: int) -> None:
-        self._sample_type = sample_type
-        self._samples_per_group = samples_per_group
-
-    def groups(self, number: int, before: Numbering, commit: Commit) -> list[Any]:
-        groups = _numbered([self._sample_type() for _ in range(number)], self._samples_per_group, before)
-        commit(before.after(number, self._samples_per_group, before.epoch_id, before.sample_offset))
-        return groups
-
-    def go_to(self, numbering: Numbering) -> None:
-        """An empty feed has only one position."""
+        self.numbering = numbering
 
 
 def feed_of(dataset: Any, settings: SlimeSettings, sample_type: type[Any]) -> Feed:
@@ -190,30 +176,17 @@ def feed_of(dataset: Any, settings: SlimeSettings, sample_type: type[Any]) -> Fe
     :raises ConfigError: if it has none of those that a feed needs.
     """
     if dataset is None:
-        return EmptyFeed(sample_type, settings.samples_per_group)
+        return Feed(dataset, settings, sample_type)
 
     if hasattr(dataset, "get_next_batch"):
-        return AdapterFeed(dataset, settings.samples_per_group)
+        return _AdapterFeed(dataset, settings, sample_type)
 
     if hasattr(dataset, "samples") and hasattr(dataset, "__len__"):
-        return SequenceFeed(dataset, settings.samples_per_group, settings.shuffled)
+        return _SequenceFeed(dataset, settings, sample_type)
 
     raise ConfigError(
         f"a dataset has get_next_batch(num_samples), or samples and a length; a {type(dataset).__name__} has neither"
     )
-
-
-def _numbered(prompts: list[Any], samples_per_group: int, before: Numbering) -> list[Any]:
-    """A group of copies for each prompt."""
-    groups = []
-    index = before.sample_index
-    for number, prompt in enumerate(prompts, before.sample_group_index):
-        group = [copy.deepcopy(prompt) for _ in range(samples_per_group)]
-        for sample in group:
-            sample.group_index, sample.index = number, index
-            index += 1
-        groups.append(group)
-    return groups
 
 
 def leave_epoch(numbering: Numbering, changed: str, num_left_out: int | None) -> Numbering:

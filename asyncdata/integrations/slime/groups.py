@@ -27,8 +27,6 @@ from asyncdata.core.plain_values import Block
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    Place = Callable[[Any], Any]
-
 __all__ = ("FILE_BYTES", "SAMPLES", "GroupRecord", "GroupStore", "Opened")
 
 FILE_BYTES = 1 << 20
@@ -75,7 +73,7 @@ class GroupRecord:
 
     def inline(self) -> list[Any]:
         """The samples as plain builtins, with large arrays as text."""
-        return msgspec.to_builtins(self.samples, enc_hook=_as_text)  # type: ignore[no-any-return]
+        return msgspec.to_builtins(self.samples, enc_hook=lambda value: _block(value).to_text())  # type: ignore[no-any-return]
 
     def reference(self, folder: str) -> list[Any]:
         """The reference to the group in a snapshot of ``folder``. Writes its file there, unless it exists.
@@ -254,22 +252,18 @@ def _encode(samples: list[Any]) -> tuple[str, list[bytes]]:
     """The encoding, and the payload in pieces. Each block is copied once, so that later changes cannot corrupt it."""
     try:
         try:
-            return "msgpack", _pieces(samples, _to_msgpack)
+            return "msgpack", _pieces(samples, msgspec.msgpack.encode)
         except (UnicodeEncodeError, OverflowError):  # no lone surrogates, no integers over 64 bits
             return "json", _pieces(samples, _to_json)
     except (TypeError, ValueError, RecursionError) as error:
         raise SnapshotError(f"AD601 a group of the buffer holds what no file can: {error}") from error
 
 
-def _to_msgpack(samples: list[Any], place: Place) -> bytes:
-    return msgspec.msgpack.encode(samples, enc_hook=place)
+def _to_json(samples: list[Any], *, enc_hook: Callable[[Any], Any]) -> bytes:
+    return json.dumps(msgspec.to_builtins(samples, enc_hook=enc_hook)).encode("ascii")
 
 
-def _to_json(samples: list[Any], place: Place) -> bytes:
-    return json.dumps(msgspec.to_builtins(samples, enc_hook=place)).encode("ascii")
-
-
-def _pieces(samples: list[Any], encode: Callable[[list[Any], Place], bytes]) -> list[bytes]:
+def _pieces(samples: list[Any], encode: Callable[..., bytes]) -> list[bytes]:
     blocks: list[bytes] = []
     end = 0
 
@@ -281,7 +275,7 @@ def _pieces(samples: list[Any], encode: Callable[[list[Any], Place], bytes]) -> 
         end = start + data.nbytes
         return [start, data.nbytes]
 
-    head = encode(samples, place)
+    head = encode(samples, enc_hook=place)
     before = _LENGTH.size + len(head)
     return [_LENGTH.pack(len(head)), head, bytes(_aligned(before) - before), *blocks]
 
@@ -308,7 +302,3 @@ def _block(value: Any) -> Block:
         raise TypeError(f"a {type(value).__name__}")
 
     return value
-
-
-def _as_text(value: Any) -> str:
-    return _block(value).to_text()

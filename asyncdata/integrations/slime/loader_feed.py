@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
 import weakref
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from asyncdata.core.errors import ConfigError, LoaderClosedError, SnapshotMismatchError
+from asyncdata.checkpoint import snapshot as snapshots
+from asyncdata.core.errors import ConfigError, LoaderClosedError, NoSamplesError, SnapshotMismatchError
+from asyncdata.integrations.adapters import KEY, key_of, report_scores
 from asyncdata.integrations.slime.checkpoint import refuse_change
+from asyncdata.integrations.slime.config import import_by_path
 from asyncdata.integrations.slime.feeds import Feed, leave_epoch, refuse_beyond
-from asyncdata.integrations.slime.inputs import remember
-from asyncdata.integrations.slime.outcomes import tagged
-from asyncdata.integrations.slime.prompts import PromptLoader, PromptView, open_loader
-from asyncdata.integrations.slime.sample import SampleFactory
+from asyncdata.integrations.slime.records import remember
+from asyncdata.integrations.slime.sample import groups_of, package_of, resolve_sample_type
+from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix import Mix
 from asyncdata.order.rank_share import row_of_epoch
 from asyncdata.order.shuffle import RowShuffle
@@ -22,25 +25,39 @@ from asyncdata.sources.arrow.parquet import ParquetSource
 from asyncdata.sources.row_json import python_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from typing import TypeVar
 
     from asyncdata.core.types import Sample
-    from asyncdata.delivery.outcomes.memory import RowReport
+    from asyncdata.integrations.adapters import Scored
     from asyncdata.integrations.slime.checkpoint import Kind
     from asyncdata.integrations.slime.config import SlimeSettings
     from asyncdata.integrations.slime.rollout_ledger import Numbering
 
     T = TypeVar("T")
-    Commit = Callable[[Numbering], object]
+    L = TypeVar("L", bound=DataLoader)
 
-__all__ = ("LoaderFeed",)
+__all__ = ("LoaderFeed", "media_process")
 
 _SKIPPED_AT_ONCE = 1000
+_SHOWN_AT_ONCE = 256
+
+
+class _Loader(DataLoader):
+    """A loader whose samples count as delivered only when groups are made of them."""
+
+    def take(self, number: int, finish: Callable[[list[Sample]], T]) -> T:
+        """``finish`` of the next ``number`` samples; if it raises, they are delivered again."""
+        return self._take(number, None, finish)
+
+    def resume(self, state: Mapping[str, Any], allow_changed: Collection[str], *, same_rows: bool) -> bool:
+        """As :meth:`load_state_dict`. Return whether it is at the saved position, and not at an epoch's start."""
+        self._check()
+        return self._restore(snapshots.from_state_dict(state), allow_changed, same_rows=same_rows)
 
 
 class LoaderFeed(Feed):
-    """Prompts from asyncdata's own loader.
+    """Prompts from asyncdata's own loader, which is opened at its first use.
 
     :param process: makes ``multimodal_inputs`` of a row's media; None if rows have no media.
     """
@@ -48,58 +65,80 @@ class LoaderFeed(Feed):
     kind: Kind = "loader"
 
     def __init__(
-        self,
-        settings: SlimeSettings,
-        sample_type: type[Any],
-        process: Callable[[dict[str, Any]], Any] | None,
-        dp_size: int = 1,
+        self, settings: SlimeSettings, sample_type: type[Any], process: Callable[[dict[str, Any]], Any] | None
     ) -> None:
         self._settings = settings
         self._process = process
-        self._factory = SampleFactory(sample_type, settings.samples_per_group)
-        self._single = SampleFactory(sample_type, 1)
-        self._dp_size = dp_size
-        self._epoch = 0
-        self._is_indexed = not (settings.order == "legacy" and settings.shuffled)
-        self._use(open_loader(settings, dp_size))
+        self._sample_type = sample_type
+        self._dp_size = 1
+        self._loader: _Loader | None = None
+        self.shown_epoch = 0
 
     @property
     def dataset(self) -> LoaderFeed:
         """Itself: it has the length that slime's relatives ask for."""
         return self  # no attribute, which would keep it alive
 
-    def _use(self, loader: PromptLoader) -> None:
+    @property
+    def loader(self) -> _Loader:
+        """The loader, which reads ahead from its first use on."""
+        return self._loader or self._use(self._open(_Loader, dp_size=self._dp_size))
+
+    def opened(self) -> LoaderFeed:
+        """The same feed. Its loader reads ahead from now on."""
+        self._use(self._open(_Loader, dp_size=self._dp_size))
+        return self
+
+    def _open(self, kind: type[L], **knobs: Any) -> L:
+        settings = self._settings
+        assert settings.source is not None
+        return kind(settings.source, tokenize_fn=settings.tokenize_fn, **{**settings.knobs, **knobs})
+
+    def _use(self, loader: _Loader) -> _Loader:
         self._loader = loader
         # slime never closes its data source: this does, at the latest when the interpreter ends.
         self._closer = weakref.finalize(self, loader.close)
         loader.start()
+        return loader
+
+    @property
+    def _counts_rows(self) -> bool:
+        return isinstance(self._settings.knobs["shuffle"], RowShuffle)
 
     def __len__(self) -> int:
         """Prompts of an epoch.
 
         :raises TypeError: in the stream order, which does not count its rows.
         """
-        if not isinstance(self._settings.knobs["shuffle"], RowShuffle):
+        if not self._counts_rows:
             raise TypeError("the stream order does not count its rows: give --num-rollout, or asyncdata_order: legacy")
 
-        return self._loader.num_rows()
+        return self.loader.num_rows()
 
-    def groups(self, number: int, before: Numbering, commit: Commit) -> list[Any]:
-        if not self._is_indexed:  # without a timeout, as this is not a wait for a row
-            self._loader.num_rows()
-            self._is_indexed = True
+    def groups(self, number: int) -> list[Any]:
+        if self._settings.order == "legacy" and self._settings.shuffled:
+            self.loader.num_rows()  # waits for the row index, without a timeout, as this is not a wait for a row
+        before, loader = self.numbering, self.loader
 
         def finish(samples: list[Sample]) -> list[Any]:
             self._to_python(samples)
-            if self._loader.remembers:
-                samples = [tagged(sample, self._loader.row_of(sample)) for sample in samples]
-            groups = self._make(samples, self._factory, before.sample_group_index, before.sample_index)
-            after = before.after(len(samples), self._settings.samples_per_group, *self._place(samples, before))
-            commit(after)
-            self._epoch = after.epoch_id
+            for sample in samples:
+                key = key_of(loader, sample)
+                if key is not None and isinstance(sample.metadata, dict):
+                    sample.metadata = {**sample.metadata, KEY: key}
+            size = self._settings.samples_per_group
+            groups = self._make(samples, size, before.sample_group_index, before.sample_index)
+            self._be_at(before.after(len(samples), size, *self._place_after(samples, before)))
             return groups
 
-        return self._loader.take(number, finish)
+        try:
+            return loader.take(number, finish)
+        except BaseException:
+            self.numbering = before
+            raise
+
+    def _be_at(self, numbering: Numbering) -> None:
+        self.numbering, self.shown_epoch = numbering, numbering.epoch_id
 
     def _to_python(self, samples: list[Sample]) -> None:
         """Give samples of Parquet rows the values of pyarrow, as slime has them."""
@@ -109,50 +148,45 @@ class LoaderFeed(Feed):
                 sample.metadata = python_value(sample.metadata) or {}
                 sample.extra = python_value(sample.extra)
 
-    def _make(self, samples: list[Sample], factory: SampleFactory, *first_numbers: int) -> list[Any]:
-        media = [sample.extra.get("multimodal") for sample in samples] if self._process is not None else []
-        for sample, found in zip(samples, media, strict=False):
+    def _make(self, samples: list[Sample], size: int, *first_numbers: int) -> list[Any]:
+        for sample in samples:
+            found = sample.extra.get("multimodal")
             if found is not None and self._process is not None:
                 sample.extra["multimodal_inputs"] = self._process(found)
-        for sample in samples:
             if sample.source_name is not None:
                 sample.metadata = {**sample.metadata, "source_name": sample.source_name}
-        groups = factory.groups(samples, *first_numbers)
-        for group, found in zip(groups, media, strict=False):
-            for item in group if found is not None else ():
-                remember(item, found)
+        groups = groups_of(samples, self._sample_type, size, *first_numbers)
+        for sample, group in zip(samples, groups, strict=True):
+            if "multimodal_inputs" in sample.extra:
+                for item in group:
+                    remember(item, sample.extra["multimodal"])
         return groups
 
-    def _place(self, samples: list[Sample], before: Numbering) -> tuple[int, int]:
+    def _place_after(self, samples: list[Sample], before: Numbering) -> tuple[int, int]:
         """The epoch of the last sample, and the number of the next one."""
-        last = samples[-1].position
-        assert last is not None  # it comes from a row
-        if isinstance(self._settings.knobs["shuffle"], RowShuffle):
-            return last.epoch, row_of_epoch(last) + 1
+        epochs = [_place(sample)[0] for sample in samples]
+        if self._counts_rows:
+            return epochs[-1], _place(samples[-1])[1] + 1
 
-        start = before.sample_offset if last.epoch == before.epoch_id else 0
-        return last.epoch, start + sum(sample.position.epoch == last.epoch for sample in samples)  # type: ignore[union-attr]
+        start = before.sample_offset if epochs[-1] == before.epoch_id else 0
+        return epochs[-1], start + epochs.count(epochs[-1])
 
     # The interface of slime's own dataset.
 
     @cached_property
-    def samples(self) -> PromptView:
+    def samples(self) -> _Prompts:
         """The prompts of the current epoch by their numbers, in its order, as samples without numbers."""
-        me = weakref.ref(self)  # the view must not keep the feed alive
-        given = self._settings.knobs
-        knobs = {**given, "num_workers": 0 if given.get("num_workers") == 0 else 1, "outcomes": None}
-        settings = msgspec.structs.replace(self._settings, knobs=knobs)
-        return PromptView(
-            lambda: open_loader(settings),
-            lambda samples: _alive(me).unnumbered(samples),
-            lambda: _alive(me)._epoch,  # noqa: SLF001 - its own
-            lambda: len(_alive(me)),
-        )
+        return _Prompts(self)
+
+    def opened_beside(self) -> DataLoader:
+        """Another loader of the same prompts."""
+        num_workers = 0 if self._settings.knobs.get("num_workers") == 0 else 1
+        return self._open(DataLoader, num_workers=num_workers, outcomes=None)
 
     def unnumbered(self, samples: list[Sample]) -> list[Any]:
         """The loader's samples as slime's samples, one of each, without numbers."""
         self._to_python(samples)
-        made = [group[0] for group in self._make(samples, self._single, 0, 0)]
+        made = [group[0] for group in self._make(samples, 1, 0, 0)]
         for sample in made:
             sample.group_index = sample.index = None
         return made
@@ -163,81 +197,75 @@ class LoaderFeed(Feed):
 
     def shuffle(self, new_epoch_id: int) -> None:
         """Make :attr:`samples` show another epoch. What is delivered does not change."""
-        self._epoch = new_epoch_id
+        self.shown_epoch = new_epoch_id
 
     # The position.
 
     def state(self) -> Any:
-        return self._loader.state_dict()
+        return self.loader.state_dict()
 
-    def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
-        after = self._restored(state, numbering, allow_changed)
-        self._epoch = after.epoch_id
-        return after
-
-    def _restored(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
+    def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> None:
         if state is None:
-            return self._continue_slimes(numbering, allow_changed)
+            self._continue_slimes(numbering, allow_changed)
+        elif self.loader.resume(state, allow_changed, same_rows=self._settings.options.same_rows):
+            self._be_at(numbering)
+        else:
+            self._be_at(numbering.after(0, 1, self.loader.epoch, 0))
 
-        if self._loader.resume(state, allow_changed, same_rows=self._settings.options.same_rows):
-            return numbering
-
-        return numbering.after(0, 1, self._loader.epoch, 0)
-
-    def _continue_slimes(self, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
-        """Continue where slime's own data source has stopped."""
+    def _continue_slimes(self, numbering: Numbering, allow_changed: Collection[str]) -> None:
+        """Continue where slime's own data source has stopped; or with the next epoch, where its place is not valid."""
         if self._settings.order != "legacy":
-            refuse_change("order", "slime's", "asyncdata's (asyncdata_order: stream)", allow_changed)
-            return self._leave_epoch(numbering, "order")
+            changed, saved, present = "order", "slime's", "asyncdata's (asyncdata_order: stream)"
+        elif numbering.sample_offset > (num_rows := self.loader.num_rows()):
+            changed, saved, present = "data", f"{numbering.sample_offset} rows or more", f"{num_rows} rows"
+        else:
+            self._seek(numbering)
+            return
 
-        if numbering.sample_offset > (num_rows := self._loader.num_rows()):
-            refuse_change("data", f"{numbering.sample_offset} rows or more", f"{num_rows} rows", allow_changed)
-            return self._leave_epoch(numbering, "data")
+        refuse_change(changed, saved, present, allow_changed)
+        self.go_to_epoch(leave_epoch(numbering, changed, None))
 
-        self._loader.seek(numbering.epoch_id, numbering.sample_offset, group_index=numbering.sample_group_index)
-        return numbering
-
-    def _leave_epoch(self, numbering: Numbering, changed: str) -> Numbering:
-        after = leave_epoch(numbering, changed, None)
-        self.go_to_epoch(after.epoch_id)
-        return after
-
-    def go_to_epoch(self, epoch: int) -> None:
+    def go_to_epoch(self, numbering: Numbering) -> None:
         """Go to the start of an epoch, unless the loader is in it."""
-        self._loader.set_epoch(epoch)
-        self._epoch = epoch
+        self.loader.set_epoch(numbering.epoch_id)
+        self._be_at(numbering)
 
     def go_to(self, numbering: Numbering) -> None:
-        if isinstance(self._settings.knobs["shuffle"], RowShuffle):
+        if self._counts_rows:
             refuse_beyond(numbering, len(self))
-            self._loader.seek(numbering.epoch_id, numbering.sample_offset, group_index=numbering.sample_group_index)
-        elif isinstance(self._settings.source, Mix):
+            self._seek(numbering)
+            return
+
+        if isinstance(self._settings.source, Mix):
             raise ConfigError(
                 "AD471 a mixture cannot go to another place of an epoch: its epochs begin where its parts are at the "
                 "end of the one before. Restore a checkpoint instead"
             )
-        else:
-            before = self._loader.state_dict()
-            try:
-                self.skip_to(numbering)
-            except SnapshotMismatchError:
-                self._loader.load_state_dict(before)
-                refuse_beyond(numbering, None)
-        self._epoch = numbering.epoch_id
+
+        before = self.loader.state_dict()
+        try:
+            self.skip_to(numbering)
+        except SnapshotMismatchError:
+            self.loader.load_state_dict(before)
+            refuse_beyond(numbering, None)
+
+    def _seek(self, numbering: Numbering) -> None:
+        self.loader.seek(numbering.epoch_id, numbering.sample_offset, group_index=numbering.sample_group_index)
+        self._be_at(numbering)
 
     def skip_to(self, numbering: Numbering) -> None:
         """Go to the position in an epoch after which that many prompts were delivered, by reading them again.
 
         :raises SnapshotMismatchError: if the epoch has fewer prompts.
         """
-        state = self._loader.state_dict()
+        state = self.loader.state_dict()
         state["counters"] |= {"epoch_groups": 0, "epoch_drops": {}}
         state.pop("stream", None)
-        self._loader.load_state_dict({**state, "position": [numbering.epoch_id, 0, 0]})
+        self.loader.load_state_dict({**state, "position": [numbering.epoch_id, 0, 0]})
         left = numbering.sample_offset
         while left:
             number = min(left, _SKIPPED_AT_ONCE)
-            if self._loader.take(number, _last_epoch) != numbering.epoch_id:
+            if _place(self.loader.get_next_batch(number)[-1])[0] != numbering.epoch_id:
                 raise SnapshotMismatchError(
                     f"AD603 the data ended while {numbering.sample_offset} prompts of epoch {numbering.epoch_id} were "
                     "skipped: the state belongs to other data or settings. Use what it was taken with",
@@ -245,38 +273,174 @@ class LoaderFeed(Feed):
                 )
 
             left -= number
+        self._be_at(numbering)
 
     def set_dp_size(self, dp_size: int) -> None:
-        if dp_size == self._dp_size:
+        before = self._loader
+        if before is not None and dp_size == self._dp_size:
             return
 
-        loader = open_loader(self._settings, dp_size)
-        loader.load_state_dict(self._loader.state_dict())
-        self._closer()
+        loader = self._open(_Loader, dp_size=dp_size)
+        if before is not None:
+            loader.load_state_dict(before.state_dict())
+            self._closer()
         self._use(loader)
         self._dp_size = dp_size
 
-    def report(self, reports: Iterable[RowReport]) -> int:
-        return self._loader.count(reports, self._settings.samples_per_group)
+    def report(self, scored: Iterable[Scored], attempts: int) -> int:
+        return report_scores(self.loader, scored, attempts)
 
     def statistics(self) -> dict[str, Any]:
-        """The statistics of the loader, as flat numbers."""
-        return self._loader.statistics().to_dict()
+        return self.loader.statistics().to_dict()
 
     def close(self) -> None:
-        self._closer()
+        """Stop the workers."""
+        if self._loader is not None:
+            self._closer()
         if "samples" in vars(self):
             self.samples.close()
 
 
-def _alive(feed: weakref.ref[LoaderFeed]) -> LoaderFeed:
-    found = feed()
-    if found is None:
-        raise LoaderClosedError("AD502 the data source of these samples was deleted")
+class _Prompts(Sequence[Any]):
+    """The prompts of an epoch, in its order. Reading them does not affect what is delivered.
 
-    return found
+    A row that yields no sample has a number too: its number is an error, and slices and loops skip it, as rollouts do.
+    A separate loader, opened at the first access, reads the rows.
+    """
+
+    def __init__(self, feed: LoaderFeed) -> None:
+        self._feed = weakref.ref(feed)  # the prompts must not keep the feed alive
+        self._lock = threading.Lock()
+        self._loader: DataLoader | None = None
+        self._at: tuple[int, int] | None = None
+
+    def _alive(self) -> LoaderFeed:
+        feed = self._feed()
+        if feed is None:
+            raise LoaderClosedError("AD502 the data source of these samples was deleted")
+
+        return feed
+
+    def __len__(self) -> int:
+        return len(self._alive())
+
+    def __getitem__(self, key: Any) -> Any:
+        """The sample with that number, or the samples of a slice, as in a list. They are new at each call.
+
+        :raises IndexError: if there is no such number.
+        :raises NoSamplesError: if the row of that number yields no sample.
+        :raises TypeError: in the stream order, where rows have no numbers.
+        """
+        numbers = range(len(self))[key]
+        epoch = self._alive().shown_epoch
+        if isinstance(numbers, range):
+            found = {} if len(numbers) == 0 else self._read(epoch, min(numbers), max(numbers) + 1)
+            return [found[number] for number in numbers if number in found]
+
+        found = self._read(epoch, numbers, numbers + 1)
+        if not found:
+            raise NoSamplesError(
+                f"AD401 prompt {numbers} of epoch {epoch} is none: its row is bad, or was dropped; rollouts skip it"
+            )
+
+        return found[numbers]
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, len(self), _SHOWN_AT_ONCE):
+            yield from self[first : first + _SHOWN_AT_ONCE]
+
+    def _read(self, epoch: int, first: int, stop: int) -> dict[int, Any]:
+        """The samples of the rows [first, stop), by their numbers."""
+        feed = self._alive()
+        found: dict[int, Any] = {}
+        with self._lock:
+            loader = self._go_to(feed, epoch, first)
+            while self._at is not None and first <= self._at[1] < stop and self._at[0] == epoch:
+                samples = loader.get_next_batch(min(stop - self._at[1], _SHOWN_AT_ONCE))
+                places = [_place(sample) for sample in samples]
+                self._at = places[-1][0], places[-1][1] + 1
+                wanted = [n for n, place in enumerate(places) if place[0] == epoch and place[1] < stop]
+                made = feed.unnumbered([samples[n] for n in wanted])
+                found |= zip((places[n][1] for n in wanted), made, strict=True)
+        return found
+
+    def _go_to(self, feed: LoaderFeed, epoch: int, number: int) -> DataLoader:
+        if self._loader is None:
+            self._loader = feed.opened_beside()
+            self._closer = weakref.finalize(self, self._loader.close)
+        if self._at != (epoch, number):
+            self._at = None  # if this fails, the position is not known
+            self._loader.seek(epoch, number)
+            self._at = epoch, number
+        return self._loader
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._loader is not None:
+            self._closer()
 
 
-def _last_epoch(samples: list[Sample]) -> int:
-    assert samples[-1].position is not None  # it comes from a row
-    return samples[-1].position.epoch
+def _place(sample: Sample) -> tuple[int, int]:
+    """The epoch of a sample, and its row's number there."""
+    place = sample.position
+    assert place is not None  # it comes from a row
+    return place.epoch, row_of_epoch(place)
+
+
+# Media
+
+
+def media_process(args: Any, settings: SlimeSettings) -> Callable[[dict[str, Any]], Any] | None:
+    """The function that makes ``multimodal_inputs`` of a row's media; None if rows have no media.
+
+    :raises ConfigError: if ``asyncdata_processor`` cannot be imported.
+    """
+    fn = settings.tokenize_fn
+    if fn is None or not (fn.shows_media or fn.multimodal_keys is not None):
+        return None
+
+    path = settings.options.processor
+    return partial(_process_as_slime if path is None else import_by_path(path), args)
+
+
+def _process_as_slime(args: Any, media: dict[str, list[Any]]) -> Any:
+    """The result of slime's ``process_vision_info`` for a chat with ``media``.
+
+    That function reads only the media of a chat, so one message with all of them is enough.
+
+    :param media: ``{"images": [...], "videos": [...], "audios": [...]}``, with the row's values.
+    :raises ConfigError: if the model's processor cannot be loaded. slime would continue without the images.
+    """
+    parts = [
+        item if isinstance(item, dict) else {"type": name.removesuffix("s"), name.removesuffix("s"): item}
+        for name, items in media.items()
+        for item in items
+    ]
+    return _slimes().process_vision_info([{"role": "user", "content": parts}], _processor(args.hf_checkpoint))
+
+
+def _slimes() -> Any:
+    """The module for media of slime, or of miles, if miles runs the data source."""
+    name = f"{package_of(resolve_sample_type()) or 'slime'}.utils.processing_utils"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise  # it is installed, and cannot import something else
+
+        raise ConfigError(
+            f"multimodal_inputs are made by {name}, which is not installed; give asyncdata_processor: the import path "
+            "of a function of (args, media) that makes them"
+        ) from error
+
+
+@cache
+def _processor(checkpoint: str) -> Any:
+    processor = _slimes().load_processor(checkpoint)
+    if processor is None:
+        raise ConfigError(
+            f"multimodal_keys need a processor, and {checkpoint} has none that loads without code of its own; give "
+            "asyncdata_processor: the import path of a function of (args, media) that makes multimodal_inputs"
+        )
+
+    return processor

@@ -14,11 +14,10 @@ finished and not trained, are in the checkpoints of the data source (see ``track
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.extras import made_on_first_use
+from asyncdata.integrations.adapters import made_on_first_use
 from asyncdata.integrations.slime.data_source import source_with
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ("AsyncDataBuffer", "TrackingBuffer")  # noqa: F822 - AsyncDataBuffer is made below, as it imports miles
 
-_MODULE = "miles.rollout.fully_async_data_buffer"
 _PREFIX = "rollout/asyncdata/"
 
 
@@ -88,20 +86,12 @@ class TrackingBuffer:
         """miles' own metrics, and the numbers of groups tracked and dropped. miles calls it after each batch."""
         metrics: dict[str, float] = super().get_metrics()  # type: ignore[misc]
         self._source.end_rollout()
-        numbers = self._source.statistics()
-        found = {f"{_PREFIX}tracked_groups": numbers["asyncdata_tracked_groups"]}
-        prefix, suffix = "asyncdata_dropped_groups_", "_total"
-        for name, number in numbers.items():
-            if name.startswith(prefix) and name.endswith(suffix):
-                found[f"{_PREFIX}dropped_groups_{name.removeprefix(prefix)}"] = number
-        return {**metrics, **found}
+        shown = ("asyncdata_tracked_groups", "asyncdata_dropped_groups_")
+        numbers = self._source.statistics().items()
+        ours = {f"{_PREFIX}{name.removeprefix('asyncdata_')}": n for name, n in numbers if name.startswith(shown)}
+        return {**metrics, **ours}
 
 
-def _data_buffer() -> type:
-    base = importlib.import_module(_MODULE).DefaultDataBuffer
-    return type(
-        "AsyncDataBuffer", (TrackingBuffer, base), {"__doc__": "miles' data buffer, tracked by the data source."}
-    )
-
-
-__getattr__ = made_on_first_use(__name__, "miles", {"AsyncDataBuffer": _data_buffer})
+__getattr__ = made_on_first_use(
+    __name__, "miles", {"AsyncDataBuffer": (TrackingBuffer, "miles.rollout.fully_async_data_buffer:DefaultDataBuffer")}
+)

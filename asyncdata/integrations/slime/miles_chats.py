@@ -32,15 +32,7 @@ _PLAIN_PROMPTS = "Take plain prompts, without --apply-chat-template, or miles' o
 
 
 class UnfitError(Exception):
-    """A value that miles refuses.
-
-    :ivar name: its location, such as ``tools[0]['name']``.
-    :ivar need: what it must be.
-    """
-
-    def __init__(self, name: str, need: str, value: Any) -> None:
-        super().__init__(name, need, value)
-        self.name, self.need, self.value = name, need, value
+    """A value that miles refuses: its location, such as ``tools[0]['name']``; what it must be; and the value."""
 
 
 # At the start, where miles can be imported

@@ -1,4 +1,4 @@
-"""The groups that rollouts got and gave back, as one immutable value: the pure core of the data source for slime.
+"""What rollouts got and gave back, as one immutable value: the pure core of the data source for slime.
 
 The way of one group::
 
@@ -21,6 +21,19 @@ its number, which is below the mark's, and which copies of it have too. A group 
 and is given back again is not added twice. A group without a number counts as one of the current rollout.
 
 Groups that are never given back are consumed, such as those that a rollout over-samples and drops.
+
+Groups may be tracked instead, for a rollout that runs without end, beside the training, as miles' fully asynchronous
+one::
+
+    data source --served--> being generated --put--> data buffer --get--> batch of rollout r --saved--> gone for good
+         ^                         |                      |
+         |       aborted           |                      |  too stale
+         +------- retry <----------+----------------------+
+                  drop: gone, counted by its reason
+
+From ``served`` to ``saved``, the group is here, with its record of the moment when it was served. A snapshot for
+rollout r has all groups that are here, except those in the batches of rollouts up to r. So each group that was ever
+served is trained by rollout r, dropped and counted, or in the snapshot.
 """
 
 from __future__ import annotations
@@ -32,12 +45,12 @@ import msgspec
 from asyncdata.core.errors import SnapshotError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ("Entry", "Mark", "Moment", "Numbering", "RolloutLedger")
+__all__ = ("Entry", "Moment", "Numbering", "RolloutLedger")
 
-MAX_MARKS = 3
-"""Rollouts whose start is stored. slime's drivers are at most one rollout ahead of the one that they save."""
+MAX_ROLLOUTS = 3
+"""Rollouts that are remembered until they are saved. Drivers are at most one rollout ahead of the saved one."""
 
 _replace = msgspec.structs.replace
 
@@ -67,11 +80,11 @@ class Numbering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Entry(msgspec.Struct, frozen=True, eq=False):
-    """A group in the buffer.
+    """A group that is in the buffer, or is tracked.
 
-    :ivar group: the same list that was given back.
-    :ivar record: its record for a snapshot, from when it was given back, as rollouts change groups in place. None: no
-        snapshot can store it.
+    :ivar group: the list itself that was given back or served.
+    :ivar record: its record for a snapshot, from that moment, as rollouts change groups in place. None: no snapshot
+        can store it.
     :ivar group_index: its number, if it has one.
     :ivar reason: why there is no record.
     """
@@ -95,76 +108,86 @@ class Moment(msgspec.Struct, frozen=True, eq=False):
     metadata: dict[Any, Any]
 
 
-class Mark(msgspec.Struct, frozen=True, eq=False):
-    """The start of a rollout.
+class Rollout(msgspec.Struct, frozen=True, eq=False):
+    """A rollout that is in no snapshot yet.
 
+    :ivar mark: the moment right before it; None where groups are tracked.
     :ivar again: by number, the groups that have left the buffer since then and are not back.
+    :ivar batch: the tracked groups that it took for training. Only their records are stored.
     """
 
     rollout_id: int
-    moment: Moment
+    mark: Moment | None = None
     again: dict[int, int] = {}
+    batch: tuple[Entry, ...] = ()
 
-    def after(self, gone: Sequence[Entry], added: Sequence[Entry]) -> Mark:
-        """This mark after groups have left the buffer, and others were added."""
+    def after(self, gone: Sequence[Entry], added: Sequence[Entry]) -> Rollout:
+        """This rollout after groups have left the buffer, and others were added."""
+        if self.mark is None:
+            return self
+
         again = dict(self.again)
         for entry in gone:
             if entry.group_index is not None:
                 again[entry.group_index] = again.get(entry.group_index, 0) + 1
-        late = [entry for entry in added if self._is_late(entry, again)]
-        if not late:
-            return Mark(self.rollout_id, self.moment, again)
+        first_new = self.mark.numbering.sample_group_index
+        late = tuple(entry for entry in added if _is_late(entry.group_index, first_new, again))
+        mark = _replace(self.mark, entries=self.mark.entries + late) if late else self.mark
+        return _replace(self, mark=mark, again=again)
 
-        return Mark(self.rollout_id, _replace(self.moment, entries=(*self.moment.entries, *late)), again)
 
-    def _is_late(self, entry: Entry, again: dict[int, int]) -> bool:
-        """Whether a rollout had it when the mark was made. A group that comes back is removed from ``again``."""
-        number = entry.group_index
-        if number is None:
-            return False
+def _is_late(number: int | None, first_new: int, again: dict[int, int]) -> bool:
+    """Whether a rollout had a group when the mark was made. A group that comes back is removed from ``again``."""
+    if number is None:
+        return False
 
-        if number in again:
-            again[number] -= 1
-            if not again[number]:
-                del again[number]
-            return False
+    if number in again:
+        again[number] -= 1
+        if not again[number]:
+            del again[number]
+        return False
 
-        return number < self.moment.numbering.sample_group_index
+    return number < first_new
 
 
 class RolloutLedger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The state of delivery to rollouts.
 
     :ivar entries: the buffer, the oldest first unless a filter has ordered it otherwise.
-    :ivar rollout_id: the latest rollout that has begun; None if the driver does not say.
-    :ivar marks: the starts of the last rollouts, the oldest first.
-    :ivar forgotten: the latest rollout whose mark was removed.
-    :ivar drops: groups that left the buffer and were not served, by reason.
+    :ivar rollout_id: the latest rollout that has begun, or whose batch is being collected; -1 before any, and where the
+        driver says none.
+    :ivar rollouts: the last ones that are not saved, the oldest first.
+    :ivar forgotten: the latest rollout that is not remembered any more.
+    :ivar drops: groups that were dropped, by reason.
+    :ivar out: the tracked groups that no batch has, by the identity of their list, in the order in which they were
+        served; None: groups are not tracked.
     """
 
-    numbering: Numbering = Numbering()
     entries: tuple[Entry, ...] = ()
-    rollout_id: int | None = None
-    marks: tuple[Mark, ...] = ()
-    forgotten: int | None = None
+    rollout_id: int = -1
+    rollouts: tuple[Rollout, ...] = ()
+    forgotten: int = -1
     drops: dict[str, int] = {}
+    out: dict[int, Entry] | None = None
 
-    def begins(self, rollout_id: int | None) -> bool:
-        """Whether this rollout has not begun yet, so that its start must be marked.
+    # Rollouts.
+
+    def begun(self, rollout_id: int, now: Callable[[], Moment]) -> RolloutLedger:
+        """The ledger after ``rollout_id`` has begun; the same if it had begun before.
 
         An evaluation between two rollouts sets the driver's number back; what is delivered belongs to the later one.
+
+        :param now: makes the current state. Tracked groups are in every snapshot, so that it is not needed.
         """
-        return rollout_id is not None and (self.rollout_id is None or rollout_id > self.rollout_id)
+        if rollout_id <= self.rollout_id:
+            return self
 
-    def marked(self, rollout_id: int, dataset: Any, metadata: dict[Any, Any]) -> RolloutLedger:
-        """The ledger after ``rollout_id`` has begun."""
-        mark = Mark(rollout_id, Moment(self.numbering, self.entries, dataset, metadata))
-        marks = (*self.marks, mark)
-        return _forgetting(_replace(self, rollout_id=rollout_id, marks=marks), len(marks) - MAX_MARKS)
+        if self.out is not None:
+            return _replace(self, rollout_id=rollout_id)
 
-    def delivered(self, numbering: Numbering) -> RolloutLedger:
-        """The ledger with the stream at ``numbering``."""
-        return _replace(self, numbering=numbering)
+        return _with(_replace(self, rollout_id=rollout_id), Rollout(rollout_id, now()))
+
+    # Groups.
 
     def with_buffer(self, entries: Iterable[Entry]) -> RolloutLedger:
         """The ledger with another buffer: missing groups were served or dropped, new ones were given back."""
@@ -175,39 +198,102 @@ class RolloutLedger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if not gone and not added:
             return _replace(self, entries=entries)
 
-        return _replace(self, entries=entries, marks=tuple(mark.after(gone, added) for mark in self.marks))
+        return _replace(self, entries=entries, rollouts=tuple(one.after(gone, added) for one in self.rollouts))
 
     def dropping(self, reason: str, number: int) -> RolloutLedger:
         """The ledger after ``number`` groups were dropped."""
         return _replace(self, drops={**self.drops, reason: self.drops.get(reason, 0) + number}) if number else self
 
-    def start_after(self, rollout_id: int | None) -> Moment | None:
-        """The moment for a snapshot for ``rollout_id``; None: the current one.
+    # Tracked groups.
 
-        :raises SnapshotError: if it is no longer stored.
-        """
-        if rollout_id is None:
+    def tracking(self, rollout_id: int) -> RolloutLedger:
+        """The ledger that tracks groups; the batch of ``rollout_id`` is collected first."""
+        return RolloutLedger(entries=self.entries, drops=self.drops, rollout_id=rollout_id, out={})
+
+    def served(self, entries: Iterable[Entry]) -> RolloutLedger:
+        """These groups are with the rollout now."""
+        return _replace(self, out={**(self.out or {}), **{id(entry.group): entry for entry in entries}})
+
+    def find(self, group: list[Any], group_index: int | None) -> Entry | None:
+        """The entry of a group that is out: of this list, or of one with this number."""
+        out = self.out or {}
+        if id(group) in out:
+            return out[id(group)]
+
+        if group_index is None:
             return None
 
-        if self.forgotten is not None and rollout_id < self.forgotten:
+        return next((entry for entry in out.values() if entry.group_index == group_index), None)
+
+    def ended(self, *entries: Entry) -> RolloutLedger:
+        """These groups are not out any more: they were dropped, given back or consumed."""
+        gone = {id(entry.group) for entry in entries}
+        out = {key: entry for key, entry in (self.out or {}).items() if key not in gone}
+        return _replace(self, out=out) if gone else self
+
+    def consumed(self, entry: Entry) -> RolloutLedger:
+        """A group is in the batch that is being collected."""
+        kept = _replace(entry, group=[])  # the trainer's tokens are not kept alive
+        here = next((one for one in self.rollouts if one.rollout_id == self.rollout_id), Rollout(self.rollout_id))
+        return _with(self.ended(entry), _replace(here, batch=(*here.batch, kept)))
+
+    # Snapshots.
+
+    def moment_after(self, rollout_id: int | None, now: Callable[[], Moment]) -> Moment:
+        """What a snapshot for ``rollout_id`` has.
+
+        :param rollout_id: None: the last complete one where groups are tracked, otherwise the current state.
+        :param now: makes the current state.
+        :raises SnapshotError: if that rollout is not complete, or no longer remembered.
+        """
+        rollout_id = self._named(rollout_id)
+        if rollout_id is None:
+            return now()
+
+        if self.out is not None and rollout_id >= self.rollout_id:
             raise SnapshotError(
-                f"AD601 rollout {rollout_id} cannot be saved any more: rollout {self.forgotten} was saved, or "
-                f"{MAX_MARKS} later ones have begun; save a rollout before the second one after it begins"
+                f"AD601 rollout {rollout_id} cannot be saved: the batch of rollout {self.rollout_id} is not complete. "
+                "Call load(n - 1) before rollout n, the first one, or begin_rollout(n)"
             )
 
-        return next((mark.moment for mark in self.marks if mark.rollout_id > rollout_id), None)
+        if rollout_id < self.forgotten:
+            raise SnapshotError(
+                f"AD601 rollout {rollout_id} cannot be saved any more: rollout {self.forgotten} was saved, or "
+                f"{MAX_ROLLOUTS} later ones have begun; save a rollout before the second one after it begins"
+            )
+
+        later = [one for one in self.rollouts if one.rollout_id > rollout_id]
+        if self.out is None:
+            return next((one.mark for one in later), None) or now()
+
+        left = sorted([*(entry for one in later for entry in one.batch), *self.out.values()], key=_age)
+        moment = now()
+        return _replace(moment, entries=(*left, *moment.entries))
 
     def saved(self, rollout_id: int | None) -> RolloutLedger:
-        """The ledger after a snapshot for ``rollout_id`` was written, without its start and earlier ones."""
-        if rollout_id is None:
-            return self
+        """The ledger after a snapshot for ``rollout_id`` was written, without what only earlier ones need."""
+        rollout_id = self._named(rollout_id)
+        num_saved = 0 if rollout_id is None else sum(one.rollout_id <= rollout_id for one in self.rollouts)
+        return _without_oldest(self, num_saved)
 
-        return _forgetting(self, sum(mark.rollout_id <= rollout_id for mark in self.marks))
+    def _named(self, rollout_id: int | None) -> int | None:
+        """None becomes the last complete rollout, which is known where groups are tracked."""
+        return self.rollout_id - 1 if rollout_id is None and self.out is not None else rollout_id
 
 
-def _forgetting(ledger: RolloutLedger, num_marks: int) -> RolloutLedger:
-    """The ledger without its oldest marks."""
-    if num_marks < 1:
+def _with(ledger: RolloutLedger, rollout: Rollout) -> RolloutLedger:
+    """The ledger in which this is the latest rollout."""
+    rollouts = (*(one for one in ledger.rollouts if one.rollout_id < rollout.rollout_id), rollout)
+    return _without_oldest(_replace(ledger, rollouts=rollouts), len(rollouts) - MAX_ROLLOUTS)
+
+
+def _without_oldest(ledger: RolloutLedger, num_rollouts: int) -> RolloutLedger:
+    if num_rollouts < 1:
         return ledger
 
-    return _replace(ledger, marks=ledger.marks[num_marks:], forgotten=ledger.marks[num_marks - 1].rollout_id)
+    forgotten = ledger.rollouts[num_rollouts - 1].rollout_id
+    return _replace(ledger, rollouts=ledger.rollouts[num_rollouts:], forgotten=forgotten)
+
+
+def _age(entry: Entry) -> tuple[bool, int]:
+    return entry.group_index is None, entry.group_index or 0

@@ -14,8 +14,7 @@ from asyncdata.integrations.slime import miles_chats
 from asyncdata.sources.row_json import python_value
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.encoders.transformers_tokenizer import CodedTokenizer, coded_digest, coded_folder
-from asyncdata.tokenization.functions.drafts import Draft, Drafting
-from asyncdata.tokenization.functions.labelled import DraftTokenizer, PlainEncoder
+from asyncdata.tokenization.functions.labelled import Draft, Drafting, RowTokenizer
 from asyncdata.tokenization.functions.tokenizer_settings import (
     TEMPLATE_ARGUMENTS,
     Name,
@@ -32,7 +31,8 @@ from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import ColumnWriter
-    from asyncdata.tokenization.encoders.text_encoder import TextEncoder
+    from asyncdata.tokenization.encoders.hf_encoder import Located
+    from asyncdata.tokenization.encoders.text_encoder import Encoder
     from asyncdata.tokenization.row_fields import Tools
     from asyncdata.tokenization.tokenizer_files import TokenizerFolder
 
@@ -165,18 +165,13 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template, if they are needed."""
-        if self.trust_remote_code and (self._makes_tokens or self.apply_chat_template):
+        makes_tokens, renders = self._makes_tokens, self.apply_chat_template
+        if self.trust_remote_code and (makes_tokens or renders):
             coded = CodedTokenizer(self.folder().folder, self.apply_chat_template_kwargs)
-            return self._opened(coded if self._makes_tokens else None, coded if self.apply_chat_template else None)
+            return _SlimeRows(self, coded if makes_tokens else None, coded if renders else None)
 
-        encoder = open_encoder(self.files(), self.tokenizer_backend) if self._makes_tokens else None
-        return self._opened(encoder, self._templates(self.files()) if self.apply_chat_template else None)
-
-    def _opened(
-        self, encoder: TextEncoder | CodedTokenizer | None, templates: Templates | CodedTokenizer | None
-    ) -> BatchTokenizer:
-        reader = _SlimeReader(self, templates, encoder is not None)
-        return DraftTokenizer(None if encoder is None else PlainEncoder(encoder), reader, _SlimeWriter(self))
+        encoder = open_encoder(self.files(), self.tokenizer_backend) if makes_tokens else None
+        return _SlimeRows(self, encoder, self._templates(self.files()) if renders else None)
 
     def folder(self) -> TokenizerFolder:
         """The local folder of the tokenizer, which has a ``tokenizer.json`` unless its own code is trusted.
@@ -190,15 +185,29 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         return compile_templates(files, self._chosen_template, variables, self.today)
 
 
-class _SlimeWriter:
-    """Drops prompts that are too long, and keeps tokens where slime's rollout can use them."""
+class _SlimeRows(RowTokenizer):
+    """The opened function: reads the sample's columns and the text to tokenize, and drops prompts that are too long."""
 
-    def __init__(self, fn: SlimeTokenizeFn) -> None:
+    def __init__(
+        self,
+        fn: SlimeTokenizeFn,
+        encoder: Encoder | CodedTokenizer | None,
+        templates: Templates | CodedTokenizer | None,
+    ) -> None:
+        self._media = fn.multimodal_keys or {}
+        required = {"prompt": fn.prompt_key, "label": fn.label_key}
+        optional = {"metadata": fn.metadata_key, "tools": fn.tool_key, **self._media}
+        super().__init__(fn, RowReader(required, optional, allows_media=True), encoder)
+        self._templates = templates
+        self._tool_form = fn.tool_form
+        self._makes_tokens = encoder is not None
+        self._is_chat = fn.apply_chat_template or fn.multimodal_keys is not None
+        self._shows_media = fn.shows_media
         self._max_length = fn.max_length
         self._keeps_tokens = fn.pretokenize
 
-    def __call__(self, row: int, found: list[array[int]], drafting: Drafting, out: ColumnWriter) -> None:
-        tokens = found[0] if found else array("i")
+    def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
+        tokens = found[0].ids if found else array("i")
         if self._max_length is not None and len(tokens) > self._max_length:
             out.drop(row, "max_length")
         else:
@@ -206,22 +215,7 @@ class _SlimeWriter:
             keeps = self._keeps_tokens and "extra" not in drafting.columns
             out.keep(row, tokens if keeps else (), **drafting.columns)
 
-
-class _SlimeReader:
-    """Reads a raw row: the sample's columns, and the text to tokenize."""
-
-    def __init__(self, fn: SlimeTokenizeFn, templates: Templates | CodedTokenizer | None, makes_tokens: bool) -> None:
-        self._templates = templates
-        self._tool_form = fn.tool_form
-        self._makes_tokens = makes_tokens
-        self._is_chat = fn.apply_chat_template or fn.multimodal_keys is not None
-        self._shows_media = fn.shows_media
-        self._media = fn.multimodal_keys or {}
-        optional = {"metadata": fn.metadata_key, "tools": fn.tool_key, **self._media}
-        self._row = RowReader({"prompt": fn.prompt_key, "label": fn.label_key}, optional, allows_media=True)
-
-    def __call__(self, raw: Buffer) -> Drafting:
-        columns = self._row(raw)
+    def read(self, columns: dict[str, Any], raw: Buffer) -> Drafting:
         media = {kind: columns.pop(kind) for kind in self._media if kind in columns}
         tools = self._row.tools(columns.pop("tools", None), raw)
         if metadata := self._row.metadata(self._metadata(columns.pop("metadata", None), tools, raw), tools, raw):
@@ -285,7 +279,8 @@ class _SlimeReader:
         try:
             return miles_chats.render(templates, python_value(messages), schemas, self._tool_form)
         except miles_chats.UnfitError as error:
-            raise self._row.wrong_type(error.name, error.need, error.value, raw) from None
+            name, need, value = error.args
+            raise self._row.wrong_type(name, need, value, raw) from None
 
     def _items(self, media: dict[str, Buffer], raw: Buffer) -> dict[str, list[Any]]:
         """The row's media by kind; null means none."""

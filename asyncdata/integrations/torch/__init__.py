@@ -8,13 +8,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.extras import made_on_first_use
+from asyncdata.integrations.adapters import made_on_first_use
 from asyncdata.integrations.torch.dataset import LoaderDataset
 from asyncdata.integrations.torch.loader import StatefulDataLoader
-from asyncdata.integrations.torch.ranks import ranks
+from asyncdata.integrations.torch.process import ranks
 from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
 
 __all__ = ("AsyncDataset", "OrderView", "RowView", "StatefulDataLoader", "ranks")
@@ -30,19 +29,12 @@ if TYPE_CHECKING:
     class RowView(LoaderRowView, Dataset[Any]): ...  # type: ignore[misc]
 
 
-def _made(name: str, ours: type, base: str) -> type:
-    from torch.utils import data
-
-    return type(name, (ours, getattr(data, base)), {"__doc__": ours.__doc__})
-
-
-_DATASETS = {
-    "AsyncDataset": (LoaderDataset, "IterableDataset"),
-    "OrderView": (LoaderOrderView, "Dataset"),
-    "RowView": (LoaderRowView, "Dataset"),
-}
-"""Each dataset: its class without torch, and torch's base class."""
-
 __getattr__ = made_on_first_use(
-    __name__, "torch", {name: partial(_made, name, ours, base) for name, (ours, base) in _DATASETS.items()}
+    __name__,
+    "torch",
+    {
+        "AsyncDataset": (LoaderDataset, "torch.utils.data:IterableDataset"),
+        "OrderView": (LoaderOrderView, "torch.utils.data:Dataset"),
+        "RowView": (LoaderRowView, "torch.utils.data:Dataset"),
+    },
 )

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.batching.collators.torch_tensors import to_torch
 from asyncdata.core.errors import ConfigError
-from asyncdata.integrations.torch.ranks import ranks
-from asyncdata.integrations.torch.state import from_torch_state, to_torch_state
-from asyncdata.integrations.torch.worker_process import refuse_in_torch_worker
+from asyncdata.integrations.torch.process import from_torch_state, ranks, refuse_in_torch_worker, to_torch_state
 from asyncdata.loader.config import LoaderConfig
 from asyncdata.loader.loader import DataLoader
 

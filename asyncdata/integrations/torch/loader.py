@@ -1,19 +1,25 @@
-"""A loader for a training loop in PyTorch: tensors, copied to the device while the trainer computes."""
+"""A loader for a training loop in PyTorch: tensors, copied to the device while the trainer computes.
+
+A batch is fetched before the trainer requests it, and counts as delivered only when the trainer has it. The loader has
+already delivered such a batch. So the loader's state from before is stored, and is the state until the trainer has the
+batch, or has started on it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asyncdata.batching.collators.torch_tensors import map_leaves, to_torch
 from asyncdata.checkpoint import snapshot as snapshots
-from asyncdata.checkpoint.stored_snapshot import save_at
+from asyncdata.checkpoint.snapshot import save_at
 from asyncdata.core.errors import ConfigError
-from asyncdata.integrations.torch.lookahead import Lookahead
-from asyncdata.integrations.torch.state import from_torch_state, to_torch_state
-from asyncdata.integrations.torch.transfer import transfer_to
+from asyncdata.core.extras import missing_package
+from asyncdata.integrations.torch.process import from_torch_state, to_torch_state
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -74,10 +80,67 @@ class StatefulDataLoader:
 
         self._loader = loader
         self._follows_set_epoch = follows_set_epoch
-        self._ahead = Lookahead(loader, transfer_to(device, pin_memory), trainer_lookahead)
+        self._transfer = transfer_to(device, pin_memory)
+        self._num_held = trainer_lookahead
+        self._batches: Iterator[Any] | None = None  # the rest of the epoch
+        self._queue = _Queue()
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._ahead)
+        """The rest of the epoch that the trainer is in, or the next one."""
+        queue = self._queue.given_back()
+        if not queue.fetches:
+            self._batches = None
+        self._queue = queue
+        return _Epoch(self._take)
+
+    def _take(self, *, looks_ahead: bool) -> list[Any]:
+        """The next batch of the epoch; none at its end.
+
+        :param looks_ahead: also fetch the batch after it.
+        """
+        if not self._queue.waiting:
+            self._fetch()
+        if looks_ahead and len(self._queue.waiting) == 1 and self._queue.waiting[0].has_batch:
+            self._fetch()
+        fetch = self._queue.waiting[0]
+        if fetch.error is not None:
+            error, fetch.error = fetch.error, None
+            self._queue = self._queue.without_failed()
+            raise error
+
+        found = fetch.finish(self._transfer)
+        self._queue = self._queue.after_yield(self._num_held)
+        return found
+
+    def _fetch(self) -> None:
+        """Append the next batch, the end or an error to the queue. After an interrupt the queue is unchanged."""
+        before, fetch = self._queue, _Fetch(self._loader)
+        if self._batches is None:
+            self._batches = iter(self._loader)
+        try:
+            # From here on, every caller gets the state before this batch.
+            self._queue = before._replace(fetches=(*before.fetches, fetch))
+            fetch.run(self._batches, self._transfer)
+        except BaseException:
+            if not fetch.has_batch:
+                self._queue = before
+            raise
+
+    def _state(self) -> dict[str, Any]:
+        """The loader's state, without batches that the trainer has not started on."""
+        while True:
+            queue = self._queue
+            if queue.fetches:
+                return queue.fetches[0].before
+
+            state = self._loader.state_dict()
+            if self._queue is queue:  # otherwise another thread has started to fetch
+                return state
+
+    def _drop(self) -> None:
+        """Drop the fetched batches: the loader continues at another position."""
+        self._batches = None
+        self._queue = _Queue()
 
     def __len__(self) -> int:
         raise TypeError(
@@ -100,7 +163,7 @@ class StatefulDataLoader:
 
         See :meth:`asyncdata.DataLoader.state_dict`.
         """
-        return to_torch_state(self._ahead.state())
+        return to_torch_state(self._state())
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, allow_changed: Collection[str] = (), same_rows: bool = False
@@ -113,11 +176,11 @@ class StatefulDataLoader:
         :raises SnapshotError: if it is not a state of a loader.
         """
         self._loader.load_state_dict(from_torch_state(state), allow_changed=allow_changed, same_rows=same_rows)
-        self._ahead.drop()
+        self._drop()
 
     def save(self, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] = {}) -> None:
         """Write the state to a file or object; see :meth:`asyncdata.DataLoader.save`."""
-        save_at(path, snapshots.from_state_dict(self._ahead.state()), storage_options)
+        save_at(path, snapshots.from_state_dict(self._state()), storage_options)
 
     def restore(
         self,
@@ -130,7 +193,7 @@ class StatefulDataLoader:
         """As :meth:`load_state_dict`, from a file or object that :meth:`save` or a DataLoader's wrote."""
         options: dict[str, Any] = {"same_rows": same_rows, "storage_options": storage_options}
         self._loader.restore(path, allow_changed=allow_changed, **options)
-        self._ahead.drop()
+        self._drop()
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``, unless it is the current one: a run resumed in its middle stays there.
@@ -140,9 +203,9 @@ class StatefulDataLoader:
         if epoch == self.epoch or not self._follows_set_epoch:
             return
 
-        if self._ahead.has_fetched:  # the loader may be in that epoch already
-            self._loader.load_state_dict(self._ahead.state())
-        self._ahead.drop()
+        if self._queue.fetches:  # the loader may be in that epoch already
+            self._loader.load_state_dict(self._state())
+        self._drop()
         self._loader.set_epoch(epoch)
 
     @property
@@ -161,8 +224,9 @@ class StatefulDataLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch."""
-        return self._ahead.epoch
+        """The epoch of the next batch of the trainer: that of the loader before it delivered the fetched batches."""
+        fetches = self._queue.held + self._queue.waiting
+        return fetches[0].epoch if fetches else self._loader.epoch
 
     def statistics(self) -> Statistics:
         """The loader's statistics; a batch that was fetched counts as delivered."""
@@ -180,3 +244,197 @@ class StatefulDataLoader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._loader.close()
+
+
+# Batches that are fetched before the trainer requests them
+
+
+class _Epoch:
+    """An epoch, or the rest of one."""
+
+    def __init__(self, take: Callable[..., list[Any]]) -> None:
+        self._take = take
+        self._has_begun = False
+        self._is_over = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        # The first step need not wait for the data of the second.
+        found = [] if self._is_over else self._take(looks_ahead=self._has_begun)
+        self._has_begun, self._is_over = True, not found
+        if not found:
+            raise StopIteration
+
+        return found[0]
+
+
+class _Fetch:
+    """A batch that was fetched and not delivered yet; or the end of an epoch.
+
+    :ivar before: the loader's state without it.
+    :ivar epoch: the loader's epoch without it.
+    :ivar error: the error that was raised; it is raised again when the trainer requests the batch.
+    :ivar has_failed: whether the loader raised it, and gave no batch.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.before = loader.state_dict()
+        self.epoch = loader.epoch
+        self.error: Exception | None = None
+        self._found: list[Any] = []
+        self._begun: list[Any] = []
+        self.has_failed = False
+
+    def run(self, batches: Iterator[Any], transfer: Transfer) -> None:
+        """Take the next batch, and start its copy."""
+        try:
+            # In C: an interrupt finds the batch here, or still in the loader.
+            self._found.extend(islice(batches, 1))
+            self._begin(transfer)
+        except Exception as error:
+            self.error, self.has_failed = error, not self._found
+
+    def _begin(self, transfer: Transfer) -> None:
+        self._begun.extend(transfer.begin(batch) for batch in self._found)
+
+    def finish(self, transfer: Transfer) -> list[Any]:
+        """The batch on its device; none at the end of an epoch."""
+        if not self._begun:  # the copy failed, or was interrupted
+            self._begin(transfer)
+        return [transfer.finish(begun) for begun in self._begun]
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether the loader gave one."""
+        return bool(self._found)
+
+
+class _Queue(NamedTuple):
+    """The batches that were fetched and are not delivered, the oldest first; replaced by one assignment.
+
+    :ivar num_out: how many of them the trainer has, and has not started on.
+    """
+
+    fetches: tuple[_Fetch, ...] = ()
+    num_out: int = 0
+
+    @property
+    def waiting(self) -> tuple[_Fetch, ...]:
+        """Batches that the trainer does not have."""
+        return self.fetches[self.num_out :]
+
+    @property
+    def held(self) -> tuple[_Fetch, ...]:
+        """Batches that the trainer has, and has not started on."""
+        return tuple(fetch for fetch in self.fetches[: self.num_out] if fetch.has_batch)
+
+    def after_yield(self, num_held: int) -> _Queue:
+        """The queue after a yield: the trainer has one more batch, and has started on all but the last ``num_held``."""
+        num_done = max(0, self.num_out + 1 - num_held)
+        return _Queue(self.fetches[num_done:], self.num_out + 1 - num_done)
+
+    def without_failed(self) -> _Queue:
+        """The queue after an error was raised: the trainer may try again."""
+        return self._replace(fetches=tuple(fetch for fetch in self.fetches if not fetch.has_failed))
+
+    def given_back(self) -> _Queue:
+        """The queue for a new loop: the batches that the last loop had not started on; empty if there are none."""
+        fetches = self.held + self.waiting
+        return _Queue(fetches) if any(fetch.has_batch or fetch.error for fetch in fetches) else _Queue()
+
+
+# Copies to a device
+
+
+def transfer_to(device: Any, pin_memory: bool | None) -> Transfer:
+    """The transfer to a device.
+
+    :param device: a ``torch.device``, its name, or None: the batch stays on the CPU.
+    :param pin_memory: None: True for a CUDA device.
+    :raises ConfigError: if there is no such device, or no torch.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise missing_package("a batch as tensors", "torch", error) from error
+
+    place = None if device is None else torch.device(device)
+    is_cuda = place is not None and place.type == "cuda"
+    if is_cuda and not torch.cuda.is_available():
+        raise ConfigError(f"device={str(device)!r} needs a CUDA device, and torch finds none")
+
+    pins = is_cuda if pin_memory is None else pin_memory
+    return StreamTransfer(place, pin_memory=pins) if is_cuda else Transfer(place, pin_memory=pins)
+
+
+class Transfer:
+    """A copy in two halves, between which the device may compute: to tensors on the CPU, pinned or not; or to a
+    device with blocking copies.
+
+    :param device: None: the CPU.
+    """
+
+    _returns_at_once = False
+
+    def __init__(self, device: Any, *, pin_memory: bool) -> None:
+        self._device = device
+        self._pin_memory = pin_memory
+
+    def begin(self, batch: Any) -> Any:
+        """Start the copy; without a stream for it, do all of it."""
+        tensors = to_torch(batch, pin_memory=self._pin_memory)
+        return tensors if self._device is None else self._moved(tensors)
+
+    def _moved(self, tensors: Any) -> Any:
+        return _map_tensors(lambda tensor: tensor.to(self._device, non_blocking=self._returns_at_once), tensors)
+
+    def finish(self, begun: Any) -> Any:
+        """The batch, ready to use."""
+        return begun
+
+
+class StreamTransfer(Transfer):
+    """Copies to a CUDA device on a separate stream, while the device computes on another.
+
+    :param device: a CUDA device.
+    """
+
+    _returns_at_once = True
+
+    def __init__(self, device: Any, *, pin_memory: bool) -> None:
+        import torch
+
+        # The device of "cuda" may change later, and differ between threads.
+        index = torch.cuda.current_device() if device.index is None else device.index
+        super().__init__(torch.device("cuda", index), pin_memory=pin_memory)
+        self._stream = torch.cuda.Stream(self._device)
+
+    def begin(self, batch: Any) -> Any:
+        """The batch on the device, and the event after its copy."""
+        import torch
+
+        tensors = to_torch(batch, pin_memory=self._pin_memory)
+        with torch.cuda.stream(self._stream):
+            return self._moved(tensors), self._stream.record_event()
+
+    def finish(self, begun: Any) -> Any:
+        """Let the current stream wait for the copy, without blocking this process."""
+        import torch
+
+        moved, is_there = begun
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(is_there)
+
+        def keep(tensor: Any) -> Any:
+            tensor.record_stream(stream)  # otherwise the next copy could reuse the memory while this one is read
+            return tensor
+
+        return _map_tensors(keep, moved)
+
+
+def _map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
+    import torch
+
+    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)

@@ -1,4 +1,4 @@
-"""Map-style views of a loader, for frameworks that index their dataset.
+"""Map-style views of a loader, also of untokenized rows, for frameworks that index their dataset.
 
 ``torch.utils.data.DataLoader`` and its relatives ask a map-style dataset for the items of a batch by their indices.
 :class:`LoaderOrderView` answers with the loader's next samples, and checks that the indices are those of a sampler that
@@ -9,21 +9,30 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from asyncdata.core.errors import ConfigError, SnapshotError
-from asyncdata.integrations.torch.state import from_torch_state, to_torch_state
-from asyncdata.integrations.torch.worker_process import refuse_in_torch_worker
+from asyncdata.integrations.torch.process import from_torch_state, refuse_in_torch_worker, to_torch_state
+from asyncdata.loader.loader import DataLoader
 from asyncdata.order.rank_share import row_of_epoch
+from asyncdata.order.shuffle import RowShuffle
+from asyncdata.tokenization.functions.untokenized import RowFn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
+    from typing import TypeVar
 
     from asyncdata.core.types import Sample
-    from asyncdata.loader.loader import DataLoader
+    from asyncdata.tokenization.base import TokenizeFn
 
-__all__ = ("LoaderOrderView", "LoaderRowView", "row_of")
+    V = TypeVar("V", bound="LoaderOrderView | LoaderRowView")
+
+__all__ = ("LoaderOrderView", "LoaderRowView", "SamplerPlaces", "row_of", "view_of_rows")
 
 _NEXT = "next_index"
 
@@ -56,9 +65,7 @@ class _View(ABC):
             )
 
         self.loader = loader
-        self._length = rows_per_epoch
-        self._rows_of_data: int | None = None
-        self._has_own_epochs = rows_per_epoch is not None
+        self._rows_per_epoch = rows_per_epoch
         self._item = item
         self._next = 0
 
@@ -67,24 +74,21 @@ class _View(ABC):
 
         :raises TypeError: if the length is not known.
         """
-        if self._length is None:
-            self._length = self._num_rows()
-        return self._length
+        return self._rows_per_epoch or self._num_rows
 
+    @cached_property
     def _num_rows(self) -> int:
         """Rows of the data."""
-        if self._rows_of_data is None:
-            try:
-                self._rows_of_data = self.loader.num_rows()
-            except ConfigError as error:
-                if str(error).startswith("AD471"):  # of a mixture, for which there is no such shuffle
-                    raise
+        try:
+            return self.loader.num_rows()
+        except ConfigError as error:
+            if str(error).startswith("AD471"):  # of a mixture, for which there is no such shuffle
+                raise
 
-                raise TypeError(
-                    f"the length of this {type(self).__name__} is not known: {self._way_out}"
-                    'shuffle="full" to the loader, which counts the rows'
-                ) from error
-        return self._rows_of_data
+            raise TypeError(
+                f"the length of this {type(self).__name__} is not known: {self._way_out}"
+                'shuffle="full" to the loader, which counts the rows'
+            ) from error
 
     def __getitem__(self, index: int) -> Any:
         """The item of one index."""
@@ -173,7 +177,7 @@ class LoaderOrderView(_View):
 
         :raises ConfigError: directly after a restore, for an epoch that was over by then.
         """
-        if self._has_own_epochs:
+        if self._rows_per_epoch is not None:
             return
 
         if epoch != self.loader.epoch:
@@ -252,7 +256,7 @@ class LoaderRowView(_View):
 
     def _row(self, index: int) -> tuple[int, int]:
         """The epoch and the row that an index refers to."""
-        epochs, row = divmod(index, self._num_rows())
+        epochs, row = divmod(index, self._num_rows)
         return self._epoch + epochs, row
 
     def _check(self, index: int, sample: Sample) -> None:
@@ -265,3 +269,116 @@ class LoaderRowView(_View):
                 f"AD446 row {wanted[1]} of epoch {wanted[0]} gave no sample: it was dropped or is bad, and the sample "
                 f"of {came} came in its place. A RowView needs a sample of each row: use RowFn, or OrderView"
             )
+
+
+# Of rows that a framework tokenizes itself
+
+
+def view_of_rows(
+    kind: type[V],
+    source: Any,
+    settings: Mapping[str, Any],
+    *,
+    item: Callable[[Sample], Any],
+    stop: int | None = None,
+    tokenize_fn: TokenizeFn | None = None,
+    only_kept: bool = False,
+    **more: Any,
+) -> V:
+    """The view of a loader of untokenized rows; the loader is closed with it.
+
+    :param kind: of the view; for any order of indices the loader needs a row index.
+    :param settings: ``rows_per_epoch``, and knobs of a :class:`~asyncdata.DataLoader`. ``shuffle`` is ``"full"`` by
+        default; without it the rows come in the order of the files, and are counted where that is needed.
+    :param item: makes the item of a row's sample.
+    :param stop: only the first ``stop`` rows.
+    :param tokenize_fn: another function than :class:`~asyncdata.RowFn`, for one that drops rows.
+    :param only_kept: rows that it drops have no number in an order that counts its rows.
+    :param more: for the view.
+    :raises ConfigError: for settings that cannot work.
+    :raises SourceError: for files that cannot be read.
+    """
+    rows_per_epoch = settings.get("rows_per_epoch")
+    knobs: dict[str, Any] = {"shuffle": "full", **settings}
+    knobs.pop("rows_per_epoch", None)
+    needs_index = kind is LoaderRowView or not rows_per_epoch
+    knobs["shuffle"] = _shuffle(knobs["shuffle"], stop, needs_index=needs_index, only_kept=only_kept)
+    loader = DataLoader(source, tokenize_fn=tokenize_fn or RowFn(), **knobs)
+    return kind(loader, rows_per_epoch, item=item, **more)
+
+
+def _shuffle(shuffle: Any, stop: int | None, *, needs_index: bool, only_kept: bool) -> Any:
+    """The shuffle, with what is needed."""
+    shuffle = msgspec.to_builtins(shuffle) if isinstance(shuffle, RowShuffle) else shuffle
+    if isinstance(shuffle, Mapping) and "method" in shuffle:
+        last = shuffle.get("stop") if stop is None else stop
+        return {**shuffle, "stop": last, "only_kept": only_kept or bool(shuffle.get("only_kept"))}
+
+    is_shuffled = bool(shuffle)
+    if stop is not None or (needs_index and not is_shuffled) or (only_kept and shuffle == "full"):
+        return RowShuffle(method="keyed" if is_shuffled else "none", stop=stop, only_kept=only_kept)
+
+    return shuffle
+
+
+# Of a sampler that shuffles
+
+
+class SamplerPlaces:
+    """The places of indices in the first epoch of a ``DistributedSampler`` that shuffles with its default seed.
+
+    So a dataset can undo a shuffle that a framework has no setting for.
+
+    A rank's first place is its number, and each later one is as many places on as there are ranks.
+
+    :param length: items of the dataset.
+    :ivar first: this rank's first place; None before it.
+    :ivar last: its last place so far.
+    :ivar gap: places between two of them; None before the second one.
+    """
+
+    def __init__(self, length: int) -> None:
+        import torch
+
+        order = torch.randperm(length, generator=torch.Generator().manual_seed(0), device="cpu")
+        self._place_of = torch.empty_like(order)
+        self._place_of[order] = torch.arange(length, device="cpu")
+        self.first: int | None = None
+        self.last: int | None = None
+        self.gap: int | None = None
+
+    def of(self, indices: Sequence[int]) -> list[int] | None:
+        """The places of the next indices, which :meth:`took` takes; None if they are not this rank's next ones.
+
+        :raises IndexError: for an index that no epoch has.
+        """
+        import torch
+
+        outside = [index for index in indices if not 0 <= index < len(self._place_of)]
+        if outside:
+            raise IndexError(f"index {outside[0]} is not in 0..{len(self._place_of) - 1}")
+
+        places: list[int] = self._place_of[torch.as_tensor(indices, dtype=torch.int64, device="cpu")].tolist()
+        gaps = self._gaps(places)
+        first = places[0] if self.first is None else self.first
+        is_next = len(gaps) <= 1 and all(gap > first for gap in gaps)
+        return places if is_next else None
+
+    def took(self, places: Sequence[int]) -> None:
+        """These places of :meth:`of` were delivered."""
+        self.gap = next(iter(self._gaps(places)), None)
+        self.first = places[0] if self.first is None else self.first
+        self.last = places[-1]
+
+    def _gaps(self, places: Sequence[int]) -> set[int]:
+        before = () if self.last is None else (self.last,)
+        known = () if self.gap is None else (self.gap,)
+        return {*known, *(after - place for place, after in pairwise((*before, *places)))}
+
+    def state_dict(self) -> dict[str, int | None]:
+        """The state after the last place."""
+        return {"first": self.first, "last": self.last, "gap": self.gap}
+
+    def load_state_dict(self, state: Mapping[str, int | None]) -> None:
+        """Demand the place after the last one of the state."""
+        self.first, self.last, self.gap = state["first"], state["last"], state["gap"]

@@ -1,33 +1,71 @@
-"""What the batches of packs have in common, whether packs are made online or were planned."""
+"""Batches of packs: of packs that are made from samples as they come, and of packs that were planned."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from msgspec import structs
 
 from asyncdata.batching.collators.base import Document
-from asyncdata.core.errors import NoSamplesError
-from asyncdata.delivery.requests import Request
+from asyncdata.batching.online import OnlinePacks
+from asyncdata.batching.packs import Counts, Delivered, PackState, restored
+from asyncdata.core.errors import ConfigError, NoSamplesError
+from asyncdata.core.types import Position
+from asyncdata.delivery.ledger import Request, RestartPoint
+from asyncdata.loader.batches.sample_batches import Batching, BatchShare, PackTotals
+from asyncdata.order.rank_share import row_of_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from asyncdata.batching.packed_sample import PackedSample
+    from asyncdata.batching.online import OnlineProgress
+    from asyncdata.batching.packs import Pack
+    from asyncdata.batching.planned import PlannedEpoch
+    from asyncdata.batching.rules import PackRules
     from asyncdata.core.types import Sample
+    from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
-    from asyncdata.loader.batches.base import BatchShare, Deliveries
-    from asyncdata.loader.batches.epoch import Batch
+    from asyncdata.loader.batches.sample_batches import Batch
+    from asyncdata.loader.config import LoaderConfig
+    from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
 
-    CollatePacks = Callable[[list[list[PackedSample]]], Any]
+__all__ = ("OnlineBatching", "PackBatches", "PackBatching", "PlannedBatching")
 
-__all__ = ("PackBatches", "collating_documents", "collating_samples")
+_SAMPLES_PER_PUSH = 64
 
 
-class _Progress(Protocol):
-    """What the progress of online and of planned packing both have."""
+class PackBatching(Batching):
+    """What all batchings of packs have in common.
 
-    @property
-    def num_packs(self) -> int: ...
+    :param packs_samples: whether batches have packs; False: samples, each of which is a pack.
+    """
+
+    is_packed = True
+
+    def __init__(self, config: LoaderConfig, collate: Callable[[list[Any]], Any], *, packs_samples: bool) -> None:
+        super().__init__(config, collate)
+        self.loops_only = "packs samples"
+        self._packs_samples = packs_samples
+
+    def totals(self, ledger: Ledger) -> PackTotals:
+        progress: OnlineProgress | PlannedProgress = ledger.packs
+        num_packs, _, num_tokens = progress.delivered
+        return PackTotals(num_packs, num_tokens, progress.counts, progress.num_held)
+
+    def collated(self, packs: Iterable[Pack]) -> Batch:
+        """The batch of a rank's packs, whose references are samples; () if there are none."""
+        if self._packs_samples:
+            items: list[Any] = [[_document(*piece) for piece in pack] for pack in packs]
+        else:
+            items = [pack[0][0] for pack in packs]
+        return (self.collate(items),) if items else ()
+
+
+def _document(sample: Sample, start: int, stop: int) -> Document:
+    labels = sample.labels
+    return Document(sample.tokens[start:stop], None if labels is None else labels[start:stop], None, sample, start)
 
 
 class PackBatches(ABC):
@@ -43,13 +81,11 @@ class PackBatches(ABC):
     :param runs_on: False: the loop covers the epoch in which it begins, even if no samples are left of it.
     """
 
-    def __init__(
-        self, deliveries: Deliveries, share: BatchShare, collate: CollatePacks, *, drop_last: bool, runs_on: bool
-    ) -> None:
-        self._deliveries = deliveries
-        self._share = share
-        self._collate = collate
-        self._drop_last = drop_last
+    def __init__(self, batching: PackBatching, coordinator: Coordinator, *, runs_on: bool) -> None:
+        self._batching = batching
+        self._coordinator = coordinator
+        self._share = BatchShare.of_config(batching.config)
+        self._drop_last = batching.config.drop_last
         self._runs_on = runs_on
         self._epoch: int | None = None
         self._first_pack = 0
@@ -57,8 +93,8 @@ class PackBatches(ABC):
 
     def next_request(self) -> Request | None:
         """The samples to take next, possibly none; None at the end of the loop."""
-        ledger = self._deliveries.ledger
-        epoch, num_packs = self._epoch_of(ledger), ledger.packs.num_packs
+        ledger = self._coordinator.ledger
+        epoch, num_packs = self._batching.epoch(ledger), ledger.packs.delivered.num_packs
         if self._epoch is None:
             self._enter(ledger)
             self._epoch, self._first_pack = epoch, num_packs
@@ -66,7 +102,7 @@ class PackBatches(ABC):
             self._is_over = self._is_over or not self._runs_on or num_packs > self._first_pack
             self._enter(ledger)
             self._epoch = epoch
-        return None if self._is_over else Request(*self._wanted(ledger), is_for_packs=True)
+        return None if self._is_over else Request(self._num_wanted(ledger), epoch, is_for_packs=True)
 
     @abstractmethod
     def finish(self, request: Request, samples: list[Sample]) -> Batch:
@@ -77,20 +113,16 @@ class PackBatches(ABC):
         self._is_over = True
         return ()
 
-    @abstractmethod
-    def _epoch_of(self, ledger: Ledger) -> int:
-        """The epoch that is being delivered."""
-
     def _enter(self, ledger: Ledger) -> None:  # noqa: B027 - planned packs prepare nothing
         """The loop begins an epoch."""
 
     @abstractmethod
-    def _wanted(self, ledger: Ledger) -> tuple[int, int]:
-        """The number of samples to take next, and their epoch."""
+    def _num_wanted(self, ledger: Ledger) -> int:
+        """The number of samples to take next."""
 
-    def _commit(self, request: Request, progress: _Progress, batch: Batch = ()) -> Batch:
+    def _commit(self, request: Request, progress: Any, batch: Batch = ()) -> Batch:
         """Commit, and return the batch. If the state has changed since, as after a restart: (), to try again."""
-        return batch if self._deliveries.commit(request, progress) else ()
+        return batch if self._coordinator.commit(request, progress) else ()
 
     def _refuse_to_drop_all(self, epoch: int, num_packs: int) -> None:
         raise NoSamplesError(
@@ -99,17 +131,314 @@ class PackBatches(ABC):
         )
 
 
-def collating_documents(collate_fn: Callable[[list[Any]], Any]) -> CollatePacks:
-    """Makes a batch of packs; ``collate_fn`` is given lists of documents."""
-    return lambda packs: collate_fn([[_document(piece) for piece in pack] for pack in packs])
+# Packs of samples as they come.
 
 
-def collating_samples(collate_fn: Callable[[list[Any]], Any]) -> CollatePacks:
-    """Makes a batch of packs that have one sample each; ``collate_fn`` is given the samples."""
-    return lambda packs: collate_fn([pack[0].sample for pack in packs])
+class OnlineBatching(PackBatching):
+    """Packing of samples as they come. Also length grouping without packing, where each sample is a pack."""
+
+    def __init__(
+        self, rules: PackRules, config: LoaderConfig, collate: Callable[[list[Any]], Any], *, packs_samples: bool
+    ) -> None:
+        super().__init__(config, collate, packs_samples=packs_samples)
+        self.packs = OnlinePacks(rules)
+
+    def description(self) -> dict[str, Any]:
+        return self.packs.rules.description()
+
+    def begin(self, ledger: Ledger) -> OnlineProgress:
+        return self.packs.begin(_point_of(ledger))
+
+    def at_epoch(self, ledger: Ledger, epoch: int) -> Ledger:
+        ledger = ledger.at_epoch(epoch)
+        return structs.replace(ledger, packs=self.packs.begin(_point_of(ledger), ledger.packs))
+
+    def epoch(self, ledger: Ledger) -> int:
+        progress: OnlineProgress = ledger.packs
+        return progress.epoch
+
+    def restart_point(self, ledger: Ledger) -> RestartPoint:
+        """Before the samples of packs that are not delivered."""
+        progress: OnlineProgress = ledger.packs
+        return progress.restart_point or _point_of(ledger)
+
+    def saved(self, ledger: Ledger) -> PackState:
+        return self.packs.saved(ledger.packs)
+
+    def restored(self, ledger: Ledger, state: PackState) -> Ledger:
+        return structs.replace(ledger, packs=self.packs.restored(state, _point_of(ledger)))
+
+    def batches(self, coordinator: Coordinator, *, runs_on: bool) -> PackBatches:
+        return _OnlineBatches(self, coordinator, runs_on=runs_on)
 
 
-def _document(piece: PackedSample) -> Document:
-    sample, start, stop = piece
-    labels = sample.labels
-    return Document(sample.tokens[start:stop], None if labels is None else labels[start:stop], None, sample)
+class _OnlineBatches(PackBatches):
+    """The batches of one loop.
+
+    An epoch ends when all its samples are pushed to the packer and no further batch is full. Samples that then wait in
+    the packer become packs at once if each epoch is packed on its own, at the end of the data, and in an epoch that
+    filled no batch at all (it has less data than the packer collects). Otherwise they are packed in the next epoch.
+    """
+
+    def __init__(self, batching: OnlineBatching, coordinator: Coordinator, *, runs_on: bool) -> None:
+        super().__init__(batching, coordinator, runs_on=runs_on)
+        self._packs = batching.packs
+        self._epochs = batching.config.epochs
+        self._max_push = min(_SAMPLES_PER_PUSH, max(1, batching.config.capacity // 2))
+        self._first_kept, self._from_start = 0, False
+
+    def _enter(self, ledger: Ledger) -> None:
+        progress: OnlineProgress = ledger.packs
+        self._first_kept, self._from_start = progress.num_kept, progress.delivered.epoch_packs == 0
+
+    def _num_wanted(self, ledger: Ledger) -> int:
+        """No samples while there are packs for a batch, or none are left of the epoch."""
+        progress: OnlineProgress = ledger.packs
+        return 0 if progress.num_ready >= self._share.size or _is_drained(ledger, progress) else self._max_push
+
+    def finish(self, request: Request, samples: list[Sample]) -> Batch:
+        """Push ``samples`` to the packer; the next batch, if there are enough packs for it."""
+        progress: OnlineProgress = request.before.packs
+        if samples:
+            progress = self._packs.pushed(progress, samples, _point_of(request.before))
+        if progress.num_ready < self._share.size and _is_drained(request.after, progress):
+            return self._end_epoch(request, progress)
+
+        return self._deliver(request, progress, self._share.size if progress.num_ready >= self._share.size else 0)
+
+    def _deliver(self, request: Request, progress: OnlineProgress, num_packs: int, *, is_end: bool = False) -> Batch:
+        """Commit the delivery of ``num_packs`` packs, and return this rank's share of them, collated."""
+        batch = self._batching.collated(self._packs.packs(progress, self._share.of(num_packs)))
+        progress = self._packs.delivered(progress, num_packs)
+        return self._commit(request, self._packs.at_next_epoch(progress) if is_end else progress, batch)
+
+    def _end_epoch(self, request: Request, progress: OnlineProgress) -> Batch:
+        """All samples of the epoch are pushed, and no batch is full."""
+        is_alone = self._is_alone(progress)
+        if is_alone:
+            self._check_filled(progress)
+            progress = self._packs.flushed(progress)
+            if progress.num_ready >= self._share.size:
+                return self._deliver(request, progress, self._share.size)
+
+        if self._from_start and progress.num_kept == self._first_kept:
+            raise NoSamplesError(_nothing_kept(progress))
+
+        num_packs = progress.num_ready if is_alone else 0
+        if num_packs and self._drop_last:
+            if not self._num_packs_before(progress):  # the next epochs would be the same
+                self._refuse_to_drop_all(progress.epoch, num_packs)
+            progress, num_packs = self._packs.dropped(progress, num_packs, "drop_last"), 0
+        return self._deliver(request, progress, num_packs, is_end=True)
+
+    def _check_filled(self, progress: OnlineProgress) -> None:
+        """Refuse data with fewer tokens than one pack has: all epochs would be without a batch."""
+        rules, epoch, num_tokens = self._packs.rules, progress.epoch, progress.waiting_tokens
+        if progress.num_ready or self._num_packs_before(progress) or not num_tokens or progress.has_rest:
+            return
+
+        whose = f"all samples of {epoch + 1} epochs" if rules.across_epochs and epoch else "all its samples"
+        raise ConfigError(
+            f"AD453 epoch {epoch}: {whose} together have {num_tokens} tokens and fill no pack of "
+            f"max_length={rules.packing.max_length}; lower it, or set keep_tail=True"
+        )
+
+    def _num_packs_before(self, progress: OnlineProgress) -> int:
+        """The delivered packs of the epoch; of all epochs, if packs may hold samples of two."""
+        return progress.delivered.num_packs if self._packs.rules.across_epochs else progress.delivered.epoch_packs
+
+    def _is_alone(self, progress: OnlineProgress) -> bool:
+        """Whether to pack all samples of the epoch now, so that none wait for the next epoch."""
+        is_last = self._epochs is not None and progress.epoch >= self._epochs - 1
+        if is_last or progress.is_alone or not self._packs.rules.across_epochs:
+            return True
+
+        # With drop_last these samples would be dropped. Let them wait, unless there has been no pack at all.
+        is_kept = not self._drop_last or progress.delivered.num_packs == 0
+        return progress.delivered.epoch_packs == 0 and is_kept and progress.has_rest
+
+
+def _point_of(ledger: Ledger) -> RestartPoint:
+    return RestartPoint(ledger.position, ledger.counters)
+
+
+def _is_drained(ledger: Ledger, progress: OnlineProgress) -> bool:
+    """Whether all samples of the epoch were taken from the stream."""
+    return ledger.position.epoch > progress.epoch
+
+
+def _nothing_kept(progress: OnlineProgress) -> str:
+    """The message for an epoch without a pack: all later epochs would be the same."""
+    dropped = ", ".join(f"{number} by {reason}" for reason, number in sorted(progress.counts.samples.items()))
+    return f"AD401 epoch {progress.epoch}: no sample could be packed: {dropped or 'there was none'}"
+
+
+# Packs that were planned. D is the packs' rows in their order, so a batch is a slice of D.
+
+
+class PlannedProgress(NamedTuple):
+    """How many planned packs were delivered. Which ones follows from the ledger's position.
+
+    :ivar counts: samples and tokens that are in no pack, of the epochs that have ended.
+    :ivar num_held: samples in memory: none.
+    """
+
+    counts: Counts
+    delivered: Delivered = Delivered()
+    num_held: int = 0
+
+    def dropped(self, reason: str, num_samples: int, num_tokens: int) -> PlannedProgress:
+        """The progress after samples and tokens are left out, and counted."""
+        counts = self.counts.copy()
+        counts.add(reason, samples=num_samples, tokens=num_tokens)
+        return self._replace(counts=counts)
+
+    def at_next_epoch(self, plan: PlannedEpoch) -> PlannedProgress:
+        """The progress after the epoch is delivered: what its plan has in no pack is counted."""
+        found, progress = plan.packs.counts, self
+        for reason in found.samples.keys() | found.tokens.keys():
+            progress = progress.dropped(reason, found.samples.get(reason, 0), found.tokens.get(reason, 0))
+        if plan.num_left_out:
+            progress = progress.dropped("left_out", *plan.left_out)
+        return progress.at_start()
+
+    def at_start(self) -> PlannedProgress:
+        """The progress at the start of an epoch."""
+        return self._replace(delivered=self.delivered._replace(epoch_packs=0))
+
+
+class PlannedBatching(PackBatching):
+    """Planned packs, or planned groups of single samples. The plan is a part of the source's order.
+
+    :param windows: knows the planned packs of an epoch, once a sample of it is ready.
+    """
+
+    def __init__(
+        self,
+        windows: IndexedWindows,
+        config: LoaderConfig,
+        collate: Callable[[list[Any]], Any],
+        *,
+        packs_samples: bool,
+    ) -> None:
+        super().__init__(config, collate, packs_samples=packs_samples)
+        self.windows = windows
+
+    def begin(self, ledger: Ledger) -> PlannedProgress:
+        return PlannedProgress(Counts())
+
+    def at_epoch(self, ledger: Ledger, epoch: int) -> Ledger:
+        progress: PlannedProgress = ledger.packs
+        self.windows.resume_dealt(Position(epoch), None)
+        return structs.replace(ledger.at_epoch(epoch), packs=progress.at_start())
+
+    def saved(self, ledger: Ledger) -> PackState:
+        """The packs follow from the position, and from the ranks they are grouped for."""
+        progress: PlannedProgress = ledger.packs
+        world_size, accumulation = self.windows.dealt_at(ledger.position) or (0, 0)
+        return PackState(
+            epoch=ledger.position.epoch,
+            last=None,
+            packer={"counts": msgspec.to_builtins(progress.counts)},
+            packs=[],
+            num_gone=0,
+            window=0,
+            world_size=world_size,
+            accumulation=accumulation,
+            **progress.delivered._asdict(),
+        )
+
+    def restored(self, ledger: Ledger, state: PackState) -> Ledger:
+        counts = restored(state.packer.get("counts", {}), Counts)
+        dealt = (state.world_size, state.accumulation) if state.world_size else None
+        self.windows.resume_dealt(ledger.position, dealt)
+        return structs.replace(ledger, packs=PlannedProgress(counts, state.delivered))
+
+    def batches(self, coordinator: Coordinator, *, runs_on: bool) -> PackBatches:
+        return _PlannedBatches(self, coordinator, runs_on=runs_on)
+
+
+class _PlannedBatches(PackBatches):
+    """The batches of one loop."""
+
+    def __init__(self, batching: PlannedBatching, coordinator: Coordinator, *, runs_on: bool) -> None:
+        super().__init__(batching, coordinator, runs_on=runs_on)
+        self._windows = batching.windows
+
+    def _num_wanted(self, ledger: Ledger) -> int:
+        """The rows of the next batch's packs; one row while the plan is not known."""
+        plan = self._windows.plan(ledger.position.epoch)
+        if plan is None:
+            return 1
+
+        row = row_of_epoch(ledger.position)
+        return max(1, int(plan.offsets[self._packs_from(plan, row).stop]) - row)
+
+    def _packs_from(self, plan: PlannedEpoch, row: int) -> range:
+        """The packs of the batch whose first row is ``row``."""
+        first = plan.first_pack_from(row)
+        return range(first, min(first + self._share.size, plan.num_packs))
+
+    def finish(self, request: Request, samples: list[Sample]) -> Batch:
+        """The batch of ``samples``.
+
+        Nothing is committed, and the samples are requested again, if they do not form a batch: a sample that was
+        requested only to get the plan, or samples before which another thread has taken some.
+        """
+        progress: PlannedProgress = request.before.packs
+        if not samples:
+            return self._commit(request, self._at_end_of_epoch(request, progress))
+
+        position = samples[0].position
+        plan = None if position is None else self._windows.plan(position.epoch)
+        if plan is None or position is None:
+            return ()
+
+        row = row_of_epoch(position)
+        packs = self._packs_from(plan, row)
+        if len(samples) != int(plan.offsets[packs.stop]) - row:
+            return ()
+
+        progress, batch = self._batch(progress, plan, packs, row, samples)
+        return self._commit(request, progress, batch)
+
+    def _at_end_of_epoch(self, request: Request, progress: PlannedProgress) -> PlannedProgress:
+        """No row of the epoch is left: count its end, if batches of it were delivered before a restart."""
+        epoch = request.before.position.epoch
+        plan = self._windows.plan(epoch) if epoch == request.last_epoch else None
+        return progress if plan is None or not progress.delivered.epoch_packs else progress.at_next_epoch(plan)
+
+    def _batch(
+        self, progress: PlannedProgress, plan: PlannedEpoch, packs: range, row: int, samples: list[Sample]
+    ) -> tuple[PlannedProgress, Batch]:
+        """The progress after these packs are delivered, and this rank's share of them, collated."""
+        pieces = plan.pieces(int(plan.offsets[packs.start]), int(plan.offsets[packs.stop]))
+        num_tokens = int((pieces.stops - pieces.starts).sum())
+        batch: Batch = ()
+        if len(packs) < self._share.size and self._drop_last:
+            if packs.start == 0:
+                self._refuse_to_drop_all(self._epoch or 0, len(packs))
+            progress = progress.dropped("drop_last", len(pieces.rows), num_tokens)
+        else:
+            batch = self._batching.collated(_pack(plan, number, row, samples) for number in self._numbers(packs))
+            progress = progress._replace(delivered=progress.delivered.plus(len(packs), num_tokens))
+        return progress.at_next_epoch(plan) if packs.stop == plan.num_packs else progress, batch
+
+    def _numbers(self, packs: range) -> list[int]:
+        """The numbers of this rank's packs. A pack's number decides its rank, except in a short last batch."""
+        rank, world_size = self._share.rank, self._share.world_size
+        if len(packs) < self._share.size:
+            return [packs[number] for number in self._share.of(len(packs))]
+
+        return [number for number in packs if number % world_size == rank]
+
+
+def _pack(plan: PlannedEpoch, number: int, row: int, samples: list[Sample]) -> Pack:
+    """The pieces of one pack, cut from ``samples``, the first of which is the epoch's row ``row``.
+
+    Bad rows that are passed over have no tokens, and are left out.
+    """
+    _, starts, stops = plan.pack(number)
+    first, stop = int(plan.offsets[number]) - row, int(plan.offsets[number + 1]) - row
+    cuts = zip(samples[first:stop], starts.tolist(), stops.tolist(), strict=True)
+    return [(sample, start, end) for sample, start, end in cuts if len(sample.tokens)]

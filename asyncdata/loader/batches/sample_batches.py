@@ -1,77 +1,134 @@
-"""Batches of samples as they come, without packing."""
+"""Batches of samples as they come, without packing; and what all kinds of batches have in common."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from asyncdata.core.errors import NoSamplesError
+from asyncdata.core.errors import ConfigError, NoSamplesError
 from asyncdata.delivery.ledger import RestartPoint
-from asyncdata.loader.batches.base import NO_PACKS, share_of_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from asyncdata.batching.packers.base import PackState
+    from asyncdata.batching.packs import Counts, PackState
     from asyncdata.core.errors import EndOfData
     from asyncdata.core.types import Sample
+    from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
-    from asyncdata.loader.batches.base import BatchShare, Deliveries, PackTotals
-    from asyncdata.loader.batches.epoch import Batch
     from asyncdata.loader.config import LoaderConfig
 
-__all__ = ("SampleBatches", "SampleBatching")
+__all__ = ("Batch", "BatchShare", "Batching", "PackTotals", "SampleBatches")
+
+Batch = tuple[Any, ...]
+"""One batch, or empty if samples form no batch."""
 
 
-class SampleBatching:
-    """No packing; see :class:`~asyncdata.loader.batches.batching.Batching`.
+class BatchShare(NamedTuple):
+    """One rank's part of a batch of all ranks: every ``world_size``-th item, from ``rank`` on.
 
-    :param collate: makes a batch of samples.
+    :ivar size: items of the batch of all ranks: groups of samples, or packs.
+    """
+
+    rank: int
+    world_size: int
+    size: int
+    rounds_up: bool
+
+    @classmethod
+    def of_config(cls, config: LoaderConfig) -> BatchShare:
+        """The share of a loader.
+
+        :raises ConfigError: if the configuration has no batch size.
+        """
+        if config.batch_size is None:
+            raise ConfigError("iterating needs batch_size=...; or call get_next_batch(n)")
+
+        ranks, size = config.ranks, config.batch_size // config.n_samples_per_prompt
+        return cls(ranks.rank, ranks.world_size, size * ranks.world_size, ranks.rounds_up)
+
+    def of(self, num_items: int) -> Sequence[int]:
+        """This rank's items of ``num_items``. With ``rounds_up``, items are repeated to fill a batch of ``size``."""
+        if num_items < self.size and num_items and self.rounds_up:
+            return [number % num_items for number in range(self.rank, self.size, self.world_size)]
+
+        return range(self.rank, num_items, self.world_size)
+
+
+class PackTotals(NamedTuple):
+    """What the statistics say about packs.
+
+    :ivar num_packs: packs delivered to all ranks.
+    :ivar num_tokens: their tokens.
+    :ivar counts: samples and tokens that are in no pack; None without packing.
+    :ivar num_held: samples in memory, as they wait to be packed or delivered.
+    """
+
+    num_packs: int = 0
+    num_tokens: int = 0
+    counts: Counts | None = None
+    num_held: int = 0
+
+
+class Batching:
+    """How a loader makes batches; chosen once, by :mod:`asyncdata.loader.packing_choice`. This one packs nothing.
+
+    It has no state: the progress of packing is ``ledger.packs``.
+
+    :param collate: makes a batch of samples, or of packs.
+    :ivar is_packed: whether batches are made of packs.
+    :ivar loops_only: why only a ``for`` loop may take samples; empty if other calls may.
     """
 
     is_packed = False
 
     def __init__(self, config: LoaderConfig, collate: Callable[[list[Any]], Any]) -> None:
+        self.config = config
+        self.collate = collate
         self.loops_only = f"is one of world_size={config.ranks.world_size}" if config.ranks.world_size > 1 else ""
-        self._config = config
-        self._collate = collate
 
     def description(self) -> dict[str, Any]:
-        """As the protocol says: nothing."""
+        """The settings that decide which packs there are, if they are not in the source's order. As builtins."""
         return {}
 
-    def begin(self) -> None:
-        """As the protocol says: nothing."""
+    def begin(self, ledger: Ledger) -> Any:
+        """The progress of packing at the ledger before the first sample."""
+        return None
 
     def at_epoch(self, ledger: Ledger, epoch: int) -> Ledger:
-        """As the protocol says."""
+        """The ledger at the start of ``epoch``, without samples that wait to be packed."""
         return ledger.at_epoch(epoch)
 
     def epoch(self, ledger: Ledger) -> int:
-        """As the protocol says."""
+        """The epoch of the next sample, or of the next pack."""
         return ledger.position.epoch
 
     def totals(self, ledger: Ledger) -> PackTotals:
-        """As the protocol says: zeros."""
-        return NO_PACKS
+        """How many packs were delivered."""
+        return PackTotals()
 
     def restart_point(self, ledger: Ledger) -> RestartPoint:
-        """As the protocol says: before the oldest lease, or at the next sample."""
+        """Where D is read from after a restart: before the oldest lease, or at the next sample."""
         return RestartPoint(*ledger.restart_point()[:2])
 
-    def saved(self, ledger: Ledger) -> msgspec.UnsetType:
-        """As the protocol says: nothing."""
+    def saved(self, ledger: Ledger) -> PackState | msgspec.UnsetType:
+        """What a snapshot keeps of packing."""
         return msgspec.UNSET
 
     def restored(self, ledger: Ledger, state: PackState) -> Ledger:
-        """As the protocol says: the ledger as it is."""
+        """The ledger with the progress that ``state`` was saved from.
+
+        :raises SnapshotError: if it is not a state of this packing.
+        """
         return ledger
 
-    def batches(self, deliveries: Deliveries, *, runs_on: bool) -> SampleBatches:
-        """As the protocol says."""
-        share, group_size = share_of_batch(self._config), self._config.n_samples_per_prompt
-        return SampleBatches(deliveries, share, self._collate, group_size=group_size, runs_on=runs_on)
+    def batches(self, coordinator: Coordinator, *, runs_on: bool) -> Any:
+        """The batches of one loop: ``SampleBatches``, or ``PackBatches`` of packs.
+
+        :param runs_on: False: the loop covers the epoch in which it begins, even if no samples are left of it.
+        """
+        return SampleBatches(self, coordinator, runs_on=runs_on)
 
 
 class SampleBatches:
@@ -80,19 +137,11 @@ class SampleBatches:
     :param runs_on: False: the loop covers the epoch in which it begins, even if no samples are left of it.
     """
 
-    def __init__(
-        self,
-        deliveries: Deliveries,
-        share: BatchShare,
-        collate: Callable[[list[Any]], Any],
-        *,
-        group_size: int = 1,
-        runs_on: bool = True,
-    ) -> None:
-        self._deliveries = deliveries
-        self._share = share
-        self._collate = collate
-        self._group_size = group_size
+    def __init__(self, batching: Batching, coordinator: Coordinator, *, runs_on: bool) -> None:
+        self._collate = batching.collate
+        self._group_size = batching.config.n_samples_per_prompt
+        self._share = BatchShare.of_config(batching.config)
+        self._coordinator = coordinator
         self._runs_on = runs_on
         self._epoch: int | None = None
         self._from_start = False
@@ -105,7 +154,7 @@ class SampleBatches:
             return None
 
         if self._epoch is None:
-            position = self._deliveries.ledger.position
+            position = self._coordinator.ledger.position
             self._epoch, self._from_start = position.epoch, (position.window, position.row) == (0, 0)
         return self._share.size, self._epoch
 

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import NoSamplesError, PrefetchTimeoutError, SnapshotError, by_reason
-from asyncdata.delivery.outcomes.rows import row_ids
-from asyncdata.order.torch_randperm import TorchGenerator
+from asyncdata.core.errors import NoSamplesError, PrefetchTimeoutError, by_reason
+from asyncdata.order.permutation import TorchGenerator
 
 if TYPE_CHECKING:
     from asyncdata.core.errors import AsyncDataError
     from asyncdata.core.messages import Indexed
     from asyncdata.core.types import SourceLocation
-    from asyncdata.delivery.outcomes.policy import Ids
     from asyncdata.order.shuffle import RowShuffle
     from asyncdata.sources.base import Blocks
 
@@ -234,18 +232,6 @@ class RowIndex:
         if self.spool:
             copies = self._block_parts[self._blocks_of(rows)], self._offsets.array[rows].astype(np.int64)
         return Places(*self.origins(rows), lengths, rows, copies)
-
-    def find(self, ids: Ids) -> Int64:
-        """The numbers of the rows with these ids, int64 of the same shape. Only where each row has a number.
-
-        :raises SnapshotError: if there is no such row.
-        """
-        known = row_ids(*self.origins(np.arange(self.num_found)))
-        places: Int64 = np.minimum(known.searchsorted(ids), len(known) - 1).astype(np.int64)
-        if (known[places] != ids).any():
-            raise SnapshotError("AD602 the outcome memory has a row that is not in the data: it is of other data")
-
-        return places
 
     def _blocks_of(self, rows: Any) -> Any:
         return np.searchsorted(self._block_ends[: self._num_blocks], rows, side="right")

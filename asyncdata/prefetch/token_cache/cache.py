@@ -1,91 +1,97 @@
-"""The token cache as the windows see it: which blocks of a window are cached, and how the others are stored.
+"""The token cache as the windows see it: which blocks are cached, and whether a scan is to store the others.
 
-Workers read the cache: a scan of a cached block puts samples into the slot instead of text. A chunk whose rows are all
-cached is read from the slot; if only some rows are cached, a worker merges them with the others. So order, channel,
-snapshots and errors do not depend on the cache: it changes only the time.
+A worker that answers a scan with samples reads the cached blocks, and appends those that it had to tokenize, so nothing
+is asked for twice. Order, channel, snapshots and errors do not depend on the cache: it changes only the time.
+
+The first window of a start is tokenized row by row, as its first rows are waited for. If some of its blocks are not
+cached, they are tokenized once more to store them, when the workers have nothing else to do.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncdata.core.cache_messages import ListTokens, TokensListed
+import anyio
+import numpy as np
+
+from asyncdata.core.cache_messages import ListTokens, Refused, TokensListed
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.log import get_logger
-from asyncdata.prefetch.token_cache.catalog import Catalog
-from asyncdata.prefetch.token_cache.slot_chunk import CachedRows, PlacedRows
-from asyncdata.prefetch.token_cache.window_tokens import WindowTokens
-from asyncdata.prefetch.token_cache.writer import Recorder
+from asyncdata.core.messages import NO_SLOT, Scan, Scanned
+from asyncdata.prefetch.token_cache.catalog import RowCatalog
+from asyncdata.prefetch.token_cache.folder import remove_segment
 from asyncdata.workers.base import Crashed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from asyncdata.core.cache_messages import CachedBlock, Refused
-    from asyncdata.core.messages import Block, Reply
+    from asyncdata.core.cache_messages import CachedBlock, CachedRows, Stored
+    from asyncdata.core.messages import Block, Reply, Tokenized
     from asyncdata.prefetch.merged_samples import Indices
-    from asyncdata.prefetch.token_cache.catalog import Numbered
+    from asyncdata.prefetch.token_cache.catalog import Catalog
     from asyncdata.prefetch.token_cache.folder import CacheFolder
-    from asyncdata.prefetch.token_cache.segment.gather import Int32
-    from asyncdata.workers.base import Executor
+    from asyncdata.workers.base import Executor, OnReply
 
-__all__ = ("NAMES_PER_REQUEST", "TokenCache")
+__all__ = ("TokenCache",)
 
 _log = get_logger(__name__)
-NAMES_PER_REQUEST = 64
+_NAMES_PER_REQUEST = 64
+_BLOCKS_PER_SCAN = 8
+_MAX_WRITE_S = 1.0
+"""If storing a scan's blocks takes longer than this, and longer than tokenizing them, some windows are not stored."""
+
+_WINDOWS_LEFT_OUT = 4
+_MAX_LOSSES = 2
 
 
 class TokenCache:
     """The token cache of one loader.
 
     :param max_bytes: limit for all caches in the parent folder; None: no limit.
-    :param room_bytes: bytes of a slot for each block, in addition to those for its text.
-    :ivar num_rows_read: rows that were read from the cache.
-    :ivar reads_in_place: whether this process reads cached chunks from the slot. If not, workers answer for each chunk,
-        which is needed if its tokens are hashed.
+    :ivar num_rows_read: rows that were delivered from the cache.
     """
 
-    def __init__(
-        self,
-        source: Numbered,
-        num_blocks: int,
-        folder: CacheFolder,
-        executor: Executor,
-        max_bytes: int | None,
-        room_bytes: int,
-    ) -> None:
+    def __init__(self, catalog: Catalog, folder: CacheFolder, executor: Executor, max_bytes: int | None) -> None:
         self.num_rows_read = 0
-        self.reads_in_place = True
-        self._room_bytes = room_bytes
         self._folder = folder
         self._executor = executor
-        self._catalog = Catalog(source, num_blocks)
-        self._recorder = Recorder(folder, executor, self._catalog, max_bytes)
-        self._recorder.begin()
+        self._max_bytes = max_bytes
+        self._catalog = catalog
         self._refused: set[str] = set()
-        self._names_to_ask: list[str] = []
-        self._is_looked_at = self._is_listing = False
+        self._listed: set[str] = set()
+        self._is_looked_at = self._has_failed = self._is_behind = False
+        self._num_left_out = self._num_in_flight = self._num_stored = 0
         self._epoch = 0
+        self._later: list[Block] = []
+        self._idle: anyio.Event | None = None
+        self._begin()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the segments that have rows of this data."""
-        return self._catalog.num_bytes
+        return sum(self._catalog.sizes.values())
 
     @property
     def is_idle(self) -> bool:
-        """Whether no write is pending."""
-        return self._recorder.is_idle
+        """Whether all that was to be stored is stored."""
+        return not self._num_in_flight and not (self._later and self.is_on)
 
-    # Called by the windows' opener.
+    @property
+    def is_on(self) -> bool:
+        """Whether this process stores blocks."""
+        return self._folder.is_ours and not self._has_failed
+
+    # Called by the windows.
 
     def restart(self) -> None:
         """Drop the requests in flight."""
-        self._names_to_ask, self._is_listing = [], False
+        self._num_in_flight = 0
         self._epoch = 0
-        self._recorder.restart()
+        self._later = []
         if not self._is_looked_at:
-            self._look(num=NAMES_PER_REQUEST)
+            self._look(num=_NAMES_PER_REQUEST)
 
     def is_ready(self, epoch: int, number: int) -> bool:
         """Whether window ``number`` of ``epoch`` may be opened. If not, it may be after the reply to a request.
@@ -98,109 +104,164 @@ class TokenCache:
 
         if number == 0 and epoch > 0 and epoch != self._epoch:  # once per epoch, even if there is no slot yet
             self._epoch = epoch
-            self._recorder.begin()
+            self._begin()
             self._look(num=0)
         return True
 
-    def window(self, blocks: Sequence[Block]) -> WindowTokens:
-        """The cache's part of a window of these blocks: it reads the cached ones, and stores the others."""
-        found = self._catalog.find(blocks)
-        room = self._recorder.room() if len(found) < len(blocks) else ""
-        tokens = WindowTokens(self, blocks, found, room, self._room_bytes)
-        if tokens.room:
-            self._recorder.opened(tokens)
-        return tokens
+    def find(self, blocks: Sequence[Block]) -> list[CachedBlock]:
+        """The blocks that are cached, by their index in ``blocks``."""
+        return self._catalog.find(blocks)
 
-    # Called by a window.
+    def find_rows(self, file_ids: Indices, offsets: Indices) -> CachedRows | None:
+        """Where single rows are; None if none of them is cached."""
+        return self._catalog.find_rows(file_ids, offsets) if isinstance(self._catalog, RowCatalog) else None
 
-    def refused(self, block: Block, item: CachedBlock, refusal: Refused) -> None:
-        """A cached block could not be used, and was read from its file."""
-        if refusal.kind in ("damaged", "gone"):
-            self._refuse([item.segment])
-        else:
-            self._catalog.forget_block(block)
-        if refusal.kind == "damaged":
-            self._recorder.remove(item.segment)
-            path = f"{self._folder.path}/{item.segment}"
-            _log.warning("token_cache.refused", path=path, offset=block.start, reason=refusal.reason)
-
-    def _refuse(self, names: Iterable[str]) -> None:
-        names = [name for name in names if name not in self._refused]
-        self._refused.update(names)
-        self._catalog.forget(names)
+    def answered(self, reply: Tokenized) -> None:
+        """Take what a reply for single rows says of the cache."""
+        self.read(reply.num_cached)
+        for name, refusal in reply.refused.items():
+            self._refuse(name, 0, refusal)
 
     def read(self, num_rows: int) -> None:
-        """Count rows that were read from the cache."""
+        """Count rows that are delivered from the cache."""
         self.num_rows_read += num_rows
 
-    def placed(self, slot: int, records: Indices, num_tokens: Int32, num_bytes: Int32) -> PlacedRows:
-        """The rows whose records are at these offsets of the slot; ``num_tokens`` and ``num_bytes`` are theirs."""
-        executor, rows = self._executor, CachedRows(records, num_tokens, num_bytes)
-        return PlacedRows.of(executor.memory(slot), rows, partial(executor.slots.borrowers.add, slot))
+    def stores(self) -> bool:
+        """Whether the next window is to be stored."""
+        if self._num_left_out:
+            self._num_left_out -= 1
+            return False
 
-    def fail(self, reason: str) -> None:
-        """Stop writing: it has failed."""
-        self._recorder.fail(reason)
+        return self.is_on
 
-    def complete(self, window: WindowTokens) -> None:
-        """All rows of a window are answered."""
-        self._recorder.complete(window)
+    def submit(self, scan: Scan, on_reply: OnReply) -> None:
+        """Submit a scan with samples, and take what its reply says of the cache."""
+        self._num_in_flight += 1
+        self._executor.submit(scan, partial(self._on_scanned, scan, on_reply), _MAX_LOSSES)
+
+    def _on_scanned(self, scan: Scan, on_reply: OnReply, reply: Reply | Crashed) -> None:
+        self._num_in_flight -= 1
+        if isinstance(reply, Scanned):
+            self._take_refused(scan, reply)
+            self.stored(scan.blocks, reply.stored, reply.samples.busy_s if reply.samples is not None else 0.0)
+        on_reply(reply)
+        if self._idle is not None:
+            self._store_rest()
+
+    def _take_refused(self, scan: Scan, reply: Scanned) -> None:
+        items = {item.block: item for item in scan.cached}
+        for refusal in reply.refused:
+            block, name = scan.blocks[refusal.block], items[refusal.block].segment
+            if refusal.kind in ("damaged", "gone"):
+                self._refuse(name, block.start, refusal)
+            else:
+                self._catalog.forget_block(block)
+
+    def stored(self, blocks: Sequence[Block], stored: Stored, busy_s: float) -> None:
+        """Take what a reply says of these blocks, which took ``busy_s`` seconds to tokenize."""
+        path = self._folder.path
+        entries = np.frombuffer(stored.entries, np.int64)
+        if len(entries):
+            chosen = [blocks[number] for number in np.frombuffer(stored.blocks, np.int32).tolist()]
+            self._catalog.add(stored.segment, stored.num_bytes, chosen, entries, stored.stop)
+        self._num_stored += stored.num_rows
+        if self._num_stored and not self._num_in_flight:  # about once for each window
+            _log.info("token_cache.stored", path=path, num_rows=self._num_stored)
+            self._num_stored = 0
+        if stored.num_evicted_bytes:
+            _log.info("token_cache.evicted", path=path, num_bytes=stored.num_evicted_bytes)
+        if stored.fault:
+            self._fail(stored.fault)
+        elif stored.is_full and self.is_on:
+            self._has_failed = True
+            _log.info("token_cache.full", path=path, max_bytes=self._max_bytes)
+        elif stored.write_s > max(_MAX_WRITE_S, busy_s):
+            self._num_left_out = _WINDOWS_LEFT_OUT
+            if not self._is_behind:
+                self._is_behind = True
+                _log.warning("token_cache.behind", path=path, write_s=round(stored.write_s, 3))
+
+    def postpone(self, blocks: Sequence[Block]) -> None:
+        """Store these blocks when there is nothing else to do."""
+        self._later = list(blocks) if self.is_on else []
+
+    def store_later(self) -> None:
+        """Store blocks that were postponed, as far as workers have nothing else to do."""
+        while self._later and self.is_on and self._executor.num_wanted > 0:
+            cached = {item.block for item in self.find(self._later)}
+            missing = [block for number, block in enumerate(self._later) if number not in cached]
+            blocks, self._later = missing[:_BLOCKS_PER_SCAN], missing[_BLOCKS_PER_SCAN:]
+            if blocks:
+                num_storing = -(-len(missing) // _BLOCKS_PER_SCAN)
+                self.submit(Scan(NO_SLOT, 0, blocks, num_storing=num_storing), no_op)
+
+    def _begin(self) -> None:
+        """Become the writer, if there is none and this process can."""
+        try:
+            if not self._has_failed:
+                self._folder.lock()
+        except OSError as error:
+            self._fail(f"{error.filename or self._folder.path}: {error.strerror}")
+
+    def _fail(self, reason: str) -> None:
+        """The disk or a worker failed: store nothing more; the run itself continues."""
+        if not self._has_failed:
+            self._has_failed = True
+            _log.warning("token_cache.not_written", path=self._folder.path, reason=reason)
+
+    def _refuse(self, name: str, offset: int, refusal: Refused) -> None:
+        """Do not use a segment again; remove it if it is damaged."""
+        if name in self._refused:
+            return
+
+        self._refused.add(name)
+        self._catalog.forget([name])
+        if refusal.kind == "damaged":
+            path = f"{self._folder.path}/{name}"
+            _log.warning("token_cache.refused", path=path, offset=offset, reason=refusal.reason)
+            if self._folder.is_ours:
+                with suppress(OSError):
+                    remove_segment(path)
 
     # Listing the segments. Workers do it, as there may be many.
 
     def _look(self, *, num: int) -> None:
-        self._is_listing = True
-        self._executor.submit(ListTokens(None, num), self._on_names)
-
-    def _on_names(self, reply: Reply | Crashed) -> None:
-        if isinstance(reply, TokensListed):
-            seen = {listing.name for listing in reply.segments} | reply.faults.keys()
-            known = {*self._catalog.names, *self._refused, *seen}
-            self._take(reply)
-            self._catalog.forget(set(self._catalog.names) - set(reply.names))
-            self._names_to_ask = [name for name in reply.names if name not in known]
-            self._ask()
-        else:
-            self._cannot_look(reply)
-        self._is_looked_at = True
-
-    def _ask(self) -> None:
-        self._is_listing = bool(self._names_to_ask)
-        if self._names_to_ask:
-            names = self._names_to_ask[:NAMES_PER_REQUEST]
-            del self._names_to_ask[:NAMES_PER_REQUEST]
-            self._executor.submit(ListTokens(names), self._on_listed)
+        self._listed.clear()
+        self._executor.submit(ListTokens(None, num), self._on_listed)
 
     def _on_listed(self, reply: Reply | Crashed) -> None:
-        if isinstance(reply, TokensListed):
-            self._take(reply)
-            self._ask()
-        else:
-            self._cannot_look(reply)
+        self._is_looked_at = True
+        if not isinstance(reply, TokensListed):
+            reason = reply.reason if isinstance(reply, Crashed) else getattr(reply, "message", type(reply).__name__)
+            _log.warning("token_cache.not_read", path=self._folder.path, reason=reason)
+            return
 
-    def _take(self, reply: TokensListed) -> None:
         for listing in reply.segments:
             self._catalog.take(listing)
         for name, reason in reply.faults.items():
-            self._refuse([name])
-            self._recorder.remove(name)
-            _log.warning("token_cache.refused", path=f"{self._folder.path}/{name}", offset=0, reason=reason)
+            self._refuse(name, 0, Refused(0, "damaged", reason))
+        self._catalog.forget(set(self._catalog.sizes) - reply.names.keys())
+        self._list_more(reply.names)
 
-    def _cannot_look(self, reply: Reply | Crashed) -> None:
-        reason = reply.reason if isinstance(reply, Crashed) else getattr(reply, "message", type(reply).__name__)
-        self._is_listing = False
-        _log.warning("token_cache.not_read", path=self._folder.path, reason=reason)
+    def _list_more(self, names: dict[str, int]) -> None:
+        """List what has been added to segments; each once, as the last entry may never be complete."""
+        known, done = self._catalog.stops, self._refused | self._listed
+        grown = [name for name, stop in names.items() if stop > known.get(name, 0) and name not in done]
+        if grown:
+            chosen = {name: known.get(name, 0) for name in grown[:_NAMES_PER_REQUEST]}
+            self._listed.update(chosen)
+            self._executor.submit(ListTokens(chosen), self._on_listed)
 
     # Called by the service.
 
-    async def run(self) -> None:
-        """Run the writes in a thread, until cancelled."""
-        await self._recorder.run()
-
     async def finish(self) -> None:
-        """Wait until all complete windows are stored."""
-        await self._recorder.finish()
+        """Wait until all that was to be stored is stored."""
+        self._idle = anyio.Event()
+        self._store_rest()
+        await self._idle.wait()
 
-    def close(self) -> None:
-        """Let another process write."""
-        self._folder.close()
+    def _store_rest(self) -> None:
+        """The loader is closing: store what was postponed, if workers take it."""
+        self.store_later()
+        if self._idle is not None and not self._num_in_flight:
+            self._idle.set()

@@ -1,12 +1,13 @@
-"""The catalog: which blocks of a source are in the token cache, in four bytes per block."""
+"""The catalog: which blocks of a source are in the token cache, and where; in 13 bytes per block."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from asyncdata.core.cache_messages import CachedBlock
+from asyncdata.core.cache_messages import CachedBlock, CachedRows
+from asyncdata.delivery.chunk import row_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,177 +15,147 @@ if TYPE_CHECKING:
     from asyncdata.core.cache_messages import SegmentListing
     from asyncdata.core.messages import Block
 
-__all__ = ("Catalog", "Found", "Numbered", "numbers_of")
+__all__ = ("Catalog", "Numbered", "RowCatalog")
 
+_PLACE = np.dtype([("segment", np.int32), ("entry", np.int64), ("is_sure", np.bool_)])
+_BLOCK = np.dtype([("first", np.uint64), ("stop", np.uint64), ("segment", np.int32), ("entry", np.int64)])
 _NOWHERE = -1
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class _Known(NamedTuple):
-    """A segment that has been listed.
-
-    :ivar first: the catalog's number of the first of ``entries``.
-    :ivar entries: the blocks of the source, by their number in the segment.
-    :ivar are_sure: for each entry, whether its file is known to be unchanged.
-    """
-
-    first: int
-    num_bytes: int
-    entries: np.ndarray[Any, np.dtype[np.int32]]
-    are_sure: np.ndarray[Any, np.dtype[np.bool_]]
-
-
-def numbers_of(source: Numbered, blocks: Sequence[Block]) -> Indices:
-    """The source's numbers of these blocks."""
-    file_ids = np.array([block.file_id for block in blocks], np.int64)
-    return source.numbers(file_ids, np.array([block.start for block in blocks], np.int64))
-
-
 class Numbered(Protocol):
-    """What is cached, by number: the blocks of a source, or its rows."""
+    """A source whose blocks have numbers."""
+
+    @property
+    def num_blocks(self) -> int: ...
 
     def numbers(self, file_ids: Indices, starts: Indices) -> Indices:
-        """The numbers of what begins at these places, -1 if nothing does."""
+        """The numbers of the blocks that begin at these places, -1 if none does."""
         ...
 
 
-class Found(NamedTuple):
-    """What is cached of a list. Arrays have the shape (num_found,).
-
-    :ivar places: its numbers in the list, int64.
-    :ivar names: names of segments.
-    :ivar owners: for each, the number of its segment in ``names``; int32.
-    :ivar entries: its number in that segment, int32.
-    :ivar are_sure: whether its file is known to be unchanged.
-    """
-
-    places: Indices
-    names: list[str]
-    owners: np.ndarray[Any, np.dtype[np.int32]]
-    entries: np.ndarray[Any, np.dtype[np.int32]]
-    are_sure: np.ndarray[Any, np.dtype[np.bool_]]
-
-
-_NOTHING = Found(np.empty(0, np.int64), [], np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.bool_))
-
-
 class Catalog:
-    """The segments of a cache, and the source's blocks, or rows, in them.
+    """The segments of a cache, and the source's blocks in them.
 
-    :param num_blocks: the number of blocks, or rows, of the source, as far as it is known.
+    :ivar sizes: segment -> its bytes, of those that have a block of the source.
+    :ivar stops: segment -> where its first entry is that is not known here.
     """
 
-    def __init__(self, source: Numbered, num_blocks: int) -> None:
+    def __init__(self, source: Numbered) -> None:
+        self.sizes: dict[str, int] = {}
+        self.stops: dict[str, int] = {}
         self._source = source
-        self._num_blocks = num_blocks
-        self._places = np.empty(0, np.int32)
-        self._segments: dict[str, _Known] = {}
+        self._places = np.empty(0, _PLACE)
         self._names: list[str] = []
-        self._firsts: list[int] = []
-        self._end = 0
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the segments that are listed."""
-        return list(self._segments)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the segments that have a block of the source."""
-        return sum(known.num_bytes for known in self._segments.values() if len(known.entries))
-
-    @property
-    def num_blocks_cached(self) -> int:
-        """Number of blocks of the source that are cached."""
-        return int(np.count_nonzero(self._places >= 0))
-
-    @property
-    def used(self) -> list[str]:
-        """The segments that have a block of the source."""
-        return [name for name, known in self._segments.items() if len(known.entries)]
+        self._numbers: dict[str, int] = {}
 
     def take(self, listing: SegmentListing) -> None:
-        """Add a segment that a worker has listed."""
+        """Add what a worker has listed."""
         file_ids = np.frombuffer(listing.file_ids, np.int32).astype(np.int64)
         numbers = self._source.numbers(file_ids, np.frombuffer(listing.starts, np.int64))
+        entries, are_sure = np.frombuffer(listing.entries, np.int64), np.frombuffer(listing.are_sure, np.bool_)
         is_there = numbers >= 0
-        entries = np.frombuffer(listing.entries, np.int32)[is_there]
-        are_sure = np.frombuffer(listing.are_sure, np.bool_)[is_there]
-        self._add(listing.name, listing.num_bytes, numbers[is_there], entries, are_sure)
+        self.stops[listing.name] = listing.stop
+        self._add(listing.name, listing.num_bytes, numbers[is_there], entries[is_there], are_sure[is_there])
 
-    def add(self, name: str, num_bytes: int, numbers: Indices) -> None:
-        """Add a segment that this process has written, with the blocks of these numbers."""
-        entries = np.arange(len(numbers), dtype=np.int32)
-        self._add(name, num_bytes, numbers, entries, np.ones(len(numbers), np.bool_))
+    def add(self, name: str, num_bytes: int, blocks: Sequence[Block], entries: Indices, stop: int) -> None:
+        """Add blocks that a worker of this run has appended, one after the other.
+
+        :param stop: where the next entry of the segment will be.
+        """
+        if len(entries) and self.stops.get(name, 0) == entries[0]:
+            self.stops[name] = stop
+        self._add(name, num_bytes, self._numbers_of(blocks), entries, np.ones(len(entries), np.bool_))
 
     def _add(self, name: str, num_bytes: int, numbers: Indices, entries: Any, are_sure: Any) -> None:
-        if name in self._segments:
+        if not len(numbers):
             return
 
-        if len(numbers):
-            self._grow(int(numbers.max()) + 1)
-            is_better = are_sure | (self._places[numbers] == _NOWHERE)
-            self._places[numbers[is_better]] = np.arange(self._end, self._end + len(numbers))[is_better]
-        self._segments[name] = _Known(self._end, num_bytes, entries, are_sure)
-        self._names.append(name)
-        self._firsts.append(self._end)
-        self._end += len(numbers)
+        if not len(self._places):
+            self._places = np.full(self._source.num_blocks, np.array((_NOWHERE, 0, False), _PLACE), _PLACE)
+        self.sizes[name] = num_bytes
+        is_better = are_sure | (self._places["segment"][numbers] == _NOWHERE)
+        places = np.empty(len(numbers), _PLACE)
+        places["segment"], places["entry"], places["is_sure"] = self._number_of(name), entries, are_sure
+        self._places[numbers[is_better]] = places[is_better]
 
-    def _grow(self, size: int) -> None:
-        """Make room for numbers below ``size``."""
-        if size > len(self._places):
-            size = max(size, self._num_blocks, len(self._places) * 3 // 2)
-            added = np.full(size - len(self._places), _NOWHERE, np.int32)
-            self._places = np.concatenate([self._places, added])
+    def _number_of(self, name: str) -> int:
+        if name not in self._numbers:
+            self._numbers[name] = len(self._names)
+            self._names.append(name)
+        return self._numbers[name]
 
     def forget(self, names: Iterable[str]) -> None:
         """Remove segments that are gone or cannot be used."""
         for name in names:
-            known = self._segments.pop(name, None)
-            if known is not None and len(known.entries):
-                stop = known.first + len(known.entries)
-                self._places[(self._places >= known.first) & (self._places < stop)] = _NOWHERE
+            self.sizes.pop(name, None)
+            self.stops.pop(name, None)
+            number = self._numbers.pop(name, None)
+            if number is not None:
+                self._places["segment"][self._places["segment"] == number] = _NOWHERE
 
     def forget_block(self, block: Block) -> None:
         """Remove a block that cannot be read from its segment."""
-        self.forget_numbers(numbers_of(self._source, [block]))
-
-    def forget_numbers(self, numbers: Indices) -> None:
-        """Remove the blocks, or rows, of these numbers."""
-        self._places[numbers[self._are_known(numbers)]] = _NOWHERE
-
-    def _are_known(self, numbers: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Whether there are places of these numbers."""
-        return (numbers >= 0) & (numbers < len(self._places))
+        if len(self._places):
+            self._places["segment"][self._numbers_of([block])] = _NOWHERE
 
     def find(self, blocks: Sequence[Block]) -> list[CachedBlock]:
         """The blocks that are cached, by their index in ``blocks``."""
         if not len(self._places):
             return []
 
-        found = self.find_numbers(numbers_of(self._source, blocks))
-        names = map(found.names.__getitem__, found.owners.tolist())
-        return list(map(CachedBlock, found.places.tolist(), names, found.entries.tolist(), found.are_sure.tolist()))
+        places = self._places[self._numbers_of(blocks)]
+        found = np.flatnonzero(places["segment"] != _NOWHERE)
+        rows = zip(found.tolist(), *(places[name][found].tolist() for name in _PLACE.names or ()), strict=True)
+        return [CachedBlock(block, self._names[number], entry, is_sure) for block, number, entry, is_sure in rows]
 
-    def numbers_of(self, blocks: Sequence[Block]) -> Indices:
-        """The numbers of these blocks."""
-        return numbers_of(self._source, blocks)
+    def _numbers_of(self, blocks: Sequence[Block]) -> Indices:
+        places = np.array([(block.file_id, block.start) for block in blocks], np.int64).reshape(-1, 2)
+        return self._source.numbers(places[:, 0], places[:, 1])
 
-    def find_numbers(self, numbers: Indices) -> Found:
-        """What is cached of that with these numbers."""
-        if not len(self._places):
-            return _NOTHING
 
-        are_known = self._are_known(numbers)
-        places = np.where(are_known, self._places[np.where(are_known, numbers, 0)], _NOWHERE)
-        found = np.flatnonzero(places >= 0)
-        places = places[found]
-        owners = np.searchsorted(self._firsts, places, side="right") - 1
-        entries, are_sure = np.empty(len(found), np.int32), np.empty(len(found), np.bool_)
-        for owner in np.unique(owners).tolist():
-            known, of_it = self._segments[self._names[owner]], owners == owner
-            inside = places[of_it] - known.first
-            entries[of_it], are_sure[of_it] = known.entries[inside], known.are_sure[inside]
-        used, owners = np.unique(owners, return_inverse=True)
-        names = [self._names[owner] for owner in used.tolist()]
-        return Found(found, names, owners.astype(np.int32), entries, are_sure)
+class RowCatalog(Catalog):
+    """The same for rows that are asked for one by one: blocks of any size, by the places of their rows in files."""
+
+    def __init__(self, source: Numbered) -> None:
+        super().__init__(source)
+        self._blocks = np.empty(0, _BLOCK)
+
+    def take(self, listing: SegmentListing) -> None:
+        """Add what a worker has listed: blocks of files that are known to be the same."""
+        file_ids, starts = np.frombuffer(listing.file_ids, np.int32), np.frombuffer(listing.starts, np.int64)
+        more = np.empty(len(starts), _BLOCK)
+        more["first"] = row_ids(file_ids, starts)
+        more["stop"] = row_ids(file_ids, np.frombuffer(listing.stops, np.int64))
+        more["segment"], more["entry"] = self._number_of(listing.name), np.frombuffer(listing.entries, np.int64)
+        blocks = np.concatenate([self._blocks, more[np.frombuffer(listing.are_sure, np.bool_)]])
+        self._blocks = blocks[np.argsort(blocks["first"], kind="stable")]
+        self.stops[listing.name] = listing.stop
+        if len(more):
+            self.sizes[listing.name] = listing.num_bytes
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Remove segments that are gone or cannot be used."""
+        for name in names:
+            self.sizes.pop(name, None)
+            self.stops.pop(name, None)
+            self._blocks = self._blocks[self._blocks["segment"] != self._numbers.pop(name, _NOWHERE)]
+
+    def find_rows(self, file_ids: Indices, offsets: Indices) -> CachedRows | None:
+        """Where the rows are that begin at these places of files; None if none is cached."""
+        if not len(self._blocks):
+            return None
+
+        ids = row_ids(file_ids, offsets)
+        blocks = self._blocks[np.maximum(np.searchsorted(self._blocks["first"], ids, side="right") - 1, 0)]
+        is_found = (blocks["first"] <= ids) & (ids < blocks["stop"])
+        if not is_found.any():
+            return None
+
+        used, owners = np.unique(blocks["segment"], return_inverse=True)
+        return CachedRows(
+            [self._names[number] for number in used.tolist()],
+            np.where(is_found, owners, _NOWHERE).astype(np.int32).tobytes(),
+            blocks["entry"].tobytes(),
+            np.where(is_found, ids - blocks["first"], 0).astype(np.int32).tobytes(),
+        )

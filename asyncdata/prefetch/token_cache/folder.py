@@ -1,34 +1,42 @@
-"""The folder of one token cache: its key, its writer lock, and how a finished segment is added.
+"""The folder of one token cache: its key, the lock of its writer, and how much room all caches have together.
 
-All segments with the same key are in one folder; each segment names the files that its rows come from. One process
-writes, the holder of a lock; any number of processes read. The next writer removes what a killed writer left.
+All segments with the same key are in one folder; each block in them names the file that it comes from. The workers of
+one run write, that of the process which holds the lock; any number of processes read.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.atomic_file import sync_folder
-from asyncdata.core.cache_dir import cache_folder
+from asyncdata.core.cache_dir import CacheEntry, cache_folder, evict
 from asyncdata.core.digest import canonical, digest
-from asyncdata.core.file_lock import lock
-from asyncdata.core.file_owner import check_ours
-from asyncdata.prefetch.token_cache.segment.layout import SUFFIX, VERSION
+from asyncdata.core.file_checks import check_ours, lock
+from asyncdata.prefetch.token_cache.segment import INDEX_SUFFIX, SUFFIX, VERSION, index_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ("ABOUT", "CacheFolder", "about_of", "default_root", "is_in_use", "key_of")
+    from asyncdata.core.cache_messages import CacheJob
+
+__all__ = (
+    "ABOUT",
+    "CacheFolder",
+    "about_of",
+    "default_root",
+    "is_in_use",
+    "key_of",
+    "make_room",
+    "remove_segment",
+    "segment_files",
+    "segments_in",
+)
 
 ABOUT = "about.json"
 _LOCK = "writer.lock"
-_RUN = ".run-"
 _ELSEWHERE = frozenset({"data", "footers", "indices", "sizes", "stamps"})
 """Settings of readers that tell where rows are, but do not change their content."""
 
@@ -56,22 +64,24 @@ class CacheFolder:
     """A folder that this process reads and, if it holds the lock, writes.
 
     :param root: the folder of all token caches.
-    :param suffix: of its segments.
     :ivar path: the path of this folder.
-    :ivar run: the name of the subfolder for this process's unfinished files; empty if it is not the writer.
+    :ivar since_ns: the time of the file system when it was opened here.
+    :ivar is_ours: whether this process is the writer.
     :raises ConfigError: if another user may have written to the folder.
     :raises OSError: if the folder cannot be made.
     """
 
-    def __init__(self, root: str, about: Mapping[str, Any], suffix: str = SUFFIX) -> None:
+    def __init__(self, root: str, about: Mapping[str, Any]) -> None:
         self.path = os.path.join(os.path.abspath(root), key_of(about))
-        self.run = ""
-        self._suffix = suffix
+        self.is_ours = False
         os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(self.path, mode=0o700)
         check_ours(self.path, "Cache(tokens=...)", is_folder=True)
-        self._lock_fd = os.open(os.path.join(self.path, _LOCK), _OPEN_LOCK, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._lock_fd = os.open(os.path.join(self.path, _LOCK), flags, 0o600)
+        os.utime(self._lock_fd)
+        self.since_ns = os.fstat(self._lock_fd).st_mtime_ns
         self._about = about
 
     def lock(self) -> bool:
@@ -79,18 +89,19 @@ class CacheFolder:
 
         :raises OSError: if the file system cannot lock, or the folder cannot be written.
         """
-        if not self.run and lock(self._lock_fd):
+        if not self.is_ours and lock(self._lock_fd):
             self._remove_left_over()
             self._write_about()
-            run = f"{_RUN}{secrets.token_hex(4)}"
-            os.mkdir(os.path.join(self.path, run), mode=0o700)
-            self.run = run
-        return bool(self.run)
+            self.is_ours = True
+        return self.is_ours
 
     def _remove_left_over(self) -> None:
-        for name in os.listdir(self.path):
-            if name.startswith(_RUN):
-                shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
+        """Remove indexes without a segment: who made or removed it was killed."""
+        names = set(os.listdir(self.path))
+        segments = {index_of(name) for name in names if name.endswith(SUFFIX)}
+        for name in names - segments:
+            if name.endswith(INDEX_SUFFIX):
+                os.unlink(os.path.join(self.path, name))
 
     def _write_about(self) -> None:
         """Write a description for people and ``asyncdata cache ls``; no code depends on it."""
@@ -101,68 +112,12 @@ class CacheFolder:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(self._about)))
 
-    def make_room(self, number: int) -> str:
-        """Make a subfolder for the unfinished files of a window; return its name, relative to ``path``.
-
-        :raises OSError: if it cannot be made.
-        """
-        name = f"{self.run}/{number}"
-        os.mkdir(os.path.join(self.path, name), mode=0o700)
-        return name
-
-    def write(self, name: str, value: Any) -> None:
-        """Write a value that is too large for a request, in msgpack. It is not synced to disk.
-
-        :raises OSError: if it cannot be written.
-        """
-        path = os.path.join(self.path, name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
-            left = memoryview(msgspec.msgpack.encode(value))
-            while left:
-                left = left[file.write(left) :]
-
-    def commit(self, unfinished: str) -> str:
-        """Add a finished segment to the cache, durably; return its name there.
-
-        :raises OSError: if that fails; the segment may or may not be added then.
-        """
-        before, name = os.path.join(self.path, unfinished), f"{secrets.token_hex(8)}{self._suffix}"
-        after = os.path.join(self.path, name)
-        fd = os.open(before, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(before, after)
-        sync_folder(after)
-        return name
-
-    def discard(self, room: str) -> None:
-        """Remove the unfinished files of a window."""
-        shutil.rmtree(os.path.join(self.path, room), ignore_errors=True)
-
-    def discard_files(self, names: Iterable[str]) -> None:
-        """Remove unfinished files."""
-        for name in names:
-            self.remove(name)
-
-    def remove(self, name: str) -> None:
-        """Remove a segment that is damaged."""
-        with suppress(OSError):
-            os.unlink(os.path.join(self.path, name))
-
     def close(self) -> None:
         """Let another process write."""
-        if self.run:
-            self.discard(self.run)
-            self.run = ""
+        self.is_ours = False
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
-
-
-_OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def is_in_use(path: str) -> bool:
@@ -176,3 +131,54 @@ def is_in_use(path: str) -> bool:
         return not lock(fd)
     finally:
         os.close(fd)
+
+
+def segments_in(folder: str) -> Iterator[tuple[str, int]]:
+    """The segments in a folder, without links: the path of each, and the bytes of its index.
+
+    :raises OSError: if the folder cannot be read.
+    """
+    with os.scandir(folder) as files:
+        for file in files:
+            if file.name.endswith(SUFFIX) and file.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):  # it is being made, or removed
+                    yield file.path, os.stat(index_of(file.path), follow_symlinks=False).st_size
+
+
+def segment_files(root: str) -> Iterator[CacheEntry]:
+    """The segments of all caches in ``root``. The name of each is its path."""
+    with suppress(FileNotFoundError), os.scandir(root) as folders:
+        for folder in folders:
+            if folder.is_dir(follow_symlinks=False):
+                with suppress(OSError):
+                    for path, index_bytes in segments_in(folder.path):
+                        found = os.stat(path, follow_symlinks=False)
+                        yield CacheEntry(found.st_mtime_ns, found.st_size + index_bytes, path)
+
+
+def remove_segment(path: str) -> bool:
+    """Remove a segment. A process that has it open can still read it; others tokenize its rows."""
+    for each in (path, index_of(path)):
+        with suppress(FileNotFoundError):
+            os.unlink(each)
+    return True
+
+
+def make_room(cache: CacheJob, num_bytes: int, num_storing: int) -> tuple[int, int]:
+    """Make room for one of ``num_storing`` scans that may be stored at the same time.
+
+    Removes the least recently used segments of all caches, except those that were used since this run began. Nothing is
+    removed if that is not enough.
+
+    :param num_bytes: what each of the scans needs.
+    :returns: the bytes that there are for this scan, and the bytes that were removed.
+    :raises OSError: if the folder cannot be read, or a segment cannot be removed.
+    """
+    assert cache.max_bytes is not None, "there is a limit"
+    files = list(segment_files(os.path.dirname(cache.folder)))
+    left = cache.max_bytes - sum(file.num_bytes for file in files)
+    excess, num_removed = num_bytes * num_storing - left, 0
+    spare = [file for file in files if file.used_ns < cache.since_ns]
+    if 0 < excess <= sum(file.num_bytes for file in spare):
+        num_removed = sum(file.num_bytes for file in evict(spare, excess, remove_segment))
+    return (left + num_removed) // num_storing, num_removed

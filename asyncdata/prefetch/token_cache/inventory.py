@@ -6,21 +6,18 @@ import json
 import os
 import re
 import shutil
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.regular_file import open_regular
-from asyncdata.prefetch.token_cache.eviction import segment_files
-from asyncdata.prefetch.token_cache.folder import ABOUT, is_in_use
-from asyncdata.prefetch.token_cache.segment.layout import ROWS_SUFFIX, DamagedError
-from asyncdata.prefetch.token_cache.segment.reader import Segment
-from asyncdata.prefetch.token_cache.segment.row_segment import RowSegment
+from asyncdata.core.file_checks import open_regular
+from asyncdata.prefetch.token_cache.folder import ABOUT, is_in_use, segment_files
+from asyncdata.prefetch.token_cache.segment import DamagedError, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ("Cache", "Fault", "caches", "chosen", "opened_segment", "remove", "verify")
+__all__ = ("Cache", "Fault", "caches", "chosen", "remove", "verify")
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 
@@ -36,7 +33,7 @@ class Cache(NamedTuple):
     """One token cache: the samples of one tokenize function.
 
     :ivar about: what the samples depend on.
-    :ivar num_rows: rows of the segments, without those in ``faults``.
+    :ivar num_rows: rows of the segments, as far as they can be read.
     :ivar used_s: when a segment was last written or read, Unix time in seconds; 0 if there is none.
     """
 
@@ -75,14 +72,11 @@ def _cache(key: str, path: str, files: Sequence[Any]) -> Cache:
     num_rows, num_samples, faults = 0, 0, []
     for file in files:
         try:
-            segment = opened_segment(file.name)
+            with closing(Segment(file.name)) as segment:
+                for _, _, entry in segment.entries():
+                    num_rows, num_samples = num_rows + entry.num_rows, num_samples + entry.num_samples
         except (OSError, DamagedError) as error:
             faults.append(Fault(file.name, str(error)))
-            continue
-
-        num_rows += segment.meta.num_rows
-        num_samples += segment.meta.num_samples
-        segment.close()
     return Cache(
         key=key,
         path=path,
@@ -95,15 +89,6 @@ def _cache(key: str, path: str, files: Sequence[Any]) -> Cache:
         is_in_use=is_in_use(path),
         faults=faults,
     )
-
-
-def opened_segment(path: str) -> Segment:
-    """The segment of blocks or rows, open for reading.
-
-    :raises OSError: if it cannot be opened.
-    :raises DamagedError: if it is not a segment, or damaged.
-    """
-    return RowSegment(path) if path.endswith(ROWS_SUFFIX) else Segment(path)
 
 
 def _about(path: str) -> dict[str, Any]:
@@ -139,17 +124,10 @@ def verify(cache: Cache) -> list[Fault]:
     faults = []
     for path in cache.segments:
         try:
-            segment = opened_segment(path)
+            with closing(Segment(path)) as segment:
+                segment.verify()
         except (OSError, DamagedError) as error:
             faults.append(Fault(path, str(error)))
-            continue
-
-        try:
-            segment.verify()
-        except (OSError, DamagedError) as error:
-            faults.append(Fault(path, str(error)))
-        finally:
-            segment.close()
     return faults
 
 

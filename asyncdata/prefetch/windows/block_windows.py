@@ -1,58 +1,215 @@
-"""Opens windows of blocks, which the workers scan."""
+"""Windows of blocks, which workers scan: the offsets of their rows in the slot, in delivery order, without bytes."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from collections import deque
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
-from asyncdata.core.messages import Failed, Scanned
+from asyncdata.core.messages import Failed, Overflow, Scan, Scanned, Tokenize
+from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG
 from asyncdata.core.types import Position
-from asyncdata.prefetch.windows.base import AnywhereWindows, CachedTokens, no_such_place
-from asyncdata.prefetch.windows.block_window import Window
-from asyncdata.prefetch.windows.ready_rows import ReadyRows
-from asyncdata.workers.base import MAX_LOSSES, Crashed, error_of
+from asyncdata.prefetch.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
+from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
-    from asyncdata.core.messages import Reply, Scan
+    from collections.abc import Callable, Iterator, Sequence
+
+    from asyncdata.core.cache_messages import CachedBlock
+    from asyncdata.core.messages import Block, Reply, Tokenized
+    from asyncdata.core.types import SourceLocation
     from asyncdata.order.order import Order
+    from asyncdata.prefetch.token_cache.cache import TokenCache
+    from asyncdata.prefetch.windows.ready_rows import ReadyRows
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import Executor
 
-__all__ = ("BlockWindows",)
+__all__ = ("SLACK_BYTES", "BlockWindow", "BlockWindows")
 
-_KEPT_SIZES = 15
+SLACK_BYTES = 8 * 1024
+"""Bytes read beyond a block's end, so that most rows that cross it need no second read."""
+
+_MIN_BLOCKS_PER_SCAN, _MAX_BLOCKS_PER_SCAN = 8, 64
+_SCAN_BYTES = 64 * 41 * 1024
 _SCANS_OF_EACH = 3
-"""Scans of a window for each worker, if they are answered with samples."""
+"""Scans of a window for each worker of a cluster: each is answered with samples."""
+
+_SCANS_OF_CACHED = 4
+"""A window that is cached is read by few requests: while the trainer holds the GIL, each reply waits for it."""
+
+_BLOCKS_TO_TOKENIZE = 8
+"""Of a scan whose blocks are tokenized: about as much work as a chunk."""
+
 _MAX_LOSSES_WITH_SAMPLES = 2
+_KEPT_SIZES = 15
 
 
-class BlockWindows(AnywhereWindows):
+class BlockWindow(OpenWindow):
+    """The rows of some blocks. They are known when all scans are answered.
+
+    :param arrange: returns the order of so many rows, int64 of shape (num_rows,).
+    :param ready: takes the samples that the scans are answered with; None: they are answered with text only.
+    :param per_scan: blocks of a scan; None: so many that all workers take part in the first window.
+    """
+
+    def __init__(
+        self,
+        source: Blocks,
+        blocks: list[Block],
+        slot: int,
+        stride: int,
+        arrange: Callable[[int], Any],
+        ready: ReadyRows | None = None,
+        per_scan: int | None = None,
+    ) -> None:
+        self.blocks = blocks
+        self.slot = slot
+        self.num_blank = 0
+        self._ready = ready
+        self._source = source
+        self._stride = stride
+        self._arrange = arrange
+        self._starts = self._lengths = self._offsets = np.empty(0, np.int32)
+        self._order = self._ends = np.empty(0, np.int64)
+        if per_scan is None and getattr(source, "stores", None):  # one request, so that all blocks are read at once
+            per_scan = len(blocks)
+        most = min(_MAX_BLOCKS_PER_SCAN, _SCAN_BYTES // stride)
+        self._per_scan = max(_MIN_BLOCKS_PER_SCAN, most if per_scan is None else per_scan)  # canaries have so many
+        self._parts: list[Scanned | None] = [None] * len(range(0, len(blocks), self._per_scan))
+
+    def scans(self, cached: Sequence[CachedBlock] = (), *, is_stored: bool = False) -> Iterator[Scan]:
+        """The requests that read the window; their replies go to :meth:`add`.
+
+        :param cached: the blocks that are in the token cache.
+        :param is_stored: whether the others are to be appended to it.
+        """
+        for first in range(0, len(self.blocks), self._per_scan):
+            stop = first + self._per_scan
+            yield Scan(
+                self.slot,
+                first * self._stride,
+                self.blocks[first:stop],
+                with_samples=self._ready is not None,
+                cached=[_moved(item, first) for item in cached if first <= item.block < stop],
+                num_storing=len(self._parts) if is_stored else 0,
+            )
+
+    def add(self, part: int, reply: Scanned, cached: Sequence[CachedBlock] = ()) -> bool:
+        """Take the reply to scan number ``part``; return whether all replies are there now.
+
+        :param cached: the blocks that the request said are in the token cache.
+        """
+        if self._ready is not None:
+            refused = {refusal.block for refusal in reply.refused}
+            are_cached = np.zeros(len(reply.counts) // 4, np.bool_)
+            are_cached[[item.block for item in cached if item.block not in refused]] = True
+            self._ready.add(part, np.repeat(are_cached, np.frombuffer(reply.counts, np.int32)), reply.samples)
+            reply = msgspec.structs.replace(reply, samples=None)
+        self._parts[part] = reply
+        parts = [found for found in self._parts if found is not None]
+        if len(parts) < len(self._parts):
+            return False
+
+        self._ends = np.cumsum(_joined([found.counts for found in parts]), dtype=np.int64)
+        self._order = order = self._arrange(int(self._ends[-1]) if len(self._ends) else 0)
+        self._starts = _joined([found.starts for found in parts])[order]
+        self._lengths = _joined([found.lengths for found in parts])[order]
+        self._offsets = _joined([found.offsets for found in parts])[order]
+        self.num_rows, self.num_blank = len(order), sum(found.num_blank for found in parts)
+        if self._ready is not None:
+            self._ready.arrange(order)
+            self.is_placed = self._ready.are_all
+        self._parts.clear()
+        self.is_ready = True
+        return True
+
+    def sent(self) -> None:
+        super().sent()
+        if self.is_placed:  # else rows may still be asked for
+            self._ready = None
+
+    def request(self, first: int, stop: int) -> Tokenize:
+        """What a worker needs to tokenize the rows ``[first, stop)``, without those that are there."""
+        request = self.request_of(np.arange(first, stop))
+        return request if self._ready is None else self._ready.left_out(request, first)
+
+    def placed(self, first: int, stop: int) -> Tokenized | None:
+        return None if self._ready is None else self._ready.placed(first, stop)
+
+    def completed(self, first: int, num_rows: int, reply: Tokenized) -> Tokenized:
+        return reply if self._ready is None else self._ready.reply(first, num_rows, reply)
+
+    def request_of(self, rows: Int64) -> Tokenize:
+        """What a worker needs to tokenize ``rows``."""
+        starts, lengths = self._starts[rows], self._lengths[rows]
+        beyond = np.flatnonzero((starts == NOT_IN_SLOT) & (lengths != TOO_LONG)).tolist()
+        overflow = [Overflow(row, *self.key(int(rows[row]))) for row in beyond]
+        return Tokenize(self.slot, starts.tobytes(), lengths.tobytes(), overflow)
+
+    def keys(self, first: int, stop: int) -> tuple[Int64, Int64]:
+        numbers = np.searchsorted(self._ends, self._order[first:stop], side="right")
+        file_ids, starts = self._places[:, numbers]
+        return file_ids, starts + self._offsets[first:stop]
+
+    @cached_property
+    def _places(self) -> Int64:
+        """The number of each block's file, and where it begins there: of shape (2, num_blocks)."""
+        return np.array([(block.file_id, block.start) for block in self.blocks], np.int64).reshape(-1, 2).T
+
+    def location(self, row: int) -> SourceLocation:
+        return self._source.location(*self.key(row), int(self._lengths[row]))
+
+
+def _joined(parts: list[bytes]) -> Int32:
+    return np.frombuffer(b"".join(parts), np.int32)
+
+
+def _moved(item: CachedBlock, first: int) -> CachedBlock:
+    """The same, counted from block ``first`` of the window."""
+    return msgspec.structs.replace(item, block=item.block - first)
+
+
+class BlockWindows(Windows):
     """Windows of blocks, which workers scan into slots.
+
+    Scans that are answered with samples are sent only as fast as workers take them: until then, they would keep workers
+    from the rows that are needed sooner.
 
     :param stride: bytes of a slot that one block takes.
     :param cache: the token cache, if there is one.
     """
 
     def __init__(
-        self, source: Blocks, order: Order, executor: Executor, stride: int, cache: CachedTokens | None = None
+        self, source: Blocks, order: Order, executor: Executor, stride: int, cache: TokenCache | None = None
     ) -> None:
         self.num_blank = 0
-        self._cache: CachedTokens | None = cache
+        self._cache = cache
         self._source = source
         self._order = order
         self._executor = executor
+        self._buffers: list[bytearray] = []
         self._stride = stride
+        self._first: BlockWindow | None = None
+        self._is_at_start = True
+        self._waiting: deque[tuple[Scan, Callable[[Reply | Crashed], None]]] = deque()
         self._sizes: dict[tuple[int, int], int] = {}
 
     def restart(self) -> None:
-        """As the protocol says."""
+        self._waiting.clear()
+        self._first, self._is_at_start = None, True
         if self._cache is not None:
             self._cache.restart()
 
-    def open(self, epoch: int, number: int) -> Window | None:
-        """As the protocol says."""
+    async def finish(self) -> None:
+        """As the base class says: in the token cache."""
+        self._store_first()
+        if self._cache is not None:
+            await self._cache.finish()
+
+    def open(self, epoch: int, number: int) -> BlockWindow | None:
         if number == 0 and epoch > 0:
             self._source.check_unchanged()
         if number >= self._order.num_windows:
@@ -65,41 +222,93 @@ class BlockWindows(AnywhereWindows):
         if slot is None:
             return None
 
-        blocks = self._source.blocks(self._order.blocks(epoch, number))
-        arrange, stride = partial(self._order.rows, epoch, number), self._stride
-        if self._executor.answers_with_samples:
-            share = -(-len(blocks) // (_SCANS_OF_EACH * self._executor.num_workers))
-            window = Window(self._source, blocks, slot, stride, arrange, None, ReadyRows(), share)
-        else:
-            tokens = self._cache.window(blocks) if self._cache is not None else None
-            window = Window(self._source, blocks, slot, stride, arrange, tokens)
+        window = self._window(epoch, number, slot)
         window.is_last = number + 1 == self._order.num_windows
-        for part, scan in enumerate(window.scans()):
-            self._scan((epoch, number), window, part, scan)
+        self._is_at_start = False
+        self.read_on()
         return window
 
-    def _scan(self, place: tuple[int, int], window: Window, part: int, scan: Scan) -> None:
-        max_losses = _MAX_LOSSES_WITH_SAMPLES if scan.with_samples else MAX_LOSSES
-        self._executor.submit(scan, partial(self._on_scanned, place, window, part, scan), max_losses)
+    def _window(self, epoch: int, number: int, slot: int) -> BlockWindow:
+        blocks = self._source.blocks(self._order.blocks(epoch, number))
+        window = partial(
+            BlockWindow, self._source, blocks, slot, self._stride, partial(self._order.rows, epoch, number)
+        )
+        place = epoch, number
+        if self._executor.answers_with_samples:
+            per_scan = -(-len(blocks) // (_SCANS_OF_EACH * self._executor.num_workers))
+            return self._scanned(place, window(_ready_rows(self._buffers), min(_MAX_BLOCKS_PER_SCAN, per_scan)))
+
+        if self._cache is None:
+            return self._scanned(place, window())
+
+        cached = self._cache.find(blocks)
+        are_all = len(cached) == len(blocks)
+        if self._is_at_start and not are_all:
+            self._first = window()
+            return self._scanned(place, self._first)
+
+        per_scan = -(-len(blocks) // _SCANS_OF_CACHED) if are_all else _BLOCKS_TO_TOKENIZE
+        return self._scanned(place, window(_ready_rows(self._buffers, self._cache.read), per_scan), cached)
+
+    def _scanned(
+        self, place: tuple[int, int], window: BlockWindow, cached: Sequence[CachedBlock] | None = None
+    ) -> BlockWindow:
+        """The window, whose scans are sent, or wait."""
+        is_stored = cached is not None and self._cache is not None and self._cache.stores()
+        for part, scan in enumerate(window.scans(cached or (), is_stored=is_stored)):
+            on_reply = partial(self._on_scanned, place, window, part, scan)
+            if scan.with_samples:
+                self._waiting.append((scan, on_reply))
+            else:
+                self._executor.submit(scan, on_reply)
+        return window
+
+    def read_on(self) -> None:
+        """As the base class says."""
+        while self._waiting and self._executor.num_wanted > 0:
+            scan, on_reply = self._waiting.popleft()
+            if self._cache is not None and not self._executor.answers_with_samples:
+                self._cache.submit(scan, on_reply)
+            else:
+                self._executor.submit(scan, on_reply, _MAX_LOSSES_WITH_SAMPLES)
+        if not self._waiting:
+            self._store_first()
+
+    def _store_first(self) -> None:
+        """Store the window that a start began with, when all its rows are sent and nothing else is to be done."""
+        if self._cache is None:
+            return
+
+        if self._first is not None and self._first.is_sent:
+            self._cache.postpone(self._first.blocks)
+            self._first = None
+        self._cache.store_later()
 
     def _on_scanned(
-        self, place: tuple[int, int], window: Window, part: int, scan: Scan, reply: Reply | Crashed
+        self, place: tuple[int, int], window: BlockWindow, part: int, scan: Scan, reply: Reply | Crashed
     ) -> None:
         if scan.with_samples and (isinstance(reply, Crashed) or (isinstance(reply, Failed) and reply.row >= 0)):
             # A row is to blame. With their text here, the rows are tokenized at their turn, and that row is found.
-            self._scan(place, window, part, msgspec.structs.replace(scan, with_samples=False))
+            text = msgspec.structs.replace(scan, with_samples=False, cached=[], num_storing=0)
+            self._executor.submit(text, partial(self._on_scanned, place, window, part, text))
         elif not isinstance(reply, Scanned):
             window.fault = error_of(reply)
-        elif window.add(part, reply):
+        elif window.add(part, reply, scan.cached):
             self.num_blank += window.num_blank
             recent = list(self._sizes.items())[-_KEPT_SIZES:]
             self._sizes = dict([*recent, (place, window.num_rows)])  # a new dict, as other threads read it
 
     def rows_after(self, position: Position) -> int | None:
-        """As the protocol says; windows that are not read yet are estimated by the size of the current one."""
+        """As the base class says; windows that are not read yet are estimated by the size of the current one."""
         number = position.window if position.row else position.window - 1
         size = self._sizes.get((position.epoch, number))
         if size is None:
             return None
 
         return max(0, size - position.row if position.row else 0) + size * (self._order.num_windows - number - 1)
+
+
+def _ready_rows(*args: Any) -> ReadyRows:
+    from asyncdata.prefetch.windows.ready_rows import ReadyRows  # only where samples come with their window
+
+    return ReadyRows(*args)

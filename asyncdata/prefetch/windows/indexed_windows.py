@@ -5,36 +5,30 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 
-from asyncdata.batching.planned.plan import PlannedOrder
+from asyncdata.batching.planned import PlannedOrder
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Permuted, Tokenize
 from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG, expected_elsewhere, is_elsewhere
 from asyncdata.core.types import Position
 from asyncdata.order.order import ROWS_PER_WINDOW
 from asyncdata.order.rank_share import row_of_epoch
-from asyncdata.order.replay_order import ReplayOrder
-from asyncdata.prefetch.windows.base import AnywhereWindows, no_such_place
-from asyncdata.prefetch.windows.cached_rows import RowsOfWindow
+from asyncdata.prefetch.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
 from asyncdata.prefetch.windows.planned_epochs import PlannedRows
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
+    from collections.abc import Callable
 
-    from asyncdata.batching.planned.plan import Dealt, PlannedEpoch
-    from asyncdata.core.cache_messages import RowsRefused
-    from asyncdata.core.errors import AsyncDataError
+    from asyncdata.batching.planned import Dealt, PlannedEpoch
     from asyncdata.core.messages import Reply, Tokenized
     from asyncdata.core.types import SourceLocation
-    from asyncdata.delivery.outcomes.policy import Ids
     from asyncdata.order.order import RowOrder
     from asyncdata.order.rank_share import Share
     from asyncdata.prefetch.row_index.builder import Indexer
     from asyncdata.prefetch.row_index.row_index import Places, RowIndex
-    from asyncdata.prefetch.windows.base import CachedRows
+    from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import Executor
 
@@ -43,8 +37,6 @@ __all__ = ("IndexedWindow", "IndexedWindows")
 _log = get_logger(__name__)
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
-Int32 = np.ndarray[Any, np.dtype[np.int32]]
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class _Rows(NamedTuple):
@@ -65,19 +57,11 @@ class _Rows(NamedTuple):
     are_all: bool = True
 
 
-class IndexedWindow:
-    """Rows by their locations; see :class:`~asyncdata.prefetch.windows.base.OpenWindow`."""
+class IndexedWindow(OpenWindow):
+    """Rows by their locations."""
 
-    slot = NO_SLOT
-
-    def __init__(self, source: Blocks, index: RowIndex, cache: CachedRows | None = None) -> None:
+    def __init__(self, source: Blocks, index: RowIndex, cache: TokenCache | None = None) -> None:
         self._cache = cache
-        self.is_recorded = cache is not None
-        self._cached: RowsOfWindow | None = None
-        self.is_ready = self.is_last = False
-        self.num_rows = 0
-        self.is_placed = False
-        self.fault: AsyncDataError | None = None
         self._source = source
         self._index = index
         self._places: Places | None = None
@@ -91,10 +75,6 @@ class IndexedWindow:
         self._expected = expected
         self._places = places if self._places is None else self._places.followed_by(places)
         self.num_rows, self.is_last, self.is_ready = len(self._places.lengths), is_last, are_all
-        if self._cached is not None:
-            self._cached.rows = self._places.rows
-        elif self._cache is not None:
-            self._cached = RowsOfWindow(self._cache, places.rows)
 
     @property
     def _known(self) -> Places:
@@ -104,7 +84,6 @@ class IndexedWindow:
         return self._places
 
     def request(self, first: int, stop: int) -> Tokenize:
-        """What a worker needs to tokenize the rows ``[first, stop)``."""
         known = self._known
         lengths = known.lengths[first:stop]
         starts = np.full(stop - first, NOT_IN_SLOT, np.int32)
@@ -112,22 +91,9 @@ class IndexedWindow:
         if self._expected is not None:
             numbers = self._expected[first:stop]
             is_read, expected = is_read & ~is_elsewhere(numbers), numbers.tobytes()
-        if self._cached is None:
-            return Tokenize(NO_SLOT, starts.tobytes(), lengths.tobytes(), self._places_of(first, is_read), expected)
-
-        choice = self._cached.choose(first, starts, is_read)
-        places = self._places_of(first, choice.are_read)
-        cached = None if choice.cached is None else msgspec.structs.replace(choice.cached, texts=b"")
-        return Tokenize(
-            NO_SLOT,
-            choice.starts.tobytes(),
-            lengths.tobytes(),
-            places,
-            expected,
-            choice.num_cached,
-            choice.spill,
-            cached,
-        )
+        places = self._places_of(first, is_read)
+        cached = None if self._cache is None else self._cache.find_rows(*self.keys(first, stop))
+        return Tokenize(NO_SLOT, starts.tobytes(), lengths.tobytes(), places, expected, cached)
 
     def _places_of(self, first: int, is_read: Bools) -> list[Overflow]:
         """The places of those rows from ``first`` on that are read."""
@@ -135,33 +101,16 @@ class IndexedWindow:
         columns = (known.file_ids, known.offsets, *(known.copies or ()))
         return list(map(Overflow, rows.tolist(), *(column[first:stop][rows].tolist() for column in columns)))
 
-    def placed(self, first: int, stop: int) -> None:
-        """None: a worker must tokenize the rows."""
-
-    def key(self, row: int) -> tuple[int, int]:
-        """The number of the row's file, and its offset there."""
-        file_ids, offsets = self._index.origins(self._known.rows[row : row + 1])
-        return int(file_ids[0]), int(offsets[0])
-
     def keys(self, first: int, stop: int) -> tuple[Int64, Int64]:
-        """The numbers of the files of the rows ``[first, stop)``, and their offsets there."""
         return self._index.origins(self._known.rows[first:stop])
 
-    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
-        """As the protocol says; damaged copies of rows are logged."""
-        if self._cached is not None:
-            self._cached.answered(first, num_rows, reply, is_last=self.is_last)
+    def completed(self, first: int, num_rows: int, reply: Tokenized) -> Tokenized:
+        """As the base class says: nothing is added. Damaged copies of rows are logged."""
+        if self._cache is not None:
+            self._cache.answered(reply)
         if reply.num_mended:
             self._log_mended(reply)
-
-    def completed(self, first: int, num_rows: int, reply: Tokenized) -> Tokenized:
-        """As the protocol says: no samples were there."""
         return reply
-
-    def refused(self, first: int, num_rows: int, refusal: RowsRefused) -> None:
-        """As the protocol says."""
-        if self._cached is not None:
-            self._cached.refused(first, num_rows, refusal)
 
     def _log_mended(self, reply: Tokenized) -> None:
         """The first time, and each time the number of damaged copies has about doubled."""
@@ -171,48 +120,35 @@ class IndexedWindow:
             _log.warning("index.copy_damaged", path=index.spool, num_rows=index.num_mended)
 
     def location(self, row: int) -> SourceLocation:
-        """The row's location."""
         file_id, offset = self.key(row)
         place = self._source.location(file_id, offset, int(self._known.lengths[row]))
         return self._index.numbered(place, file_id, int(self._known.rows[row]))
 
-    def find(self, keys: Set[tuple[int, int]]) -> list[int]:
-        """The rows of the window that ``keys`` name, in ascending order."""
-        if not keys:
-            return []
 
-        file_ids, offsets = self._index.origins(self._known.rows)
-        return sorted({int(row) for key in keys for row in np.flatnonzero((file_ids == key[0]) & (offsets == key[1]))})
-
-
-class IndexedWindows(AnywhereWindows):
-    """Windows over the row index; see :class:`~asyncdata.prefetch.windows.base.Windows`.
+class IndexedWindows(Windows):
+    """Windows over the row index.
 
     :param make_indexer: makes what fills ``index``, and calls its argument when more rows are known.
     :param share: the rows that this rank tokenizes; None: all.
     :param restart_point: returns the first position that a restart would need now.
-    :param cache: the token cache, if there is one.
+    :param cache: the token cache, if there is one: rows of blocks that other orders have stored are read from it.
     :ivar start: where delivery began, or was restored to. In that epoch, rows that are dealt to ranks one by one are
         counted from there; in later epochs, from the epoch's start.
     """
 
-    num_blank = 0
-
     def __init__(
         self,
         source: Blocks,
-        order: RowOrder | PlannedOrder | ReplayOrder,
+        order: RowOrder | PlannedOrder,
         executor: Executor,
         index: RowIndex,
         make_indexer: Callable[[Callable[[], object]], Indexer],
         share: Share | None = None,
         *,
         restart_point: Callable[[], Position] = Position,
-        cache: CachedRows | None = None,
+        cache: TokenCache | None = None,
     ) -> None:
-        self._cache: CachedRows | None = cache
-        if cache is not None:
-            cache.on_listed = self._fill_waiting
+        self._cache = cache
         self._restart_point = restart_point
         self.start = Position()
         self._source = source
@@ -228,7 +164,7 @@ class IndexedWindows(AnywhereWindows):
             self._plans = PlannedRows(order, index, executor, self._fill_waiting, restart_point)
 
     def restart(self) -> None:
-        """As the protocol says; permutations in flight are dropped."""
+        """As the base class says; permutations in flight are dropped."""
         self._waiting.clear()
         self._permutations = {epoch: rows for epoch, rows in self._permutations.items() if rows is not None}
         if self._plans is not None or self._share is not None:
@@ -239,10 +175,6 @@ class IndexedWindows(AnywhereWindows):
             self._cache.restart()
         if not self._index.is_complete:
             self._indexer.restart()
-
-    def refill(self) -> None:
-        """More rows are known: fill the windows that wait for them."""
-        self._fill_waiting()
 
     # For planned packs. From any thread.
 
@@ -260,16 +192,19 @@ class IndexedWindows(AnywhereWindows):
             self._plans.resume_dealt(position, dealt)
 
     def rows_after(self, position: Position) -> int | None:
-        """As the protocol says: exact, but only known if the index is complete and no packs are planned."""
+        """As the base class says: exact, but only known if the index is complete and no packs are planned."""
         if not self._index.is_complete or isinstance(self._order, PlannedOrder):
             return None
 
         return max(0, self._index.num_rows - row_of_epoch(position))
 
-    def open(self, epoch: int, number: int) -> IndexedWindow:
-        """As the protocol says; there is always room."""
+    def open(self, epoch: int, number: int) -> IndexedWindow | None:
+        """As the base class says; there is always room, but the token cache may have to be listed first."""
         if number == 0 and epoch > 0:
             self._source.check_unchanged()
+        if self._cache is not None and not self._cache.is_ready(epoch, number):
+            return None
+
         window = IndexedWindow(self._source, self._index, self._cache)
         if not self._fill(window, epoch, number):
             self._waiting[epoch, number] = window
@@ -289,7 +224,7 @@ class IndexedWindows(AnywhereWindows):
         if window.fault is not None:
             return True
 
-        if found is None or not (self._cache is None or self._cache.is_ready(epoch, number)):
+        if found is None:
             return False
 
         if number and found.are_all and len(found.numbers) == 0:
@@ -319,10 +254,6 @@ class IndexedWindows(AnywhereWindows):
         if isinstance(order, PlannedOrder):
             return self._planned_rows(epoch, first, stop) if index.is_complete else None
 
-        if isinstance(order, ReplayOrder):
-            ids = order.ids_of(epoch) if index.is_complete else None
-            return None if ids is None else self._replayed_rows(ids, first, stop)
-
         # No row may belong to the epoch's last batch, which is dealt in another way.
         num_needed = stop + (0 if self._share is None else self._share.global_batch)
         grows = order.shuffle.grows and index.num_found > first
@@ -341,10 +272,6 @@ class IndexedWindows(AnywhereWindows):
         units = np.arange(first, first + len(numbers)) - counted_from
         is_last = index.is_complete and stop >= index.num_rows
         return _Rows(numbers, units, 0, index.num_rows - counted_from, is_last, are_all)
-
-    def _replayed_rows(self, ids: Ids, first: int, stop: int) -> _Rows:
-        numbers = self._index.find(ids[first:stop])
-        return _Rows(numbers, numbers, 0, len(ids), stop >= len(ids))
 
     def _planned_rows(self, epoch: int, first: int, stop: int) -> _Rows | None:
         plan = None if self._plans is None else self._plans.epoch(epoch)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncdata.batching.planned.plan import Dealt, Packs, PlannedEpoch
+from asyncdata.batching.planned import Dealt, PlannedEpoch, PlannedOrder, packs_of
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import Packed, Permuted
 from asyncdata.core.types import Position
@@ -17,7 +17,7 @@ from asyncdata.workers.base import Crashed, error_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.batching.planned.plan import Int64, PlannedOrder
+    from asyncdata.batching.packs import Int64, Packs
     from asyncdata.core.messages import OrderPacks, PackRows, Reply
     from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.workers.base import Executor
@@ -113,7 +113,7 @@ class PlannedRows:
 
     def _take(self, epoch: int, reply: Reply | Crashed) -> None:
         if isinstance(reply, Packed):
-            self._take_packs(epoch, Packs.of(reply))
+            self._take_packs(epoch, packs_of(reply))
         elif isinstance(reply, Permuted):
             self._take_order(epoch, np.frombuffer(reply.rows, np.uint32).astype(np.int64))
         else:

@@ -7,41 +7,47 @@ and the chunks with them are requested and then completed.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.messages import Column
-from asyncdata.core.row_codes import EXCLUDED_REASON, cached_start
-from asyncdata.delivery.chunk import Chunk
+from asyncdata.core.row_codes import EXCLUDED_REASON, IS_KNOWN
 from asyncdata.prefetch.merged_samples import Found, Indices, Piece, kept_rows, merge, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.core.messages import Data, RowError, Tokenize, Tokenized
-    from asyncdata.core.types import Position
-    from asyncdata.delivery.chunk import Origin
 
 __all__ = ("ReadyRows",)
 
 _SUMS = "\0token_sums"
 """The name of a column that no tokenize function can give."""
 
+_LEAST_BYTES = 1 << 16
+_UNUSED = 3
+"""References to a buffer of the list: of the list, of the loop over it, and of the count of references."""
+
 _TEXT, _SAMPLE, _NO_SAMPLE = 0, 1, 2
 Kinds = np.ndarray[Any, np.dtype[np.int8]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class _Part(NamedTuple):
     """The rows of a scan.
 
     :ivar kinds: of each row: only its text is known, it is a sample, or it yields none.
+    :ivar are_cached: whether each row was in the token cache.
     :ivar starts: column -> where each row's value begins in the buffer; ``sizes`` its bytes.
     :ivar drops: reason -> rows; ``notes``: the same.
     """
 
     kinds: Kinds
+    are_cached: Bools
     starts: dict[str, Indices]
     sizes: dict[str, Indices]
     drops: dict[str, Data]
@@ -49,45 +55,53 @@ class _Part(NamedTuple):
     errors: list[RowError]
 
 
-class ReadyChunk(NamedTuple):
-    """Rows that need no worker any more; see :class:`~asyncdata.prefetch.windows.base.Placed`."""
-
-    reply: Tokenized
-
-    def chunk(self, first: Position, num_rows: int, origin: Origin, *, ends_epoch: bool) -> Chunk:
-        """The chunk of these rows."""
-        return Chunk(self.reply, first, num_rows, origin, ends_epoch=ends_epoch)
-
-
 class ReadyRows:
-    """The samples of one window."""
+    """The samples of one window.
 
-    def __init__(self) -> None:
-        self._data = bytearray()
+    :param buffers: of all windows; one that no other uses is used again: new memory costs more than a copy.
+    :param count_cached: called with the number of rows that are delivered and were in the token cache.
+    """
+
+    def __init__(self, buffers: list[bytearray], count_cached: Callable[[int], object] = no_op) -> None:
+        self._count_cached = count_cached
+        free = (buffer for buffer in buffers if sys.getrefcount(buffer) == _UNUSED)
+        self._data = next(free, None) or bytearray(_LEAST_BYTES)
+        if not any(buffer is self._data for buffer in buffers):
+            buffers.append(self._data)
+        self._end = 0
         self._parts: dict[int, _Part] = {}
         self._busy_s = 0.0
         self._kinds: Kinds = np.empty(0, np.int8)
+        self._are_cached: Bools = np.empty(0, np.bool_)
         self._starts: dict[str, Indices] = {}
         self._sizes: dict[str, Indices] = {}
         self._drops: dict[str, Any] = {}
         self._notes: dict[str, Any] = {}
         self._errors: dict[int, RowError] = {}
 
-    def add(self, part: int, num_rows: int, samples: Tokenized | None) -> None:
-        """Copy the samples of scan number ``part``; None: its rows have text only."""
+    def add(self, part: int, are_cached: Bools, samples: Tokenized | None) -> None:
+        """Copy the samples of scan number ``part``; None: its rows have text only.
+
+        :param are_cached: of each row, whether it was in the token cache.
+        """
+        num_rows = len(are_cached)
         if samples is None:
-            self._parts[part] = _Part(np.full(num_rows, _TEXT, np.int8), {}, {}, {}, {}, [])
+            self._parts[part] = _Part(np.full(num_rows, _TEXT, np.int8), are_cached, {}, {}, {}, {}, [])
             return
 
-        self._busy_s += samples.busy_s
+        self._busy_s += 0.0 if are_cached.all() else samples.busy_s
         kept = kept_rows(samples)
         kinds, starts, sizes = np.full(num_rows, _NO_SAMPLE, np.int8), {}, {}
         kinds[kept] = _SAMPLE
         for values in values_of(_with_sums(samples)):
             starts[values.name], sizes[values.name] = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)
-            starts[values.name][kept], sizes[values.name][kept] = len(self._data) + values.starts, values.sizes
-            self._data += values.data
-        self._parts[part] = _Part(kinds, starts, sizes, samples.drops, samples.notes, samples.errors)
+            starts[values.name][kept], sizes[values.name][kept] = self._end + values.starts, values.sizes
+            stop = self._end + len(values.data)
+            if stop > len(self._data):
+                self._data += bytes(max(len(self._data), stop - len(self._data)))
+            self._data[self._end : stop] = values.data
+            self._end = stop
+        self._parts[part] = _Part(kinds, are_cached, starts, sizes, samples.drops, samples.notes, samples.errors)
 
     def arrange(self, order: Indices) -> None:
         """All scans are there: put their rows into this order."""
@@ -96,6 +110,7 @@ class ReadyRows:
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         self._kinds = _joined([part.kinds for part in parts], np.int8)[order]
+        self._are_cached = _joined([part.are_cached for part in parts], np.bool_)[order]
         for name in {name for part in parts for name in part.sizes}:
             nothing = [np.zeros(len(part.kinds), np.int64) for part in parts]
             for found, of in ((self._starts, [p.starts for p in parts]), (self._sizes, [p.sizes for p in parts])):
@@ -107,25 +122,26 @@ class ReadyRows:
             self._errors |= {int(places[first + error.row]): error for error in part.errors}
 
     @property
+    def _num_fresh(self) -> int:
+        """Rows that were tokenized with their window, or will be; at least 1."""
+        return max(1, int(np.count_nonzero(~self._are_cached)))
+
+    @property
     def are_all(self) -> bool:
         """Whether no row needs a worker."""
         return len(self._kinds) > 0 and bool((self._kinds != _TEXT).all())
 
-    def placed(self, first: int, stop: int) -> ReadyChunk | None:
+    def placed(self, first: int, stop: int) -> Tokenized | None:
         """The rows ``[first, stop)``, if all of them are there; None if a worker must tokenize some."""
-        if not (self._kinds[first:stop] != _TEXT).all():
-            return None
-
-        return ReadyChunk(self.reply(first, stop - first, None))
+        return self.reply(first, stop - first, None) if (self._kinds[first:stop] != _TEXT).all() else None
 
     def left_out(self, request: Tokenize, first: int) -> Tokenize:
         """The request for rows from ``first`` on, without those that are there."""
         starts = np.frombuffer(request.starts, np.int32)
         is_here = self._kinds[first : first + len(starts)] != _TEXT
-        starts = np.where(is_here, np.int32(cached_start(0)), starts)
+        starts = np.where(is_here, np.int32(IS_KNOWN), starts)
         overflow = [item for item in request.overflow if not is_here[item.row]]
-        num_here = int(np.count_nonzero(is_here))
-        return msgspec.structs.replace(request, starts=starts.tobytes(), overflow=overflow, num_cached=num_here)
+        return msgspec.structs.replace(request, starts=starts.tobytes(), overflow=overflow)
 
     def reply(self, first: int, num_rows: int, fresh: Tokenized | None) -> Tokenized:
         """The reply for rows from ``first`` on.
@@ -141,7 +157,9 @@ class ReadyRows:
         sizes = {name: values[first:stop][rows] for name, values in self._sizes.items()}
         drops, notes = _rows_of(self._drops, first, kinds), _rows_of(self._notes, first, kinds)
         found = Found([Piece(memoryview(self._data), rows, starts, sizes)], drops, notes)
-        busy_s = self._busy_s * num_rows / len(self._kinds) if fresh is None else fresh.busy_s
+        num_cached = int(np.count_nonzero(self._are_cached[first:stop]))
+        self._count_cached(num_cached)
+        busy_s = self._busy_s * (num_rows - num_cached) / self._num_fresh if fresh is None else fresh.busy_s
         reply = merge(found, None if fresh is None else _with_sums(fresh), num_rows, busy_s)
         errors = [
             msgspec.structs.replace(self._errors[first + row], row=row)
@@ -153,6 +171,7 @@ class ReadyRows:
             reply,
             errors=sorted([*errors, *reply.errors], key=_row),
             token_sums=b"" if sums is None else sums.data,
+            num_cached=num_cached,
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -19,20 +19,15 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceError, safe_cause
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Tokenize
-from asyncdata.core.row_codes import TOO_LONG
 from asyncdata.core.types import Position
-from asyncdata.prefetch.windows.base import Int64, no_such_place
-from asyncdata.prefetch.windows.cached_rows import RowsOfWindow
+from asyncdata.prefetch.windows.base import Int64, OpenWindow, Windows, no_such_place
 from asyncdata.prefetch.windows.stream_reader import StreamPass, WindowRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
+    from collections.abc import Callable
 
     from asyncdata.checkpoint.snapshot import StreamState
-    from asyncdata.core.cache_messages import RowsRefused
-    from asyncdata.core.messages import Tokenized
     from asyncdata.core.types import SourceLocation
-    from asyncdata.prefetch.windows.base import CachedRows
     from asyncdata.sources.stream import RowStream, StreamOrder
     from asyncdata.workers.base import Executor
 
@@ -41,34 +36,19 @@ __all__ = ("StreamWindow", "StreamWindows")
 _log = get_logger(__name__)
 
 
-class StreamWindow:
-    """Rows of a stream; see :class:`~asyncdata.prefetch.windows.base.OpenWindow`."""
+class StreamWindow(OpenWindow):
+    """Rows of a stream."""
 
-    def __init__(self, stream: RowStream, slot: int, cache: CachedRows | None = None) -> None:
-        self._cache = cache
-        self._cached: RowsOfWindow | None = None
-        self.is_recorded = cache is not None
+    def __init__(self, stream: RowStream, slot: int) -> None:
         self.slot = slot
-        self.is_last = False
-        self.num_rows = 0
-        self.is_placed = False
-        self.fault: AsyncDataError | None = None
         self._stream = stream
         self._rows: WindowRows | None = None
 
-    def fill(self, rows: WindowRows, order: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def fill(self, rows: WindowRows, order: Int64) -> None:
         """Set the rows, which are in the slot, and the order in which they are delivered."""
         columns = ("file_ids", "numbers", "starts", "lengths", "offsets")
         self._rows = rows._replace(**{name: getattr(rows, name)[order] for name in columns})
-        self.num_rows, self.is_last = len(order), rows.is_last
-        if self._cache is not None:
-            numbers = self._cache.numbers(self._rows.file_ids.astype(np.int64), self._rows.numbers)
-            self._cached = RowsOfWindow(self._cache, numbers)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether its rows are known."""
-        return self._rows is not None
+        self.num_rows, self.is_last, self.is_ready = len(order), rows.is_last, True
 
     @property
     def _known(self) -> WindowRows:
@@ -78,54 +58,15 @@ class StreamWindow:
         return self._rows
 
     def request(self, first: int, stop: int) -> Tokenize:
-        """What a worker needs to tokenize the rows ``[first, stop)``."""
         starts, lengths = self._known.starts[first:stop], self._known.lengths[first:stop]
-        if self._cached is None:
-            return Tokenize(self.slot, starts.tobytes(), lengths.tobytes())
-
-        found = self._cached.choose(first, starts, lengths != TOO_LONG)
-        return Tokenize(
-            self.slot,
-            found.starts.tobytes(),
-            lengths.tobytes(),
-            num_cached=found.num_cached,
-            spill=found.spill,
-            cached=found.cached,
-        )
-
-    def placed(self, first: int, stop: int) -> None:
-        """None: a worker must tokenize the rows."""
-
-    def key(self, row: int) -> tuple[int, int]:
-        """The number of the row's file, and the row's number there."""
-        return int(self._known.file_ids[row]), int(self._known.numbers[row])
+        return Tokenize(self.slot, starts.tobytes(), lengths.tobytes())
 
     def keys(self, first: int, stop: int) -> tuple[Int64, Int64]:
         """The numbers of the files of the rows ``[first, stop)``, and the rows' numbers there."""
         return self._known.file_ids[first:stop].astype(np.int64), self._known.numbers[first:stop].astype(np.int64)
 
-    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
-        """As the protocol says."""
-        if self._cached is not None:
-            self._cached.answered(first, num_rows, reply, is_last=self.is_last)
-
-    def completed(self, first: int, num_rows: int, reply: Tokenized) -> Tokenized:
-        """As the protocol says: no samples were there."""
-        return reply
-
-    def refused(self, first: int, num_rows: int, refusal: RowsRefused) -> None:
-        """As the protocol says."""
-        if self._cached is not None:
-            self._cached.refused(first, num_rows, refusal)
-
     def location(self, row: int) -> SourceLocation:
-        """The row's location."""
         return self._stream.location(*self.key(row), int(self._known.lengths[row]), int(self._known.offsets[row]))
-
-    def find(self, keys: Set[tuple[int, int]]) -> list[int]:
-        """The rows of the window that ``keys`` name, in ascending order."""
-        file_ids, numbers = self._known.file_ids, self._known.numbers
-        return sorted({int(row) for key in keys for row in np.flatnonzero((file_ids == key[0]) & (numbers == key[1]))})
 
 
 class _GivenUp(BaseException):
@@ -146,15 +87,14 @@ class _Fill:
         self.is_given_up = self.is_reading = False
 
 
-class StreamWindows:
-    """Windows of a stream; see :class:`~asyncdata.prefetch.windows.base.Windows`.
+class StreamWindows(Windows):
+    """Windows of a stream.
 
     Call all methods in the service's thread, except :meth:`state_at` and :meth:`resume_at`, which any thread may call.
 
     :param restart_point: returns the first position that a restart would need now; without it, the states of all
         windows are kept.
     :param on_ready: called, in the service's thread, when a window is read, or has a fault.
-    :param cache: the token cache, if there is one.
     """
 
     def __init__(
@@ -165,10 +105,8 @@ class StreamWindows:
         *,
         restart_point: Callable[[], Position] = Position,
         on_ready: Callable[[], object] = no_op,
-        cache: CachedRows | None = None,
     ) -> None:
         self.num_blank = 0
-        self._cache = cache
         self._stream = stream
         self._order = order
         self._executor = executor
@@ -183,48 +121,37 @@ class StreamWindows:
         self._states: dict[tuple[int, int], StreamState] = {}  # replaced, never changed, as other threads read it
         self._resumed: dict[tuple[int, int], StreamState] = {}
 
-    def rows_after(self, position: Position) -> None:
-        """As the protocol says: None, as the length of a stream is not known."""
-
     def restart(self) -> None:
-        """As the protocol says; a window that is being read keeps its slot until the thread has noticed."""
+        """As the base class says; a window that is being read keeps its slot until the thread has noticed."""
         if self._running is not None:
             self._running.is_given_up = True
         while self._queue:
             self._executor.slots.done(self._queue.popleft().window.slot)
-        if self._cache is not None:
-            self._cache.restart()
 
     def open(self, epoch: int, number: int) -> StreamWindow | None:
-        """As the protocol says."""
-        if self._cache is not None and not self._cache.is_ready(epoch, number):
-            return None
-
         slot = self._executor.slots.hold()
         if slot is None:
             return None
 
         self._executor.slots.use(slot)
-        window = StreamWindow(self._stream, slot, self._cache)
+        window = StreamWindow(self._stream, slot)
         self._queue.append(_Fill(window, epoch, number))
         self._wake.set()
         return window
 
     @property
     def read_s(self) -> float:
-        """As the protocol says."""
         return time.monotonic() - self._began if self._running is not None else 0.0
 
     # What a snapshot keeps.
 
     def state_at(self, position: Position) -> StreamState | None:
-        """As the protocol says: the state of the window, or of the last one before it that is known."""
+        """As the base class says: the state of the window, or of the last one before it that is known."""
         known = {**self._states, **self._resumed}  # a snapshot's state takes precedence over what was read
         numbers = [number for epoch, number in known if epoch == position.epoch and number <= position.window]
         return known[position.epoch, max(numbers)] if numbers else None
 
     def resume_at(self, position: Position, state: StreamState | None) -> None:
-        """As the protocol says."""
         self._resumed = {} if state is None else {(position.epoch, state.window): state}
 
     def _keep_state(self, epoch: int, state: StreamState | None) -> None:
@@ -239,22 +166,8 @@ class StreamWindows:
 
     # Reading.
 
-    async def finish(self) -> None:
-        """As the protocol says: in the token cache."""
-        if self._cache is not None:
-            await self._cache.finish()
-
     async def run(self) -> None:
-        """As the protocol says: a thread reads the windows, one after the other; the token cache writes in another."""
-        if self._cache is None:
-            await self._read_windows()
-            return
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._cache.run)
-            await self._read_windows()
-
-    async def _read_windows(self) -> None:
+        """As the base class says: a thread reads the windows, one after the other."""
         try:
             while True:
                 await self._wake.wait()

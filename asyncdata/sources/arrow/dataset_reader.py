@@ -1,31 +1,47 @@
 """A worker's reader of the Arrow files of a dataset: it reads any row directly, through the dataset's index mapping.
 
-Runs without numpy and without datasets.
+The files are in the stream format, which the library datasets uses. They are memory-mapped, as there: the format is
+made for that, and a row costs only its own bytes. If a mapped file is truncated, a read beyond its end kills the
+process; so every reader checks the size first. Runs without numpy and without datasets.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from asyncdata.core.messages import FileRef
-from asyncdata.sources.arrow.arrow_file import ArrowFile, Part
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
+from asyncdata.sources.fingerprint import SameFile
 from asyncdata.sources.reader import FileChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
     from asyncdata.core.messages import Block, Job, Overflow
     from asyncdata.sources.reader import BlockRows
 
-__all__ = ("ArrowReader",)
+__all__ = ("ArrowFile", "ArrowReader", "Part", "write_arrow")
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Rows ``[start, stop)`` of an Arrow file.
+
+    :ivar num_stored: rows of the file.
+    :ivar columns: the numbers of the columns that are read.
+    """
+
+    path: str
+    start: int
+    stop: int
+    num_stored: int
+    columns: list[int]
 
 
 class ArrowReader:
@@ -57,11 +73,9 @@ class ArrowReader:
         self._writers: dict[int, RowWriter] = {}
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
-        """As the protocol says."""
         return block_rows(self.texts(range(block.start, block.stop)), num_bytes, self._max_row_bytes)
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
-        """As the protocol says."""
         found = self.texts([place.offset for place in places])
         for place, text in zip(places, found, strict=True):
             if len(text) != lengths[place.row]:
@@ -104,12 +118,10 @@ class ArrowReader:
         return self._writers[part]
 
     def check(self) -> None:
-        """As the protocol says."""
         self._indices.check()
         self._data.check()
 
     def close(self) -> None:
-        """As the protocol says."""
         self._data.close()
         self._indices.close()
 
@@ -122,7 +134,8 @@ class _Rows:
         self._starts = list(accumulate((part.stop - part.start for part in self._parts), initial=0))
         self._names = names
         self._refs = files
-        self._files: dict[tuple[str, tuple[int, ...]], ArrowFile] = {}
+        self._files: dict[str, ArrowFile] = {}
+        self._tables: dict[tuple[str, tuple[int, ...]], pa.Table] = {}  # of the files, with the wanted columns
 
     def check(self) -> None:
         """Check that the open files have not changed.
@@ -151,17 +164,69 @@ class _Rows:
             number = bisect_right(self._starts, start) - 1
             part, end = self._parts[number], min(stop, self._starts[number + 1])
             shift = part.start - self._starts[number]
-            for batch in self._file(part).rows(start + shift, end + shift):
+            for batch in self._table(part).slice(start + shift, end - start).to_batches():
                 yield number, batch
             start = end
 
-    def _file(self, part: Part) -> ArrowFile:
+    def _table(self, part: Part) -> pa.Table:
         key = part.path, tuple(part.columns)
-        if key not in self._files:
-            self._files[key] = ArrowFile(self._refs[part.path], part.columns, self._names)
-            self._files[key].check()
-        return self._files[key]
+        if key not in self._tables:
+            if part.path not in self._files:
+                self._files[part.path] = ArrowFile(self._refs[part.path])
+                self._files[part.path].check()
+            self._tables[key] = self._files[part.path].table.select(part.columns).rename_columns(self._names)
+        return self._tables[key]
 
     def close(self) -> None:
+        self._tables.clear()
         while self._files:
             self._files.popitem()[1].close()
+
+
+class ArrowFile:
+    """A memory-mapped Arrow file in the stream format.
+
+    :param file: its state at the start; a file without one is never checked.
+    :ivar table: its rows.
+    """
+
+    def __init__(self, file: FileRef) -> None:
+        import pyarrow as pa
+
+        self._same = SameFile(file)
+        self._map = pa.memory_map(f"/proc/self/fd/{self._same.fd}")
+        try:
+            with pa.ipc.open_stream(self._map) as reader:
+                self.table: pa.Table = reader.read_all()
+        except pa.ArrowException as error:
+            self.close()
+            raise FileChangedError(f"AD303 {file.path} is no Arrow file any more: {error}") from error
+
+    def check(self) -> None:
+        """Check that the file has not changed since the start.
+
+        :raises FileChangedError: if it may have changed, or was truncated.
+        """
+        self._same.check()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._map.close()
+        self._same.close()
+
+
+def write_arrow(path: str, batches: Iterable[pa.RecordBatch]) -> Part:
+    """Write a new file with these batches (at least one), without the metadata of their columns.
+
+    :raises OSError: if it cannot be written.
+    """
+    import pyarrow as pa
+
+    it = iter(batches)
+    first = next(it)
+    num_rows, schema = 0, first.schema.remove_metadata()
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        for batch in chain([first], it):
+            writer.write_batch(batch.replace_schema_metadata(None))
+            num_rows += batch.num_rows
+    return Part(path, 0, num_rows, num_rows, list(range(len(schema))))

@@ -1,8 +1,12 @@
-"""Hugging Face datasets in Arrow files or in memory: locates their rows, and splits their indices into blocks."""
+"""Hugging Face datasets. In Arrow files or in memory: locates their rows, and splits their indices into blocks. In
+streaming: their examples, and the state from which they resume.
+"""
 
 from __future__ import annotations
 
 import os
+from contextlib import closing
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -18,30 +22,30 @@ from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.core.types import SourceLocation
-from asyncdata.sources.arrow.arrow_file import ArrowFile, Part, write_arrow
-from asyncdata.sources.arrow.dataset_reader import ArrowReader
-from asyncdata.sources.arrow.huggingface_stream import DatasetStream
+from asyncdata.sources.arrow.dataset_reader import ArrowFile, ArrowReader, Part, write_arrow
 from asyncdata.sources.arrow.rows_to_json import RowWriter
 from asyncdata.sources.base import Files
 from asyncdata.sources.fingerprint import stamp
+from asyncdata.sources.paths import is_saved_dataset
 from asyncdata.sources.reader import FileChangedError
+from asyncdata.sources.stream import ExampleStream, plain_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     import datasets
 
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.sources.base import Numbers
+    from asyncdata.sources.stream import Rows, StreamOrder
 
-__all__ = ("DatasetBlocks", "HuggingFaceSource", "is_saved_dataset")
+__all__ = ("DatasetBlocks", "DatasetStream", "HuggingFaceSource")
 
 _ROOM = 4
 _ROWS_PER_BATCH = 1000
 _NUM_PLACES, _ROWS_PER_PLACE = 64, 16
 _INDICES_PER_BATCH = 1 << 16
 _KNOWN_REPLAYS = frozenset({"slice", "rename_columns", "select", "drop", "replace_schema_metadata", "combine_chunks"})
-_SAVED = ("state.json", "dataset_dict.json")
 
 
 class HuggingFaceSource(Settings, frozen=True, forbid_unknown_fields=True):
@@ -181,7 +185,7 @@ class DatasetBlocks(Files):
 
     def cached_files(self) -> list[CachedFile]:
         """The dataset is identified by its rows and indices, not by their location."""
-        newest = max((stamp.mtime_ns for stamp in self._stamps), default=0)
+        newest = max((file.mtime_ns for file in self.refs), default=0)
         return [CachedFile(self.fingerprint()["digest"], self.extent, newest)]
 
     def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
@@ -230,11 +234,6 @@ class DatasetBlocks(Files):
         ]
         whole = digest(canonical(listed), canonical(settings["columns"]))
         return {"num_files": len(listed), "num_bytes": num_bytes, "digest": whole, "files": listed}
-
-
-def is_saved_dataset(path: str) -> bool:
-    """Whether ``save_to_disk`` wrote the folder."""
-    return any(os.path.isfile(os.path.join(path, name)) for name in _SAVED)
 
 
 def _import_datasets() -> Any:
@@ -312,8 +311,9 @@ def _mapped_parts(table: Any, columns: Sequence[str]) -> list[Part]:
 
 def _mapped_part(table: Any, columns: Sequence[str]) -> Part | None:
     """A file, and the rows that ``table`` uses; None if the rows are changed and not only selected."""
-    with ArrowFile(FileRef(table.path, 0)) as file:
-        names, num_stored = list(zip(file.names, range(len(file.names)), strict=True)), file.num_rows
+    with closing(ArrowFile(FileRef(table.path, 0))) as file:
+        names = [(name, number) for number, name in enumerate(file.table.column_names)]
+        num_stored = file.table.num_rows
     start, stop = 0, num_stored
     for action, args, kwargs in table.replays:
         if kwargs or action not in _KNOWN_REPLAYS:
@@ -364,3 +364,85 @@ def _sampled(num_rows: int) -> list[int]:
     last = num_rows - _ROWS_PER_PLACE
     starts = [last * place // (_NUM_PLACES + 1) for place in range(_NUM_PLACES + 2)]
     return [row for start in starts for row in range(start, start + _ROWS_PER_PLACE)]
+
+
+class DatasetStream(ExampleStream):
+    """The examples of an ``IterableDataset``, as Python objects, with images and the like left undecoded.
+
+    A state is ``{"number": index of the next example, "dataset": the dataset's state_dict()}``. If the dataset has no
+    state, or JSON cannot store it, a restart skips the delivered examples from the start of the epoch.
+
+    With shuffle, the dataset's shards have another order in each epoch: its ``set_epoch`` gets a number that depends
+    on seed and epoch.
+
+    :param columns: the columns of an example; None: all.
+    :raises ConfigError: for a dataset with a shuffle buffer: its ``state_dict()`` does not contain the rows in the
+        buffer, so a restart would lose them.
+    """
+
+    def __init__(
+        self, dataset: datasets.IterableDataset, title: str, columns: Sequence[str] | None, max_row_bytes: int
+    ) -> None:
+        super().__init__(title, max_row_bytes)
+        self._pipeline = _pipeline(getattr(dataset, "_ex_iterable", None))
+        if "BufferShuffledExamplesIterable" in str(self._pipeline):
+            raise ConfigError(
+                f"{title} was shuffled with a buffer, whose rows its state does not hold: they would be lost at a "
+                "restart. Take .shuffle() away; shuffle=True mixes the rows of each window"
+            )
+
+        dataset = dataset if columns is None else dataset.select_columns(list(columns))
+        self._dataset = _undecoded(dataset)
+
+    def read(
+        self, order: StreamOrder, epoch: int, state: dict[str, Any] | None, check: Callable[[], object]
+    ) -> Generator[Rows]:
+        dataset = self._dataset.with_format(None)  # a dataset object has one place and one epoch: this is ours
+        dataset.set_epoch(order.key(epoch))
+        state = {"number": 0, "dataset": None} if state is None else state
+        if state["dataset"] is not None:
+            dataset.load_state_dict(state["dataset"])
+        yield from self.rows(iter(dataset), state["number"], state, partial(_state_now, dataset), check)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The description of the dataset: its name, features, shards and transformations.
+
+        The content is not read; when a run resumes, the first row is compared.
+        """
+        info, features = self._dataset.info, self._dataset.features
+        what = {
+            "name": [info.dataset_name, info.config_name, str(info.version), str(self._dataset.split)],
+            "features": repr(sorted(features.items())) if features is not None else None,
+            "num_shards": self._dataset.num_shards,
+            "pipeline": self._pipeline,
+        }
+        return {"digest": digest(canonical(what)), **what}
+
+
+def _state_now(dataset: datasets.IterableDataset, number: int) -> dict[str, Any] | None:
+    state_dict = getattr(dataset, "state_dict", None)  # older releases have none
+    state = plain_state(state_dict()) if state_dict is not None else None
+    return None if state is None else {"number": number, "dataset": state}
+
+
+def _pipeline(node: Any) -> list[Any]:
+    """The class names of the transformations of an example, from the last to the first."""
+    steps: list[Any] = []
+    while node is not None:
+        steps.append(type(node).__name__)
+        several = getattr(node, "ex_iterables", None)
+        if several is not None:
+            steps.append([_pipeline(inner) for inner in several])
+        node = getattr(node, "ex_iterable", None)
+    return steps
+
+
+def _undecoded(dataset: datasets.IterableDataset) -> datasets.IterableDataset:
+    """The dataset with images, audio and the like as they are stored: path and bytes."""
+    features = dataset.features
+    decode = getattr(dataset, "decode", None)
+    if features is None or decode is None:
+        return dataset
+
+    undecoded: datasets.IterableDataset = decode(False)
+    return undecoded

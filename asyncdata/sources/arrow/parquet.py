@@ -5,37 +5,35 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.extras import missing_package
-from asyncdata.core.messages import Block
+from asyncdata.core.messages import Block, FileRef
 from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.types import SourceLocation
-from asyncdata.sources.arrow.column_types import is_same_form, shown_type
-from asyncdata.sources.arrow.parquet_objects import RangesFile, load_footer
-from asyncdata.sources.arrow.parquet_reader import MAGIC, footer_digest
-from asyncdata.sources.arrow.rows_to_json import RowWriter
+from asyncdata.sources.arrow.parquet_objects import load_footer, ranges_file
+from asyncdata.sources.arrow.parquet_reader import MAGIC, footer_digest, leaves_of
+from asyncdata.sources.arrow.rows_to_json import RowWriter, is_same_form, shown_type
 from asyncdata.sources.base import Files
 from asyncdata.sources.fingerprint import stamp_of
-from asyncdata.sources.paths import find_files, open_regular, why_unreadable
-from asyncdata.sources.remote.listing import find_objects, names_objects
+from asyncdata.sources.paths import find_files, noting, open_regular
+from asyncdata.sources.remote.address import names_objects, shown
+from asyncdata.sources.remote.listing import find_objects
 from asyncdata.sources.remote.reads import Reads
-from asyncdata.sources.remote.store import ObjectStamp, shown
+from asyncdata.sources.remote.store import ObjectStamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from concurrent.futures import Future
 
     import pyarrow as pa
 
     from asyncdata.core.specs import StoreSpec
     from asyncdata.sources.base import Numbers
-    from asyncdata.sources.fingerprint import FileStamp
-    from asyncdata.sources.remote.listing import Objects
 
 __all__ = ("ParquetBlocks", "ParquetSource")
 
@@ -43,6 +41,7 @@ _READER = "asyncdata.sources.arrow.parquet_reader:ParquetReader"
 _REMOTE_READER = "asyncdata.sources.arrow.parquet_objects:RemoteParquetReader"
 _READS_PER_GROUP, _READS_PER_GROUP_OF_OBJECTS = 64, 4
 _MAX_THREADS = 16
+_SUFFIXES = ((".parquet",),)
 _ROOM = 4
 _ENCRYPTED = b"PARE"
 
@@ -93,23 +92,24 @@ class ParquetSource(Settings, frozen=True, forbid_unknown_fields=True):
         stores: list[StoreSpec] = []
         faults: list[str] = []
         if names_objects(self.paths):
-            objects = find_objects(self.paths, (".parquet",), self.storage_options, allow_repeats=self.allow_repeats)
+            objects = find_objects(self.paths, _SUFFIXES, self.storage_options, allow_repeats=self.allow_repeats)
             stores = objects.stores
-            read = _footers_of_objects(objects)
+            with closing(Reads(stores)) as reads:
+                begun = [(file.path, reads.start(_footer_of_object, reads, file)) for file in objects.refs]
+                files = _results(begun, faults)
         else:
-            paths, faults = find_files(self.paths, ".parquet", allow_repeats=self.allow_repeats)
-            read = _footers_of_files(paths)
-        faults += [found for found in read if isinstance(found, str)]
-        files = [found for found in read if not isinstance(found, str)]
+            paths, faults = find_files(self.paths, *_SUFFIXES, allow_repeats=self.allow_repeats)
+            with ThreadPoolExecutor(min(_MAX_THREADS, max(1, len(paths))), "asyncdata-footers") as threads:
+                files = _results([(path, threads.submit(_footer_of_file, path)) for path in paths], faults)
         if faults:
             raise SourceError("\n".join(faults))
 
         if not any(sum(file.group_rows) for file in files):
-            names = ", ".join(file.stamp.path for file in files[:5])
+            names = ", ".join(file.file.path for file in files[:5])
             raise SourceError(f"AD201 no rows in {len(files)} files, all empty: {names}")
 
-        reads = self.reads_per_group or (_READS_PER_GROUP_OF_OBJECTS if stores else _READS_PER_GROUP)
-        blocks = ParquetBlocks(files, _columns(files, self.columns), block_bytes, reads, self.max_row_bytes, stores)
+        per_group = self.reads_per_group or (_READS_PER_GROUP_OF_OBJECTS if stores else _READS_PER_GROUP)
+        blocks = ParquetBlocks(files, _columns(files, self.columns), block_bytes, per_group, self.max_row_bytes, stores)
         if self.python_values:
             blocks.reader.settings["python_values"] = True
         return blocks
@@ -131,7 +131,7 @@ class ParquetBlocks(Files):
         max_row_bytes: int,
         stores: Sequence[StoreSpec] = (),
     ) -> None:
-        super().__init__([file.stamp for file in files], max_row_bytes, stores)
+        super().__init__([file.file for file in files], max_row_bytes, stores)
         self.reads_single_rows = False  # a row costs a pass over its row group up to it
         settings = {"columns": columns, "footers": [file.digest for file in files]}
         self.reader = ReaderSpec(_REMOTE_READER if stores else _READER, settings, "parquet")
@@ -141,8 +141,9 @@ class ParquetBlocks(Files):
         self._block_rows = np.maximum(1, -(-rows // pieces))
         self._first_blocks = np.concatenate(([0], np.cumsum(-(-rows // self._block_rows))))
         self._file_ids = np.repeat(np.arange(len(files)), [len(file.group_rows) for file in files])
-        self._starts = np.concatenate([np.cumsum([0, *file.group_rows])[:-1] for file in files]).astype(np.int64)
-        self._stops = self._starts + rows
+        self._stops = np.cumsum(rows)  # of each group, counted over all files; so are the first rows of files
+        self._starts = self._stops - rows
+        self._first_rows = np.cumsum([0, *(sum(file.group_rows) for file in files)])[:-1]
         self.extent = int(rows.sum())
         self.block_bytes = max(1, int(guessed.sum()) // self.num_blocks)
         self.room_bytes = _ROOM * self.block_bytes
@@ -158,19 +159,17 @@ class ParquetBlocks(Files):
         groups = np.searchsorted(self._first_blocks, numbers, side="right") - 1
         starts = self._starts[groups] + (numbers - self._first_blocks[groups]) * self._block_rows[groups]
         stops = np.minimum(starts + self._block_rows[groups], self._stops[groups])
-        return list(map(Block, self._file_ids[groups].tolist(), starts.tolist(), stops.tolist()))
+        file_ids = self._file_ids[groups]
+        firsts = self._first_rows[file_ids]
+        return list(map(Block, file_ids.tolist(), (starts - firsts).tolist(), (stops - firsts).tolist()))
 
     def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
         """The numbers of the blocks that begin at these rows of these files; -1 where none does."""
-        groups = np.flatnonzero(self._stops > self._starts)  # an empty row group has no block
-        firsts = np.concatenate(([0], np.cumsum((self._stops - self._starts)[groups])))[:-1]
-        bases = np.full(len(self.files), -1, np.int64)  # rows of all files before each
-        bases[self._file_ids[groups][::-1]] = (firsts - self._starts[groups])[::-1]
-        groups = groups[np.maximum(np.searchsorted(firsts, bases[file_ids] + starts, side="right") - 1, 0)]
-        inside = starts - self._starts[groups]
-        is_there = (self._file_ids[groups] == file_ids) & (inside >= 0) & (starts < self._stops[groups])
-        found = self._first_blocks[groups] + inside // self._block_rows[groups]
-        return np.where(is_there & (inside % self._block_rows[groups] == 0), found, -1)
+        rows = self._first_rows[file_ids] + starts
+        groups = np.minimum(np.searchsorted(self._stops, rows, side="right"), len(self._stops) - 1)
+        inside, block_rows = rows - self._starts[groups], self._block_rows[groups]
+        is_there = (self._file_ids[groups] == file_ids) & (inside >= 0) & (rows < self._stops[groups])
+        return np.where(is_there & (inside % block_rows == 0), self._first_blocks[groups] + inside // block_rows, -1)
 
     def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
         """A row's place, with its file's path and its number there."""
@@ -180,7 +179,7 @@ class ParquetBlocks(Files):
 class _Footer(NamedTuple):
     """The contents of a file's footer."""
 
-    stamp: FileStamp | ObjectStamp
+    file: FileRef
     digest: str
     metadata: Any
     schema: pa.Schema
@@ -192,12 +191,7 @@ class _Footer(NamedTuple):
     def group_bytes(self, columns: Sequence[str]) -> list[int]:
         """The estimated bytes of each row group as JSON: those of the decompressed values and of the keys."""
         per_row = 2 + sum(len(name) + 4 for name in columns)
-        tops = tuple(f"{name}." for name in columns)
-        leaves = [
-            number
-            for number in range(self.metadata.num_columns)
-            if f"{self.metadata.schema.column(number).path}.".startswith(tops)
-        ]
+        leaves = leaves_of(self.metadata, columns)
         groups = [self.metadata.row_group(number) for number in range(self.metadata.num_row_groups)]
         if len(leaves) == self.metadata.num_columns:
             return [group.total_byte_size + per_row * group.num_rows for group in groups]
@@ -215,53 +209,26 @@ def _import_pyarrow() -> None:
         raise missing_package("Parquet", "pyarrow", error) from error
 
 
-def _footers_of_files(paths: Sequence[str]) -> list[_Footer | str]:
-    """The footer of each file, or what is wrong with it."""
-    with ThreadPoolExecutor(min(_MAX_THREADS, max(1, len(paths))), "asyncdata-footers") as threads:
-        return list(threads.map(_footer_or_fault, paths))
+def _results(begun: Sequence[tuple[str, Future[_Footer]]], faults: list[str]) -> list[_Footer]:
+    """The footers of files; why others cannot be read is added to ``faults``."""
+    found = []
+    for path, future in begun:
+        with noting(path, faults):
+            found.append(future.result())
+    return found
 
 
-def _footers_of_objects(objects: Objects) -> list[_Footer | str]:
-    """The same for objects, all at once."""
-    with closing(Reads(objects.stores)) as reads:
-        under_way = [reads.start(_footer_of_object, reads, ObjectStamp.of(found)) for found in objects.refs]
-        return [future.result() for future in under_way]
+def _footer_of_object(reads: Reads, file: FileRef) -> _Footer:
+    stamp = ObjectStamp.of(file)
+    found = load_footer(reads, stamp)
+    if not found.digest:
+        head = reads.load(stamp, 0, min(4, stamp.num_bytes)) if stamp.num_bytes else b""
+        raise SourceError(_why_no_parquet(stamp.path, head, found.tail[-4:]))
+
+    return _parsed(file, found.digest, stamp.path, ranges_file(reads, stamp, found.pieces(stamp)))
 
 
-def _footer_of_object(reads: Reads, stamp: ObjectStamp) -> _Footer | str:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        found = load_footer(reads, stamp)
-        if not found.digest:
-            head = reads.load(stamp, 0, min(4, stamp.num_bytes)) if stamp.num_bytes else b""
-            return _why_no_parquet(stamp.path, head, found.tail[-4:])
-
-        file = RangesFile(
-            stamp.num_bytes, [(stamp.num_bytes - len(found.tail), found.tail)], partial(reads.load, stamp)
-        )
-        with pq.ParquetFile(pa.PythonFile(file, mode="r")) as parquet:
-            return _Footer(stamp, found.digest, parquet.metadata, parquet.schema_arrow)
-    except SourceError as error:
-        return str(error)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        return f"AD124 {stamp.path}: its footer cannot be read: {error}"
-
-
-def _footer_or_fault(path: str) -> _Footer | str:
-    try:
-        return _read_footer(path)
-    except SourceError as error:
-        return str(error)
-    except OSError as error:
-        return why_unreadable(path, error)
-
-
-def _read_footer(path: str) -> _Footer:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _footer_of_file(path: str) -> _Footer:
     fd = open_regular(path)
     try:
         found = stamp_of(os.path.abspath(path), os.fstat(fd))
@@ -271,9 +238,16 @@ def _read_footer(path: str) -> _Footer:
     finally:
         os.close(fd)
 
+    return _parsed(found, footer, path, path)
+
+
+def _parsed(file: FileRef, digest: str, path: str, opened: Any) -> _Footer:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
-        with pq.ParquetFile(path) as file:
-            return _Footer(found, footer, file.metadata, file.schema_arrow)
+        with pq.ParquetFile(opened) as parquet:
+            return _Footer(file, digest, parquet.metadata, parquet.schema_arrow)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SourceError(f"AD124 {path}: its footer cannot be read: {error}") from error
 
@@ -304,7 +278,7 @@ def _columns(files: Sequence[_Footer], wanted: list[str] | None) -> list[str]:
 
     faults = []
     for file in files:
-        faults += [f"AD124 {file.stamp.path}: {text}" for text in _differences(first, file, columns, wanted is None)]
+        faults += [f"AD124 {file.file.path}: {text}" for text in _differences(first, file, columns, wanted is None)]
     if faults:
         raise SourceError("\n".join(faults))
 
@@ -312,7 +286,7 @@ def _columns(files: Sequence[_Footer], wanted: list[str] | None) -> list[str]:
         for file in files:
             RowWriter(file.schema, columns)
     except TypeError as error:
-        raise SourceError(f"AD124 {file.stamp.path}: {error}; leave it out with columns=[...]") from error
+        raise SourceError(f"AD124 {file.file.path}: {error}; leave it out with columns=[...]") from error
 
     return columns
 
@@ -327,9 +301,9 @@ def _differences(first: _Footer, file: _Footer, columns: Sequence[str], is_all: 
             kinds = file.schema.field(name).type, first.schema.field(name).type
             if not is_same_form(*kinds):
                 shown = [shown_type(kind) for kind in kinds]
-                found.append(f"column {name!r} is {shown[0]}, and {shown[1]} in {first.stamp.path}")
+                found.append(f"column {name!r} is {shown[0]}, and {shown[1]} in {first.file.path}")
     extra = [name for name in names if name not in columns] if is_all else []
     if extra:
         way_out = "name what to read with columns=[...]"
-        found.append(f"it has {', '.join(extra[:20])}, which {first.stamp.path} has not; {way_out}")
+        found.append(f"it has {', '.join(extra[:20])}, which {first.file.path} has not; {way_out}")
     return found

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.digest import digest
-from asyncdata.sources.arrow.parquet_reader import ParquetReader, RowGroups, footer_length
-from asyncdata.sources.arrow.rows_to_json import RowWriter
+from asyncdata.sources.arrow.parquet_reader import ParquetFile, ParquetReader, footer_length, leaves_of
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.sources.remote.reads import Reads
 from asyncdata.sources.remote.store import ObjectStamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     import pyarrow as pa
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asyncdata.core.read_counts import ReadCounts
     from asyncdata.sources.reader import BlockRows
 
-__all__ = ("ObjectFooter", "RangesFile", "RemoteParquetReader", "load_footer")
+__all__ = ("ObjectFooter", "RemoteParquetReader", "load_footer", "ranges_file")
 
 _TAIL_BYTES = 64 << 10
 _AHEAD_BYTES = 64 << 20
@@ -41,6 +41,10 @@ class ObjectFooter(NamedTuple):
     tail: bytes
     digest: str
 
+    def pieces(self, stamp: ObjectStamp) -> list[tuple[int, bytes]]:
+        """What is there of the object."""
+        return [(stamp.num_bytes - len(self.tail), self.tail)]
+
 
 def load_footer(reads: Reads, stamp: ObjectStamp) -> ObjectFooter:
     """Read the footer, by one request, or two if it is large.
@@ -55,7 +59,14 @@ def load_footer(reads: Reads, stamp: ObjectStamp) -> ObjectFooter:
     return ObjectFooter(tail, digest(tail[len(tail) - 8 - length : -8]) if length else "")
 
 
-class RangesFile:
+def ranges_file(reads: Reads, stamp: ObjectStamp, pieces: Sequence[tuple[int, bytes]]) -> pa.PythonFile:
+    """An object as a file of which some ranges are there: (start, bytes) of each, in order."""
+    import pyarrow as pa
+
+    return pa.PythonFile(_RangesFile(stamp.num_bytes, pieces, partial(reads.load, stamp)), mode="r")
+
+
+class _RangesFile:
     """A file of which only some ranges are there; others are loaded when they are read.
 
     :param load: loads the bytes ``[start, stop)``.
@@ -90,33 +101,12 @@ class RangesFile:
         """The current place."""
         return self._place
 
-    def size(self) -> int:
-        """Bytes of the whole."""
-        return self._num_bytes
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def writable(self) -> bool:
-        """It is not."""
-        return False
-
-    def flush(self) -> None:
-        """Nothing is written."""
-
     def close(self) -> None:
         """There is nothing to close."""
 
 
-class _Object(RowGroups):
-    """An open object: a :class:`~asyncdata.sources.arrow.parquet_reader.ParquetFile`. Each read was checked."""
-
-    is_untouched = True
+class _Object(ParquetFile):
+    """An open object."""
 
     def __init__(
         self,
@@ -132,42 +122,26 @@ class _Object(RowGroups):
         if found.digest != footer:
             raise FileChangedError(f"AD303 {stamp.path} was replaced: its footer is another one")
 
-        self.path = stamp.path
         self._reads = reads
         self._stamp = stamp
-        self._columns = columns
         self._begun: dict[int, Callable[[], list[bytes]]] = {}
-        start = stamp.num_bytes - len(found.tail)
-        with pq.ParquetFile(self._file([(start, found.tail)])) as parquet:
+        with pq.ParquetFile(ranges_file(reads, stamp, found.pieces(stamp))) as parquet:
             self._metadata = parquet.metadata
-            self.write = RowWriter(parquet.schema_arrow, columns, python_values=python_values)
-        super().__init__(self._metadata)
-        tops = tuple(f"{name}." for name in columns)
-        schema = self._metadata.schema
-        numbers = range(self._metadata.num_columns)
-        self._leaves = [number for number in numbers if f"{schema.column(number).path}.".startswith(tops)]
-
-    def _file(self, pieces: Sequence[tuple[int, bytes]]) -> pa.PythonFile:
-        import pyarrow as pa
-
-        file = RangesFile(self._stamp.num_bytes, pieces, lambda start, stop: self._reads.load(self._stamp, start, stop))
-        return pa.PythonFile(file, mode="r")
+            super().__init__(stamp.path, self._metadata, parquet.schema_arrow, columns, python_values)
+        self._leaves = leaves_of(self._metadata, columns)
 
     def ranges(self, group: int) -> list[tuple[int, int]]:
         """The bytes of the needed columns of a row group."""
-        columns = [self._metadata.row_group(group).column(leaf) for leaf in self._leaves]
         found = []
-        for column in columns:
+        for leaf in self._leaves:
+            column = self._metadata.row_group(group).column(leaf)
             start = column.data_page_offset
             if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
                 start = column.dictionary_page_offset
-            found.append((start, min(self._stamp.num_bytes, start + column.total_compressed_size + _PADDING_BYTES)))
+            found.append((start, start + column.total_compressed_size + _PADDING_BYTES))
         found.sort()
-        firsts = [start for start, _ in found]
-        return [
-            (start, max(start, min(stop, after)) if after is not None else stop)
-            for (start, stop), after in zip(found, [*firsts[1:], None], strict=True)
-        ]
+        afters = [*(start for start, _ in found[1:]), self._stamp.num_bytes]
+        return [(start, max(start, min(stop, after))) for (start, stop), after in zip(found, afters, strict=True)]
 
     def begin(self, group: int) -> int:
         """Begin to read a row group; its bytes."""
@@ -176,21 +150,14 @@ class _Object(RowGroups):
             self._begun[group] = self._reads.begin([(self._stamp, *one) for one in ranges])
         return sum(stop - start for start, stop in ranges)
 
-    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
+    def opened(self, group: int) -> Any:
         import pyarrow.parquet as pq
 
         self.begin(group)
         pieces = self._begun.pop(group)()
         starts = [start for start, _ in self.ranges(group)]
-        file = self._file(list(zip(starts, pieces, strict=True)))
-        parquet: Any = pq.ParquetFile(file, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True)
-        return self.batches_of(parquet, group, self._columns)
-
-    def refuse_shrunk(self) -> None:
-        """Each read was checked."""
-
-    def check(self) -> None:
-        """Each read was checked."""
+        file = ranges_file(self._reads, self._stamp, list(zip(starts, pieces, strict=True)))
+        return pq.ParquetFile(file, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True)
 
     def close(self) -> None:
         """Drop what was read ahead."""
@@ -208,15 +175,12 @@ class RemoteParquetReader(ParquetReader):
         self._ahead: dict[tuple[int, int], int] = {}
 
     def watch(self, on_progress: Callable[[], object], counts: ReadCounts) -> None:
-        """As the protocol says."""
         self._reads.on_progress, self._reads.counts = on_progress, counts
 
     def give_up(self) -> None:
-        """As the protocol says."""
         self._reads.close()
 
     def expect(self, blocks: Sequence[Block]) -> None:
-        """As the protocol says."""
         for file_id in {block.file_id for block in blocks}:
             if self._open.find(file_id) is None and file_id not in self._tails:
                 self._tails[file_id] = self._reads.start(load_footer, self._reads, self._stamp(file_id))
@@ -226,7 +190,6 @@ class RemoteParquetReader(ParquetReader):
         self._go_ahead()
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
-        """As the protocol says."""
         key = block.file_id, self._file(block.file_id).group_of(block.start)
         self._ahead.pop(key, None)
         self._go_ahead()
@@ -250,6 +213,5 @@ class RemoteParquetReader(ParquetReader):
         return ObjectStamp.of(self._files[file_id])
 
     def close(self) -> None:
-        """As the protocol says."""
         super().close()
         self._reads.close()

@@ -1,4 +1,6 @@
-"""Converts Arrow rows of Parquet files and Hugging Face datasets to JSON texts, in a worker. Runs without numpy."""
+"""Converts Arrow rows of Parquet files and Hugging Face datasets to JSON texts, in a worker, and says which types can
+be written so. Runs without numpy.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.sources.arrow.column_types import (
-    binary_type,
-    is_bytes,
-    is_list,
-    is_text,
-    plain_type,
-    shown_type,
-    stored_type,
-)
 from asyncdata.sources.reader import BlockRows
 from asyncdata.sources.row_json import BYTES, PAIRS, encode_row
 
@@ -29,7 +22,7 @@ if TYPE_CHECKING:
 
     Fix = Callable[[Any], Any] | None
 
-__all__ = ("RowWriter", "block_rows")
+__all__ = ("RowWriter", "block_rows", "is_same_form", "shown_type")
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _encode = msgspec.json.Encoder().encode
@@ -96,9 +89,9 @@ class _Column:
         import pyarrow as pa
 
         self.name = name
-        self._stored = stored_type(kind)
+        self._stored = _stored_type(kind)
         try:
-            self._plain = plain_type(self._stored)
+            self._plain = _plain_type(self._stored)
             self._fix = _fixer(self._stored, python_values)
             self.plain(pa.nulls(1, kind))
         except (TypeError, pa.ArrowException) as error:
@@ -120,7 +113,7 @@ class _Column:
     def raw_value(self, values: pa.Array) -> Any:
         """The only value; bytes of text that are not UTF-8 are lone surrogates, as ``surrogateescape`` makes them."""
         plain = self.plain(values)
-        (found,) = plain.cast(binary_type(self._plain)).to_pylist()
+        (found,) = plain.cast(_binary_type(self._plain)).to_pylist()
         value = _unescaped(found, self._plain)
         return value if value is None or self._fix is None else self._fix(value)
 
@@ -147,22 +140,22 @@ def block_rows(rows: Sequence[bytes], num_bytes: int, max_row_bytes: int) -> Blo
 
 
 def _unescaped(value: Any, kind: pa.DataType) -> Any:
-    """A value of :func:`binary_type`, as one of ``kind``."""
+    """A value of :func:`_binary_type`, as one of ``kind``."""
     import pyarrow as pa
 
     if value is None:
         return None
 
-    if is_text(kind):
+    if _is_text(kind):
         return value.decode("utf-8", "surrogateescape")
 
-    if is_bytes(kind):
+    if _is_bytes(kind):
         return base64.b64encode(value).decode("ascii")
 
     if pa.types.is_struct(kind):
         return {field.name: _unescaped(value[field.name], field.type) for field in kind}
 
-    if is_list(kind):
+    if _is_list(kind):
         return [_unescaped(item, kind.value_type) for item in value]
 
     if pa.types.is_map(kind):
@@ -190,12 +183,15 @@ def _fixer(kind: pa.DataType, python_values: bool) -> Fix:
 
     if pa.types.is_map(kind):
         fixers = _fixer(kind.key_type, python_values), _fixer(kind.item_type, python_values)
-        return _map_fixer(*fixers, _as_pairs if python_values else _object_of(kind.key_type))
+        if python_values:
+            return _map_fixer(*fixers, lambda pairs: {PAIRS: pairs})
 
-    if python_values and is_bytes(plain_type(kind)):
+        return _map_fixer(*fixers, dict if _is_text(_plain_type(kind.key_type)) else list)
+
+    if python_values and _is_bytes(_plain_type(kind)):
         return lambda value: {BYTES: value}
 
-    return _list_fixer(_fixer(kind.value_type, python_values)) if is_list(kind) else None
+    return _list_fixer(_fixer(kind.value_type, python_values)) if _is_list(kind) else None
 
 
 def _iso(text: str) -> str:
@@ -235,15 +231,6 @@ def _list_fixer(fix: Fix) -> Fix:
     return lambda value: [item if item is None else fix(item) for item in value]
 
 
-def _as_pairs(pairs: list[tuple[Any, Any]]) -> Any:
-    return {PAIRS: pairs}
-
-
-def _object_of(key_type: pa.DataType) -> Callable[[list[tuple[Any, Any]]], Any]:
-    """What makes a map of pairs: an object, if the keys are text."""
-    return dict if is_text(plain_type(key_type)) else list
-
-
 def _map_fixer(fix_key: Fix, fix_item: Fix, make: Callable[[list[tuple[Any, Any]]], Any]) -> Fix:
     def fixed(value: list[tuple[Any, Any]]) -> Any:
         pairs = [
@@ -271,7 +258,7 @@ def _is_all_finite(values: pa.Array) -> bool:
     if pa.types.is_map(kind):
         return _is_all_finite(values.keys) and _is_all_finite(values.items)
 
-    return _is_all_finite(values.flatten()) if is_list(kind) else True
+    return _is_all_finite(values.flatten()) if _is_list(kind) else True
 
 
 def _is_finite(value: Any) -> bool:
@@ -282,3 +269,125 @@ def _is_finite(value: Any) -> bool:
         return all(map(_is_finite, value.values()))
 
     return all(map(_is_finite, value)) if isinstance(value, list | tuple) else True
+
+
+# Types
+
+
+def shown_type(kind: pa.DataType) -> str:
+    """The type for a message, no longer than a line."""
+    text = str(kind)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def is_same_form(a: pa.DataType, b: pa.DataType) -> bool:
+    """Whether values of both types have the same form in JSON. A column of nulls only matches any type."""
+    import pyarrow as pa
+
+    a, b = _plain_type(_stored_type(a)), _plain_type(_stored_type(b))
+    if pa.types.is_null(a) or pa.types.is_null(b) or a == b:
+        return True
+
+    if _is_list(a) and _is_list(b):
+        return is_same_form(a.value_type, b.value_type)
+
+    if pa.types.is_struct(a) and pa.types.is_struct(b):
+        fields = {field.name: field.type for field in b}
+        return {field.name for field in a} == set(fields) and all(is_same_form(f.type, fields[f.name]) for f in a)
+
+    if pa.types.is_map(a) and pa.types.is_map(b):
+        return is_same_form(a.key_type, b.key_type) and is_same_form(a.item_type, b.item_type)
+
+    kinds = (pa.types.is_integer, pa.types.is_floating, _is_text, _is_bytes)
+    return any(is_kind(a) and is_kind(b) for is_kind in kinds)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    """Whether ``to_pylist`` gives lists, and Arrow can cast them."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether it is a string."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    """Whether it is binary."""
+    import pyarrow as pa
+
+    is_sized = pa.types.is_fixed_size_binary(kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or is_sized)
+
+
+def _nested(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType | None:
+    """``kind`` with its inner types changed; None if it has no inner types."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, change(field.type)) for field in kind])
+
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(change(kind.value_type)))
+
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(change(kind.value_type)))
+
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(change(kind.value_type)), kind.list_size)
+
+    return pa.map_(change(kind.key_type), change(kind.item_type)) if pa.types.is_map(kind) else None
+
+
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    """The value type of a dictionary, or the storage type of an extension."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind if kind.extension_name == "arrow.uuid" else _stored_type(kind.storage_type)
+
+    if pa.types.is_dictionary(kind):
+        return _stored_type(kind.value_type)
+
+    return _nested(kind, _stored_type) or kind
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """A type for which ``to_pylist`` gives JSON values, or values that need only a small conversion.
+
+    Arrow converts dates and times to text: Python's types are limited to the year 9999 and to microseconds.
+    """
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_temporal(kind):
+        if types.is_interval(kind):
+            raise TypeError("an interval of months is not a number of seconds")
+
+        return pa.int64() if types.is_duration(kind) else pa.string()
+
+    if types.is_decimal(kind) or types.is_string_view(kind):
+        return pa.string()
+
+    if types.is_binary_view(kind):
+        return pa.binary()
+
+    formless = (types.is_list_view, types.is_large_list_view, types.is_union, types.is_run_end_encoded)
+    if any(is_formless(kind) for is_formless in formless):
+        raise TypeError("cast it to another type")
+
+    return _nested(kind, _plain_type) or kind
+
+
+def _binary_type(kind: pa.DataType) -> pa.DataType:
+    """The type with binary instead of string."""
+    import pyarrow as pa
+
+    if pa.types.is_string(kind):
+        return pa.binary()
+
+    return pa.large_binary() if pa.types.is_large_string(kind) else _nested(kind, _binary_type) or kind

@@ -2,25 +2,69 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
+import msgspec
+
 from asyncdata.core.errors import ConfigError, redacted
-from asyncdata.core.object_address import HTTP, Address
+from asyncdata.core.file_refs import HTTP, Address
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from typing import Self
 
-__all__ = ("GivenAddress", "is_address", "without_secrets")
+__all__ = ("GivenAddress", "commits_in", "is_address", "names_objects", "shown", "texts_of", "without_secrets")
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_CUT_ADDRESS = re.compile(r"(?:s3a?|gs|az|abfss?|https?|hf):/[^/]")
+_AT_COMMIT = re.compile(r"(hf:/{2}[^@]+)@([0-9a-f]{40})/")
 _WITH_CONTAINER = frozenset({"abfs", "abfss"})  # of container@account; the container is no user
 
 
 def is_address(path: str) -> bool:
     """Whether ``path`` begins as ``s3://`` does."""
     return _ADDRESS.match(path) is not None
+
+
+def names_objects(paths: str | Sequence[str]) -> bool:
+    """Whether ``paths`` are addresses of objects.
+
+    :raises ConfigError: if only some of them are, or if they are no paths, or none.
+    """
+    are_addresses = {is_address(path) for path in texts_of(paths)}
+    if len(are_addresses) > 1:
+        raise ConfigError("AD320 some paths are addresses of objects, and others are files; a source reads one kind")
+
+    return True in are_addresses
+
+
+def texts_of(paths: str | Sequence[str]) -> list[str]:
+    """The paths of a source, or its addresses, as a list.
+
+    :raises ConfigError: if they are no paths, or none, or an address that lacks a slash.
+    """
+    listed = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(listed, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in listed):
+        raise ConfigError(f"the paths of a source are a path or a list of paths; got {paths!r}")
+
+    if not listed:
+        raise ConfigError("the list of a source's paths is empty: name at least one file, folder or glob")
+
+    texts = [os.fspath(path) for path in listed]
+    for text in texts:
+        if _CUT_ADDRESS.match(text) and not os.path.lexists(text):
+            raise ConfigError(f"AD320 {text!r} lacks a slash, as a Path leaves it out: give an address as text")
+
+    return texts
+
+
+def commits_in(paths: Iterable[str]) -> dict[str, str]:
+    """The commits that addresses name: ``{"hf://datasets/user/name": commit}``."""
+    found = filter(None, map(_AT_COMMIT.match, paths))
+    return {match[1]: match[2] for match in found}
 
 
 class GivenAddress(NamedTuple):
@@ -84,3 +128,15 @@ def without_secrets(path: str) -> str:
         return redacted(str(GivenAddress.parse(path).address))
     except ConfigError:
         return "(an address)"
+
+
+def shown(source: msgspec.Struct) -> str:
+    """The ``repr`` of a source, with the names of its storage options only, and paths without secrets."""
+    values = msgspec.structs.asdict(source)
+    options = values.pop("storage_options")
+    if options:
+        values["storage_options"] = f"{{{', '.join(sorted(options))}}}"
+    paths = values.pop("paths")
+    texts = [without_secrets(str(path)) for path in (paths if isinstance(paths, list | tuple) else [paths])]
+    fields = ", ".join(f"{name}={value!r}" for name, value in values.items())
+    return f"{type(source).__name__}({(texts if isinstance(paths, list | tuple) else texts[0])!r}, {fields})"

@@ -14,11 +14,10 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from asyncdata.core.cache_dir import CacheEntry, evict
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.digest import digest
-from asyncdata.core.eviction import CacheEntry, evict
-from asyncdata.core.file_lock import lock
-from asyncdata.core.file_owner import refuse_foreign
+from asyncdata.core.file_checks import lock, refuse_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

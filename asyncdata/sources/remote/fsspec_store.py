@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.object_address import Address
+from asyncdata.core.file_refs import Address
 from asyncdata.sources.remote.address import GivenAddress
-from asyncdata.sources.remote.store import ObjectStamp, StoreError
+from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ _TIMES = ("mtime", "lastmodified", "last_modified", "updated", "modified", "time
 _PASSING = frozenset({"ClientError", "TransportError", "HTTPException", "RequestException", "ConnectionError"})
 
 
-class FsspecStore:
+class FsspecStore(Store):
     """See :class:`~asyncdata.sources.remote.store.Store`.
 
     fsspec has no read of a version. So an object is looked at again after each read, which costs a further request.
@@ -57,12 +57,7 @@ class FsspecStore:
                 "needs, or mount the store"
             ) from error
 
-    def pinned(self, key: str) -> str:
-        """As the protocol says: there are none."""
-        return key
-
     def list(self, prefix: str) -> Iterable[ObjectStamp]:
-        """As the protocol says."""
         folder = self._path(prefix.rpartition("/")[0])
         top = self._path("").rstrip("/")
         with self._refusing():
@@ -74,14 +69,12 @@ class FsspecStore:
         return [stamp for stamp in found if stamp.address.key.startswith(prefix)]
 
     def head(self, key: str) -> ObjectStamp:
-        """As the protocol says."""
         path = self._path(key)
         with self._refusing():
             self._files.invalidate_cache(self._files._parent(path))  # noqa: SLF001 - fsspec's own way to say "its folder"
             return self._stamp(key, self._files.info(path))
 
     def read(self, found: ObjectStamp, start: int, stop: int) -> bytes:
-        """As the protocol says."""
         with self._refusing():
             data: bytes = self._files.cat_file(self._path(found.address.key), start=start, end=stop)
         now = self.head(found.address.key)
@@ -94,17 +87,12 @@ class FsspecStore:
         return data
 
     def write(self, key: str, data: bytes) -> None:
-        """As the protocol says."""
         with self._refusing():
             self._files.pipe_file(self._path(key), data)
 
     def copy(self, key: str, to: str) -> None:
-        """As the protocol says."""
         with self._refusing():
             self._files.cp_file(self._path(key), self._path(to))
-
-    def close(self) -> None:
-        """As the protocol says: fsspec closes what it has opened."""
 
     def _path(self, key: str) -> str:
         stripped: str = self._files._strip_protocol(f"{self._root.root}/{key}")  # noqa: SLF001 - what url_to_fs uses

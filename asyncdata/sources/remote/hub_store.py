@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import quote, unquote, urljoin
 
 from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.core.object_address import Address
+from asyncdata.core.file_refs import Address
 from asyncdata.sources.remote.address import GivenAddress
-from asyncdata.sources.remote.store import ObjectStamp, StoreError, is_throttled, kind_of_status
+from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError, is_throttled, kind_of_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -43,7 +43,7 @@ class _Key(NamedTuple):
     path: str
 
 
-class HubStore:
+class HubStore(Store):
     """See :class:`~asyncdata.sources.remote.store.Store`. A key is ``user/name@revision/path``, or, in a bucket,
     ``user/name/path``.
 
@@ -98,26 +98,32 @@ class HubStore:
         return f"{named.repo}@{commit}/{named.path}"
 
     def list(self, prefix: str) -> Iterable[ObjectStamp]:
-        """As the protocol says."""
         named = self._key(prefix)
         folder = named.path.rpartition("/")[0] or None
         with self._refusing():
-            found = [self._stamp(named, entry) for entry in self._entries(named, folder) if hasattr(entry, "size")]
+            if self._is_bucket:
+                tree = self._api.list_bucket_tree(named.repo, folder, recursive=True)
+            else:
+                at_commit = {"revision": named.revision, "repo_type": "dataset", "expand": False}
+                tree = self._api.list_repo_tree(named.repo, folder, recursive=True, **at_commit)
+            found = [self._stamp(named, entry) for entry in tree if hasattr(entry, "size")]
         return [stamp for stamp in found if stamp.address.key.startswith(self._text(named))]
 
     def head(self, key: str) -> ObjectStamp:
-        """As the protocol says."""
         named = self._key(key)
-        look = self._look_in_bucket if self._is_bucket else self._look_in_dataset
         with self._refusing():
-            found = [entry for entry in look(named) if hasattr(entry, "size") and entry.path == named.path]
+            if self._is_bucket:
+                entries = self._look_in_bucket(named)
+            else:
+                at_commit = {"revision": named.revision, "repo_type": "dataset"}
+                entries = self._api.get_paths_info(named.repo, [named.path], **at_commit)
+            found = [entry for entry in entries if hasattr(entry, "size") and entry.path == named.path]
         if not found:
             raise StoreError("missing", "there is no such file")
 
         return self._stamp(named, found[0])
 
     def read(self, found: ObjectStamp, start: int, stop: int) -> bytes:
-        """As the protocol says."""
         key = found.address.key
         place = self._places.get(key)
         headers = {"range": f"bytes={start}-{stop - 1}", "accept-encoding": "identity"}
@@ -147,7 +153,7 @@ class HubStore:
         self.write(to, b"")
 
     def close(self) -> None:
-        """As the protocol says: connections belong to huggingface_hub."""
+        """Forget places; connections belong to huggingface_hub."""
         self._places.clear()
 
     def _ask_hub(self, found: ObjectStamp, headers: Mapping[str, str]) -> Any:
@@ -170,15 +176,12 @@ class HubStore:
 
             is_hub = place.startswith(f"{self._api.endpoint}/datasets/")
             if not is_hub:
-                self._keep_place(found.address.key, place)
+                with self._lock:
+                    while len(self._places) >= _MAX_PLACES:
+                        del self._places[next(iter(self._places))]
+                    self._places[found.address.key] = place
             response = self._ask(place, {**own, **headers} if is_hub else headers)
         return response
-
-    def _keep_place(self, key: str, place: str) -> None:
-        with self._lock:
-            while len(self._places) >= _MAX_PLACES:
-                del self._places[next(iter(self._places))]
-            self._places[key] = place
 
     def _ask(self, url: str, headers: Mapping[str, str]) -> Any:
         with self._refusing():
@@ -188,22 +191,6 @@ class HubStore:
         from huggingface_hub.utils import build_hf_headers
 
         return dict(build_hf_headers(token=self._api.token, library_name="asyncdata"))
-
-    def _entries(self, named: _Key, folder: str | None) -> Iterable[Any]:
-        if self._is_bucket:
-            return list(self._api.list_bucket_tree(named.repo, folder, recursive=True))
-
-        return list(
-            self._api.list_repo_tree(
-                named.repo, folder, recursive=True, revision=named.revision, repo_type="dataset", expand=False
-            )
-        )
-
-    def _look_in_dataset(self, named: _Key) -> Iterable[Any]:
-        found: list[Any] = self._api.get_paths_info(
-            named.repo, [named.path], revision=named.revision, repo_type="dataset"
-        )
-        return found
 
     def _look_in_bucket(self, named: _Key) -> Iterable[Any]:
         """One request. huggingface_hub's own function for it tries six times, for 23 s and more; these tries are not

@@ -34,15 +34,12 @@ class RemoteLineReader:
         self._expected: dict[Block, Future[dict[Block, BlockRows]]] = {}
 
     def watch(self, on_progress: Callable[[], object], counts: ReadCounts) -> None:
-        """As the protocol says."""
         self._reads.on_progress, self._reads.counts = on_progress, counts
 
     def give_up(self) -> None:
-        """As the protocol says."""
         self._reads.close()
 
     def expect(self, blocks: Sequence[Block]) -> None:
-        """As the protocol says."""
         for future in self._expected.values():
             future.cancel()
         self._expected.clear()
@@ -70,7 +67,6 @@ class RemoteLineReader:
         return self._expected.pop(block).result()[block]
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
-        """As the protocol says."""
         return self._reads.read(
             [(self._stamp(place.file_id), place.offset, place.offset + lengths[place.row]) for place in places]
         )
@@ -79,7 +75,6 @@ class RemoteLineReader:
         """As the protocol says: each read was checked."""
 
     def close(self) -> None:
-        """As the protocol says."""
         self._reads.close()
 
     def _stamp(self, file_id: int) -> ObjectStamp:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.core.file_refs import joined
-from asyncdata.core.object_address import HTTP, Address
-from asyncdata.sources.remote.address import GivenAddress, is_address
+from asyncdata.core.errors import SourceError
+from asyncdata.core.file_refs import HTTP, Address, joined
+from asyncdata.sources.paths import refuse_repeats
+from asyncdata.sources.remote.address import GivenAddress, is_address, texts_of
 from asyncdata.sources.remote.reads import Reads
 from asyncdata.sources.remote.store import ObjectStamp, collected, quoted, store_spec
 
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
     from asyncdata.core.file_refs import ObjectRefs
     from asyncdata.core.specs import StoreSpec
 
-__all__ = ("Objects", "find_objects", "names_objects", "with_heads")
+__all__ = ("Objects", "find_objects", "with_heads")
 
 _MANIFEST = ".manifest.jsonl"
-_CUT_ADDRESS = re.compile(r"(?:s3a?|gs|az|abfss?|https?|hf):/[^/]")
 _MAGIC = re.compile(r"[*?[]")
+_MAX_HEADS = 64
 
 
 class Objects(NamedTuple):
@@ -44,21 +43,9 @@ class _Entry(msgspec.Struct, frozen=True):
     etag: str
 
 
-def names_objects(paths: str | Sequence[str]) -> bool:
-    """Whether ``paths`` are addresses of objects.
-
-    :raises ConfigError: if only some of them are, or if they are no paths, or none.
-    """
-    are_addresses = {is_address(path) for path in _given(paths)}
-    if len(are_addresses) > 1:
-        raise ConfigError("AD320 some paths are addresses of objects, and others are files; a source reads one kind")
-
-    return True in are_addresses
-
-
 def find_objects(
     paths: str | Sequence[str],
-    suffixes: Sequence[str | tuple[str, ...]],
+    suffixes: Sequence[tuple[str, ...]],
     storage_options: Mapping[str, Any],
     *,
     allow_repeats: bool = False,
@@ -72,15 +59,11 @@ def find_objects(
     :raises ConfigError: for an address that names no store, or an object that is listed twice.
     :raises SourceError: naming what cannot be found or looked at.
     """
-    given = [GivenAddress.parse(path) for path in _given(paths)]
-    keys = [_Key(store_spec(one, storage_options)) for one in given]
-    number_of = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    stores, numbers = [key.spec for key in number_of], [number_of[key] for key in keys]
+    given = [GivenAddress.parse(path) for path in texts_of(paths)]
+    specs = {one.url: store_spec(one, storage_options) for one in given}
+    numbers, stores = {url: number for number, url in enumerate(specs)}, list(specs.values())
     with closing(Reads(stores)) as reads:
-        opened = [
-            reads.start(_expanded, reads, number, one.address, suffixes)
-            for number, one in zip(numbers, given, strict=True)
-        ]
+        opened = [reads.start(_expanded, reads, numbers[one.url], one.address, suffixes) for one in given]
         faults: list[str] = []
         found: list[ObjectRefs] = []
         for future in opened:
@@ -92,41 +75,12 @@ def find_objects(
         raise SourceError("\n".join(faults))
 
     refs = joined(found)
-    if not allow_repeats:
-        _refuse_repeats(refs)
+    if not allow_repeats and not refs.is_ascending:
+        refuse_repeats(refs.paths)
     return Objects(refs, stores)
 
 
-def _given(paths: str | Sequence[str]) -> list[str]:
-    listed = [paths] if isinstance(paths, str | os.PathLike) else paths
-    if not isinstance(listed, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in listed):
-        raise ConfigError(f"the paths of a source are a path or a list of paths; got {paths!r}")
-
-    if not listed:
-        raise ConfigError("the list of a source's paths is empty: name at least one file, folder or glob")
-
-    texts = [os.fspath(path) for path in listed]
-    for text in texts:
-        if _CUT_ADDRESS.match(text) and not os.path.lexists(text):
-            raise ConfigError(f"AD320 {text!r} lacks a slash, as a Path leaves it out: give an address as text")
-
-    return texts
-
-
-class _Key:
-    """A spec as a key of a dict: its options cannot be hashed."""
-
-    def __init__(self, spec: StoreSpec) -> None:
-        self.spec = spec
-
-    def __hash__(self) -> int:
-        return hash((self.spec.path, self.spec.url))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.spec == other.spec
-
-
-def _expanded(reads: Reads, number: int, address: Address, suffixes: Sequence[str | tuple[str, ...]]) -> ObjectRefs:
+def _expanded(reads: Reads, number: int, address: Address, suffixes: Sequence[tuple[str, ...]]) -> ObjectRefs:
     address = reads.pinned(number, address)
     key = address.key
     if key.endswith(_MANIFEST):
@@ -146,16 +100,16 @@ def _expanded(reads: Reads, number: int, address: Address, suffixes: Sequence[st
 
         return found
 
-    if key and not key.endswith("/") and key.endswith(tuple(_flat(suffixes))):
+    if key and not key.endswith("/") and key.endswith(sum(suffixes, ())):
         return _single(reads, number, address)
 
     return _in_folder(reads, number, address, suffixes)
 
 
-def _in_folder(reads: Reads, number: int, address: Address, suffixes: Sequence[str | tuple[str, ...]]) -> ObjectRefs:
+def _in_folder(reads: Reads, number: int, address: Address, suffixes: Sequence[tuple[str, ...]]) -> ObjectRefs:
     key = address.key
     folder = f"{key.rstrip('/')}/" if key else ""
-    wanted = tuple(_flat(suffixes))
+    wanted = sum(suffixes, ())
     seen = False
 
     def is_wanted(one: str) -> bool:
@@ -170,17 +124,13 @@ def _in_folder(reads: Reads, number: int, address: Address, suffixes: Sequence[s
             return here if len(found) == len(here) else here.taken(found)
 
     if seen or not key or key.endswith("/"):
-        raise SourceError(f"AD306 the folder {address} holds no *{suffixes[0]}; name the objects, or a glob")
+        raise SourceError(f"AD306 the folder {address} holds no *{suffixes[0][0]}; name the objects, or a glob")
 
     return _single(reads, number, address)
 
 
 def _single(reads: Reads, number: int, address: Address) -> ObjectRefs:
     return collected([reads.head(number, address)], number).packed()
-
-
-def _flat(suffixes: Sequence[str | tuple[str, ...]]) -> list[str]:
-    return [one for suffix in suffixes for one in ([suffix] if isinstance(suffix, str) else suffix)]
 
 
 def _pattern(key: str) -> re.Pattern[str]:
@@ -234,24 +184,6 @@ def _address(entry: _Entry, manifest: ObjectStamp, folder: str, line: int) -> Ad
         )
 
     return found
-
-
-def _refuse_repeats(refs: ObjectRefs) -> None:
-    if refs.is_ascending:
-        return
-
-    seen: set[str] = set()
-    for path in refs.paths:
-        if path in seen:
-            raise ConfigError(
-                f"AD309 {path} is listed twice; its rows would come twice an epoch. List it once; or, if they "
-                "are to, give the list to a source with allow_repeats=True"
-            )
-
-        seen.add(path)
-
-
-_MAX_HEADS = 64
 
 
 def with_heads(objects: Objects, num_bytes: int) -> Iterator[tuple[str, bytes]]:

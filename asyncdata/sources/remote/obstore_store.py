@@ -7,24 +7,28 @@ body without the pin.
 from __future__ import annotations
 
 import base64
+import http.client
+import ipaddress
 import os
 import re
-from contextlib import contextmanager
+import socket
+import threading
+import urllib.request
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from asyncdata.core.errors import ConfigError, redacted
 from asyncdata.core.extras import from_clone
+from asyncdata.core.file_refs import HTTP, Address
 from asyncdata.core.import_path import resolve_path
-from asyncdata.core.object_address import HTTP, Address
 from asyncdata.sources.remote.address import GivenAddress
-from asyncdata.sources.remote.redirects import Redirects, proxy_of, was_redirected
-from asyncdata.sources.remote.store import ObjectStamp, StoreError, is_throttled, kind_of_status, quoted
+from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError, is_throttled, kind_of_status, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ("ObstoreStore",)
+__all__ = ("ObstoreStore", "Redirects")
 
 ResultT = TypeVar("ResultT")
 
@@ -38,9 +42,12 @@ _METADATA = re.compile(r"//(169\.254\.169\.254|metadata\.google\.internal)/")
 """Where a cloud's machine gets its credentials: elsewhere nothing is there, and no credentials were given."""
 _URL = re.compile(r"\b\w+://\S+")
 _MAX_REASON = 300
+_NOWHERE = "127.0.0.1:0"
+_TIMEOUT_S = 30.0
+_PUBLIC, _PRIVATE, _LINK_LOCAL = range(3)
 
 
-class ObstoreStore:
+class ObstoreStore(Store):
     """See :class:`~asyncdata.sources.remote.store.Store`.
 
     :param url: the bucket's address, or that of an http host, with user, password and query if it has them.
@@ -85,23 +92,16 @@ class ObstoreStore:
                 f"values of storage_options ({', '.join(sorted(options)) or 'none given'})"
             ) from None
 
-    def pinned(self, key: str) -> str:
-        """As the protocol says: there are none."""
-        return key
-
     def list(self, prefix: str) -> Iterator[ObjectStamp]:
-        """As the protocol says."""
         with self._refusing():
             # obstore lists whole folders only
             for page in self._obstore.list(self._store, prefix.rpartition("/")[0] or None):
                 yield from (self._stamp(meta) for meta in page if meta["path"].startswith(prefix))
 
     def head(self, key: str) -> ObjectStamp:
-        """As the protocol says."""
         return self._asked(key, lambda store: self._stamp(self._obstore.head(store, key)))
 
     def read(self, found: ObjectStamp, start: int, stop: int) -> bytes:
-        """As the protocol says."""
         options: dict[str, Any] = {"range": (start, stop)}
         if found.version:
             options["version"] = found.version
@@ -124,16 +124,11 @@ class ObstoreStore:
         return data
 
     def write(self, key: str, data: bytes) -> None:
-        """As the protocol says."""
         self._asked(key, lambda store: self._obstore.put(store, key, data, use_multipart=False))
 
     def copy(self, key: str, to: str) -> None:
-        """As the protocol says."""
         with self._refusing():
             self._obstore.copy(self._store, key, to)
-
-    def close(self) -> None:
-        """As the protocol says: obstore closes connections that are idle."""
 
     def _opened(self) -> Any:
         settings = dict(self._settings)
@@ -147,7 +142,7 @@ class ObstoreStore:
             try:
                 return ask(self._store)
             except self._errors.BaseError as error:
-                if self._redirects is None or not was_redirected(str(error)):
+                if self._redirects is None or not _was_redirected(str(error)):
                     raise
 
             address = Address(self._root.scheme, urlsplit(self._url).netloc, key)
@@ -232,7 +227,7 @@ def _reason(text: str, status: re.Match[str] | None) -> str:
         code = _CODE.search(text)
         return f"status {status.group(1)}{status.group(2)}" + (f" ({code.group(1)})" if code else "")
 
-    if was_redirected(text):
+    if _was_redirected(text):
         return "it is redirected to a host that cannot be looked at; allow_private_redirects=True follows it unseen"
 
     return redacted(_URL.sub("...", text.partition("\n\nDebug source")[0]))[:_MAX_REASON]
@@ -256,11 +251,85 @@ def _has_proxy(client_options: dict[str, Any], url: str) -> bool:
     """Whether requests go through a proxy, which then decides where redirections may lead. That of the environment is
     named to obstore: otherwise what ``NO_PROXY`` lists, often link-local addresses, would be reached beside it.
     """
-    if "proxy_url" not in client_options and (proxy := proxy_of(url)):
-        client_options["proxy_url"] = proxy
+    parts = urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+        client_options.setdefault("proxy_url", proxy)
     return "proxy_url" in client_options
 
 
 def _without_user(url: str) -> str:
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+# Where the redirections of a web server lead is looked at before they are followed. obstore follows each of them by
+# itself. So every host that was not looked at is, for obstore, behind a proxy at which nothing listens: it connects to
+# the hosts of `Redirects` only.
+
+
+def _was_redirected(text: str) -> bool:
+    """Whether obstore says with ``text`` that it was redirected to a host that was not looked at."""
+    return _NOWHERE in text
+
+
+class Redirects:
+    """The hosts to which requests for objects of ``url`` may go. Any thread may call any method."""
+
+    def __init__(self, url: str) -> None:
+        self._origin = urlsplit(url).hostname or ""
+        self._hosts = {self._origin}
+        self._lock = threading.Lock()
+
+    def client_options(self) -> dict[str, Any]:
+        """What makes obstore connect to these hosts only."""
+        return {"proxy_url": f"http://{_NOWHERE}", "proxy_excludes": ",".join(sorted(self._hosts))}
+
+    def look(self, url: str, headers: Mapping[str, str]) -> None:
+        """Follow the redirections of ``url``, and take in their hosts.
+
+        :raises StoreError: AD346, if one leads to a private address and ``url`` does not, or to a link-local one.
+        """
+        with self._lock, suppress(OSError, http.client.HTTPException):  # of these, obstore's own request will tell
+            opener = urllib.request.build_opener(_Follower(self))
+            request = urllib.request.Request(url, headers={"range": "bytes=0-0", **headers})
+            opener.open(request, timeout=_TIMEOUT_S).close()
+
+    def take_in(self, url: str) -> None:
+        """A redirection to ``url`` is about to be followed."""
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        if parts.scheme not in HTTP or _kind(host) > _kind(self._origin):
+            raise StoreError(
+                "elsewhere",
+                f"{parts.scheme}://{host} is in a nearer network than {self._origin}, and may be one that only this "
+                "machine should reach",
+            )
+
+        self._hosts.add(host)
+
+
+class _Follower(urllib.request.HTTPRedirectHandler):
+    def __init__(self, redirects: Redirects) -> None:
+        self._redirects = redirects
+
+    def redirect_request(self, *args: Any) -> urllib.request.Request:
+        try:
+            self._redirects.take_in(args[-1])
+        except StoreError:
+            args[1].close()  # the answer
+            raise
+
+        return urllib.request.Request(args[-1], headers={"range": "bytes=0-0"})
+
+
+def _kind(host: str) -> int:
+    """How near the host is; the nearest, if its name has several addresses."""
+    try:
+        found = {str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return _PUBLIC  # there is no such host, so nothing can be sent to it
+
+    addresses = [ipaddress.ip_address(text) for text in found]
+    plain = [getattr(address, "ipv4_mapped", None) or address for address in addresses]
+    return max(_LINK_LOCAL if one.is_link_local else _PUBLIC if one.is_global else _PRIVATE for one in plain)

@@ -1,12 +1,15 @@
-"""Pinned reads of objects, many at a time: neighbours in one request, failed ones tried again, all of them bounded."""
+"""Pinned reads of objects, many at a time: neighbours in one request, failed ones tried again, all of them bounded. An
+object as a file that is read from front to back; and objects that are read, or written, whole.
+"""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -17,19 +20,19 @@ from asyncdata.core.errors import SourceChangedError, SourceError
 from asyncdata.core.log import get_logger
 from asyncdata.core.read_counts import ReadCounts
 from asyncdata.core.specs import ReadLimits
+from asyncdata.sources.remote.address import GivenAddress
 from asyncdata.sources.remote.block_cache import BlockCache
-from asyncdata.sources.remote.store import StoreError, collected, open_store
+from asyncdata.sources.remote.store import StoreError, collected, open_store, store_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
-    from asyncdata.core.file_refs import ObjectRefs, ObjectsOfStore
-    from asyncdata.core.object_address import Address
+    from asyncdata.core.file_refs import Address, ObjectRefs, ObjectsOfStore
     from asyncdata.core.specs import StoreSpec
     from asyncdata.sources.remote.store import ObjectStamp, Store
 
-__all__ = ("Piece", "Reads", "coalesced")
+__all__ = ("ObjectFile", "Piece", "Reads", "coalesced", "read_stored", "write_stored")
 
 ResultT = TypeVar("ResultT")
 
@@ -39,6 +42,8 @@ _MAX_GAP_BYTES = 16 << 10
 """Bytes between two wanted ranges that are read and dropped: they cost less than another request."""
 _LOUD_TRIES = 4
 _MAX_REQUEST_BYTES = 4 << 20
+_PART_BYTES = 1 << 20
+_PARTS_AHEAD = 16
 _FIRST_WAIT_S, _FIRST_WAIT_WHEN_ASKED_S, _MAX_WAIT_S = 0.1, 1.0, 20.0
 
 
@@ -294,6 +299,93 @@ class Reads:
             self._pool.shutdown(wait=False, cancel_futures=True)
         while self._stores:
             self._stores.popitem()[1].close()
+
+
+class ObjectFile:
+    """An object of a store. It must be closed, or it is read further ahead for nothing.
+
+    :param reads: the stores of the object; they stay open.
+    """
+
+    def __init__(self, reads: Reads, stamp: ObjectStamp) -> None:
+        self._reads = reads
+        self._stamp = stamp
+        self._ahead: deque[Future[bytes]] = deque()
+        self._next = self._place = 0
+        self._data = b""
+
+    def begin(self) -> None:
+        """Begin to read its first part, before it is asked for."""
+        self._read_ahead(1)
+
+    def seek(self, place: int) -> None:
+        """Continue at byte ``place``."""
+        if place == self._place:
+            return
+
+        self.close()
+        self._data = b""
+        self._next = self._place = place
+
+    def tell(self) -> int:
+        """The byte that is read next."""
+        return self._place
+
+    def read(self, num_bytes: int) -> bytes:
+        """At most so many bytes; none at the end.
+
+        :raises SourceError: if they cannot be read, or the object has changed.
+        """
+        if not self._data:
+            self._data = self._part()
+        found, self._data = self._data[:num_bytes], self._data[num_bytes:]
+        self._place += len(found)
+        return found
+
+    def _part(self) -> bytes:
+        self._read_ahead(_PARTS_AHEAD)
+        return self._ahead.popleft().result() if self._ahead else b""
+
+    def _read_ahead(self, num_parts: int) -> None:
+        while len(self._ahead) < num_parts and self._next < self._stamp.num_bytes:
+            stop = min(self._next + _PART_BYTES, self._stamp.num_bytes)
+            self._ahead.append(self._reads.start(self._reads.load, self._stamp, self._next, stop))
+            self._next = stop
+
+    def check(self) -> None:
+        """As of a file: each read was checked."""
+
+    def close(self) -> None:
+        """Cancel what is read ahead."""
+        while self._ahead:
+            self._ahead.pop().cancel()
+
+
+def write_stored(path: str, data: bytes, keep: int, storage_options: Mapping[str, Any]) -> None:
+    """Write the object at an address; what it was becomes ``path.1``, and so on: ``keep`` stay in all.
+
+    At every instant the object is the old one or the new one, whole: a store shows a PUT when it is complete. The older
+    ones are copied before that, from the oldest on.
+
+    :raises SourceError: if it cannot be written; the object is as it was.
+    """
+    given = GivenAddress.parse(path)
+    with closing(Reads([store_spec(given, storage_options)])) as store:
+        names = [given.address] + [given.address.with_key(f"{given.address.key}.{n}") for n in range(1, keep)]
+        for newer, older in reversed(list(pairwise(names))):
+            store.copy(0, newer, older)
+        store.write(0, given.address, data)
+
+
+def read_stored(path: str, storage_options: Mapping[str, Any]) -> bytes:
+    """The object at an address, as it is now.
+
+    :raises SourceError: if it cannot be read.
+    """
+    given = GivenAddress.parse(path)
+    with closing(Reads([store_spec(given, storage_options)])) as store:
+        found = store.head(0, given.address)
+        return store.fetch(found, 0, found.num_bytes) if found.num_bytes else b""
 
 
 _CODES = {

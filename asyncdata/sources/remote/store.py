@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.file_refs import ObjectsOfStore
+from asyncdata.core.file_refs import Address, ObjectsOfStore
 from asyncdata.core.import_path import resolve_path
-from asyncdata.core.messages import FileRef, Pin
-from asyncdata.core.object_address import Address  # noqa: TC001 - msgspec reads it
-from asyncdata.core.specs import BlockCacheSpec, ReadLimits, StoreSpec
-from asyncdata.sources.remote.address import without_secrets
+from asyncdata.core.specs import ReadLimits, StoreSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Self
 
+    from asyncdata.core.file_refs import FileRef
     from asyncdata.sources.remote.address import GivenAddress
 
 __all__ = (
@@ -28,14 +24,11 @@ __all__ = (
     "Store",
     "StoreError",
     "collected",
-    "commits_in",
     "is_throttled",
     "kind_of_status",
     "open_store",
     "quoted",
-    "shown",
     "store_spec",
-    "with_cache",
 )
 
 STORE_OF_SCHEME = dict.fromkeys(
@@ -44,7 +37,6 @@ STORE_OF_SCHEME = dict.fromkeys(
 )
 """The import path of the class that opens a bucket, by the scheme of its address; others are known to fsspec."""
 STORE_OF_SCHEME["hf"] = "asyncdata.sources.remote.hub_store:HubStore"
-_AT_COMMIT = re.compile(r"(hf:/{2}[^@]+)@([0-9a-f]{40})/")
 _ANY_SCHEME = "asyncdata.sources.remote.fsspec_store:FsspecStore"
 
 
@@ -69,13 +61,6 @@ class ObjectStamp(msgspec.Struct, frozen=True):
         """The address as text."""
         return str(self.address)
 
-    @property
-    def file(self) -> FileRef:
-        """The object for workers. In its digest, the version and the time count only where there is no etag."""
-        sign = self.etag or self.version or str(self.mtime_ns)
-        pin = Pin(self.store, self.address, self.etag, self.version)
-        return FileRef(self.path, self.num_bytes, 0, self.mtime_ns, 0, digest(str(self.num_bytes), sign), pin)
-
     @classmethod
     def of(cls, file: FileRef) -> Self:
         """The stamp of such a file."""
@@ -98,12 +83,6 @@ def collected(stamps: Iterable[ObjectStamp], store: int) -> ObjectsOfStore:
     return found
 
 
-def commits_in(paths: Iterable[str]) -> dict[str, str]:
-    """The commits that addresses name: ``{"hf://datasets/user/name": commit}``."""
-    found = filter(None, map(_AT_COMMIT.match, paths))
-    return {match[1]: match[2] for match in found}
-
-
 def quoted(etag: str) -> str:
     """The etag as headers have it: listings of Azure, and manifests, leave out the quotes."""
     return f'"{etag}"' if etag and not etag.endswith('"') else etag
@@ -120,13 +99,7 @@ class StoreError(Exception):
     """
 
     def __init__(
-        self,
-        kind: str,
-        message: str,
-        *,
-        request_id: str = "",
-        retry_after_s: float = 0.0,
-        is_throttled: bool = False,
+        self, kind: str, message: str, *, request_id: str = "", retry_after_s: float = 0.0, is_throttled: bool = False
     ) -> None:
         super().__init__(message)
         self.kind = kind
@@ -156,7 +129,7 @@ class Store(Protocol):
 
         :raises StoreError: if the store cannot be asked.
         """
-        ...
+        return key
 
     def list(self, prefix: str) -> Iterable[ObjectStamp]:
         """The objects whose keys begin with ``prefix``, each once, in any order.
@@ -194,8 +167,7 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Close connections."""
-        ...
+        """Close connections, unless the library of the store does so."""
 
 
 def store_spec(given: GivenAddress, storage_options: Mapping[str, Any]) -> StoreSpec:
@@ -216,24 +188,7 @@ def store_spec(given: GivenAddress, storage_options: Mapping[str, Any]) -> Store
     return StoreSpec(path, given.url, options, limits)
 
 
-def with_cache(stores: Iterable[StoreSpec], kept: BlockCacheSpec) -> list[StoreSpec]:
-    """The same stores, whose blocks are kept there."""
-    return [msgspec.structs.replace(store, cache=kept) for store in stores]
-
-
 def open_store(spec: StoreSpec) -> Store:
     """Open the bucket, in the process that reads it."""
     store: Store = resolve_path(spec.path)(spec.url, spec.options)
     return store
-
-
-def shown(source: msgspec.Struct) -> str:
-    """The ``repr`` of a source, with the names of its storage options only, and paths without secrets."""
-    values = msgspec.structs.asdict(source)
-    options = values.pop("storage_options")
-    if options:
-        values["storage_options"] = f"{{{', '.join(sorted(options))}}}"
-    paths = values.pop("paths")
-    texts = [without_secrets(str(path)) for path in (paths if isinstance(paths, list | tuple) else [paths])]
-    fields = ", ".join(f"{name}={value!r}" for name, value in values.items())
-    return f"{type(source).__name__}({(texts if isinstance(paths, list | tuple) else texts[0])!r}, {fields})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import ConfigError, SourceError
@@ -11,24 +10,27 @@ from asyncdata.core.file_refs import FileRef, all_sizes
 from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.sources.base import FileBlocks
-from asyncdata.sources.fingerprint import FileStamp, stamp
-from asyncdata.sources.paths import find_files, open_regular, why_unreadable
-from asyncdata.sources.remote.listing import find_objects, names_objects, with_heads
-from asyncdata.sources.remote.store import shown
-from asyncdata.sources.text.compression import CODING_OF_SUFFIX, CodedText, coding_of, decoded_start, is_decodable
-from asyncdata.sources.text.text_stream import TextStream
+from asyncdata.sources.fingerprint import stamp
+from asyncdata.sources.paths import find_files, noting, open_regular
+from asyncdata.sources.remote.address import names_objects, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
-    from asyncdata.core.file_refs import ObjectRefs
+    from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.specs import StoreSpec
     from asyncdata.sources.remote.listing import Objects
+    from asyncdata.sources.text.text_stream import TextStream
 
-__all__ = ("JsonArraySource", "JsonlSource")
+__all__ = ("CODING_OF_SUFFIX", "JsonArraySource", "JsonlSource")
 
+CODING_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
+"""The coding by the file's suffix; its first bytes decide."""
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes((n, 0x2A, 0x4D, 0x18)) for n in range(0x50, 0x60)))  # or one to be skipped
 _HEAD_BYTES = 4096
-_PYTHON_LINES = ReaderSpec("asyncdata.sources.text.python_lines:PythonLineReader", tag="python-lines")
+_PYTHON_LINES = ReaderSpec("asyncdata.sources.text.line_scanner:PythonLineReader", tag="python-lines")
 _CODED_SUFFIXES = tuple(CODING_OF_SUFFIX)
 _ENDS = (("UTF-32", "LE"), ("UTF-32", "BE"), ("UTF-16", "LE"), ("UTF-16", "BE"))
 _NOT_UTF8 = "AD103 {path} looks like {coding} (begins with {head}); convert it: iconv -f {coding} -t UTF-8"
@@ -79,17 +81,16 @@ class JsonlSource(Settings, frozen=True, forbid_unknown_fields=True):
         :raises SourceError: naming every file that is missing, unreadable, or not JSONL, and empty files if all are
             empty.
         """
-        suffixes = ".jsonl", (".jsonl.gz", ".jsonl.zst")
+        suffixes = (".jsonl",), (".jsonl.gz", ".jsonl.zst")
         found = _find(self, suffixes, must_be_array=False)
-        stamps, stores = found.stamps, found.stores
         if any(looks != ("plain", False) for looks in found.looks):
             return _stream(found, self.max_row_bytes)
 
-        if stores and self.python_lines:
+        if found.stores and self.python_lines:
             raise ConfigError("AD320 python_lines=True reads files only; copy the objects, or leave it out")
 
         reader = _PYTHON_LINES if self.python_lines else None
-        return FileBlocks(stamps, block_bytes, self.max_row_bytes, reader, stores)
+        return FileBlocks(found.files, block_bytes, self.max_row_bytes, reader, found.stores)
 
 
 class JsonArraySource(Settings, frozen=True, forbid_unknown_fields=True):
@@ -119,39 +120,42 @@ class JsonArraySource(Settings, frozen=True, forbid_unknown_fields=True):
         :raises SourceError: naming every file that is missing, unreadable, or not an array, and empty files if all are
             empty.
         """
-        suffixes = ".json", (".json.gz", ".json.zst")
+        suffixes = (".json",), (".json.gz", ".json.zst")
         return _stream(_find(self, suffixes, must_be_array=True), self.max_row_bytes)
 
 
 class _Found(NamedTuple):
     """Files, or objects of ``stores``. ``looks`` has of each its coding, and whether it is an array."""
 
-    stamps: Sequence[FileStamp] | ObjectRefs
+    files: FileRefs
     looks: list[tuple[str, bool]]
     stores: Sequence[StoreSpec] = ()
 
 
-def _find(
-    source: JsonlSource | JsonArraySource, suffixes: Sequence[str | tuple[str, ...]], *, must_be_array: bool
-) -> _Found:
+def _find(source: JsonlSource | JsonArraySource, suffixes: Sequence[tuple[str, ...]], *, must_be_array: bool) -> _Found:
     faults: list[str] = []
     if names_objects(source.paths):
+        from asyncdata.sources.remote.listing import find_objects
+
         objects = find_objects(source.paths, suffixes, source.storage_options, allow_repeats=source.allow_repeats)
         found = _Found(objects.refs, _looks_of_objects(objects, faults, must_be_array), objects.stores)
     else:
         paths, faults = find_files(source.paths, *suffixes, allow_repeats=source.allow_repeats)
-        stamps, looks = [], []
-        for path, file, head in _opened(paths, faults):
-            with _noted(path, faults):
+        files, looks = [], []
+        for path in paths:
+            with noting(path, faults):
+                with open(open_regular(path), "rb", buffering=0) as opened:
+                    head = opened.read(_HEAD_BYTES)
+                file = stamp(os.path.abspath(path))
                 looks.append(_inspect(path, head, must_be_array, file))
-                stamps.append(file)
-        found = _Found(stamps, looks)
+                files.append(file)
+        found = _Found(files, looks)
     if faults:
         raise SourceError("\n".join(faults))
 
-    if not any(all_sizes(found.stamps)):
-        names = ", ".join(file.path for file in found.stamps[:5])
-        raise SourceError(f"AD201 no rows in {len(found.stamps)} files, all empty: {names}")
+    if not any(all_sizes(found.files)):
+        names = ", ".join(file.path for file in found.files[:5])
+        raise SourceError(f"AD201 no rows in {len(found.files)} files, all empty: {names}")
 
     return found
 
@@ -161,49 +165,30 @@ def _looks_of_objects(objects: Objects, faults: list[str], must_be_array: bool) 
 
     Of very many objects, most have the same head and suffix as one before them.
     """
+    from asyncdata.sources.remote.listing import with_heads
+
     known: dict[tuple[bytes, bool, bool], tuple[str, bool]] = {}
     looks = []
     for path, head in with_heads(objects, _HEAD_BYTES):
         key = head, path.endswith(_CODED_SUFFIXES), _bare(path).endswith(".jsonl")
         if key not in known:
-            with _noted(path, faults):
+            with noting(path, faults):
                 known[key] = _inspect(path, head, must_be_array)
         if key in known:
             looks.append(known[key])
     return looks
 
 
-@contextmanager
-def _noted(path: str, faults: list[str]) -> Iterator[None]:
-    try:
-        yield
-    except SourceError as error:
-        faults.append(str(error))
-    except OSError as error:
-        faults.append(why_unreadable(path, error))
-
-
-def _opened(paths: Iterable[str], faults: list[str]) -> Iterator[tuple[str, FileStamp, bytes]]:
-    """Each path with its file and the first bytes; why the others cannot be read is added to ``faults``."""
-    for path in paths:
-        try:
-            with open(open_regular(path), "rb", buffering=0) as file:
-                head = file.read(_HEAD_BYTES)
-            yield path, stamp(os.path.abspath(path)), head
-        except SourceError as error:
-            faults.append(str(error))
-        except OSError as error:
-            faults.append(why_unreadable(path, error))
-
-
 def _stream(found: _Found, max_row_bytes: int) -> TextStream:
+    from asyncdata.sources.text.text_stream import TextStream
+
     codings, are_arrays = zip(*found.looks, strict=True)
-    return TextStream(found.stamps, max_row_bytes, codings, are_arrays, found.stores)
+    return TextStream(found.files, max_row_bytes, codings, are_arrays, found.stores)
 
 
-def _inspect(path: str, head: bytes, must_be_array: bool, file: FileStamp | None = None) -> tuple[str, bool]:
+def _inspect(path: str, head: bytes, must_be_array: bool, file: FileRef | None = None) -> tuple[str, bool]:
     """The coding of the file, or object, by its first bytes, and whether it is an array."""
-    coding = coding_of(head)
+    coding = _coding_of(head)
     if coding != "plain":
         head = _decoded_head(path, file, head, coding)
     elif not head and path.endswith(_CODED_SUFFIXES):
@@ -225,6 +210,14 @@ def _inspect(path: str, head: bytes, must_be_array: bool, file: FileStamp | None
     return coding, is_array
 
 
+def _coding_of(head: bytes) -> str:
+    """``gzip``, ``zstd`` or ``plain``: the coding of a file that begins with ``head``."""
+    if head.startswith(_GZIP_MAGIC):
+        return "gzip"
+
+    return "zstd" if head.startswith(_ZSTD_MAGICS) else "plain"
+
+
 def _refuse_others(path: str, head: bytes) -> None:
     if head.startswith(b"PAR1"):
         raise SourceError(f"AD123 {path} is Parquet, not JSONL")
@@ -241,14 +234,20 @@ def _bare(path: str) -> str:
     return path
 
 
-def _decoded_head(path: str, file: FileStamp | None, head: bytes, coding: str) -> bytes:
+def _decoded_head(path: str, file: FileRef | None, head: bytes, coding: str) -> bytes:
+    from asyncdata.sources.text.text_stream import CodedText, decoded_start
+
     path = path if file is None else file.path
-    if not is_decodable(coding):
-        raise SourceError(
-            f"AD123 {path} is zstd (magic 28 b5 2f fd): pip install zstandard, or decompress it first: zstd -d {path}"
-        )
+    if coding == "zstd":
+        try:
+            import zstandard  # noqa: F401 - only tests whether it is installed
+        except ImportError as error:
+            raise SourceError(
+                f"AD123 {path} is zstd (magic 28 b5 2f fd): pip install zstandard, or decompress it first: zstd -d "
+                f"{path}"
+            ) from error
 
     if file is None:
         return decoded_start(head, coding)[:_HEAD_BYTES]
 
-    return next(CodedText(FileRef(path, file.num_bytes), coding, bool).pieces((0, 0), 0), b"")[:_HEAD_BYTES]
+    return next(CodedText(file, coding, bool).pieces((0, 0), 0), b"")[:_HEAD_BYTES]

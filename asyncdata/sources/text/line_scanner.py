@@ -7,8 +7,8 @@ from array import array
 from operator import sub
 from typing import TYPE_CHECKING
 
+from asyncdata.sources.fingerprint import OpenFiles, SameFile, shrunk
 from asyncdata.sources.reader import BlockRows, FileChangedError, unreadable
-from asyncdata.sources.same_file import OpenFiles, SameFile, shrunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
     Read = Callable[[int, FileRef, int, int], bytes]
 
-__all__ = ("LineReader", "read_block", "read_row")
+__all__ = ("LineReader", "PythonLineReader", "read_block", "read_row")
 
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = frozenset(b" \t\r\v\f")
 _PIECE_BYTES = 256 * 1024
+_OPENS, _CLOSES = ord("{"), ord("}")
 
 
 class LineReader:
@@ -42,7 +43,6 @@ class LineReader:
         return read_block(fd, file, block, self._slack_bytes, self._max_row_bytes)
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
-        """As the protocol says."""
         return [
             read_row(self._fd(place.file_id), self._files[place.file_id], place.offset, lengths[place.row])
             for place in places
@@ -52,11 +52,9 @@ class LineReader:
         return self._open.to_read(file_id).fd
 
     def check(self) -> None:
-        """As the protocol says."""
         self._open.check()
 
     def close(self) -> None:
-        """As the protocol says."""
         self._open.close()
 
 
@@ -160,3 +158,64 @@ def _read_some(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
         return os.pread(fd, num_bytes, offset)
     except OSError as error:
         raise unreadable(error, file.path, offset) from error
+
+
+class PythonLineReader(LineReader):
+    """Rows are what ``[line.strip() for line in open(path)]`` would be, less the empty ones.
+
+    A line ends with ``\\n``, ``\\r\\n``, or ``\\r`` alone. White space of Unicode around a row is no part of it.
+    """
+
+    def _find(self, fd: int, file: FileRef, block: Block) -> BlockRows:
+        found = read_block(fd, file, block, self._slack_bytes, self._max_row_bytes, _read_lines)
+        rows = self._stripped(fd, file, block, found)
+        # The newline of a \r\n would end an additional empty line here.
+        num_ends = read_row(fd, file, *_span(block)).count(b"\r\n") if found.num_blank else 0
+        return rows._replace(num_blank=rows.num_blank - num_ends)
+
+    def _stripped(self, fd: int, file: FileRef, block: Block, found: BlockRows) -> BlockRows:
+        """The rows without the white space around them; a row of white space only is blank."""
+        data, lengths = found.data, found.lengths
+        plain = [
+            length < 0 or (start >= 0 and data[start] == _OPENS and data[start + length - 1] == _CLOSES)
+            for start, length in zip(found.starts, lengths, strict=True)
+        ]
+        if all(plain):
+            return found
+
+        starts, kept, offsets = (type(found.starts)("i") for _ in range(3))
+        for is_plain, start, length, offset in zip(plain, found.starts, lengths, found.offsets, strict=True):
+            raw = b"" if is_plain else self._raw(fd, file, block, data, start, length, offset)
+            before, size = (0, length) if is_plain else _stripped(raw)
+            if size:
+                starts.append(start + before if start >= 0 else -1)
+                kept.append(size)
+                offsets.append(offset + before)
+        return found._replace(
+            starts=starts, lengths=kept, offsets=offsets, num_blank=found.num_blank + len(lengths) - len(kept)
+        )
+
+    @staticmethod
+    def _raw(
+        fd: int, file: FileRef, block: Block, data: bytes | bytearray, start: int, length: int, offset: int
+    ) -> bytes:
+        return bytes(data[start : start + length]) if start >= 0 else read_row(fd, file, block.start + offset, length)
+
+
+def _read_lines(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
+    data = read_row(fd, file, offset, num_bytes)
+    return data.replace(b"\r", b"\n") if b"\r" in data else data
+
+
+def _span(block: Block) -> tuple[int, int]:
+    """Offset and length of the block with the byte before it."""
+    start = max(0, block.start - 1)
+    return start, block.stop - start
+
+
+def _stripped(raw: bytes) -> tuple[int, int]:
+    """How many bytes of white space are before the text, and how many bytes the text has."""
+    text = raw.decode("utf-8", "surrogateescape")
+    rest = text.lstrip()
+    before = len(raw) - len(rest.encode("utf-8", "surrogateescape"))
+    return before, len(rest.rstrip().encode("utf-8", "surrogateescape"))

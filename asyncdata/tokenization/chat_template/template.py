@@ -14,9 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.shortage import raise_if_shortage
-from asyncdata.tokenization.chat_template.compiled.cache import Shapes
-from asyncdata.tokenization.chat_template.compiled.program import NOTHING_PROVEN
 from asyncdata.tokenization.chat_template.jinja_environment import Generation, make_environment, normalized
+from asyncdata.tokenization.chat_template.programs import NOTHING_PROVEN, Shapes
 from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from asyncdata.tokenization.chat_template.compiled.program import Program
-    from asyncdata.tokenization.chat_template.compiled.symbolic_template import SymbolicChat, SymbolicTemplate
+    from asyncdata.tokenization.chat_template.programs import Program
+    from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat, SymbolicTemplate
 
 __all__ = ("ChatTemplate", "choose_templates")
 
@@ -135,8 +134,8 @@ class ChatTemplate:
 
         :param cut: returns the text of the symbolic chat in parts, and strings that no text may contain.
         """
-        from asyncdata.tokenization.chat_template.compiled.symbolic_template import SymbolicChat, SymbolicTemplate
-        from asyncdata.tokenization.chat_template.compiled.symbolic_values import UnprovenError
+        from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat, SymbolicTemplate
+        from asyncdata.tokenization.chat_template.symbolic_values import UnprovenError
 
         try:
             if self._symbolic is None:

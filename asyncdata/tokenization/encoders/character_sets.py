@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = (
-    "NUM_CODE_POINTS",
-    "CharacterFinder",
-    "Ranges",
-    "complement",
-    "ranges_of",
-    "unknown_characters",
-)
+__all__ = ("CharacterFinder", "Ranges", "complement", "ranges_of", "unknown_characters")
 
 Ranges = list[tuple[int, int]]
 """Half-open ranges of code points: sorted, disjoint and not adjacent."""

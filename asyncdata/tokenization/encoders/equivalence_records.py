@@ -18,35 +18,29 @@ import tokenizers
 
 from asyncdata.core.atomic_file import remove_left_over, replace_file, sync_folder
 from asyncdata.core.cache_dir import cache_folder
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.checksummed_file import pack, unpack_file
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError, SnapshotError
-from asyncdata.core.file_lock import lock
+from asyncdata.core.file_checks import lock
 from asyncdata.core.version import __version__
-from asyncdata.tokenization.encoders.equivalence_sweep import (
-    NUM_COMMON_TEXTS,
+from asyncdata.tokenization.encoders.fast_backends import (
+    FAST_BACKENDS,
+    PROOFS,
     SWEEP_VERSION,
-    Characters,
-    common_points,
-    known_points,
-    sweep,
-    sweep_characters,
+    load_backend,
+    open_lock,
+    version_of,
 )
-from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, load_backend, version_of
-from asyncdata.tokenization.encoders.forked_parts import ForkedParts
-from asyncdata.tokenization.encoders.hf_encoder import ids_around, separator_of
-from asyncdata.tokenization.encoders.token_lengths import OffsetCheck, TokenLengths, lengths_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from asyncdata.tokenization.encoders.fast_backends import FlatEncoder
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = ("Proof", "Subject", "choose", "find", "make", "make_first", "missing", "proof_path", "revoke", "subject_of")
 
 _SCHEMA = 1
-_FOLDER = "conformance"
 _CPU_BYTES = 8192
 
 
@@ -132,7 +126,7 @@ def _processor() -> str:
 
 def proof_path(subject: Subject) -> str:
     """The path of the file with the proof of ``subject``."""
-    return os.path.join(cache_folder(), _FOLDER, f"{subject.name}.proof")
+    return os.path.join(cache_folder(), PROOFS, f"{subject.name}.proof")
 
 
 def find(subject: Subject) -> Proof | None:
@@ -229,10 +223,7 @@ def require(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False)
 
 
 def make(
-    files: TokenizerFiles,
-    subject: Subject,
-    progress: Callable[[str, float], None] = lambda _part, _share: None,
-    num_processes: int = 1,
+    files: TokenizerFiles, subject: Subject, progress: Callable[[str, float], object] = no_op, num_processes: int = 1
 ) -> Proof:
     """Run the sweep and store its result. Only one process of the machine does it; others wait and use its result.
 
@@ -246,7 +237,7 @@ def make(
         if _is_whole(proof := find(subject)):
             return proof
 
-        return _made(subject, lambda: _prove(files, subject, progress, num_processes))
+        return _prove(files, subject, progress=progress, num_processes=num_processes)
 
 
 def make_first(files: TokenizerFiles, subject: Subject) -> Proof:
@@ -254,28 +245,16 @@ def make_first(files: TokenizerFiles, subject: Subject) -> Proof:
 
     :raises ConfigError: if the tokenizer cannot be loaded by ``tokenizers``.
     """
+    from asyncdata.tokenization.encoders.equivalence_sweep import NUM_COMMON_TEXTS, common_points
+
     with _alone("proving_first"):
-        return find(subject) or _made(subject, lambda: _prove_common(files, subject))
-
-
-def _made(subject: Subject, prove: Callable[[], Proof]) -> Proof:
-    began = time.monotonic()
-    proof = msgspec.structs.replace(prove(), seconds=round(time.monotonic() - began, 1))
-    before = find(subject)
-    if before is not None and before.refusal:  # an audit has revoked it meanwhile
-        return before
-
-    with suppress(OSError):  # proven all the same, for this process
-        keep(proof)
-    return proof
+        return find(subject) or _prove(files, subject, code_points=common_points(), num_random_texts=NUM_COMMON_TEXTS)
 
 
 @contextmanager
 def _alone(name: str) -> Iterator[None]:
-    folder = os.path.join(cache_folder(), _FOLDER)
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        fd = os.open(os.path.join(folder, f"{name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = open_lock(name)
     except OSError:  # no cache: every process proves for itself
         yield
         return
@@ -287,23 +266,30 @@ def _alone(name: str) -> Iterator[None]:
         os.close(fd)
 
 
-def _prove_common(files: TokenizerFiles, subject: Subject) -> Proof:
-    fewer = {"code_points": common_points(), "num_random_texts": NUM_COMMON_TEXTS}
-    proof = _prove(files, subject, lambda _part, _share: None, fewer=fewer)
-    return msgspec.structs.replace(proof, is_partial=not proof.refusal)
+def _prove(files: TokenizerFiles, subject: Subject, **settings: Any) -> Proof:
+    """The result of the sweep, which is stored.
 
-
-def _prove(
-    files: TokenizerFiles,
-    subject: Subject,
-    progress: Callable[[str, float], None],
-    num_processes: int = 1,
-    fewer: dict[str, Any] | None = None,
-) -> Proof:
-    """The result of the sweep.
-
-    :param fewer: the sweep's arguments for fewer characters and texts.
+    :param settings: of the sweep; with ``code_points`` the proof is a partial one.
     """
+    began = time.monotonic()
+    proof = _swept(files, subject, settings)
+    proof = msgspec.structs.replace(
+        proof, is_partial="code_points" in settings and not proof.refusal, seconds=round(time.monotonic() - began, 1)
+    )
+    before = find(subject)
+    if before is not None and before.refusal:  # an audit has revoked it meanwhile
+        return before
+
+    with suppress(OSError):  # proven all the same, for this process
+        keep(proof)
+    return proof
+
+
+def _swept(files: TokenizerFiles, subject: Subject, settings: dict[str, Any]) -> Proof:
+    # Here, as who only reads a proof needs none of it.
+    from asyncdata.tokenization.encoders import equivalence_sweep
+    from asyncdata.tokenization.encoders.hf_encoder import TokenLengths, ids_around, lengths_of, separator_of
+
     if unfit := files.unfit_for_fast():
         return Proof(subject=subject, refusal=unfit)
 
@@ -315,38 +301,14 @@ def _prove(
 
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     around, lengths, separator = ids_around(tokenizer), lengths_of(files, tokenizer), separator_of(tokenizer)
-    trusted = OffsetCheck(tokenizer, TokenLengths(lengths, files.normal_form or "") if lengths else None)
-    shared = fewer or {}
-    if num_processes > 1:  # forked before this process encodes: that may start threads
-        shared = _others(trusted, tried, separator, num_processes)
-    found = sweep(trusted, tried, special, separator=separator, progress=progress, **shared)
+    token_lengths = TokenLengths(lengths, files.normal_form or "") if lengths else None
+    trusted = equivalence_sweep.OffsetCheck(tokenizer, token_lengths)
+    found = equivalence_sweep.sweep(trusted, tried, special, separator=separator, **settings)
     no_offsets = trusted.difference if lengths else "its tokens are not the bytes of the text"
     return Proof(
         subject=subject,
-        refusal=found.refusal,
-        exceptions=found.exceptions,
         around=around,
         token_lengths=b"" if no_offsets else lengths,
         no_offsets=no_offsets,
-        num_texts=found.num_texts,
-        num_differences=found.num_differences,
+        **found._asdict(),
     )
-
-
-def _others(trusted: OffsetCheck, tried: FlatEncoder, separator: str | None, num_processes: int) -> dict[str, Any]:
-    """Have other processes try their part of all characters: the arguments of a sweep that waits for them."""
-    points = known_points()
-
-    def part(number: int) -> bytes:
-        found = sweep_characters(trusted, tried, points[number::num_processes], separator)
-        return msgspec.msgpack.encode((found, trusted.difference))
-
-    forked = ForkedParts(num_processes, part)
-
-    def elsewhere() -> Iterator[Characters]:
-        for data in forked.results():
-            found, difference = msgspec.msgpack.decode(data, type=tuple[Characters, str])
-            trusted.difference = trusted.difference or difference
-            yield found
-
-    return {"elsewhere": elsewhere, "own_points": slice(0, None, num_processes)}

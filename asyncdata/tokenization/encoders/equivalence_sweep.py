@@ -11,33 +11,35 @@ Every part of the sweep is the same for the same seed: it depends on the tokeniz
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
 import unicodedata
-from itertools import islice
+from array import array
+from contextlib import suppress
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
+from asyncdata.core.callbacks import no_op
+from asyncdata.core.platform import end_with_parent
 from asyncdata.tokenization.encoders.character_sets import complement, ranges_of, unknown_characters
-from asyncdata.tokenization.encoders.fast_backends import one_by_one
+from asyncdata.tokenization.encoders.fast_backends import SWEEP_VERSION, one_by_one
+from asyncdata.tokenization.encoders.hf_encoder import flat_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from multiprocessing.connection import Connection
+
+    from tokenizers import Tokenizer
 
     from asyncdata.tokenization.encoders.character_sets import Ranges
-    from asyncdata.tokenization.encoders.fast_backends import FlatEncoder
+    from asyncdata.tokenization.encoders.fast_backends import FlatEncoder, FlatIds
+    from asyncdata.tokenization.encoders.hf_encoder import TokenLengths
 
-__all__ = (
-    "NUM_COMMON_TEXTS",
-    "SWEEP_VERSION",
-    "Characters",
-    "Findings",
-    "common_points",
-    "known_points",
-    "sweep",
-    "sweep_characters",
-)
+__all__ = ("NUM_COMMON_TEXTS", "OffsetCheck", "common_points", "sweep")
 
-SWEEP_VERSION = 3
-"""Part of a proof's name: it is raised when the sweep tests more."""
 
 CONTEXTS = (
     "{c}",
@@ -101,18 +103,6 @@ class Findings(NamedTuple):
     num_differences: int
 
 
-class Characters(NamedTuple):
-    """The result for some characters.
-
-    :ivar bad: those that the backend must not get.
-    :ivar num_texts: how many texts were compared; ``num_differences`` of them had other ids.
-    """
-
-    bad: list[int]
-    num_texts: int
-    num_differences: int
-
-
 class _Comparison:
     """Encodes texts with both, and counts."""
 
@@ -140,19 +130,22 @@ class _Comparison:
         self.num_differences += len(numbers)
         return numbers
 
+    def findings(self, refusal: str, exceptions: Ranges | None = None) -> Findings:
+        """The result of the sweep, with the counts of all comparisons."""
+        return Findings(refusal, exceptions or [], self.num_texts, self.num_differences)
+
 
 def sweep(
-    trusted: FlatEncoder,
+    trusted: OffsetCheck,
     tried: FlatEncoder,
     special: Sequence[str],
     *,
     separator: str | None = None,
     code_points: Sequence[int] | None = None,
-    elsewhere: Callable[[], Iterable[Characters]] | None = None,
-    own_points: slice = slice(None),
+    num_processes: int = 1,
     num_random_texts: int = NUM_RANDOM_TEXTS,
     longest_text: int = LONGEST_TEXT,
-    progress: Callable[[str, float], None] = lambda _part, _share: None,
+    progress: Callable[[str, float], object] = no_op,
 ) -> Findings:
     """Compare ``tried`` with ``trusted``.
 
@@ -160,31 +153,46 @@ def sweep(
     :param separator: an added token that splits a text before all other steps. The ids on one side do not depend on the
         other side, so all contexts of a character can be one text, which takes less time.
     :param code_points: the characters to try; None: all that this Python's Unicode knows.
-    :param elsewhere: waits for the results of the characters that other processes have tried.
-    :param own_points: the others of ``code_points``, to be tried in this process.
+    :param num_processes: how many processes try the characters; if several, this one must have a single thread.
     :param longest_text: in characters.
     :param progress: told the part of the sweep, and how much of it is done.
     """
     compare = _Comparison(trusted, tried)
     points = known_points() if code_points is None else list(code_points)
-    fixed = list(_fixed_texts(special, longest_text))
-    refusal = _refusal(compare, filter(str.isascii, fixed))
-    if refusal:
-        return Findings(refusal, [], compare.num_texts, compare.num_differences)
 
-    bad = _characters(compare, points[own_points], separator, progress)
-    for found in () if elsewhere is None else elsewhere():
+    def part(number: int) -> bytes:
+        bad = _characters(compare, points[number::num_processes], separator, no_op)
+        found = _Part(sorted(bad), compare.num_texts, compare.num_differences, trusted.difference)
+        return msgspec.msgpack.encode(found)
+
+    others = ForkedParts(num_processes, part)  # before this process encodes: that may start threads
+    fixed = list(_fixed_texts(special, longest_text))
+    if refusal := _refusal(compare, filter(str.isascii, fixed)):
+        return compare.findings(refusal)
+
+    bad = _characters(compare, points[::num_processes], separator, progress)
+    for data in others.results():
+        found = msgspec.msgpack.decode(data, type=_Part)
         bad.update(found.bad)
         compare.num_texts += found.num_texts
         compare.num_differences += found.num_differences
+        trusted.difference = trusted.difference or found.offset_difference
     bad |= _sequences(compare, points, bad)
     if len(bad) == len(points):
-        return Findings("its ids differ for all characters", [], compare.num_texts, compare.num_differences)
+        return compare.findings("its ids differ for all characters")
 
     refusal = _refusal(compare, _without_bad(fixed, points, bad))
     refusal = refusal or _random_rounds(compare, points, bad, special, num_random_texts, progress)
-    proven = ranges_of(point for point in points if point not in bad)
-    return Findings(refusal, complement(proven), compare.num_texts, compare.num_differences)
+    return compare.findings(refusal, complement(ranges_of(point for point in points if point not in bad)))
+
+
+class _Part(NamedTuple):
+    """What one process found of its part of the characters; the first three as in :class:`Findings`."""
+
+    bad: list[int]
+    num_texts: int
+    num_differences: int
+    offset_difference: str
 
 
 def known_points() -> list[int]:
@@ -196,15 +204,6 @@ def common_points() -> list[int]:
     """Those of them that are proven first."""
     points = (point for start, stop in COMMON for point in range(start, stop))
     return [point for point in points if unicodedata.category(chr(point)) != "Cn"]
-
-
-def sweep_characters(
-    trusted: FlatEncoder, tried: FlatEncoder, points: Sequence[int], separator: str | None
-) -> Characters:
-    """The part of a sweep that is about single characters, for some of them."""
-    compare = _Comparison(trusted, tried)
-    bad = _characters(compare, points, separator, lambda _part, _share: None)
-    return Characters(sorted(bad), compare.num_texts, compare.num_differences)
 
 
 def _refusal(compare: _Comparison, texts: Iterable[str]) -> str:
@@ -227,7 +226,7 @@ def _shown(text: str, limit: int = 60) -> str:
 
 
 def _characters(
-    compare: _Comparison, points: Sequence[int], separator: str | None, progress: Callable[[str, float], None]
+    compare: _Comparison, points: Sequence[int], separator: str | None, progress: Callable[[str, float], object]
 ) -> set[int]:
     """The characters that show a difference in any context."""
     # A character alone is always its own text: the end of a text may act differently from a separator.
@@ -285,7 +284,7 @@ def _random_rounds(
     bad: set[int],
     special: Sequence[str],
     num_texts: int,
-    progress: Callable[[str, float], None],
+    progress: Callable[[str, float], object],
 ) -> str:
     """Test random texts of the remaining characters. If a text differs, one of its characters must explain it.
 
@@ -398,3 +397,82 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
     left = iter(texts)
     while batch := list(islice(left, _BATCH)):
         yield batch
+
+
+class OffsetCheck:
+    """``tokenizers`` as the sweep's reference. It compares its own offsets with those that follow from its ids.
+
+    :param lengths: None: nothing is compared.
+    :ivar difference: the first text whose offsets differ; empty if there is none.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, lengths: TokenLengths | None) -> None:
+        tokenizer.post_processor = None  # it may leave white space out of the offsets
+        self._tokenizer = tokenizer
+        self._lengths = lengths
+        self.difference = ""
+
+    def __call__(self, texts: list[str]) -> FlatIds:
+        """The ids of each text.
+
+        :raises Exception: whatever the library raises for a text.
+        """
+        if self._lengths is None or self.difference:
+            return flat_ids(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+
+        import numpy as np
+
+        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        flat = flat_ids(encodings)
+        pairs = chain.from_iterable(each.offsets for each in encodings)
+        given = np.frombuffer(array("i", chain.from_iterable(pairs)), np.int32)
+        # Whether a text is normal takes as long as all the rest. It matters only if its offsets differ.
+        starts, stops, borders, known = self._lengths.of_all(texts, flat, lambda _: True)
+        differing = np.flatnonzero((given[::2] != starts) | (given[1::2] != stops))
+        for number in np.unique(np.searchsorted(borders, differing, "right") - 1).tolist():
+            if known[number] and (texts[number].isascii() or self._lengths.is_normal(texts[number])):
+                self.difference = f"the offsets of tokens differ in {ascii(texts[number][:60])}"
+                break
+        return flat
+
+
+class ForkedParts:
+    """Forks a process for each part but the first, which is the caller's own.
+
+    The process must have one thread. The others end with it, as they end with the thread that forked them.
+
+    :param num_parts: the first among them.
+    :param work: makes the result of a part, by its number.
+    :raises OSError: if the system has no room for one more process.
+    """
+
+    def __init__(self, num_parts: int, work: Callable[[int], bytes]) -> None:
+        context = multiprocessing.get_context("fork")
+        self._parts = []
+        for number in range(1, num_parts):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(os.getpid(), theirs, number, work), daemon=True)
+            process.start()
+            theirs.close()
+            self._parts.append((process, ours))
+
+    def results(self) -> list[bytes]:
+        """What the other processes made, once they have ended.
+
+        :raises ChildProcessError: if one of them has failed.
+        """
+        found, statuses = [], []
+        for process, pipe in self._parts:
+            with suppress(EOFError), pipe:
+                found.append(pipe.recv_bytes())
+            process.join()
+            statuses.append(process.exitcode)
+        if any(statuses):
+            raise ChildProcessError(f"processes of a proof have failed: exit statuses {statuses}")
+
+        return found
+
+
+def _work(parent: int, pipe: Connection, number: int, work: Callable[[int], bytes]) -> None:
+    end_with_parent(parent)
+    pipe.send_bytes(work(number))

@@ -11,15 +11,20 @@ import ctypes
 import os
 import re
 from array import array
+from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import accumulate, count
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from asyncdata.core.cache_dir import cache_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = (
     "FAST_BACKENDS",
+    "PROOFS",
+    "SWEEP_VERSION",
     "BoundedEncoder",
     "EncodedTexts",
     "FlatEncoder",
@@ -27,6 +32,7 @@ __all__ = (
     "give_back_memory",
     "load_backend",
     "one_by_one",
+    "open_lock",
     "version_of",
 )
 
@@ -34,9 +40,18 @@ FAST_BACKENDS = ("gigatoken", "fastokens")
 """In the order in which "auto" prefers them. The first loads in half the time and two thirds of the memory of the
 second, and both are much faster than the code around them."""
 
+SWEEP_VERSION = 3
+"""Part of a proof's name: it is raised when the sweep tests more."""
+
+PROOFS = "conformance"
+"""The folder of the proofs, in the cache folder."""
+
 MAX_GROWTH_BYTES = 128 << 20
 """How much a backend's caches may grow before it is loaded again. Neither library bounds them: both store every word
 that they have encoded."""
+
+LOOK_EVERY = 1 << 18
+"""The number of ids between two measurements of the memory."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -78,11 +93,19 @@ class EncodedTexts(NamedTuple):
     flat: FlatIds
     errors: dict[int, Exception]
 
+    def each(self) -> list[bytes | Exception]:
+        """Each text's ids, or the error that the library raised for it."""
+        return [self.errors.get(number, ids) for number, ids in enumerate(self.flat.of_each())]
+
     @classmethod
     def of_each(cls, found: Sequence[bytes | Exception]) -> EncodedTexts:
         """From each text's ids, or the error that the library raised for it."""
         errors = {number: each for number, each in enumerate(found) if isinstance(each, Exception)}
         return cls(FlatIds.joined([b"" if isinstance(each, Exception) else each for each in found]), errors)
+
+
+FlatEncoder = Callable[[list[str]], FlatIds]
+"""A tokenizer: gives the ids of each text, and never adds special tokens of its own around it."""
 
 
 def one_by_one(encode: Callable[[list[str]], Sequence[T]], texts: Sequence[str]) -> list[T | Exception]:
@@ -96,12 +119,14 @@ def one_by_one(encode: Callable[[list[str]], Sequence[T]], texts: Sequence[str])
     return found
 
 
-class FlatEncoder(Protocol):
-    """A tokenizer that never adds special tokens of its own around a text."""
+def open_lock(name: str) -> int:
+    """The descriptor of a file to lock, beside the proofs.
 
-    def __call__(self, texts: list[str]) -> FlatIds:
-        """The ids of each text."""
-        ...
+    :raises OSError: if there is no cache folder.
+    """
+    folder = os.path.join(cache_folder(), PROOFS)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return os.open(os.path.join(folder, f"{name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def version_of(name: str) -> str | None:
@@ -147,7 +172,8 @@ def _load_gigatoken(tokenizer_json: bytes, splits_special: bool) -> FlatEncoder:
         data = [text.encode() for text in texts]
         longest, total = max(map(len, data), default=0), sum(map(len, data))
         if longest * len(data) > _MAX_PADDING * total:
-            return _flat_rows([tokenizer.encode(each) for each in data])
+            rows: list[Any] = [tokenizer.encode(each) for each in data]  # arrays of uint32
+            return FlatIds(b"".join(rows), array("I", accumulate(map(len, rows))))
 
         return _without_padding(*tokenizer.encode_batch_padded(BytesSource(data), padded, parallel=False))
 
@@ -166,11 +192,6 @@ def _without_padding(matrix: Any, counts: Any) -> FlatIds:
     return FlatIds(b"".join(rows), array("I", accumulate(numbers)))
 
 
-def _flat_rows(rows: Sequence[Any]) -> FlatIds:
-    """Of arrays of uint32."""
-    return FlatIds(b"".join(rows), array("I", accumulate(map(len, rows))))
-
-
 def _load_fastokens(tokenizer_json: bytes, splits_special: bool) -> FlatEncoder:
     from fastokens import Tokenizer
 
@@ -183,54 +204,37 @@ def _load_fastokens(tokenizer_json: bytes, splits_special: bool) -> FlatEncoder:
     return encode_all
 
 
-_LOADERS: dict[str, Callable[[bytes, bool], FlatEncoder]] = {
-    "gigatoken": _load_gigatoken,
-    "fastokens": _load_fastokens,
-}
+_LOADERS: dict[str, Callable[[bytes, bool], FlatEncoder]] = {"gigatoken": _load_gigatoken, "fastokens": _load_fastokens}
 
 
 class BoundedEncoder:
     """A fast backend that is loaded again when its caches have grown too large.
 
     :param load: loads the backend.
-    :param max_growth_bytes: how much the private memory of the process may grow between two loads.
-    :param used_bytes: measures the private memory of the process.
-    :param look_every: the number of ids between two measurements.
     """
 
-    def __init__(
-        self,
-        load: Callable[[], FlatEncoder],
-        max_growth_bytes: int = MAX_GROWTH_BYTES,
-        used_bytes: Callable[[], int] | None = None,
-        look_every: int = 1 << 18,
-    ) -> None:
+    def __init__(self, load: Callable[[], FlatEncoder]) -> None:
         self._load = load
-        self._max_growth = max_growth_bytes
-        self._used_bytes = used_bytes or private_bytes
-        self._look_every = look_every
         self._num_ids = 0
         self._encode: FlatEncoder | None = load()
         self._base = -1  # known after the first batch: a library takes its working memory then
-        self.num_loads = 1
 
     def __call__(self, texts: list[str]) -> FlatIds:
         """The ids of each text."""
         if self._encode is None:
             self._encode = self._load()
-            self.num_loads += 1
         found = self._encode(texts)
         self._num_ids += len(found.ids) // 4
-        if self._base < 0 or self._num_ids > self._look_every:
+        if self._base < 0 or self._num_ids > LOOK_EVERY:
             self._num_ids = 0
             self._look()
         return found
 
     def _look(self) -> None:
-        used = self._used_bytes()
+        used = private_bytes()
         if self._base < 0:
             self._base = used
-        elif used - self._base > self._max_growth:
+        elif used - self._base > MAX_GROWTH_BYTES:
             self._encode, self._base = None, -1  # freed now: two at once would be the peak
             give_back_memory()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 from weakref import WeakSet
 
-__all__ = ("IdleTask", "is_awaited", "pause", "wait_for_pause")
+__all__ = ("is_awaited", "pause", "wait_for_pause")
 
 
 class IdleTask(Protocol):

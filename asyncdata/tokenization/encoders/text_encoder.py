@@ -7,34 +7,24 @@ import fcntl
 import os
 import time
 from array import array
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from asyncdata.core.cache_dir import cache_folder
-from asyncdata.tokenization.encoders import idle_work
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.encoders import fast_backends, idle_work
 from asyncdata.tokenization.encoders.character_sets import CharacterFinder
-from asyncdata.tokenization.encoders.fast_backends import (
-    FAST_BACKENDS,
-    BoundedEncoder,
-    EncodedTexts,
-    FlatIds,
-    give_back_memory,
-    load_backend,
-    private_bytes,
-    version_of,
-)
-from asyncdata.tokenization.encoders.hf_encoder import HfEncoder
-from asyncdata.tokenization.rows import excerpt
-from asyncdata.tokenization.wrong_ids import WrongIdsError
+from asyncdata.tokenization.encoders.fast_backends import BoundedEncoder, EncodedTexts, FlatIds
+from asyncdata.tokenization.encoders.hf_encoder import NOWHERE, HfEncoder, LengthsById, Located, TokenLengths
+from asyncdata.tokenization.rows import WrongIdsError, excerpt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tokenizers import Tokenizer
+    from collections.abc import Iterable, Mapping, Sequence
 
     from asyncdata.tokenization.encoders.equivalence_records import Proof
+    from asyncdata.tokenization.spans import Offsets
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("TextEncoder", "encoder_of", "open_encoder", "proof_of")
+__all__ = ("Encoder", "open_encoder")
 
 AUDIT_EVERY = 10_000
 """One text in so many is encoded by ``tokenizers`` too, weighed by length: 1 % of the time of a backend that is a
@@ -48,40 +38,113 @@ WORK_BEFORE_AUDIT_S = 40.0
 request, is 1 % of that."""
 
 
-class _WrongText(NamedTuple):
-    """A text for which an audit found that a backend is wrong, and what of it is wrong."""
-
-    text: str
-    what: str
-
-
-class TextEncoder:
+class Encoder:
     """Encodes texts; see :func:`open_encoder`.
 
-    :param load: loads ``tokenizers``. Called at once without ``fast``, otherwise only when a text needs it: it costs
-        0.3 s and 60 MB for a vocabulary of 151k.
-    :ivar audited: the text of the last call that was encoded by ``tokenizers`` too; None if none was.
+    ``tokenizers`` is loaded at once without ``fast``, otherwise only when a text needs it: it costs 0.3 s and 60 MB for
+    a vocabulary of 151k.
+
+    :param offsets: whether :meth:`encode` gives the offsets of tokens.
     """
 
-    def __init__(self, load: Callable[[], Tokenizer], fast: _Fast | None = None, *, adds_special: bool = False) -> None:
-        self._load = load
-        self._adds_special = adds_special
+    def __init__(
+        self,
+        files: TokenizerFiles,
+        fast: _Fast | None = None,
+        *,
+        add_special_tokens: bool = False,
+        offsets: bool = False,
+    ) -> None:
+        self._files = files
+        self._add_special_tokens = add_special_tokens
+        self._offsets = offsets
         self._fast = fast
         self._hf: HfEncoder | None = None
         self._audit_after_s = time.process_time() + WORK_BEFORE_AUDIT_S
-        self._wrong: _WrongText | None = None
-        self.audited: str | None = None
+        self._wrong: tuple[str, str] | None = None  # a text for which an audit found other ids, and what is wrong
+        self._audited: str | None = None
         if fast is None:
             self._trusted()
 
     def _trusted(self) -> HfEncoder:
         if self._hf is None:
-            before = private_bytes()
-            self._hf = HfEncoder(self._load(), add_special_tokens=self._adds_special)
-            give_back_memory()
+            before = fast_backends.private_bytes()
+            tokenizer = self._files.load()
+            # Where a backend is audited, the offsets must not follow from lengths: those of the proof may be wrong.
+            lengths = LengthsById.of(self._files, tokenizer) if self._offsets and self._fast is None else None
+            self._hf = HfEncoder(
+                tokenizer, add_special_tokens=self._add_special_tokens, offsets=self._offsets, lengths=lengths
+            )
+            fast_backends.give_back_memory()
             if self._fast is not None:
-                self._fast.encode.allow(private_bytes() - before)
+                self._fast.encode.allow(fast_backends.private_bytes() - before)
         return self._hf
+
+    def encode(self, texts: list[str]) -> list[Located | Exception]:
+        """Each text's ids, and the offsets of its tokens if they are wanted; or the error that the library raised.
+
+        A fast backend gives ids. Their offsets follow from the lengths of tokens, where the proof says that these are
+        the offsets of ``tokenizers``; it encodes the other texts.
+
+        :raises WrongIdsError: as a call.
+        """
+        if self._offsets and self._fast is None:
+            return self._trusted().located(texts)
+
+        flat, known = self(texts)
+        ids = array("i")
+        ids.frombytes(flat.ids)
+        places: Iterable[Offsets | None] = repeat(None, len(texts))
+        if self._offsets and self._fast is not None:
+            places = self._fast.lengths(texts, flat)
+        borders = pairwise([0, *flat.ends])
+        found = [
+            Located(ids[start:stop], place or NOWHERE) for (start, stop), place in zip(borders, places, strict=True)
+        ]
+        if not self._offsets:
+            return _replaced(found, known)
+
+        self._audit_offsets(texts, found)
+        others = [number for number, each in enumerate(found) if each.offsets is NOWHERE or number in known]
+        slow = self._trusted().located([texts[number] for number in others]) if others else []
+        return _replaced(found, dict(zip(others, slow, strict=True)))
+
+    def _audit_offsets(self, texts: list[str], found: list[Located]) -> None:
+        """Compare the offsets of the text whose ids were compared.
+
+        :raises WrongIdsError: if they are not those of ``tokenizers``.
+        """
+        text = self._audited
+        offsets = NOWHERE if text is None else found[texts.index(text)].offsets
+        if text is None or offsets is NOWHERE:
+            return
+
+        (expected,) = self._trusted().located([text])
+        if isinstance(expected, Exception) or list(map(tuple, expected.offsets)) != list(map(tuple, offsets)):
+            self._reject(text, "offsets")
+
+    def ids_of(self, token: str | None, setting: str) -> array[int]:
+        """The id of the special token that a setting names, as an array; empty for None.
+
+        :raises ConfigError: if it is not one token.
+        """
+        if token is None:
+            return array("i")
+
+        (found,) = self.encode([token])
+        num_ids = 0 if isinstance(found, Exception) else len(found.ids)
+        if isinstance(found, Exception) or num_ids != 1:
+            raise ConfigError(f"{setting}={token!r} is {num_ids} tokens of the tokenizer; name one of its own tokens")
+
+        return found.ids
+
+    def around(self) -> tuple[array[int], array[int]]:
+        """The special tokens that the tokenizer adds before plain text, and after it; for an encoder with offsets."""
+        if self._fast is None:
+            return self._trusted().around
+
+        before, after = self._fast.proof.around or ([], [])
+        return array("i", before), array("i", after)
 
     def __call__(self, texts: list[str]) -> EncodedTexts:
         """The ids of each text.
@@ -91,9 +154,9 @@ class TextEncoder:
         if self._fast is None:
             return self._trusted().each(texts)
 
-        self.audited = None
+        self._audited = None
         if self._wrong is not None:
-            raise _found_out(self._fast.proof, self._wrong, is_here=self._wrong.text in texts)
+            raise _found_out(self._fast.proof, *self._wrong, is_here=self._wrong[0] in texts)
 
         not_proven = self._fast.finder(texts)
         if not_proven:
@@ -108,7 +171,8 @@ class TextEncoder:
             return self._trusted().each(texts)
 
         if fast.around != ([], []):
-            found = _with_ids_around(found, *fast.around)
+            head, tail = (array("i", ids).tobytes() for ids in fast.around)
+            found = FlatIds.joined([head + ids + tail for ids in found.of_each()])
         if fast.audit.is_due(len(found.ids) // 4) and texts and self._may_audit():
             self._audit(fast, texts, found)
         return EncodedTexts(found, {})
@@ -132,23 +196,20 @@ class TextEncoder:
         routed = frozenset(not_proven)
         others = [number for number in range(len(texts)) if number not in routed]
         proven = self._encode_fast(fast, [texts[number] for number in others])
-        slow, errors = self._trusted().each([texts[number] for number in not_proven])
-        pieces = dict(zip(others, proven.flat.of_each(), strict=True))
-        pieces.update(zip(not_proven, slow.of_each(), strict=True))
-        failed = {others[number]: error for number, error in proven.errors.items()}
-        failed |= {not_proven[number]: error for number, error in errors.items()}
-        return EncodedTexts(FlatIds.joined([pieces[number] for number in range(len(texts))]), failed)
+        slow = self._trusted().each([texts[number] for number in not_proven])
+        pieces = dict(zip([*others, *not_proven], [*proven.each(), *slow.each()], strict=True))
+        return EncodedTexts.of_each([pieces[number] for number in range(len(texts))])
 
     def _audit(self, fast: _Fast, texts: list[str], found: FlatIds) -> None:
         number = fast.audit.num_audits % len(texts)
         expected = self._trusted()([texts[number]]).ids
         fast.audit.is_done(len(expected) // 4)
         start = found.ends[number - 1] if number else 0
-        self.audited = texts[number]
+        self._audited = texts[number]
         if found.ids[4 * start : 4 * found.ends[number]] != expected:
-            self.reject(texts[number], "ids")
+            self._reject(texts[number], "ids")
 
-    def reject(self, text: str, what: str) -> NoReturn:
+    def _reject(self, text: str, what: str) -> NoReturn:
         """Revoke the proof: the backend gives other ``what``, such as ids, for a text than ``tokenizers``.
 
         :raises WrongIdsError: always; and so does every later call of the encoder.
@@ -156,47 +217,40 @@ class TextEncoder:
         assert self._fast is not None  # it is what is rejected
         from asyncdata.tokenization.encoders.equivalence_records import revoke
 
-        self._wrong = _WrongText(text, what)
+        self._wrong = text, what
         length = len(text)  # the text is the row's, and must not be shown to readers of the proof
         revoke(
             self._fast.proof.subject,
             f"an audit found other {what} than those of tokenizers for a text of {length} characters",
         )
-        raise _found_out(self._fast.proof, self._wrong)
-
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of ``tokenizers``, loaded if it was not needed before."""
-        return self._trusted().tokenizer
+        raise _found_out(self._fast.proof, text, what)
 
 
-def _found_out(proof: Proof, wrong: _WrongText, *, is_here: bool = True) -> WrongIdsError:
+def _found_out(proof: Proof, text: str, what: str, *, is_here: bool = True) -> WrongIdsError:
     from asyncdata.tokenization.encoders.equivalence_records import proof_path
 
     return WrongIdsError(
-        f"AD436 tokenizer_backend {proof.subject.backend!r} {proof.subject.backend_version} gives other {wrong.what} "
+        f"AD436 tokenizer_backend {proof.subject.backend!r} {proof.subject.backend_version} gives other {what} "
         "than tokenizers for a text: samples that were delivered before may be wrong as well. Its proof "
         f"{proof_path(proof.subject)} is revoked, so that 'auto' no longer chooses it. Set tokenizer_backend='hf', "
         "continue from a snapshot that you trust, and report the text to the backend's authors",
-        excerpt(wrong.text.encode("utf-8", "surrogatepass")),
+        excerpt(text.encode("utf-8", "surrogatepass")),
         is_here=is_here,
     )
 
 
-def _with_ids_around(found: FlatIds, before: list[int], after: list[int]) -> FlatIds:
-    head, tail = array("i", before).tobytes(), array("i", after).tobytes()
-    return FlatIds.joined([head + ids + tail for ids in found.of_each()])
+def _replaced(found: list[Located], others: Mapping[int, Located | Exception]) -> list[Located | Exception]:
+    return [others.get(number, each) for number, each in enumerate(found)] if others else [*found]
 
 
 class _Audit:
-    """When to encode a text by both: after ``every`` times as many tokens as the last compared text had.
+    """When to encode a text by both: after ``AUDIT_EVERY`` times as many tokens as the last compared text had.
 
     Only one process of a run does this, so that only one loads ``tokenizers``; if it dies, another takes over.
     """
 
-    def __init__(self, first: int, every: int) -> None:
-        self._every = every
-        self._left = first
-        self._retry = max(first, 1)
+    def __init__(self) -> None:
+        self._left = FIRST_AUDIT_TOKENS
         self._lock = -1
         self.num_audits = 0
 
@@ -207,7 +261,7 @@ class _Audit:
             return False
 
         if self._lock < 0 and not self._is_ours():
-            self._left = self._retry
+            self._left = max(FIRST_AUDIT_TOKENS, 1)
             return False
 
         return True
@@ -215,15 +269,12 @@ class _Audit:
     def is_done(self, num_tokens: int) -> None:
         """Record that a text of ``num_tokens`` tokens was compared."""
         self.num_audits += 1
-        self._left = self._every * max(num_tokens, 1)
+        self._left = AUDIT_EVERY * max(num_tokens, 1)
 
     def _is_ours(self) -> bool:
         """Whether no other process of our parent's audits: a lock on the byte whose number is our parent's."""
         try:
-            folder = os.path.join(cache_folder(), "conformance")
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            path = os.path.join(folder, "audit.lock")
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            fd = fast_backends.open_lock("audit")
         except OSError:  # no cache folder: every process audits
             return True
 
@@ -242,43 +293,46 @@ class _Fast(NamedTuple):
 
     :ivar finder: finds the texts that it must not be given.
     :ivar around: the ids to be put around those of a text.
+    :ivar lengths: finds the offsets of tokens.
     """
 
     proof: Proof
     encode: BoundedEncoder
     finder: CharacterFinder
     around: tuple[list[int], list[int]]
+    lengths: TokenLengths
     audit: _Audit
 
 
-def open_encoder(files: TokenizerFiles, backend: str = "auto", *, add_special_tokens: bool = False) -> TextEncoder:
+def open_encoder(
+    files: TokenizerFiles, backend: str = "auto", *, add_special_tokens: bool = False, offsets: bool = False
+) -> Encoder:
     """The encoder of a tokenizer, by the backend that is chosen for it.
 
     :param backend: "auto" for the first that is proven, "hf" for ``tokenizers``, or one by name.
     :param add_special_tokens: with what the tokenizer puts around plain text.
+    :param offsets: the offsets of tokens must be proven too; not together with ``add_special_tokens``.
     :raises ConfigError: if the backend that is named is not installed, or not exact for this tokenizer.
     """
-    return encoder_of(files, proof_of(files, backend), add_special_tokens=add_special_tokens)
-
-
-def encoder_of(files: TokenizerFiles, proof: Proof | None, *, add_special_tokens: bool = False) -> TextEncoder:
-    """The encoder of a tokenizer by the backend of ``proof``; None: by ``tokenizers``."""
-    around = ([], []) if proof is None or not add_special_tokens else proof.around
-    if proof is None or around is None:
-        return TextEncoder(files.load, adds_special=add_special_tokens)
+    proof = _proof_of(files, backend, needs_offsets=offsets)
+    if proof is None or (proof.around is None and (add_special_tokens or offsets)):
+        return Encoder(files, add_special_tokens=add_special_tokens, offsets=offsets)
 
     name, text, splits = proof.subject.backend, files.plain_json(), files.splits_special
-    encode = BoundedEncoder(lambda: load_backend(name, text, splits_special=splits))
-    fast = _Fast(proof, encode, CharacterFinder(proof.exceptions), around, _Audit(FIRST_AUDIT_TOKENS, AUDIT_EVERY))
-    return TextEncoder(files.load, fast, adds_special=add_special_tokens)
+    fast = _Fast(
+        proof,
+        encode=BoundedEncoder(lambda: fast_backends.load_backend(name, text, splits_special=splits)),
+        finder=CharacterFinder(proof.exceptions),
+        around=(proof.around if add_special_tokens else None) or ([], []),
+        lengths=TokenLengths(proof.token_lengths, files.normal_form or ""),
+        audit=_Audit(),
+    )
+    return Encoder(files, fast, add_special_tokens=add_special_tokens, offsets=offsets)
 
 
-def proof_of(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) -> Proof | None:
-    """The proof of the backend to use; None for ``tokenizers`` itself.
-
-    :raises ConfigError: if the backend that is named is not installed, or not exact for this tokenizer.
-    """
-    if backend == "hf" or (backend == "auto" and not any(map(version_of, FAST_BACKENDS))):
+def _proof_of(files: TokenizerFiles, backend: str, *, needs_offsets: bool) -> Proof | None:
+    """The proof of the backend to use; None for ``tokenizers`` itself."""
+    if backend == "hf" or (backend == "auto" and not any(map(fast_backends.version_of, fast_backends.FAST_BACKENDS))):
         return None  # most workers: they need not import what reads proofs
 
     from asyncdata.tokenization.encoders.equivalence_records import choose

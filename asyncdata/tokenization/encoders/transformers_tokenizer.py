@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.extras import missing_package
-from asyncdata.tokenization.encoders.fast_backends import EncodedTexts, one_by_one
+from asyncdata.tokenization.encoders.fast_backends import one_by_one
+from asyncdata.tokenization.encoders.hf_encoder import Located
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.tokenizer_files import TokenizerFolder, download
 
@@ -74,12 +75,12 @@ class CodedTokenizer:
 
         self._variables = variables
 
-    def __call__(self, texts: list[str]) -> EncodedTexts:
-        """The ids of each text, without special tokens around it."""
-        return EncodedTexts.of_each(one_by_one(self._ids, texts))
+    def encode(self, texts: list[str]) -> list[Located | Exception]:
+        """The ids of each text, without special tokens around it, or the error that the tokenizer raised for it."""
+        return one_by_one(self._ids, texts)
 
-    def _ids(self, texts: list[str]) -> list[bytes]:
-        return [array("i", self._tokenizer(text, add_special_tokens=False)["input_ids"]).tobytes() for text in texts]
+    def _ids(self, texts: list[str]) -> list[Located]:
+        return [Located(array("i", self._tokenizer(text, add_special_tokens=False)["input_ids"])) for text in texts]
 
     def render(self, messages: list[dict[str, Any]], schemas: Sequence[dict[str, Any]] | None) -> str:
         """The chat as text, for a model that is to answer.

@@ -1,45 +1,50 @@
 """Samples of one length for questions about a long context: prompt and answer, padded, with loss on the answer.
 
 Only the context is cut. A prompt that is cut at its right end, as is common, loses its question, and then the answer is
-trained without it. ``legacy_recipe`` continues runs of an old recipe that does that; see ``babilong_recipe``.
+trained without it. ``legacy_recipe`` continues runs of an old recipe that does that.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from string import Formatter
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.tokenization.encoders.span_encoder import open_span_encoder
-from asyncdata.tokenization.functions import babilong_recipe
-from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, TRUNCATED, Draft, Drafting, predicted
-from asyncdata.tokenization.functions.fixed_length_layout import Filled, Layout, place_cut
+from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.labelled import (
-    DraftTokenizer,
+    NOTHING_TRAINED,
+    TRUNCATED,
+    Draft,
+    Drafting,
     Name,
     PositiveInt,
-    metadata_column,
-    named_token,
+    RowTokenizer,
+    predicted,
 )
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.row_fields import RowReader
-from asyncdata.tokenization.rows import RowFault, decode_value
+from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.spans import encode_spans, join, token_spans
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.tokenization.column_writer import ColumnWriter
-    from asyncdata.tokenization.encoders.span_encoder import Located
+    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
+    from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.spans import Offsets, Span
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("FixedLengthTokenizeFn",)
+__all__ = ("FixedLengthTokenizeFn", "place_cut")
 
-Buffer = bytes | memoryview
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
-OnOverlong = Literal["drop", "error", "truncate_context_left", "truncate_context_right", "truncate_context_middle"]
+Cut = Literal["truncate_context_left", "truncate_context_right", "truncate_context_middle"]
+OnOverlong = Literal["drop", "error"] | Cut
+_RECIPE_BETWEEN = "\n\n"
+"""The text between the context and the question."""
 
 
 class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -93,14 +98,14 @@ class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unkno
         With ``legacy_recipe`` a blank line separates context and question, as in the old recipe; otherwise a line end
         does.
         """
-        between = babilong_recipe.BETWEEN if settings.get("legacy_recipe") else "\n"
+        between = _RECIPE_BETWEEN if settings.get("legacy_recipe") else "\n"
         prompt = f"{{input}}{between}Question: {{question}}\nAnswer:"
         text = {"prompt": prompt, "answer": " {target}", "context_key": "input"}
         return cls(tokenizer, max_length=max_length, **{**text, **settings})
 
     def __post_init__(self) -> None:
         self.check_fields()
-        Layout(self.prompt, self.answer, self.context_key)
+        _Layout(self.prompt, self.answer, self.context_key)
         if self.context_key is None and self.overlong.startswith("truncate"):
             raise ConfigError(f"overlong={self.overlong!r} needs a context_key: which of the row's keys may be cut")
 
@@ -114,24 +119,23 @@ class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unkno
 
     def check_files(self, files: TokenizerFiles) -> None:
         """Check that the end token and the padding token exist."""
-        self._eos(files)
-        self._pad(files)
+        self.end_token(files)
+        self.padding(files)
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer."""
-        files = self.files()
-        encoder = open_span_encoder(files, self.tokenizer_backend)
-        around = encoder.around() if self.add_special_tokens else (array("i"), array("i"))
-        eos, pad = encoder.ids_of(self._eos(files), "add_eos"), self._pad(files)
-        padding = encoder.ids_of(pad, "pad_token")[0] if isinstance(pad, str) else pad
-        return DraftTokenizer(encoder, _FixedReader(self), _FixedWriter(self, around, eos, padding), media=self.media)
+        return _Fixed(self)
 
-    def _eos(self, files: TokenizerFiles) -> str | None:
-        return named_token(
-            files, "eos_token", not self.legacy_recipe if self.add_eos is None else self.add_eos, "add_eos"
-        )
+    def end_token(self, files: TokenizerFiles) -> str | None:
+        """The text of the token after the answer; None for no token."""
+        add_eos = not self.legacy_recipe if self.add_eos is None else self.add_eos
+        return files.named_token("eos_token", add_eos, "add_eos")
 
-    def _pad(self, files: TokenizerFiles) -> str | int:
+    def padding(self, files: TokenizerFiles) -> str | int:
+        """The text of the padding token, or its id if it was given.
+
+        :raises ConfigError: if there is none.
+        """
         named = files.special_tokens
         pad = named.get("pad_token", named.get("eos_token")) if self.pad_id is None else self.pad_id
         if pad is None:
@@ -140,75 +144,60 @@ class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unkno
         return pad
 
 
-class _FixedReader:
-    """Reads the text of the prompt and the answer from a raw row."""
+class _Fixed(RowTokenizer):
+    """The opened function: cuts the context if necessary, or makes the sample of the old recipe, and pads."""
 
     def __init__(self, fn: FixedLengthTokenizeFn) -> None:
-        self._layout = Layout(fn.prompt, fn.answer, fn.context_key)
-        self._drafts = babilong_recipe.drafts_of if fn.legacy_recipe else _drafts_of
-        keys = {f"{{{key}}}": key for key in self._layout.keys}
-        self._row = RowReader(keys, {"metadata": fn.metadata_key}, setting="{}")
-
-    def __call__(self, raw: Buffer) -> Drafting | str:
-        fields = self._row(raw)
-        values = {key: self._text(f"{{{key}}}", fields, raw) for key in self._layout.keys}
-        filled = self._layout.fill(values)
-        columns = {**metadata_column(fields), "label": msgspec.json.encode(filled.answer.strip())}
-        return Drafting(self._drafts(filled), columns, filled)
-
-    def _text(self, name: str, fields: dict[str, Buffer], raw: Buffer) -> str:
-        value = decode_value(fields[name], raw)
-        if not isinstance(value, str):
-            raise self._row.wrong_type(name, "a string", value, raw)
-
-        return self._row.encodable(name, value, raw)
-
-
-def _drafts_of(filled: Filled) -> list[Draft]:
-    start = len(filled.prompt)
-    return [Draft(filled.prompt + filled.answer, [(start, start + len(filled.answer))])]
-
-
-class _FixedWriter:
-    """Cuts the context if necessary, or makes the sample of the old recipe, and pads."""
-
-    def __init__(
-        self,
-        fn: FixedLengthTokenizeFn,
-        around: tuple[array[int], array[int]],
-        eos: array[int],
-        pad: int,
-    ) -> None:
+        files = fn.files()
+        encoder = open_encoder(files, fn.tokenizer_backend, offsets=True)
+        self._layout = _Layout(fn.prompt, fn.answer, fn.context_key)
+        self._names = {key: f"{{{key}}}" for key in self._layout.keys}
+        keys = {name: key for key, name in self._names.items()}
+        super().__init__(fn, RowReader(keys, {"metadata": fn.metadata_key}, setting="{}", decoded=[*keys]), encoder)
         self._fn = fn
-        self._before, self._after = around
-        self._eos = eos
-        self._pad = pad
+        self._before, self._after = encoder.around() if fn.add_special_tokens else (array("i"), array("i"))
+        self._eos, pad = encoder.ids_of(fn.end_token(files), "add_eos"), fn.padding(files)
+        self._pad = encoder.ids_of(pad, "pad_token") if isinstance(pad, str) else array("i", [pad])
 
-    def __call__(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
-        if self._fn.legacy_recipe:
-            limits = {"max_length": self._fn.max_length, "reserve": self._fn.reserve}
-            around = self._before, self._after
-            made = babilong_recipe.sample_of(drafting, found, around, **limits)
-            extra = {"question_lost": made.is_question_lost}
-            notes = ["question_lost"] * made.is_question_lost + [TRUNCATED] * made.is_cut
-            self._write(row, made.tokens, [(made.start, len(made.tokens))], drafting, out, extra, notes)
+    def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
+        filled = self._layout.fill({key: self._row.text(name, fields[name], raw) for key, name in self._names.items()})
+        label = msgspec.json.encode(filled.answer.strip())
+        if self._fn.legacy_recipe:  # which tokenizes both separately
+            drafts = [Draft(filled.prompt, []), Draft(filled.answer, [])]
+            return Drafting.with_metadata(drafts, fields, filled, label=label)
+
+        start, text = len(filled.prompt), filled.prompt + filled.answer
+        return Drafting.with_metadata([Draft(text, [(start, len(text))])], fields, filled, label=label)
+
+    def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
+        made = self._recipe_sample(found, drafting.of) if self._fn.legacy_recipe else self._sample(found[0], drafting)
+        trained = join(predicted(made.spans)) if isinstance(made, _Sample) else []
+        if not isinstance(made, _Sample) or not trained:
+            out.drop(row, made if isinstance(made, str) else NOTHING_TRAINED)
             return
 
-        (draft,), filled = drafting.drafts, drafting.of
-        tokens, offsets = found[0]
+        num_padding = self._fn.max_length - len(made.tokens)
+        extra = msgspec.json.encode({"num_padding": num_padding, **made.facts})
+        padded = made.tokens + self._pad * num_padding
+        out.keep(row, padded, spans=encode_spans(trained), extra=extra, **drafting.columns)
+        for note in made.notes:
+            out.note(row, note)
+
+    def _sample(self, located: Located, drafting: Drafting) -> _Sample | str:
+        tokens, offsets = located
         surplus = len(self._before) + len(tokens) + len(self._eos) - self._fn.max_length
-        cut = self._cut(surplus, filled, offsets)
+        cut = self._cut(surplus, drafting.of, offsets)
         if isinstance(cut, str):
-            out.drop(row, cut)
-            return
+            return cut
 
         kept = self._before + tokens[: cut[0]] + tokens[cut[1] :]
         shift = len(self._before) - (cut[1] - cut[0])
-        spans = [(start + shift, stop + shift) for start, stop in token_spans(offsets, draft.blocks)]
+        blocks = drafting.drafts[0].blocks
+        spans = [(start + shift, stop + shift) for start, stop in token_spans(offsets, blocks)]
         spans.append((len(kept), len(kept) + len(self._eos)))
-        self._write(row, kept + self._eos, spans, drafting, out, {}, [TRUNCATED] * (cut[1] > cut[0]))
+        return _Sample(kept + self._eos, spans, {}, [TRUNCATED] * (cut[1] > cut[0]))
 
-    def _cut(self, surplus: int, filled: Filled, offsets: Offsets) -> Span | str:
+    def _cut(self, surplus: int, filled: _Filled, offsets: Offsets) -> Span | str:
         """The range of tokens to remove, or the reason to drop the row.
 
         :raises RowFault: if the row is too long, and ``overlong`` is "error".
@@ -235,33 +224,115 @@ class _FixedWriter:
 
         return "answer_lost" if fn.keep_answer and _is_lost(filled, offsets, cut) else cut
 
-    def _write(
-        self,
-        row: int,
-        tokens: array[int],
-        spans: list[Span],
-        drafting: Drafting,
-        out: ColumnWriter,
-        facts: dict[str, bool],
-        notes: list[str],
-    ) -> None:
-        """Pad and keep the sample. ``facts`` are stored in its ``extra``; the statistics count ``notes``."""
-        trained = join(predicted(spans))
-        if not trained:
-            out.drop(row, NOTHING_TRAINED)
-            return
-
-        num_padding = self._fn.max_length - len(tokens)
-        extra = msgspec.json.encode({"num_padding": num_padding, **facts})
-        padded = tokens + array("i", [self._pad]) * num_padding
-        out.keep(row, padded, spans=encode_spans(trained), extra=extra, **drafting.columns)
-        for note in notes:
-            out.note(row, note)
+    def _recipe_sample(self, found: list[Located], filled: _Filled) -> _Sample:
+        """The prompt is cut at its right end, and the answer is tokenized separately."""
+        fn, (prompt, offsets), answer = self._fn, found[0], found[1].ids
+        kept = prompt[: max(fn.max_length - fn.reserve - len(self._before) - len(self._after), 0)]
+        end = offsets.stops[len(kept) - 1] if kept else 0
+        start = len(self._before) + len(kept) + len(self._after)
+        whole = self._before + kept + self._after + answer
+        is_prompt_cut = len(kept) < len(prompt)
+        is_question_lost = is_prompt_cut and end < filled.asked
+        notes = ["question_lost"] * is_question_lost + [TRUNCATED] * (is_prompt_cut or len(whole) > fn.max_length)
+        tokens = whole[: fn.max_length]
+        return _Sample(tokens, [(start, len(tokens))], {"question_lost": is_question_lost}, notes)
 
 
-def _is_lost(filled: Filled, offsets: Offsets, cut: Span) -> bool:
+class _Sample(NamedTuple):
+    """A sample before padding. ``facts`` are stored in its ``extra``; the statistics count ``notes``."""
+
+    tokens: array[int]
+    spans: list[Span]
+    facts: dict[str, bool]
+    notes: list[str]
+
+
+def _is_lost(filled: _Filled, offsets: Offsets, cut: Span) -> bool:
     """Whether the cut context no longer contains the answer."""
     left = filled.prompt[filled.context[0] : offsets.starts[cut[0]]]
     right = filled.prompt[offsets.stops[cut[1] - 1] : filled.context[1]]
     words = filled.answer.strip()
     return words not in left and words not in right
+
+
+class _Filled(NamedTuple):
+    """A layout with a row's values in it.
+
+    :ivar context: the range of characters of the context in the prompt; empty if it has none.
+    :ivar asked: the end of the row's last value in the prompt; only text of the layout follows.
+    """
+
+    prompt: str
+    answer: str
+    context: Span
+    asked: int
+
+
+class _Layout:
+    """Two format strings whose fields are keys of a row.
+
+    :ivar keys: the keys, each once.
+    :raises ConfigError: if they are not valid format strings, or the context is not exactly one field of the prompt.
+    """
+
+    def __init__(self, prompt: str, answer: str, context_key: str | None) -> None:
+        self._prompt = _pieces("prompt", prompt)
+        self._answer = _pieces("answer", answer)
+        self._context_key = context_key
+        self.keys = list(dict.fromkeys(key for _, key in self._prompt + self._answer if key is not None))
+        if context_key is not None and [key for _, key in self._prompt].count(context_key) != 1:
+            raise ConfigError(f"context_key={context_key!r} must be one field of prompt={prompt!r}")
+
+        if not any(key for _, key in self._answer):
+            raise ConfigError(f"answer={answer!r} has no field, such as '{{target}}', to be filled from the row")
+
+    def fill(self, values: Mapping[str, str]) -> _Filled:
+        """The texts for a row.
+
+        :param values: one for each of :attr:`keys`.
+        """
+        prompt, context, asked = "", (0, 0), 0
+        for words, key in self._prompt:
+            prompt += words
+            if key is not None:
+                start, prompt = len(prompt), prompt + values[key]
+                asked = len(prompt.rstrip())
+                if key == self._context_key:
+                    context = start, len(prompt)
+        answer = "".join(words + (values[key] if key is not None else "") for words, key in self._answer)
+        return _Filled(prompt, answer, context, asked)
+
+
+def _pieces(name: str, text: str) -> list[tuple[str, str | None]]:
+    """Pairs of literal text, and the key whose value follows it."""
+    try:
+        pieces = list(Formatter().parse(text))
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r}: {error}; write two braces for a literal one") from None
+
+    for _, key, spec, conversion in pieces:
+        if key is not None and (not key or set(key) & set(".[]") or spec or conversion):
+            raise ConfigError(f"{name}={text!r}: a field is a key of the row in braces, as {{question}}; got {key!r}")
+
+    return [(words, key) for words, key, _, _ in pieces]
+
+
+def place_cut(offsets: Offsets, context: Span, num_tokens: int, cut: Cut) -> Span:
+    """The range of tokens to remove from the context: at least ``num_tokens``.
+
+    No character is split: if several tokens share one, all of them are removed.
+
+    :param context: the range of tokens of the context, at least ``num_tokens``.
+    """
+    first, last = context
+    start = {
+        "truncate_context_left": first,
+        "truncate_context_right": last - num_tokens,
+        "truncate_context_middle": first + (last - first - num_tokens + 1) // 2,
+    }[cut]
+    stop = start + num_tokens
+    while start > first and offsets.stops[start - 1] > offsets.starts[start]:
+        start -= 1
+    while stop < last and offsets.starts[stop] < offsets.stops[stop - 1]:
+        stop += 1
+    return start, stop

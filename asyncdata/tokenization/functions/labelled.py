@@ -6,45 +6,46 @@ tokens. The sample's ``spans`` column stores them, and ``Sample.labels`` reads i
 
 from __future__ import annotations
 
-from array import array
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from abc import ABC, abstractmethod
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from asyncdata.core.errors import ConfigError
 from asyncdata.core.shortage import raise_if_shortage
-from asyncdata.tokenization.encoders.span_encoder import one_id
-from asyncdata.tokenization.functions.drafts import Draft, Drafting, Encoded
-from asyncdata.tokenization.functions.tokenizer_settings import Media, Name, OfTokenizer
+from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer
 from asyncdata.tokenization.media import MEDIA_LEFT_OUT, without_media
 from asyncdata.tokenization.rows import MediaFault, RowFault
-from asyncdata.tokenization.spans import trained_tokens
+from asyncdata.tokenization.spans import Span, clip, encode_spans, trained_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from array import array
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from asyncdata.tokenization.column_writer import ColumnWriter
-    from asyncdata.tokenization.encoders.span_encoder import Located, SpanEncoder
-    from asyncdata.tokenization.encoders.text_encoder import TextEncoder
+    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
+    from asyncdata.tokenization.encoders.hf_encoder import Located
+    from asyncdata.tokenization.encoders.text_encoder import Encoder
     from asyncdata.tokenization.encoders.transformers_tokenizer import CodedTokenizer
-    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+    from asyncdata.tokenization.row_fields import RowReader
 
 __all__ = (
+    "NOTHING_TRAINED",
+    "TRUNCATED",
+    "Draft",
+    "Drafting",
+    "Encoded",
     "Name",
-    "DraftTokenizer",
     "OfAnyLength",
     "Overlong",
-    "PlainEncoder",
     "PositiveInt",
-    "encoded",
-    "metadata_column",
-    "named_token",
+    "RowTokenizer",
+    "predicted",
 )
 
-Buffer = bytes | memoryview
 Overlong = Literal["drop", "truncate_right", "truncate_left", "error"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+NOTHING_TRAINED = "no_trained_tokens"
+TRUNCATED = "truncated"
 
 
 class OfAnyLength(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -77,154 +78,190 @@ class OfAnyLength(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=
         return encoded.cut(start, start + limit)
 
 
-def named_token(files: TokenizerFiles, name: str, given: bool | str, setting: str) -> str | None:
-    """The special token that a setting names: the tokenizer's own for True, None for False.
-
-    :param name: the tokenizer's name for it, such as ``eos_token``.
-    :raises ConfigError: if the tokenizer has no such token.
-    """
-    if isinstance(given, str) or not given:
-        return given or None
-
-    if name not in files.special_tokens:
-        raise ConfigError(
-            f"AD410 {setting}=True, but the tokenizer has no {name}; pass {setting}='the token', or False"
-        )
-
-    return files.special_tokens[name]
-
-
-class DraftReader(Protocol):
-    """Reads a raw row."""
-
-    def __call__(self, raw: Buffer, /, *decoded: Any) -> Drafting | str:
-        """The row's drafts, or the reason to drop the row.
-
-        :param decoded: the row's value from ``decode`` of :class:`DraftTokenizer`, if that has decoded the rows.
-        :raises RowFault: if it is bad.
-        """
-        ...
-
-
-class DraftWriter(Protocol):
-    """Writes the sample of a row."""
-
-    def __call__(self, row: int, found: list[Any], drafting: Drafting, out: ColumnWriter) -> None:
-        """Keep the row, or drop it; ``found`` are the encodings of its drafts.
-
-        :raises RowFault: if it is bad.
-        """
-        ...
-
-
-class DraftTokenizer:
+class RowTokenizer(ABC):
     """An opened tokenize function: reads the drafts of rows, tokenizes all of them at once, and writes samples.
 
+    :param row: reads the fields of rows.
     :param encoder: None if no row has a draft.
-    :param decode: decodes many rows in one call, to a value for each; it returns None if a row is bad, or may be.
-    :param media: what to do with a row that has media.
     """
 
-    def __init__(
-        self,
-        encoder: SpanEncoder | PlainEncoder | None,
-        read: DraftReader,
-        write: DraftWriter,
-        decode: Callable[[Sequence[Buffer]], Sequence[Any] | None] = lambda _: None,
-        media: Media = "error",
-    ) -> None:
+    def __init__(self, fn: OfTokenizer, row: RowReader, encoder: Encoder | CodedTokenizer | None) -> None:
+        self._row = row
         self._encoder = encoder
-        self._read = read
-        self._write = write
-        self._decode = decode
-        self._leaves_out = media == "leave_out"
+        self._leaves_out = fn.media == "leave_out"
+
+    @abstractmethod
+    def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
+        """The drafts of a row, or the reason to drop it.
+
+        :param fields: the row's fields; None for one that it lacks, unless it is not there.
+        :param raw: the row, for errors.
+        :raises RowFault: if it is bad.
+        """
+
+    @abstractmethod
+    def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
+        """Keep a row, or drop it; ``found`` are the tokens of its drafts.
+
+        :raises RowFault: if it is bad.
+        """
+
+    def write_all(self, columns: dict[str, list[Any]], out: ColumnWriter) -> bool:
+        """Write all rows at once, by the columns of their fields; false if a row needs the other methods."""
+        return False
 
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
-        draftings = list(self._read_each(rows, out))
+        columns = self._row.columns(rows)
+        if columns is not None and self.write_all(columns, out):
+            return
+
+        draftings = list(self._read_each(rows, columns, out))
         texts = [draft.text for _, drafting in draftings for draft in drafting.drafts]
         encodings = iter(() if self._encoder is None else self._encoder.encode(texts))
         for row, drafting in draftings:
             found = list(islice(encodings, len(drafting.drafts)))
             try:
-                for each in found:
-                    if isinstance(each, Exception):
-                        raise _refused(each)
-
-                self._write(row, found, drafting, out)
+                self.write(row, list(map(_accepted, found)), drafting, out)
                 if drafting.has_left_out and out.has_kept(row):
                     out.note(row, MEDIA_LEFT_OUT)
             except RowFault as fault:
                 out.fail(row, RowFault(fault.code, fault.reason, rows[row]))
 
-    def _read_each(self, rows: Sequence[Buffer], out: ColumnWriter) -> Iterator[tuple[int, Drafting]]:
-        decoded = self._decode(rows)
-        arguments: Iterable[tuple[Any, ...]] = zip(rows) if decoded is None else zip(rows, decoded, strict=True)
-        for row, given in enumerate(arguments):
+    def _read_each(
+        self, rows: Sequence[Buffer], columns: dict[str, list[Any]] | None, out: ColumnWriter
+    ) -> Iterator[tuple[int, Drafting]]:
+        fields: list[dict[str, Any]] | None = None
+        if columns is not None:
+            fields = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        for row, raw in enumerate(rows):
             out.progress(row)  # a template is a program, and may run forever
-            drafting: Drafting | str | RowFault
             try:
-                drafting = self._read(*given)
+                found = self._read(raw, None if fields is None else fields[row])
             except RowFault as fault:
-                drafting = self._read_again(given[0], fault)
-            if isinstance(drafting, RowFault):
-                out.fail(row, drafting)
-            elif isinstance(drafting, str):
-                out.drop(row, drafting)
+                out.fail(row, fault)
+                continue
+
+            if isinstance(found, str):
+                out.drop(row, found)
             else:
-                yield row, drafting
+                yield row, found
         out.progress(None)
 
-    def _read_again(self, raw: Buffer, fault: RowFault) -> Drafting | str | RowFault:
-        """The row without its media, if they are the fault and are to be left out; else the fault."""
-        if not (self._leaves_out and isinstance(fault, MediaFault)):
-            return fault
-
+    def _read(self, raw: Buffer, fields: dict[str, Any] | None) -> Drafting | str:
+        """The drafts of a row; without its media, if they are its fault and are to be left out."""
         try:
-            drafting = self._read(without_media(raw, fault.keys))
-        except RowFault as other:
-            return RowFault(other.code, other.reason, raw)
+            return self.read(self._row(raw) if fields is None else fields, raw)
+        except MediaFault as fault:
+            if not self._leaves_out:
+                raise
 
-        return drafting if isinstance(drafting, str) else drafting._replace(has_left_out=True)
+            keys = fault.keys
+        try:
+            bare = without_media(raw, keys)
+            found = self.read(self._row(bare), bare)
+        except RowFault as fault:
+            raise RowFault(fault.code, fault.reason, raw) from None
+
+        return found if isinstance(found, str) else found._replace(has_left_out=True)
+
+    @staticmethod
+    def write_sample(
+        row: int, encoded: Encoded | None, columns: Mapping[str, Buffer], out: ColumnWriter, notes: Iterable[str] = ()
+    ) -> None:
+        """Keep a sample, unless it is too long or has nothing to train on.
+
+        :param encoded: None if the sample is too long.
+        :param notes: further notes that statistics count.
+        """
+        if encoded is None:
+            out.drop(row, "max_length")
+            return
+
+        spans = predicted(encoded.spans)
+        if not spans:
+            out.drop(row, NOTHING_TRAINED)
+            return
+
+        out.keep(row, encoded.tokens, spans=encode_spans(spans), **columns)
+        for note in sorted(set(chain(encoded.notes(), notes))):
+            out.note(row, note)
 
 
-def _refused(error: Exception) -> RowFault:
-    """The fault of a row whose text the tokenizer rejected.
+def _accepted(found: Located | Exception) -> Located:
+    """The tokens of a text.
 
-    :raises Exception: ``error``, if a system resource ran out.
+    :raises RowFault: if the tokenizer rejected it.
     """
-    raise_if_shortage(error)
-    return RowFault("AD421", f"the tokenizer raised {type(error).__name__}: {error}")
-
-
-class PlainEncoder:
-    """The encoder for prompts and for text that is trained whole: they need no offsets, so any backend works."""
-
-    def __init__(self, encoder: TextEncoder | CodedTokenizer) -> None:
-        self._encoder = encoder
-
-    def encode(self, texts: list[str]) -> list[array[int] | Exception]:
-        """The ids of each text, or the error that the library raised for it."""
-        flat, errors = self._encoder(texts)
-        found: list[array[int] | Exception] = [array("i", ids) for ids in flat.of_each()]
-        for number, error in errors.items():
-            found[number] = error
+    if not isinstance(found, Exception):
         return found
 
-    def ids_of(self, token: str | None, setting: str) -> array[int]:
-        """The id of the special token that a setting names, as an array; empty for None.
-
-        :raises ConfigError: if the tokenizer does not know it.
-        """
-        return one_id(lambda text: array("i", self._encoder([text]).flat.of_each()[0]), token, setting)
+    raise_if_shortage(found)
+    raise RowFault("AD421", f"the tokenizer raised {type(found).__name__}: {found}")
 
 
-def encoded(located: Located, draft: Draft) -> Encoded:
-    """The tokens of ``draft``, and which of them are trained."""
-    spans, straddling = trained_tokens(located.offsets, draft.blocks, draft.text)
-    return Encoded(located.ids, spans, straddling, draft.has_stop)
+class Draft(NamedTuple):
+    """A text to tokenize, and its trained blocks: ranges of characters, sorted and disjoint.
+
+    :ivar has_stop: whether a block ends with a stop token, at which the model stops.
+    """
+
+    text: str
+    blocks: list[Span]
+    has_stop: bool = True
+
+    def encoded(self, located: Located) -> Encoded:
+        """The tokens, and which of them are trained."""
+        spans, straddling = trained_tokens(located.offsets, self.blocks, self.text)
+        return Encoded(located.ids, spans, straddling, self.has_stop)
 
 
-def metadata_column(fields: Mapping[str, Any]) -> dict[str, Buffer]:
-    """The column of the row's metadata, unchanged; no column for null."""
-    text = fields.get("metadata")
-    return {} if text is None or bytes(text) == b"null" else {"metadata": text}
+class Drafting(NamedTuple):
+    """A row that was read: its drafts, the columns of its sample, and in ``of`` further data for its writer.
+
+    :ivar has_left_out: whether media of the row were left out.
+    """
+
+    drafts: list[Draft]
+    columns: dict[str, Buffer]
+    of: Any = None
+    has_left_out: bool = False
+
+    @classmethod
+    def with_metadata(
+        cls, drafts: list[Draft], fields: Mapping[str, Any], of: Any = None, **columns: Buffer
+    ) -> Drafting:
+        """With a column of the row's metadata, unchanged; without it for null."""
+        metadata = fields.get("metadata")
+        if metadata is not None and bytes(metadata) != b"null":
+            columns["metadata"] = metadata
+        return cls(drafts, columns, of)
+
+
+class Encoded(NamedTuple):
+    """The tokens of a draft, and which of them are trained.
+
+    :ivar straddling: the indices of tokens that cross the border of a block, and so are not trained.
+    :ivar has_stop: as in the draft.
+    :ivar is_cut: whether tokens of the draft are missing.
+    """
+
+    tokens: array[int]
+    spans: list[Span]
+    straddling: Sequence[int] = ()
+    has_stop: bool = True
+    is_cut: bool = False
+
+    def cut(self, start: int, stop: int) -> Encoded:
+        """The tokens in ``[start, stop)``."""
+        straddling = [place - start for place in self.straddling if start <= place < stop]
+        return Encoded(self.tokens[start:stop], clip(self.spans, start, stop), straddling, self.has_stop, is_cut=True)
+
+    def notes(self) -> list[str]:
+        """The notes that statistics count for the sample."""
+        about_training = ["straddling_token"] * bool(self.straddling) + ["no_stop_token"] * (not self.has_stop)
+        return about_training + [TRUNCATED] * self.is_cut
+
+
+def predicted(spans: list[Span]) -> list[Span]:
+    """The spans without a sample's first token, which no token before it can predict."""
+    return [(max(start, 1), stop) for start, stop in spans if stop > 1]

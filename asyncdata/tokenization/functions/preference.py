@@ -8,27 +8,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from asyncdata.tokenization.encoders.span_encoder import open_span_encoder
-from asyncdata.tokenization.functions.chat_settings import ChatDrafts, OfChat, assistants
-from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, predicted, write_sample
-from asyncdata.tokenization.functions.labelled import DraftTokenizer, Name, encoded, metadata_column, named_token
+from asyncdata.tokenization.encoders.text_encoder import open_encoder
+from asyncdata.tokenization.functions.chat import ChatDrafts, OfChat, assistants
+from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, Name, RowTokenizer, predicted
 from asyncdata.tokenization.row_fields import RowReader
-from asyncdata.tokenization.rows import RowFault, decode_value, json_type
+from asyncdata.tokenization.rows import RowFault, json_type
 from asyncdata.tokenization.spans import common_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
-    from asyncdata.tokenization.column_writer import ColumnWriter
-    from asyncdata.tokenization.encoders.span_encoder import Located
+    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
+    from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = ("PreferenceTokenizeFn",)
-
-Buffer = bytes | memoryview
-Message = dict[str, Any]
 
 
 class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -65,24 +60,20 @@ class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fie
 
     def check_files(self, files: TokenizerFiles) -> None:
         """Check that the token of ``eos`` exists, and compile the templates if there are any."""
-        named_token(files, "eos_token", self.eos, "eos")
-        if self._has_template(files):
+        files.named_token("eos_token", self.eos, "eos")
+        if self.has_template(files):
             super().check_files(files)
 
     def template_digest(self, files: TokenizerFiles) -> str:
         """Digest of the templates; ``"none"`` for a tokenizer without a template, which works for text."""
-        return super().template_digest(files) if self._has_template(files) else "none"
+        return super().template_digest(files) if self.has_template(files) else "none"
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
-        files = self.files()
-        encoder = open_span_encoder(files, self.tokenizer_backend)
-        spans = self.chat_spans(files, files.special_texts()) if self._has_template(files) else None
-        eos = named_token(files, "eos_token", self.eos, "eos")
-        encoder.ids_of(eos, "eos")
-        return DraftTokenizer(encoder, _PairReader(self, spans, eos or ""), _PairWriter(self), media=self.media)
+        return _Pairs(self)
 
-    def _has_template(self, files: TokenizerFiles) -> bool:
+    def has_template(self, files: TokenizerFiles) -> bool:
+        """Whether there is a chat template; without one, pairs are text."""
         return bool(files.chat_templates) or self.chat_template is not None
 
 
@@ -94,27 +85,54 @@ class _Pair(NamedTuple):
     rejected: Any
 
 
-class _PairReader:
-    """Reads two drafts from a raw row: with the chosen answer, and with the rejected one."""
+class _Pairs(RowTokenizer):
+    """The opened function: reads drafts of both answers, cuts them to length, and stores the rejected one in ``extra``.
 
-    def __init__(self, fn: PreferenceTokenizeFn, spans: tuple[ChatSpans, ChatSpans] | None, eos: str) -> None:
-        self._eos = eos
-        self._trains_completion = fn.train_on == "completion"
-        self._row = RowReader(
+    If the completion is trained, the prompt is a third draft.
+    """
+
+    def __init__(self, fn: PreferenceTokenizeFn) -> None:
+        files = fn.files()
+        encoder = open_encoder(files, fn.tokenizer_backend, offsets=True)
+        eos = files.named_token("eos_token", fn.eos, "eos")
+        encoder.ids_of(eos, "eos")  # it must be one
+        row = RowReader(
             {"chosen": fn.chosen_key, "rejected": fn.rejected_key},
             {"prompt": fn.prompt_key, "tools": fn.tool_key, "metadata": fn.metadata_key},
+            decoded=_Pair._fields,
         )
-        self._drafts = None if spans is None else ChatDrafts(self._row, spans)
+        super().__init__(fn, row, encoder)
+        self._fn = fn
+        self._eos = eos or ""
+        self._trains_completion = fn.train_on == "completion"
+        has_template = fn.has_template(files)
+        self._drafts = ChatDrafts(row, fn.chat_spans(files, files.special_texts())) if has_template else None
 
-    def __call__(self, raw: Buffer) -> Drafting | str:
-        fields = self._row(raw)
-        pair = _Pair(*(decode_value(fields[name], raw) if name in fields else None for name in _Pair._fields))
+    def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
+        pair = _Pair(*map(fields.get, _Pair._fields))
         kind = self._kind(pair, raw)
         if pair.chosen == pair.rejected:
             return "no_preference"
 
         drafts = self._of_text(pair, raw) if kind is str else self._of_chats(pair, fields.get("tools"), raw)
-        return Drafting(drafts, metadata_column(fields)) if drafts else NOTHING_TRAINED
+        return Drafting.with_metadata(drafts, fields) if drafts else NOTHING_TRAINED
+
+    def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
+        both = [draft.encoded(each) for draft, each in zip(drafting.drafts, found, strict=True)]
+        if self._trains_completion:
+            prompt = both.pop().tokens
+            start = min(_num_alike(prompt, each.tokens) for each in both)
+            both = [each._replace(spans=[(start, len(each.tokens))]) for each in both]
+        chosen, rejected = map(self._fn.fit, both)
+        spans = [] if rejected is None else predicted(rejected.spans)
+        if chosen is None or rejected is None:
+            self.write_sample(row, None, {}, out)
+        elif not spans:
+            out.drop(row, NOTHING_TRAINED)
+        else:
+            extra = {"rejected_input_ids": rejected.tokens.tolist(), "rejected_spans": spans}
+            columns = {**drafting.columns, "extra": msgspec.json.encode(extra)}
+            self.write_sample(row, chosen, columns, out, rejected.notes())
 
     def _kind(self, pair: _Pair, raw: Buffer) -> type:
         kind = type(pair.chosen)
@@ -172,10 +190,9 @@ def _num_alike(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 def _num_shared(chosen: Any, rejected: Any) -> int:
     """Where TRL divides pairs without a prompt: messages, or characters without a space before them."""
-    places = range(min(len(chosen), len(rejected)))
-    first = next((place for place in places if chosen[place] != rejected[place]), None)
-    if first is None:
-        return max(0, len(places) - 1)
+    first = _num_alike(chosen, rejected)
+    if first == min(len(chosen), len(rejected)):
+        return max(0, first - 1)
 
     return first - 1 if first and chosen[first - 1] == " " else first
 
@@ -184,27 +201,3 @@ def _shared_words(one: str, other: str) -> int:
     """The position of the last white space in the common beginning of both, so that no word is split."""
     space = re.search(r"\s\S*\Z", one[: common_prefix(one, other)])
     return space.start() if space else 0
-
-
-class _PairWriter:
-    """Cuts both answers to length, and stores the rejected one in ``extra``."""
-
-    def __init__(self, fn: PreferenceTokenizeFn) -> None:
-        self._fn = fn
-
-    def __call__(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
-        both = [encoded(*each) for each in zip(found, drafting.drafts, strict=True)]
-        if len(both) == 3:
-            prompt = both.pop().tokens
-            start = min(_num_alike(prompt, each.tokens) for each in both)
-            both = [each._replace(spans=[(start, len(each.tokens))]) for each in both]
-        chosen, rejected = map(self._fn.fit, both)
-        spans = [] if rejected is None else predicted(rejected.spans)
-        if chosen is None or rejected is None:
-            write_sample(row, None, {}, out)
-        elif not spans:
-            out.drop(row, NOTHING_TRAINED)
-        else:
-            extra = {"rejected_input_ids": rejected.tokens.tolist(), "rejected_spans": spans}
-            columns = {**drafting.columns, "extra": msgspec.json.encode(extra)}
-            write_sample(row, chosen, columns, out, rejected.notes())

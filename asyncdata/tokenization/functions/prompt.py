@@ -1,4 +1,4 @@
-"""Prompts for rollouts: converts a row's text or chat to token ids, and keeps its label and metadata undecoded."""
+"""Prompts for rollouts: how a row's text or chat becomes token ids. ``prompt_reader`` does it, in the workers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.tokenization.encoders.text_encoder import open_encoder
-from asyncdata.tokenization.functions.drafts import Draft, Drafting
-from asyncdata.tokenization.functions.labelled import DraftTokenizer, PlainEncoder
-from asyncdata.tokenization.functions.prompt_batch import EMPTY_PROMPT, PlainReader, write_prompts
 from asyncdata.tokenization.functions.tokenizer_settings import (
     TEMPLATE_ARGUMENTS,
     Name,
@@ -20,23 +16,13 @@ from asyncdata.tokenization.functions.tokenizer_settings import (
     compile_templates,
     templates_digest,
 )
-from asyncdata.tokenization.functions.turns import ReadChat, unusual_turns
-from asyncdata.tokenization.row_fields import RowReader
-from asyncdata.tokenization.rows import TRAINED_CHATS, decode_value
 
 if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Sequence
-
     from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.tokenization.column_writer import ColumnWriter
-    from asyncdata.tokenization.encoders.text_encoder import TextEncoder
-    from asyncdata.tokenization.row_fields import Tools
+    from asyncdata.tokenization.encoders.text_encoder import Encoder
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("PromptReader", "PromptTokenizeFn")
-
-Buffer = bytes | memoryview
+__all__ = ("PromptRowFn", "PromptTokenizeFn")
 
 
 class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -104,9 +90,20 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
+        from asyncdata.tokenization.functions.prompt_reader import PromptTokenizer
+        from asyncdata.tokenization.row_fields import RowReader
+
+        required = {"prompt": self.prompt_key, "label": self.label_key}
+        row = RowReader(required, {"metadata": self.metadata_key, "tools": self.tool_key}, decoded=["prompt"])
+        return PromptTokenizer(self, row, *self._opened())
+
+    def _opened(self) -> tuple[Encoder, Templates | None, int | None]:
+        """The encoder, the compiled templates, and the limit of tokens."""
+        from asyncdata.tokenization.encoders.text_encoder import open_encoder
+
         files = self.files()
         encoder = open_encoder(files, self.tokenizer_backend, add_special_tokens=self.add_special_tokens)
-        return _PromptTokenizer(self, encoder, self.templates(files))
+        return encoder, self.templates(files), self.max_length
 
     def templates(self, files: TokenizerFiles) -> Templates | None:
         """The compiled templates; None if prompts are not rendered."""
@@ -116,83 +113,23 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
         return compile_templates(files, self.chat_template, self.chat_template_kwargs, self.today)
 
 
-class _PromptTokenizer:
-    """A :class:`PromptTokenizeFn`, opened. Plain prompts are read in one call, unless a row is bad or unusual."""
+class PromptRowFn(PromptTokenizeFn, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """As :class:`~asyncdata.RowFn`, for rows with a chat as their prompt: one that is too long is dropped.
 
-    def __init__(self, fn: PromptTokenizeFn, encoder: TextEncoder, templates: Templates | None) -> None:
-        required = {"prompt": fn.prompt_key, "label": fn.label_key}
-        optional = {"metadata": fn.metadata_key, "tools": fn.tool_key}
-        self._read_all = PlainReader(required | optional) if templates is None else None
-        reader = PromptReader(RowReader(required, optional), templates)
-        self._one_by_one = DraftTokenizer(PlainEncoder(encoder), reader, self._write, media=fn.media)
-        self._encoder = encoder
-        self._max_length = fn.max_length
+    The settings are those of :class:`~asyncdata.PromptTokenizeFn`. A sample has no tokens; ``sample.extra`` is the row.
+    Labels, tools and metadata of a row are not looked at.
 
-    def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
-        plain = None if self._read_all is None else self._read_all(rows)
-        if plain is not None:
-            flat, errors = self._encoder(plain.texts)
-            if not errors:
-                write_prompts(plain, flat, self._max_length, out)
-                return
-
-        self._one_by_one(rows, out)
-
-    def _write(self, row: int, found: list[array[int]], drafting: Drafting, out: ColumnWriter) -> None:
-        tokens = found[0]
-        if not tokens:
-            out.drop(row, EMPTY_PROMPT)
-        elif self._max_length is not None and len(tokens) > self._max_length:
-            out.drop(row, "max_length")
-        else:
-            out.keep(row, tokens, **drafting.columns)
-
-
-class PromptReader:
-    """Reads the prompt's text and the sample's columns from a raw row.
-
-    :param tools: those of a row that has none of its own.
+    :param tools: JSON schemas of tools that all rows have, for the template.
     """
 
-    def __init__(self, row: RowReader, templates: Templates | None, tools: list[dict[str, Any]] | None = None) -> None:
-        self._templates = templates
-        self._row = row
-        self._tools = tools
+    tag: ClassVar[str] = "asyncdata:PromptRowFn"
 
-    def __call__(self, raw: Buffer) -> Drafting | str:
-        columns = self._row(raw)
-        tools = self._row.tools(columns.pop("tools", None), raw)
-        self._row.schemas(tools, raw)
-        prompt = decode_value(columns.pop("prompt"), raw)
-        if self._templates is None:
-            text = self._plain(prompt, raw)
-        else:
-            text = self._rendered(self._templates, prompt, tools, raw)
-        columns["prompt_text"] = text.encode()
-        if metadata := self._row.metadata(columns.pop("metadata", None), tools, raw):
-            columns["metadata"] = metadata
-        return Drafting([Draft(text, [])], columns) if text else EMPTY_PROMPT
+    tools: list[dict[str, Any]] | None = None
 
-    def _plain(self, prompt: Any, raw: Buffer) -> str:
-        if isinstance(prompt, str):
-            return self._row.encodable("prompt", prompt, raw)
+    def open(self) -> BatchTokenizer:
+        """Load the tokenizer and compile the template."""
+        from asyncdata.tokenization.functions.prompt_reader import RowsOfPrompts
+        from asyncdata.tokenization.row_fields import RowReader
 
-        way_out = (
-            f"; set apply_chat_template=True to render messages. {TRAINED_CHATS}" if isinstance(prompt, list) else ""
-        )
-        raise self._row.wrong_type("prompt", "a string", prompt, raw, way_out)
-
-    def _rendered(self, templates: Templates, prompt: Any, tools: Tools | None, raw: Buffer) -> str:
-        messages = self._row.messages("prompt", prompt, raw)
-        if not messages:
-            return ""  # templates do not support an empty chat
-
-        schemas = self._tools if tools is None else tools.schemas
-        template = templates.of(schemas)
-        unusual = unusual_turns(messages)
-        if unusual:
-            ReadChat(self._row, "prompt", messages, schemas, raw).refuse_media(unusual)
-        text = template.render(messages, schemas)
-        if unusual:
-            ReadChat(self._row, "prompt", messages, schemas, raw).check_written(unusual, text, template)
-        return self._row.encodable("prompt", text, raw)
+        row = RowReader({"prompt": self.prompt_key}, {}, decoded=["prompt"], allows_media=True)  # media stay in the row
+        return RowsOfPrompts(self, row, *self._opened(), tools=self.tools)

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
-from asyncdata.tokenization.functions.drafts import Draft, Drafting, Encoded, write_sample
-from asyncdata.tokenization.functions.labelled import (
-    DraftTokenizer,
-    Name,
-    OfAnyLength,
-    PlainEncoder,
-    metadata_column,
-    named_token,
-)
+from asyncdata.tokenization.functions.labelled import Draft, Drafting, Encoded, Name, OfAnyLength, RowTokenizer
 from asyncdata.tokenization.row_fields import RowReader
-from asyncdata.tokenization.rows import decode_value
 
 if TYPE_CHECKING:
-    from array import array
-
     from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.tokenization.column_writer import ColumnWriter
+    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
+    from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = ("TextTokenizeFn",)
-
-Buffer = bytes | memoryview
 
 
 class TextTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -51,41 +39,30 @@ class TextTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def check_files(self, files: TokenizerFiles) -> None:
         """Check that the tokenizer has the tokens that the settings name."""
-        named_token(files, "bos_token", self.bos, "bos")
-        named_token(files, "eos_token", self.eos, "eos")
+        files.named_token("bos_token", self.bos, "bos")
+        files.named_token("eos_token", self.eos, "eos")
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer."""
-        files = self.files()
-        encoder = PlainEncoder(open_encoder(files, self.tokenizer_backend))
-        return DraftTokenizer(encoder, _TextReader(self), _TextWriter(self, encoder, files), media=self.media)
+        return _Texts(self)
 
 
-class _TextReader:
-    """Reads the text of a raw row."""
+class _Texts(RowTokenizer):
+    """The opened function: adds the tokens around a text, and cuts it to length."""
 
     def __init__(self, fn: TextTokenizeFn) -> None:
-        self._row = RowReader({"text": fn.text_key}, {"metadata": fn.metadata_key})
-
-    def __call__(self, raw: Buffer) -> Drafting | str:
-        fields = self._row(raw)
-        text = decode_value(fields["text"], raw)
-        if not isinstance(text, str):
-            raise self._row.wrong_type("text", "a string", text, raw)
-
-        text = self._row.encodable("text", text, raw)
-        return Drafting([Draft(text, [(0, len(text))])], metadata_column(fields)) if text else "empty_text"
-
-
-class _TextWriter:
-    """Adds the tokens around a text, and cuts it to length."""
-
-    def __init__(self, fn: TextTokenizeFn, encoder: PlainEncoder, files: TokenizerFiles) -> None:
+        files = fn.files()
+        encoder = open_encoder(files, fn.tokenizer_backend)
+        row = RowReader({"text": fn.text_key}, {"metadata": fn.metadata_key}, decoded=["text"])
+        super().__init__(fn, row, encoder)
         self._fn = fn
-        self._before = encoder.ids_of(named_token(files, "bos_token", fn.bos, "bos"), "bos")
-        self._after = encoder.ids_of(named_token(files, "eos_token", fn.eos, "eos"), "eos")
+        self._before = encoder.ids_of(files.named_token("bos_token", fn.bos, "bos"), "bos")
+        self._after = encoder.ids_of(files.named_token("eos_token", fn.eos, "eos"), "eos")
 
-    def __call__(self, row: int, found: list[array[int]], drafting: Drafting, out: ColumnWriter) -> None:
-        tokens = self._before + found[0] + self._after
-        encoded = Encoded(tokens, [(0, len(tokens))])
-        write_sample(row, self._fn.fit(encoded), drafting.columns, out)
+    def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
+        text = self._row.text("text", fields["text"], raw)
+        return Drafting.with_metadata([Draft(text, [])], fields) if text else "empty_text"
+
+    def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
+        tokens = self._before + found[0].ids + self._after
+        self.write_sample(row, self._fn.fit(Encoded(tokens, [(0, len(tokens))])), drafting.columns, out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -11,7 +10,7 @@ import msgspec
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import tag_of
-from asyncdata.core.settings import Settings, wrong_value
+from asyncdata.core.settings import Description
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ TEMPLATE_ARGUMENTS = frozenset(
 )
 
 
-class _First(Settings, frozen=True):
+class _First(Description, frozen=True):
     """The only field that may be a positional argument."""
 
     tokenizer: Name
@@ -88,21 +87,13 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
         :param json_fields: the fields with JSON values. They are copied, as the caller may change its dicts later.
         :raises ConfigError: for a field of the wrong type.
         """
-        if isinstance(self.tokenizer, os.PathLike):
-            msgspec.structs.force_setattr(self, "tokenizer", os.fspath(self.tokenizer))
         if way_out := _way_out(self.tokenizer):
             raise ConfigError(
                 f"{type(self).__name__}: tokenizer must be a folder with tokenizer.json or a Hugging Face name, got a "
                 f"{type(self.tokenizer).__name__}: {way_out}"
             )
 
-        for field in msgspec.structs.fields(type(self)):
-            try:
-                msgspec.convert(getattr(self, field.name), field.type)
-            except msgspec.ValidationError as error:
-                said = wrong_value(field, getattr(self, field.name), error)
-                raise ConfigError(f"{type(self).__name__}: {said}") from None
-
+        super().__post_init__()
         for name in json_fields:
             given = getattr(self, name)
             copy = _json_copy(given)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
+    from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 
 __all__ = ("RowFn",)
@@ -39,19 +40,16 @@ class RowFn(Description, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The constructor's arguments: none."""
         return {}
 
-    def open(self) -> _Rows:
+    def open(self) -> BatchTokenizer:
         """Nothing has to be loaded."""
-        return _Rows()
+        return _keep_rows
 
 
-class _Rows:
-    """The opened function."""
-
-    def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
-        for number, raw in enumerate(rows):
-            try:
-                decode_object(raw)
-            except RowFault as fault:
-                out.fail(number, fault)
-            else:
-                out.keep(number, (), extra=bytes(raw).removeprefix(BOM_UTF8))
+def _keep_rows(rows: Sequence[Buffer], out: ColumnWriter) -> None:
+    for number, raw in enumerate(rows):
+        try:
+            decode_object(raw)
+        except RowFault as fault:
+            out.fail(number, fault)
+        else:
+            out.keep(number, (), extra=bytes(raw).removeprefix(BOM_UTF8))

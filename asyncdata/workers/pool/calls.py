@@ -7,53 +7,53 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import anyio
+import msgspec
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.messages import Failed, Short
-from asyncdata.workers.pool.deadlines import given_up, patience_of_a_request
+from asyncdata.core.messages import Short
+from asyncdata.workers.pool.deadlines import Patience, given_up, patience_of_a_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from asyncdata.core.messages import Reply, Request
+    from asyncdata.core.messages import Failed, Reply, Request
     from asyncdata.workers.base import Crashed, OnReply
     from asyncdata.workers.slots import Slots
 
 __all__ = ("Backlog", "Call")
 
 
-class Call:
+class Call(msgspec.Struct, eq=False):
     """A request under way.
 
     :ivar num_losses: workers that were lost while they processed it.
     :ivar suspect: the row that was processed when its last worker was lost.
     :ivar shortages: counts its failures because of a shortage of a system resource.
+    :ivar worker: the number of the worker that has it, or had it last.
+    :ivar sent_s: when it was sent to that worker, on the monotonic clock.
     """
 
-    __slots__ = ("max_losses", "num_losses", "on_reply", "request", "request_id", "shortages", "suspect")
-
-    def __init__(self, request_id: int, request: Request, on_reply: OnReply | None, max_losses: int) -> None:
-        self.request_id = request_id
-        self.request = request
-        self.on_reply = on_reply
-        self.max_losses = max_losses
-        self.num_losses = 0
-        self.suspect: int | None = None
-        self.shortages = patience_of_a_request()
+    request_id: int
+    request: Request
+    on_reply: OnReply | None
+    max_losses: int
+    num_losses: int = 0
+    suspect: int | None = None
+    shortages: Patience = msgspec.field(default_factory=patience_of_a_request)
+    worker: int = -1
+    sent_s: float = 0.0
 
 
 class Backlog:
     """The requests that no worker has: a queue, and requests that return to its front at a given time.
 
     :param on_due: called when a request has returned to the queue.
-    :ivar is_for_reader: whether a request is for the reader, and not for the other workers.
     :ivar on_end: called with each call that ends, and its outcome, before the caller.
     """
 
     def __init__(self, slots: Slots, on_due: Callable[[], object]) -> None:
         self._slots = slots
         self._on_due = on_due
-        self.is_for_reader: Callable[[Request], bool] = lambda _: False
         self.on_end: Callable[[Call, Reply | Crashed], object] = no_op
         self._next_id = 1
         self._queue: deque[Call] = deque()
@@ -63,15 +63,9 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._queue) + len(self._later)
 
-    def count(self, is_counted: Callable[[Request], bool]) -> int:
-        """How many of their requests are such."""
-        return sum(is_counted(call.request) for call in (*self._queue, *(call for _, call in self._later)))
-
-    @property
-    def num_for_workers(self) -> int:
-        """How many of them are not for the reader."""
-        calls = [*self._queue, *(call for _, call in self._later)]
-        return sum(not self.is_for_reader(call.request) for call in calls)
+    def calls(self) -> list[Call]:
+        """All of them."""
+        return [*self._queue, *(call for _, call in self._later)]
 
     def submit(self, request: Request, on_reply: OnReply, max_losses: int) -> None:
         """Append a new call to the queue; it uses its slot until it ends."""
@@ -83,24 +77,18 @@ class Backlog:
         """Put it at the front of the queue."""
         self._queue.appendleft(call)
 
-    def add_later(self, call: Call, wait_s: float) -> None:
-        """Put it at the front of the queue after ``wait_s`` seconds."""
-        self._later.append((anyio.current_time() + wait_s, call))
-        if self._wake is not None:
-            self._wake.set()
-
-    def take(self, *, is_reader: bool) -> Call | None:
-        """Remove and return the next one for the reader, or for another worker; None if there is none."""
+    def take(self, takes: Callable[[Request], bool]) -> Call | None:
+        """Remove and return the next one of those whose request is taken; None if there is none."""
         for number, call in enumerate(self._queue):
-            if self.is_for_reader(call.request) == is_reader:
+            if takes(call.request):
                 del self._queue[number]
                 return call
 
         return None
 
-    def take_all(self) -> list[Call]:
+    def _take_all(self) -> list[Call]:
         """Remove and return all of them."""
-        calls = [*self._queue, *(call for _, call in self._later)]
+        calls = self.calls()
         self._queue.clear()
         self._later.clear()
         return calls
@@ -110,11 +98,17 @@ class Backlog:
         if isinstance(reply, Short):
             wait_s = call.shortages.failed(may_pass=True) if call.on_reply is not None else None
             if wait_s is not None:
-                self.add_later(call, wait_s)
+                self._add_later(call, wait_s)
                 return
 
             reply = given_up(reply, call.shortages.num_failures)
         self.end(call, reply)
+
+    def _add_later(self, call: Call, wait_s: float) -> None:
+        """Put it at the front of the queue after ``wait_s`` seconds."""
+        self._later.append((anyio.current_time() + wait_s, call))
+        if self._wake is not None:
+            self._wake.set()
 
     def end(self, call: Call, outcome: Reply | Crashed) -> None:
         """Pass the outcome to the caller, unless it is no longer needed."""
@@ -123,14 +117,14 @@ class Backlog:
             call.on_reply(outcome)
         self._slots.done(call.request.slot)  # after on_reply: it may have requested the same rows again
 
-    def end_all(self, sent: Iterable[Call], reason: str) -> None:
-        """End these calls and all in the queue with ``reason``: no worker will answer them."""
-        for call in [*sent, *self.take_all()]:
-            self.end(call, Failed("WorkerError", reason))
+    def end_all(self, sent: Iterable[Call], reason: Failed) -> None:
+        """End these calls and all of the backlog with ``reason``: no worker will answer them."""
+        for call in [*sent, *self._take_all()]:
+            self.end(call, reason)
 
     def forget(self) -> None:
         """Drop all of them; their replies are no longer needed."""
-        for call in self.take_all():
+        for call in self._take_all():
             self._slots.done(call.request.slot)
 
     async def run(self) -> None:

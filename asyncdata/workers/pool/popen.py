@@ -1,6 +1,8 @@
-"""Starting a process of a pool by exec: its descriptors, its environment, and its end with the trainer. Imports little.
+"""Starting the fork server of a pool by exec: its descriptors, its environment, and its end with the trainer.
 
-A loader's constructor starts its fork server with this, before it imports any slow module.
+It starts in a loader's constructor, before the trainer imports any slow module, and loads the tokenize function
+meanwhile. So this imports little. It dies with the thread that started it, so the loader's service runs in that thread
+later.
 """
 
 from __future__ import annotations
@@ -15,24 +17,30 @@ import subprocess
 import sys
 import threading
 import weakref
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.core.errors import WorkerError
+from asyncdata.core.errors import AsyncDataError, WorkerError
+from asyncdata.core.threads import started
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from asyncdata.tokenization.base import TokenizeFn
 
 __all__ = (
     "ENVIRONMENT",
     "AlivePipe",
+    "EarlyForkServer",
     "Ends",
+    "StartedForkServer",
     "command_of",
-    "execute",
-    "hold_standard_fds",
     "new_ends",
     "no_room",
 )
 
+_PATIENCE_S = 10.0
+"""How long a constructor waits for it. It starts within milliseconds, and then reads its message at once."""
 _SET_IT = "set it to the path of a Python interpreter that has asyncdata, or num_workers=0"
 _BOOT = """\
 import json, sys
@@ -178,8 +186,8 @@ def _places() -> Iterator[str]:
                 yield os.path.abspath(entry)
 
 
-def execute(module: str, ends: Ends, alive: AlivePipe) -> subprocess.Popen[bytes]:
-    """A new interpreter that runs ``main`` of a module of this folder; it dies with the calling thread.
+def execute(ends: Ends, alive: AlivePipe) -> subprocess.Popen[bytes]:
+    """A new interpreter that becomes a fork server; it dies with the calling thread.
 
     :param ends: the new process inherits the other ends.
     :raises OSError: if the system has no room for one more process.
@@ -188,7 +196,7 @@ def execute(module: str, ends: Ends, alive: AlivePipe) -> subprocess.Popen[bytes
     arguments = {"parent": os.getpid(), "sock_fd": sock_fd, "alive_fd": alive.read_fd}
     with _ctrl_c_blocked():
         return subprocess.Popen(
-            command_of(f"{__package__}.{module}", arguments),
+            command_of(f"{__package__}.worker_main", arguments),
             pass_fds=(sock_fd, alive.read_fd),
             stdin=subprocess.DEVNULL,
             stdout=output_fd,
@@ -205,3 +213,111 @@ def _ctrl_c_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class StartedForkServer:
+    """A fork server that was started, and the description that it was sent.
+
+    :ivar told: the frame of the description that it loads; empty before it was sent.
+    """
+
+    def __init__(self, alive: AlivePipe) -> None:
+        self.alive = alive
+        self.told: bytes | bytearray = b""
+        with new_ends() as ends:
+            self.process: subprocess.Popen[bytes] = execute(ends, alive)
+            self.ends: Ends = ends
+
+    def tell(self, told: bytes | bytearray) -> None:
+        """Send it the description of the tokenize function to load.
+
+        :raises TimeoutError: if it does not read it. It may have a part of it then, and must be ended.
+        :raises OSError: if it has died.
+        """
+        sock = self.ends.sock
+        sock.settimeout(_PATIENCE_S)
+        sock.sendall(told)
+        sock.settimeout(None)
+        self.told = told
+
+    def end(self) -> None:
+        """Kill it, and close all descriptors."""
+        self.process.kill()
+        self.process.wait()
+        self.ends.close()
+        self.alive.close()
+
+
+class EarlyForkServer:
+    """Starts a fork server in a thread. If the start fails, it is tried again when a worker is needed, and an error
+    then is reported.
+
+    :ivar thread: the thread that started the fork server, which dies with it (PR_SET_PDEATHSIG). It ends after
+        :meth:`run`'s function, or with :meth:`close`.
+    :ivar function: the tokenize function, resolved; None if it cannot be resolved.
+    :raises WorkerError: if the system has no room for a thread.
+    """
+
+    def __init__(self) -> None:
+        self.function: TokenizeFn | Callable[..., Any] | None = None
+        self._fork_server: StartedForkServer | None = None
+        self._is_tried = threading.Event()
+        self._function_to_run: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        with contextlib.suppress(OSError):  # the thread tries again
+            hold_standard_fds()  # in this thread, which could otherwise open a file under such a number meanwhile
+        self.thread = started(self._live, "asyncdata-service")
+
+    @classmethod
+    def for_workers(cls, num_workers: object) -> EarlyForkServer | None:
+        """Start one for a loader with worker processes; None if it has none. ``num_workers=None`` lets the loader
+        choose the number.
+        """
+        return cls() if num_workers is None or (isinstance(num_workers, int) and num_workers > 0) else None
+
+    def _live(self) -> None:
+        # After any error the constructor must not wait forever.
+        with contextlib.suppress(BaseException), contextlib.ExitStack() as failing:
+            alive = AlivePipe()
+            failing.callback(alive.close)
+            self._fork_server = StartedForkServer(alive)
+            failing.pop_all()
+        self._is_tried.set()
+        self._function_to_run.get()()
+
+    def tell(self, tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> None:
+        """Load ``tokenize_fn`` in the fork server. Errors are ignored here; the loader's own checks report them."""
+        from asyncdata.core.framing import frame
+        from asyncdata.tokenization.base import describe  # imported while the fork server boots
+        from asyncdata.tokenization.resolve import resolved
+
+        with contextlib.suppress(AsyncDataError):
+            self.function = resolved(tokenize_fn)
+            told = frame(0, describe(self.function))
+            self._is_tried.wait(_PATIENCE_S)
+            try:
+                if self._fork_server is not None:
+                    self._fork_server.tell(told)
+            except TimeoutError:
+                self._end()
+            except OSError:  # it has died: that is detected when a worker is needed
+                return
+
+    def run(self, function: Callable[[], object]) -> None:
+        """Run ``function`` in the thread, which then ends."""
+        self._function_to_run.put(function)
+
+    def take(self) -> StartedForkServer | None:
+        """Pass the fork server to the caller, who then owns it; None if there is none."""
+        started, self._fork_server = self._fork_server, None
+        return started
+
+    def _end(self) -> None:
+        started = self.take()
+        if started is not None:
+            started.end()
+
+    def close(self) -> None:
+        """End the fork server and the thread without running a function; calling this again does nothing."""
+        self._is_tried.wait(_PATIENCE_S)
+        self._end()
+        self._function_to_run.put(self._end)  # in its own thread: ends a fork server that started after the wait

@@ -1,4 +1,4 @@
-"""The processes of a pool, from the trainer's side: what they share, their sockets, output, progress and status."""
+"""The processes of a pool, from the trainer's side: their ends, sockets and output, and the memory that they share."""
 
 from __future__ import annotations
 
@@ -7,65 +7,61 @@ import mmap
 import os
 import select
 import signal
+import socket
+import struct
 import subprocess
-from typing import TYPE_CHECKING, Protocol
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 
 from asyncdata.core.errors import WorkerError
+from asyncdata.core.framing import HEADER
 from asyncdata.core.log import get_logger
+from asyncdata.core.messages import MAX_FRAME_BYTES
 from asyncdata.core.read_counts import READ_COUNTS
-from asyncdata.workers.pool.connection import Connection
 from asyncdata.workers.pool.popen import AlivePipe, no_room
-from asyncdata.workers.pool.worker_main import PROGRESS, PROGRESS_BYTES, read_counts_at
+from asyncdata.workers.pool.process_messages import PROGRESS_BYTES, STATUS_SHORT, read_counts_at
+from asyncdata.workers.slots import NUM_SLOTS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from types import TracebackType
-    from typing import Self
+    from collections.abc import Awaitable, Callable, Sequence
 
     from asyncdata.workers.pool.popen import Ends
 
-__all__ = ("ChildProcess", "Executed", "Forked", "ProcessHandle", "SharedResources", "WorkerProcess")
+__all__ = ("ChildProcess", "Connection", "Executed", "Forked", "SharedResources")
 
 _log = get_logger(__name__)
+_UNSHARED = 3
+"""References to memory of which no view is left: of its owner, of a local name, and of the count of references."""
+
+_SCRATCH_BYTES = 16 * 1024
+_STALLED = struct.pack("ll", 0, 20_000)  # 20 ms: a worker that stopped inside a frame must not block the loop
 _OUTPUT_BYTES = 4096
 _MAX_OUTPUT_EVENTS = 100
-
-
-class ProcessHandle(Protocol):
-    """A process that can be killed and waited for.
-
-    :ivar status: how it ended: an exit status, or a signal as a negative number; None while that is not known.
-    """
-
-    pid: int
-
-    @property
-    def status(self) -> int | None:
-        """As the class says."""
-        ...
-
-    def kill(self) -> None:
-        """Kill it. A process that has got its pid since then is not hit."""
-        ...
-
-    async def ended(self) -> None:
-        """Wait until it has ended, and can no longer write to shared memory."""
-        ...
-
-    async def ask_status(self) -> None:
-        """Read how it ended, after it has."""
-        ...
-
-    def wait(self) -> None:
-        """As :meth:`ended`, but blocking; then close the handle."""
-        ...
+_CRASHES = frozenset(
+    -number
+    for number in (
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGSEGV,
+        signal.SIGSYS,
+        signal.SIGTRAP,
+    )
+)
+_NO_MEMORY = ("memory allocation of ", "std::bad_alloc")
+"""What Rust and C++ print before they abort because no memory is left."""
 
 
 class Executed:
-    """A child of this process."""
+    """A child of this process.
+
+    :ivar status: how it ended: an exit status, or a signal as a negative number; None while that is not known.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.pid = process.pid
@@ -73,15 +69,14 @@ class Executed:
 
     @property
     def status(self) -> int | None:
-        """As the protocol says."""
         return self._process.returncode
 
     def kill(self) -> None:
-        """As the protocol says."""
+        """Kill it. A process that has got its pid since then is not hit."""
         self._process.kill()
 
     async def ended(self) -> None:
-        """As the protocol says."""
+        """Wait until it has ended, and can no longer write to shared memory."""
         if self._process.poll() is not None:
             return
 
@@ -98,10 +93,10 @@ class Executed:
         self._process.wait()
 
     async def ask_status(self) -> None:
-        """As the protocol says; the status is already known."""
+        """Read how it ended, after it has: nothing to do."""
 
     def wait(self) -> None:
-        """As the protocol says."""
+        """As :meth:`ended`, but blocking."""
         self._process.wait()
 
     def wait_or_kill(self, timeout_s: float) -> None:
@@ -118,7 +113,7 @@ class Executed:
 
 
 class Forked:
-    """A grandchild: a child of the fork server.
+    """A grandchild: a child of the fork server. Its methods are those of :class:`Executed`.
 
     :param pidfd: refers to this process even after its pid is reused.
     :param ask_status: asks the fork server for the exit status of its child with a given pid.
@@ -131,20 +126,16 @@ class Forked:
         self._ask = ask_status
 
     def kill(self) -> None:
-        """As the protocol says."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def ended(self) -> None:
-        """As the protocol says."""
         await anyio.wait_readable(self._pidfd)
 
     async def ask_status(self) -> None:
-        """As the protocol says."""
         self.status = await self._ask(self.pid)
 
     def wait(self) -> None:
-        """As the protocol says."""
         if self._pidfd < 0:
             return
 
@@ -166,18 +157,150 @@ class Forked:
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
 
 
+class Connection:
+    """This process's end of a socket, which it owns: whole frames, in as few system calls as possible.
+
+    While the trainer runs Python code, every return from a call that released the GIL may wait 5 ms. So a frame costs
+    one wait and one or two receives, and a send never waits. A request may be larger than the socket's buffer, for
+    example one for a plan of many rows; then a task sends the rest later.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _STALLED)
+        self._sock = sock
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))  # headers, and the bytes that arrive with them
+        self._start = self._end = 0
+        self._request_id = 0
+        self._body: memoryview | None = None
+        self._spare: Any = None
+        self._num_read = 0
+        self._unsent: deque[memoryview] = deque()
+        self._has_unsent = anyio.Event()
+
+    async def send_first(self, data: bytes | bytearray) -> None:
+        """Send ``data``, however long, to a worker that may still be starting."""
+        view = memoryview(data)
+        while view:
+            await anyio.wait_writable(self._sock)
+            view = view[self._sock.send(view, socket.MSG_DONTWAIT) :]
+
+    def send(self, data: bytes | bytearray) -> None:
+        """Send a request: as much as the socket takes now, and the rest by :meth:`send_rest`.
+
+        :raises OSError: if the worker is gone.
+        """
+        view = memoryview(data)
+        if not self._unsent:
+            view = view[self._send_some(view) :]
+        if view:
+            self._unsent.append(view)
+            self._has_unsent.set()
+
+    async def send_rest(self) -> None:
+        """Send what :meth:`send` could not send, until the worker is gone."""
+        with contextlib.suppress(OSError):
+            while True:
+                self._has_unsent = anyio.Event()
+                while self._unsent:
+                    await anyio.wait_writable(self._sock)
+                    rest = self._unsent[0][self._send_some(self._unsent[0]) :]
+                    self._unsent.popleft()
+                    if rest:
+                        self._unsent.appendleft(rest)
+                await self._has_unsent.wait()
+
+    def _send_some(self, view: memoryview) -> int:
+        try:
+            return self._sock.send(view, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
+    def send_with(self, data: bytes, fds: Sequence[int]) -> None:
+        """Send ``data`` and descriptors, which are duplicated into the other process.
+
+        :raises OSError: if the process is gone, or its socket is full.
+        """
+        if socket.send_fds(self._sock, [data], fds, socket.MSG_DONTWAIT) != len(data):
+            raise BrokenPipeError("the fork server's socket took only a part of a command")
+
+    async def receive(self) -> tuple[int, memoryview]:
+        """The next frame: its request id, and its body, which is read-only and owned by the caller.
+
+        :raises EOFError: if the worker is gone.
+        """
+        while (body := self._whole_body()) is None:
+            await anyio.wait_readable(self._sock)
+            self._read()
+        self._body = None
+        return self._request_id, body.toreadonly()
+
+    def _whole_body(self) -> memoryview | None:
+        """Move the bytes in the scratch buffer to the current body; return it if it is complete."""
+        if self._body is None and self._end - self._start >= HEADER.size:
+            self._begin_body()
+        if self._body is None:
+            return None
+
+        num_bytes = min(self._end - self._start, len(self._body) - self._num_read)
+        self._body[self._num_read : self._num_read + num_bytes] = self._scratch[self._start : self._start + num_bytes]
+        self._num_read += num_bytes
+        self._start += num_bytes
+        return self._body if self._num_read == len(self._body) else None
+
+    def _begin_body(self) -> None:
+        length, self._request_id = HEADER.unpack_from(self._scratch, self._start)
+        if length > MAX_FRAME_BYTES:
+            raise WorkerError(f"a worker announced a reply of {length} bytes; it is out of step")
+
+        import numpy as np  # a late import: the fork server loads the tokenize function meanwhile
+
+        self._start += HEADER.size
+        # Each body has its own memory, because decoding returns views into it without a copy. np.empty does not fill
+        # it with zeros first. Memory of which no view is left is used again: new memory costs more than the copy.
+        spare = self._spare
+        if not (spare is not None and length <= len(spare) <= 2 * length and sys.getrefcount(spare) == _UNSHARED):
+            spare = self._spare = np.empty(length, np.uint8)
+        self._body, self._num_read = spare.data[:length], 0
+
+    def _read(self) -> None:
+        self._scratch[: self._end - self._start] = self._scratch[self._start : self._end]
+        self._start, self._end = 0, self._end - self._start
+        if self._body is None:
+            self._end += self._receive(self._scratch[self._end :], 0)
+            self._whole_body()
+        if self._body is not None and self._num_read < len(self._body):
+            self._num_read += self._receive(self._body[self._num_read :], socket.MSG_WAITALL)
+
+    def _receive(self, into: memoryview, flags: int) -> int:
+        try:
+            received = self._sock.recv_into(into, 0, flags)
+        except BlockingIOError:
+            return 0
+        except ConnectionError as error:
+            raise EOFError from error
+
+        if received == 0:
+            raise EOFError
+
+        return received
+
+    def close(self) -> None:
+        """Close the socket; the worker reads end-of-file."""
+        self._sock.close()
+
+
 class ChildProcess:
     """One process, its socket, and the pipe of its output.
 
     :param name: its name in events: a worker's number, or ``forkserver``.
     """
 
-    def __init__(self, name: int | str, handle: ProcessHandle, connection: Connection, output_fd: int) -> None:
+    def __init__(self, name: int | str, handle: Executed | Forked, ends: Ends) -> None:
         self.pid = handle.pid
         self.handle = handle
-        self.connection = connection
+        self.connection = Connection(ends.sock)
         self._name = name
-        self._output_fd = output_fd
+        self._output_fd = ends.output_fd
         self._output = b""
 
     @property
@@ -220,6 +343,14 @@ class ChildProcess:
             os.close(self._output_fd)
             self._output_fd = -1
 
+    def kill(self) -> None:
+        """Kill it and close our descriptors; calling this again does nothing."""
+        if self._output_fd >= 0:
+            self.handle.kill()
+            self.connection.close()
+            self.read_remaining_output()
+            self.close_output()
+
     def how_it_ended(self) -> str:
         """``exit status 3`` or ``SIGSEGV``."""
         status = self.handle.status
@@ -229,56 +360,36 @@ class ChildProcess:
         names = {number.value: number.name for number in signal.Signals}  # without most real-time signals
         return names.get(-status, f"signal {-status}") if status < 0 else f"exit status {status}"
 
+    def ran_short(self) -> str:
+        """The resource that it ran out of, if that was the cause of its end; empty otherwise."""
+        if self.handle.status == STATUS_SHORT:
+            return (self.output.rstrip().splitlines() or ["out of memory"])[-1]
 
-class WorkerProcess(ChildProcess):
-    """One worker, from the trainer's side."""
+        if self.handle.status == -signal.SIGABRT:
+            return next((line for line in self.output.splitlines() if any(sign in line for sign in _NO_MEMORY)), "")
 
-    def __init__(
-        self, number: int, handle: ProcessHandle, connection: Connection, output_fd: int, page: mmap.mmap
-    ) -> None:
-        super().__init__(number, handle, connection, output_fd)
-        self.number = number
-        self._page = page
+        return ""
 
-    def progress(self) -> tuple[int, int]:
-        """The id of the request it is working on (0: none), and the row (-1: all rows at once)."""
-        try:
-            request_id, row = PROGRESS.unpack_from(self._page, self.number * PROGRESS_BYTES)
-        except ValueError:  # the page is closed: any thread may call this at any time
-            return 0, -1
-
-        return request_id, row
-
-    def clear_progress(self) -> None:
-        """Reset the progress of a worker that has died."""
-        PROGRESS.pack_into(self._page, self.number * PROGRESS_BYTES, 0, -1)
-
-    def kill(self) -> None:
-        """Kill it and close our descriptors; calling this again does nothing."""
-        if self._output_fd < 0:
-            return
-
-        self.handle.kill()
-        self.connection.close()
-        self.read_remaining_output()
-        self.close_output()
-
-    def wait(self) -> None:
-        """Wait until it has ended."""
-        self.handle.wait()
+    def may_pass(self) -> bool:
+        """Whether the cause of its end is transient: it was killed from outside, or the system had run out of a
+        resource.
+        """
+        status = self.handle.status
+        is_own = status is not None and (status >= 0 or status in _CRASHES)
+        return not is_own or bool(self.ran_short())
 
 
 class SharedResources:
     """Holds the descriptors that all processes of a pool share.
 
+    :ivar page: the page of the workers' progress.
+    :ivar slots: the memory of each slot; empty after the end.
     :param alive: the pipe of a fork server that was started before; None for a new one.
-    :param num_parts: parts of a mixture; there are ``num_slots`` for each, and the slots of all in the same memory.
+    :param num_parts: parts of a mixture; there are ``NUM_SLOTS`` for each, and the slots of all in the same memory.
     :raises WorkerError: if no memory or no descriptor is left.
     """
 
-    def __init__(
-        self, num_workers: int, slot_bytes: int, num_slots: int, alive: AlivePipe | None = None, num_parts: int = 1
-    ) -> None:
+    def __init__(self, num_workers: int, slot_bytes: int, num_parts: int, alive: AlivePipe | None = None) -> None:
         self._counts_at = [read_counts_at(number) for number in range(num_workers)]
         self._reads = {"num_reads": 0, "num_retried": 0}
         try:
@@ -288,51 +399,33 @@ class SharedResources:
                 self.memory_fds: list[int] = []
                 opened.callback(lambda: _close(self.memory_fds))
                 self.memory_fds.append(_memory("progress", num_workers * PROGRESS_BYTES))
-                for number in range(num_slots):
+                for number in range(NUM_SLOTS):
                     self.memory_fds.append(_memory(f"slot {number}", slot_bytes * num_parts))
                 progress_fd, *slot_fds = self.memory_fds
-                self._page = mmap.mmap(progress_fd, 0)  # our own memory, not a file of the user
+                self.page = mmap.mmap(progress_fd, 0)  # our own memory, not a file of the user
                 memory = [memoryview(mmap.mmap(fd, 0) if slot_bytes else b"") for fd in slot_fds]
-                self._slots = [
+                self.slots = [
                     view[part * slot_bytes : (part + 1) * slot_bytes] for view in memory for part in range(num_parts)
                 ]
                 opened.pop_all()
         except OSError as error:
             raise no_room(error) from error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the descriptors. The processes have ended, or end with the pipe."""
         self.alive.close()
         _close(self.memory_fds)
         self.num_reads()  # for the last time
-        self._page.close()
-        self._slots.clear()  # not closed: an abandoned thread may still write there
-
-    def memory(self, slot: int) -> memoryview:
-        """The bytes of ``slot``.
-
-        :raises WorkerError: if the pool has ended.
-        """
-        if not self._slots:
-            raise WorkerError("the workers have ended, and the slots are gone")
-
-        return self._slots[slot]
+        self.page.close()
+        self.slots.clear()  # not closed: an abandoned thread may still write there
 
     def num_reads(self) -> dict[str, int]:
         """Requests of all workers to stores, as fields of the statistics."""
         with contextlib.suppress(ValueError):  # the page is closed: any thread may call this at any time
-            counts = [READ_COUNTS.unpack_from(self._page, start) for start in self._counts_at]
+            counts = [READ_COUNTS.unpack_from(self.page, start) for start in self._counts_at]
             names = "num_reads", "num_retried", "num_cached", "num_cache_failures"
             self._reads = dict(zip(names, map(sum, zip(*counts, strict=True)), strict=True)) if counts else {}
         return self._reads
-
-    def worker(self, number: int, handle: ProcessHandle, ends: Ends) -> WorkerProcess:
-        """The worker that has the other ends of ``ends``."""
-        return WorkerProcess(number, handle, Connection(ends.sock), ends.output_fd, self._page)
 
 
 def _close(fds: list[int]) -> None:

@@ -1,29 +1,44 @@
-"""What runs on a node: an actor without state, which answers requests one at a time."""
+"""What runs on a node: an actor without state, which answers requests one at a time; requests without shared memory."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.messages import Failed, Index, Ready, Scan, Short, Tokenize, decode_request, encode
-from asyncdata.core.shortage import is_shortage
-from asyncdata.core.user_traceback import user_traceback
+from asyncdata.core.messages import (
+    NO_SLOT,
+    Failed,
+    Index,
+    Ready,
+    Scan,
+    Scanned,
+    Short,
+    Tokenize,
+    decode_request,
+    encode,
+)
 from asyncdata.tokenization.base import open_spec
-from asyncdata.workers.part_handler import handler_of
-from asyncdata.workers.ray.by_bytes import inner, text_of
+from asyncdata.workers.base import takes_samples
 from asyncdata.workers.ray.node_proof import NodeFiles, Terms, check_function
+from asyncdata.workers.request_handler import Handler, not_opened
 
 if TYPE_CHECKING:
-    from asyncdata.core.messages import Job, OfPart, Reply, Request
-    from asyncdata.workers.part_handler import PartHandler
-    from asyncdata.workers.ray.node_proof import FileFault
-    from asyncdata.workers.request_handler import Handler
+    from collections.abc import Callable
 
-__all__ = ("Began", "RemoteWorker")
+    from asyncdata.core.messages import Job, Reply, Request
+
+__all__ = (
+    "Began",
+    "in_slot",
+    "RemoteWorker",
+    "Sent",
+    "to_send",
+)
+
 
 _PROVEN_AT_START = 64
 """Files that are compared before the first request; of more, the others are when they are first read."""
@@ -40,28 +55,15 @@ class Began(msgspec.Struct, frozen=True, array_like=True):
     faults: list[tuple[int, int, str]] = []
 
 
-class _OneSlot:
-    """The memory of the current request, for every number of a slot."""
-
-    def __init__(self) -> None:
-        self.memory = memoryview(b"")
-
-    def __getitem__(self, number: int) -> memoryview:
-        return self.memory
-
-    def __len__(self) -> int:
-        return 1
-
-
 class RemoteWorker:
     """See the module. The class is made an actor by ``cluster.new_actors``."""
 
     def __init__(self, terms: bytes) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._terms = msgspec.msgpack.decode(terms, type=Terms)
-        self._handler: Handler | PartHandler | None = None
+        self._handler: Handler | None = None
         self._files: list[NodeFiles] = []
-        self._slot = _OneSlot()
+        self._slots = [memoryview(b"")]  # one, for the current request
         self._progress = (0, -1)
         self._number = 0
 
@@ -75,7 +77,7 @@ class RemoteWorker:
         except ConfigError as error:
             return Began(Failed("ConfigError", str(error)))
         except BaseException as error:  # also SystemExit: whatever a user's module does at import
-            return Began(_not_opened(error))
+            return Began(not_opened(error))
 
         job, faults = self._proven(), []
         for part, files in enumerate(self._files):
@@ -84,10 +86,9 @@ class RemoteWorker:
             assert job.tokenize is not None
             tokenizer = open_spec(job.tokenize)
         except BaseException as error:
-            return Began(_not_opened(error))
+            return Began(not_opened(error))
 
-        slots: Any = self._slot
-        self._handler = handler_of(job, slots, tokenizer, self._note)
+        self._handler = Handler(job, self._slots, tokenizer, self._note)
         return Began(Ready(os.getpid()), faults)
 
     def _proven(self) -> Job:
@@ -113,9 +114,9 @@ class RemoteWorker:
         self._number = number
         self._note(-1)
         asked: Request = decode_request(request)
-        self._slot.memory = self._memory_for(asked, text)
+        self._slots[0] = self._memory_for(asked, text)
         reply = self._reply(asked)
-        along = text_of(asked, reply, self._slot.memory)
+        along = text_of(asked, reply, self._slots[0])
         self._progress = (0, -1)
         return np.frombuffer(encode(reply), np.uint8), np.frombuffer(along, np.uint8)
 
@@ -130,31 +131,75 @@ class RemoteWorker:
         return ""
 
     def _memory_for(self, asked: Request, text: bytes) -> memoryview:
-        found = inner(asked)
-        if not isinstance(found, Scan):
+        if not isinstance(asked, Scan):
             return memoryview(text)
 
-        return memoryview(bytearray(len(found.blocks) * self._job_of(asked).stride))
-
-    def _job_of(self, asked: Request | OfPart) -> Job:
         job = self._terms.job
-        return job.parts[asked.part] if job.parts else job  # type: ignore[union-attr]
+        return memoryview(bytearray(len(asked.blocks) * (job.parts[asked.part] if job.parts else job).stride))
 
     def _reply(self, asked: Request) -> Reply:
         assert self._handler is not None, "begin() comes first"
         faults = self._unproven(asked)
-        return Failed("SourceError", faults[0].reason) if faults else self._handler(asked)
+        return Failed("SourceError", faults[0][1]) if faults else self._handler(asked)
 
-    def _unproven(self, asked: Request) -> list[FileFault]:
+    def _unproven(self, asked: Request) -> list[tuple[int, str]]:
         """The files of a request that are compared only now, and differ."""
-        found, part = inner(asked), getattr(asked, "part", 0)
-        if isinstance(found, Scan | Index):
-            numbers = {block.file_id for block in found.blocks}
+        if isinstance(asked, Scan | Index):
+            numbers = {block.file_id for block in asked.blocks}
         else:
-            numbers = {place.file_id for place in found.overflow} if isinstance(found, Tokenize) else set()
-        return self._files[part].prove(number for number in numbers if number >= _PROVEN_AT_START)
+            numbers = {place.file_id for place in asked.overflow} if isinstance(asked, Tokenize) else set()
+        return self._files[asked.part].prove(number for number in numbers if number >= _PROVEN_AT_START)
 
 
-def _not_opened(error: BaseException) -> Failed | Short:
-    message, trace = f"AD426 the tokenize function cannot be opened: {error!r}", user_traceback(error)
-    return Short(message, trace) if is_shortage(error) else Failed("WorkerError", message, trace)
+class Sent(NamedTuple):
+    """A request, and the text that it is about."""
+
+    request: Request
+    text: bytes
+
+
+def to_send(request: Request, memory: Callable[[int], memoryview]) -> Sent:
+    """The request as an actor can answer it.
+
+    :param memory: the bytes of a slot.
+    """
+    if isinstance(request, Scan):
+        return Sent(msgspec.structs.replace(request, slot=0, base=0), b"")
+
+    if isinstance(request, Tokenize) and request.slot != NO_SLOT:
+        starts, lengths = np.frombuffer(request.starts, np.int32).copy(), np.frombuffer(request.lengths, np.int32)
+        rows = np.flatnonzero((starts >= 0) & (lengths > 0))
+        slot = memory(request.slot)
+        pieces = [slot[s : s + n] for s, n in zip(starts[rows].tolist(), lengths[rows].tolist(), strict=True)]
+        starts[starts >= 0] = 0  # an empty row, too, must lie in the text
+        starts[rows] = np.cumsum(lengths[rows]) - lengths[rows]
+        return Sent(msgspec.structs.replace(request, slot=0, starts=starts.tobytes()), b"".join(pieces))
+
+    return Sent(request, b"")
+
+
+def text_of(request: Request, reply: Reply, memory: memoryview) -> memoryview:
+    """What a reply takes along of an actor's memory: the text of a scan that asked for no samples."""
+    if not isinstance(reply, Scanned) or takes_samples(request):
+        return memoryview(b"")
+
+    starts, lengths = np.frombuffer(reply.starts, np.int32), np.frombuffer(reply.lengths, np.int32)
+    is_here = starts >= 0
+    return memory[: int((starts + lengths)[is_here].max(initial=0))]
+
+
+def in_slot(request: Request, reply: Reply, text: memoryview, memory: Callable[[int], memoryview]) -> Reply:
+    """The reply as it would be of a worker that shares the slot.
+
+    :param text: what came along; it is put into the slot.
+    """
+    if not isinstance(reply, Scanned) or not isinstance(request, Scan):
+        return reply
+
+    starts = np.frombuffer(reply.starts, np.int32)
+    if request.with_samples:  # their text is not here
+        starts = np.full(len(starts), -1, np.int32)
+    else:
+        memory(request.slot)[request.base : request.base + len(text)] = text
+        starts = np.where(starts >= 0, starts + np.int32(request.base), starts).astype(np.int32)
+    return msgspec.structs.replace(reply, starts=starts.tobytes())

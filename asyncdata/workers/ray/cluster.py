@@ -1,4 +1,4 @@
-"""Finds the Ray cluster that exists, and makes actors there."""
+"""The Ray cluster that exists: finds it, makes actors there, and tells whether it is lost or has no room."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.errors import ConfigError
+import anyio
+import anyio.to_thread
+
+from asyncdata.core.errors import ConfigError, WorkerError
 from asyncdata.core.extras import missing_package
+from asyncdata.workers.pool.deadlines import pause
 from asyncdata.workers.ray.actor import RemoteWorker
 
 if TYPE_CHECKING:
@@ -17,9 +21,12 @@ if TYPE_CHECKING:
 
     from asyncdata.workers.ray.settings import RayExecutor
 
-__all__ = ("connect", "is_lost", "kill", "new_actors")
+__all__ = ("WATCH", "connect", "is_lost", "kill", "new_actors", "run_until_lost", "what_is_missing")
 
 _VARIABLE, _TIMEOUT_S = "RAY_ADDRESS", 10.0
+_AGAIN_S = 1.0
+_HEAD_TRIES = 20
+"""A head with fault tolerance starts again. Ray waits for it for a minute, and then ends this process."""
 
 WATCH = "watch"
 """The concurrency group of what is asked of an actor while it works."""
@@ -102,9 +109,7 @@ def new_actors(settings: RayExecutor) -> Callable[[bytes], Any]:
             "call ray.init(runtime_env={...}) before, or let the first loader of the process connect"
         ) from error
 
-    def new_actor(terms: bytes) -> Any:
-        return made.remote(terms)
-
+    new_actor: Callable[[bytes], Any] = made.remote
     return new_actor
 
 
@@ -129,3 +134,57 @@ def kill(actor: Any) -> None:
         ray.kill(actor, no_restart=True)
     except Exception:  # ray was shut down meanwhile, and all actors with it
         return
+
+
+async def run_until_lost() -> None:
+    """Hold a connection to Ray's process on this node, and one to the cluster's head, until one of them has ended.
+
+    When a process ends, the system closes its connections and refuses new ones. It accepts them for a process that is
+    busy or stopped, so a slow cluster is not a lost one.
+
+    :raises WorkerError: when one has ended.
+    """
+    import ray
+
+    context = ray.get_runtime_context()
+    head, here = context.gcs_address, context.get_node_id()
+    async with anyio.create_task_group() as group:
+        group.start_soon(_run_until_refused, f"its head (GCS) at {head}", head, _HEAD_TRIES)
+        nodes = await anyio.to_thread.run_sync(ray.nodes, abandon_on_cancel=True)
+        node = next(one for one in nodes if one["NodeID"] == here)
+        address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+        group.start_soon(_run_until_refused, f"its process on this node (raylet) at {address}", address, 1)
+
+
+async def _run_until_refused(who: str, address: str, max_tries: int) -> None:
+    host, _, port = address.rpartition(":")
+    num_refused = 0
+    while num_refused < max_tries:
+        try:
+            async with await anyio.connect_tcp(host.strip("[]"), int(port)) as stream:
+                num_refused = 0
+                async for _ in stream:  # until it is closed at the other end
+                    pass
+        except (OSError, anyio.BrokenResourceError) as error:
+            num_refused += isinstance(error.__cause__, ConnectionRefusedError)
+        await pause(_AGAIN_S if num_refused < max_tries else 0.0)
+    raise WorkerError(
+        f"AD498 the Ray cluster is lost: {who} has ended. No row is lost: start the cluster again, and resume from the "
+        "last state. Ray also ends this process, when it next needs what has ended"
+    )
+
+
+def what_is_missing(settings: RayExecutor) -> str:
+    """What an actor lacks that has not started yet."""
+    import ray
+
+    free, all_nodes = ray.available_resources(), ray.cluster_resources()
+    needs = {"CPU": settings.num_cpus, **(settings.resources or {})}
+    amounts = [f"{name} {free.get(name, 0):g} of {all_nodes.get(name, 0):g}" for name in needs]
+    needed = ", ".join(f"{name} {amount:g}" for name, amount in needs.items())
+    bound = [name for name in ("label_selector", "placement_group", "runtime_env") if getattr(settings, name)]
+    also = f", and {', '.join(bound)} must fit" if bound else ""
+    return (
+        f"the Ray cluster has not started an actor yet. It needs {needed} on one node{also}; free on all nodes are "
+        f"{', '.join(amounts)}"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -132,13 +132,6 @@ def check_function(terms: Terms) -> None:
         )
 
 
-class FileFault(NamedTuple):
-    """A file that this node sees otherwise: its number in the job, and why it cannot be used."""
-
-    number: int
-    reason: str
-
-
 class NodeFiles:
     """The files of a job as this node sees them.
 
@@ -152,13 +145,16 @@ class NodeFiles:
         self._unproven = set() if isinstance(files, ObjectRefs) else set(range(len(files)))
         self.files = files if isinstance(files, ObjectRefs) else [_pinned(file) for file in files]
 
-    def prove(self, numbers: Iterable[int]) -> list[FileFault]:
-        """Compare those of the files that were not compared yet, by size and a sample of the content."""
-        faults = []
+    def prove(self, numbers: Iterable[int]) -> list[tuple[int, str]]:
+        """Compare those of the files that were not compared yet, by size and a sample of the content.
+
+        Return the numbers of those that this node sees otherwise, and why each cannot be used.
+        """
+        faults = list[tuple[int, str]]()
         for number in sorted(self._unproven.intersection(numbers)):
             reason = difference(self._theirs[number], self._trainer)
             if reason:
-                faults.append(FileFault(number, reason))
+                faults.append((number, reason))
             else:
                 self._unproven.discard(number)
         return faults

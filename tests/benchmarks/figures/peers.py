@@ -1,18 +1,150 @@
-"""S3 and S4: beside Hugging Face streaming, which ours is to replace, and beside the other loaders there are."""
+"""S3 to S7: beside the other loaders there are; the first batch, memory and resume for any size of the file."""
 
 from __future__ import annotations
 
+import tempfile
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.contestants import OURS, Contestant, present
-from tests.benchmarks.framework import at_least, ratios, rounds
+from tests.benchmarks.framework import at_least, at_most, ratios, rounds
 from tests.benchmarks.watching import MeasurementError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.benchmarks.framework import Bench, Figures
 
-__all__ = ("beside_fast_streaming", "beside_streaming")
+
+PERCENTS = [0, 50, 90, 99]
+LARGEST_LEGACY_MB = 50
+"""A loader that reads everything first would take minutes of the suite for the others."""
+NUM_ROWS = 8000
+REST_S = 1.5
+"""At the end: a fast backend's audit begins in a pause, and loads ``tokenizers``."""
+GOALS = {2: 300, 8: 400}
+
+
+def first_batch(bench: Bench) -> None:
+    """S5, from the process's first statement."""
+    found, absent = present(bench, OURS, "hf")
+    knobs = {"tokenizer": bench.tokenizer}
+    calls = [
+        partial(found[0].first_batch, bench, bench.small),
+        partial(found[0].first_batch, bench, bench.large),
+        partial(bench.probe, "load_vocabulary", path=bench.small, **knobs),
+        *(partial(peer.first_batch, bench, bench.small) for peer in found[1:]),
+    ]
+    small, large, load, *hf = rounds(*calls, num_rounds=bench.num_rounds)
+    ours = small["first_batch_s"]
+    bench.report("S5", f"first batch of 32, {bench.small_mb} MB", ours, "s", at_most(0.6))
+    bench.report("S5", f"first batch of 32, {bench.large_mb} MB", large["first_batch_s"], "s", at_most(0.6))
+    bench.report("S5", "large file over small file", ratios(large["first_batch_s"], ours), "x", at_most(1.1))
+    bench.report("S5", "a process that only loads the vocabulary", load["load_s"], "s")
+    bench.report("S5", "ours over that", ratios(ours, load["load_s"]), "x")
+    for one in hf:
+        bench.report("S5", "HF streaming over ours", ratios(one["first_batch_s"], ours), "x", at_least(4))
+    for name, why in absent.items():
+        bench.note("S5", name, why)
+    for backend in bench.fast_backends:
+        (ours,), _ = present(bench, f"{OURS} {backend}")
+        (found,) = rounds(partial(ours.first_batch, bench, bench.small), num_rounds=bench.num_long_rounds)
+        bench.report("S5", f"first batch with {backend}", found["first_batch_s"], "s")
+    num_rounds = min(2, bench.num_long_rounds)
+    _by_size(bench, lambda one, path: one.first_batch(bench, path)["first_batch_s"], num_rounds)
+
+
+def _by_size(bench: Bench, measure: Callable[[Contestant, str], float], num_rounds: int) -> None:
+    """For the plot: each contestant at each size."""
+    found, _ = present(bench, OURS, "hf", "legacy")
+    sizes = [1, bench.small_mb, bench.fresh_mb] if bench.quick else [5, bench.small_mb, 500, bench.large_mb]
+    taken: dict[str, dict[str, list[float]]] = {contestant.name: {} for contestant in found}
+    for size in sizes:
+        able = [one for one in found if one.name != "legacy" or size <= LARGEST_LEGACY_MB]
+        for _ in range(num_rounds):
+            for one in able:
+                taken[one.name].setdefault(str(size), []).append(measure(one, bench.input(size)))
+    bench.data["sizes"] = taken
+
+
+def memory(bench: Bench) -> None:
+    """S6: the highest of a run, as proportional set size of all its processes. It must not grow with the file."""
+    for backend in bench.backends:
+        for num_workers, most in GOALS.items():
+            _of(bench, backend, num_workers, most)
+        if backend != "hf":
+            _bounded(bench, backend)
+    _by_size(bench, lambda one, path: one.epoch(bench, path, NUM_ROWS)["peak_pss_mb"], num_rounds=1)
+
+
+def _of(bench: Bench, backend: str, num_workers: int, most: int) -> None:
+    knobs = {"tokenizer": bench.tokenizer, "backend": backend, "num_workers": num_workers, "num_rows": NUM_ROWS}
+    knobs["rest_s"] = 0 if backend == "hf" else REST_S
+    steady = partial(bench.probe, "steady", watched=True, **knobs)
+    calls = [partial(steady, path=path) for path in (bench.small, bench.large)]
+    small, large = rounds(*calls, num_rounds=bench.num_long_rounds)
+    what = f"{backend}, {num_workers} workers, "
+    bench.report("S6", f"{what}{bench.small_mb} MB", small["peak_pss_mb"], "MB", at_most(most))
+    bench.report("S6", f"{what}{bench.large_mb} MB", large["peak_pss_mb"], "MB", at_most(most))
+    found = ratios(large["peak_pss_mb"], small["peak_pss_mb"])
+    bench.report("S6", f"{what}large file over small file", found, "x", at_most(1.1))
+
+
+def _bounded(bench: Bench, backend: str) -> None:
+    """What a fast backend remembers of the text it has seen is bounded."""
+    knobs = {"tokenizer": bench.tokenizer, "backend": backend, "num_workers": 2, "path": bench.fresh, "rest_s": REST_S}
+    few, many = (16_000, 20_000) if bench.quick else (40_000, 200_000)
+    steady = partial(bench.probe, "steady", watched=True, **knobs)
+    calls = [partial(steady, num_rows=number) for number in (few, many)]
+    some, all_ = rounds(*calls, num_rounds=bench.num_long_rounds)
+    found = ratios(all_["peak_pss_mb"], some["peak_pss_mb"])
+    bench.report("S6", f"{backend}, after {many:,} fresh rows over {few:,}", found, "x", at_most(1.1))
+
+
+def resume(bench: Bench) -> None:
+    """S7, at 0 % and at 99 % of the large file; and beside the peers on the small one."""
+    (ours,), _ = present(bench, OURS)
+    with tempfile.TemporaryDirectory(dir=bench.folder) as scratch:
+        ours.save(bench, bench.large, f"{scratch}/s", PERCENTS, 0, "")
+        start, end = rounds(
+            partial(ours.resume, bench, bench.large, f"{scratch}/s.0", ""),
+            partial(ours.resume, bench, bench.large, f"{scratch}/s.99", ""),
+            num_rounds=2 * bench.num_rounds,
+        )
+    bench.report("S7", f"resume at 0 % of {bench.large_mb} MB, first batch", start["resume_s"], "s")
+    bench.report("S7", "resume at 99 %, first batch", end["resume_s"], "s")
+    found = ratios(end["resume_s"], start["resume_s"])
+    bench.report("S7", "resume at 99 % over resume at 0 %", found, "x", at_most(1.05))
+    peers, _ = present(bench, OURS, "hf", "torchdata", "grain", "mosaic")
+    bench.data["resume"] = {}
+    for peer in peers:
+        _curve(bench, peer)
+
+
+def _curve(bench: Bench, contestant: Contestant) -> None:
+    """For the plot: seconds to the first batch after a restore, by position."""
+    with open(bench.small, "rb") as file:
+        num_rows = sum(1 for _ in file)
+    with tempfile.TemporaryDirectory(dir=bench.folder) as scratch:
+        state, folder = f"{scratch}/state", f"{scratch}/converted"
+        try:
+            contestant.save(bench, bench.small, state, PERCENTS, num_rows, folder)
+        except MeasurementError as error:
+            bench.note("S7", f"{contestant.label}: save", f"failed: {error.last_words}")
+            return
+
+        curve = bench.data["resume"].setdefault(contestant.name, {})
+        for percent in PERCENTS:
+            call = partial(contestant.resume, bench, bench.small, f"{state}.{percent}", folder)
+            what = f"{contestant.label}: resume at {percent} % of {bench.small_mb} MB"
+            try:
+                (found,) = rounds(call, num_rounds=min(2, bench.num_long_rounds))
+            except MeasurementError as error:
+                bench.note("S7", what, f"failed: {error.last_words}")
+            else:
+                curve[str(percent)] = found["resume_s"]
+                bench.report("S7", what, found["resume_s"], "s")
+
 
 KEYS = {
     "first_batch_s": ("first batch", "s"),
@@ -39,7 +171,7 @@ def contest(bench: Bench, code: str, path: str, *names: str, num_rounds: int = 0
 
 def _is_able(bench: Bench, code: str, contestant: Contestant) -> bool:
     """Whether it comes through a few rows; a peer that does not is a row of the table, and not the suite's end."""
-    if not contestant.script:
+    if not contestant.peer:
         return True
 
     try:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tests.benchmarks.contestants import Contestant
     from tests.benchmarks.framework import Bench
 
-__all__ = ("object_store",)
-
 DELAY_S = 0.1
 READS = (16, 64, 256)
 WINDOWS = {"window_blocks": 256}

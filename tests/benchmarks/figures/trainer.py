@@ -12,8 +12,6 @@ from tests.benchmarks.probes.loading import BYTES
 if TYPE_CHECKING:
     from tests.benchmarks.framework import Bench
 
-__all__ = ("data_wait", "rollouts", "trainer_cost")
-
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0)
 
 

@@ -1,6 +1,6 @@
-"""What the peers' scripts have in common. Runs in any peer's environment: needs nothing but the tokenizers.
+"""What is done with a peer's loader. Runs in any peer's environment: needs nothing but the tokenizers.
 
-``python SCRIPT JSON`` prints one JSON object. Seconds count from the script's first statement, as for ours.
+``python loaders.py JSON`` prints one JSON object. Seconds count from the script's first statement, as for ours.
 """
 
 from __future__ import annotations
@@ -13,46 +13,41 @@ import json  # noqa: E402 - the clock starts before anything else
 import os  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
-from typing import TYPE_CHECKING, Any, Protocol  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 BATCH = 32
 SEED = 42
 
 
-class Peer(Protocol):
+class Peer:
     """A loader, made of the contest's settings: ``path``, ``parts``, ``tokenizer``, ``backend``, ``num_workers``,
-    ``folder``."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Batches of 32 samples, tokenized, in one epoch."""
-        ...
-
-    def states(self, stops: list[int]) -> Iterator[Any]:
-        """What is to be saved after so many rows each, for JSON."""
-        ...
-
-    def restore(self, state: Any) -> None:
-        """Go on from there."""
-        ...
-
-
-class Stateful:
-    """A peer whose ``loader`` keeps its own state, as that of torchdata does."""
+    ``folder``. Most have a ``loader`` that keeps its own state."""
 
     loader: Any
 
+    def __init__(self, settings: dict[str, Any]) -> None: ...
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches of 32 samples, tokenized, in one epoch."""
+        return iter(self.loader)
+
+    def state(self) -> Any:
+        return self.loader.state_dict()
+
     def states(self, stops: list[int]) -> Iterator[Any]:
+        """What is to be saved after so many rows each, for JSON."""
         wanted = iter(stops)
         stop = next(wanted)
         for number, _ in enumerate(self.loader):
             if number * BATCH >= stop:
-                yield self.loader.state_dict()
+                yield self.state()
                 stop = next(wanted, 1 << 62)
 
     def restore(self, state: Any) -> None:
+        """Go on from there."""
         self.loader.load_state_dict(state)
 
 
@@ -118,27 +113,23 @@ def row_offsets(path: str) -> list[int]:
     return found
 
 
-def main(make: Callable[[dict[str, Any]], Peer]) -> None:
+def main(peers: dict[str, type[Peer]]) -> None:
     """Do what the command line asks for: ``mode`` is ``epoch``, ``first_batch``, ``paced``, ``save`` or ``resume``."""
     settings = json.loads(sys.argv[1])
     modes = {"epoch": _epoch, "first_batch": _first_batch, "paced": _paced, "save": _save, "resume": _resume}
-    print(json.dumps(modes[settings["mode"]](make, settings)), flush=True)
+    print(json.dumps(modes[settings["mode"]](peers[settings["peer"]](settings), settings)), flush=True)
     os._exit(0)  # a peer's workers and threads are not waited for
 
 
-def _first_batch(make: Callable[[dict[str, Any]], Peer], settings: dict[str, Any]) -> dict[str, float]:
-    next(iter(make(settings)))
-    return {"first_batch_s": seconds()}
-
-
-def _epoch(make: Callable[[dict[str, Any]], Peer], settings: dict[str, Any]) -> dict[str, float]:
-    num_rows, first, most = 0, 0.0, settings["num_rows_at_most"] or 1 << 62
-    for batch in make(settings):
-        first = first or seconds()
+def through(batches: Iterable[Any], clock: Callable[[], float], num_rows_at_most: int) -> dict[str, float]:
+    """An epoch in batches, or its first rows: seconds from the process's first statement, which ``clock`` counts."""
+    num_rows, first = 0, 0.0
+    for batch in batches:
+        first = first or clock()
         num_rows += len(batch)
-        if num_rows >= most:
+        if num_rows >= (num_rows_at_most or 1 << 62):
             break
-    end = seconds()
+    end = clock()
     return {
         "first_batch_s": first,
         "num_rows": num_rows,
@@ -147,9 +138,18 @@ def _epoch(make: Callable[[dict[str, Any]], Peer], settings: dict[str, Any]) -> 
     }
 
 
-def _paced(make: Callable[[dict[str, Any]], Peer], settings: dict[str, Any]) -> dict[str, float]:
+def _epoch(peer: Peer, settings: dict[str, Any]) -> dict[str, float]:
+    return through(peer, seconds, settings["num_rows_at_most"])
+
+
+def _first_batch(peer: Peer, settings: dict[str, Any]) -> dict[str, float]:
+    next(iter(peer))
+    return {"first_batch_s": seconds()}
+
+
+def _paced(peer: Peer, settings: dict[str, Any]) -> dict[str, float]:
     """Batches at a fixed rate: the share of the time that was spent in getting them."""
-    batches, waited = iter(make(settings)), 0.0
+    batches, waited = iter(peer), 0.0
     next(batches)
     began = due = time.perf_counter()
     while due - began < settings["seconds"]:
@@ -162,16 +162,14 @@ def _paced(make: Callable[[dict[str, Any]], Peer], settings: dict[str, Any]) -> 
     return {"called_share": waited / (time.perf_counter() - began)}
 
 
-def _save(make: Callable[[dict[str, Any]], Peer], settings: dict[str, Any]) -> dict[str, float]:
+def _save(peer: Peer, settings: dict[str, Any]) -> dict[str, float]:
     stops = {percent: settings["num_rows"] * percent // 100 for percent in settings["percents"]}
-    states = make(settings).states(list(stops.values()))
-    for percent, state in zip(stops, states, strict=False):
+    for percent, state in zip(stops, peer.states(list(stops.values())), strict=False):
         Path(f"{settings['state']}.{percent}").write_text(json.dumps(state))
     return {}
 
 
-def _resume(make: Callable[[dict[str, Any]], Peer], settings: dict[str, Any]) -> dict[str, float]:
-    peer = make(settings)
+def _resume(peer: Peer, settings: dict[str, Any]) -> dict[str, float]:
     peer.restore(json.loads(Path(settings["state"]).read_text()))
     if next(iter(peer), None) is None:
         raise SystemExit("no batch comes: what is in a shuffle buffer is not in the state")

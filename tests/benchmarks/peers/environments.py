@@ -1,19 +1,17 @@
-"""The peers' virtual environments: pinned, made once, kept in a folder; what cannot be installed is said to be absent.
-
-``python -m tests.benchmarks.peers.environments --peers DIR`` makes them all.
-"""
+"""The peers' virtual environments: pinned, made once, kept in a folder; what cannot be installed is absent."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import shutil
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ("ENVIRONMENTS", "AbsentError", "environment", "peers_python")
 
@@ -107,20 +105,3 @@ def _call(*command: str) -> None:
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
         raise AbsentError(f"{' '.join(command)} failed: {said[-1].strip()}")
-
-
-def main() -> None:
-    """Make them all, or those named."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peers", type=Path, required=True, metavar="DIR", help="where they are kept")
-    parser.add_argument("names", nargs="*", default=list(ENVIRONMENTS), help="which (all)")
-    args = parser.parse_args()
-    for name in args.names:
-        try:
-            print(f"{name}: {environment(name, args.peers)}", flush=True)
-        except AbsentError as reason:
-            print(f"{name}: absent: {reason}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

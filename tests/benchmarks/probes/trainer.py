@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.probes.loading import BATCH, loader
 
-__all__ = ("busy_trainer", "call_cost", "data_wait", "group_calls", "idle_trainer")
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 READY_SAMPLES = 20_000
 STALL_US = 5_000
@@ -29,12 +30,18 @@ def call_cost(path: str, tokenizer: str, **knobs: Any) -> dict[str, float]:
     with loader(path, tokenizer, epochs=1, buffer_size=2 * READY_SAMPLES, **knobs) as made:
         made.get_next_batch(BATCH)
         _fill(made, min(READY_SAMPLES, made.statistics().capacity_samples - BATCH))
-        times = []
-        for _ in range(600):
-            began = time.perf_counter_ns()
-            made.get_next_batch(BATCH)
-            times.append((time.perf_counter_ns() - began) / 1e3)
+        times = _times(lambda: made.get_next_batch(BATCH), 600)
     return {"call_us_p50": _percentile(times, 500), "call_us_p99": _percentile(times, 990)}
+
+
+def _times(call: Callable[[], Any], num_calls: int) -> list[float]:
+    """Microseconds of each call."""
+    times = []
+    for _ in range(num_calls):
+        began = time.perf_counter_ns()
+        call()
+        times.append((time.perf_counter_ns() - began) / 1e3)
+    return times
 
 
 def group_calls(path: str, tokenizer: str, n_samples_per_prompt: int = 8, **knobs: Any) -> dict[str, float]:
@@ -42,11 +49,7 @@ def group_calls(path: str, tokenizer: str, n_samples_per_prompt: int = 8, **knob
     with loader(path, tokenizer, n_samples_per_prompt=n_samples_per_prompt, buffer_size=8192, **knobs) as made:
         made.get_samples(BATCH)
         _fill(made, 4096)
-        times = []
-        for _ in range(100):
-            began = time.perf_counter_ns()
-            made.get_samples(BATCH)
-            times.append((time.perf_counter_ns() - began) / 1e6)
+        times = [each / 1e3 for each in _times(lambda: made.get_samples(BATCH), 100)]
     return {"call_ms_p50": _percentile(times, 500), "call_ms_p99": _percentile(times, 990)}
 
 
@@ -79,7 +82,6 @@ def busy_trainer(path: str, tokenizer: str, rows_per_s: float, seconds: float = 
     return {
         "rows_per_s": num_batches * BATCH / wall,
         "worst_stall_ms": worst * 1e3,
-        "waited_share": waited / wall,
         "turns_per_busy_s": num_turns / (wall - waited),
     }
 
@@ -87,8 +89,8 @@ def busy_trainer(path: str, tokenizer: str, rows_per_s: float, seconds: float = 
 def data_wait(path: str, tokenizer: str, rows_per_s: float, seconds: float = 10.0, **knobs: Any) -> dict[str, float]:
     """A trainer that takes 32 rows at a fixed rate and lets go of the GIL in its step, across windows and epochs.
 
-    :return: the share of its time that it waited for data, and that it was in calls at all; its calls; how many of
-        them were stalls, and of those how many within two batches of the end of a window or an epoch.
+    :return: the share of its time that it waited for data, and that it was in calls at all; how many calls were stalls,
+        and of those how many within two batches of the end of a window or an epoch.
     """
     from asyncdata import Shuffle
 
@@ -116,13 +118,8 @@ def data_wait(path: str, tokenizer: str, rows_per_s: float, seconds: float = 10.
     return {
         "waited_share": waited / wall,
         "called_share": sum(times) / 1e6 / wall,
-        "rows_per_s": len(times) * BATCH / wall,
-        "call_us_p50": _percentile(times, 500),
         "call_us_p999": _percentile(times, 999),
-        "worst_call_us": max(times),
-        "num_calls": len(times),
         "num_edges": len(edges) - 1,
-        "num_epochs": before[0] + 1 if before else 0,
         "stalls": sum(time > STALL_US for time in times),
         "stalls_at_edges": sum(time > STALL_US for time in at_edges),
     }

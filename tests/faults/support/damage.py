@@ -18,6 +18,7 @@ import struct
 import sys
 import traceback
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,16 +31,36 @@ from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 __all__ = ("KINDS",)
 
+KINDS = ("flipped", "cut", "torn", "longer", "foreign", "bomb", "sealed")
 CODE = frozenset({"pickle.find_class", "compile", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"})
 """Audit events that reading a snapshot never has."""
+ODD: list[Any] = [
+    -1,
+    0,
+    1,
+    2**31,
+    2**63 - 1,
+    -(2**63),
+    2**64 - 1,
+    1e308,
+    float("nan"),
+    float("-inf"),
+    None,
+    True,
+    "",
+    "x",
+]
+ODD += ["\0" * 100, b"\xff", [], {}, [[]], {"__ndarray__": ["<i4", [2], "AA=="]}, "../../etc/passwd", "os:system"]
+ODD += ["__import__('os')", {"__class__": "os.system"}, "9" * 5000]
+HUGE = [b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x81\xa6buffer\xdd\xff\xff\xff\xff"]
+"""Msgpack that claims to be huge."""
 
 
 class Malicious:
-    """Writes a file if it is unpickled."""
+    """Makes a folder if it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -56,21 +77,17 @@ class Damage:
     """
 
     def __init__(self, whole: bytes, mark: str, seed: int) -> None:
-        self._whole = whole
-        self._mark = mark
-        self._chance = random.Random(seed)
+        self._whole, self._mark, self._chance = whole, mark, random.Random(seed)
         (length,) = struct.unpack_from("<I", whole, 8)
         self._payload = whole[12 + length :]
 
     def flipped(self) -> bytes:
-        """One to eight bits are others."""
         data = bytearray(self._whole)
         for _ in range(self._chance.choice([1, 1, 1, 2, 8])):
             data[self._chance.randrange(len(data))] ^= 1 << self._chance.randrange(8)
         return bytes(data) if bytes(data) != self._whole else self.flipped()
 
     def cut(self) -> bytes:
-        """The end is missing."""
         return self._whole[: self._chance.randrange(len(self._whole))]
 
     def torn(self) -> bytes:
@@ -81,112 +98,60 @@ class Damage:
         return data if data != self._whole else self.torn()
 
     def longer(self) -> bytes:
-        """Something comes after it."""
         return self._whole + self._chance.randbytes(self._chance.choice([1, 100, len(self._whole)]))
 
     def foreign(self) -> bytes:
         """Some other file, or bytes of no meaning; now and then after the head of a snapshot."""
-        data = self._chance.choice(
-            [self._pickle, self._archive, self._text, self._nothing, lambda: gzip.compress(self._whole)]
-        )()
-        return self._chance.choice([b"", b"", b"", self._whole[:8], self._whole[:12]]) + data
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr("archive/data.pkl", self._pickle())
+        foreign = [
+            *(self._pickle(), archive.getvalue(), gzip.compress(self._whole), b"", bytes(1000), b"\xff" * 1000),
+            self._chance.randbytes(self._chance.randrange(5000)),
+            f"!!python/object/apply:os.mkdir ['{self._mark}']\n".encode(),
+            f"__import__('os').mkdir({self._mark!r})\n".encode(),
+            json.dumps({"format": "asyncdata.snapshot", "schema": 1, "position": [0, 0, 0]}).encode(),
+        ]
+        return self._chance.choice([b"", b"", b"", self._whole[:8], self._whole[:12]]) + self._chance.choice(foreign)
 
     def _pickle(self) -> bytes:
         inner: Any = Malicious(self._mark)
-        for _ in range(self._chance.randrange(3)):
-            inner = self._chance.choice([[inner], {"state": inner}, (1, inner)])
-        return pickle.dumps(inner, protocol=self._chance.randrange(6))
-
-    def _archive(self) -> bytes:
-        file = io.BytesIO()
-        with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr("archive/data.pkl", self._pickle())
-            archive.writestr("archive/version", "3\n")
-        return file.getvalue()
-
-    def _text(self) -> bytes:
-        mark = self._mark
-        return self._chance.choice(
-            [
-                f"!!python/object/apply:os.mkdir ['{mark}']\n".encode(),
-                f"__import__('os').mkdir({mark!r})\n".encode(),
-                json.dumps({"format": "asyncdata.snapshot", "schema": 1, "position": [0, 0, 0]}).encode(),
-                "\ufeff{}".encode("utf-16"),
-                b"#!/bin/sh\nmkdir " + mark.encode(),
-            ]
-        )
-
-    def _nothing(self) -> bytes:
-        return self._chance.choice(
-            [b"", bytes(1000), b"\xff" * 1000, self._chance.randbytes(self._chance.randrange(5000))]
-        )
+        return pickle.dumps(self._chance.choice([inner, [inner], {"state": (1, inner)}]), self._chance.randrange(6))
 
     def bomb(self) -> bytes:
         """Claims to be huge or deep, in the head or in a payload whose checksum is right."""
         deep, chance = self._chance.choice([10_000, 300_000]), self._chance
+        if chance.random() < 0.5:
+            length = struct.pack("<I", chance.choice([2**31, 2**32 - 1, 1 << 16, 1 << 24]))
+            claimed = b"payload_len\xcf" + struct.pack(">Q", 2**62)
+            return chance.choice(
+                [self._whole[:8] + length + self._whole[12:], self._whole.replace(b"payload_len", claimed, 1)]
+            )
+
         payload, encoding = chance.choice(
             [
+                *((data, "msgpack") for data in HUGE),
+                *((data * deep, "msgpack") for data in (b"\x91", b"\x81\xa1a")),
+                *((data, "json") for data in (b"[" * deep, b'{"a":' * deep, b"[" + b"9" * deep + b"]")),
+                *((self._payload, name) for name in ("pickle", "yaml", "", "msgpack\0")),
                 (b"\xdf\xff\xff\xff\xff" + self._payload, "msgpack"),
-                (b"\xdd\xff\xff\xff\xff", "msgpack"),
-                (b"\xdb\xff\xff\xff\xff", "msgpack"),
-                (b"\x81\xa6buffer\xdd\xff\xff\xff\xff", "msgpack"),
-                (b"\x91" * deep, "msgpack"),
-                (b"\x81\xa1a" * deep, "msgpack"),
-                (b"[" * deep, "json"),
-                (b'{"a":' * deep, "json"),
-                (b"[" + b"9" * deep + b"]", "json"),
-                (self._payload, chance.choice(["pickle", "yaml", "", "msgpack\0"])),
             ]
         )
-        if chance.random() < 0.5:
-            return pack(payload, encoding, schema=SCHEMA, library="0") + payload
-
-        length = chance.choice([2**31, 2**32 - 1, 1 << 16, 1 << 24])
-        return chance.choice(
-            [
-                self._whole[:8] + struct.pack("<I", length) + self._whole[12:],
-                self._whole.replace(b"payload_len", b"payload_len\xcf" + struct.pack(">Q", 2**62), 1),
-            ]
-        )
+        return pack(payload, encoding, schema=SCHEMA, library="0") + payload
 
     def sealed(self) -> bytes:
         """One value in it is another, and the checksum is right: as somebody who means harm would write it."""
         state = msgspec.msgpack.decode(self._payload)
-        places: list[tuple[Any, Any]] = []
-        _collect(state, places)
-        holder, key = self._chance.choice(places)
-        holder[key] = self._odd(holder[key])
+        holder, key = self._chance.choice(list(_places(state)))
+        holder[key] = self._chance.choice([*ODD, [holder[key]] * 3])
         payload = msgspec.msgpack.encode(state)
         return pack(payload, "msgpack", schema=SCHEMA, library="0") + payload
 
-    def _odd(self, value: Any) -> Any:
-        numbers = [-1, 0, 1, 2**31, 2**63 - 1, -(2**63), 2**64 - 1, 1e308, float("nan"), float("-inf")]
-        odd = [
-            None,
-            True,
-            "",
-            "x",
-            "\0" * 100,
-            b"\xff",
-            [],
-            {},
-            [[]],
-            {"__ndarray__": ["<i4", [2], "AA=="]},
-            [value] * 3,
-        ]
-        odd += ["../../etc/passwd", "os:system", "__import__('os')", {"__class__": "os.system"}, "9" * 5000]
-        return self._chance.choice([*numbers, *odd])
 
-
-def _collect(value: Any, places: list[tuple[Any, Any]]) -> None:
-    """All places in lists and dicts."""
-    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    for key in keys:
-        places.append((value, key))
-        _collect(value[key], places)
-
-
-KINDS = ("flipped", "cut", "torn", "longer", "foreign", "bomb", "sealed")
+def _places(value: Any) -> Any:
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from _places(value[key])
 
 
 class Audit:
@@ -194,12 +159,11 @@ class Audit:
 
     def __init__(self) -> None:
         self.is_on = False
-        self.events: collections.Counter[str] = collections.Counter()
+        self.num_events = 0
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, _args: Any) -> None:
-        if self.is_on and event in CODE:
-            self.events[event] += 1
+        self.num_events += self.is_on and event in CODE
 
 
 def _outcome(call: Callable[[], object], audit: Audit) -> str:
@@ -218,11 +182,7 @@ def _outcome(call: Callable[[], object], audit: Audit) -> str:
 
 
 def main(folder: str, number: int, seed: int) -> dict[str, Any]:
-    """Restore ``number`` damaged files."""
-    from pathlib import Path
-
-    work = Path(folder)
-    audit = Audit()
+    work, audit = Path(folder), Audit()
     knobs: Any = {"tokenize_fn": id_and_text, "shuffle": SHUFFLE, "num_workers": 0, "timeout_s": NEVER_S}
     outcomes: collections.Counter[str] = collections.Counter()
     others: list[str] = []
@@ -233,7 +193,7 @@ def main(folder: str, number: int, seed: int) -> dict[str, Any]:
         loader.save(work / "whole")
         loader.restore(work / "whole")
         damage = Damage((work / "whole").read_bytes(), str(work / "mark"), seed)
-        _warm_up(loader, work)
+        _warm_up(loader, work, **knobs)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for count in range(number):
             kind = KINDS[count % len(KINDS)]
@@ -250,25 +210,17 @@ def main(folder: str, number: int, seed: int) -> dict[str, Any]:
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         loader.restore(work / "whole")
         assert len(loader.get_samples(3)) == 3
-    return {
-        "outcomes": outcomes,
-        "others": others[:5],
-        "code_runs": sum(audit.events.values()) + (work / "mark").exists(),
-        "peak_mb": grown / 1024,
-    }
+    code_runs = audit.num_events + (work / "mark").exists()
+    return {"outcomes": outcomes, "others": others[:5], "code_runs": code_runs, "peak_mb": grown / 1024}
 
 
-def _warm_up(loader: DataLoader, work: Path) -> None:
+def _warm_up(loader: DataLoader, work: Path, **knobs: Any) -> None:
     """What errors import and compile of ours is there before anybody listens."""
     for text in (b"", b"x", b'{"a": 1}'):
         (work / "damaged").write_bytes(text)
         with contextlib.suppress(SnapshotError):
             loader.restore(work / "damaged")
-    other = write_rows(work / "other.jsonl", 10)
-    with (
-        DataLoader(other, tokenize_fn=id_and_text, shuffle=SHUFFLE, num_workers=0) as others,
-        contextlib.suppress(SnapshotError),
-    ):
+    with DataLoader(write_rows(work / "other.jsonl", 10), **knobs) as others, contextlib.suppress(SnapshotError):
         others.restore(work / "whole")
 
 

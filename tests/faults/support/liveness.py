@@ -8,7 +8,7 @@ is looked at in which all tasks wait, before the clock moves on.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import trio
@@ -16,15 +16,6 @@ import trio
 from asyncdata import AsyncDataError
 from asyncdata.delivery.next_delivery import BadRowStop, deliver
 from tests.support.still_loader import sent_by
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-    from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.prefetch.producer import Producer
-
-__all__ = ("SimulatedThreads", "Watcher")
 
 REQUEST_S = 0.01
 
@@ -35,11 +26,11 @@ class SimulatedThreads:
     :ivar num_busy: jobs that have begun and not ended.
     """
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: Any) -> None:
         self.num_busy = 0
         self._chance = chance
 
-    async def run_sync(self, function: Callable[..., Any], *args: Any, **_: Any) -> Any:
+    async def run_sync(self, function: Any, *args: Any, **_: Any) -> Any:
         """The job is done when its time is over; also if it was abandoned before, but then no callback is called."""
         self.num_busy += 1
         try:
@@ -52,7 +43,7 @@ class SimulatedThreads:
         return function(*args)
 
 
-def _unheard(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _unheard(function: Any, args: tuple[Any, ...]) -> None:
     try:
         function(*args)
     except OSError:  # what it works on may be gone by now
@@ -68,7 +59,7 @@ class Watcher(trio.abc.Instrument):
     :ivar num_looks: how often it has looked.
     """
 
-    def __init__(self, is_busy: Callable[[], bool], num_asked: Callable[[], int]) -> None:
+    def __init__(self, is_busy: Any, num_asked: Any) -> None:
         self.faults: list[str] = []
         self.num_looks = 0
         self._is_busy = is_busy
@@ -76,7 +67,6 @@ class Watcher(trio.abc.Instrument):
         self._services: deque[Any] = deque()
 
     def watch(self, service: Any) -> None:
-        """Look at this one too."""
         self._services.append(service)
 
     def before_io_wait(self, timeout: float) -> None:
@@ -89,7 +79,7 @@ class Watcher(trio.abc.Instrument):
             if service._call_soon is not None and not service._is_closed:
                 self._look(service._producer, service._coordinator)
 
-    def _look(self, producer: Producer, coordinator: Coordinator) -> None:
+    def _look(self, producer: Any, coordinator: Any) -> None:
         self.num_looks += 1
         if not self._is_busy() and coordinator._requests and not _is_deliverable(coordinator):
             self._found("somebody waits, and nothing is under way")
@@ -108,16 +98,10 @@ class Watcher(trio.abc.Instrument):
 def _is_deliverable(coordinator: Any) -> bool:
     """Whether the first request would be served if it were polled."""
     request, ledger, rules = coordinator._requests[0], coordinator.ledger, coordinator.rules
+    items, num_groups = coordinator.channel.items(ledger.head), request.num_groups - len(request.chosen or ())
+    bounds = {"samples_per_group": rules.samples_per_group, "last_epoch": rules.last_epoch(request.last_epoch)}
     try:
-        found = deliver(
-            coordinator.channel.items(ledger.head),
-            ledger,
-            request.num_groups - len(request.chosen or ()),
-            samples_per_group=rules.samples_per_group,
-            last_epoch=rules.last_epoch(request.last_epoch),
-            bad_row_stops=rules.bad_row_stops,
-            max_bad_rows=rules.max_bad_rows,
-        )
+        found = deliver(items, ledger, num_groups, **bounds)
     except (BadRowStop, AsyncDataError):
         return True
 

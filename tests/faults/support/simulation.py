@@ -5,15 +5,17 @@ Not real are their processes, all threads, and the clock: each request takes a r
 in the middle of it, and trio takes the tasks that are ready in a random order. Whenever all of them wait, the state is
 searched for work that should have been done (:mod:`tests.faults.support.liveness`).
 
-What the trainers in it do is in ``tests.faults.support.simulated_trainers``.
+What the trainers in it do is in ``tests.faults.support.simulated_sources``.
 """
 
 from __future__ import annotations
 
 import importlib
 import random
+import sys
 from collections import deque
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
@@ -26,9 +28,9 @@ from asyncdata import AsyncDataLoader
 from asyncdata.core.messages import Tokenized
 from asyncdata.loader.service import Service
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics, WorkerState
+from asyncdata.workers.base import MAX_LOSSES, Crashed, ExecutorStatistics, WorkerState
 from asyncdata.workers.request_handler import Handler
-from asyncdata.workers.slots import Slots
+from asyncdata.workers.slots import NUM_SLOTS, Slots
 from tests.faults.support.liveness import SimulatedThreads, Watcher
 from tests.support.still_loader import WorkerKilled
 
@@ -38,41 +40,28 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Job, Reply, Request
     from asyncdata.workers.base import OnReply
 
-__all__ = ("POISON", "REQUEST_S", "SimulatedLoader", "Trace", "World", "brings_down", "run_seeded")
+__all__ = ("POISON", "REQUEST_S", "STALLED_S", "Outcome", "SimulatedLoader", "World", "run_and_tell", "run_seeded")
 
 POISON = 13
 REQUEST_S = 0.01
 """Of the mock clock: what a request takes in the mean."""
-
-
-def brings_down(row: dict[str, Any]) -> list[int]:
-    """The row's id, one to five times; one row brings down its worker."""
-    if row["id"] == POISON:
-        raise WorkerKilled
-
-    return [row["id"]] * (1 + row["id"] % 5)
+STALLED_S = 1e6
+"""Of the mock clock: who waits so long waits for ever."""
 
 
 class Asked(NamedTuple):
-    """A request, and who wants to know."""
-
     request: Request
     on_reply: OnReply
     generation: int
 
 
 class SimulatedExecutor:
-    """Workers that take random times and die at random, in one thread; as the Executor protocol says.
-
-    :param trace: gets a line for each thing that happens.
-    :ivar function: what they run.
-    :ivar num_asked: requests so far.
-    """
+    """Workers that take random times and die at random, in one thread; as the Executor protocol says."""
 
     answers_with_samples = False
 
     def __init__(self, chance: random.Random, num_workers: int, trace: list[str]) -> None:
-        self.function: Callable[[dict[str, Any]], Any] = brings_down
+        self.function: Any = None
         self.num_asked = 0
         self.num_workers = num_workers
         self.slots = Slots(NUM_SLOTS, lambda: self._on_change())
@@ -86,15 +75,12 @@ class SimulatedExecutor:
         self._on_change: Callable[[], object] = bool
 
     def prepare(self, slot_bytes: int) -> None:
-        """As the protocol says."""
         self._memory = [memoryview(bytearray(slot_bytes)) for _ in range(NUM_SLOTS)]
 
     def memory(self, slot: int) -> memoryview:
-        """As the protocol says."""
         return self._memory[slot]
 
     async def run(self, job: Job) -> None:
-        """As the protocol says."""
         handler = Handler(job, self._memory, open_tokenize_fn(self.function))
         try:
             async with anyio.create_task_group() as group:
@@ -143,24 +129,21 @@ class SimulatedExecutor:
         self._on_change()
 
     def watch(self, on_change: Callable[[], object]) -> None:
-        """As the protocol says."""
         self._on_change = on_change
 
     def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
-        """As the protocol says."""
         self.num_asked += 1
         self.slots.use(request.slot)
         self._queue.append(Asked(request, on_reply, self._generation))
         self._wake.set()
 
     def forget(self) -> None:
-        """As the protocol says: those who work write into their slots all the same."""
+        # Those who work write into their slots all the same.
         self._generation += 1
         while self._queue:
             self.slots.done(self._queue.popleft().request.slot)
 
     def set_num_workers(self, num_workers: int) -> None:
-        """As the protocol says."""
         self.num_workers = num_workers
         self._wake.set()
         self._on_change()
@@ -172,24 +155,11 @@ class SimulatedExecutor:
 
     @property
     def num_wanted(self) -> int:
-        """As the protocol says."""
         return 2 * self.num_workers - len(self._queue) - self._num_busy
 
     def statistics(self) -> ExecutorStatistics:
-        """As the protocol says."""
         states = ["busy"] * self._num_busy + ["idle"] * (self.num_workers - self._num_busy)
         return ExecutorStatistics(workers=[WorkerState(state=state) for state in states], num_queued=len(self._queue))
-
-
-class NoThread:
-    """In place of the service's thread: its tasks are the simulation's."""
-
-    def join(self, _timeout_s: float) -> None:
-        """It does not wait: the simulation does."""
-
-    def is_alive(self) -> bool:
-        """Never."""
-        return False
 
 
 class SimulatedService(Service):
@@ -203,7 +173,7 @@ class SimulatedService(Service):
     def _running_thread(self) -> Any:
         self._executor.prepare(self._slot_bytes)
         self._group.start_soon(self._main)
-        return NoThread()
+        return SimpleNamespace(join=lambda _: None, is_alive=lambda: False)  # the simulation waits, and ends it
 
 
 class SimulatedLoader(AsyncDataLoader):
@@ -217,29 +187,28 @@ class SimulatedLoader(AsyncDataLoader):
         self.close()
 
 
-class Trace(list[str]):
-    """Lines with the time of the mock clock at which they were written."""
+class Outcome(list[str]):
+    """What happened in a schedule, each with the time of the mock clock; and how much of it.
+
+    :ivar num_given_up: calls that were cancelled or timed out.
+    """
+
+    num_samples = num_given_up = num_restores = 0
 
     def append(self, line: str) -> None:
         super().append(f"{trio.current_time() % 1e6:10.4f} {line}")
 
 
 class World(NamedTuple):
-    """All that a schedule is made of.
-
-    :ivar chance: everything that is random follows from it.
-    """
+    """All that a schedule is made of; everything that is random follows from ``chance``."""
 
     chance: random.Random
     executor: SimulatedExecutor
     group: trio.Nursery
-    trace: Trace
+    trace: Outcome
     watcher: Watcher
 
-    def loader(
-        self, source: Any, function: Callable[[dict[str, Any]], Any] = brings_down, **knobs: Any
-    ) -> SimulatedLoader:
-        """A loader in this world; its workers die of rows that raise :class:`WorkerKilled`."""
+    def loader(self, source: Any, function: Callable[[dict[str, Any]], Any], **knobs: Any) -> SimulatedLoader:
         self.executor.function = function
         knobs = {"bad_rows": "skip", **knobs}
         with (
@@ -250,7 +219,7 @@ class World(NamedTuple):
             return SimulatedLoader(source, tokenize_fn=function, num_workers=1, **knobs)
 
 
-async def _run(act: Callable[[World], Awaitable[None]], chance: random.Random, trace: Trace) -> None:
+async def _run(act: Callable[[World], Awaitable[None]], chance: random.Random, trace: Outcome) -> None:
     executor = SimulatedExecutor(chance, chance.choice([1, 2, 4]), trace)
     threads = SimulatedThreads(chance)
     watcher = Watcher(lambda: executor.is_busy or threads.num_busy > 0, lambda: executor.num_asked)
@@ -265,7 +234,7 @@ async def _run(act: Callable[[World], Awaitable[None]], chance: random.Random, t
     assert watcher.num_looks, "lost wake-ups were never looked for"
 
 
-def run_seeded(act: Callable[[World], Awaitable[None]], seed: int, trace: Trace) -> None:
+def run_seeded(act: Callable[[World], Awaitable[None]], seed: int, trace: Outcome) -> None:
     """Run ``act`` in the world of ``seed``: the same every time. When it ends, its loaders must be closed."""
     scheduler = importlib.import_module("trio._core._run")
     with (
@@ -274,3 +243,12 @@ def run_seeded(act: Callable[[World], Awaitable[None]], seed: int, trace: Trace)
     ):
         clock = trio.testing.MockClock(autojump_threshold=0)
         trio.run(_run, act, random.Random(seed), trace, clock=clock)
+
+
+def run_and_tell(simulate: Callable[[Outcome], object]) -> None:
+    """For a program: run a schedule, and print what has happened, also if it fails."""
+    outcome = Outcome()
+    try:
+        simulate(outcome)
+    finally:
+        sys.stdout.write("\n".join(outcome) + "\n")

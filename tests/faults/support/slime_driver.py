@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from asyncdata.core import plain_values
-from asyncdata.integrations.slime import AsyncDataSource, torch_checkpoint
+from asyncdata.integrations.slime import AsyncDataSource, torch_data
 from asyncdata.integrations.slime import groups as slime_groups
-from asyncdata.integrations.slime.sample import to_record
+from asyncdata.integrations.slime.records import to_record
 from tests.support.slime_source import args_for, set_rollout_id
 
 NUM_ATTEMPTS = 3
@@ -67,7 +67,7 @@ class Driver:
         return done
 
     def train(self, rollout_id: int, groups: list[Any]) -> None:
-        self._log("train", rollout_id, [[to_record(sample) for sample in group] for group in groups])
+        self._log("train", rollout_id, list(map(whole, groups)))
 
     def save(self, rollout_id: int) -> None:
         self.source.save(rollout_id)
@@ -76,10 +76,13 @@ class Driver:
     def finish(self) -> None:
         """What is left."""
         self.source.add_samples(self._held)
-        self._log(
-            "left", self.source.sample_group_index, [[to_record(s) for s in group] for group in self.source.buffer]
-        )
+        self._log("left", self.source.sample_group_index, list(map(whole, self.source.buffer)))
         self.source.close()
+
+
+def whole(group: list[Any]) -> list[Any]:
+    """All that a group holds, as plain values."""
+    return slime_groups.GroupRecord(list(map(to_record, group))).inline()
 
 
 def attempt(group: list[Any], rollout_id: int) -> None:
@@ -109,7 +112,7 @@ def drive(
     if has_group_files:
         slime_groups.FILE_BYTES = plain_values.BLOCK_BYTES = plain_values.SHARED_BYTES = 0
     if not with_torch:  # importing it takes longer than all the rest
-        torch_checkpoint.is_available = lambda: False
+        torch_data.is_available = lambda: False
     driver = Driver(**settings)
     last = num_rollouts - 1
     following = None

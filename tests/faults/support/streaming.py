@@ -28,7 +28,6 @@ SHUFFLE = Shuffle(block_bytes=1024, window_blocks=8)
 
 
 def entry(sample: Sample) -> list[int]:
-    """What a log keeps of a sample."""
     assert sample.position is not None and sample.index is not None
     place = sample.position
     return [
@@ -42,7 +41,6 @@ def entry(sample: Sample) -> list[int]:
 
 
 def examples(paths: list[str], _epoch: int) -> Iterator[dict[str, Any]]:
-    """The rows of the files, as Python objects."""
     for path in paths:
         with open(path, encoding="utf-8") as file:
             yield from map(json.loads, file)
@@ -116,7 +114,6 @@ def read_log(path: Path) -> Log | None:
 
 
 def num_lines(path: Path) -> int:
-    """How far a log is; 0 if there is none yet."""
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 

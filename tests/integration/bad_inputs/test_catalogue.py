@@ -54,7 +54,6 @@ def codes_of_page(number: int) -> set[str]:
 
 
 def _code_of(node: ast.FunctionDef) -> str:
-    """The function with its decorators and without its docstring."""
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return "\n".join(map(ast.unparse, [*node.decorator_list, *body]))
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import gzip
-import json
 import os
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,12 +25,14 @@ from asyncdata import (
 from asyncdata.delivery.quarantine import read_quarantine
 from tests.support.bad_inputs import GOOD, assert_is_ours, deliver
 from tests.support.faults import until
-from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
-from tests.support.streams import frames
+from tests.support.loaders import make as loader_of
+from tests.support.loading import NEVER_S, ids, order_of, write_rows
+from tests.support.streams import frames, members
 from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 LINES = b"\n".join(GOOD) + b"\n"
 NUM_ROWS = 200
@@ -43,12 +43,7 @@ def write(path: Path, data: bytes) -> str:
     return str(path)
 
 
-def loader_of(path: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
-    return DataLoader(path, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240} | knobs)
-
-
 def error_of(loader: DataLoader, kind: type[Exception], code: str) -> tuple[list[int], Exception]:
-    """What comes before the error of a loader that is read on and on, and the error."""
     seen: list[int] = []
     with pytest.raises(kind) as caught:
         while True:
@@ -67,38 +62,28 @@ def test_25_an_array_in_place_of_lines_is_refused_by_a_jsonl_and_read_by_a_json(
     assert (read.labels, read.error) == ([0, 1, 2, 3], None)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize(
-    ("spoil", "text"),
-    [
-        (lambda data: data[:-9], "ends early, at byte {size}: it was cut off"),
-        (lambda data: data + b"garbage", "that begins at byte {whole} is damaged"),
-    ],
-    ids=["cut off", "garbage behind"],
-)
-def test_26_a_gzip_file_that_is_cut_off_gives_the_rows_before_and_then_an_error(tmp_path, num_workers, spoil, text):
-    whole = gzip.compress(LINES)
-    path = write(tmp_path / "rows.jsonl.gz", spoil(whole))
-
-    found = deliver(path, num_workers=num_workers)
-
-    assert isinstance(found.error, SourceError)
-    assert str(found.error).startswith(f"AD121 {path}: the gzip member ")
-    assert text.format(size=os.path.getsize(path), whole=len(whole)) in str(found.error)
-    assert "try it with: gzip -t" in str(found.error)
-    assert found.labels == [0, 1, 2, 3]
-
-
-def test_27_a_zstd_file_that_is_cut_off_is_no_end_of_data(tmp_path):
-    pytest.importorskip("zstandard")
-    first, second = frames([LINES]), frames([LINES])
-    path = write(tmp_path / "rows.jsonl.zst", first + second[:-3])
+@pytest.mark.parametrize("harm", ["cut off", "a flipped bit", "garbage"])
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_26_27_what_is_cut_off_damaged_or_added_is_an_error_after_the_rows_before(tmp_path, suffix, harm):
+    if suffix == "zst":
+        pytest.importorskip("zstandard")
+    coded = {"gz": members, "zst": frames}[suffix]([LINES])
+    spoiled = {
+        "cut off": coded[:-9],
+        "a flipped bit": bytes(value ^ (place == len(coded) - 4) for place, value in enumerate(coded)),
+        "garbage": b"garbage",
+    }
+    path = write(tmp_path / f"rows.jsonl.{suffix}", coded + spoiled[harm])
 
     found = deliver(path)
 
+    code, part, tool = {"gz": ("AD121", "member", "gzip"), "zst": ("AD122", "frame", "zstd")}[suffix]
+    assert str(found.error).startswith(f"{code} {path}: the {tool} {part} that begins at byte {len(coded)} ")
+    how = f"ends early, at byte {os.path.getsize(path)}" if harm == "cut off" else "is damaged ("
+    assert how in str(found.error)
+    assert f"try it with: {tool} -t" in str(found.error)
     assert found.labels[:4] == [0, 1, 2, 3]
-    assert str(found.error).startswith(f"AD122 {path}: the zstd frame that begins at byte {len(first)} ends early")
+    assert found.labels[4:] == [0, 1, 2, 3][: len(found.labels) - 4]
 
 
 def test_28_first_bytes_go_before_names_and_that_is_said(tmp_path):
@@ -114,37 +99,18 @@ def test_28_first_bytes_go_before_names_and_that_is_said(tmp_path):
     assert str(refused.error) == f"AD123 {parquet} is Parquet, not JSONL"
 
 
-def write_parquet(path: Path, rows: list[dict[str, Any]], **columns: Any) -> str:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def test_29_a_parquet_file_that_is_cut_off_or_changes_is_named(tmp_path):
+    tables = pytest.importorskip("tests.support.parquet_files")
+    path, new = tables.write(tmp_path / "a.parquet"), tables.write(tmp_path / "new.parquet", 300)
+    cut = write(tmp_path / "d.parquet", path.read_bytes()[:-6])
+    assert str(deliver([str(path), cut]).error).startswith(f"AD124 {cut} is cut off: it has no footer at its end")
 
-    pq.write_table(pa.Table.from_pylist(rows, pa.schema(list(columns.items()))), path)
-    return str(path)
-
-
-def test_29_parquet_files_that_are_broken_or_differ_are_named_before_a_row_is_read(tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    good = write_parquet(tmp_path / "a.parquet", [{"input": "x", "label": 1}], input=pa.string(), label=pa.int64())
-    other = write_parquet(tmp_path / "b.parquet", [{"input": 1, "label": 1}], input=pa.int64(), label=pa.int64())
-    lacking = write_parquet(tmp_path / "c.parquet", [{"input": "x"}], input=pa.string())
-    cut = write(tmp_path / "d.parquet", Path(good).read_bytes()[:-6])
-
-    assert str(deliver([good, other]).error).startswith(f"AD124 {other}: column 'input' is int64")
-    assert "has no column 'label'" in str(deliver([good, lacking]).error)
-    assert str(deliver([good, cut]).error).startswith(f"AD124 {cut} is cut off: it has no footer at its end")
-
-
-def test_29_parquet_files_that_change_meanwhile_are_noticed(tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    rows = [{"id": number} for number in range(50)]
-    path = write_parquet(tmp_path / "a.parquet", rows, id=pa.int64())
     with loader_of(path, buffer_size=1) as loader:
         loader.state_dict()
         loader.get_next_batch(1)
-        write_parquet(tmp_path / "new.parquet", [{"id": -number} for number in range(60)], id=pa.int64())
-        (tmp_path / "new.parquet").replace(path)
+        new.replace(path)
         _, error = error_of(loader, SourceChangedError, "AD303")
-    assert path in str(error)
+    assert str(path) in str(error)
 
 
 def test_29_a_parquet_page_that_is_not_what_its_checksum_says_is_named(tmp_path):
@@ -173,7 +139,7 @@ def test_30_a_file_that_grows_is_read_to_where_it_ended_at_the_start(tmp_path, n
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("num_workers", "is_read_ahead"), [(0, False), (1, False), (0, True), (1, True)])
+@pytest.mark.parametrize(("num_workers", "is_read_ahead"), [(1, False), (0, True), (1, True)])
 def test_31_a_file_that_shrinks_kills_no_process_and_what_was_read_before_is_delivered(
     tmp_path, num_workers, is_read_ahead
 ):
@@ -235,24 +201,20 @@ def test_33_a_file_that_is_deleted_is_read_to_its_end_and_missed_at_the_next_epo
 def test_34_files_that_may_not_be_read_are_all_named_at_once(tmp_path, monkeypatch):
     secret = [write(tmp_path / f"{name}.jsonl", LINES) for name in "ab"]
     good = write(tmp_path / "c.jsonl", LINES)
-    for path in secret:
-        os.chmod(path, 0)
-    if os.geteuid() == 0:  # who may read everything
-        real = os.open
+    really = os.open
 
-        def refuse(path: Any, *args: Any, **kwargs: Any) -> int:
-            if path in secret:
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    def refuse(path: Any, *args: Any, **kwargs: Any) -> int:  # root may read everything
+        if path in secret:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
-            return real(path, *args, **kwargs)
+        return really(path, *args, **kwargs)
 
-        monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
 
     found = deliver([secret[0], good, secret[1]])
 
-    assert str(found.error) == "\n".join(
-        f"AD305 cannot read {path} as uid {os.getuid()}: Permission denied" for path in secret
-    )
+    lines = [f"AD305 cannot read {path} as uid {os.getuid()}: Permission denied" for path in secret]
+    assert str(found.error).splitlines() == lines
 
 
 def test_35_36_37_what_is_no_file_is_refused_as_what_it_is(tmp_path):
@@ -269,25 +231,15 @@ def test_35_36_37_what_is_no_file_is_refused_as_what_it_is(tmp_path):
         assert str(deliver(str(tmp_path / name)).error).startswith(text)
 
 
-def test_35_37_a_folder_and_a_glob_are_their_files_by_name(tmp_path):
-    """AD306 and AD308 are for those without, as is AD307 for a link that is broken."""
-    for name in ("b", "a", "c"):
-        write(tmp_path / f"{name}.jsonl", json.dumps({"input": name, "label": name}).encode())
-
-    assert deliver(str(tmp_path / "*.jsonl")).labels == deliver(str(tmp_path)).labels == ["a", "b", "c"]
-
-
 def test_38_a_file_may_not_be_listed_twice(tmp_path):
     path = write(tmp_path / "a.jsonl", LINES)
     (tmp_path / "link.jsonl").symlink_to(path)
 
-    for other in (path, str(tmp_path / "link.jsonl")):
+    (tmp_path / "sub").mkdir()
+    for other in (path, str(tmp_path / "link.jsonl"), str(tmp_path / "sub/../a.jsonl")):
         found = deliver([path, other])
         assert isinstance(found.error, ConfigError)
-        assert str(found.error) == (
-            f"AD309 {other} is listed twice; its rows would come twice an epoch. List it once; or, if they are to, "
-            "give the list to a source with allow_repeats=True"
-        )
+        assert str(found.error).startswith(f"AD309 {other} is listed twice; its rows would come twice an epoch. List")
 
 
 SIGNED = "https://store.example/a.jsonl?X-Amz-Credential=AKIAX%2Fus&X-Amz-Signature=0123abcd"
@@ -310,38 +262,26 @@ def test_39_a_store_that_is_not_known_or_whose_package_is_missing_is_named(addre
 
 
 @pytest.mark.parametrize(
-    ("raised", "text"),
+    ("raised", "code", "text"),
     [
-        (PermissionError(f"403 Client Error: Forbidden for url: {SIGNED}"), "403 Client Error: Forbidden for url"),
-        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), "Connection reset by peer"),
-        (RuntimeError("429 Too Many Requests; Authorization: Bearer hf_abcdefghijklmnopqrst"), "429 Too Many Requests"),
+        (PermissionError(f"403 Forbidden for url: {SIGNED}"), "AD304", "403 Forbidden for url"),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), "AD304", "Connection reset by peer"),
+        (RuntimeError("429 Too Many; Authorization: Bearer hf_abcdefghijklmnopqrst"), "AD129", "429 Too Many"),
     ],
     ids=["403", "reset", "429"],
 )
-def test_39_what_a_stream_says_of_its_store_is_said_and_costs_no_row(raised, text):
+def test_39_what_a_stream_says_of_its_store_is_said_after_its_rows_without_a_secret(raised, code, text):
     """Trying again is up to what streams: `datasets`, fsspec, or your own code."""
-    fails = [True]
 
-    def make(epoch: int) -> Iterator[dict[str, Any]]:
+    def rows(epoch: int) -> Iterator[dict[str, Any]]:
         yield from ({"id": number} for number in range(10))
-        if fails[0]:
-            raise raised
+        raise raised
 
-        yield {"id": 10}
-
-    with loader_of(IterableSource(make, version=1), shuffle=False, epochs=1) as loader:
-        assert ids(loader.get_next_batch(10)) == list(range(10))
-        with pytest.raises(SourceError) as caught:
-            loader.get_next_batch(1)
-        state = loader.state_dict()
-    assert_is_ours(caught.value, "AD304" if isinstance(raised, OSError) else "AD129")
-    assert text in str(caught.value)
-    for secret in ("0123abcd", "AKIAX", "hf_abc"):
-        assert secret not in "".join(map(str, (caught.value, caught.value.__cause__)))
-    fails[0] = False
-    with loader_of(IterableSource(make, version=1), shuffle=False, epochs=1) as loader:
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(1)) == [10]
+    with loader_of(IterableSource(rows, version=1), shuffle=False, epochs=1) as loader:
+        seen, error = error_of(loader, SourceError, code)
+    assert seen == list(range(10))
+    assert text in str(error)
+    assert not any(secret in f"{error} {error.__cause__}" for secret in ("0123abcd", "AKIAX", "hf_abc"))
 
 
 def test_40_a_source_that_hangs_is_named_as_what_is_waited_for():
@@ -361,7 +301,7 @@ def test_40_a_source_that_hangs_is_named_as_what_is_waited_for():
         assert ids(loader.get_next_batch(1, timeout_s=240)) == [1]
 
 
-@pytest.mark.parametrize("num_before", [0, 3, 7, 10])
+@pytest.mark.parametrize("num_before", [0, 7, 10])
 def test_41_a_stream_that_has_another_row_at_a_snapshots_place_is_refused(num_before):
     """Also by a loader that has read that place before the snapshot was loaded."""
 
@@ -378,9 +318,6 @@ def test_41_a_stream_that_has_another_row_at_a_snapshots_place_is_refused(num_be
         loader.load_state_dict(state)
         _, error = error_of(loader, SourceChangedError, "AD303")
     assert "another row" in str(error)
-
-
-# Paths that cannot be
 
 
 @pytest.mark.parametrize("kind", [str, lambda path: [path], ParquetSource, JsonArraySource])

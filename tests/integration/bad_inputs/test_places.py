@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -98,63 +99,38 @@ def test_every_code_of_a_bad_row_is_provoked():
         assert code in (Path(PACKAGE).parent / name).read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def function_of(tmp_path) -> Callable[[Fault], Any]:
-    def find(fault: Fault) -> Any:
-        if fault.tokenize_fn == "slime":
-            return SlimeTokenizeFn(tokenizer_folder(), multimodal_keys={"image": "pictures"})
+def function_of(fault: Fault, folder: Path) -> Any:
+    if fault.tokenize_fn == "slime":
+        return SlimeTokenizeFn(tokenizer_folder(), multimodal_keys={"image": "pictures"})
 
-        if fault.tokenize_fn == "no template":
-            folder = tmp_path / "bare"
-            folder.mkdir(exist_ok=True)
-            (folder / "tokenizer.json").write_bytes(Path(tokenizer_folder(), "tokenizer.json").read_bytes())
-            return PreferenceTokenizeFn(str(folder), eos=False)
+    if fault.tokenize_fn == "no template":
+        shutil.copy(Path(tokenizer_folder(), "tokenizer.json"), folder)
+        return PreferenceTokenizeFn(str(folder), eos=False)
 
-        return fault.tokenize_fn
-
-    return find
+    return fault.tokenize_fn
 
 
-def plain(folder: Path, lines: Sequence[bytes]) -> Any:
-    return _written(folder / "rows.jsonl", b"\n".join(lines) + b"\n", JsonlSource)
-
-
-def in_gzip(folder: Path, lines: Sequence[bytes]) -> Any:
-    return _written(folder / "rows.jsonl.gz", gzip.compress(b"\n".join(lines)), JsonlSource)
-
-
-def in_zstd(folder: Path, lines: Sequence[bytes]) -> Any:
-    pytest.importorskip("zstandard")
-    return _written(folder / "rows.jsonl.zst", frames([b"\n".join(lines)]), JsonlSource)
-
-
-def in_array(folder: Path, lines: Sequence[bytes]) -> Any:
-    elements = b"\n".join(b"," * bool(number) + line for number, line in enumerate(lines))
-    return _written(folder / "rows.json", b"[" + elements + b"]", JsonArraySource)
-
-
-def _written(path: Path, data: bytes, kind: Any) -> Any:
-    path.write_bytes(data)
-    return kind(str(path))
-
-
-TEXTS = {"plain": plain, "gzip": in_gzip, "zstd": in_zstd, "array": in_array}
+TEXTS: dict[str, tuple[str, Callable[[Sequence[bytes]], bytes], Any]] = {
+    "plain": ("rows.jsonl", lambda lines: b"\n".join(lines) + b"\n", JsonlSource),
+    "gzip": ("rows.jsonl.gz", lambda lines: gzip.compress(b"\n".join(lines)), JsonlSource),
+    "zstd": ("rows.jsonl.zst", lambda lines: frames([b"\n".join(lines)]), JsonlSource),
+    "array": ("rows.json", lambda lines: b"[" + b"\n,".join(lines) + b"]", JsonArraySource),
+}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("fault", "kind"), each_value({fault.code: fault for fault in FAULTS}, TEXTS.keys()))
-def test_a_bad_row_of_a_text_has_line_and_byte(fault, kind, tmp_path, function_of):
+def test_a_bad_row_of_a_text_has_line_and_byte(fault, kind, tmp_path):
     if kind == "array" and fault.code in NO_ELEMENTS:
         pytest.skip("an array that has this in it is no array")
     if fault.needs_workers and kind in {"zstd", "array"}:
         pytest.skip("as gzip: what the workers are sent is the same")
-    limit = 1000 if fault.code == "AD108" else 1 << 20
-    source = TEXTS[kind](tmp_path, [*[fault.good] * NUM_BEFORE, fault.row, fault.good])
-    source = type(source)(source.paths, max_row_bytes=limit)
+    name, write, source_of = TEXTS[kind]
+    (tmp_path / name).write_bytes(write([*[fault.good] * NUM_BEFORE, fault.row, fault.good]))
+    source = source_of(str(tmp_path / name), max_row_bytes=1000 if fault.code == "AD108" else 1 << 20)
 
-    found = deliver(
-        source, function_of(fault), num_workers=1 if fault.needs_workers else 0, limits=Limits(row_timeout_s=0.3)
-    )
+    knobs = {"num_workers": int(fault.needs_workers), "limits": Limits(row_timeout_s=0.3)}
+    found = deliver(source, function_of(fault, tmp_path), **knobs)
 
     begin = 1 if kind == "array" else 0
     offset = begin + NUM_BEFORE * (len(fault.good) + 1 + begin)
@@ -177,9 +153,7 @@ COLUMNS = [
 
 
 def in_parquet(folder: Path, rows: list[dict[str, Any]]) -> Any:
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = str(folder / "rows.parquet")
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
     return ParquetSource(path, max_row_bytes=1000), path
@@ -194,8 +168,7 @@ def in_dataset(folder: Path, rows: list[dict[str, Any]]) -> Any:
 
 
 def streamed(folder: Path, rows: list[dict[str, Any]]) -> Any:
-    datasets = pytest.importorskip("datasets")
-    dataset = datasets.IterableDataset.from_generator(lambda: iter(rows))
+    dataset = pytest.importorskip("datasets").IterableDataset.from_generator(lambda: iter(rows))
     return HuggingFaceSource(dataset, max_row_bytes=1000), "generator"
 
 
@@ -214,8 +187,6 @@ def test_a_bad_row_of_a_table_has_its_number(write, code, row, tokenize_fn, tmp_
     assert error.path.startswith(name)
     assert len(found.samples) == NUM_BEFORE
 
-
-# The same rows at the same places, whatever else is different.
 
 NUM_ROWS = 400
 SHUFFLE = Shuffle(block_bytes=512, window_blocks=4)
@@ -248,7 +219,6 @@ def make(path: Path, **knobs: Any) -> DataLoader:
 
 
 def batches_until_the_end(path: Path, **knobs: Any) -> tuple[list[list[int]], str]:
-    """Batches of five, and what ended them."""
     batches = []
     with make(path, **knobs) as loader:
         try:
@@ -258,14 +228,6 @@ def batches_until_the_end(path: Path, **knobs: Any) -> tuple[list[list[int]], st
             return [*batches, ids(end.samples)], "end"
         except (BadRowError, TooManyBadRowsError) as error:
             return batches, str(error)
-
-
-@pytest.fixture(scope="module")
-def whole(mixed) -> list[int]:
-    """D without a bad row, by a run that has one thread and looks nowhere ahead."""
-    batches, ended = batches_until_the_end(mixed[0], num_workers=0, buffer_size=1, bad_rows="skip")
-    assert ended == "end"
-    return [number for batch in batches for number in batch]
 
 
 @pytest.mark.parametrize("knobs", SETTINGS, ids=str)
@@ -278,20 +240,19 @@ def test_the_same_error_stops_the_same_batch(mixed, knobs):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("knobs", SETTINGS, ids=str)
-def test_rows_are_put_aside_in_one_order_and_shift_nothing(mixed, whole, knobs, tmp_path):
+def test_rows_are_put_aside_in_one_order_and_shift_nothing(mixed, knobs, tmp_path):
     """The other rows keep their positions: each window is shuffled with its bad rows, which are then left out."""
     path, bad = mixed
-    file = tmp_path / "quarantine.jsonl"
-    reference = tmp_path / "reference.jsonl"
-    batches, _ = batches_until_the_end(path, bad_rows=BadRows(policy="quarantine", path=str(file)), **knobs)
-    inline = {"num_workers": 0, "buffer_size": 1, "bad_rows": {"policy": "quarantine", "path": str(reference)}}
-    batches_until_the_end(path, **inline)
+    found = []
+    for name, settings in (("found", knobs), ("expected", {"num_workers": 0, "buffer_size": 1})):
+        file = tmp_path / name
+        batches, _ = batches_until_the_end(path, bad_rows=BadRows(policy="quarantine", path=str(file)), **settings)
+        found.append(([number for batch in batches for number in batch], file.read_bytes()))
 
-    records = [json.loads(line) for line in file.read_bytes().splitlines()]
-    assert [number for batch in batches for number in batch] == whole
-    assert sorted(whole) == [number for number in range(NUM_ROWS) if number + 1 not in bad]
-    assert {record["line"] for record in records} == bad
-    assert file.read_bytes() == reference.read_bytes()
+    assert found[0] == found[1]
+    rows, records = found[0]
+    assert sorted(rows) == [number for number in range(NUM_ROWS) if number + 1 not in bad]
+    assert {json.loads(line)["line"] for line in records.splitlines()} == bad
 
 
 def test_a_row_has_the_position_that_it_would_have_if_the_bad_ones_were_good(mixed, tmp_path):
@@ -304,18 +265,11 @@ def test_a_row_has_the_position_that_it_would_have_if_the_bad_ones_were_good(mix
 
     places = []
     for each in (path, mended):
-        with make(each, num_workers=0, bad_rows="skip") as loader:
-            samples = [sample for batch in iter(lambda: taken(loader), []) for sample in batch]
+        with make(each, num_workers=0, bad_rows="skip", batch_size=16) as loader:
+            samples = [sample for batch in loader for sample in batch]
         places.append({int(sample.tokens[0]): sample.position for sample in samples if sample.tokens[0] != 7})
     assert places[0] == places[1]
     assert len(places[0]) == NUM_ROWS - len(bad) - 1
-
-
-def taken(loader: DataLoader) -> list[Any]:
-    try:
-        return loader.get_next_batch(16)
-    except EndOfData as end:
-        return end.samples
 
 
 @pytest.mark.thorough

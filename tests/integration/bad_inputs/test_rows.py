@@ -25,7 +25,7 @@ from asyncdata import (
 )
 from asyncdata.demo import tokenizer_folder
 from tests.support import tokenize_fns
-from tests.support.bad_inputs import BAD_AT, GOOD, deliver, place_of_bad, prompts, with_bad
+from tests.support.bad_inputs import GOOD, deliver, place_of_bad, prompts, with_bad
 from tests.support.chats import CHAT
 from tests.support.function_kinds import chat_prompt
 
@@ -121,15 +121,26 @@ PLAIN = [
     Case(16, b'{"input": "x", "images": ["a.png"], "label": 1}', "AD130", "'images'"),
     Case(22, b'{"input": ' + DIGITS + b', "label": 1}', "AD117", "an integer of more than 4300 digits"),
 ]  # fmt: skip
-LOOKS_BAD = [
-    '{"input": "a\u2028b\u0085c", "label": "\u2028"}'.encode(),
-    b'{"input": "a\\u000bb\\n", "label": 9}',
-    b'{"input": "x", "label": 1, "label": 9}',
-    b'{"input": "x", "label": 9, "metadata": {"n": -Infinity}}',
-    b'{"input": "x", "label": 9, "metadata": {"n": 1e999}}',
-    b'{"input": "x", "label": 123456789012345678901234567890}',
-    b'{"input": "x", "label": 9, "other": ' + DIGITS + b"}",
+
+
+class Accepted(NamedTuple):
+    """A line that is no bad row, whatever it looks like."""
+
+    number: int
+    line: bytes
+    label: Any
+    metadata: dict[str, Any] = {}
+
+
+ACCEPTED = [
+    Accepted(6, '{"input": "a\u2028b\u0085c", "label": "\u2028"}'.encode(), "\u2028"),
+    Accepted(6, b'{"input": "a\\u000bb\\n", "label": 9}', 9),
+    Accepted(18, b'{"input": "x", "label": 1, "label": 9}', 9),
+    Accepted(19, b'{"input": "x", "label": 9, "metadata": {"n": -Infinity}}', 9, {"n": -math.inf}),
+    Accepted(20, b'{"input": "x", "label": 9, "metadata": {"n": 1e999}}', 9, {"n": math.inf}),
+    Accepted(21, b'{"input": "x", "label": 123456789012345678901234567890}', 123456789012345678901234567890),
 ]
+LOOKS_BAD = [*(case.line for case in ACCEPTED), b'{"input": "x", "label": 9, "other": ' + DIGITS + b"}"]
 
 
 def text(**row: Any) -> bytes:
@@ -137,7 +148,6 @@ def text(**row: Any) -> bytes:
 
 
 def chat_cases(key: str) -> list[Case]:
-    """What may be wrong with messages, under their key."""
     start = b'{"label": 1, "%s": ' % key.encode()
     return [
         Case(16, start + b'[{"content": "x"}]}', "AD112", f"'{key}'[0] has no 'role'; it has 'content'"),
@@ -243,25 +253,6 @@ def test_every_fault_is_put_aside_by_line_byte_and_code_and_every_other_row_is_a
     assert counted == {reason: list(dropped.values()).count(reason) for reason in dropped.values()}
 
 
-class Accepted(NamedTuple):
-    """A line that is no bad row, whatever it looks like."""
-
-    number: int
-    line: bytes
-    label: Any
-    metadata: dict[str, Any] = {}
-
-
-ACCEPTED = [
-    Accepted(6, LOOKS_BAD[0], "\u2028"),
-    Accepted(6, LOOKS_BAD[1], 9),
-    Accepted(18, LOOKS_BAD[2], 9),
-    Accepted(19, LOOKS_BAD[3], 9, {"n": -math.inf}),
-    Accepted(20, LOOKS_BAD[4], 9, {"n": math.inf}),
-    Accepted(21, LOOKS_BAD[5], 123456789012345678901234567890),
-]
-
-
 def test_what_only_looks_bad_is_delivered_as_it_is(tmp_path):
     nan = b'{"input": "x", "label": 9, "metadata": {"n": NaN}}'
     path = write(tmp_path / "rows.jsonl", b"\n".join([*(case.line for case in ACCEPTED), nan]))
@@ -276,18 +267,6 @@ def test_what_only_looks_bad_is_delivered_as_it_is(tmp_path):
 def write(path: Path, data: bytes) -> str:
     path.write_bytes(data)
     return str(path)
-
-
-def test_46_a_row_that_is_too_long_is_an_error_at_its_turn_or_passed_over_where_that_is_asked(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    fn = TextTokenizeFn(tokenizer_folder(), text_key="input", max_length=20, overlong="error")
-    write(path, with_bad(text(input=LONG)))
-
-    found, skipped = deliver(str(path), fn), deliver(str(path), fn, bad_rows="skip")
-
-    assert (len(found.samples), len(skipped.samples)) == (BAD_AT, 4)
-    assert str(found.error).startswith(f"AD415 {place_of_bad(path)}")
-    assert skipped.statistics.dropped_total == {"bad row AD415": 1}
 
 
 def test_47_a_prompt_of_no_token_is_dropped_and_counted(tmp_path):

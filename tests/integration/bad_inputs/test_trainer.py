@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,11 +24,11 @@ from asyncdata import (
     PrefetchTimeoutError,
 )
 from tests.support.bad_inputs import assert_is_ours
-from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
-from tests.support.tokenize_fns import row_id
+from tests.support.loaders import make
+from tests.support.loading import NEVER_S, ids, order_of, write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 NUM_ROWS = 60
@@ -36,12 +37,6 @@ NUM_ROWS = 60
 @pytest.fixture
 def path(tmp_path) -> Path:
     return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
-def make(source: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
-    return DataLoader(
-        source, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240} | knobs
-    )
 
 
 def groups_of(loader: DataLoader) -> list[Any]:
@@ -70,20 +65,13 @@ def test_59_61_a_filter_that_returns_what_it_may_not_or_raises_takes_nothing(pat
         assert loader.statistics().buffered_groups == 3
 
 
-def test_59_more_than_was_asked_and_the_same_twice_is_capped_and_loses_nothing(path):
+def test_59_60_what_a_filter_returns_twice_or_does_not_remove_is_capped_and_served_once(path):
     """AD430 is for what is no group."""
     with make(path, buffer_filter=lambda buffer, number: [*buffer, *buffer]) as loader:
         groups = groups_of(loader)
         loader.add_samples(groups)
         assert loader.get_samples(2) == groups[:2]
         assert loader.get_samples(1) == groups[2:]
-
-
-def test_60_a_filter_need_not_remove_what_it_returns(path):
-    with make(path, buffer_filter=lambda buffer, number: buffer[:number]) as loader:
-        groups = groups_of(loader)
-        loader.add_samples(groups)
-        assert loader.get_samples(3) == groups
         assert ids(loader.get_next_batch(3)) == order_of(path)[3:6]
 
 
@@ -124,8 +112,7 @@ def test_63_a_number_that_cannot_be_asked_for_is_refused(path, number):
     assert repr(number) in str(caught.value)
 
 
-def test_63_a_number_beyond_all_reason_is_a_wait_that_ends_with_the_timeout_or_the_data(path):
-    """Nothing is capped: it would be another batch than the one that was asked for."""
+def test_63_a_number_beyond_all_reason_is_not_capped_but_waited_for(path):
     with make(path, timeout_s=0.3) as loader:
         with pytest.raises(PrefetchTimeoutError, match="^AD510 "):
             loader.get_next_batch(10**9)
@@ -133,26 +120,16 @@ def test_63_a_number_beyond_all_reason_is_a_wait_that_ends_with_the_timeout_or_t
 
 
 def test_64_threads_that_ask_at_the_same_time_get_disjoint_slices(path):
-    found: list[list[int]] = []
-    with make(path) as loader:
+    with make(path) as loader, ThreadPoolExecutor(4) as threads:
+        found = [threads.submit(lambda: ids(loader.get_next_batch(3))) for _ in range(NUM_ROWS // 3)]
+        slices = sorted(future.result() for future in found)
 
-        def take() -> None:
-            found.extend(ids(loader.get_next_batch(3)) for _ in range(5))
-
-        threads = [threading.Thread(target=take) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(NEVER_S)
     expected = order_of(path)
-    assert sorted(found) == sorted(expected[first : first + 3] for first in range(0, NUM_ROWS, 3))
+    assert slices == sorted(expected[first : first + 3] for first in range(0, NUM_ROWS, 3))
 
 
-def test_65_closing_ends_a_wait_and_the_trainers_error_is_its_own(tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-    gate = threading.Event()
-    began = threading.Event()
-    errors: list[BaseException] = []
+def test_65_closing_ends_a_wait_and_the_trainers_error_is_its_own(path):
+    gate, began = threading.Event(), threading.Event()
 
     def waits(row: dict[str, Any]) -> list[int]:
         began.set()
@@ -160,21 +137,15 @@ def test_65_closing_ends_a_wait_and_the_trainers_error_is_its_own(tmp_path):
         return [row["id"]]
 
     loader = make(path, waits)
+    with ThreadPoolExecutor(1) as thread:
+        taken = thread.submit(loader.get_next_batch, 1)
+        began.wait(NEVER_S)
+        loader.close()
+        error = taken.exception(NEVER_S)
+        gate.set()
 
-    def take() -> None:
-        try:
-            loader.get_next_batch(1)
-        except LoaderClosedError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    began.wait(NEVER_S)
-    loader.close()
-    thread.join(NEVER_S)
-    gate.set()
-
-    assert str(errors[0]) == "AD502 the loader was closed by close()"
+    assert isinstance(error, LoaderClosedError)
+    assert str(error) == "AD502 the loader was closed by close()"
     with pytest.raises(KeyError, match="^'mine'$"), make(path) as loader:
         raise KeyError("mine")
 
@@ -221,36 +192,31 @@ def test_68_a_function_or_source_that_asks_its_own_loader_is_refused_and_does_no
     def rows(epoch: int) -> Iterator[dict[str, Any]]:
         yield {"id": loader.get_next_batch(1)[0].tokens[0]}
 
-    for source, fn, error in (
-        (
-            path,
-            lambda row: [loader.get_next_batch(1)[0].tokens[0]],
-            r"^AD421 .*ConfigError\('AD504 the loader is called",
-        ),
-        (IterableSource(rows), row_id, "^AD504 the loader is called"),
-    ):
-        with make(source, fn, timeout_s=None, event_loop=backend) as loader:
-            with pytest.raises((BadRowError, ConfigError), match=error):
-                loader.get_next_batch(1)
-
-
-CALLS: dict[str, Callable[[DataLoader, Any], Any]] = {
-    "get_next_batch": lambda loader, buffer: loader.get_next_batch(1),
-    "get_samples": lambda loader, buffer: loader.get_samples(1),
-    "add_samples": lambda loader, buffer: loader.add_samples([[copy.copy(buffer[0][0])]]),
-    "ack": lambda loader, buffer: loader.ack(),
-    "set_epoch": lambda loader, buffer: loader.set_epoch(7),
-}
+    asking = make(path, lambda row: [loader.get_next_batch(1)[0].tokens[0]], timeout_s=None, event_loop=backend)
+    with asking as loader, pytest.raises(BadRowError, match=r"^AD421 .*ConfigError\('AD504 the loader is called"):
+        loader.get_next_batch(1)
+    with make(IterableSource(rows), timeout_s=None, event_loop=backend) as loader:
+        with pytest.raises(ConfigError, match="^AD504 the loader is called"):
+            loader.get_next_batch(1)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", CALLS)
-def test_68_so_is_a_filter_and_nothing_is_changed(path, name):
-    calls = [CALLS[name]]
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda loader, buffer: loader.get_next_batch(1), id="get_next_batch"),
+        pytest.param(lambda loader, buffer: loader.get_samples(1), id="get_samples"),
+        pytest.param(lambda loader, buffer: loader.add_samples([[copy.copy(buffer[0][0])]]), id="add_samples"),
+        pytest.param(lambda loader, buffer: loader.ack(), id="ack"),
+        pytest.param(lambda loader, buffer: loader.set_epoch(7), id="set_epoch"),
+    ],
+)
+def test_68_so_is_a_filter_and_nothing_is_changed(path, call):
+    calls = [call]
 
     def asks(buffer: list[Any], number: int) -> list[Any]:
-        if calls:
-            calls[0](loader, buffer)
+        for each in calls:
+            each(loader, buffer)
         return buffer[:number]
 
     with make(path, buffer_filter=asks, timeout_s=None) as loader:

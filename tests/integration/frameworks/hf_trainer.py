@@ -4,8 +4,6 @@
 trainer was given. With the variables that ``torchrun`` sets it is one rank of several, with a report of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -13,30 +11,11 @@ import signal
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import (
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-    set_seed,
-)
+import transformers
 
-from asyncdata import (
-    ChatTokenizeFn,
-    DataLoader,
-    PackedCollator,
-    PaddedCollator,
-    PreferenceCollator,
-    PreferenceTokenizeFn,
-    RowFn,
-    SoftPacking,
-)
+import asyncdata
 from asyncdata.integrations.torch import ranks
 from asyncdata.integrations.transformers import attach, placeholder
 
@@ -45,51 +24,42 @@ MAX_STEPS = 8
 SAVE_STEPS = 4
 REACHED = "the step is reached"
 LAYOUT_BATCHES = 9  # more than a generation batch is used
-KNOBS: dict[str, Any] = {"num_workers": 0, "timeout_s": 240}
+KNOBS = {"num_workers": 0, "timeout_s": 240}
 
 
-class _Stops(TrainerCallback):
+class _Stops(transformers.TrainerCallback):
     """Says that a step is reached, and waits for its end: the parent kills all ranks together."""
 
-    def __init__(self, step: int | None) -> None:
+    def __init__(self, step):
         self._step = step
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args, state, control, **_):
         if state.global_step == self._step:
             print(REACHED, flush=True)  # noqa: T201 - the parent waits for it
             signal.pause()
 
 
-def config_of(tokenizer: Any, **more: Any) -> Any:
-    set_seed(1)
+def config_of(tokenizer, **more):
+    transformers.set_seed(1)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, **sizes, **more)
+    return transformers.LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, **sizes, **more)
 
 
-def model_of(tokenizer: Any) -> Any:
-    return LlamaForCausalLM(config_of(tokenizer))
+def model_of(tokenizer):
+    return transformers.LlamaForCausalLM(config_of(tokenizer))
 
 
-def arguments_of(kind: type, settings: dict[str, Any], **more: Any) -> Any:
+def arguments_of(kind, settings, **more):
     length = {"num_train_epochs": settings["epochs"]} if "epochs" in settings else {"max_steps": MAX_STEPS}
-    return kind(
-        output_dir=settings["folder"],
-        **length,
-        save_steps=settings.get("save_steps", SAVE_STEPS),
-        logging_steps=1,
-        gradient_accumulation_steps=2,
-        learning_rate=1e-2,
-        report_to=[],
-        use_cpu=True,
-        ddp_backend="gloo" if "RANK" in os.environ else None,
-        disable_tqdm=True,
-        **more,
-        **settings.get("arguments", {}),
-    )
+    steps = {"save_steps": settings.get("save_steps", SAVE_STEPS), "logging_steps": 1, "gradient_accumulation_steps": 2}
+    quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True}
+    quiet["ddp_backend"] = "gloo" if "RANK" in os.environ else None
+    given = {**length, **steps, **quiet, "learning_rate": 1e-2, **more, **settings.get("arguments", {})}
+    return kind(output_dir=settings["folder"], **given)
 
 
-def _recorded(collate: Any, seen: list[Any]) -> Any:
-    def collated(items: list[Any]) -> Any:
+def _recorded(collate, seen):
+    def collated(items):
         batch = collate(items)
         seen.append([row.tolist() for row in batch["input_ids"]])
         return batch
@@ -97,79 +67,69 @@ def _recorded(collate: Any, seen: list[Any]) -> Any:
     return collated
 
 
-def chats_of(settings: dict[str, Any], seen: list[Any]) -> DataLoader:
-    knobs: dict[str, Any] = {"collate_fn": PaddedCollator(), "batch_size": 2}
+def chats_of(settings, seen):
+    knobs = {"collate_fn": asyncdata.PaddedCollator(), "batch_size": 2}
     if settings["packed"]:
-        collate = PackedCollator(max_length=MAX_LENGTH, keys="transformers")
-        knobs = {"collate_fn": collate, "packing": SoftPacking(max_length=MAX_LENGTH), "batch_size": 1}
+        collate = asyncdata.PackedCollator(max_length=MAX_LENGTH, keys="transformers")
+        knobs = {"collate_fn": collate, "packing": asyncdata.SoftPacking(max_length=MAX_LENGTH), "batch_size": 1}
     knobs["collate_fn"] = _recorded(knobs["collate_fn"], seen)
-    fn = ChatTokenizeFn(settings["tokenizer"], max_length=MAX_LENGTH)
-    return DataLoader(settings["rows"], tokenize_fn=fn, **KNOBS, **knobs, **settings.get("knobs", {}), ranks=ranks())
+    fn = asyncdata.ChatTokenizeFn(settings["tokenizer"], max_length=MAX_LENGTH)
+    return asyncdata.DataLoader(
+        settings["rows"], tokenize_fn=fn, **KNOBS, **knobs, **settings.get("knobs", {}), ranks=ranks()
+    )
 
 
-def _pairs(settings: dict[str, Any], seen: list[Any], **knobs: Any) -> DataLoader:
+def _pairs(settings, seen, **knobs):
     """With a mask of the answers but for RewardTrainer, whose model takes none."""
-    collate = _recorded(PreferenceCollator(completion_mask=settings["trainer"] == "DPOTrainer"), seen)
-    fn = PreferenceTokenizeFn(settings["tokenizer"], max_length=MAX_LENGTH)
-    return DataLoader(settings["rows"], tokenize_fn=fn, collate_fn=collate, **KNOBS, **knobs, ranks=ranks())
+    collate = _recorded(asyncdata.PreferenceCollator(completion_mask=settings["trainer"] == "DPOTrainer"), seen)
+    fn = asyncdata.PreferenceTokenizeFn(settings["tokenizer"], max_length=MAX_LENGTH)
+    return asyncdata.DataLoader(settings["rows"], tokenize_fn=fn, collate_fn=collate, **KNOBS, **knobs, ranks=ranks())
 
 
-def _trainer_of_chats(settings: dict[str, Any], tokenizer: Any, seen: list[Any]) -> Any:
-    kind, arguments, given = Trainer, TrainingArguments, {}
+def _trainer_of_chats(settings, tokenizer, seen, given):
+    kind, arguments = transformers.Trainer, transformers.TrainingArguments
     if settings["trainer"] == "SFTTrainer":
         import trl
 
-        kind, arguments, given = trl.SFTTrainer, trl.SFTConfig, {"processing_class": tokenizer}
-    if settings.get("evaluates"):
-        given["eval_dataset"] = placeholder()
-    args = arguments_of(arguments, settings)
-    return kind(model_of(tokenizer), args=args, train_dataset=placeholder(), **given), chats_of(settings, seen)
+        kind, arguments = trl.SFTTrainer, trl.SFTConfig
+        given["processing_class"] = tokenizer
+    return kind(model_of(tokenizer), args=arguments_of(arguments, settings), **given), chats_of(settings, seen)
 
 
-def _grpo(settings: dict[str, Any], tokenizer: Any, seen: list[Any], dataset: Any = None) -> Any:
+def _grpo(settings, tokenizer, seen, given):
     from trl import GRPOConfig, GRPOTrainer
 
-    def reward(completions: list[Any], number: list[int], **_: Any) -> list[float]:
+    def reward(completions, number, **_):
         seen.append(list(number))
         return [float(len(completion[0]["content"]) % 7) for completion in completions]
 
     groups = {"num_generations": 2, "num_iterations": 2, "max_completion_length": 8, "shuffle_dataset": False}
-    made = GRPOTrainer(
-        model_of(tokenizer),
-        reward_funcs=reward,
-        args=arguments_of(GRPOConfig, settings, per_device_train_batch_size=4, **groups),
-        train_dataset=placeholder() if dataset is None else dataset,
-        processing_class=tokenizer,
-    )
-    return made, DataLoader(settings["rows"], tokenize_fn=RowFn(), **KNOBS)
+    args = arguments_of(GRPOConfig, settings, per_device_train_batch_size=4, **groups)
+    made = GRPOTrainer(model_of(tokenizer), reward_funcs=reward, args=args, processing_class=tokenizer, **given)
+    return made, asyncdata.DataLoader(settings["rows"], tokenize_fn=asyncdata.RowFn(), **KNOBS)
 
 
-def _trainer_of_pairs(settings: dict[str, Any], tokenizer: Any, seen: list[Any]) -> Any:
+def _trainer_of_pairs(settings, tokenizer, seen, given):
     import trl
 
     loader = _pairs(settings, seen, batch_size=2)
-    given = {"train_dataset": placeholder(), "processing_class": tokenizer}
-    if settings.get("evaluates"):
-        given["eval_dataset"] = placeholder()
+    given["processing_class"] = tokenizer
     if settings["trainer"] == "RewardTrainer":
-        model = LlamaForSequenceClassification(config_of(tokenizer, num_labels=1, pad_token_id=0))
+        model = transformers.LlamaForSequenceClassification(config_of(tokenizer, num_labels=1, pad_token_id=0))
         return trl.RewardTrainer(model, args=arguments_of(trl.RewardConfig, settings), **given), loader
-
     # The reference has to be named here only because the model comes from no folder.
     arguments, reference = arguments_of(trl.DPOConfig, settings), model_of(tokenizer)
     return trl.DPOTrainer(model_of(tokenizer), ref_model=reference, args=arguments, **given), loader
 
 
 TRAINERS = {
-    "Trainer": _trainer_of_chats,
-    "SFTTrainer": _trainer_of_chats,
+    **dict.fromkeys(("Trainer", "SFTTrainer"), _trainer_of_chats),
+    **dict.fromkeys(("DPOTrainer", "RewardTrainer"), _trainer_of_pairs),
     "GRPOTrainer": _grpo,
-    "DPOTrainer": _trainer_of_pairs,
-    "RewardTrainer": _trainer_of_pairs,
 }
 
 
-def _evaluation(settings: dict[str, Any]) -> dict[str, Any]:
+def _evaluation(settings):
     """The arguments of ``attach`` for a loader of its own to evaluate on, if the settings ask for one."""
     if not settings.get("evaluates"):
         return {}
@@ -178,15 +138,15 @@ def _evaluation(settings: dict[str, Any]) -> dict[str, Any]:
     return {"eval_loader": chats_of(settings | {"knobs": {"seed": 7}}, [])}
 
 
-def _layout(settings: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+def _layout(settings, tokenizer):
     """The rows of this rank's first batches: of TRL's own loader and sampler, and of ours, for the same order."""
     from datasets import Dataset
 
-    with DataLoader(settings["rows"], tokenize_fn=RowFn(), **KNOBS) as ordered:
+    with asyncdata.DataLoader(settings["rows"], tokenize_fn=asyncdata.RowFn(), **KNOBS) as ordered:
         rows = [sample.extra for sample in ordered.get_next_batch(settings["num_rows"])]
-    trainer, loader = _grpo(settings, tokenizer, [], Dataset.from_list(rows))
+    trainer, loader = _grpo(settings, tokenizer, [], {"train_dataset": Dataset.from_list(rows)})
 
-    def numbers() -> list[list[int]]:
+    def numbers():
         batches = islice(trainer.get_train_dataloader(), LAYOUT_BATCHES)
         return [[row["number"] for row in batch] for batch in batches]
 
@@ -196,9 +156,16 @@ def _layout(settings: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
         return {"own": own, "ours": numbers()}
 
 
-def _trained(settings: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    seen: list[Any] = []
-    trainer, loader = TRAINERS[settings["trainer"]](settings, tokenizer, seen)
+def _trained(settings, tokenizer):
+    seen, given = [], {"train_dataset": placeholder()}
+    if settings.get("evaluates"):
+        given["eval_dataset"] = placeholder()
+    if "evaluates_rows" in settings:
+        from datasets import Dataset
+
+        chats = [json.loads(line)["messages"] for line in Path(settings["rows"]).read_text().splitlines()]
+        given["eval_dataset"] = Dataset.from_list([{"messages": chat} for chat in chats[: settings["evaluates_rows"]]])
+    trainer, loader = TRAINERS[settings["trainer"]](settings, tokenizer, seen, given)
     evaluation = _evaluation(settings)
     attach(trainer, loader, **evaluation, batches_per_epoch=settings.get("batches_per_epoch"))
     trainer.add_callback(_Stops(settings.get("kill_at")))
@@ -216,8 +183,8 @@ def _trained(settings: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def main(settings: dict[str, Any]) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(settings["tokenizer"])
+def main(settings):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(settings["tokenizer"])
     report = (_layout if settings["trainer"] == "layout" else _trained)(settings, tokenizer)
     Path(f"{settings['report']}.{os.environ.get('RANK', '0')}").write_text(json.dumps(report))
 

@@ -3,8 +3,6 @@
 Each is a process, or two ranks are: ``hf_trainer`` is their program.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,17 +12,11 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from asyncdata import DataLoader, RowFn
-from tests.support.frameworks.killed_runs import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Run = Callable[..., list[dict[str, Any]]]
+from tests.support.frameworks.killed_runs import ROOT, run_python
 
 for package in ("torch", "transformers", "accelerate", "datasets", "trl"):
     pytest.importorskip(package, reason=f"{package} is not installed")
@@ -34,14 +26,14 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]  # many processes,
 PROGRAM = "tests.integration.frameworks.hf_trainer"
 REACHED = "the step is reached\n"
 ROWS = 40
-ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ALONE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
-def rows(jsonl_file: Callable[..., Path]) -> Path:
+def rows(jsonl_file):
     """For trainers of chats, of prompts, and of pairs."""
 
-    def row(number: int) -> dict[str, Any]:
+    def row(number):
         question = [{"role": "user", "content": f"What is {number} plus {number * 7 % 13}?"}]
         answer = [{"role": "assistant", "content": f"It is {number + number * 7 % 13}. " * (1 + number % 5)}]
         pair = {"chosen": answer, "rejected": [{"role": "assistant", "content": f"No idea, {number}."}]}
@@ -50,50 +42,47 @@ def rows(jsonl_file: Callable[..., Path]) -> Path:
     return jsonl_file(map(row, range(ROWS)))
 
 
-def places(num_ranks: int) -> list[dict[str, str]]:
-    """The variables of each rank, as torchrun sets them; none for a process alone."""
+def places(num_ranks):
+    """The variables of each rank, as torchrun sets them; none more for a process alone."""
+    shared = {**os.environ, **ALONE, "PYTHONPATH": str(ROOT)}
     if num_ranks == 1:
-        return [{}]
+        return [shared]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
-    shared = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1"}
-    return [{**shared, "MASTER_PORT": port, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1])}
+    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks))
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
 
 
 @pytest.fixture
-def run(tmp_path: Path, rows: Path, small_tokenizer: Path) -> Run:
+def run(tmp_path, rows, small_tokenizer):
     """Runs a training into a folder of this name, and gives the reports of its ranks.
 
     With ``kill_at`` each rank is killed once all have made this step, and there are none.
     """
     shared = {"packed": False, "rows": str(rows), "num_rows": ROWS, "tokenizer": str(small_tokenizer), "resume": False}
 
-    def ran(name: str, *, num_ranks: int = 1, kill_at: int | None = None, **changes: Any) -> list[dict[str, Any]]:
-        settings = {**shared, "folder": str(tmp_path / name), "report": str(tmp_path / f"{name}.json"), **changes}
-        words = [sys.executable, "-W", "ignore", "-m", PROGRAM, json.dumps({**settings, "kill_at": kill_at})]
-        logs = [tmp_path / f"{name}.log{rank}" for rank in range(num_ranks)]
+    def ran(name, *, num_ranks=1, kill_at=None, **changes):
+        report, logs = tmp_path / f"{name}.json", [tmp_path / f"{name}.log{rank}" for rank in range(num_ranks)]
+        settings = {**shared, "folder": str(tmp_path / name), "report": str(report), **changes, "kill_at": kill_at}
+        words = [sys.executable, "-W", "ignore", "-m", PROGRAM, json.dumps(settings)]
+        ranks = []
         with ExitStack() as stack:
-            ranks = []
             for log, place in zip(logs, places(num_ranks), strict=True):
-                errors = stack.enter_context(log.open("w"))
-                started = subprocess.Popen(
-                    words, stdout=subprocess.PIPE, stderr=errors, text=True, env={**ENVIRONMENT, **place}
-                )
-                stack.callback(started.wait)
-                stack.callback(started.kill)
-                ranks.append(started)
+                files = {"stdout": subprocess.PIPE, "stderr": stack.enter_context(log.open("w"))}
+                ranks.append(subprocess.Popen(words, text=True, env=place, **files))
+                stack.callback(ranks[-1].wait)
+                stack.callback(ranks[-1].kill)
             if kill_at:
-                reached = [REACHED in iter(process.stdout.readline, "") for process in ranks if process.stdout]
+                reached = [REACHED in iter(process.stdout.readline, "") for process in ranks]
                 assert all(reached), [log.read_text()[-3000:] for log in logs]
                 for process in ranks:
                     process.kill()
             for process in ranks:
                 process.communicate()
-            wanted = -signal.SIGKILL if kill_at else 0
-            assert {process.returncode for process in ranks} == {wanted}, [log.read_text()[-3000:] for log in logs]
-        reports = [] if kill_at else [Path(f"{settings['report']}.{rank}") for rank in range(num_ranks)]
-        return [json.loads(report.read_text()) for report in reports]
+        wanted = -signal.SIGKILL if kill_at else 0
+        assert {process.returncode for process in ranks} == {wanted}, [log.read_text()[-3000:] for log in logs]
+        return [] if kill_at else [json.loads(Path(f"{report}.{rank}").read_text()) for rank in range(num_ranks)]
 
     return ran
 
@@ -101,20 +90,12 @@ def run(tmp_path: Path, rows: Path, small_tokenizer: Path) -> Run:
 @pytest.mark.parametrize(
     ("trainer", "packed", "num_ranks"),
     [
-        ("Trainer", False, 1),
-        ("SFTTrainer", False, 1),
-        ("SFTTrainer", True, 1),
-        ("DPOTrainer", False, 1),
-        ("RewardTrainer", False, 1),
-        ("GRPOTrainer", False, 1),
-        ("Trainer", False, 2),
-        ("SFTTrainer", True, 2),
-        ("GRPOTrainer", False, 2),
+        *((name, False, 1) for name in ("Trainer", "SFTTrainer", "DPOTrainer", "RewardTrainer", "GRPOTrainer")),
+        *((name, False, 2) for name in ("Trainer", "GRPOTrainer")),
+        *(("SFTTrainer", True, num_ranks) for num_ranks in (1, 2)),
     ],
 )
-def test_a_killed_training_resumes_with_the_same_batches_and_losses(
-    run: Run, trainer: str, packed: bool, num_ranks: int
-) -> None:
+def test_a_killed_training_resumes_with_the_same_batches_and_losses(run, trainer, packed, num_ranks):
     settings = {"trainer": trainer, "packed": packed, "num_ranks": num_ranks}
     expected = run("whole", **settings)
     run("killed", **settings, kill_at=6)
@@ -128,29 +109,26 @@ def test_a_killed_training_resumes_with_the_same_batches_and_losses(
     assert num_ranks == 1 or resumed[0]["seen"] != resumed[1]["seen"]
 
 
-def test_ranks_killed_within_a_generation_batch_train_on_its_prompts_again(run: Run, rows: Path) -> None:
+def test_ranks_killed_within_a_generation_batch_train_on_its_prompts_again(run, rows):
     """TRL samples their completions again, so losses differ; no prompt is skipped, and none comes twice."""
     settings = {"trainer": "GRPOTrainer", "save_steps": 3, "num_ranks": 2}
     with DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=240) as loader:
         prompts = [sample.extra["number"] for sample in loader.get_next_batch(32)]
-
     run("killed", **settings, kill_at=4)
     resumed = run("killed", **settings, resume=True)
-
     later = [prompts[first : first + 8] for first in (8, 16, 24)]  # generation batches of 8 prompts, used in two steps
     for rank, found in enumerate(resumed):
         assert found["seen"] == [[n for n in block[4 * rank :][:4] for _ in range(2)] for block in later]
 
 
-def test_each_rank_has_the_prompts_that_trls_own_loader_gives_it(run: Run) -> None:
+def test_each_rank_has_the_prompts_that_trls_own_loader_gives_it(run):
     reports = run("none", trainer="layout", num_ranks=2)
-
     assert [report["ours"] for report in reports] == [report["own"] for report in reports]
     assert not set(sum(reports[0]["own"], [])) & set(sum(reports[1]["own"], []))
 
 
 @pytest.mark.parametrize(("trainer", "packed"), [("Trainer", False), ("SFTTrainer", True), ("DPOTrainer", False)])
-def test_evaluation_moves_neither_the_training_nor_itself(run: Run, trainer: str, packed: bool) -> None:
+def test_evaluation_moves_neither_the_training_nor_itself(run, trainer, packed):
     settings = {"trainer": trainer, "packed": packed}
     evaluates = {**settings, "evaluates": True, "arguments": {"eval_strategy": "steps", "eval_steps": 2}}
 
@@ -166,7 +144,7 @@ def test_evaluation_moves_neither_the_training_nor_itself(run: Run, trainer: str
     assert resumed["losses"] == alone["losses"]
 
 
-def test_epochs_of_a_known_length_are_trained_with_their_learning_rate(run: Run) -> None:
+def test_epochs_of_a_known_length_are_trained_with_their_learning_rate(run):
     """40 rows in batches of 2, two batches a step: 10 steps an epoch."""
     known = {"trainer": "Trainer", "epochs": 2, "batches_per_epoch": ROWS // 2}
     every = {"arguments": {"save_strategy": "epoch", "eval_strategy": "epoch"}, "evaluates": True}
@@ -183,55 +161,32 @@ def test_epochs_of_a_known_length_are_trained_with_their_learning_rate(run: Run)
     assert (resumed["losses"], resumed["rates"]) == (found["losses"], found["rates"])
 
 
-def test_packs_of_an_epoch_are_counted_and_a_resume_does_not_count_again(run: Run) -> None:
+def test_packs_of_an_epoch_are_counted_and_a_resume_does_not_count_again(run):
     settings = {"trainer": "Trainer", "epochs": 2, "packed": True, "batches_per_epoch": "count"}
-
     [whole] = run("whole", **settings)
     num_packs = len(whole["seen"]) // 3  # an epoch to count, and two that are trained
     run("killed", **settings, kill_at=6)
     [resumed] = run("killed", **settings, resume=True)
-
     assert len(whole["losses"]) == num_packs
     assert whole["seen"][num_packs : 2 * num_packs] == whole["seen"][:num_packs], "the count has moved nothing"
     assert resumed["losses"] == whole["losses"]
     assert resumed["seen"][0] == whole["seen"][num_packs + 8]
 
 
-def test_a_training_killed_in_a_save_resumes_from_the_checkpoint_before(run: Run, tmp_path: Path) -> None:
+def test_a_training_killed_in_a_save_resumes_from_the_checkpoint_before(run, tmp_path):
     [whole] = run("whole", trainer="Trainer")
     run("killed", trainer="Trainer", kill_at=6)
     saved, torn = (tmp_path / "killed" / f"checkpoint-{step}" for step in (4, 6))
     shutil.copytree(saved, torn, ignore=shutil.ignore_patterns("trainer_state.json"))
-
     [resumed] = run("killed", trainer="Trainer", resume=True)
-
     assert resumed["losses"] == whole["losses"]
 
 
-BESIDE = """
-import json
-from datasets import Dataset
-from transformers import AutoTokenizer
-from tests.integration.frameworks.hf_trainer import arguments_of, chats_of, model_of
-from asyncdata.integrations.transformers import attach, placeholder
-from trl import SFTConfig, SFTTrainer
-settings = {"folder": "out", "rows": "chats.jsonl", "tokenizer": "tokenizer", "packed": True}
-chats = [json.loads(line) for line in open("chats.jsonl")][:5]
-tokenizer = AutoTokenizer.from_pretrained("tokenizer")
-trainer = SFTTrainer(
-    model_of(tokenizer),
-    args=arguments_of(SFTConfig, settings, eval_strategy="steps", eval_steps=4),
-    train_dataset=placeholder(),
-    eval_dataset=Dataset.from_list([{"messages": row["messages"]} for row in chats]),
-    processing_class=tokenizer,
-)
-loader = chats_of(settings, [])
-attach(trainer, loader)
-with loader:
-    trainer.train()
-assert sum("eval_loss" in entry for entry in trainer.state.log_history) == 2
-"""
-"""An ``eval_dataset`` that TRL prepares, beside the loader of the training."""
+def test_a_data_set_that_trl_prepares_is_evaluated_beside_the_loader_of_the_training(run):
+    arguments = {"eval_strategy": "steps", "eval_steps": 4}
+    [found] = run("beside", trainer="SFTTrainer", packed=True, evaluates_rows=5, arguments=arguments)
+    assert [step for step, _ in found["evaluated"]] == [4, 8]
+
 
 PAGE = """
 import json
@@ -273,13 +228,9 @@ with loader:
 """The blocks of the page on TRL, as they are printed."""
 
 
-@pytest.mark.parametrize("code", [BESIDE, PAGE], ids=["a data set to evaluate on", "the blocks of the page"])
-def test_the_lines_of_a_user_train_to_the_end(tmp_path: Path, rows: Path, small_tokenizer: Path, code: str) -> None:
+def test_the_lines_of_a_user_train_to_the_end(tmp_path, rows, small_tokenizer):
     shutil.copytree(small_tokenizer, tmp_path / "tokenizer")
     for name in ("chats.jsonl", "pairs.jsonl", "prompts.jsonl"):
         shutil.copy(rows, tmp_path / name)
-
-    words = [sys.executable, "-W", "ignore", "-c", f"{code}\nprint('it came to its end')"]
-    done = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path)
-
-    assert "it came to its end" in done.stdout, done.stderr[-3000:]
+    said = run_python(tmp_path, "-c", f"{PAGE}\nprint('it came to its end')", **ALONE)
+    assert "it came to its end" in said

@@ -3,26 +3,21 @@
 That they end with a clear line where a framework is missing is in ``tests/unit/test_examples.py``.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json
-import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from asyncdata import DataLoader
 from asyncdata.integrations.axolotl import LoaderPlugin
 from asyncdata.integrations.verl import check
-from tests.support.frameworks.killed_runs import ROOT, checkout
+from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, ROOT, checkout, run_python
 from tests.support.frameworks.prime_rl import PACKAGES as PRIME_PACKAGES
 from tests.support.frameworks.skyrl import PACKAGES as SKYRL_PACKAGES
 from tests.support.frameworks.stand_ins import stand_in_module
@@ -32,14 +27,12 @@ FOLDER = ROOT / "examples" / "frameworks"
 
 
 @pytest.fixture
-def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def example(tmp_path, monkeypatch):
     """Imports an example; its files are in a folder of the test."""
     monkeypatch.chdir(tmp_path)
 
-    def load(name: str) -> Any:
+    def load(name):
         spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, name, module)
         spec.loader.exec_module(module)
@@ -48,39 +41,39 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return load
 
 
-def settings_of(arguments: list[str], defaults: Any) -> Any:
-    """A configuration with these arguments of Hydra, of which only those with a plus may be new."""
+def defaults_of(tree, file):
     omegaconf = pytest.importorskip("omegaconf", reason="omegaconf is not installed")
+    return omegaconf.OmegaConf.load(f"{tree}/{file}")
+
+
+def settings_of(arguments, defaults):
+    """A configuration with these arguments of Hydra, of which only those with a plus may be new."""
+    from omegaconf import OmegaConf
+
     for argument in arguments:
         key, _, value = argument.partition("=")
         path = key.removeprefix("+")
         parent, _, last = path.rpartition(".")
-        found = omegaconf.OmegaConf.select(defaults, parent)
+        found = OmegaConf.select(defaults, parent)
         assert found is not None, f"there is no {parent}"
-        known = omegaconf.OmegaConf.to_container(found, resolve=False)  # also keys that have no value yet
+        known = OmegaConf.to_container(found, resolve=False)  # also keys that have no value yet
         assert (last in known) != key.startswith("+"), key
-        omegaconf.OmegaConf.update(defaults, path, omegaconf.OmegaConf.create(f"value: {value}")["value"])
+        OmegaConf.update(defaults, path, OmegaConf.create(f"value: {value}")["value"])
     return defaults
 
 
-def run_python(words: list[str], folder: Path, *places: str) -> str:
+def run(folder, *words, places):
     """What Python prints, in a folder of the test, with further places to import from."""
-    path = os.pathsep.join([*places, str(FOLDER), str(ROOT), *filter(None, sys.path)])
-    environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "HOME": str(folder)}
-    command = [sys.executable, "-W", "ignore", *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return done.stdout
+    return run_python(folder, *words, places=[*places, str(FOLDER)], HF_HUB_OFFLINE="1", HOME=str(folder))
 
 
-# verl
+def answer_of(code, folder, *places):
+    return json.loads(run(folder, "-c", code, places=places).splitlines()[-1])
 
 
-def test_verl_knows_every_argument_of_its_example_and_reads_its_rows(example: Any) -> None:
-    tree = checkout("ASYNCDATA_VERL", "verl/trainer/config/_generated_ppo_trainer.yaml")
-    omegaconf = pytest.importorskip("omegaconf", reason="omegaconf is not installed")
-    verl = example("train_verl")
-    defaults = omegaconf.OmegaConf.load(f"{tree}/verl/trainer/config/_generated_ppo_trainer.yaml")
+def test_verl_knows_every_argument_of_its_example_and_reads_its_rows(example):
+    file = "verl/trainer/config/_generated_ppo_trainer.yaml"
+    defaults, verl = defaults_of(checkout("ASYNCDATA_VERL", file), file), example("train_verl")
 
     settings = settings_of(verl.ARGUMENTS, defaults)
     verl.write_rows()
@@ -94,8 +87,6 @@ def test_verl_knows_every_argument_of_its_example_and_reads_its_rows(example: An
     assert Path(reward.path) == FOLDER / "train_verl.py"
     assert getattr(verl, reward.name)("docstrings", "It is json.loads.", "json.dumps") == 0.5
 
-
-# torchtitan
 
 TITAN = """
 import json, sys
@@ -121,91 +112,66 @@ print(json.dumps([inputs["input"].numel(), int((labels != -100).sum()), int(inpu
 """
 
 
-def test_torchtitans_example_is_a_configuration_whose_loader_gives_batches(tmp_path: Path) -> None:
+def test_torchtitans_example_is_a_configuration_whose_loader_gives_batches(tmp_path):
     packages = ("torch", "tyro", "spmd_types")
     tree = checkout("ASYNCDATA_TORCHTITAN", "torchtitan/models/llama3/config_registry.py", packages)
-
-    found = run_python(["-c", TITAN], tmp_path, tree)
-
-    num_tokens, num_trained, largest, vocabulary = json.loads(found.splitlines()[-1])
+    num_tokens, num_trained, largest, vocabulary = answer_of(TITAN, tmp_path, tree)
     assert num_tokens == 8 * 2048
     assert num_trained > 0
     assert largest < vocabulary
 
 
-# NeMo-RL
-
-
-def test_nemo_rl_knows_every_argument_of_its_example(example: Any) -> None:
-    tree = checkout("ASYNCDATA_NEMO_RL", "examples/configs/grpo_math_1B.yaml")
-    omegaconf = pytest.importorskip("omegaconf", reason="omegaconf is not installed")
-    defaults = omegaconf.OmegaConf.load(f"{tree}/examples/configs/grpo_math_1B.yaml")
-
-    settings = settings_of(example("train_nemo_rl").ARGUMENTS, defaults)
-
+def test_nemo_rl_knows_every_argument_of_its_example(example):
+    file = "examples/configs/grpo_math_1B.yaml"
+    tree = checkout("ASYNCDATA_NEMO_RL", file)
+    settings = settings_of(example("train_nemo_rl").ARGUMENTS, defaults_of(tree, file))
     assert settings.data.train.asyncdata == {"num_workers": 2, "seed": 1}
     assert settings.policy.train_global_batch_size == 8 * 4, "prompts of a step, and answers of each"
     assert Path(tree, "examples/run_grpo.py").read_text().count("= setup_response_data(") == 1
 
 
-def test_nemo_rls_example_runs_its_program_with_the_state_added(
-    example: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nemo_rls_example_runs_its_program_with_the_state_added(example, monkeypatch, tmp_path):
     pytest.importorskip("torch", reason="torch is not installed")
     from asyncdata.integrations.nemo_rl import NemoRows
 
-    nemo = example("train_nemo_rl")
-    rows: list[Any] = []
+    nemo, ran = example("train_nemo_rl"), {}
+    knobs = {"num_workers": 0, "cache": {"folder": str(tmp_path / "cache")}}
 
-    def setup_response_data(*_: Any) -> Any:
-        rows.append(NemoRows(str(nemo.PROMPTS), asyncdata={"num_workers": 0, "cache": {"folder": str(tmp_path / "c")}}))
-        return rows[0], None, {}, {}
+    def setup_response_data(*_):
+        ran["rows"] = NemoRows(str(nemo.PROMPTS), asyncdata=knobs)
+        return ran["rows"], None, {}, {}
 
-    stand_in_module(monkeypatch, "nemo_rl.data.utils", setup_response_data=setup_response_data)
-    utils: Any = sys.modules["nemo_rl.data.utils"]
-    monkeypatch.setattr(sys, "argv", ["train_nemo_rl.py", "policy.model_name=mine"])
-    ran: dict[str, Any] = {}
-
-    def run_path(path: str, **_: Any) -> None:
+    def run_path(path, **_):
+        utils = sys.modules["nemo_rl.data.utils"]
         ran.update(path=path, words=sys.argv, dataset=utils.setup_response_data(None)[0])
 
+    stand_in_module(monkeypatch, "nemo_rl.data.utils", setup_response_data=setup_response_data)
+    monkeypatch.setattr(sys, "argv", ["train_nemo_rl.py", "policy.model_name=mine"])
     monkeypatch.setattr(runpy, "run_path", run_path)
     nemo.main()
     try:
-        assert ran["path"] == "examples/run_grpo.py"
-        assert ran["words"][-1] == "policy.model_name=mine"
+        assert (ran["path"], ran["words"][-1]) == ("examples/run_grpo.py", "policy.model_name=mine")
         assert len(ran["dataset"]) == 2000
         assert "asyncdata" in ran["dataset"].state_dict()
     finally:
-        rows[0].dataset.close()
+        ran["rows"].dataset.close()
 
 
-# OpenRLHF
-
-
-def test_openrlhf_knows_every_argument_of_its_example(example: Any) -> None:
+def test_openrlhf_knows_every_argument_of_its_example(example):
     tree = checkout("ASYNCDATA_OPENRLHF", "openrlhf/cli/train_ppo_ray.py")
-    openrlhf = example("train_openrlhf")
-
+    arguments = example("train_openrlhf").ARGUMENTS
     source = Path(tree, "openrlhf/cli/train_ppo_ray.py").read_text()
-    known = set(re.findall(r'add_argument\(\s*"(--[\w.]+)"', source))
-    assert set(openrlhf.ARGUMENTS) <= known
+    assert set(arguments) <= set(re.findall(r'add_argument\(\s*"(--[\w.]+)"', source))
     found = re.search(r'"--algo.advantage.estimator",.*?choices=\[(.*?)\]', source, re.DOTALL)
-    assert found is not None
-    assert f'"{openrlhf.ARGUMENTS["--algo.advantage.estimator"]}"' in found[1]
+    assert f'"{arguments["--algo.advantage.estimator"]}"' in found[1]
 
 
-def test_openrlhfs_example_rewards_an_answer_and_not_the_prompt(example: Any) -> None:
+def test_openrlhfs_example_rewards_an_answer_and_not_the_prompt(example):
     pytest.importorskip("torch", reason="torch is not installed")
-    reward = example("train_openrlhf").reward_func
-
-    found = reward(
-        ["what is json.dumps? json.loads", "json? asyncio"], ["what is json.dumps? ", "json? "], ["json.dumps"] * 2
-    )
+    said, prompts = ["what is json.dumps? json.loads", "json? asyncio"], ["what is json.dumps? ", "json? "]
+    found = example("train_openrlhf").reward_func(said, prompts, ["json.dumps"] * 2)
     assert found["rewards"].tolist() == [0.5, 0.0]
 
-
-# Megatron-Bridge
 
 MEGATRON = {
     "megatron.bridge.data.base": "DatasetProvider",
@@ -215,7 +181,7 @@ MEGATRON = {
 }
 
 
-def test_megatron_bridge_has_what_its_example_imports_and_sets() -> None:
+def test_megatron_bridge_has_what_its_example_imports_and_sets():
     tree = checkout("ASYNCDATA_MEGATRON_BRIDGE", "src/megatron/bridge/training/gpt_step.py")
     nodes = list(ast.walk(ast.parse((FOLDER / "train_megatron_bridge.py").read_text())))
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and "megatron.bridge" in (node.module or "")]
@@ -229,21 +195,20 @@ def test_megatron_bridge_has_what_its_example_imports_and_sets() -> None:
         assert f'"{key}"' in step
 
 
-def test_megatron_bridges_example_gives_what_the_forward_step_reads(
-    example: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_megatron_bridges_example_gives_what_the_forward_step_reads(example, monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed")
     for module, name in MEGATRON.items():
         stand_in_module(monkeypatch, module, **{name: type(name, (), {})})
-    megatron = example("train_megatron_bridge")
+    megatron, opened = example("train_megatron_bridge"), []
     megatron.CHATS.parent.mkdir()
     megatron.write_chats()
     group = SimpleNamespace(rank=lambda: 0, size=lambda: 1)
-    opened: list[DataLoader] = []
-    monkeypatch.setattr(
-        megatron, "DataLoader", lambda *args, **knobs: opened.append(DataLoader(*args, **knobs)) or opened[0]
-    )
 
+    def make(*args, **knobs):
+        opened.append(DataLoader(*args, **knobs))
+        return opened[0]
+
+    monkeypatch.setattr(megatron, "DataLoader", make)
     iterator = megatron.Chats().build_datasets(SimpleNamespace(pg_collection=SimpleNamespace(dp=group)))[0]
     with opened[0]:
         batch = next(iterator)
@@ -253,8 +218,6 @@ def test_megatron_bridges_example_gives_what_the_forward_step_reads(
     assert int(batch["labels"].min()) == 0, "no -100: the loss mask says what is not trained on"
     assert 0 < float(batch["loss_mask"].sum()) < batch["loss_mask"].numel()
 
-
-# SkyRL
 
 SKYRL = """
 import json
@@ -280,12 +243,10 @@ print(json.dumps(found))
 """
 
 
-def test_skyrl_takes_every_argument_of_its_example_and_rewards_its_prompts(tmp_path: Path) -> None:
+def test_skyrl_takes_every_argument_of_its_example_and_rewards_its_prompts(tmp_path):
     tree = checkout("ASYNCDATA_SKYRL", "skyrl/train/fully_async_trainer.py", SKYRL_PACKAGES)
 
-    found = json.loads(run_python(["-c", SKYRL], tmp_path, tree).splitlines()[-1])
-
-    assert found == {
+    assert answer_of(SKYRL, tmp_path, tree) == {
         "knobs": {"num_workers": 2, "seed": 1},
         "samples": 4,
         "checkpoints": f"{tmp_path}/asyncdata_skyrl/checkpoints",
@@ -295,8 +256,6 @@ def test_skyrl_takes_every_argument_of_its_example_and_rewards_its_prompts(tmp_p
         "false": 0.0,
     }
 
-
-# prime-rl
 
 TASKSET = """
 import asyncio, json
@@ -315,26 +274,24 @@ print(json.dumps([type(taskset).__module__, task.data.idx, task.data.prompt, rew
 
 
 @pytest.fixture
-def prime_rl() -> list[str]:
+def prime_rl():
     """The folders to import prime-rl and verifiers from."""
     verifiers = checkout("ASYNCDATA_VERIFIERS", "verifiers/v1/taskset.py")
     tree = checkout("ASYNCDATA_PRIME_RL", "src/prime_rl/entrypoints/rl.py", (*PRIME_PACKAGES, "tomli"))
     return [f"{tree}/src", f"{tree}/packages/prime-rl-configs/src", verifiers]
 
 
-def launched(places: list[str], folder: Path, *words: str) -> Any:
+def launched(places, folder, *words):
     """The settings that prime-rl's launcher writes for its orchestrator."""
-    run_python([str(FOLDER / "train_prime_rl.py"), "--dry-run", *words], folder, *places)
+    run(folder, str(FOLDER / "train_prime_rl.py"), "--dry-run", *words, places=places)
     return json.loads((folder / "asyncdata_prime_rl/runs/docstrings/configs/orchestrator.json").read_text())
 
 
-def test_prime_rls_launcher_takes_the_configuration_of_its_example_and_continues_a_killed_run(
-    prime_rl: list[str], tmp_path: Path
-) -> None:
+def test_prime_rls_launcher_takes_the_configuration_of_its_example_and_continues_a_killed_run(prime_rl, tmp_path):
     """``--dry-run`` makes all settings as for a run, and checks them."""
-    run = tmp_path / "asyncdata_prime_rl" / "runs" / "docstrings"
+    checkpoints = tmp_path / "asyncdata_prime_rl" / "runs" / "docstrings" / "checkpoints"
     for step, part in ((20, "trainer/.metadata"), (20, "orchestrator/progress.pt"), (30, "orchestrator/progress.pt")):
-        file = run / "checkpoints" / f"step_{step}" / part
+        file = checkpoints / f"step_{step}" / part
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
 
@@ -343,47 +300,39 @@ def test_prime_rls_launcher_takes_the_configuration_of_its_example_and_continues
     assert after["max_steps"] == 70
     assert launched(prime_rl, tmp_path, "--resume.step", "30")["resume"]["step"] == 30
 
-    (run / "checkpoints/step_20/trainer/.metadata").unlink()
+    (checkpoints / "step_20/trainer/.metadata").unlink()
     assert launched(prime_rl, tmp_path)["resume"] is None
-    assert not (run / "checkpoints").exists(), "prime-rl begins only where no earlier run has left files"
+    assert not checkpoints.exists(), "prime-rl begins only where no earlier run has left files"
 
 
-def test_prime_rls_example_is_a_taskset_whose_tasks_are_rewarded(prime_rl: list[str], tmp_path: Path) -> None:
+def test_prime_rls_example_is_a_taskset_whose_tasks_are_rewarded(prime_rl, tmp_path):
     settings = launched(prime_rl, tmp_path)
     [source] = settings["train"]["source"]
     assert source["group_size"] == 4
     assert settings["batch_size"] % source["group_size"] == 0
-
-    module, idx, prompt, rewards = json.loads(run_python(["-c", TASKSET], tmp_path, *prime_rl).splitlines()[-1])
+    module, idx, prompt, rewards = answer_of(TASKSET, tmp_path, *prime_rl)
     assert (module, idx, rewards) == ("train_prime_rl", 0, [1.0, 0.0])
     assert prompt.startswith("Which ")
 
 
-# axolotl
-
-
-def test_axolotl_knows_every_key_of_its_example(example: Any) -> None:
-    tree = checkout("ASYNCDATA_AXOLOTL", "src/axolotl/utils/schemas/config.py")
-    known = set()
-    for path in Path(tree, "src/axolotl/utils/schemas").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                known.add(node.target.id)
-
+def test_axolotl_knows_every_key_of_its_example(example):
+    schemas = Path(checkout("ASYNCDATA_AXOLOTL", "src/axolotl/utils/schemas/config.py"), "src/axolotl/utils/schemas")
+    nodes = [node for path in schemas.glob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    fields = [node.target for node in nodes if isinstance(node, ast.AnnAssign)]
+    known = {field.id for field in fields if isinstance(field, ast.Name)}
     assert set(example("train_axolotl").CONFIG) - known == {"asyncdata_loader"}, "which the plugin adds"
 
 
-def test_axolotls_example_passes_the_plugin_and_makes_a_loader(example: Any) -> None:
+def test_axolotls_example_passes_the_plugin_and_makes_a_loader(example):
     pytest.importorskip("torch", reason="torch is not installed")
     axolotl = example("train_axolotl")
     axolotl.write_chats()
-    tokenizer = str(ROOT / "asyncdata/assets/demo_tokenizer")
 
     class Config(SimpleNamespace):
-        def get(self, name: str) -> Any:
+        def get(self, name):
             return getattr(self, name, None)
 
     LoaderPlugin().check(Config(**axolotl.CONFIG))
     assert axolotl.CONFIG["asyncdata_loader"] == "train_axolotl.make_loader"
-    with axolotl.make_loader(Config(**{**axolotl.CONFIG, "base_model": tokenizer})) as loader:
+    with axolotl.make_loader(Config(**{**axolotl.CONFIG, "base_model": DEMO_TOKENIZER})) as loader:
         assert len(next(iter(loader))["input_ids"][0]) == 1024

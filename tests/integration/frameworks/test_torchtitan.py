@@ -1,32 +1,25 @@
 """The dataloader for torchtitan, over stand-ins of the two interfaces that torchtitan has had."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import asyncdata.integrations.torchtitan as adapter
 from asyncdata import ChatTokenizeFn, ConfigError, HardPacking, Mix, Part, SoftPacking
+from asyncdata.demo import tokenizer_folder
 from tests.support.adapters import stand_in_for_frameworks
 from tests.support.frameworks.stand_ins import stand_in_module
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 pytest.importorskip("torch", reason="torch is not installed")
 
-OTHER_TOKENIZER = str(Path(adapter.__file__).parents[1] / "assets/demo_tokenizer")
 SHORT, LONG = "2.", "It is " + "two, " * 40
 TOKENS = 256
 
 
 @pytest.fixture(params=["torchtitan", "torchtitan 0.3"])
-def loader_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+def loader_class(request, monkeypatch):
     """Our class over a stand-in for one of torchtitan's."""
     stand_in_for_frameworks(monkeypatch)
     if request.param == "torchtitan 0.3":
@@ -38,31 +31,29 @@ def loader_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def chats(jsonl_file: Callable[..., Path]) -> str:
+def chats(jsonl_file):
     question = {"role": "user", "content": "1 + 1?"}
     rows = [{"messages": [question, {"role": "assistant", "content": text}]} for text in (SHORT, LONG) * 4]
     return str(jsonl_file(rows))
 
 
 @pytest.fixture
-def build(loader_class: Any, small_tokenizer: Path) -> Callable[..., Any]:
+def build(loader_class, small_tokenizer):
     """The loader as torchtitan builds it: with its own tokenizer, and contexts of 64 tokens."""
 
-    def built(**settings: Any) -> Any:
+    def built(lengths=None, **settings):
         config = loader_class.Config(num_workers=0, knobs={"shuffle": False, "timeout_s": 240}, **settings)
-        tokenizer = SimpleNamespace(tokenizer_path=str(small_tokenizer))
-        lengths = {"max_context_length": 64, "num_tokens_per_batch": TOKENS}
-        return closing(loader_class(config, dp_world_size=1, dp_rank=0, tokenizer=tokenizer, **lengths))
+        given = {"tokenizer": SimpleNamespace(tokenizer_path=str(small_tokenizer)), "dp_world_size": 1, "dp_rank": 0}
+        given |= lengths or {"max_context_length": 64, "num_tokens_per_batch": TOKENS}
+        return closing(loader_class(config, **given))
 
     return built
 
 
-def test_a_function_that_is_made_late_has_torchtitans_tokenizer_and_length(
-    build: Callable[..., Any], chats: str, small_tokenizer: Path
-) -> None:
+def test_a_function_that_is_made_late_has_torchtitans_tokenizer_and_length(build, chats, small_tokenizer):
     got = []
 
-    def make(tokenizer: str, length: int) -> ChatTokenizeFn:
+    def make(tokenizer, length):
         got.append((tokenizer, length))
         return ChatTokenizeFn(tokenizer, max_length=length)
 
@@ -74,65 +65,54 @@ def test_a_function_that_is_made_late_has_torchtitans_tokenizer_and_length(
     assert int((inputs["positions"] == 0).sum()) >= 4, "the four short rows; the long ones are dropped"
 
 
-def test_labels_are_the_next_tokens_and_positions_begin_again_in_a_context(
-    build: Callable[..., Any], jsonl_file: Callable[..., Path]
-) -> None:
+def test_labels_are_the_next_tokens_and_positions_begin_again_in_a_context(build, jsonl_file):
     rows = jsonl_file([{"tokens": list(range(1, 101))}, {"tokens": list(range(201, 221))}])
     with build(dataset=str(rows), tokenize_fn=lambda row: row) as loader:
         inputs, labels = next(iter(loader))
-
     assert inputs["positions"][:120].tolist() == [*range(64), *range(36), *range(20)]
     assert labels[:120].tolist() == [*range(2, 101), -100, *range(202, 221), -100]
 
 
 @pytest.mark.parametrize("length", [64, None])
-def test_a_function_of_torchtitans_tokenizer_and_length_is_taken(
-    build: Callable[..., Any], chats: str, small_tokenizer: Path, length: int | None
-) -> None:
+def test_a_function_of_torchtitans_tokenizer_and_length_is_taken(build, chats, small_tokenizer, length):
     with build(dataset=chats, tokenize_fn=ChatTokenizeFn(small_tokenizer, max_length=length)) as loader:
         next(iter(loader))
         loader.load_state_dict({})  # what torchtitan has of a checkpoint without a loader
 
 
+def test_a_batch_of_torchtitan_0_3_has_rows(build, chats):
+    lengths = {"snapshot_every_n_steps": None, "seq_len": 128, "local_batch_size": 2}
+    make = lambda tokenizer, length: ChatTokenizeFn(tokenizer)  # noqa: E731
+    with build(lengths, dataset=chats, make_tokenize_fn=make) as loader:
+        inputs, labels = next(iter(loader))
+    assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (2, 128)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tokenizer": OTHER_TOKENIZER, "max_length": 64}, "AD640 tokenize_fn has the tokenizer in .*demo_tokenizer"),
+        (
+            {"tokenizer": tokenizer_folder(), "max_length": 64},
+            "AD640 tokenize_fn has the tokenizer in .*demo_tokenizer",
+        ),
         ({"max_length": 32}, "AD640 tokenize_fn has max_length=32, and torchtitan's contexts have 64 tokens"),
         ({"max_length": 2048}, "AD640 tokenize_fn has max_length=2048, and torchtitan's contexts have 64 tokens"),
     ],
 )
-def test_a_function_of_another_tokenizer_or_length_is_refused(
-    build: Callable[..., Any], chats: str, small_tokenizer: Path, settings: dict[str, Any], message: str
-) -> None:
+def test_a_function_of_another_tokenizer_or_length_is_refused(build, chats, small_tokenizer, settings, message):
     function = ChatTokenizeFn(**{"tokenizer": small_tokenizer, **settings})
+    for given in (
+        {"dataset": chats, "tokenize_fn": function},
+        {"dataset": Mix({"a": Part(chats, tokenize_fn=function)})},
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build(**given)
 
-    with pytest.raises(ConfigError, match=message):
-        build(dataset=chats, tokenize_fn=function)
-    with pytest.raises(ConfigError, match=message):
-        build(dataset=Mix({"math": Part(chats, tokenize_fn=function)}))
 
-
-def test_two_tokenize_functions_are_refused(build: Callable[..., Any], chats: str, small_tokenizer: Path) -> None:
+def test_two_tokenize_functions_and_packings_of_another_length_are_refused(build, chats, small_tokenizer):
     function = ChatTokenizeFn(small_tokenizer)
-
     with pytest.raises(ConfigError, match="AD640 tokenize_fn and make_tokenize_fn are both set"):
         build(dataset=chats, tokenize_fn=function, make_tokenize_fn=lambda tokenizer, length: function)
-
-
-@pytest.mark.parametrize("packing", [SoftPacking(max_length=128), HardPacking(max_length=512)])
-def test_a_packing_of_another_length_is_refused(build: Callable[..., Any], chats: str, packing: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"AD640 packing has max_length={packing.max_length}, and a batch .* 256"):
-        build(dataset=chats, packing=packing)
-
-
-def test_a_batch_of_torchtitan_0_3_has_rows(loader_class: Any, chats: str, small_tokenizer: Path) -> None:
-    config = loader_class.Config(
-        dataset=chats, num_workers=0, make_tokenize_fn=lambda tokenizer, length: ChatTokenizeFn(tokenizer)
-    )
-    given = {"tokenizer": SimpleNamespace(tokenizer_path=str(small_tokenizer)), "snapshot_every_n_steps": None}
-    lengths = {"seq_len": 128, "local_batch_size": 2}
-    with closing(loader_class(config, dp_world_size=1, dp_rank=0, **given, **lengths)) as loader:
-        inputs, labels = next(iter(loader))
-
-    assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (2, 128)
+    for packing in (SoftPacking(max_length=128), HardPacking(max_length=512)):
+        with pytest.raises(ConfigError, match=f"AD640 packing has max_length={packing.max_length}, and a batch .* 256"):
+            build(dataset=chats, packing=packing)

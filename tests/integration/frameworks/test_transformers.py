@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 from contextlib import closing
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
@@ -29,44 +28,37 @@ pytest.importorskip("accelerate", reason="accelerate is not installed, which Tra
 
 from asyncdata.integrations.torch import StatefulDataLoader
 from asyncdata.integrations.transformers import attach, placeholder
-from tests.support.adapters import trainer_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+from tests.support.adapters import numbers_of, trainer_of
 
 ROWS = 40
-KNOBS: dict[str, Any] = {"tokenize_fn": RowFn(), "num_workers": 0, "timeout_s": 240}
+KNOBS = {"tokenize_fn": RowFn(), "num_workers": 0, "timeout_s": 240}
 
 
 @pytest.fixture
-def rows(jsonl_file: Callable[..., Path]) -> Path:
+def rows(jsonl_file):
     return jsonl_file([{"prompt": "p", "number": number} for number in range(ROWS)])
 
 
 @pytest.fixture
-def loader(rows: Path) -> Iterator[DataLoader]:
+def loader(rows):
     with DataLoader(rows, batch_size=3, **KNOBS) as loader:
         yield loader
 
 
-def numbers(batch: Any) -> list[int]:
-    return [row["number"] if isinstance(row, dict) else row.extra["number"] for row in batch]
+def attached(loader, given=None, **settings):
+    """A trainer that has the loader."""
+    trainer = trainer_of(**settings)
+    attach(trainer, loader, **given or {})
+    return trainer
 
 
-# Batches
-
-
-def test_the_trainer_skips_no_batches_and_asks_the_loader(loader: DataLoader) -> None:
-    trainer = trainer_of()
-
-    attach(trainer, loader)
-
+def test_the_trainer_skips_no_batches_and_asks_the_loader(loader):
+    trainer = attached(loader)
     assert trainer.args.ignore_data_skip
     assert not hasattr(trainer.get_train_dataloader(), "__len__")
 
 
-def test_prompts_are_repeated_as_trl_repeats_them(rows: Path) -> None:
+def test_prompts_are_repeated_as_trl_repeats_them(rows):
     """2 ranks, 3 prompts a generation batch, 4 times each, used 2 * 3 times."""
     parts = []
     for rank in range(2):
@@ -76,36 +68,30 @@ def test_prompts_are_repeated_as_trl_repeats_them(rows: Path) -> None:
         with DataLoader(rows, **KNOBS) as loader:
             attach(trainer, loader)
             batches = iter(trainer.get_train_dataloader())
-            parts.append([numbers(next(batches)) for _ in range(8)])
+            parts.append([numbers_of(next(batches)) for _ in range(8)])
             saved = trainer.callback_handler.callbacks[0].state()
-            following = numbers(next(batches))
+            following = numbers_of(next(batches))
             attach(trainer, loader)
             state = SimpleNamespace(stateful_callbacks={"AsyncDataState": [saved]}, global_step=7)
             trainer.callback_handler.callbacks[-1].on_train_begin(None, state, None)
-            assert numbers(next(iter(trainer.get_train_dataloader()))) == following
+            assert numbers_of(next(iter(trainer.get_train_dataloader()))) == following
             assert vars(trainer)["_step"] == 2, "TRL samples completions again only where it is a multiple"
 
     with DataLoader(rows, **KNOBS) as loader:
-        first, second, third, fourth = numbers(loader.get_next_batch(4))
+        first, second, third, fourth = numbers_of(loader.get_next_batch(4))
     assert parts[0][:6] == [[first] * 4 + [second] * 2] * 6
     assert parts[1][:6] == [[second] * 2 + [third] * 4] * 6
     assert parts[0][6][:4] == parts[0][7][:4] == [fourth] * 4
 
 
-def test_prompts_of_one_epoch_come_to_an_end(rows: Path) -> None:
-    trainer = trainer_of(num_generations=2)
+def test_prompts_of_one_epoch_come_to_an_end(rows):
     with DataLoader(rows, epochs=1, **KNOBS) as loader:
-        attach(trainer, loader)
-
-        assert sorted(number for batch in trainer.get_train_dataloader() for number in numbers(batch)[::2]) == list(
-            range(ROWS)
-        )
+        batches = list(attached(loader, num_generations=2).get_train_dataloader())
+    assert sorted(number for batch in batches for number in numbers_of(batch)[::2]) == list(range(ROWS))
 
 
 @pytest.mark.thorough
-def test_the_batches_of_pairs_are_those_of_trls_own_collator(
-    jsonl_file: Callable[..., Path], small_tokenizer: Path
-) -> None:
+def test_the_batches_of_pairs_are_those_of_trls_own_collator(jsonl_file, small_tokenizer):
     trl = pytest.importorskip("trl.trainer.dpo_trainer", reason="trl is not installed")
     pairs = [{"prompt": "1 + " * n, "chosen": " is " * (n % 3 + 1), "rejected": "?" * n} for n in range(1, 9)]
     knobs = KNOBS | {"tokenize_fn": PreferenceTokenizeFn(str(small_tokenizer))}
@@ -117,23 +103,17 @@ def test_the_batches_of_pairs_are_those_of_trls_own_collator(
     for sample in samples:
         start = int((sample.labels == -100).sum())
         rejected, ((first, last),) = sample.extra["rejected_input_ids"], sample.extra["rejected_spans"]
-        prompt = sample.tokens[:start].tolist()
+        prompt, chosen = sample.tokens[:start].tolist(), sample.tokens[start:].tolist()
         assert (rejected[:first], last) == (prompt, len(rejected)), "the prompt, and a trained answer up to the end"
-        examples.append(
-            {"prompt_ids": prompt, "chosen_ids": sample.tokens[start:].tolist(), "rejected_ids": rejected[first:]}
-        )
+        examples.append({"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected[first:]})
     expected = trl.DataCollatorForPreference(pad_token_id=7)(examples)
 
-    assert {name: array.tolist() for name, array in found.items()} == {
-        name: tensor.tolist() for name, tensor in expected.items()
-    }
-
-
-# Checkpoints
+    assert found.keys() == expected.keys()
+    assert all(found[name].tolist() == expected[name].tolist() for name in expected)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Checkpoints of the steps 2, 4, 10 and 12; the last two were not saved whole."""
     for step, state in ((2, "{}"), (4, "{}"), (10, '{"global_'), (12, None)):
         path = tmp_path / "out" / f"checkpoint-{step}"
@@ -155,61 +135,39 @@ def folder(tmp_path: Path) -> Path:
         (False, False, []),
     ],
 )
-def test_a_checkpoint_that_was_not_saved_whole_is_left_out_by_name(
-    loader: DataLoader, folder: Path, given: Any, taken: Any, left_out: list[int]
-) -> None:
-    trainer = trainer_of(output_dir=str(folder), max_steps=10)
-    attach(trainer, loader)
-
+def test_a_checkpoint_that_was_not_saved_whole_is_left_out_by_name(loader, folder, given, taken, left_out):
+    trainer = attached(loader, output_dir=str(folder), max_steps=10)
     with structlog.testing.capture_logs() as logs:
         trainer.train(resume_from_checkpoint=str(folder / given) if isinstance(given, str) else given)
-
     assert trainer.trained == [(str(folder / taken) if isinstance(taken, str) else taken, 10)]
     assert [entry["path"] for entry in logs] == [str(folder / f"checkpoint-{step}") for step in left_out]
 
 
-def test_no_whole_checkpoint_at_all_is_an_error_that_names_the_newest(loader: DataLoader, folder: Path) -> None:
+def test_no_whole_checkpoint_at_all_is_an_error_that_names_the_newest(loader, folder):
     for step in (2, 4):
         shutil.rmtree(folder / f"checkpoint-{step}")
-    trainer = trainer_of(output_dir=str(folder))
-    attach(trainer, loader)
-
     with pytest.raises(SnapshotError, match=r"AD641 .*checkpoint-12 was not saved whole"):
-        trainer.train(True)
+        attached(loader, output_dir=str(folder)).train(True)
 
 
-def test_a_checkpoint_without_a_state_is_refused_unless_it_is_allowed(loader: DataLoader) -> None:
+def test_a_checkpoint_without_a_state_is_refused_unless_it_is_allowed(loader):
     state = SimpleNamespace(stateful_callbacks={}, global_step=4)
-    trainer = trainer_of()
-    attach(trainer, loader)
-
     with pytest.raises(SnapshotError, match="the checkpoint of step 4 has no state of a loader"):
-        trainer.callback_handler.callbacks[0].on_train_begin(None, state, None)
-
-    allowed = trainer_of()
-    attach(allowed, loader, starts_new=True)
-    allowed.callback_handler.callbacks[0].on_train_begin(None, state, None)
+        attached(loader).callback_handler.callbacks[0].on_train_begin(None, state, None)
+    attached(loader, {"starts_new": True}).callback_handler.callbacks[0].on_train_begin(None, state, None)
     assert list(state.stateful_callbacks) == ["AsyncDataState"]
 
 
-# Evaluation
-
-
-def test_an_evaluation_is_one_epoch_and_always_the_same(loader: DataLoader, rows: Path) -> None:
+def test_an_evaluation_is_one_epoch_and_always_the_same(loader, rows):
     trainer = trainer_of()
     trainer.eval_dataset = placeholder()
     with DataLoader(rows, batch_size=8, **KNOBS) as evaluated:
         attach(trainer, loader, eval_loader=evaluated)
-
         first, second = (list(trainer.get_eval_dataloader(own)) for own in (trainer.eval_dataset, None))
-
-    found = [[number for batch in loop for number in numbers(batch)] for loop in (first, second)]
+    found = [[number for batch in loop for number in numbers_of(batch)] for loop in (first, second)]
     assert found[0] == found[1]
     assert sorted(found[0]) == list(range(ROWS))
     assert trainer.get_eval_dataloader("another") == "another", "a set that the caller names is the trainer's own"
-
-
-# Epochs
 
 
 @pytest.mark.parametrize(
@@ -222,44 +180,37 @@ def test_an_evaluation_is_one_epoch_and_always_the_same(loader: DataLoader, rows
     ],
     ids=["given", "counted", "known", "known, drop_last"],
 )
-def test_epochs_are_steps(rows: Path, tmp_path: Path, knobs: dict[str, Any], given: Any, num_steps: int) -> None:
+def test_epochs_are_steps(rows, tmp_path, knobs, given, num_steps):
     """40 rows in batches of 3, and three epochs."""
-    trainer = trainer_of(max_steps=-1)
     with DataLoader(rows, batch_size=3, cache={"folder": str(tmp_path / "cache")}, **KNOBS, **knobs) as loader:
-        attach(trainer, loader, batches_per_epoch=given)
+        trainer = attached(loader, {"batches_per_epoch": given}, max_steps=-1)
         trainer.train()
-
         assert loader.position().epoch == 0, "the count has moved nothing"
     assert trainer.trained == [(None, num_steps)]
 
 
-def test_epochs_of_prompts_are_their_generation_batches_with_all_repeats(rows: Path) -> None:
+def test_epochs_of_prompts_are_their_generation_batches_with_all_repeats(rows):
     """40 prompts, 3 a generation batch, each used twice; two batches a step."""
     groups = {"num_generations": 2, "generation_batch_size": 6, "steps_per_generation": 2}
-    trainer = trainer_of(max_steps=-1, gradient_accumulation_steps=2, **groups)
     with DataLoader(rows, shuffle="full", **KNOBS) as loader:
-        attach(trainer, loader)
+        trainer = attached(loader, max_steps=-1, gradient_accumulation_steps=2, **groups)
         trainer.train()
-
     assert trainer.trained == [(None, 3 * 14 * 2 // 2)]
 
 
-def test_a_resumed_training_has_the_counted_epoch_in_its_checkpoint(rows: Path, tmp_path: Path) -> None:
+def test_a_resumed_training_has_the_counted_epoch_in_its_checkpoint(loader, tmp_path):
     place = tmp_path / "checkpoint-4"
     place.mkdir()
     saved = '{"stateful_callbacks": {"AsyncDataState": [{"attributes": {"num_batches": 7}}]}}'
     (place / "trainer_state.json").write_text(saved)
-    trainer = trainer_of(max_steps=-1, output_dir=str(tmp_path))
-    with DataLoader(rows, batch_size=3, **KNOBS) as loader:
-        attach(trainer, loader, batches_per_epoch="count")
-        trainer.train(str(place))
-
+    trainer = attached(loader, {"batches_per_epoch": "count"}, max_steps=-1, output_dir=str(tmp_path))
+    trainer.train(str(place))
     assert trainer.trained == [(str(place), 3 * 7)]
 
 
-def test_max_steps_goes_before_epochs_which_are_counted_all_the_same(loader: DataLoader) -> None:
-    trainer = trainer_of(max_steps=10, logging_strategy="epoch", eval_strategy="no", save_strategy="no")
-    attach(trainer, loader, batches_per_epoch=4)
+def test_max_steps_goes_before_epochs_which_are_counted_all_the_same(loader):
+    strategies = {"logging_strategy": "epoch", "eval_strategy": "no", "save_strategy": "no"}
+    trainer = attached(loader, {"batches_per_epoch": 4}, max_steps=10, **strategies)
     trainer.train()
     control = SimpleNamespace(should_log=False, should_evaluate=False, should_save=False)
     seen = []
@@ -272,9 +223,6 @@ def test_max_steps_goes_before_epochs_which_are_counted_all_the_same(loader: Dat
     assert trainer.trained == [(None, 10)]
     assert seen == [(step / 4, step in (4, 8)) for step in range(1, 9)]
     assert not (control.should_evaluate or control.should_save)
-
-
-# What cannot work
 
 
 @pytest.mark.parametrize(
@@ -290,29 +238,25 @@ def test_max_steps_goes_before_epochs_which_are_counted_all_the_same(loader: Dat
         ({"precompute_ref_log_probs": True}, {}, "precompute_ref_log_probs computes .*: leave it out"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused(
-    loader: DataLoader, settings: dict[str, Any], given: dict[str, Any], message: str
-) -> None:
+def test_arguments_that_cannot_work_are_refused(loader, settings, given, message):
     with pytest.raises(ConfigError, match=message):
-        attach(trainer_of(**settings), loader, **given)
+        attached(loader, given, **settings)
 
 
-def test_an_epoch_without_a_batch_is_refused(jsonl_file: Callable[..., Path]) -> None:
-    trainer = trainer_of(max_steps=-1)
+def test_an_epoch_without_a_batch_is_refused(jsonl_file):
     shuffle = RowShuffle(only_kept=True)
     with closing(DataLoader(jsonl_file([{}]), batch_size=3, shuffle=shuffle, drop_last=True, **KNOBS)) as loader:
-        attach(trainer, loader)
-
+        trainer = attached(loader, max_steps=-1)
         with pytest.raises(ConfigError, match="AD643 an epoch of this loader has no batch"):
             trainer.train()
 
 
 @pytest.mark.parametrize("knobs", [{"n_samples_per_prompt": 2}, {"ranks": {"rank": 0, "world_size": 2}}, None])
-def test_a_grouping_trainer_wants_a_loader_of_single_rows(rows: Path, knobs: dict[str, Any] | None) -> None:
+def test_a_grouping_trainer_wants_a_loader_of_single_rows(rows, knobs):
     with closing(DataLoader(rows, **KNOBS, **knobs or {})) as loader:
         given = StatefulDataLoader(loader) if knobs is None else loader
         with pytest.raises(ConfigError, match="repeats prompts and shares them out itself"):
-            attach(trainer_of(num_generations=2), given)
+            attached(given, num_generations=2)
 
 
 @pytest.mark.parametrize(
@@ -323,12 +267,9 @@ def test_a_grouping_trainer_wants_a_loader_of_single_rows(rows: Path, knobs: dic
         ({"a": None}, False, "AD642 eval_loader= is one set of batches"),
     ],
 )
-def test_an_evaluation_that_cannot_work_is_refused(
-    loader: DataLoader, eval_dataset: Any, is_same: bool | None, message: str
-) -> None:
+def test_an_evaluation_that_cannot_work_is_refused(loader, eval_dataset, is_same, message):
     trainer = trainer_of()
     trainer.eval_dataset = placeholder() if eval_dataset == "placeholder" else eval_dataset
-    other: Any = SimpleNamespace(config=loader.config)
-
+    other = SimpleNamespace(config=loader.config)
     with pytest.raises(ConfigError, match=message):
         attach(trainer, loader, eval_loader={None: None, True: loader, False: other}[is_same])

@@ -1,17 +1,11 @@
 """Which tokens are trained: those of TRL's own trainers, where TRL is installed."""
 
-from __future__ import annotations
-
 import copy
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 for package in ("torch", "trl"):
     pytest.importorskip(package, reason=f"{package} is not installed")
@@ -27,11 +21,11 @@ GENERATION = (
 )
 
 
-def user(text: str) -> dict[str, str]:
+def user(text):
     return {"role": "user", "content": text}
 
 
-def assistant(text: str) -> dict[str, str]:
+def assistant(text):
     return {"role": "assistant", "content": text}
 
 
@@ -61,14 +55,14 @@ IMPLICIT_TEXTS = [
 ]
 
 
-def samples_of(folder: Path, rows: list[dict[str, Any]], tokenize_fn: Any) -> list[Any]:
+def samples_of(folder, rows, tokenize_fn):
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with DataLoader(path, tokenize_fn=tokenize_fn, shuffle=False, num_workers=0, timeout_s=240, epochs=1) as loader:
         return list(loader.get_next_batch(len(rows)))
 
 
-def given_to(tokenizer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def given_to(tokenizer, rows):
     """What a trainer is made of, besides its arguments."""
     from datasets import Dataset
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -79,7 +73,7 @@ def given_to(tokenizer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("train_on", ["all", "assistant"])
-def test_chats_are_trained_as_sft_trainer_does_it(tmp_path: Path, small_tokenizer: Path, train_on: Any) -> None:
+def test_chats_are_trained_as_sft_trainer_does_it(tmp_path, small_tokenizer, train_on):
     """The first token is never trained, as nothing predicts it."""
     import trl
     from transformers import AutoTokenizer
@@ -102,7 +96,7 @@ def test_chats_are_trained_as_sft_trainer_does_it(tmp_path: Path, small_tokenize
     [PAIRS, IMPLICIT, TEXTS, IMPLICIT_TEXTS],
     ids=["chats", "chats without a prompt", "texts", "texts without one"],
 )
-def test_pairs_are_trained_as_dpo_trainer_does_it(tmp_path: Path, small_tokenizer: Path, rows: Any) -> None:
+def test_pairs_are_trained_as_dpo_trainer_does_it(tmp_path, small_tokenizer, rows):
     """Of each answer: its tokens, and where the trained ones begin. The first token is never one of them."""
     import trl
     from transformers import AutoTokenizer

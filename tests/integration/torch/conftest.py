@@ -1,12 +1,13 @@
 """Loaders of one file of chats, closed after the test."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest
 
 from asyncdata import DataLoader
+
+OF_TORCH = ("device", "follows_set_epoch", "pin_memory", "trainer_lookahead")
+"""Arguments of the StatefulDataLoader. All others are those of the DataLoader in it."""
 
 
 @pytest.fixture
@@ -18,7 +19,6 @@ def chats(tmp_path):
 
 @pytest.fixture
 def opened():
-    """Loaders that are closed after the test."""
     with contextlib.ExitStack() as stack:
         yield lambda loader: stack.enter_context(contextlib.closing(loader))
 
@@ -28,8 +28,8 @@ def open_loader(chats, opened):
     from asyncdata.integrations.torch import StatefulDataLoader
     from tests.support.torch_loading import knobs
 
-    def opens(trainer_lookahead=0, **changes):
-        inner = DataLoader(chats, **knobs(**changes))
-        return opened(StatefulDataLoader(inner, trainer_lookahead=trainer_lookahead))
+    def opens(**given):
+        ours = {name: given.pop(name) for name in OF_TORCH if name in given}
+        return opened(StatefulDataLoader(opened(DataLoader(chats, **knobs(**given))), **ours))
 
     return opens

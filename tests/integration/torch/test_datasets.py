@@ -1,13 +1,10 @@
 """A loader as a dataset of torch: AsyncDataset, OrderView and RowView; and which rank a process is."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random
 import subprocess
 import sys
-from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -20,35 +17,13 @@ import torch
 
 from asyncdata.integrations import torch as integration
 from asyncdata.integrations.torch import AsyncDataset, OrderView, RowView, ranks
-from tests.support.torch_loading import knobs, of_torch_load, plain, run
+from tests.support.torch_loading import knobs, of_torch_load, run, take
 
 pytestmark = [
     # Torch says so where a checkpoint is saved by a process alone.
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized"),
 ]
-
-# Ranks
-
-
-def ray_train(rank, world_size):
-    """As the module ``ray.train``, in a worker of this rank; None: in another process."""
-
-    def get_context():
-        if rank is None:
-            raise RuntimeError("outside of a training function")
-        return SimpleNamespace(get_world_rank=lambda: rank, get_world_size=lambda: world_size)
-
-    return SimpleNamespace(get_context=get_context)
-
-
-def distributed(rank, world_size):
-    """As the module ``torch.distributed``, initialised or not."""
-    return SimpleNamespace(
-        is_available=lambda: True,
-        is_initialized=lambda: rank is not None,
-        get_rank=lambda group: -1 if group == "of others" else rank,
-        get_world_size=lambda group: world_size,
-    )
+NUM_ROWS = 100
 
 
 @pytest.fixture
@@ -60,11 +35,23 @@ def place(monkeypatch):
             monkeypatch.delenv(name, raising=False)
             if value is not None:
                 monkeypatch.setenv(name, value)
-        monkeypatch.setitem(sys.modules, "torch.distributed", distributed(*torch_distributed))
-        if ray is None:
-            monkeypatch.delitem(sys.modules, "ray.train", raising=False)
-        else:
-            monkeypatch.setitem(sys.modules, "ray.train", ray_train(*ray))
+        rank, world_size = torch_distributed
+        distributed = SimpleNamespace(
+            is_available=lambda: True,
+            is_initialized=lambda: rank is not None,
+            get_rank=lambda group: -1 if group == "of others" else rank,
+            get_world_size=lambda group: world_size,
+        )
+        monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+        monkeypatch.delitem(sys.modules, "ray.train", raising=False)
+
+        def get_context():
+            if ray[0] is None:
+                raise RuntimeError("outside of a training function")
+            return SimpleNamespace(get_world_rank=lambda: ray[0], get_world_size=lambda: ray[1])
+
+        if ray is not None:
+            monkeypatch.setitem(sys.modules, "ray.train", SimpleNamespace(get_context=get_context))
 
     return put
 
@@ -72,20 +59,18 @@ def place(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "rank", "world_size"),
     [
-        ({}, 0, 1),
-        ({"environment": ("3", "8")}, 3, 8),
-        ({"environment": ("3", "8"), "ray": (2, 4)}, 2, 4),
-        ({"environment": ("3", "8"), "ray": (None, None)}, 3, 8),
-        ({"environment": ("3", "8"), "ray": (0, None)}, 3, 8),
-        ({"environment": ("3", "8"), "ray": (2, 4), "torch_distributed": (1, 3)}, 1, 3),
+        pytest.param({}, 0, 1, id="alone"),
+        pytest.param({"environment": ("3", "8")}, 3, 8, id="environment"),
+        pytest.param({"environment": ("3", "8"), "ray": (2, 4)}, 2, 4, id="Ray Train"),
+        pytest.param({"environment": ("3", "8"), "ray": (None, None)}, 3, 8, id="no worker of Ray Train"),
+        pytest.param({"environment": ("3", "8"), "ray": (0, None)}, 3, 8, id="Ray Train outside of a worker"),
+        pytest.param({"environment": ("3", "8"), "ray": (2, 4), "torch_distributed": (1, 3)}, 1, 3, id="torch"),
     ],
-    ids=["alone", "environment", "Ray Train", "no worker of Ray Train", "Ray Train outside of a worker", "torch"],
 )
 def test_a_process_has_the_rank_that_those_who_started_it_say(place, settings, rank, world_size):
     place(**settings)
-
     assert ranks() == Ranks(rank=rank, world_size=world_size)
-    given = {"gradient_accumulation": 4, "round_up": False, "share_node": 2}
+    given = {"gradient_accumulation": 4, "round_up": False}
     assert ranks(**given) == Ranks(rank=rank, world_size=world_size, **given)
 
 
@@ -101,7 +86,6 @@ def test_a_process_has_the_rank_that_those_who_started_it_say(place, settings, r
 )
 def test_a_rank_that_is_half_known_is_refused(place, settings, group, message):
     place(**settings)
-
     with pytest.raises(ConfigError, match=message):
         ranks(group)
 
@@ -114,34 +98,29 @@ def open_dataset(chats, opened):
     return lambda **changes: opened(AsyncDataset(chats, **knobs(**changes)))
 
 
-def test_a_dataset_is_an_iterable_dataset_of_the_loaders_batches(open_loader, open_dataset):
+def test_a_dataset_is_an_iterable_dataset_of_the_loaders_batches_and_the_module_has_no_other(open_loader, open_dataset):
     dataset = open_dataset()
-
     assert isinstance(dataset, torch.utils.data.IterableDataset)
+    assert dataset.__class__ is integration.AsyncDataset
     assert run(torch.utils.data.DataLoader(dataset, batch_size=None), 2) == run(open_loader(), 2)
-
-
-def test_the_module_has_no_other_name(open_dataset):
-    assert open_dataset().__class__ is integration.AsyncDataset
     with pytest.raises(AttributeError, match="has no attribute 'Dataset'"):
         integration.Dataset  # noqa: B018
 
 
 def test_a_dataset_is_pickled_as_its_settings_and_its_place(open_loader, open_dataset, opened):
-    whole = run(open_loader(), 1)
-    copy = opened(pickle.loads(pickle.dumps(open_dataset())))  # noqa: S301 - ours
-    found = [plain(batch) for batch in islice(copy, 3)]
+    def pickled(dataset):
+        return opened(pickle.loads(pickle.dumps(dataset)))  # noqa: S301 - ours
 
-    other = opened(pickle.loads(pickle.dumps(copy)))  # noqa: S301
-    third = opened(pickle.loads(pickle.dumps(other)))  # noqa: S301
-    assert found + run(third, 1) == whole
+    copy = pickled(open_dataset())
+    found = take(copy, 3)
+
+    assert found + run(pickled(pickled(copy)), 1) == run(open_loader(), 1)
 
 
 def test_a_dataset_resumes_and_goes_to_epochs(open_loader, open_dataset):
     whole, dataset, resumed = run(open_loader(), 2), open_dataset(), open_dataset()
     num_batches = len(run(open_loader(), 1))
-    list(islice(dataset, 3))
-
+    take(dataset, 3)
     resumed.load_state_dict(of_torch_load(dataset.state_dict()))
     resumed.set_epoch(0)
     assert run(resumed, 1) == whole[3:num_batches]
@@ -152,7 +131,6 @@ def test_a_dataset_resumes_and_goes_to_epochs(open_loader, open_dataset):
 def test_a_dataset_is_of_this_process_rank_unless_it_is_told(place, open_loader, open_dataset):
     place(environment=("1", "2"))
     accumulated = Ranks(rank=1, world_size=2, gradient_accumulation=2)
-
     assert run(open_dataset(), 1) == run(open_loader(ranks=Ranks(rank=1, world_size=2)), 1)
     assert run(open_dataset(ranks={"gradient_accumulation": 2}), 1) == run(open_loader(ranks=accumulated), 1)
     assert run(open_dataset(ranks=Ranks(world_size=1)), 1) == run(open_loader(), 1)
@@ -165,8 +143,6 @@ def test_a_dataset_that_is_not_closed_is_closed_when_it_is_garbage(chats):
 
 
 # OrderView
-
-NUM_ROWS = 100
 
 
 @pytest.fixture
@@ -186,20 +162,24 @@ def view_of(rows, opened):
     return opens
 
 
+@pytest.fixture
+def in_order(rows):
+    """The first rows of D, in the order that is asked for."""
+
+    def found(number, **changes):
+        with DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=240, **changes) as loader:
+            return [sample.extra["id"] for sample in loader.get_next_batch(number)]
+
+    return found
+
+
 def ids(items):
     return [item["id"] for item in items]
 
 
-def in_order(path, number, **changes):
-    """The first rows of D."""
-    with DataLoader(path, tokenize_fn=RowFn(), num_workers=0, timeout_s=240, **changes) as loader:
-        return [sample.extra["id"] for sample in loader.get_next_batch(number)]
-
-
-def test_item_i_is_row_i_of_the_order(rows, view_of):
+def test_item_i_is_row_i_of_the_order(view_of, in_order):
     view = view_of(OrderView, shuffle="full")
-    whole = in_order(rows, 2 * NUM_ROWS, shuffle="full")
-
+    whole = in_order(2 * NUM_ROWS, shuffle="full")
     assert isinstance(view, torch.utils.data.Dataset)
     assert len(view) == NUM_ROWS
     assert ids(view[number] for number in range(3)) == whole[:3]
@@ -208,66 +188,39 @@ def test_item_i_is_row_i_of_the_order(rows, view_of):
     assert not view.__getitems__([])
 
 
-def test_an_epoch_may_have_any_number_of_rows_and_none_is_lost_between_two(rows, view_of):
+def test_an_epoch_may_have_any_number_of_rows_and_none_is_lost_between_two(view_of, in_order):
     view = view_of(OrderView, 30)
     batches = torch.utils.data.DataLoader(view, batch_size=4, drop_last=True, collate_fn=ids)
-
     delivered = [row for _ in range(4) for batch in batches for row in batch]
-
     assert len(view) == 30
-    assert delivered == in_order(rows, 4 * 28)
-
-
-@pytest.mark.filterwarnings("ignore")  # torchdata calls what torch has deprecated
-@pytest.mark.parametrize("num_batches", [1, 7, 8, 9, 20])
-def test_it_resumes_in_the_loader_of_torchdata(view_of, num_batches):
-    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
-
-    def batches_of(state=None):
-        loader = stateful.StatefulDataLoader(view_of(OrderView, 30), batch_size=4, num_workers=0, collate_fn=ids)
-        if state is not None:
-            loader.load_state_dict(state)
-        for _ in range(4):
-            yield from ((loader, batch) for batch in loader)
-
-    whole = [batch for _, batch in batches_of()]
-    before = list(islice(batches_of(), num_batches))
-    state = of_torch_load(before[-1][0].state_dict())
-    after = [batch for _, batch in batches_of(state)]
-
-    assert ([batch for _, batch in before] + after)[: len(whole)] == whole
+    assert delivered == in_order(4 * 28)
 
 
 def test_its_state_knows_the_next_index(view_of):
     view, other = view_of(OrderView, 30), view_of(OrderView, 30)
     view.__getitems__(range(7))
     state = of_torch_load(view.state_dict())
-
     other.load_state_dict(state)
-
     assert ids(other.__getitems__([7, 8])) == ids(view.__getitems__([7, 8]))
     with pytest.raises(SnapshotError, match="AD602 this is not the state of a view"):
         other.load_state_dict({"asyncdata": state["asyncdata"]})
 
 
 @pytest.mark.parametrize("indices", [[1], [0, 2], [3, 2, 1], [0, 0]])
-def test_a_sampler_that_shuffles_or_skips_is_refused_and_nothing_is_consumed(rows, view_of, indices):
+def test_a_sampler_that_shuffles_or_skips_is_refused_and_nothing_is_consumed(view_of, in_order, indices):
     view = view_of(OrderView, 30)
-
     with pytest.raises(ConfigError, match="AD445 .* Turn its shuffle off"):
         view.__getitems__(indices)
-    assert ids([view[0]]) == in_order(rows, 1)
+    assert ids([view[0]]) == in_order(1)
 
 
-@pytest.mark.parametrize(("length", "last"), [(30, 29), (None, 99)])
-def test_set_epoch_goes_to_an_epoch_of_the_data_unless_the_view_has_its_own(rows, view_of, length, last):
+@pytest.mark.parametrize("length", [30, None])
+def test_set_epoch_goes_to_an_epoch_of_the_data_unless_the_view_has_its_own(view_of, in_order, length):
     view = view_of(OrderView, length, shuffle="full")
-    whole = in_order(rows, 2 * NUM_ROWS, shuffle="full")
+    whole = in_order(2 * NUM_ROWS, shuffle="full")
     view.__getitems__(range(5))
-
     view.set_epoch(0)
     assert view[5]["id"] == whole[5]
-
     view.set_epoch(1)
     assert view[6 if length else 0]["id"] == whole[6 if length else NUM_ROWS]
 
@@ -293,10 +246,8 @@ if __name__ == "__main__":
 def test_workers_of_torch_are_refused_with_the_reason(rows, tmp_path):
     script = tmp_path / "in_workers.py"
     script.write_text(IN_WORKERS)
-
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(name for name in sys.path if name)}
     done = subprocess.run([sys.executable, script, rows], capture_output=True, text=True, env=environment, check=True)
-
     reason = "one of torch's 2 workers, and each would deliver the same batches: pass num_workers=0"
     assert done.stdout.count(reason) == 2, done.stdout
 
@@ -304,22 +255,11 @@ def test_workers_of_torch_are_refused_with_the_reason(rows, tmp_path):
 # RowView
 
 
-def test_item_i_of_a_row_view_is_row_i_whatever_was_asked_before(rows, view_of):
-    view = view_of(RowView, shuffle="full")
-    whole = in_order(rows, NUM_ROWS, shuffle="full")
-
-    assert len(view) == NUM_ROWS
-    assert ids(view.__getitems__([50, 3, 99, 3])) == [whole[50], whole[3], whole[99], whole[3]]
-    assert ids(view[number] for number in (10, 11, 40, 12)) == [whole[10], whole[11], whole[40], whole[12]]
-
-
-def test_a_row_view_is_shuffled_by_torch(rows, view_of):
+def test_a_row_view_is_shuffled_by_torch(view_of, in_order):
     batches = torch.utils.data.DataLoader(view_of(RowView, shuffle="full"), batch_size=8, shuffle=True, collate_fn=ids)
-
     delivered = [row for batch in batches for row in batch]
-
     assert sorted(delivered) == list(range(NUM_ROWS))
-    assert delivered != in_order(rows, NUM_ROWS, shuffle="full")
+    assert delivered != in_order(NUM_ROWS, shuffle="full")
 
 
 @pytest.mark.parametrize(("gap", "num_seeks"), [(256, 1), (11, 1), (10, 5)])
@@ -328,43 +268,34 @@ def test_gaps_within_the_read_ahead_restart_nothing(view_of, monkeypatch, gap, n
     sought = []
     seek = view.loader.seek
     monkeypatch.setattr(view.loader, "seek", lambda *place: sought.append(place) or seek(*place))
-
     for first in range(0, NUM_ROWS, 20):
         view.__getitems__([*range(first, first + 9)])
-
     assert (sought[0], len(sought)) == ((0, 0), num_seeks)
 
 
-def test_a_row_view_finds_its_rows_also_after_a_restore(rows, view_of):
+def test_item_i_of_a_row_view_is_row_i_whatever_was_asked_before_also_after_a_restore(view_of, in_order):
     view = view_of(RowView, shuffle="full")
-    whole = in_order(rows, NUM_ROWS, shuffle="full")
+    whole = in_order(NUM_ROWS, shuffle="full")
     state = view.state_dict()
+    assert len(view) == NUM_ROWS
     assert ids(view.__getitems__([0, 1, 2])) == whole[:3]
-
     view.load_state_dict(state)  # the loader is at the first row again
-
     assert ids(view.__getitems__([3, 4])) == whole[3:5]
+    assert ids(view.__getitems__([50, 3, 99, 3])) == [whole[50], whole[3], whole[99], whole[3]]
+    assert ids(view[number] for number in (10, 11, 40, 12)) == [whole[10], whole[11], whole[40], whole[12]]
 
 
 @pytest.mark.parametrize("shuffle", ["full", RowShuffle(method="none")])
-@pytest.mark.parametrize("length", [30, 2 * NUM_ROWS + 30])
-def test_the_epochs_of_a_row_view_may_be_shorter_or_longer_than_the_data(rows, view_of, length, shuffle):
-    view = view_of(RowView, length, shuffle=shuffle)
-    whole = in_order(rows, length, shuffle=shuffle)
-    indices = list(range(length))
-    shuffled = random.Random(3).sample(indices, length)
-
+@pytest.mark.parametrize(("length", "epoch"), [(30, 0), (2 * NUM_ROWS + 30, 0), (2 * NUM_ROWS, 1)])
+def test_epochs_of_a_row_view_may_be_shorter_or_longer_than_the_data_and_begin_later(
+    view_of, in_order, length, epoch, shuffle
+):
+    view = view_of(RowView, length, epoch=epoch, shuffle=shuffle)
+    whole = in_order(epoch * NUM_ROWS + length, shuffle=shuffle)[epoch * NUM_ROWS :]
+    shuffled = random.Random(3).sample(range(length), length)
     assert len(view) == length
-    assert ids(view.__getitems__(indices)) == whole
+    assert ids(view.__getitems__(range(length))) == whole
     assert ids(view.__getitems__(shuffled)) == [whole[index] for index in shuffled]
-
-
-def test_a_row_view_may_begin_with_a_later_epoch(rows, view_of):
-    view = view_of(RowView, 2 * NUM_ROWS, epoch=1, shuffle="full")
-    whole = in_order(rows, 3 * NUM_ROWS, shuffle="full")
-
-    indices = [0, NUM_ROWS - 1, NUM_ROWS, 2 * NUM_ROWS - 1]
-    assert ids(view.__getitems__(indices)) == [whole[NUM_ROWS + index] for index in indices]
 
 
 # What a view refuses
@@ -373,7 +304,6 @@ def test_a_row_view_may_begin_with_a_later_epoch(rows, view_of):
 def test_a_row_that_gives_no_sample_is_named(rows, view_of):
     with rows.open("a") as file:
         file.write("[1]\n")
-
     with pytest.raises(ConfigError, match="AD446 row \\d+ of epoch 0 gave no sample"):
         view_of(RowView, shuffle="full", bad_rows="skip", seed=3).__getitems__(range(NUM_ROWS + 1))
 
@@ -393,13 +323,6 @@ def test_a_row_that_gives_no_sample_is_named(rows, view_of):
 def test_a_view_that_cannot_answer_says_the_way_out(view_of, kind, length, changes, error, message):
     with pytest.raises(error, match=message):
         view_of(kind, length, **changes)[30]
-
-
-def test_a_shuffling_loader_of_torch_is_refused(view_of):
-    batches = torch.utils.data.DataLoader(view_of(OrderView, 30), batch_size=4, shuffle=True, collate_fn=ids)
-
-    with pytest.raises(ConfigError, match="AD445"):
-        list(batches)
 
 
 def test_a_row_view_of_a_mixture_is_refused_as_that_has_no_row_index(rows, view_of):

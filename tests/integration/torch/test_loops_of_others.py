@@ -3,9 +3,8 @@
 Some count epochs of their own, or share out data of their own: nothing is read twice or left out.
 """
 
-from __future__ import annotations
-
 import json
+from contextlib import closing
 from itertools import islice
 from types import SimpleNamespace
 
@@ -17,8 +16,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from asyncdata.integrations.torch import AsyncDataset, StatefulDataLoader
-from tests.support.torch_loading import chain_epochs
+from asyncdata.integrations.torch import AsyncDataset, OrderView, StatefulDataLoader
+from tests.support.torch_loading import chain_epochs, of_torch_load
 
 # The frameworks warn of each other's old names, and of settings that a test has.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -47,9 +46,12 @@ def packed():
     }
 
 
+def collate(samples):
+    return {"input_ids": torch.tensor([int(sample.tokens[0]) for sample in samples])}
+
+
 def single(**changes):
     """Batches of 8 rows."""
-    collate = lambda samples: {"input_ids": torch.tensor([int(sample.tokens[0]) for sample in samples])}  # noqa: E731
     return {"tokenize_fn": tokenize, "num_workers": 0, "batch_size": 8, "collate_fn": collate} | changes
 
 
@@ -68,38 +70,44 @@ def whole(rows):
         return tokens_of([*loader, *loader])
 
 
-# Loops with checkpoints
+class Model(torch.nn.Module):
+    """It writes down what it is trained on."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.trained = []
+
+    def forward(self, input_ids):
+        self.trained.append(input_ids.tolist())
+        return {"loss": (self.weight * input_ids.float()).mean()}
 
 
 def fit(rows, folder, *, resume=None, lookahead=1, **options):
     """What a Trainer of Lightning trains on, until it stops."""
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
 
-    class Model(lightning.LightningModule):
+    class Lightning(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1))
-            self.trained = []
+            self.model = Model()
 
         def training_step(self, batch):
-            self.trained.append(batch["input_ids"].tolist())
-            return self.weight.sum()
+            return self.model(batch["input_ids"])["loss"]
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     keep = lightning.callbacks.ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    trainer = lightning.Trainer(callbacks=[keep], default_root_dir=folder, **quiet, **options)
+    trainer, made = lightning.Trainer(callbacks=[keep], default_root_dir=folder, **quiet, **options), Lightning()
     with StatefulDataLoader(DataLoader(rows, **packed()), trainer_lookahead=lookahead) as loader:
-        model = Model()
-        trainer.fit(model, loader, ckpt_path=resume)
-    return model.trained
+        trainer.fit(made, loader, ckpt_path=resume)
+    return made.model.trained
 
 
 def test_a_run_under_lightning_resumes_with_the_batch_that_its_trainer_held(rows, whole, tmp_path):
     assert fit(rows, tmp_path / "first", max_epochs=2) == whole
-
     for number in range(1, len(whole)):
         checkpoint = tmp_path / "first" / f"step={number}.ckpt"
         rest = fit(rows, tmp_path / f"from {number}", max_epochs=2, resume=checkpoint)
@@ -109,7 +117,6 @@ def test_a_run_under_lightning_resumes_with_the_batch_that_its_trainer_held(rows
 def test_with_a_limit_of_batches_the_trainer_of_lightning_holds_none(rows, whole, tmp_path):
     limits = {"max_epochs": 3, "limit_train_batches": 2, "lookahead": 0}
     assert fit(rows, tmp_path / "first", **limits) == whole[:6]
-
     checkpoint = tmp_path / "first" / "step=3.ckpt"
     assert fit(rows, tmp_path / "second", resume=checkpoint, **limits) == whole[3:6]
 
@@ -132,38 +139,37 @@ def test_a_run_under_accelerate_resumes(rows, whole, tmp_path):
         assert tokens_of(before + rest) == whole
 
 
-def test_a_dataset_in_torchdatas_loader_resumes(rows, whole):
+def view_of(rows):
+    return OrderView(DataLoader(rows, **single(batch_size=None, collate_fn=None)), 30)
+
+
+@pytest.mark.parametrize(
+    ("opens", "given"),
+    [
+        (lambda rows: AsyncDataset(rows, **packed()), {"batch_size": None}),
+        (view_of, {"batch_size": 4, "collate_fn": collate}),
+    ],
+    ids=["AsyncDataset", "OrderView"],
+)
+def test_a_dataset_in_torchdatas_loader_resumes(rows, opens, given):
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    with closing(opens(rows)) as dataset:
+        loader = stateful.StatefulDataLoader(dataset, num_workers=0, **given)
+        batches = islice(chain_epochs(loader), 20)
+        found = [(batch["input_ids"].tolist(), of_torch_load(loader.state_dict())) for batch in batches]
 
-    def opened():
-        dataset = AsyncDataset(rows, **packed())
-        return dataset, stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=0)
-
-    dataset, loader = opened()
-    states = [json.loads(json.dumps(loader.state_dict())) for _ in islice(chain_epochs(loader), len(whole))]
-    dataset.close()
-    for number, state in enumerate(states[:-1], 1):
-        other, resumed = opened()
-        resumed.load_state_dict(state)
-        rest = tokens_of(islice(chain_epochs(resumed), len(whole) - number))
-        other.close()
-        assert rest == whole[number:]
+    whole = [batch for batch, _ in found]
+    for number, (_, state) in enumerate(found[:-1], 1):
+        with closing(opens(rows)) as dataset:
+            resumed = stateful.StatefulDataLoader(dataset, num_workers=0, **given)
+            resumed.load_state_dict(state)
+            assert tokens_of(islice(chain_epochs(resumed), len(whole) - number)) == whole[number:]
 
 
 @pytest.mark.thorough
 def test_transformers_trainer_with_max_steps_resumes_in_a_later_epoch(rows, tmp_path):
     pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1))
-            self.trained = []
-
-        def forward(self, input_ids):
-            self.trained += input_ids.tolist()
-            return {"loss": (self.weight * input_ids.float()).mean()}
 
     class Keep(transformers.TrainerCallback):
         def __init__(self, loader):
@@ -173,18 +179,16 @@ def test_transformers_trainer_with_max_steps_resumes_in_a_later_epoch(rows, tmp_
             self.loader.save(tmp_path / f"asyncdata-{state.global_step}")
 
     def train(checkpoint=None):
-        model = Model()
-        quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True}
-        arguments = transformers.TrainingArguments(
-            str(tmp_path / "out"), max_steps=24, save_steps=11, ignore_data_skip=True, **quiet
-        )
+        model, quiet = Model(), {"report_to": [], "use_cpu": True, "disable_tqdm": True}
+        steps = {"max_steps": 24, "save_steps": 11, "ignore_data_skip": True}
+        arguments = transformers.TrainingArguments(str(tmp_path / "out"), **steps, **quiet)
         with StatefulDataLoader(DataLoader(rows, **single()), follows_set_epoch=False) as loader:
             trainer = transformers.Trainer(model, arguments, callbacks=[Keep(loader)])
             trainer.get_train_dataloader = lambda: loader
             if checkpoint is not None:
                 loader.restore(tmp_path / "asyncdata-11")
             trainer.train(resume_from_checkpoint=checkpoint)
-        return model.trained
+        return sum(model.trained, [])
 
     whole = train()
     assert sorted(whole[:NUM_ROWS]) == list(range(NUM_ROWS))
@@ -211,7 +215,6 @@ def test_an_epoch_that_was_over_is_not_read_again_directly_after_a_restore(rows,
         loader.load_state_dict(saved.state if is_of_torch else json.loads(saved.state["asyncdata"]))
         with pytest.raises(ConfigError, match=r"AD441 set_epoch\(0\) directly after a restore into epoch 1 .*follows"):
             loader.set_epoch(0)
-
         loader.set_epoch(1)
         assert numbers(islice(loader, 1)) == saved.all[saved.num_seen :][:8]
         loader.set_epoch(0)  # a trainer that has gone on may want it
@@ -219,13 +222,12 @@ def test_an_epoch_that_was_over_is_not_read_again_directly_after_a_restore(rows,
 
 
 def test_a_trainers_own_count_of_epochs_can_be_left_unheard(rows, saved):
+    found = []
     with StatefulDataLoader(DataLoader(rows, **single()), follows_set_epoch=False) as loader:
         loader.load_state_dict(saved.state)
-        found = []
         for epoch in range(2):
             loader.set_epoch(epoch)
             found += numbers(loader)
-
     assert found == saved.all[saved.num_seen :]
 
 
@@ -242,51 +244,36 @@ def test_a_trainer_that_wants_to_skip_batches_is_told_what_to_set(rows):
 class Shard:
     """What accelerate puts around an iterable dataset: it takes its rank's slices of every batch of all ranks."""
 
-    def __init__(self, dataset, rank, num_processes):
-        self.dataset = dataset
-        self.process_index = rank
-        self.num_processes = num_processes
+    def __init__(self, dataset, rank):
+        self.dataset, self.process_index, self.num_processes = dataset, rank, 2
 
     def __iter__(self):
-        for number, element in enumerate(self.dataset):
-            if number % self.num_processes == self.process_index:
-                yield element
-
-
-def by_hand(dataset, rank):
-    return Shard(dataset, rank, 2)
+        return islice(self.dataset, self.process_index, None, self.num_processes)
 
 
 def by_accelerate(dataset, rank):
     data_loader = pytest.importorskip("accelerate.data_loader", reason="accelerate is not installed")
     loader = torch.utils.data.DataLoader(dataset, batch_size=1, collate_fn=lambda batches: batches[0])
-    return data_loader.prepare_data_loader(
-        loader, num_processes=2, process_index=rank, dispatch_batches=False, put_on_device=False
-    )
+    given = {"dispatch_batches": False, "put_on_device": False}
+    return data_loader.prepare_data_loader(loader, num_processes=2, process_index=rank, **given)
 
 
 def by_itself(dataset, rank):
     return torch.utils.data.DataLoader(dataset, batch_size=None)
 
 
-@pytest.mark.parametrize(
-    ("shared_out", "world_size"),
-    [(by_hand, 1), (by_accelerate, 1), (by_itself, 2)],
-    ids=["by hand", "accelerate", "ours"],
-)
+@pytest.mark.parametrize(("shared_out", "world_size"), [(Shard, 1), (by_accelerate, 1), (by_itself, 2)])
 def test_rows_are_shared_out_once(rows, shared_out, world_size):
     trained = []
     for rank in range(2):
-        dataset = AsyncDataset(rows, **single(ranks=Ranks(rank=rank % world_size, world_size=world_size)))
-        trained += numbers(shared_out(dataset, rank))
-        dataset.close()
-
+        ranks = Ranks(rank=rank % world_size, world_size=world_size)
+        with closing(AsyncDataset(rows, **single(ranks=ranks))) as dataset:
+            trained += numbers(shared_out(dataset, rank))
     assert sorted(trained) == list(range(NUM_ROWS))
 
 
-@pytest.mark.parametrize("shared_out", [by_hand, by_accelerate])
+@pytest.mark.parametrize("shared_out", [Shard, by_accelerate])
 def test_rows_that_would_be_shared_out_twice_are_refused(rows, shared_out):
-    dataset = AsyncDataset(rows, **single(ranks=Ranks(rank=1, world_size=2)))
-    with pytest.raises(ConfigError, match=r"AD442 .*Pass ranks=Ranks\(\) to AsyncDataset"):
-        list(shared_out(dataset, 1))
-    dataset.close()
+    with closing(AsyncDataset(rows, **single(ranks=Ranks(rank=1, world_size=2)))) as dataset:
+        with pytest.raises(ConfigError, match=r"AD442 .*Pass ranks=Ranks\(\) to AsyncDataset"):
+            list(shared_out(dataset, 1))

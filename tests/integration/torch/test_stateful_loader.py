@@ -1,11 +1,11 @@
 """StatefulDataLoader: what a trainer in PyTorch gets on its device, and what a state taken beside it holds."""
 
-from __future__ import annotations
-
+import contextlib
 import json
 import threading
 from collections import namedtuple
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,16 +28,13 @@ from tests.support.torch_loading import (
     of_torch_load,
     plain,
     run,
+    take,
 )
 
 pytestmark = [
     # Torch says so where a checkpoint is saved by a process alone.
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized"),
 ]
-
-
-# What is yielded, and what a state holds
-
 
 WAYS = {
     "epoch after epoch": ["all", "loop", "all", "loop", 3],
@@ -55,39 +52,33 @@ MORE_KINDS = [pytest.param(KINDS[name], marks=pytest.mark.thorough, id=name) for
 @pytest.mark.parametrize("changes", [pytest.param(SAMPLES, id="samples"), *MORE_KINDS])
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_however_batches_are_taken_they_are_those_of_the_loader_itself(chats, open_loader, opened, changes, way):
-    loader, alone = open_loader(**changes), opened(DataLoader(chats, **knobs(**changes)))
+    both = [open_loader(**changes), opened(DataLoader(chats, **knobs(**changes)))]
     num_batches = len(run(open_loader(**changes), 1))
-    loops = iter(loader), iter(alone)
+    loops = [iter(each) for each in both]
     for action in way:
         if action == "restart":
-            state, loader = loader.state_dict(), open_loader(**changes)
-            loader.load_state_dict(of_torch_load(state))
-            loops = iter(loader), iter(alone)
-        elif action == "loop":
-            loops = iter(loader), iter(alone)
+            state, both[0] = both[0].state_dict(), open_loader(**changes)
+            both[0].load_state_dict(of_torch_load(state))
         elif str(action).startswith("epoch"):
-            for each in (loader, alone):
+            for each in both:
                 each.set_epoch(int(action.removeprefix("epoch ")))
-        else:
+        elif action != "loop":
             size = {"all": num_batches + 1, "all but the end": num_batches}.get(action, action)
-            found, expected = ([plain(batch) for batch in islice(loop, size)] for loop in loops)
+            found, expected = (take(loop, size) for loop in loops)
             assert found == expected
             if way in (WAYS["epoch after epoch"], WAYS["loops that are left"]):  # nothing makes them count anew
-                assert settled(json.loads(loader.state_dict()["asyncdata"])) == settled(alone.state_dict())
+                assert settled(json.loads(both[0].state_dict()["asyncdata"])) == settled(both[1].state_dict())
+        if action in ("loop", "restart"):
+            loops = [iter(each) for each in both]
 
 
 def test_arrays_are_tensors_of_their_dtype_and_all_else_stays(open_loader):
     batch = next(iter(open_loader()))
-
     kinds = {name: getattr(value, "dtype", type(value)) for name, value in batch.items()}
     assert kinds == {
-        "input_ids": torch.int64,
-        "labels": torch.int64,
-        "position_ids": torch.int64,
-        "seq_idx": torch.int32,
-        "cu_seqlens": torch.int32,
-        "max_seqlen": int,
-        "num_padding": int,
+        **dict.fromkeys(("input_ids", "labels", "position_ids"), torch.int64),
+        **dict.fromkeys(("seq_idx", "cu_seqlens"), torch.int32),
+        **dict.fromkeys(("max_seqlen", "num_padding"), int),
     }
 
 
@@ -96,9 +87,7 @@ def test_tensors_are_found_in_tuples_and_made_of_arrays_that_are_read_only_or_ba
     fixed = np.arange(3)
     fixed.flags.writeable = False
     batch = {"a": pair(fixed, np.arange(3)[::-1]), "b": (np.ones(1), "x"), "c": torch.zeros(2)}
-
     found = next(iter(open_loader(**SAMPLES | {"collate_fn": lambda samples: batch})))
-
     assert type(found["a"]) is pair
     assert plain(found) == {"a": [[0, 1, 2], [2, 1, 0]], "b": [[1.0], "x"], "c": [0.0, 0.0]}
     found["a"].left[0] = 5
@@ -110,7 +99,6 @@ def test_an_epoch_that_is_over_stays_over_and_its_length_is_not_known_before(ope
     batches = iter(loader)
     with pytest.raises(TypeError, match="known at its end"):
         len(loader)
-
     assert len(list(batches)) > 5
     assert list(batches) == []
 
@@ -118,46 +106,28 @@ def test_an_epoch_that_is_over_stays_over_and_its_length_is_not_known_before(ope
 def test_it_is_closed_with_its_block(chats):
     with StatefulDataLoader(DataLoader(chats, **knobs())) as loader:
         next(iter(loader))
-
     with pytest.raises(LoaderClosedError, match="AD502"):
         next(iter(loader))
-
-
-def test_a_batch_that_was_fetched_and_not_yielded_comes_after_a_restart(open_loader):
-    loader, resumed = open_loader(**SAMPLES), open_loader(**SAMPLES)
-    batches = iter(loader)
-    next(batches)
-    next(batches)
-    state, num_fetched = loader.state_dict(), loader.statistics().samples_total
-
-    resumed.load_state_dict(state)
-
-    assert (num_fetched, resumed.statistics().samples_total) == (21, 14)
-    assert plain(next(iter(resumed))) == plain(next(batches))
 
 
 def test_a_state_loaded_in_the_middle_of_an_epoch_forgets_what_was_fetched(open_loader):
     loader = open_loader()
     state = loader.state_dict()
-    first = [plain(batch) for batch in islice(loader, 4)]
-
+    first = take(loader, 4)
     loader.load_state_dict(state)
-    assert [plain(batch) for batch in islice(loader, 4)] == first
+    assert take(loader, 4) == first
 
 
 def test_states_go_to_a_file_and_from_a_loader_to_its_wrapper_and_back(chats, open_loader, opened, tmp_path):
     alone, ahead, resumed = opened(DataLoader(chats, **knobs())), open_loader(), open_loader()
-    list(islice(alone, 3))
-
+    take(alone, 3)
     ahead.load_state_dict(alone.state_dict())
     ahead.save(tmp_path / "run.snapshot")
     resumed.restore(tmp_path / "run.snapshot")
-    upcoming = [plain(batch) for batch in islice(resumed, 2)]
-
-    assert [plain(batch) for batch in islice(alone, 1)] == upcoming[:1]
-    assert [plain(batch) for batch in islice(ahead, 1)] == upcoming[:1]
+    upcoming = take(resumed, 2)
+    assert take(alone, 1) == take(ahead, 1) == upcoming[:1]
     alone.load_state_dict(json.loads(ahead.state_dict()["asyncdata"]))
-    assert [plain(batch) for batch in islice(alone, 1)] == upcoming[1:]
+    assert take(alone, 1) == upcoming[1:]
 
 
 @pytest.mark.parametrize("state", [{"asyncdata": "{"}, {"asyncdata": 3}, {"other": 1}, {}])
@@ -172,23 +142,19 @@ def test_a_distributed_checkpoint_keeps_all_of_a_state(open_loader, tmp_path, ch
     dcp = pytest.importorskip("torch.distributed.checkpoint")
     loader, resumed = open_loader(**changes), open_loader(**changes)
     run(loader, 1)
-    list(islice(loader, 2))
+    take(loader, 2)
 
     dcp.save({"loader": loader}, checkpoint_id=tmp_path / "checkpoint")
     dcp.load({"loader": resumed}, checkpoint_id=tmp_path / "checkpoint")
 
-    states = [json.loads(one.state_dict()["asyncdata"]) for one in (resumed, loader)]
-    assert settled(states[0]) == settled(states[1])
+    found, expected = (settled(json.loads(one.state_dict()["asyncdata"])) for one in (resumed, loader))
+    assert found == expected
     assert sum(resumed.statistics().dropped_total.values()) > 0
     assert run(resumed, 1) == run(loader, 1)
 
 
-# States taken by another thread
-
-
-def test_a_state_taken_while_a_batch_is_fetched_does_not_have_it(open_loader):
-    began, may_go_on = threading.Event(), threading.Event()
-    asked = []
+def test_a_state_taken_while_a_batch_is_fetched_by_another_thread_does_not_have_it(open_loader):
+    began, may_go_on, asked = threading.Event(), threading.Event(), []
 
     def collate(samples):
         asked.append(len(samples))
@@ -197,42 +163,36 @@ def test_a_state_taken_while_a_batch_is_fetched_does_not_have_it(open_loader):
             assert may_go_on.wait(240)
         return [sample.tokens for sample in samples]
 
-    loader = open_loader(**{**SAMPLES, "collate_fn": collate})
+    loader, resumed = open_loader(**{**SAMPLES, "collate_fn": collate}), open_loader(**SAMPLES)
     batches = iter(loader)
-    yielded = [plain(next(batches))]
+    yielded = take(batches, 1)
     before = loader.state_dict()
-    trainer = threading.Thread(target=lambda: yielded.append(plain(next(batches))))
+    trainer = threading.Thread(target=lambda: yielded.extend(take(batches, 1)))
     trainer.start()
     assert began.wait(240)  # batch 2 is fetched, and batch 3 is being
     seen = loader.state_dict()
     may_go_on.set()
     trainer.join()
 
-    resumed = open_loader(**SAMPLES)
     resumed.load_state_dict(seen)
     assert settled(json.loads(seen["asyncdata"])) == settled(json.loads(before["asyncdata"]))
-    assert plain(next(iter(resumed))) == yielded[1]
+    assert take(resumed, 1) == yielded[1:]
 
 
 def test_a_state_taken_as_another_thread_begins_to_fetch_does_not_have_that(chats, opened, open_loader, monkeypatch):
     inner = DataLoader(chats, **knobs(**SAMPLES))
-    loader, found = opened(StatefulDataLoader(inner)), []
-    batches, take = iter(loader), inner.state_dict
+    loader, resumed, found = opened(StatefulDataLoader(inner)), open_loader(**SAMPLES), []
+    batches, state_dict = iter(loader), inner.state_dict
 
     def taken_late():
-        monkeypatch.setattr(inner, "state_dict", take)
-        found.extend(plain(batch) for batch in islice(batches, 2))  # and a third is fetched
-        return take()
+        monkeypatch.setattr(inner, "state_dict", state_dict)
+        found.extend(take(batches, 2))  # and a third is fetched
+        return state_dict()
 
     monkeypatch.setattr(inner, "state_dict", taken_late)
-    state = loader.state_dict()
-    resumed = open_loader(**SAMPLES)
-    resumed.load_state_dict(state)
+    resumed.load_state_dict(loader.state_dict())
     assert len(found) == 2
-    assert plain(next(iter(resumed))) == plain(next(batches))
-
-
-# Errors and interrupts
+    assert take(resumed, 1) == take(batches, 1)
 
 
 def test_an_error_comes_at_its_place(jsonl_file, opened):
@@ -240,7 +200,6 @@ def test_an_error_comes_at_its_place(jsonl_file, opened):
     path = jsonl_file([row] * 9 + [b"{"] + [row] * 5)
     inner = DataLoader(path, **knobs(**{**SAMPLES, "batch_size": 3}, shuffle=False))
     batches = iter(opened(StatefulDataLoader(inner)))
-
     assert [len(next(batches)) for _ in range(3)] == [3, 3, 3]
     with pytest.raises(BadRowError, match="AD101"):
         next(batches)
@@ -276,34 +235,28 @@ def test_a_batch_that_failed_comes_when_it_is_asked_for_again(open_loader, monke
     assert found + run(resumed, 1) == whole
 
 
-# Trainers that look ahead
-
-
-class LooksAhead:
+def looks_ahead(loader):
     """A loop as Lightning has it: it fetches one batch more, to know whether it is at the last one."""
-
-    def __init__(self, loader):
-        self.batches = iter(loader)
-        self.held = list(islice(self.batches, 1))
-
-    def __iter__(self):
-        while self.held:
-            batch = self.held.pop()
-            self.held += islice(self.batches, 1)
-            yield plain(batch)
-
-
-def loops_over(loader):
-    while True:
-        yield from LooksAhead(loader)
+    batches = iter(loader)
+    held = take(batches, 1)
+    while held:
+        batch = held.pop()
+        held += take(batches, 1)
+        yield batch
 
 
 def test_a_trainer_that_looks_ahead_resumes_with_the_batch_it_held(open_loader):
     whole = run(open_loader(), 2)
     num_batches = len(run(open_loader(), 1))
+
+    def loops_over(loader):
+        while True:
+            yield from looks_ahead(loader)
+
     for number in (1, 2, num_batches - 1, num_batches, num_batches + 1):
         loader, resumed = open_loader(trainer_lookahead=1), open_loader(trainer_lookahead=1)
-        trained = list(islice(loops_over(loader), number))
+        loop = loops_over(loader)
+        trained = list(islice(loop, number))
 
         resumed.load_state_dict(loader.state_dict())
 
@@ -312,20 +265,11 @@ def test_a_trainer_that_looks_ahead_resumes_with_the_batch_it_held(open_loader):
 
 def test_a_loop_that_was_left_gives_back_what_the_trainer_held(open_loader):
     whole, loader = run(open_loader(), 2), open_loader(trainer_lookahead=1)
-
-    assert [batch for _ in range(3) for batch in islice(LooksAhead(loader), 3)] == whole[:9]
-
-
-def test_a_lookahead_below_zero_is_refused(chats, opened):
-    inner = opened(DataLoader(chats, **knobs()))
-
-    with pytest.raises(ConfigError, match="trainer_lookahead must be 0 or more, got -1"):
-        StatefulDataLoader(inner, trainer_lookahead=-1)
+    assert [batch for _ in range(3) for batch in islice(looks_ahead(loader), 3)] == whole[:9]
 
 
 def test_only_one_batch_is_fetched_ahead(open_loader):
     loader = open_loader(trainer_lookahead=1, **SAMPLES)
-
     counts = []
     for _ in range(2):
         batches = iter(loader)  # the second time the third batch comes again
@@ -335,68 +279,61 @@ def test_only_one_batch_is_fetched_ahead(open_loader):
     assert counts == [1, 3, 4, 4, 5, 6]
 
 
-# Devices
+NEEDS_NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 
 
-def test_a_device_that_is_not_there_is_refused(chats, opened):
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
-    inner = opened(DataLoader(chats, **knobs()))
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"trainer_lookahead": -1}, "trainer_lookahead must be 0 or more, got -1"),
+        pytest.param({"device": "cuda"}, "device='cuda' needs a CUDA device", marks=NEEDS_NO_CUDA),
+        pytest.param({"pin_memory": True}, "pin_memory=True needs a CUDA device", marks=NEEDS_NO_CUDA),
+    ],
+)
+def test_what_cannot_be_had_is_refused(open_loader, given, message):
+    with pytest.raises(ConfigError, match=message):
+        next(iter(open_loader(**given)))
 
-    with pytest.raises(ConfigError, match="device='cuda' needs a CUDA device"):
-        StatefulDataLoader(inner, device="cuda")
-    with pytest.raises(ConfigError, match="pin_memory=True needs a CUDA device"):
-        next(iter(StatefulDataLoader(inner, pin_memory=True)))
 
-
-def test_a_device_that_copies_at_once_gets_tensors_and_nothing_else(chats, opened):
-    loader = opened(StatefulDataLoader(DataLoader(chats, **knobs()), device="meta"))
-
-    batch = next(iter(loader))
+def test_a_device_that_copies_at_once_gets_tensors_and_nothing_else(open_loader):
+    batch = next(iter(open_loader(device="meta")))
     assert batch["input_ids"].device.type == "meta"
     assert batch["input_ids"].shape == (1, MAX_LENGTH)
     assert type(batch["max_seqlen"]) is int
 
 
-class FakeStream:
-    """Stands for a CUDA stream; says what was asked of it, and in which order."""
-
-    def __init__(self, name, said):
-        self.name, self.said = name, said
-
-    def __enter__(self):
-        self.said.append(f"{self.name} is current")
-
-    def __exit__(self, *exception):
-        self.said.append(f"{self.name} is no longer")
-
-    def record_event(self):
-        self.said.append(f"{self.name} marks the end of a copy")
-        return "mark"
-
-    def wait_event(self, event):
-        self.said.append(f"{self.name} waits for the {event}")
-
-
 @pytest.fixture
 def fake_cuda(monkeypatch):
-    """What is said to a CUDA device that is the CPU."""
+    """What is said to a CUDA device that is the CPU, and in which order."""
     said = []
-    side, compute = FakeStream("side", said), FakeStream("compute", said)
-    patches = {
-        "is_available": lambda: True,
-        "current_device": lambda: 3,
-        "Stream": lambda device: side if device == torch.device("cuda", 3) else None,
-        "stream": lambda stream: stream,
-        "current_stream": lambda device: compute if device == torch.device("cuda", 3) else None,
-    }
-    for name, patch in patches.items():
-        monkeypatch.setattr(torch.cuda, name, patch)
+
+    def stream_of(name):
+        return SimpleNamespace(
+            name=name,
+            record_event=lambda: said.append(f"{name} marks the end of a copy") or "mark",
+            wait_event=lambda event: said.append(f"{name} waits for the {event}"),
+        )
+
+    @contextlib.contextmanager
+    def current(stream):
+        said.append(f"{stream.name} is current")
+        yield
+        said.append(f"{stream.name} is no longer")
 
     def moved(tensor, device, *, non_blocking=False):
         said.append(f"copied to {device}, waiting: {not non_blocking}")
         return tensor.clone()
 
+    side, compute = stream_of("side"), stream_of("compute")
+    third = torch.device("cuda", 3)
+    for name, patch in {
+        "is_available": lambda: True,
+        "current_device": lambda: 3,
+        "Stream": lambda device: side if device == third else None,
+        "stream": current,
+        "current_stream": lambda device: compute if device == third else None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, patch)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: said.append("pinned") or tensor.clone())
     monkeypatch.setattr(torch.Tensor, "to", moved)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: said.append(f"kept for {stream.name}"))
@@ -414,47 +351,34 @@ ENDS = ["compute waits for the mark", "kept for compute"]
     ids=["pinned", "not pinned"],
 )
 def test_the_next_batch_is_copied_on_a_stream_of_its_own_before_the_trainer_has_this_one(
-    chats, opened, fake_cuda, settings, begins
+    open_loader, fake_cuda, settings, begins
 ):
     one = {**SAMPLES, "collate_fn": lambda samples: {"tokens": samples[0].tokens, "n": 1}}
-    loader = opened(StatefulDataLoader(DataLoader(chats, **knobs(**one)), **settings))
-    batches, said = iter(loader), []
-
+    batches, said = iter(open_loader(**one, **settings)), []
     for _ in range(3):
         next(batches)
         said.append(list(fake_cuda))
         fake_cuda.clear()
-
     assert said == [begins + ENDS, begins + begins + ENDS, begins + ENDS], "the first one is not kept waiting"
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
-def test_streams_change_nothing_of_what_is_delivered(chats, open_loader, opened, fake_cuda, changes):
+def test_streams_change_nothing_of_what_is_delivered(open_loader, fake_cuda, changes):
     whole = run(open_loader(**changes), 2)
-    loader = opened(StatefulDataLoader(DataLoader(chats, **knobs(**changes)), device="cuda"))
-    found = [plain(batch) for batch in islice(chain_epochs(loader), 5)]
-
-    resumed = opened(StatefulDataLoader(DataLoader(chats, **knobs(**changes)), device="cuda", pin_memory=False))
+    loader = open_loader(device="cuda", **changes)
+    resumed = open_loader(device="cuda", pin_memory=False, **changes)
+    found = take(chain_epochs(loader), 5)
     resumed.load_state_dict(loader.state_dict())
-    assert found + [plain(batch) for batch in islice(chain_epochs(resumed), len(whole) - 5)] == whole
+    assert found + take(chain_epochs(resumed), len(whole) - 5) == whole
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_batches_on_a_cuda_device_are_those_of_the_cpu(chats, open_loader, opened):
-    whole = run(open_loader(), 1)
-    loader = opened(StatefulDataLoader(DataLoader(chats, **knobs()), device="cuda"))
-
-    found = []
-    for batch in loader:
+def test_batches_on_a_cuda_device_are_those_of_the_cpu_and_pinned_ones_stay_there(open_loader):
+    whole, found = run(open_loader(), 1), []
+    for batch in open_loader(device="cuda"):
         assert batch["input_ids"].is_cuda
         torch.cuda._sleep(10_000_000)  # noqa: SLF001 - computes meanwhile
-        found.append({name: plain(value) for name, value in batch.items()})
+        found.append(plain(batch))
     assert found == whole
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_pinned_batches_stay_on_the_cpu(chats, opened):
-    loader = opened(StatefulDataLoader(DataLoader(chats, **knobs()), pin_memory=True))
-
-    assert next(iter(loader))["input_ids"].is_pinned()
+    assert next(iter(open_loader(pin_memory=True)))["input_ids"].is_pinned()

@@ -4,63 +4,47 @@ From the folder that ASYNCDATA_MILES names. Only the engine that answers prompts
 training step. The rollout, its scheduler, the reward and the default data buffer are miles' code.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import random
 import re
 import signal
-import traceback
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
-from tests.support.frameworks.killed_runs import block_of, main
+from tests.support.frameworks.killed_runs import blocks_of, in_fork
 from tests.support.peers.checkouts import importable
 from tests.support.slime_source import args_for, write_prompts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM_ROWS = 41
 NUM_ROLLOUTS = 10
 BATCH = 4
-DEFAULTS: dict[str, Any] = {  # what miles' parser gives, and what makes a run short
-    "chat_template_path": None,
+NONE = """
+    chat_template_path max_weight_staleness async_max_concurrent_samples rollout_submission_granularity
+    dynamic_sampling_filter_path rollout_sample_filter_path rollout_stop rollout_stop_token_ids sglang_router_policy
+""".split()
+DEFAULTS = {  # what miles' parser gives, and what makes a run short
+    **dict.fromkeys(NONE),
+    **dict.fromkeys(("partial_rollout", "mask_offpolicy_in_partial_rollout", "group_rm"), False),
+    **dict.fromkeys(("rollout_num_gpus", "rollout_num_gpus_per_engine"), 1),
+    **dict.fromkeys(("rollout_temperature", "rollout_top_p"), 1.0),
+    **dict.fromkeys(("rollout_shuffle", "rollout_skip_special_tokens"), True),
     "rollout_batch_size": BATCH,
     "n_samples_per_prompt": 2,
-    "rollout_shuffle": True,
-    "max_weight_staleness": None,
-    "async_max_concurrent_samples": None,
     "async_data_buffer_capacity_factor": 2.0,
     "async_unused_samples_handler": "drop",
-    "rollout_submission_granularity": None,
-    "dynamic_sampling_filter_path": None,
-    "rollout_sample_filter_path": None,
     "sglang_server_concurrency": 64,
-    "rollout_num_gpus": 1,
-    "rollout_num_gpus_per_engine": 1,
-    "rollout_temperature": 1.0,
-    "rollout_top_p": 1.0,
     "rollout_top_k": -1,
     "rollout_max_response_len": 8,
-    "rollout_stop": None,
-    "rollout_stop_token_ids": None,
-    "rollout_skip_special_tokens": True,
-    "sglang_router_policy": None,
-    "partial_rollout": False,
-    "mask_offpolicy_in_partial_rollout": False,
-    "group_rm": False,
     "custom_generate_function_path": f"{__name__}.answer",
     # What the how-to page tells a user to set.
     **{
         name.replace("-", "_"): value
-        for name, value in re.findall(r"--([\w-]+) (asyncdata\.\S+)", block_of("use-it-with-miles.md", "sh"))
+        for name, value in re.findall(r"--([\w-]+) (asyncdata\.\S+)", blocks_of("use-it-with-miles.md", "sh")[0])
     },
 }
 
-present: Any = None
+present = None
 """The run of this process."""
 
 
@@ -70,7 +54,7 @@ class Run:
     :param kill_at: the number of the step at which it is killed; None: never.
     """
 
-    def __init__(self, folder: Path, log: Path, seed: int, kill_at: int | None, aborts: float, **given: Any) -> None:
+    def __init__(self, folder, log, seed, kill_at, aborts, **given):
         from miles.rollout.base_types import RolloutFnConstructorInput
         from miles.rollout.fully_async_rollout import FullyAsyncRolloutFn
         from miles.utils.misc import load_function
@@ -89,27 +73,27 @@ class Run:
         self.rollout = FullyAsyncRolloutFn(RolloutFnConstructorInput(args=self.args, data_source=self.source))
         self.log("start", self.start, self.source.sample_group_index)
 
-    def log(self, *event: Any) -> None:
+    def log(self, *event):
         self._log_file.write(json.dumps(event) + "\n")
         self._log_file.flush()
 
-    def step(self) -> None:
+    def step(self):
         """A place at which the process may be killed."""
         self._num_steps += 1
         if self._num_steps == self._kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    async def generate(self, rollout_id: int) -> list[Any]:
+    async def generate(self, rollout_id):
         from miles.rollout.base_types import RolloutFnTrainInput
 
         output = await self.rollout(RolloutFnTrainInput(rollout_id=rollout_id, weight_version=self.version))
         self.metrics = output.metrics
         return list(output.samples)
 
-    async def train_async(self) -> None:
+    async def train_async(self):
         """The loop of ``train_async.py``: the next rollout begins before this one is trained and saved."""
-        following: Any = asyncio.create_task(self.generate(self.start))
-        groups: Any = None
+        following = asyncio.create_task(self.generate(self.start))
+        groups = None
         for rollout_id in range(self.start, NUM_ROLLOUTS):
             if following is not None:
                 groups = await following
@@ -129,7 +113,7 @@ class Run:
             self.version += 1
 
 
-async def answer(input: Any) -> Any:
+async def answer(input):
     """In place of the engine: a response after some steps, or none."""
     from miles.rollout.base_types import GenerateFnOutput
 
@@ -147,29 +131,17 @@ async def answer(input: Any) -> Any:
     return GenerateFnOutput(samples=sample)
 
 
-def keep(args: Any, group: list[Any], **_: Any) -> bool:
+def keep(args, group, **_):
     """A dynamic filter: some groups have no gradient."""
     return bool(group[0].group_index % 7 != 3)
 
 
-def last_saved(folder: Path) -> int:
+def last_saved(folder):
     names = [path.name for path in folder.glob("rollout/*.pt")]
     return max((int(re.findall(r"_(\d+)\.pt", name)[0]) for name in names), default=-1)
 
 
-def _in_fork(work: Any) -> int:
-    pid = os.fork()
-    if not pid:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def _chain(folder: Path, *, seed: int, num_kills: int, latest_kill: int, **settings: Any) -> list[Any]:
+def _chain(folder, *, seed, num_kills, latest_kill, **settings):
     """Processes until one comes to the end; the events of each."""
     folder.mkdir()
     write_prompts(folder / "prompts.jsonl", NUM_ROWS)
@@ -180,24 +152,24 @@ def _chain(folder: Path, *, seed: int, num_kills: int, latest_kill: int, **setti
         is_killed = len(events) < num_kills
         kill_at = chance.randint(1, latest_kill) if is_killed else None
 
-        def work(log: Path = log, kill_at: int | None = kill_at) -> None:
+        def work(log=log, kill_at=kill_at):
             global present
             present = Run(folder / "checkpoints", log, chance.randint(0, 999), kill_at, **settings)
             asyncio.run(present.train_async())
             present.log("metrics", present.metrics)
 
-        status = _in_fork(work)
+        status = in_fork(work)
         assert status in (0, -signal.SIGKILL), f"the run ended with {status}"
         events.append([json.loads(line) for line in log.read_text().splitlines()])
         if status == 0:
             return events
 
 
-def _left(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _left(folder, settings):
     """What the last checkpoint has."""
     answer = folder / "left.json"
 
-    def work() -> None:
+    def work():
         run = Run(folder / "checkpoints", folder / "log.left", 0, None, **settings)
         statistics, prefix = run.source.statistics(), "asyncdata_dropped_groups_"
         found = {
@@ -208,12 +180,12 @@ def _left(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         }
         answer.write_text(json.dumps(found))
 
-    assert _in_fork(work) == 0
-    found: dict[str, Any] = json.loads(answer.read_text())
+    assert in_fork(work) == 0
+    found = json.loads(answer.read_text())
     return found
 
 
-def drive(folder: Path, runs: dict[str, Any], tokenizer: str) -> dict[str, Any]:
+def drive(folder, runs, tokenizer):
     with importable("miles"):
         import miles.rollout.fully_async_rollout  # noqa: F401 - once, for all forks
 
@@ -227,13 +199,13 @@ def drive(folder: Path, runs: dict[str, Any], tokenizer: str) -> dict[str, Any]:
         return found
 
 
-def outcome_of(found: dict[str, Any]) -> SimpleNamespace:
+def outcome_of(found):
     """What the run has trained on in the end, and what has come to other groups that were served.
 
     ``trained`` and ``left`` are numbers of groups, ``drops`` counts by reason, and ``lost`` are groups that are none of
     these.
     """
-    last: dict[int, list[int]] = {}
+    last = {}
     for events in found["events"]:
         for name, rollout_id, *more in events:
             if name == "start":
@@ -255,7 +227,3 @@ def outcome_of(found: dict[str, Any]) -> SimpleNamespace:
         num_kills=len(found["events"]) - 1,
         responses=left["responses"],
     )
-
-
-if __name__ == "__main__":
-    main(drive)

@@ -1,31 +1,21 @@
 """NeMo-RL's own data sets, collate function and checkpoints, from the folder that ASYNCDATA_NEMO_RL names."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
-from tests.support.frameworks.killed_runs import block_of, kill_and_resume, main, message_of, run_block
+import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from asyncdata import ConfigError
+from tests.support.frameworks.killed_runs import blocks_of, kill_and_resume, write_rows
 
 VARIABLE = "ASYNCDATA_NEMO_RL"
 NEEDS = {VARIABLE: "nemo_rl/data/utils.py"}
 PACKAGES = ("torch", "ray", "torchdata", "yaml")
+PAGE = "use-it-with-nemo-rl.md"
 ROWS = 42
 BATCH = 4
-
-
-def write_rows(folder: Path) -> str:
-    path = folder / "rows.jsonl"
-    path.write_text(
-        "".join(json.dumps({"input": f"{number} + 1?", "output": str(number)}) + "\n" for number in range(ROWS))
-    )
-    return str(path)
 
 
 class Words:
@@ -34,10 +24,10 @@ class Words:
     class tokenizer:  # noqa: N801 - NeMo-RL looks for this attribute
         bos_token_id = None
 
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+    def apply_chat_template(self, messages, **_):
         return " ".join(message["content"] for message in messages)
 
-    def __call__(self, text: str, **_: Any) -> dict[str, Any]:
+    def __call__(self, text, **_):
         import torch
 
         return {"input_ids": torch.tensor([[len(word) for word in text.split()]])}
@@ -46,7 +36,7 @@ class Words:
 class Run:
     """The loader of ``grpo.setup``, whose function for it cannot be called alone; all else is NeMo-RL's code."""
 
-    def __init__(self, folder: Path, data: dict[str, Any], *, is_ours: bool) -> None:
+    def __init__(self, folder, data, *, is_ours):
         import torch
         from nemo_rl.data.collate_fn import rl_collate_fn
         from nemo_rl.data.utils import load_dataloader_state, setup_response_data
@@ -54,18 +44,14 @@ class Run:
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         torch.manual_seed(42)  # as set_seed of grpo.setup
-        dataset: Any
         dataset, _ = setup_response_data(Words(), data, None)
-        if is_ours:
-            dataset = _as_the_page_does(dataset)
-        self.loader = StatefulDataLoader(
-            dataset,
-            batch_size=BATCH,
-            shuffle=data["shuffle"],
-            collate_fn=rl_collate_fn,
-            drop_last=True,
-            num_workers=data["num_workers"],
-        )
+        if is_ours:  # the lines that the page adds to NeMo-RL's example
+            names = {"setup_response_data": lambda *_: (dataset, None, {}, {}), "tokenizer": None}
+            names["config"] = SimpleNamespace(data=None, env=None)
+            exec(blocks_of(PAGE, "py")[0], names)  # noqa: S102 - the project's own pages
+            dataset = names["dataset"]
+        given = {"shuffle": data["shuffle"], "drop_last": True, "num_workers": data["num_workers"]}
+        self.loader = StatefulDataLoader(dataset, batch_size=BATCH, collate_fn=rl_collate_fn, **given)
         settings = {"checkpoint_dir": str(folder), "metric_name": None, "higher_is_better": True, "keep_top_k": None}
         self.checkpointer = CheckpointManager({**settings, "save_period": 1, "save_optimizer": False})
         latest = self.checkpointer.get_latest_checkpoint_path()
@@ -75,15 +61,15 @@ class Run:
             load_dataloader_state(self.loader, latest, data)
         self.batches = self._batches()
 
-    def _batches(self) -> Any:
+    def _batches(self):
         """The loops of ``grpo_train``: batch after batch, epoch after epoch."""
         while True:
             yield from self.loader
 
-    def take(self) -> list[Any]:
+    def take(self):
         return [int(info["ground_truth"]) for info in next(self.batches)["extra_env_info"]]
 
-    def save(self) -> None:
+    def save(self):
         import torch
 
         path = self.checkpointer.init_tmp_checkpoint(self.step, {"step": self.step})
@@ -91,37 +77,27 @@ class Run:
         self.checkpointer.finalize_checkpoint(path)
 
 
-def _as_the_page_does(dataset: Any) -> Any:
-    """The lines that the page adds to NeMo-RL's example."""
-    names: dict[str, Any] = {"setup_response_data": lambda *_: (dataset, None, {}, {}), "tokenizer": None}
-    names["config"] = SimpleNamespace(data=None, env=None)
-    run_block("use-it-with-nemo-rl.md", names)
-    return names["dataset"]
-
-
-def drive(folder: Path) -> dict[str, Any]:
+def drive(folder):
     sys.path.insert(0, os.environ[VARIABLE])
     import nemo_rl.data.utils
     import nemo_rl.utils.checkpoint  # noqa: F401 - before the forks
     import yaml
 
-    of_the_page = yaml.safe_load(block_of("use-it-with-nemo-rl.md", "yaml"))["data"]
+    of_the_page = yaml.safe_load(blocks_of(PAGE, "yaml")[0])["data"]
     data = {"use_multiple_dataloader": False, "max_input_seq_length": 64, "validation": None, **of_the_page}
-    data["train"] |= {"data_path": write_rows(folder), "processor": "math_hf_data_processor"}
+    rows = write_rows(folder, [{"input": f"{number} + 1?", "output": str(number)} for number in range(ROWS)])
+    data["train"] |= {"data_path": rows, "processor": "math_hf_data_processor"}
     data["train"]["asyncdata"] |= {"cache": {"folder": str(folder / "index")}}
 
-    def opens(place: Path, *, is_ours: bool = True) -> Run:
+    def opens(place, *, is_ours=True):
         return Run(place, json.loads(json.dumps(data)), is_ours=is_ours)
 
     runs = kill_and_resume(opens, folder / "ours", num_batches=27, saves=[3, 10, 13], rows=ROWS)
-    forgotten = opens(folder / "forgotten", is_ours=False)
-    forgotten.take()
-    forgotten.step = 1
-    forgotten.save()
-    said = message_of(opens(folder / "forgotten", is_ours=False).take)
-    wanted = r"AD445 an index of \[4\] is not the one after the last, which would be 0"
-    return {"runs": {"ours": runs}, "refused": {"without with_state()": [said, wanted]}}
-
-
-if __name__ == "__main__":
-    main(drive)
+    without_state = opens(folder / "without_state", is_ours=False)
+    without_state.take()
+    without_state.step = 1
+    without_state.save()
+    resumed = opens(folder / "without_state", is_ours=False)
+    with pytest.raises(ConfigError, match=r"^AD445 an index of \[4\] is not the one after the last, which would be 0"):
+        resumed.take()
+    return {"runs": {"ours": runs}}

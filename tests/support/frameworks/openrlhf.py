@@ -4,17 +4,20 @@ Stood in are vLLM (it answers with the prompt), the training step, DeepSpeed's e
 the file ``latest``) and Ray's calls. The loop, the generator of samples and the saving are OpenRLHF's code.
 """
 
-from __future__ import annotations
-
-import json
 import os
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-from tests.support.frameworks.killed_runs import ROOT, Stepped, kill_and_resume, main, run_block
+from tests.support.frameworks.killed_runs import (
+    DEMO_TOKENIZER,
+    Stepped,
+    blocks_of,
+    kill_and_resume_each,
+    write_rows,
+)
 from tests.support.frameworks.stand_ins import stand_in_for
 
 VARIABLE = "ASYNCDATA_OPENRLHF"
@@ -24,49 +27,34 @@ ROWS = 42
 EPISODES = 3
 BATCHES = 48  # more than the training has
 HEAVY = ("deepspeed", "flash_attn", "vllm")  # they need a GPU to be installed
+CASES = {
+    # A short batch is left at an episode's end, at which OpenRLHF sees that end. After whole ones not.
+    "a short last batch": ({"batch": 4}, [3, 11, 13]),
+    "whole batches": ({"batch": 6}, [3, 7, 9]),
+}
 
 
 class Engine:
     """As much of DeepSpeed's engine as stores and loads ``client_state``."""
 
-    def save_checkpoint(self, folder: str, tag: str, client_state: Any, save_latest: bool) -> None:
+    def save_checkpoint(self, folder, tag, client_state, save_latest):
         import torch
 
         (Path(folder) / tag).mkdir()
         torch.save(client_state, Path(folder) / tag / "states.pt")
         (Path(folder) / "latest").write_text(tag)
 
-    def load_checkpoint(self, folder: str, *_: Any, **__: Any) -> Any:
+    def load_checkpoint(self, folder, *_, **__):
         import torch
 
         path = Path(folder) / (Path(folder) / "latest").read_text() / "states.pt"
         return path, torch.load(path, weights_only=False)
 
 
-class Actors:
-    """The actor's processes: it saves when it is told to."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def async_run_method(self, method_name: str, **settings: Any) -> list[Any]:
-        run = self._run
-        if method_name == "get_checkpoint_states":
-            return [run.strategy.load_ckpt(run.engine, os.path.join(run.strategy.args.ckpt.path, "_actor"))[1]]
-        if method_name == "save_checkpoint":
-            if run.is_to_save():
-                folder = os.path.join(run.strategy.args.ckpt.path, "_actor")
-                run.strategy.save_ckpt(
-                    run.engine, folder, settings["tag"], client_state=settings["client_states"], max_num=100
-                )
-                run.answers.put("saved")
-        return []
-
-
 class Run(Stepped):
-    """``PPOTrainer.fit``."""
+    """``PPOTrainer.fit``. It is the actor's processes too, which save when they are told to."""
 
-    def __init__(self, folder: Path, rows: str, batch: int, index: Path) -> None:
+    def __init__(self, folder, rows, batch, index):
         super().__init__()
         import openrlhf.trainer.ppo_trainer as module
         from openrlhf.utils.deepspeed import DeepspeedStrategy
@@ -74,11 +62,10 @@ class Run(Stepped):
         self.strategy = DeepspeedStrategy.__new__(DeepspeedStrategy)
         self.strategy.args = settings(folder, rows, batch)
         self.engine = sys.modules["deepspeed"].DeepSpeedEngine()
+        self.actor = str(folder / "_actor")
         _as_the_page_does(index)
-        actors = Actors(self)
-        tokenizer = str(ROOT / "asyncdata/assets/demo_tokenizer")
         kind = module.PPOTrainer.__ray_metadata__.modified_class
-        self.trainer = kind(tokenizer, self.strategy, actors, None, None, None, [], n_samples_per_prompt=1)
+        self.trainer = kind(DEMO_TOKENIZER, self.strategy, self, None, None, None, [], n_samples_per_prompt=1)
         self.trainer.broadcast_to_vllm = lambda: None
         self.trainer.train_step = self._step
         vars(self.trainer.samples_generator).update(
@@ -88,12 +75,21 @@ class Run(Stepped):
         self.step = self.trainer.init_checkpoint_states()["global_step"]
         self.start(self.trainer.fit)
 
-    def _step(self, samples: list[str], step: int) -> Any:
+    def async_run_method(self, method_name, **given):
+        if method_name == "get_checkpoint_states":
+            return [self.strategy.load_ckpt(self.engine, self.actor)[1]]
+        if method_name == "save_checkpoint" and self.is_to_save():
+            states = {"tag": given["tag"], "client_state": given["client_states"]}
+            self.strategy.save_ckpt(self.engine, self.actor, **states, max_num=100)
+            self.answers.put("saved")
+        return []
+
+    def _step(self, samples, step):
         self.answers.put([int(prompt.split()[0]) for prompt in samples])
         return {}, step + 1
 
 
-def settings(folder: Path, rows: str, batch: int) -> Any:
+def settings(folder, rows, batch):
     """As OpenRLHF's command line gives them."""
     groups = {
         "data": {"prompt_dataset": rows, "prompt_probs": None, "prompt_split": "train", "max_samples": 10**8},
@@ -112,20 +108,20 @@ def settings(folder: Path, rows: str, batch: int) -> Any:
     return SimpleNamespace(**{name: SimpleNamespace(**values) for name, values in groups.items()})
 
 
-def _as_the_page_does(index: Path) -> None:
+def _as_the_page_does(index):
     """The lines that the page tells a user to write; OpenRLHF's command line is not run."""
     from asyncdata.integrations import openrlhf
 
     plug_in, own = openrlhf.plug_in, runpy.run_module
     try:
         openrlhf.plug_in = lambda **knobs: plug_in(**{**knobs, "cache": {"folder": str(index)}, "timeout_s": 240})
-        runpy.run_module = lambda *_, **__: {}  # type: ignore[assignment]
-        run_block("use-it-with-openrlhf.md", {})
+        runpy.run_module = lambda *_, **__: {}
+        exec(blocks_of("use-it-with-openrlhf.md", "py")[0], {})  # noqa: S102 - the project's own pages
     finally:
         openrlhf.plug_in, runpy.run_module = plug_in, own
 
 
-def import_openrlhf() -> None:
+def import_openrlhf():
     os.environ["TQDM_DISABLE"] = "1"
     stand_in_for(*HEAVY)
     import deepspeed
@@ -142,22 +138,10 @@ def import_openrlhf() -> None:
     strategies.deepspeed.torch_dist_barrier_and_cuda_sync = lambda: None
 
 
-def drive(folder: Path) -> dict[str, Any]:
-    """A batch of 4 leaves a short one at an episode's end, at which OpenRLHF sees that end. After whole ones not."""
+def drive(folder):
     import_openrlhf()
-    rows = folder / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"input": f"{n} + 1?", "label": str(n)}) + "\n" for n in range(ROWS)))
-    found = {}
-    for name, batch, saves in (("a short last batch", 4, [3, 11, 13]), ("whole batches", 6, [3, 7, 9])):
-
-        def opens(place: Path, batch: int = batch) -> Run:
-            return Run(place, str(rows), batch, folder / "index")
-
-        found[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves, rows=ROWS)
+    rows = write_rows(folder, [{"input": f"{n} + 1?", "label": str(n)} for n in range(ROWS)])
+    opens = partial(Run, rows=rows, index=folder / "index")
+    found = kill_and_resume_each(opens, folder, CASES, num_batches=BATCHES, rows=ROWS)
     num_rows = [sum(map(len, runs["whole"])) for runs in found.values()]
-    same = {"rows of all episodes": [num_rows, [EPISODES * ROWS] * 2]}
-    return {"runs": found, "same": same}
-
-
-if __name__ == "__main__":
-    main(drive)
+    return {"runs": found, "same": {"rows of all episodes": [num_rows, [EPISODES * ROWS] * 2]}}

@@ -5,21 +5,19 @@ server that runs rollouts on GPUs, the trainer that takes the batches, and modul
 the transfer of weights.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
 import os
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 from anyio.lowlevel import checkpoint
 
-from tests.support.frameworks.killed_runs import block_of, kill_and_resume, main
+from tests.support.frameworks.killed_runs import blocks_of, kill_and_resume, write_rows
 
 VARIABLE = "ASYNCDATA_PRIME_RL"
 VERIFIERS = "ASYNCDATA_VERIFIERS"
@@ -33,51 +31,30 @@ NUM_BATCHES = 20
 PAGE = "use-it-with-prime-rl.md"
 
 
-def write_files(folder: Path) -> str:
-    """The rows, and the taskset of the page, to be imported."""
-    path = folder / "prompts.jsonl"
-    path.write_text(
-        "".join(json.dumps({"question": f"{number} + 1?", "answer": str(number)}) + "\n" for number in range(ROWS))
-    )
-    (folder / "math_rows.py").write_text(block_of(PAGE, "py"))
-    return str(path)
-
-
-def number_of(task_data: dict[str, Any]) -> int:
-    """A number for a task that says both which one it is, and of which row."""
-    return task_data["idx"] * ROWS + int(task_data["answer"])
-
-
-def stand_in() -> None:
-    """Modules that need a GPU or a cloud account at their import, none of which reads or saves tasks."""
-    for name, attribute in (
-        ("prime_rl.monitors.wandb", "WandbMonitor"),
-        ("prime_rl.monitors.prime", "PrimeMonitor"),
-        ("prime_rl.trainer.model", "setup_tokenizer"),
-        ("prime_rl.transports.weights", "setup_weight_broadcast"),
-        ("prime_rl.transports.weights.nixl", "NIXLWeightBroadcast"),
-        ("prime_rl.transports.weights.nixl.model_express", "ModelExpressSession"),
-    ):
-        module = ModuleType(name)
-        setattr(module, attribute, type(attribute, (), {}))
-        sys.modules[name] = module
+STAND_INS = {
+    "prime_rl.monitors.wandb": "WandbMonitor",
+    "prime_rl.monitors.prime": "PrimeMonitor",
+    "prime_rl.trainer.model": "setup_tokenizer",
+    "prime_rl.transports.weights": "setup_weight_broadcast",
+    "prime_rl.transports.weights.nixl": "NIXLWeightBroadcast",
+    "prime_rl.transports.weights.nixl.model_express": "ModelExpressSession",
+}
+"""Modules that need a GPU or a cloud account at their import, none of which reads or saves tasks."""
 
 
 class Server:
     """In place of the server that runs the rollouts. They end in another order than they began."""
 
-    started: list[int]
-
-    def __init__(self, address: str) -> None:
+    def __init__(self, address):
         self.started = []
 
-    async def wait_for_server_startup(self, **_: Any) -> None: ...
+    async def wait_for_server_startup(self, **_): ...
 
-    async def run(self, task_data: dict[str, Any], **_: Any) -> Any:
+    async def run(self, task_data, **_):
         import verifiers.v1 as vf
 
         idx = task_data["idx"]
-        number = number_of(task_data)
+        number = idx * ROWS + int(task_data["answer"])  # it says both which task it is, and of which row
         self.started.append(number)
         attempt = self.started.count(number)
         for _ in range(idx * 7 % 5 * 3):
@@ -100,21 +77,21 @@ class Server:
 class Trainer:
     """In place of the trainer: it takes one batch when it is asked for one, and publishes its weights."""
 
-    def __init__(self, orchestrator: Any) -> None:
+    def __init__(self, orchestrator):
         self._orchestrator = orchestrator
         self.asked = asyncio.Semaphore(0)
         self.stepped = asyncio.Event()
-        self.batch: list[Any] = []
+        self.batch = []
 
-    def pack(self, samples: list[Any]) -> list[Any]:
+    def pack(self, samples):
         return samples
 
-    async def send(self, samples: list[Any]) -> None:
+    async def send(self, samples):
         await self.asked.acquire()
         self.batch = samples
         self._orchestrator.policy.version = self._orchestrator.progress.step
 
-    def beat(self) -> None:
+    def beat(self):
         """The orchestrator's heartbeat, at the end of a step: the checkpoint is saved."""
         self.stepped.set()
 
@@ -122,15 +99,15 @@ class Trainer:
 class Run:
     """The orchestrator as its ``setup`` makes it, which connects to GPUs and cannot be called alone."""
 
-    def __init__(self, folder: Path, source: dict[str, Any]) -> None:
+    def __init__(self, folder, source):
         self.folder = folder
         self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)
-        self.trained: list[int] = []
-        self.loop.run_until_complete(self._open(source))
+        self.trained = []
+        self.loop.run_until_complete(self._open(json.loads(source)))
         self._task = self.loop.create_task(self._main())
 
-    async def _open(self, source: dict[str, Any]) -> None:
+    async def _open(self, source):
         import prime_rl.orchestrator.envs as envs
         from prime_rl.configs.orchestrator import CheckpointConfig, TrainSourceConfig
         from prime_rl.orchestrator.ckpt import setup_ckpt_manager
@@ -142,9 +119,8 @@ class Run:
         orchestrator = self.orchestrator = Orchestrator.__new__(Orchestrator)
         train = SimpleNamespace(filter_zero_advantages=True)
         ckpt = CheckpointConfig(interval=1)
-        orchestrator.config = SimpleNamespace(
-            ckpt=ckpt, max_steps=None, train=train, max_off_policy_steps=8, seq_len=64
-        )
+        given = {"ckpt": ckpt, "max_steps": None, "train": train, "max_off_policy_steps": 8, "seq_len": 64}
+        orchestrator.config = SimpleNamespace(**given)
         orchestrator.progress, orchestrator.policy = Progress(), Policy()
         orchestrator.ckpt_manager = setup_ckpt_manager(self.folder, ckpt)
         settings = TrainSourceConfig(**source, group_size=GROUP, algo={"type": "grpo"})
@@ -164,7 +140,7 @@ class Run:
         self.step = orchestrator.progress.step - 1
         self._connect(orchestrator, pool)
 
-    def _connect(self, orchestrator: Any, pool: Any) -> None:
+    def _connect(self, orchestrator, pool):
         from prime_rl.orchestrator.dispatcher import Dispatcher
         from prime_rl.orchestrator.train_sink import TrainSink
 
@@ -174,39 +150,32 @@ class Run:
         orchestrator.draining, orchestrator.gate_closed_at, orchestrator.eval_source = False, None, None
         orchestrator.consecutive_empty_batches, orchestrator.last_batch_at = 0, None
         orchestrator.wait_for_policy_time = 0.0
+        shared = {"train_envs": orchestrator.train_envs, "progress": orchestrator.progress}
         orchestrator.dispatcher = Dispatcher(
-            train_envs=orchestrator.train_envs,
-            eval_envs=None,
+            **shared,
+            **dict.fromkeys(("eval_envs", "eval_source", "tasks_per_minute", "run_name")),
+            **dict.fromkeys(("initial_max_inflight", "max_inflight_ceiling"), 12),
             train_source=orchestrator.train_source,
-            eval_source=None,
             policy_pool=pool,
             policy=orchestrator.policy,
-            progress=orchestrator.progress,
-            initial_max_inflight=12,
-            max_inflight_ceiling=12,
-            tasks_per_minute=None,
             max_off_policy_steps=8,
             run_id="run",
-            run_name=None,
         )
         orchestrator.dispatcher.min_burst = 12  # so that it need not grow for half a minute
         orchestrator.train_sink = TrainSink(
             orchestrator.config,
-            tokenizer=None,
-            train_envs=orchestrator.train_envs,
-            mm_token_type_ids_mapping=None,
-            progress=orchestrator.progress,
+            **shared,
+            **dict.fromkeys(("tokenizer", "mm_token_type_ids_mapping", "token_batch_size")),
             batch_size=BATCH,
-            token_batch_size=None,
             on_result=orchestrator.train_source.on_result,
         )
 
-    async def _main(self) -> None:
+    async def _main(self):
         dispatching = asyncio.ensure_future(self.orchestrator.dispatcher.start())
         self.orchestrator.component_tasks = [dispatching]
         await self.orchestrator.main_loop()
 
-    def take(self) -> list[int]:
+    def take(self):
         """The tasks of the next batch that the trainer gets, each once."""
         self.loop.run_until_complete(self._stepped())
         found = sorted({sample.token_ids[1] for sample in self.trainer.batch})
@@ -215,7 +184,7 @@ class Run:
         (self.folder / "open.json").write_text(json.dumps(still_open))
         return found
 
-    async def _stepped(self) -> None:
+    async def _stepped(self):
         self.trainer.asked.release()
         stepped = asyncio.ensure_future(self.trainer.stepped.wait())
         await asyncio.wait([stepped, self._task], return_when=asyncio.FIRST_COMPLETED)
@@ -223,43 +192,37 @@ class Run:
             self._task.result()
         self.trainer.stepped.clear()
 
-    def save(self) -> None:
+    def save(self):
         """The orchestrator has saved this step itself."""
         assert self.orchestrator.ckpt_manager.get_ckpt_path(self.step).is_dir()
         (self.folder / "resume_step").write_text(str(self.step))
 
 
-def of_the_page() -> dict[str, Any]:
-    """The source that the page tells a user to write, as prime-rl's configuration has it."""
-    [source] = tomllib.loads(block_of(PAGE, "toml"))["orchestrator"]["train"]["source"]
-    return dict(source)
-
-
-def drive(folder: Path) -> dict[str, Any]:
+def drive(folder):
     tree = Path(os.environ[VARIABLE])
     sys.path[:0] = [str(folder), str(tree / "src"), os.environ[VERIFIERS]]
     sys.path.insert(0, str(tree / "packages/prime-rl-configs/src"))
-    stand_in()
+    for name, attribute in STAND_INS.items():
+        sys.modules[name] = ModuleType(name)
+        setattr(sys.modules[name], attribute, type(attribute, (), {}))
     import prime_rl.orchestrator.orchestrator  # noqa: F401 - before the forks
 
     gc.freeze()  # the orchestrator collects garbage twice a step
-    path = write_files(folder)
-    ours = of_the_page()
-    ours["env"]["taskset"]["data_path"] = path
+    (folder / "math_rows.py").write_text(blocks_of(PAGE, "py")[0])  # the taskset of the page, to be imported
+    [ours] = tomllib.loads(blocks_of(PAGE, "toml")[0])["orchestrator"]["train"]["source"]
+    rows = [{"question": f"{number} + 1?", "answer": str(number)} for number in range(ROWS)]
+    ours["env"]["taskset"]["data_path"] = write_rows(folder, rows, "prompts.jsonl")
     ours["env"]["taskset"]["asyncdata"]["cache"] = {"folder": str(folder / "index")}
-
-    def opens(place: Path) -> Run:
-        return Run(place, json.loads(json.dumps(ours)))
-
+    opens = partial(Run, source=json.dumps(ours))
     runs = kill_and_resume(opens, folder / "ours", num_batches=NUM_BATCHES, saves=[1, 5, 11])
     row_of = dict(sorted(divmod(number, ROWS) for batch in runs["whole"] for number in batch))
     return {"same": _counted(folder / "ours", runs["resumed"], row_of)}
 
 
-def _counted(place: Path, runs: list[Any], row_of: dict[int, int]) -> dict[str, Any]:
+def _counted(place, runs, row_of):
     """Tasks of resumed runs that are neither trained on nor open at the end, or twice; and the rows of all."""
-    found: dict[str, Any] = {}
-    seen: set[int] = set()
+    found = {}
+    seen = set()
     for save_at, batches in runs:
         numbers = [number for batch in batches for number in batch]
         seen |= set(numbers)
@@ -275,7 +238,3 @@ def _counted(place: Path, runs: list[Any], row_of: dict[int, int]) -> dict[str, 
     every = list(range(ROWS))
     found["rows of two epochs"] = [[sorted(first), sorted(second), first != second], [every, every, True]]
     return found
-
-
-if __name__ == "__main__":
-    main(drive)

@@ -3,8 +3,6 @@
 Stood in are packages that they import and this training does not use, where they are not installed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy
@@ -12,28 +10,26 @@ import signal
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-from tests.support.frameworks.killed_runs import ROOT, block_of, blocks_of
+from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, blocks_of
 from tests.support.frameworks.stand_ins import stand_in_for_missing
 
 PAGE = "use-it-with-llama-factory-and-ms-swift.md"
 PAGE_OF_AXOLOTL = "use-it-with-axolotl.md"
 UNUSED = ("jieba", "matplotlib", "nltk", "rouge_chinese", "tensorboard", "torchaudio")
-DEMO_TOKENIZER = str(ROOT / "asyncdata/assets/demo_tokenizer")
 ROWS = 40
 BATCH = 2
 STEPS = 12
 SAVE_STEPS = 4
 
 
-def make_loader(settings: dict[str, Any]) -> Any:
+def make_loader(settings):
     """A loader that writes down which rows it collates."""
     from asyncdata import DataLoader, PaddedCollator
 
     pad = PaddedCollator()
 
-    def collate(samples: list[Any]) -> Any:
+    def collate(samples):
         with Path(settings["seen"]).open("a") as file:
             file.write(json.dumps([int(sample.tokens[0]) for sample in samples]) + "\n")
         return pad(samples)
@@ -41,11 +37,11 @@ def make_loader(settings: dict[str, Any]) -> Any:
     return DataLoader(settings["rows"], tokenize_fn=tokenize, collate_fn=collate, batch_size=BATCH, num_workers=0)
 
 
-def tokenize(row: dict[str, Any]) -> dict[str, Any]:
+def tokenize(row):
     return {"tokens": [row["number"], 1, 2, 3]}
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder):
     """A model and its tokenizer, and the row that LLaMA-Factory and ms-swift ask for."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 
@@ -58,27 +54,27 @@ def write_model(folder: Path) -> None:
     (folder / "dataset_info.json").write_text(json.dumps({"one_row": {"file_name": "one_row.json"}}))
 
 
-def _watch(settings: dict[str, Any]) -> None:
+def _watch(settings):
     """Let every trainer kill the process after a step, or write the losses at the end."""
     import transformers.trainer
 
-    class Watched(transformers.TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    class Watched(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
             if state.global_step == settings["kill_at"]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_train_end(self, args, state, control, **_):
             losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
             Path(settings["report"]).write_text(json.dumps({"losses": losses}))
 
     transformers.trainer.DEFAULT_CALLBACKS.append(Watched)
 
 
-def axolotl(folder: Path, settings: dict[str, Any], shared: dict[str, Any]) -> None:
+def axolotl(folder, settings, shared):
     """It resumes by itself, with the page's settings."""
     import yaml
 
-    config = yaml.safe_load(block_of(PAGE_OF_AXOLOTL, "yaml"))
+    config = yaml.safe_load(blocks_of(PAGE_OF_AXOLOTL, "yaml")[0])
     config |= {name: shared[name] for name in ("max_steps", "save_steps", "logging_steps", "learning_rate")}
     config |= {"base_model": "model", "sequence_len": 128, "gradient_accumulation_steps": 1, "bf16": False}
     (folder / "config.yaml").write_text(json.dumps({**config, "fp32": True}))  # JSON is YAML
@@ -88,7 +84,7 @@ def axolotl(folder: Path, settings: dict[str, Any], shared: dict[str, Any]) -> N
     runpy.run_module("axolotl.cli.main", run_name="__main__")
 
 
-def llama_factory(folder: Path, settings: dict[str, Any], shared: dict[str, Any]) -> None:
+def llama_factory(folder, settings, shared):
     config = {**shared, "stage": "sft", "do_train": True, "finetuning_type": "full", "model_name_or_path": "model"}
     config |= {"template": "empty", "dataset": "one_row", "dataset_dir": str(folder)}
     (folder / "config.yaml").write_text(json.dumps(config))
@@ -98,7 +94,7 @@ def llama_factory(folder: Path, settings: dict[str, Any], shared: dict[str, Any]
     exec(blocks_of(PAGE, "py")[1], {"__name__": "__main__"})  # noqa: S102 - the project's own pages
 
 
-def ms_swift(folder: Path, settings: dict[str, Any], shared: dict[str, Any]) -> None:
+def ms_swift(folder, settings, shared):
     from swift.pipelines.train.sft import sft_main
 
     _watch(settings)  # after the import, which replaces what every trainer has
@@ -108,23 +104,18 @@ def ms_swift(folder: Path, settings: dict[str, Any], shared: dict[str, Any]) -> 
     arguments |= {"external_plugins": "plugin.py", "callbacks": "asyncdata", "torch_dtype": "float32"}
     if settings["resume"]:
         arguments["resume_from_checkpoint"] = f"{shared['output_dir']}/checkpoint-{SAVE_STEPS}"
-    sft_main(
-        [
-            word
-            for name, value in arguments.items()
-            for word in (f"--{name}", str(value).lower() if isinstance(value, bool) else str(value))
-        ]
-    )
+    told = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in arguments.items()}
+    sft_main([word for name, value in told.items() for word in (f"--{name}", value)])
 
 
-def main(settings: dict[str, Any]) -> None:
+def main(settings):
     os.environ |= {"HF_HUB_OFFLINE": "1", "USE_HF": "1"}
     folder = Path.cwd()
     if settings["framework"] != "axolotl":
         stand_in_for_missing(*UNUSED)
     if not (folder / "model").exists():
         write_model(folder)
-    data: Any = ModuleType("my_data")
+    data = ModuleType("my_data")
     data.make_loader = lambda *_: make_loader(settings)
     sys.modules["my_data"] = data
     shared = {"output_dir": settings["folder"], "max_steps": STEPS, "save_steps": SAVE_STEPS, "logging_steps": 1}

@@ -3,17 +3,13 @@
 That may have torchtitan 0.3, as ``pip install torchtitan`` has it, or the interface after that: the new one.
 """
 
-from __future__ import annotations
-
 import importlib
-import json
 import os
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
-from tests.support.frameworks.killed_runs import kill_and_resume, main
+from tests.support.frameworks.killed_runs import kill_and_resume, write_rows
 
 VARIABLE = "ASYNCDATA_TORCHTITAN"
 NEEDS = {VARIABLE: "torchtitan/components/checkpointer/dcp.py"}
@@ -24,69 +20,44 @@ FIRST_ID = 1000
 CONTEXT = 32
 
 
-def is_new() -> bool:
+def is_new():
     return Path(os.environ[VARIABLE], "torchtitan/components/data").is_dir()
 
 
-def runtime() -> dict[str, Any]:
+def runtime():
     """What torchtitan's trainer gives to a loader beside its ranks and its tokenizer."""
     if is_new():
         return {"max_context_length": CONTEXT, "num_tokens_per_batch": TOKENS}
     return {"seq_len": TOKENS, "local_batch_size": 1, "snapshot_every_n_steps": 1}
 
 
-def write_rows(folder: Path) -> Path:
-    """Rows of 3 to 30 tokens; the first one says which row it is."""
-    lengths = random.Random(3)
-    path = folder / "rows.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps({"tokens": [FIRST_ID + number, *range(1, lengths.randint(3, 30))]}) + "\n"
-            for number in range(ROWS)
-        )
-    )
-    return path
-
-
-def tokenize(row: dict[str, Any]) -> dict[str, Any]:
+def tokenize(row):
     return {"tokens": row["tokens"]}
-
-
-def ours(folder: Path, **changes: Any) -> Any:
-    from asyncdata.integrations.torchtitan import AsyncDataLoader
-
-    knobs = {"shuffle": "full", "cache": {"folder": str(folder / "index")}, "timeout_s": 240}
-    return AsyncDataLoader.Config(
-        dataset=str(folder / "rows.jsonl"),
-        tokenize_fn="tests.support.frameworks.torchtitan:tokenize",
-        knobs=knobs,
-        **changes,
-    )
 
 
 class Counted:
     """A state beside the loader's: how many steps there were, or nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.step = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"step": self.step}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state):
         self.step = state["step"]
 
 
 class Run:
     """A loader, built and checkpointed by torchtitan's own code, of one or more ranks."""
 
-    def __init__(self, folder: Path, config: Any, num_ranks: int = 1) -> None:
+    def __init__(self, folder, config, num_ranks=1):
         import torch
         from torchtitan.components.checkpointer.dcp import CheckpointManager
 
         given = {"dp_world_size": num_ranks, "tokenizer": None, **runtime()}
-        self.loaders = [config.build(dp_rank=rank, **given) for rank in range(num_ranks)]
-        counted = [Counted() for _ in self.loaders]
+        loaders = [config.build(dp_rank=rank, **given) for rank in range(num_ranks)]
+        counted = [Counted() for _ in loaders]
         self.managers = [
             CheckpointManager.Config(enable=True, interval=1, keep_latest_k=0).build(
                 dataloader=loader,
@@ -97,31 +68,29 @@ class Run:
                 sd_adapter=None,
                 base_folder=str(folder),
             )
-            for loader, train_state in zip(self.loaders, counted, strict=True)
+            for loader, train_state in zip(loaders, counted, strict=True)
         ]
         for manager in self.managers:
             manager.load()
         self.train_state = counted[0]
-        self.iterators = list(map(iter, self.loaders))
-        self.last: Any = None
+        self.iterators = list(map(iter, loaders))
 
     @property
-    def step(self) -> int:
+    def step(self):
         return self.train_state.step
 
     @step.setter
-    def step(self, step: int) -> None:
+    def step(self, step):
         self.train_state.step = step
 
-    def take(self) -> list[Any]:
-        self.last = [next(iterator) for iterator in self.iterators]
-        return [found for inputs, labels in self.last for found in _ids(inputs, labels)]
+    def take(self):
+        return [found for iterator in self.iterators for found in _ids(*next(iterator))]
 
-    def save(self) -> None:
+    def save(self):
         assert self.managers[0].save(self.step)
 
 
-def _ids(inputs: dict[str, Any], labels: Any) -> list[int]:
+def _ids(inputs, labels):
     """Which rows are in a batch, and that it is one as torchtitan's trainer takes it."""
     import torch
 
@@ -137,21 +106,22 @@ def _ids(inputs: dict[str, Any], labels: Any) -> list[int]:
     return [int(token) - FIRST_ID for token in tokens[starts] if token >= FIRST_ID]
 
 
-def drive(folder: Path) -> dict[str, Any]:
+def drive(folder):
     sys.path.insert(0, os.environ[VARIABLE])
     for name in ("checkpointer.dcp", "data" if is_new() else "dataloader"):  # before the forks
         importlib.import_module(f"torchtitan.components.{name}")
-    write_rows(folder)
+    from asyncdata.integrations.torchtitan import AsyncDataLoader
 
-    def opens(place: Path, num_ranks: int = 1) -> Run:
-        return Run(place, ours(folder, num_workers=1), num_ranks)
+    lengths = random.Random(3)  # of 3 to 30 tokens; the first one says which row it is
+    rows = write_rows(folder, [{"tokens": [FIRST_ID + n, *range(1, lengths.randint(3, 30))]} for n in range(ROWS)])
+    knobs = {"shuffle": "full", "cache": {"folder": str(folder / "index")}, "timeout_s": 240}
+
+    def opens(place, num_ranks=1):
+        settings = {"dataset": rows, "tokenize_fn": f"{__name__}:tokenize", "knobs": knobs, "num_workers": 1}
+        return Run(place, AsyncDataLoader.Config(**settings), num_ranks)
 
     runs = kill_and_resume(opens, folder / "ours", num_batches=40, saves=[1, 8, 25], rows=ROWS)
     two = opens(folder / "ours" / "killed_8", num_ranks=2)
     continued = sorted(row for _ in range(4) for row in two.take())
     same = {"two ranks after one": [continued, sorted(row for batch in runs["whole"][8:16] for row in batch)]}
     return {"runs": {"ours": runs}, "same": same}
-
-
-if __name__ == "__main__":
-    main(drive)

@@ -2,64 +2,58 @@
 
 # ruff: noqa: SLF001 - what a trainer of verl does with its loader is in methods of its own
 
-from __future__ import annotations
-
+import importlib
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from tests.support.frameworks.killed_runs import block_of, kill_and_resume, main
+from tests.support.frameworks.killed_runs import blocks_of, kill_and_resume
 
 VARIABLE = "ASYNCDATA_VERL"
 NEEDS = {VARIABLE: "verl/utils/dataset/rl_dataset.py"}
 PACKAGES = ("torch", "ray", "tensordict", "transfer_queue", "yaml")
+PAGE = "use-it-with-verl.md"
 ROWS = 40
 BATCH = 4
 STEPS = ROWS // BATCH
+IN_FILE_ORDER = {"data": {"asyncdata": {"shuffle": False}}}
+ONE_EPOCH = {"data": {"asyncdata": {"rows_per_epoch": 3 * ROWS}}, "trainer": {"total_epochs": 1}}
 
 
-def write_rows(folder: Path) -> dict[str, Any]:
-    """Two files of training data and one of validation data."""
+def write_parquet(folder, row, validation):
+    """The settings of verl for two files of training data and one of validation data."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def row(number: int) -> dict[str, Any]:
-        return {
-            "data_source": "openai/gsm8k",
-            "prompt": [{"role": "user", "content": f"{number} + 1?"}],
-            "reward_model": {"style": "rule", "ground_truth": str(number + 1)},
-            "extra_info": {"index": number, "split": "train"},
-            "agent_name": "single_turn_agent",
-        }
-
-    names = {"first": range(25), "second": range(25, ROWS), "validation": range(1000, 1010)}
-    for name, numbers in names.items():
+    for name, numbers in {"first": range(25), "second": range(25, ROWS), "validation": validation}.items():
         pq.write_table(pa.Table.from_pylist(list(map(row, numbers))), folder / f"{name}.parquet", row_group_size=8)
+    train = [str(folder / f"{name}.parquet") for name in ("first", "second")]
+    return {"train_files": train, "val_files": str(folder / "validation.parquet")}
+
+
+def row_of(number):
     return {
-        "train_files": [str(folder / "first.parquet"), str(folder / "second.parquet")],
-        "val_files": str(folder / "validation.parquet"),
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"{number} + 1?"}],
+        "reward_model": {"style": "rule", "ground_truth": str(number + 1)},
+        "extra_info": {"index": number, "split": "train"},
+        "agent_name": "single_turn_agent",
     }
 
 
-def configuration(folder: Path, changes: dict[str, Any]) -> Any:
+def configuration(folder, changes):
     """verl's own defaults for ``data``, and what a run of it needs besides; ``changes`` are those of a user."""
     from omegaconf import OmegaConf
 
     tree = Path(os.environ[VARIABLE])
+    trainer = {"total_epochs": 3, "total_training_steps": None, "default_local_dir": str(folder)}
+    trainer |= {"default_hdfs_dir": None, "resume_mode": "auto", "del_local_ckpt_after_load": False}
     base = {
         "data": OmegaConf.load(tree / "verl/trainer/config/data/legacy_data.yaml"),
         "algorithm": {"filter_groups": None},
         "actor_rollout_ref": {"actor": {"checkpoint": {}}},
-        "trainer": {
-            "v1": {"sampler": {}},
-            "total_epochs": 3,
-            "total_training_steps": None,
-            "default_local_dir": str(folder),
-            "default_hdfs_dir": None,
-            "resume_mode": "auto",
-            "del_local_ckpt_after_load": False,
-        },
+        "trainer": {"v1": {"sampler": {}}, **trainer},
     }
     data = {"train_batch_size": BATCH, "cache": {"folder": str(folder / "cache")}}
     return OmegaConf.merge(base, {"data": data}, changes)
@@ -68,99 +62,93 @@ def configuration(folder: Path, changes: dict[str, Any]) -> Any:
 class Actor:
     """The worker group of the actor; weights are no matter here."""
 
-    def save_checkpoint(self, path: str, *_: Any, **__: Any) -> None:
+    def save_checkpoint(self, path, *_, **__):
         Path(path).mkdir(parents=True, exist_ok=True)
 
-    def load_checkpoint(self, *_: Any, **__: Any) -> None: ...
+    def load_checkpoint(self, *_, **__): ...
 
 
-def _trainer(kind: Any, config: Any) -> Any:
+class Run:
     """A trainer of verl without its constructor, which starts Ray and a model."""
-    made: Any = type(kind.__name__, (kind,), {})
-    made.__abstractmethods__ = frozenset()  # what a trainer does with samples of its rollouts
-    trainer = object.__new__(made)
-    settings = {"config": config, "tokenizer": None, "processor": object(), "actor_rollout_wg": Actor()}
-    settings |= {"use_critic": False, "global_steps": 0, "parameter_sync_step": 1, "trainer_mode": "sync"}
-    for name, value in settings.items():
-        setattr(trainer, name, value)
-    return trainer
 
-
-class V1:
-    """The trainer of ``trainer.use_v1: true``, the default."""
-
-    def __init__(self, config: Any) -> None:
-        from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
-        self.trainer = _trainer(PPOTrainer, config)
-        self.trainer._init_dataloader()
+    def __init__(self, config):
+        module, _, name = self.kind.rpartition(".")
+        kind = getattr(importlib.import_module(module), name)
+        made = type(kind.__name__, (kind,), {})
+        made.__abstractmethods__ = frozenset()  # what a trainer does with samples of its rollouts
+        self.trainer = object.__new__(made)
+        settings = {"config": config, "tokenizer": None, "processor": object(), "actor_rollout_wg": Actor()}
+        settings |= {"use_critic": False, "global_steps": 0, "parameter_sync_step": 1, "trainer_mode": "sync"}
+        for name, value in settings.items():
+            setattr(self.trainer, name, value)
+        self.open()
         self.trainer._load_checkpoint()
         self.step = self.trainer.global_steps
 
-    def take(self) -> list[Any]:
-        batch = self.trainer._next_train_batch()
-        return [info["index"] for info in batch["extra_info"].tolist()]
-
-    def save(self) -> None:
+    def save(self):
         self.trainer.global_steps = self.step
         self.trainer._save_checkpoint()
 
 
-class V0:
+class V1(Run):
+    """The trainer of ``trainer.use_v1: true``, the default."""
+
+    kind = "verl.trainer.ppo.v1.trainer_base.PPOTrainer"
+
+    def open(self):
+        self.trainer._init_dataloader()
+
+    def take(self):
+        batch = self.trainer._next_train_batch()
+        return [info["index"] for info in batch["extra_info"].tolist()]
+
+
+class V0(Run):
     """The older ``RayPPOTrainer``, which does not restore its loader at the end of an epoch."""
 
-    def __init__(self, config: Any) -> None:
-        from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+    kind = "verl.trainer.ppo.ray_trainer.RayPPOTrainer"
 
-        self.trainer = _trainer(RayPPOTrainer, config)
+    def open(self):
         self.trainer._create_dataloader(None, None, None, None)
-        self.trainer._load_checkpoint()
-        self.step = self.trainer.global_steps
         self.batches = self._batches()
 
-    def _batches(self) -> Any:
+    def _batches(self):
         """The loops of its ``fit``."""
         trainer = self.trainer
         for _ in range(trainer.global_steps // len(trainer.train_dataloader), trainer.config.trainer.total_epochs):
             yield from trainer.train_dataloader
 
-    def take(self) -> list[Any]:
+    def take(self):
         return [info["index"] for info in next(self.batches)["extra_info"]]
 
-    def save(self) -> None:
-        self.trainer.global_steps = self.step
-        self.trainer._save_checkpoint()
 
-
-def drive(folder: Path) -> dict[str, Any]:
-    import yaml
+def run_each(opens, folder, cases, changes, **told):
+    """By name: the runs of each kind, with these settings of verl besides the changes of a user."""
     from omegaconf import OmegaConf
+
+    found = {}
+    for name, (kind, settings, saves) in cases.items():
+        given = partial(opens, kind=kind, changes=OmegaConf.merge(changes, settings))
+        order = "files" if settings is IN_FILE_ORDER else "own"
+        found[name] = kill_and_resume(given, folder / name, saves=saves, rows=ROWS, order=order, **told)
+    return found
+
+
+def drive(folder):
+    import yaml
 
     sys.path.insert(0, os.environ[VARIABLE])
     import verl.trainer.ppo.ray_trainer
     import verl.trainer.ppo.v1.trainer_base  # noqa: F401 - before the forks
 
-    changes = yaml.safe_load(block_of("use-it-with-verl.md", "yaml"))
-    changes["data"] |= write_rows(folder)
+    changes = yaml.safe_load(blocks_of(PAGE, "yaml")[0])
+    changes["data"] |= write_parquet(folder, row_of, range(1000, 1010))
     changes["data"]["asyncdata"]["cache"] = {"folder": str(folder / "index")}
-    one_epoch = {"data": {"asyncdata": {"rows_per_epoch": 3 * ROWS}}, "trainer": {"total_epochs": 1}}
-    in_file_order = {"data": {"asyncdata": {"shuffle": False}}}
-    found = {}
-    for name, kind, settings, saves in (
-        ("v1", V1, {}, [7, STEPS, 13]),
-        ("v1, a prompt a fetch", V1, {"data": {"gen_batch_size": 1}}, [7, STEPS]),
-        ("v1, in the order of the files", V1, in_file_order, [13]),
-        ("v0", V0, one_epoch, [7, STEPS, 13]),
-    ):
-        own = OmegaConf.merge(changes, settings)
-
-        def opens(place: Path, kind: Any = kind, own: Any = own) -> Any:
-            return kind(configuration(place, own))
-
-        order = "files" if settings is in_file_order else "own"
-        found[name] = kill_and_resume(opens, folder / name, num_batches=27, saves=saves, rows=ROWS, order=order)
-    return {"runs": found}
-
-
-if __name__ == "__main__":
-    main(drive)
+    cases = {
+        "v1": (V1, {}, [7, STEPS, 13]),
+        "v1, a prompt a fetch": (V1, {"data": {"gen_batch_size": 1}}, [7, STEPS]),
+        "v1, in the order of the files": (V1, IN_FILE_ORDER, [13]),
+        "v0": (V0, ONE_EPOCH, [7, STEPS, 13]),
+    }
+    opens = lambda place, kind, changes: kind(configuration(place, changes))  # noqa: E731
+    return {"runs": run_each(opens, folder, cases, changes, num_batches=27)}

@@ -4,24 +4,17 @@ Stand-ins: ``verl.workers`` (engines, which need a GPU) and ``verl.models`` (nee
 all its ranks in one process: a trainer for each, with the sampler and the file ``data_N.pt`` of its rank.
 """
 
-# ruff: noqa: SLF001 - what a trainer of verl does with its loader is in methods of its own
-
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-from tests.support.frameworks.killed_runs import KILLED_AFTER, blocks_of, kill_and_resume, main
+from tests.support.frameworks.killed_runs import KILLED_AFTER, blocks_of
 from tests.support.frameworks.stand_ins import stand_in_for
+from tests.support.frameworks.verl import BATCH, IN_FILE_ORDER, PAGE, ROWS, VARIABLE, Actor, run_each, write_parquet
 
-VARIABLE = "ASYNCDATA_VERL"
 NEEDS = {VARIABLE: "verl/trainer/sft_trainer.py"}
 PACKAGES = ("torch", "torchdata", "hydra", "tensordict", "transformers", "pandas", "yaml")
-ROWS = 40
-BATCH = 4
 EPOCHS = 3
 STEPS = EPOCHS * ROWS // BATCH
 BATCHES = STEPS + KILLED_AFTER  # those after the training have no rows
@@ -34,32 +27,20 @@ _TEMPLATE = (
 )
 
 
-def write_rows(folder: Path) -> dict[str, Any]:
-    """Two files of training data and one of validation data, with all columns that verl's class knows."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    def row(number: int) -> dict[str, Any]:
-        tool = {"type": "function", "function": {"name": str(FIRST_NUMBER + number % 3)}}
-        answer = [{"role": "assistant", "content": f"{number + 1} " * (number % 5 + 1)}]
-        return {
-            "messages": [{"role": "user", "content": str(number)}, *answer * (number % 2 + 1)],
-            "tools": [tool] * (number % 3),
-            "enable_thinking": number % 4 == 0,
-            "source": "sums",
-        }
-
-    names = {"first": range(25), "second": range(25, ROWS), "validation": range(ROWS, ROWS + 10)}
-    for name, numbers in names.items():
-        rows = [row(FIRST_NUMBER + number) for number in numbers]
-        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet", row_group_size=8)
+def row_of(place):
+    """With all columns that verl's class knows."""
+    number = FIRST_NUMBER + place
+    tool = {"type": "function", "function": {"name": str(FIRST_NUMBER + number % 3)}}
+    answer = [{"role": "assistant", "content": f"{number + 1} " * (number % 5 + 1)}]
     return {
-        "train_files": [str(folder / "first.parquet"), str(folder / "second.parquet")],
-        "val_files": str(folder / "validation.parquet"),
+        "messages": [{"role": "user", "content": str(number)}, *answer * (number % 2 + 1)],
+        "tools": [tool] * (number % 3),
+        "enable_thinking": number % 4 == 0,
+        "source": "sums",
     }
 
 
-def _tokenizer() -> Any:
+def _tokenizer():
     """A word is a token, and a number is itself."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -71,7 +52,7 @@ def _tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>", chat_template=_TEMPLATE)
 
 
-def configuration(folder: Path, changes: dict[str, Any]) -> Any:
+def configuration(folder, changes):
     """verl's own defaults, and what a run needs besides; ``changes`` are those of a user."""
     from omegaconf import OmegaConf
 
@@ -81,35 +62,26 @@ def configuration(folder: Path, changes: dict[str, Any]) -> Any:
     return OmegaConf.merge(base, {"data": data, "trainer": trainer, "model": {}}, changes)
 
 
-class _Engine:
-    """An engine of one of several data-parallel ranks; weights are no matter here."""
+class _Engine(Actor):
+    """An engine of one of several data-parallel ranks."""
 
-    def __init__(self, rank: int, ranks: int) -> None:
-        self._rank = rank
-        self._ranks = ranks
+    def __init__(self, rank, ranks):
+        self.get_data_parallel_rank, self.get_data_parallel_size = (lambda: rank), (lambda: ranks)
 
-    def get_data_parallel_rank(self) -> int:
-        return self._rank
-
-    def get_data_parallel_size(self) -> int:
-        return self._ranks
-
-    def is_mp_src_rank_with_outputs(self) -> bool:
+    def is_mp_src_rank_with_outputs(self):
         return True
 
-    def reset(self) -> None: ...
+    def reset(self): ...
 
-    def save_checkpoint(self, local_path: str, **_: Any) -> None:
-        Path(local_path).mkdir(parents=True, exist_ok=True)
-
-    def load_checkpoint(self, *_: Any, **__: Any) -> None: ...
+    def save_checkpoint(self, local_path, **_):
+        super().save_checkpoint(local_path)
 
 
-def _trainer(config: Any, rank: int = 0, ranks: int = 1) -> Any:
+def _trainer(config, rank=0, ranks=1):
     """verl's ``SFTTrainer`` with the steps of its constructor, but those that make a model and an engine."""
     from verl.trainer.sft_trainer import SFTTrainer
 
-    trainer: Any = object.__new__(SFTTrainer)
+    trainer = object.__new__(SFTTrainer)
     trainer.config, trainer.rank = config, rank
     trainer.engine = trainer.training_client = _Engine(rank, ranks)
     trainer.model_config = SimpleNamespace(tokenizer=_tokenizer(), processor=None)
@@ -122,7 +94,7 @@ def _trainer(config: Any, rank: int = 0, ranks: int = 1) -> Any:
     return trainer
 
 
-def _numbers(batch: dict[str, Any]) -> list[int]:
+def _numbers(batch):
     """The rows of a batch: the word after ``user`` or ``think`` is a row's number."""
     from_user = [row.tolist()[row.tolist().index(3) + 1 :] for row in batch["input_ids"].unbind()]
     return [next(token for token in row if token >= FIRST_NUMBER) - FIRST_NUMBER for row in from_user]
@@ -131,7 +103,7 @@ def _numbers(batch: dict[str, Any]) -> list[int]:
 class Run:
     """A training on some data-parallel ranks; a batch's rows are told in the order of the sampler's sequence."""
 
-    def __init__(self, config: Any, ranks: int) -> None:
+    def __init__(self, config, ranks):
         import torch
 
         group = Path(config.trainer.default_local_dir) / f"group_{os.getpid()}"
@@ -140,7 +112,7 @@ class Run:
         [self.step] = {trainer.resume_global_step for trainer in self._trainers}
         self._batches = [self._fit(trainer) for trainer in self._trainers]
 
-    def _fit(self, trainer: Any) -> Any:
+    def _fit(self, trainer):
         """The loops of its ``fit``; after the training, batches without rows."""
         start = trainer.resume_global_step // trainer.steps_per_epoch
         for epoch in range(start, trainer.config.trainer.total_epochs):
@@ -149,46 +121,33 @@ class Run:
         while True:
             yield []
 
-    def take(self) -> list[Any]:
+    def take(self):
         of_ranks = [next(batches) for batches in self._batches]
         return [number for numbers in zip(*of_ranks, strict=True) for number in numbers]
 
-    def save(self) -> None:
+    def save(self):
         for trainer in self._trainers:
             trainer.ckpt_handler.save_checkpoint(self.step)
 
 
-def drive(folder: Path) -> dict[str, Any]:
+def drive(folder):
     import yaml
-    from omegaconf import OmegaConf
 
     stand_in_for("verl.models", "verl.workers")
     sys.path.insert(0, os.environ[VARIABLE])
     import verl.trainer.sft_trainer  # noqa: F401 - before the forks
 
-    changes = yaml.safe_load(blocks_of("use-it-with-verl.md", "yaml")[1])
-    changes["data"] |= write_rows(folder)
+    changes = yaml.safe_load(blocks_of(PAGE, "yaml")[1])
+    changes["data"] |= write_parquet(folder, row_of, range(ROWS, ROWS + 10))
     changes["data"]["asyncdata"] |= {"cache": {"folder": str(folder / "index")}, "rows_per_epoch": EPOCHS * ROWS}
-    in_file_order = {"data": {"asyncdata": {"shuffle": False}}}
-    runs: dict[str, Any] = {}
-    for name, ranks, settings, saves in (
-        ("one rank", 1, {}, [1, ROWS // BATCH, 13, STEPS - 1, STEPS]),
-        ("two ranks", 2, {}, [1, ROWS // BATCH, 13, STEPS - 1, STEPS]),
-        ("a row a batch", 4, {}, [13]),
-        ("in the order of the files", 2, in_file_order, [13]),
-    ):
-        own = OmegaConf.merge(changes, settings)
-
-        def opens(place: Path, ranks: int = ranks, own: Any = own) -> Any:
-            return Run(configuration(place, own), ranks)
-
-        order = "files" if settings is in_file_order else "own"
-        runs[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves, rows=ROWS, order=order)
-    same = {
-        f"rows of {name}": [runs[name]["whole"], runs["one rank"]["whole"]] for name in ("two ranks", "a row a batch")
+    saves = [1, ROWS // BATCH, 13, STEPS - 1, STEPS]
+    cases = {  # of so many ranks
+        "one rank": (1, {}, saves),
+        "two ranks": (2, {}, saves),
+        "a row a batch": (4, {}, [13]),
+        "in the order of the files": (2, IN_FILE_ORDER, [13]),
     }
-    return {"runs": runs, "same": same}
-
-
-if __name__ == "__main__":
-    main(drive)
+    opens = lambda place, kind, changes: Run(configuration(place, changes), ranks=kind)  # noqa: E731
+    runs = run_each(opens, folder, cases, changes, num_batches=BATCHES)
+    one = runs["one rank"]["whole"]
+    return {"runs": runs, "same": {f"rows of {name}": [runs[name]["whole"], one] for name in list(runs)[1:3]}}

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ("CHECKOUTS", "folder_of", "importable", "module_of", "needs_checkout", "sglang", "stand_ins", "tool_model")
 
-PROTOCOL = "sglang.srt.entrypoints.openai.protocol"
-
 
 class Checkout(NamedTuple):
     """The variable that names it, one of its files, and its packages."""
@@ -89,51 +87,33 @@ def _of(peer: str, modules: dict[str, ModuleType]) -> dict[str, ModuleType]:
 
 def _contents(peer: str, folder: Path) -> dict[str, dict[str, Any]]:
     if peer != "xtuner":
-        unused: dict[str, dict[str, Any]] = {
-            "httpx": {"AsyncClient": object},
-            "torch_memory_saver": {"torch_memory_saver": None},
-        }
+        unused: dict[str, dict[str, Any]] = {"httpx": {"AsyncClient": object}}
+        unused["torch_memory_saver"] = {"torch_memory_saver": None}
         return {name: contents for name, contents in unused.items() if importlib.util.find_spec(name) is None}
 
     # XTuner's packages import its whole trainer.
-    packages = ("xtuner", "xtuner.v1", "xtuner.v1.datasets", "xtuner.v1.utils")
-    found: dict[str, dict[str, Any]] = {
-        name: {"__path__": [str(folder.joinpath(*name.split(".")))]} for name in packages
-    }
     logger = logging.getLogger("xtuner")
-    found["xtuner.v1.utils"] |= {
-        "IGNORE_INDEX": -100,
-        "get_logger": lambda: logger,
-        "is_local_rank0": lambda: True,
-        "log_rank0": logger,
+    logs = {"get_logger": lambda: logger, "is_local_rank0": lambda: True, "log_rank0": logger}
+    # The real one keeps plans in /dev/shm, for ever.
+    plans = {"_get_mmap_dir": lambda: Path("/nonexistent"), "ndarray_to_mmap": lambda array, group: array}
+    found: dict[str, dict[str, Any]] = {
+        name: {"__path__": [str(folder.joinpath(*name.split(".")))]}
+        for name in ("xtuner", "xtuner.v1", "xtuner.v1.datasets", "xtuner.v1.utils")
     }
-    return found | {
-        "mmengine": {},
-        "mmengine.dist": {"sync_random_seed": int},
-        "xtuner.v1.utils.executor": {"SharedPoolExecutor": object},
-        "xtuner.v1.datasets.jsonl": {"JsonlDataset": object},
-        "xtuner.v1.datasets.vlm_jsonl": {"VLMJsonlDataset": object},
-        "xtuner.v1.datasets.preset_pack": {"PresetPackDataset": object},
-        # The real one keeps plans in /dev/shm, for ever.
-        "xtuner.v1.datasets.utils": {
-            "_get_mmap_dir": lambda: Path("/nonexistent"),
-            "ndarray_to_mmap": lambda array, group: array,
-        },
-    }
+    found["xtuner.v1.utils"] |= {"IGNORE_INDEX": -100, **logs}
+    found |= {"mmengine": {}, "mmengine.dist": {"sync_random_seed": int}, "xtuner.v1.datasets.utils": plans}
+    unused_of = {"jsonl": "JsonlDataset", "vlm_jsonl": "VLMJsonlDataset", "preset_pack": "PresetPackDataset"}
+    found |= {f"xtuner.v1.datasets.{module}": {name: object} for module, name in unused_of.items()}
+    return found | {"xtuner.v1.utils.executor": {"SharedPoolExecutor": object}}
 
 
 @contextlib.contextmanager
 def sglang(tool: Any = None) -> Iterator[None]:
-    """``sglang`` can be imported, as far as miles needs it.
-
-    :param tool: its ``Tool``; None: that of :func:`tool_model`.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name in ("sglang", "sglang.srt", "sglang.srt.entrypoints", "sglang.srt.entrypoints.openai"):
-        found[name] = {"__path__": []}
-    found["sglang.srt.entrypoints.openai"]["encoding_dsv4"] = ModuleType("encoding_dsv4")
-    found[PROTOCOL] = {"Tool": tool or tool_model()}
-    with stand_ins(found):
+    """``sglang`` can be imported, as far as miles needs it; its ``Tool`` is that of :func:`tool_model`, or another."""
+    packages = ("sglang", "sglang.srt", "sglang.srt.entrypoints", "sglang.srt.entrypoints.openai")
+    found: dict[str, dict[str, Any]] = {name: {"__path__": []} for name in packages}
+    found[packages[-1]]["encoding_dsv4"] = ModuleType("encoding_dsv4")
+    with stand_ins(found | {f"{packages[-1]}.protocol": {"Tool": tool or tool_model()}}):
         yield
 
 
@@ -147,13 +127,14 @@ def tool_model(*, defers: bool = False) -> Any:
         "description": (str | None, None),
         "name": (str, ...),
         "parameters": (object | None, None),
-        "strict": (bool, False),
     }
+    fields["strict"] = (bool, False)
     if not defers:
         function = pydantic.create_model("Function", **fields)
         return pydantic.create_model("Tool", type=(str, "function"), function=(function, ...))
 
-    base = pydantic.create_model("Base", **fields, defer_loading=(bool | None, None))
+    deferred = (bool | None, None)
+    base = pydantic.create_model("Base", **fields, defer_loading=deferred)
 
     class Deferring(base):  # type: ignore[misc, valid-type]
         @pydantic.model_serializer(mode="wrap")  # type: ignore[untyped-decorator]
@@ -163,9 +144,7 @@ def tool_model(*, defers: bool = False) -> Any:
                 del found["defer_loading"]
             return found
 
-    return pydantic.create_model(
-        "Tool", type=(str, "function"), function=(Deferring, ...), defer_loading=(bool | None, None)
-    )
+    return pydantic.create_model("Tool", type=(str, "function"), function=(Deferring, ...), defer_loading=deferred)
 
 
 @contextlib.contextmanager

@@ -18,22 +18,20 @@ if TYPE_CHECKING:
 __all__ = ("TOKENIZER", "content", "merged", "place", "served", "saved", "theirs", "worked", "write_rows")
 
 TOKENIZER = str(Path(__file__).parents[3] / "asyncdata/assets/demo_tokenizer")
+_EACH_PART = (
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{{ part.text if part.type == 'text' else '<|' ~ part.type ~ '|>' }}{% endfor %}{% endif %}"
+)
 TEMPLATES = {
     "slime": (
         "{{ eos_token }}{% if tools is not none %}{{ tools | tojson }}{% endif %}"
-        "{% for message in messages %}<|user|>{{ message.role }}\n"
-        "{% if message.content is string %}{{ message.content }}{% else %}"
-        "{% for part in message.content %}"
-        "{{ part.text if part.type == 'text' else '<|' ~ part.type ~ '|>' }}{% endfor %}"
-        "{% endif %}<|end|>{% endfor %}{{ extra }}"
+        "{% for message in messages %}<|user|>{{ message.role }}\n" + _EACH_PART + "<|end|>{% endfor %}{{ extra }}"
     ),
     "miles": (
         "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
         "{% for message in messages %}<|{{ message.role }}|>"
-        "{% if message.content is string %}{{ message.content }}{% else %}"
-        "{% for part in message.content %}"
-        "{{ part.text if part.type == 'text' else '<|' ~ part.type ~ '|>' }}{% endfor %}{% endif %}"
-        "{% for call in message.tool_calls or [] %}"
+        + _EACH_PART
+        + "{% for call in message.tool_calls or [] %}"
         "{% for name, value in call.function.arguments.items() %}{{ name }}={{ value }};{% endfor %}{% endfor %}"
         "<|end|>{% endfor %}{{ extra }}"
     ),
@@ -117,7 +115,14 @@ def content(groups: list[list[Any]]) -> list[list[dict[str, Any]]]:
     def is_set(value: Any) -> bool:
         return bool(any(value.values()) if isinstance(value, dict) else value)
 
-    return [[{name: v for name, v in sample.to_dict().items() if is_set(v)} for sample in group] for group in groups]
+    return [[{name: v for name, v in fields_of(sample).items() if is_set(v)} for sample in group] for group in groups]
+
+
+def fields_of(sample: Any) -> dict[str, Any]:
+    """Every attribute, as in slime's ``to_dict``; our class has none."""
+    plain = {"status": sample.status.value}
+    plain |= {name: vars(getattr(sample, name)) for name in ("spec_info", "prefix_cache_info")}
+    return vars(sample) | plain
 
 
 def place(source: Any) -> list[int]:

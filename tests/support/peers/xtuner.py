@@ -15,12 +15,9 @@ from tests.support.xtuner_fns import Numbered
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ("batch_of", "costs_of", "shown", "stable_sorts")
+__all__ = ("batch_of", "costs_of", "share_of", "shown", "stable_sorts")
 
-FIELDS = (
-    *("input_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
-    *("num_padding", "position_ids"),
-)
+FIELDS = "input_ids cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k num_padding position_ids".split()
 
 
 def stable_sorts() -> Any:
@@ -87,13 +84,17 @@ def runs_of(tokens: list[int]) -> str:
     return " ".join(f"{a // Numbered.EACH}:{a % Numbered.EACH}-{b % Numbered.EACH + 1}" for a, b in found)
 
 
-@recorded("xtuner_packs", "xtuner")
-def _xtuner_packs(folder: Path, settings: dict[str, Any], lengths: list[list[int]]) -> Any:
+def _sorted_alike(folder: Path, lengths: list[list[int]], settings: dict[str, Any]) -> Any:
     patch = stable_sorts()
     try:
-        dataset = dataset_of(folder, lengths, settings)
+        return dataset_of(folder, lengths, settings)
     finally:
         patch.undo()
+
+
+@recorded("xtuner_packs", "xtuner")
+def _xtuner_packs(folder: Path, settings: dict[str, Any], lengths: list[list[int]]) -> Any:
+    dataset = _sorted_alike(folder, lengths, settings)
     packs = [runs_of([token for item in dataset[n] for token in item["input_ids"]]) for n in range(len(dataset))]
     return {"packs": packs, "costs": [int(cost) for cost in dataset.longest]}
 
@@ -104,6 +105,12 @@ def _xtuner_packs(folder: Path, settings: dict[str, Any], lengths: list[list[int
 def costs_of(num_packs: int) -> list[int]:
     rng = random.Random(num_packs)
     return [rng.randint(1, 300) for _ in range(num_packs)]
+
+
+def share_of(order: Any, rank: int, world_size: int, batch: int, *, round_up: bool, consumed: int = 0) -> Any:
+    """What XTuner's sampler gives one rank of ``order``, after all ranks together have had ``consumed`` packs."""
+    num_batches = -(-len(order) // batch) if round_up else len(order) // batch
+    return np.resize(order, num_batches * batch)[consumed + rank :: world_size]
 
 
 @recorded("xtuner_order", "xtuner")
@@ -132,8 +139,9 @@ def batch_of(items: list[Any]) -> list[Any]:
     for item in items:
         context = item["seq_ctx"]
         fields = {name: context[name] if isinstance(context, dict) else getattr(context, name) for name in FIELDS}
-        fields["shifted_labels"] = item["shifted_labels"]
-        found.append({name: _field(value) for name, value in fields.items()})
+        found.append(
+            {name: _field(value) for name, value in (fields | {"shifted_labels": item["shifted_labels"]}).items()}
+        )
     return found
 
 
@@ -147,15 +155,8 @@ def _field(value: Any) -> Any:
 
 def collated(packs: list[Any], settings: dict[str, Any]) -> list[Any]:
     collate = module_of("xtuner", "v1.datasets.collator").sft_llm_collator
-    return batch_of(  # type: ignore[no-any-return]
-        collate(
-            packs,
-            settings["max_length"],
-            settings["pad_id"],
-            pack_to_max_length=settings["pad_to_max_length"],
-            pad_chunk_size=settings["pad_chunk"],
-        )
-    )
+    padding = {"pack_to_max_length": settings["pad_to_max_length"], "pad_chunk_size": settings["pad_chunk"]}
+    return batch_of(collate(packs, settings["max_length"], settings["pad_id"], **padding))
 
 
 @recorded("xtuner_batches", "xtuner")
@@ -170,11 +171,7 @@ def _xtuner_batches(folder: Path, settings: dict[str, Any], packs: list[Any]) ->
 @recorded("xtuner_epochs", "xtuner")
 def _xtuner_epochs(folder: Path, settings: dict[str, Any], lengths: list[list[int]], **given: Any) -> Any:
     """By rank, two epochs of batches: the tokens of each pack, and a digest of all that the trainer gets."""
-    patch = stable_sorts()
-    try:
-        dataset = dataset_of(folder, lengths, settings)
-    finally:
-        patch.undo()
+    dataset = _sorted_alike(folder, lengths, settings)
     samplers = module_of("xtuner", "v1.datasets.sampler")
     sampler = samplers.LengthGroupedSampler if given["grouped"] else samplers.ParallelSampler
     world_size, size = given["world_size"], given["batch_size"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from itertools import groupby
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import msgspec
@@ -11,24 +12,19 @@ import pytest
 from hypothesis import given
 
 from asyncdata import ConfigError, HardPacking, LengthGrouping, Position, SnapshotError, SoftPacking
-from asyncdata.batching.online.packs import OnlinePacks
-from asyncdata.batching.online.rules import PackRules
-from asyncdata.batching.packers.base import PackState
-from asyncdata.batching.packers.unpacked import SinglePacking
+from asyncdata.batching.online import OnlinePacks
+from asyncdata.batching.packers import SinglePacking
+from asyncdata.batching.packs import PackState
+from asyncdata.batching.rules import PackRules
+from asyncdata.core.callbacks import no_op
 from asyncdata.delivery.ledger import Counters, RestartPoint
 from tests.support.examples import in_ci
 
 ROWS = 20  # of an epoch, some of which yield no sample
 
+windows = {"window_samples": st.integers(1, 8), "window_tokens": st.integers(1, 40), "across_epochs": st.booleans()}
 packings = st.one_of(
-    st.builds(
-        SoftPacking,
-        max_length=st.just(16),
-        window_samples=st.integers(1, 8),
-        window_tokens=st.integers(1, 40),
-        overlong=st.just("drop"),
-        across_epochs=st.booleans(),
-    ),
+    st.builds(SoftPacking, max_length=st.just(16), overlong=st.just("drop"), **windows),
     st.builds(HardPacking, max_length=st.just(16), keep_tail=st.just(True), across_epochs=st.booleans()),
     st.just(SinglePacking()),
 )
@@ -40,72 +36,65 @@ lengths = st.lists(st.integers(-1, 18), min_size=20, max_size=80)  # -1: no samp
 steps = st.lists(st.sampled_from(["push", "take", "take", "twice", "resume"]) | st.integers(1, 19), max_size=40)
 
 
-class Fake:
-    """A sample of D."""
+class Fake(SimpleNamespace):
+    """A sample of D; it has no chunk."""
 
-    def __init__(self, position: Position, length: int) -> None:
-        self.position = position
-        self.tokens = range(length)
-        self.source = None
-
-    def detach(self) -> None:
-        """It has no chunk."""
+    detach = no_op
 
 
-def stream(sizes: list[int]) -> list[Fake]:
+def stream(sizes):
     places = [Position(number // ROWS, 0, number % ROWS) for number in range(len(sizes))]
-    return [Fake(place, size) for place, size in zip(places, sizes, strict=True) if size >= 0]
+    return [
+        Fake(position=place, tokens=range(size), source=None)
+        for place, size in zip(places, sizes, strict=True)
+        if size >= 0
+    ]
 
 
-def pieces(packs: list[Any]) -> list[Any]:
+def pieces(packs):
     return [[(str(sample.position), start, stop) for sample, start, stop in pack] for pack in packs]
 
 
 class Run:
     """A trainer and D: pushes what comes next, takes what is ready; keeps what was delivered."""
 
-    def __init__(self, rules: PackRules, samples: list[Fake]) -> None:
-        self.rules = rules
-        self.samples = samples
+    def __init__(self, rules, samples):
+        self.rules, self.samples = rules, samples
         self.packs = OnlinePacks(rules)
-        self.progress = self.packs.begin()
+        self.progress = self.packs.begin(RestartPoint())
         self.next = 0
-        self.delivered: list[Any] = []
+        self.delivered = []
 
-    def tip(self) -> RestartPoint:
+    def tip(self):
         """After the last sample taken; counters have its number, so that a restart is seen to have the right ones."""
         place = Position(99) if self.next == len(self.samples) else self.samples[self.next].position
         return RestartPoint(place, Counters(num_samples=self.next))
 
-    def push(self, number: int, *, is_undone: bool = False) -> None:
-        first, point = self.next, self.tip()
-        stop = min(first + number, len(self.samples))
-        if stop == first:
-            return
+    def push(self, number, *, is_undone=False):
+        stop = min(self.next + number, len(self.samples))
+        if stop > self.next:
+            progress = self.packs.pushed(self.progress, self.samples[self.next : stop], self.tip())
+            if not is_undone:  # else: an interrupt after the push, so D gives the same again
+                self.progress, self.next = progress, stop
 
-        progress = self.packs.pushed(self.progress, self.samples[first:stop], point)  # type: ignore[arg-type]
-        if not is_undone:  # else: an interrupt after the push, so D gives the same again
-            self.progress, self.next = progress, stop
-
-    def take(self) -> None:
+    def take(self):
         size = self.rules.global_batch
         if self.progress.num_ready >= size:
             self.packs.delivered(self.progress, size)  # an interrupt after the delivery: it is not committed
             self.deliver(size)
 
-    def deliver(self, num_packs: int) -> None:
+    def deliver(self, num_packs):
         self.delivered += pieces(self.packs.packs(self.progress, range(num_packs)))
         self.progress = self.packs.delivered(self.progress, num_packs)
 
-    def resume(self) -> None:
+    def resume(self):
         state, point = self.packs.saved(self.progress), self.progress.restart_point or self.tip()
         self.packs = OnlinePacks(self.rules)
-        kept = msgspec.convert(json.loads(msgspec.json.encode(state)), PackState)
-        self.progress = self.packs.restored(kept)
+        self.progress = self.packs.restored(msgspec.convert(json.loads(msgspec.json.encode(state)), PackState), point)
         self.next = sum(sample.position < point.position for sample in self.samples)
         assert point.counters.num_samples == self.next
 
-    def finish(self) -> None:
+    def finish(self):
         self.push(15)
         self.take()
         self.resume()
@@ -118,19 +107,18 @@ class Run:
         self.deliver(self.progress.num_ready)
 
 
-def keeping(rules: PackRules) -> PackRules:
+def keeping(rules):
     """Of one rank: it can show the packs of all of them."""
     return msgspec.structs.replace(rules, world_size=1, batch_size=rules.global_batch)
 
 
-def modelled(rules: PackRules, samples: list[Fake]) -> list[Any]:
+def modelled(rules, samples):
     """All of D is packed; then all packs are ordered, window by window."""
-    parts: list[list[Fake]] = [samples]
+    parts = [samples]
     if not rules.across_epochs:
-        epochs = sorted({sample.position.epoch for sample in samples})
-        parts = [[sample for sample in samples if sample.position.epoch == epoch] for epoch in epochs]
+        parts = [list(part) for _, part in groupby(samples, key=lambda sample: sample.position.epoch)]
     packer, window, found = rules.packing.open(), 0, []
-    left: list[Any] = []
+    left = []
     for number, part in enumerate(parts):
         left += packer.extend([len(sample.tokens) for sample in part], part)
         is_end = not rules.across_epochs or number == len(parts) - 1
@@ -147,7 +135,7 @@ def modelled(rules: PackRules, samples: list[Fake]) -> list[Any]:
     return pieces(found)
 
 
-def ordered(rules: PackRules, packs: list[Any], window: int) -> list[Any]:
+def ordered(rules, packs, window):
     grouping = rules.grouping
     if grouping is None:
         return packs
@@ -160,21 +148,15 @@ def ordered(rules: PackRules, packs: list[Any], window: int) -> list[Any]:
 
 @in_ci(max_examples=30)
 @given(rules, lengths, steps)
-def test_packs_follow_from_d_alone_whatever_comes_between(
-    rules: PackRules, sizes: list[int], steps: list[str | int]
-) -> None:
+def test_packs_follow_from_d_alone_whatever_comes_between(rules, sizes, steps):
     rules = keeping(rules)
     samples = stream(sizes)
     run = Run(rules, samples)
     for step in steps:
-        if step == "resume":
-            run.resume()
-        elif step == "take":
-            run.take()
-        elif step == "twice":
-            run.push(5, is_undone=True)
+        if step in ("resume", "take"):
+            getattr(run, step)()
         else:
-            run.push(3 if step == "push" else int(step))
+            run.push({"twice": 5, "push": 3}.get(step, step), is_undone=step == "twice")
     run.finish()
 
     assert run.delivered == modelled(rules, samples)
@@ -182,9 +164,7 @@ def test_packs_follow_from_d_alone_whatever_comes_between(
 
 @in_ci(max_examples=30)
 @given(rules, lengths, st.lists(st.tuples(st.integers(0, 40), st.integers(1, 4), st.integers(1, 3)), max_size=4))
-def test_no_token_is_lost_or_repeated_when_the_ranks_change(
-    rules: PackRules, sizes: list[int], changes: list[tuple[int, int, int]]
-) -> None:
+def test_no_token_is_lost_or_repeated_when_the_ranks_change(rules, sizes, changes):
     samples = stream(sizes)
     run = Run(keeping(rules), samples)
     for number, world_size, batch_size in changes:
@@ -209,20 +189,20 @@ OF_TWO = PackRules(packing=SoftPacking(max_length=4, window_samples=2, window_to
 
 
 @pytest.mark.parametrize(("length", "message"), [(-1, "waited to be packed"), (4, "has 4 tokens now, not 3 as then")])
-def test_a_sample_that_waited_and_does_not_come_again_as_it_was_is_an_error(length: int, message: str) -> None:
+def test_a_sample_that_waited_and_does_not_come_again_as_it_was_is_an_error(length, message):
     run = Run(OF_TWO, stream([2, 2, 3, 3, 1]))
     run.push(3)
     point = run.progress.restart_point
     assert point is not None
 
     packs = OnlinePacks(OF_TWO)
-    progress = packs.restored(run.packs.saved(run.progress))
+    progress = packs.restored(run.packs.saved(run.progress), point)
 
     with pytest.raises(SnapshotError, match=f"AD604 the sample at 0:0:2 .*{message}"):
-        packs.pushed(progress, stream([2, 2, length, 3, 1]), point)  # type: ignore[arg-type]
+        packs.pushed(progress, stream([2, 2, length, 3, 1]), point)
 
 
-def test_a_sample_that_cannot_be_packed_changes_nothing() -> None:
+def test_a_sample_that_cannot_be_packed_changes_nothing():
     run = Run(OF_TWO, stream([2, 2, 5]))
     run.push(2)
     before = run.packs.saved(run.progress)
@@ -233,7 +213,7 @@ def test_a_sample_that_cannot_be_packed_changes_nothing() -> None:
     assert run.packs.saved(run.progress) == before
 
 
-def test_what_an_end_leaves_out_is_counted() -> None:
+def test_what_an_end_leaves_out_is_counted():
     run = Run(OF_TWO, stream([2, 2, 3]))
     run.push(3)
     flushed = run.packs.flushed(run.progress)

@@ -6,6 +6,7 @@ That planned packs are XTuner's, or those of a packer, is held through loaders: 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,40 +16,33 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncdata import ConfigError, HardPacking, LengthGrouping, RowShuffle, SoftPacking, XTunerPacking
-from asyncdata.batching.packers.unpacked import SinglePacking
-from asyncdata.batching.planned.plan import Packs, Plan, PlannedEpoch, PlannedOrder
-from asyncdata.batching.planned.worker import pack_rows
+from asyncdata.batching.packers import SinglePacking
+from asyncdata.batching.planned import PlannedEpoch, PlannedOrder, pack_rows
+from asyncdata.batching.rules import PackRules
 from asyncdata.order.order import RowOrder
 from asyncdata.order.rank_share import Share
 from tests.support.examples import in_ci
 
+Plan = partial(PackRules, is_planned=True)
 XTUNER = XTunerPacking(max_length=8, seed=0)
 
 # What snapshots say of a plan, for ever.
+KIND = {"type": "XTunerPacking", "max_length": 8, "seed": 0, "kind": "expand_soft", "join_datasets": True}
 DESCRIPTION = {
-    "packing": {
-        "type": "XTunerPacking",
-        "max_length": 8,
-        "seed": 0,
-        "kind": "expand_soft",
-        "join_datasets": True,
-        "lookahead": 1000,
-        "slice_samples": 10_000,
-        "ties": "stable",
-    },
+    "packing": {**KIND, "lookahead": 1000, "slice_samples": 10_000, "ties": "stable"},
     "grouping": {"window": 64, "linear": 24576.0, "quadratic": 1.0, "method": "karmarkar_karp"},
 }
 
 
-def packs_of(packing: Any, *lengths: int) -> Packs:
+def packs_of(packing, *lengths):
     """The packs of rows of two data sets."""
-    half = len(lengths) // 2
-    return pack_rows(packing, np.array(lengths, np.int32), np.array([half, len(lengths) - half], np.int64))
+    half, rows = len(lengths) // 2, np.arange(len(lengths))
+    return pack_rows(packing, np.array(lengths, np.int32), np.array([half, len(lengths) - half], np.int64), rows)
 
 
 @in_ci(max_examples=20)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.randoms())
-def test_rows_and_packs_of_an_epoch_find_each_other(lengths, random) -> None:
+def test_rows_and_packs_of_an_epoch_find_each_other(lengths, random):
     packs = packs_of(XTunerPacking(max_length=30, seed=3, kind="hard", join_datasets=False), *lengths)
     numbers = list(range(packs.num_packs))
     random.shuffle(numbers)
@@ -69,12 +63,9 @@ def test_rows_and_packs_of_an_epoch_find_each_other(lengths, random) -> None:
 
 # How far an epoch goes
 
-numbers_of_ranks = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
-
-
-def plan_of(ranks: tuple[int, int, int], *, round_up: bool) -> Plan:
-    names = ("world_size", "batch_size", "accumulation")
-    return Plan(packing=XTUNER, round_up=round_up, **dict(zip(names, ranks, strict=True)))
+numbers_of_ranks = st.fixed_dictionaries(
+    {"world_size": st.integers(1, 4), "batch_size": st.integers(1, 3), "accumulation": st.integers(1, 3)}
+)
 
 
 @in_ci(max_examples=30)
@@ -85,7 +76,7 @@ def test_a_rounded_epoch_has_whole_steps_and_whole_batches_for_ranks_that_go_on_
     """And a restart at a batch does not change how far it goes."""
     first, batch = 0, 1
     for ranks in (before, after):
-        plan = plan_of(ranks, round_up=round_up)
+        plan = Plan(packing=XTUNER, round_up=round_up, **ranks)
         batch = plan.world_size * plan.batch_size
 
         whole = plan.num_delivered(num_packs, first)
@@ -101,7 +92,7 @@ def test_a_rounded_epoch_has_whole_steps_and_whole_batches_for_ranks_that_go_on_
         first = batch * data.draw(st.integers(0, num_packs // batch))
 
 
-def test_packs_that_are_not_xtuners_are_not_rounded() -> None:
+def test_packs_that_are_not_xtuners_are_not_rounded():
     plan = Plan(packing=SoftPacking(max_length=8), world_size=4)
 
     assert plan.num_delivered(7) == 7
@@ -115,40 +106,31 @@ def test_packs_that_are_not_xtuners_are_not_rounded() -> None:
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 50), st.integers(0, 60), st.integers(0, 200))
 @example(world_size=8, batch_size=1, first=3, num_left=9, behind=0)
 def test_each_rank_owns_as_much_of_every_batch_and_all_own_what_fills_none(
-    world_size: int, batch_size: int, first: int, num_left: int, behind: int
-) -> None:
+    world_size, batch_size, first, num_left, behind
+):
     batch = world_size * batch_size
     num_batches = num_left // batch
     shares = [Share(rank=rank, world_size=world_size, batch_size=batch_size) for rank in range(world_size)]
 
-    owned = np.stack([share.owns(np.arange(first, first + num_left), first, first + num_left) for share in shares])
+    def owned_by(start: int, stop: int) -> Any:
+        return np.stack([share.owns(np.arange(start, stop), first, first + num_left) for share in shares])
 
+    owned = owned_by(first, first + num_left)
     batches = owned[:, : num_batches * batch].reshape(world_size, num_batches, batch)
     assert (batches.sum(axis=0) == 1).all()
     assert (batches.sum(axis=2) == batch_size).all()
     assert owned[:, num_batches * batch :].all()
     # Before the first batch, as a row of a pack that was begun may be, everything has one owner.
-    before = np.stack([share.owns(np.arange(first - behind, first), first, first + num_left) for share in shares])
-    assert (before.sum(axis=0) == 1).all()
+    assert (owned_by(first - behind, first).sum(axis=0) == 1).all()
 
 
 # Settings
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
-def test_a_rank_that_there_is_not_is_refused(rank: int, world_size: int) -> None:
-    with pytest.raises(ConfigError, match=f"no rank {rank} among {world_size}"):
-        Share(rank=rank, world_size=world_size)
-
-
-def test_a_snapshot_must_agree_with_packing_and_grouping_and_not_with_ranks_and_batches() -> None:
+def test_a_snapshot_must_agree_with_packing_and_grouping_and_not_with_ranks_and_batches():
     plan = Plan(packing=XTUNER, grouping=LengthGrouping())
-    others = [
-        {},
-        {"world_size": 4, "batch_size": 2, "accumulation": 8, "round_up": False},
-        {"packing": XTunerPacking(max_length=8, seed=1)},
-        {"grouping": None},
-    ]
+    ranks = {"world_size": 4, "batch_size": 2, "accumulation": 8, "round_up": False}
+    others = [{}, ranks, {"packing": XTunerPacking(max_length=8, seed=1)}, {"grouping": None}]
 
     plans = [msgspec.structs.replace(plan, **other) for other in others]
     first, other_ranks, other_packs, ungrouped = [PlannedOrder(one, RowShuffle(), 3).description() for one in plans]
@@ -159,20 +141,22 @@ def test_a_snapshot_must_agree_with_packing_and_grouping_and_not_with_ranks_and_
     assert ungrouped == {**first, "grouping": None}
 
 
+ACROSS = {"max_length": 8, "across_epochs": True}
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("make", "message"),
     [
-        ({"packing": SoftPacking(max_length=8, across_epochs=True)}, "AD453 .*SoftPacking\\(across_epochs=False"),
-        ({"packing": HardPacking(max_length=8, across_epochs=True)}, "AD453 .*HardPacking\\(across_epochs=False"),
-        ({"packing": "soft"}, "AD453 packs of str cannot be planned, only those of XTunerPacking, SoftPacking, "),
-        ({"packing": SinglePacking(), "world_size": 0}, "world_size=0"),
+        (lambda: Plan(packing=SoftPacking(**ACROSS)), "AD453 .*SoftPacking\\(across_epochs=False"),
+        (lambda: Plan(packing=HardPacking(**ACROSS)), "AD453 .*HardPacking\\(across_epochs=False"),
+        (lambda: Plan(packing="soft"), "AD453 packs of str cannot be planned, only those of XTunerPacking, Soft"),
+        (lambda: Plan(packing=SinglePacking(), world_size=0), "world_size=0"),
+        (lambda: packs_of(SoftPacking(max_length=8), 8, 9), "AD450 sample 1 has 9 tokens"),
+        (lambda: Share(rank=2, world_size=2), "no rank 2 among 2"),
+        (lambda: Share(rank=-1, world_size=2), "no rank -1 among 2"),
+        (lambda: Share(rank=0, world_size=0), "no rank 0 among 0"),
     ],
 )
-def test_a_plan_that_cannot_work_says_what_can(settings: dict[str, Any], message: str) -> None:
+def test_what_cannot_work_says_what_can(make, message):
     with pytest.raises(ConfigError, match=message):
-        Plan(**settings)
-
-
-def test_a_row_that_is_too_long_is_an_error_of_the_packing() -> None:
-    with pytest.raises(ConfigError, match="AD450 sample 1 has 9 tokens"):
-        packs_of(SoftPacking(max_length=8), 8, 9)
+        make()

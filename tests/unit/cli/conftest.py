@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from asyncdata.cli.main import main
 from asyncdata.demo import tokenizer_folder
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 @pytest.fixture
-def run_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[Any]]:
+def run_json(capsys):
     """A function that runs a command with --json, and returns the objects that it printed."""
 
-    def run(*words: object, status: int = 0) -> list[Any]:
+    def run(*words, status=0):
         assert main([*map(str, words), "--json"]) == status
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
@@ -26,6 +22,6 @@ def run_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[Any]]:
 
 
 @pytest.fixture
-def demo_tokenizer() -> str:
+def demo_tokenizer():
     """The tokenizer that comes with the package."""
     return tokenizer_folder()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
 import pytest
 
@@ -15,72 +14,60 @@ from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.support.backends import Fake, install
 from tests.unit.tokenization.trained import assistant, user
 
-if TYPE_CHECKING:
-    from pathlib import Path
+
+@pytest.fixture
+def files(small_tokenizer):
+    return TokenizerFiles(str(small_tokenizer))
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small_tokenizer: Path) -> Any:
+def run(monkeypatch, capsys, files):
     """Runs a command where gigatoken is right and fastokens is wrong; gives its status, what it wrote, what it said."""
-    tokenizer = TokenizerFiles(str(small_tokenizer)).load()
     found = {
-        "gigatoken": lambda: Fake(tokenizer, lambda _: False),
-        "fastokens": lambda: Fake(tokenizer, lambda _: True),
+        "gigatoken": partial(Fake, files.load(), lambda _: False),
+        "fastokens": partial(Fake, files.load(), lambda _: True),
     }
 
-    def run(*arguments: str, installed: tuple[str, ...] = ("gigatoken", "fastokens")) -> tuple[int, str, str]:
+    def run(*arguments, installed=("gigatoken", "fastokens")):
         encoders = {name: found[name] for name in installed}
         install(monkeypatch, encoders)
         monkeypatch.setattr(command, "version_of", lambda name: "1.0" if name in encoders else None)
-        status = cli.main(["tokenizer", *arguments, str(small_tokenizer)])
+        status = cli.main(["tokenizer", *arguments, files.folder])
         said = capsys.readouterr()
         return status, said.out, said.err
 
     return run
 
 
-def states(text: str) -> list[str]:
+def states(text):
     """What is said of each backend."""
     return [line.partition("  ")[2].strip() for line in text.splitlines()][1:]
 
 
-def test_show_says_what_is_known(run: Any) -> None:
+def test_show_says_what_is_known(run):
     assert states(run("show")[1]) == ["1.0 not proven yet", "1.0 not proven yet"]
     assert states(run("show", installed=("fastokens",))[1]) == ["not installed", "1.0 not proven yet"]
-    assert json.loads(run("show", "--json", installed=())[1])["backends"] == {
-        "gigatoken": {"version": None, "state": "not installed"},
-        "fastokens": {"version": None, "state": "not installed"},
-    }
+    absent = {"version": None, "state": "not installed"}
+    assert json.loads(run("show", "--json", installed=())[1])["backends"] == {"gigatoken": absent, "fastokens": absent}
 
 
-@pytest.mark.thorough
-def test_prove_proves_and_show_remembers(run: Any) -> None:
+def test_a_proof_is_remembered_is_there_for_programs_and_is_made_anew_after_an_audit_revoked_it(run, files):
     status, proved, talk = run("prove")
-
-    assert status == 0
-    assert "gigatoken: characters, 0 %" in talk
     exact, refused = states(proved)
+    assert (status, refused) == (0, "1.0 refused: its ids differ on 'aa'")
     assert exact.startswith("1.0 exact on ")
-    assert refused == "1.0 refused: its ids differ on 'aa'"
+    assert "gigatoken: characters, 0 %" in talk
     assert run("show")[1] == proved
-
-
-def test_a_proof_is_there_for_programs_and_is_made_anew_after_an_audit_revoked_it(
-    run: Any, small_tokenizer: Path
-) -> None:
-    status, proved, _ = run("prove", "--json")
-    found = json.loads(proved)["backends"]
-    assert (status, found["gigatoken"]["state"], found["fastokens"]["state"]) == (0, "exact", "refused")
+    found = json.loads(run("prove", "--json")[1])["backends"]
+    assert (found["gigatoken"]["state"], found["fastokens"]["state"]) == ("exact", "refused")
     assert found["gigatoken"]["num_texts"] > 0
 
-    subject = subject_of(TokenizerFiles(str(small_tokenizer)), "gigatoken")
-    assert subject is not None
-    revoke(subject, "an audit found it out")
+    revoke(subject_of(files, "gigatoken"), "an audit found it out")
     assert run("prove", "--backend", "gigatoken")[0] == 1
     assert run("prove", "--backend", "gigatoken", "--again")[0] == 0
 
 
-def test_prove_is_status_1_if_no_backend_is_exact_or_none_is_installed(run: Any) -> None:
+def test_prove_is_status_1_if_no_backend_is_exact_or_none_is_installed(run):
     assert run("prove", "--backend", "fastokens")[0] == 1
     status, _, talk = run("prove", "--backend", "fastokens", installed=("gigatoken",))
     assert status == 1
@@ -94,19 +81,16 @@ CHAT = [user("Is it far?"), assistant("No.\nNot at all.")]
 
 def test_it_says_which_shapes_of_chats_are_proven(tmp_path, demo_tokenizer, jsonl_file, run_json):
     """The template asks for the length of what a tool said, which is proven of no text."""
-    folder = tmp_path / "half"
-    shutil.copytree(demo_tokenizer, folder)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    config["chat_template"] = (
+    (tmp_path / "template").write_text(
         "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n"
         "{% if m.role == 'tool' %}{{ m.content | wordcount }}{% endif %}{% endfor %}"
     )
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     used_tool = [user("x"), {"role": "tool", "content": "1", "name": "f"}, assistant("y")]
     two_turns = [user("x"), assistant("y"), user("z"), assistant("v")]
     path = jsonl_file([{"messages": chat} for chat in (CHAT, used_tool, two_turns, two_turns)])
+    words = ("--chat-template", tmp_path / "template", "--no-shuffle", "--num", 0)
 
-    *_, last = run_json("inspect", path, "--tokenizer", folder, "--no-shuffle", "--num", 0)
+    *_, last = run_json("inspect", path, "--tokenizer", demo_tokenizer, *words)
 
     shapes = [(len(shape["messages"]), shape["is_proven"]) for shape in last["template"]]
     assert shapes == [(2, True), (3, False), (4, True)]
@@ -114,15 +98,11 @@ def test_it_says_which_shapes_of_chats_are_proven(tmp_path, demo_tokenizer, json
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["chat", "prompt"])
+@pytest.mark.parametrize(("kind", "same"), [("chat", "ids and offsets"), ("prompt", "ids")])
 def test_it_says_that_a_proof_covers_ids_and_where_the_function_needs_them_offsets(
-    jsonl_file, small_tokenizer, run_json, monkeypatch, kind
+    jsonl_file, files, run_json, monkeypatch, kind, same
 ):
-    tokenizer = TokenizerFiles(str(small_tokenizer)).load()
-    install(monkeypatch, {"gigatoken": lambda: Fake(tokenizer, lambda _: False)}, points=range(0x20, 0x7F))
-    choose(TokenizerFiles(str(small_tokenizer)), "gigatoken")
-
-    *_, last = run_json("inspect", jsonl_file([{"messages": CHAT}]), "--tokenizer", small_tokenizer, "--kind", kind)
-
-    same = {"chat": "ids and offsets", "prompt": "ids"}[kind]
+    install(monkeypatch, {"gigatoken": partial(Fake, files.load(), lambda _: False)}, points=range(0x20, 0x7F))
+    choose(files, "gigatoken")
+    *_, last = run_json("inspect", jsonl_file([{"messages": CHAT}]), "--tokenizer", files.folder, "--kind", kind)
     assert last["encoding"] == {"backend": "gigatoken", "version": "1.0", "reason": f"proven to give the same {same}"}

@@ -2,7 +2,8 @@
 
 A block that has a file's name beside its language is written to that file. What a command writes to stderr stands
 behind ``!``, without the usage before an error, and an exit status other than 0 in the last line; ``...`` stands for
-anything.
+anything. ``page FILE SECTION ...`` is no command of ours: it prints sections of a page for the browser as text, and
+``data`` its samples.
 """
 
 from __future__ import annotations
@@ -10,15 +11,13 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from asyncdata.demo import tokenizer_folder
+from tests.support.html_page import read_page
 from tests.support.pages import HOME, blocks_of, is_printed, run_block, run_command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PAGES = sorted((Path(__file__).parents[2] / "transcripts").glob("*.md"))
 _USAGE = re.compile(r"\Ausage: .*\n(?: .*\n)*")
@@ -26,7 +25,7 @@ _COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     """An empty folder, but for the tokenizer of the demo, and for the cache of the tests."""
     here = tmp_path / "here"
     here.mkdir()
@@ -42,15 +41,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def said_by(command: str, folder: Path) -> str:
+def said_by(command, folder):
     """What a command prints, as a transcript has it."""
+    program, *words = command.split()
+    if program == "page":
+        page = read_page(Path(words[0]).read_bytes())
+        return "\n\n".join(map(page.shown, words[1:])).replace(str(folder), HOME) + "\n"
+
     status, out, talk = run_command(command)
     told = out + "".join(f"! {line}\n" for line in _USAGE.sub("", talk).splitlines())
     return told.replace(str(folder), HOME).replace("\x1b", "␛") + (f"[exit status {status}]\n" if status else "")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_commands_of_a_transcript_print_what_stands_below_them(page: Path, folder: Path) -> None:
+def test_the_commands_of_a_transcript_print_what_stands_below_them(page, folder):
     names: dict[str, Any] = {}
     for block in blocks_of(page):
         language, _, name = block.language.partition(" ")

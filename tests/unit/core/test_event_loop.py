@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -13,7 +14,7 @@ import pytest
 import trio
 import uvloop
 
-from asyncdata.core.event_loop import call_soon_in_this_loop
+from asyncdata.core.threads import call_soon_in_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,19 +35,8 @@ def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
 
 def in_a_thread(function: Callable[[], object]) -> None:
     """Calls ``function`` in another thread, and waits until it has returned or raised."""
-    raised: list[BaseException] = []
-
-    def target() -> None:
-        try:
-            function()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=target)
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(function).result()
 
 
 def test_calls_from_another_thread_run_in_the_loop_in_the_order_they_came(run):
@@ -67,15 +57,22 @@ def test_calls_from_another_thread_run_in_the_loop_in_the_order_they_came(run):
     assert [run(main), run(main)] == [wanted, wanted], "a loop is taken for one that ran here before"
 
 
-def test_a_call_from_the_loop_itself_does_not_run_at_once(run):
-    async def main() -> None:
+def test_a_call_from_the_loop_itself_does_not_run_at_once_and_after_the_loop_has_ended_never(run):
+    called: list[int] = []
+
+    async def main() -> Callable[[Callable[[], object]], object]:
         call_soon, event = call_soon_in_this_loop(), anyio.Event()
         call_soon(event.set)
 
         assert not event.is_set()
         await event.wait()
+        return call_soon
 
-    run(main)
+    call_soon = run(main)
+    call_soon(lambda: called.append(1))
+    in_a_thread(lambda: call_soon(lambda: called.append(2)))
+
+    assert called == []
 
 
 def test_what_is_called_knows_which_loop_it_is_in(run):
@@ -95,19 +92,6 @@ def test_what_is_called_knows_which_loop_it_is_in(run):
 
     before, after = run(main)
     assert before <= after
-
-
-def test_nothing_is_raised_once_the_loop_has_ended(run):
-    called: list[int] = []
-
-    async def main() -> Callable[[Callable[[], object]], object]:
-        return call_soon_in_this_loop()
-
-    call_soon = run(main)
-    call_soon(lambda: called.append(1))
-    in_a_thread(lambda: call_soon(lambda: called.append(2)))
-
-    assert called == []
 
 
 def test_without_a_loop_there_is_nothing_to_call():

@@ -7,8 +7,10 @@ import fcntl
 import os
 import threading
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -18,8 +20,7 @@ from asyncdata import ConfigError, DataLoader, SnapshotError
 from asyncdata.core import checksummed_file, line_numbers
 from asyncdata.core.atomic_file import remove_left_over, replace_file
 from asyncdata.core.checksummed_file import pack, unpack_file
-from asyncdata.core.file_lock import lock, locked
-from asyncdata.core.file_owner import check_ours
+from asyncdata.core.file_checks import check_ours, lock, locked
 from asyncdata.core.line_numbers import line_number, line_number_within
 from asyncdata.prefetch.row_index.index_file import IndexFile
 from asyncdata.tokenization.encoders.equivalence_records import Proof, Subject, find, keep, proof_path, subject_of
@@ -36,24 +37,19 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("pieces", [[], [b""], [b"one"], [b"one", b"", b"and two"], [b"a", b"bc", b"def", b"g" * 5000]])
-def test_a_file_has_all_its_pieces_end_to_end(tmp_path: Path, pieces: list[bytes]) -> None:
+def test_a_file_has_all_its_pieces_end_to_end(tmp_path, pieces):
     replace_file(str(tmp_path / "s"), pieces, 1)
 
     assert (tmp_path / "s").read_bytes() == b"".join(pieces)
     assert os.listdir(tmp_path) == ["s"]
 
 
-def test_all_that_a_killed_writer_leaves_is_known_as_such_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: object) -> None:
-        raise OSError(errno.EIO, "killed")
-
+def test_all_that_a_killed_writer_leaves_is_known_as_such_later(tmp_path, monkeypatch):
     path = str(tmp_path / "s")
     replace_file(path, [b"old"], 3)
     with monkeypatch.context() as killed:
-        killed.setattr(os, "replace", never)
-        killed.setattr(os, "unlink", never)
+        for name in ("replace", "unlink"):
+            killed.setattr(os, name, Mock(side_effect=OSError(errno.EIO, "killed")))
         with pytest.raises(OSError, match="killed"):
             replace_file(path, [b"new"], 3)
     left = [entry for entry in os.scandir(tmp_path) if entry.name != "s"]
@@ -70,8 +66,8 @@ def test_all_that_a_killed_writer_leaves_is_known_as_such_later(
 
 
 def test_an_older_file_that_another_writer_replaces_in_the_middle_of_the_link_is_kept_as_it_is_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """The kernel's answer to the link is ENOENT then, with a file in place (`vfs_link` in Linux)."""
     path = str(tmp_path / "s")
     replace_file(path, [b"old"], 3)
@@ -91,23 +87,14 @@ def test_an_older_file_that_another_writer_replaces_in_the_middle_of_the_link_is
     assert sorted(os.listdir(tmp_path)) == ["s", "s.1"]
 
 
-def test_writers_of_one_file_never_fail_each_other(tmp_path: Path) -> None:
-    path, errors = str(tmp_path / "s"), []
-
+def test_writers_of_one_file_never_fail_each_other(tmp_path):
     def write(content: bytes) -> None:
-        try:
-            for _ in range(50):
-                replace_file(path, [content], 3)
-        except OSError as error:
-            errors.append(error)
+        for _ in range(50):
+            replace_file(str(tmp_path / "s"), [content], 3)
 
-    threads = [threading.Thread(target=write, args=(content,)) for content in (b"a", b"b", b"c")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(write, (b"a", b"b", b"c"))) == [None] * 3
 
-    assert not errors
     assert sorted(os.listdir(tmp_path)) == ["s", "s.1", "s.2"]
     assert {(tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} <= {b"a", b"b", b"c"}
 
@@ -144,17 +131,13 @@ def fds(path: str) -> Iterator[list[int]]:
         os.close(fd)
 
 
-def test_only_one_owner_has_the_lock_until_it_closes_the_file(path, fds):
+def test_only_one_owner_has_the_lock_until_it_closes_the_file_or_several_that_share_it(path, fds):
     mine = os.open(path, os.O_RDONLY)
     assert lock(mine)
     assert not lock(fds[0])
     assert not lock(fds[1], is_shared=True)
 
     os.close(mine)
-    assert lock(fds[0])
-
-
-def test_a_shared_lock_excludes_only_one_that_is_not_shared(fds):
     assert lock(fds[0], is_shared=True)
     assert lock(fds[1], is_shared=True)
     assert not lock(fds[2])
@@ -179,10 +162,7 @@ def test_a_folder_can_be_locked_and_a_link_is_not_followed(tmp_path):
 
 
 def test_a_file_system_without_locks_is_an_error_and_never_free(path, fds, monkeypatch):
-    def without_locks(fd: int, operation: int) -> None:
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(fcntl, "flock", without_locks)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(95, "Operation not supported")))
     with pytest.raises(OSError, match="not supported"):
         lock(fds[0])
     with locked(path) as is_free:
@@ -190,10 +170,6 @@ def test_a_file_system_without_locks_is_an_error_and_never_free(path, fds, monke
 
 
 # What another user may have written in a cache folder is never believed
-
-
-def another_users(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    give_away(path, monkeypatch)
 
 
 def writable_by_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +183,7 @@ def a_link(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REASONS = {
-    another_users: r"belongs to another user \(uid ",
+    give_away: r"belongs to another user \(uid ",
     writable_by_all: "can be written by every user",
     a_link: "or a link",
 }
@@ -236,33 +212,29 @@ def test_a_group_may_write_where_its_owner_lets_it(tmp_path):
     check_ours(str(tmp_path), "Cache(folder=...)", is_folder=True)
 
 
-def loader(tmp_path: Path, kind: str) -> DataLoader:
-    path = tmp_path / f"rows.{kind}"
-    if kind == "jsonl":
-        path.write_text("".join(f'{{"id": {number}}}\n' for number in range(50)))
-    elif not path.exists():
-        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        pq.write_table(pa.table({"id": list(range(50))}), path)
-    settings = {"shuffle": "full", "cache": {"folder": str(tmp_path / "cache")}, "num_workers": 0, "timeout_s": 240}
-    return DataLoader(str(path), tokenize_fn=row_id, **settings)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", REASONS)
-@pytest.mark.parametrize(("kind", "suffix"), [("jsonl", ".index"), ("parquet", ".index"), ("parquet", ".rows")])
-def test_a_row_index_that_another_user_may_have_written_is_refused(tmp_path, monkeypatch, kind, suffix, change):
-    with loader(tmp_path, kind) as before:
+@pytest.mark.parametrize("suffix", [".index", ".rows"])
+def test_a_row_index_that_another_user_may_have_written_is_refused(tmp_path, monkeypatch, suffix, change):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"id": list(range(50))}), tmp_path / "rows.parquet")
+
+    def loader() -> DataLoader:
+        knobs = {"shuffle": "full", "cache": {"folder": str(tmp_path / "cache")}, "num_workers": 0, "timeout_s": 240}
+        return DataLoader(str(tmp_path / "rows.parquet"), tokenize_fn=row_id, **knobs)
+
+    with loader() as before:
         before.get_next_batch(50)
     (kept,) = (tmp_path / "cache" / "index").glob(f"*{suffix}")
 
     change(kept, monkeypatch)
 
     with pytest.raises(ConfigError, match=f"^AD611 {kept} .*{REASONS[change]}.*choose a folder of your own by Cache"):
-        with loader(tmp_path, kind) as after:
+        with loader() as after:
             after.get_next_batch(1)
 
 
-@pytest.mark.parametrize("change", [another_users, writable_by_all])
+@pytest.mark.parametrize("change", [give_away, writable_by_all])
 def test_an_index_file_that_changes_hands_while_it_is_opened_is_not_read(tmp_path, monkeypatch, change):
     IndexFile(str(tmp_path), "abc").close()
     change(tmp_path / "abc.index", monkeypatch)
@@ -297,25 +269,23 @@ def test_a_proof_that_another_user_may_have_written_is_none(subject, monkeypatch
 # The line of a byte: the right one, and no part of a file is read twice for it
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_numbers, "_STEP_BYTES", 7)
     monkeypatch.setattr(line_numbers, "_MAX_FILES", 2)
     monkeypatch.setattr(line_numbers, "_counts", OrderedDict())
 
 
-@pytest.mark.usefixtures("small_steps")
-@pytest.mark.thorough
 @given(st.lists(st.sampled_from([b"\n", b"x", b"\r\n", b"yyyy"])), st.lists(st.floats(0, 1)))
-def test_a_line_is_one_more_than_the_newlines_before_it(tmp_path_factory, pieces, places):
+def test_a_line_is_one_more_than_the_newlines_before_it_and_few_files_are_remembered(tmp_path_factory, pieces, places):
     data, path = b"".join(pieces), tmp_path_factory.mktemp("lines") / "rows.jsonl"
     path.write_bytes(data)
 
     for offset in [int(place * len(data)) for place in places]:
         assert line_number(str(path), offset) == data[:offset].count(b"\n") + 1
+    assert len(line_numbers._counts) <= 2  # noqa: SLF001
 
 
-@pytest.mark.usefixtures("small_steps")
 def test_what_was_read_before_is_not_read_again_unless_the_file_has_changed(tmp_path, monkeypatch):
     path, read, seen = tmp_path / "rows.jsonl", os.pread, list[int]()
     path.write_bytes(b"a\n" * 500)
@@ -331,16 +301,6 @@ def test_what_was_read_before_is_not_read_again_unless_the_file_has_changed(tmp_
     assert line_number(str(path), 90) == 23
 
 
-@pytest.mark.usefixtures("small_steps")
-def test_only_so_many_files_are_remembered(tmp_path):
-    for number in range(5):
-        path = tmp_path / str(number)
-        path.write_bytes(b"\n" * 20)
-        assert line_number(str(path), 15) == 16
-        assert len(line_numbers._counts) <= 2  # noqa: SLF001
-
-
-@pytest.mark.usefixtures("small_steps")
 def test_a_file_that_hangs_or_is_gone_has_no_line_and_delays_nothing(tmp_path, monkeypatch):
     path, read, goes_on = tmp_path / "rows.jsonl", os.pread, threading.Event()
     path.write_bytes(b"a\n" * 500)

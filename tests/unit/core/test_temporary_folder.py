@@ -8,6 +8,8 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,18 +32,15 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def owner(place: Path, code: str = OWNER) -> subprocess.Popen[str]:
+def owner(place: Path, code: str = OWNER) -> tuple[subprocess.Popen[str], Path]:
+    """A process that runs it, and the folder that it has said it has."""
     environment = {**os.environ, "TMPDIR": str(place), "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    process = subprocess.Popen(command, env=environment, stdin=PIPE, stdout=PIPE, text=True)
+    return process, said(process)
 
 
-def told(process: subprocess.Popen[str]) -> Path:
+def said(process: subprocess.Popen[str]) -> Path:
     assert process.stdout is not None
     return Path(process.stdout.readline().strip())
 
@@ -63,8 +62,7 @@ def test_a_folder_is_private_and_gone_when_it_is_closed_or_garbage(place):
 
 
 def test_what_a_killed_process_left_goes_when_the_next_folder_is_made_and_a_living_ones_stays(place):
-    killed, living = owner(place), owner(place)
-    left, used = told(killed), told(living)
+    (killed, left), (living, used) = owner(place), owner(place)
     killed.kill()
     end(killed)
     assert (left / "copy").exists()
@@ -81,13 +79,11 @@ def test_what_a_killed_process_left_goes_when_the_next_folder_is_made_and_a_livi
 
 def test_a_forked_child_removes_nothing(place):
     child = "import os; pid = os.fork(); pid and (os.waitpid(pid, 0), print(pid, flush=True), sys.stdin.read())"
-    code = OWNER.replace("sys.stdin.read()", child)
-    with owner(place, code) as process:
-        folder = told(process)
-        assert int(str(told(process))) > 0, "the child is gone"
-        TemporaryFolder("copy").close()
-        assert (folder / "copy").exists()
-        process.communicate(timeout=240)
+    process, folder = owner(place, OWNER.replace("sys.stdin.read()", child))
+    assert int(str(said(process))) > 0, "the child is gone"
+    TemporaryFolder("copy").close()
+    assert (folder / "copy").exists()
+    end(process)
     assert list(place.iterdir()) == []
 
 
@@ -128,8 +124,7 @@ def test_what_is_not_surely_left_stays(place, monkeypatch):
     ids=["locks", "a name of the machine"],
 )
 def test_where_it_cannot_be_told_whether_a_folder_is_in_use_it_is_never_taken_for_left(place, lacks):
-    process = owner(place, f"{lacks}\n{OWNER}")
-    folder = told(process)
+    process, folder = owner(place, f"{lacks}\n{OWNER}")
     TemporaryFolder("rows").close()
     assert (folder / "copy").exists()
 
@@ -145,10 +140,8 @@ def test_where_it_cannot_be_told_whether_a_folder_is_in_use_it_is_never_taken_fo
     ids=["a name of the machine", "locks"],
 )
 def test_there_it_is_removed_by_its_owner_alone(place, monkeypatch, name, lacks):
-    def lock(_fd: int) -> bool:
-        raise lacks
-
-    monkeypatch.setattr(f"asyncdata.core.temporary_folder.{name}", lock if name == "lock" else lacks)
+    new = Mock(side_effect=lacks) if name == "lock" else lacks
+    monkeypatch.setattr(f"asyncdata.core.temporary_folder.{name}", new)
     folder, other = TemporaryFolder("rows"), TemporaryFolder("rows")
     assert set(place.iterdir()) == {Path(folder.path), Path(other.path)}
 
@@ -156,12 +149,3 @@ def test_there_it_is_removed_by_its_owner_alone(place, monkeypatch, name, lacks)
     assert list(place.iterdir()) == [Path(folder.path)]
     folder.close()
     assert list(place.iterdir()) == []
-
-
-def test_a_folder_is_not_removed_by_a_process_that_inherited_it(place, monkeypatch):
-    folder = TemporaryFolder("rows")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: -1)  # as in a child
-        folder.close()
-
-    assert list(place.iterdir()) == [Path(folder.path)]

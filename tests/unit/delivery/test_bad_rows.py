@@ -6,37 +6,24 @@ import errno
 import json
 import os
 import tracemalloc
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from asyncdata import BadRowError, ConfigError, DataLoader, Position, QuarantineError, SourceLocation
+from asyncdata import BadRowError, ConfigError, Position, QuarantineError, SourceLocation
 from asyncdata.delivery.bad_rows import bad_row_error
-from asyncdata.delivery.channel import BadRowItem
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.delivery.quarantine import Quarantine, read_quarantine
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
-from tests.support.tokenize_fns import id_and_text
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-ERROR = BadRowError("AD101", "cut off \u00fc", path="/rows", line=3, byte_offset=9, excerpt='{"a', traceback="long")
-RECORD = {
-    "code": "AD101",
-    "path": "/rows",
-    "line": 3,
-    "byte_offset": 9,
-    "reason": "cut off \u00fc",
-    "excerpt": '{"a',
-}
+PLACE = {"path": "/rows", "line": 3, "byte_offset": 9}
+ERROR = BadRowError("AD101", "cut off \u00fc", **PLACE, excerpt='{"a', traceback="long")
+RECORD = {"code": "AD101", **PLACE, "reason": "cut off \u00fc", "excerpt": '{"a'}
 
 
-def error_at(line: int) -> BadRowError:
+def error_at(line):
     return BadRowError("AD101", "cut off", path="/rows", line=line, byte_offset=9 * line, excerpt='{"a')
 
 
@@ -52,50 +39,31 @@ def test_each_row_is_appended_as_a_line_before_it_is_passed_over(tmp_path, monke
     assert path.stat().st_mode & 0o777 == 0o600, "its owner's alone"
 
 
-def test_a_row_is_one_event_in_the_log():
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [
+        ({"line": 3, "byte_offset": 9}, {"line": 3}),
+        ({"row_number": 7, "byte_offset": -1}, {"row_number": 7}),
+        ({"byte_offset": 300}, {"byte_offset": 300}),
+    ],
+)
+def test_a_row_is_one_event_in_the_log_with_its_line_its_number_or_its_byte(place, named):
     with capture_logs() as events:
-        Quarantine(None).add(ERROR)
+        Quarantine(None).add(BadRowError("AD101", "cut off \u00fc", path="s3://bucket/rows", **place))
 
-    expected = {"event": "row.bad", "code": "AD101", "path": "/rows", "line": 3, "reason": "cut off \u00fc"}
+    expected = {"event": "row.bad", "code": "AD101", "path": "s3://bucket/rows", "reason": "cut off \u00fc", **named}
     assert events == [expected | {"log_level": "warning"}]
 
 
-@pytest.mark.parametrize("place", [{"row_number": 7, "byte_offset": -1}, {"byte_offset": 300}])
-def test_a_row_without_a_line_has_its_number_or_its_byte_in_the_log(place):
-    with capture_logs() as events:
-        Quarantine(None).add(BadRowError("AD101", "cut off", path="s3://bucket/rows", **place))
-
-    where = dict([next(iter(place.items()))])
-    expected = {"event": "row.bad", "code": "AD101", "path": "s3://bucket/rows", "reason": "cut off", **where}
-    assert events == [expected | {"log_level": "warning"}]
-
-
-def test_what_cannot_be_encoded_is_escaped(tmp_path):
-    path = tmp_path / "quarantine.jsonl"
-    Quarantine(str(path)).add(BadRowError("AD101", "\ud800", path="/\udcff"))
-
-    assert json.loads(path.read_text(encoding="ascii"))["reason"] == "\ud800"
-
-
-def test_a_link_is_not_followed(tmp_path):
+def test_what_cannot_be_encoded_is_escaped_and_a_link_is_not_followed(tmp_path):
     target, path = tmp_path / "target", tmp_path / "quarantine.jsonl"
     path.symlink_to(target)
 
     with pytest.raises(QuarantineError, match="^AD605 cannot write to .*symbolic links"):
         Quarantine(str(path)).add(ERROR)
     assert not target.exists()
-
-
-@pytest.mark.parametrize(("policy", "writes"), [("quarantine", True), ("skip", False)])
-def test_only_quarantine_writes_a_file(tmp_path, policy, writes):
-    rows, path = tmp_path / "rows.jsonl", tmp_path / "quarantine.jsonl"
-    rows.write_text('{"id": 1, "pad": ""}\n{bad\n', encoding="utf-8")
-    knobs = {"bad_rows": {"policy": policy, "path": str(path)}, "num_workers": 0}
-    with DataLoader(str(rows), tokenize_fn=id_and_text, **knobs) as loader:
-        loader.get_next_batch(1)
-        loader.get_next_batch(1)
-
-    assert path.exists() == writes
+    Quarantine(str(target)).add(BadRowError("AD101", "\ud800", path="/\udcff"))
+    assert json.loads(target.read_text(encoding="ascii"))["reason"] == "\ud800"
 
 
 def test_each_row_is_read_once_however_often_it_was_written(tmp_path):
@@ -112,33 +80,6 @@ def test_each_row_is_read_once_however_often_it_was_written(tmp_path):
         ("AD421", "/t.parquet (row 7)"),
     ]
     assert (found.times, found.num_unreadable) == ([3, 1], 0)
-
-
-def test_a_missing_quarantine_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {tmp_path}/x: No such file"):
-        read_quarantine(str(tmp_path / "x"))
-
-
-@pytest.mark.thorough
-@given(
-    st.builds(
-        BadRowError,
-        st.sampled_from(["AD101", "AD421"]),
-        st.text(),
-        path=st.text(),
-        line=st.none() | st.integers(1, 1 << 40),
-        byte_offset=st.integers(-1, 1 << 60),
-        row_number=st.none() | st.integers(0, 1 << 40),
-        excerpt=st.text(st.characters(codec="ascii")),
-    )
-)
-def test_what_is_written_is_what_is_read(tmp_path_factory, error):
-    path = tmp_path_factory.mktemp("q") / "quarantine.jsonl"
-    Quarantine(str(path)).add(error)
-
-    (entry,) = read_quarantine(str(path)).entries
-    for name in ("code", "path", "line", "byte_offset", "row_number", "reason", "excerpt"):
-        assert getattr(entry, name) == getattr(error, name)
 
 
 def test_a_disk_that_fills_up_within_a_line_leaves_no_half_of_it(tmp_path, monkeypatch):
@@ -184,6 +125,8 @@ def test_half_a_line_that_a_killed_process_left_does_not_swallow_the_next_entry(
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a FIFO", "a folder"])
 def test_anything_but_a_regular_file_is_refused_at_once(tmp_path, make):
     path = str(tmp_path / "bad.jsonl")
+    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: No such file"):
+        read_quarantine(path)
     make(path)
     with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}'\\): "):
         Quarantine.opened(path)
@@ -216,33 +159,23 @@ def test_a_line_longer_than_any_of_ours_is_never_held(tmp_path):
 LINES = [b'{"id": 0}', b'{"id": 1', b'{"id": "' + b"x" * 500 + b'"}']
 
 
-class Place:
-    """The lines of a file; ``long`` of them are longer than allowed."""
-
-    def __init__(self, path: Path, too_long: bool) -> None:
-        self.path = path
-        self.too_long = too_long
-
-    def location(self, row: int) -> SourceLocation:
-        offset = sum(len(line) + 1 for line in LINES[:row])
-        return SourceLocation(str(self.path), offset, -1 if self.too_long else len(LINES[row]))
-
-    def key(self, row: int) -> tuple[int, int]:
-        return 0, self.location(row).byte_offset
-
-
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\n".join(LINES) + b"\n")
     return path
 
 
-def error_of(path: Path, row: int, fault: RowFault, *, too_long: bool = False) -> BadRowError:
+def error_of(path, row, fault, *, too_long=False):
+    def location(row: int) -> SourceLocation:
+        offset = sum(len(line) + 1 for line in LINES[:row])
+        return SourceLocation(str(path), offset, -1 if too_long else len(LINES[row]))
+
     out = ColumnWriter()
     out.fail(row, fault)
-    chunk = Chunk(out.finish(len(LINES), 0.0), Position(), len(LINES), Place(path, too_long), ends_epoch=True)
-    return bad_row_error(BadRowItem(chunk, chunk.errors[0]))
+    window = SimpleNamespace(location=location, key=lambda row: (0, location(row).byte_offset))
+    chunk = Chunk(out.finish(len(LINES), 0.0), Position(), len(LINES), window, ends_epoch=True)
+    return bad_row_error(chunk.row_location(chunk.errors[0].row), chunk.errors[0])
 
 
 def test_the_error_has_the_place_the_reason_and_an_excerpt(path):

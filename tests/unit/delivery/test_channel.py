@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import hypothesis.strategies as st
 from hypothesis import given
 
 from asyncdata import SourceChangedError
-from asyncdata.delivery.channel import AlreadyAcked, BadRowItem, Channel, ChunkEnd, Failure, Run
+from asyncdata.delivery.channel import Channel, ChunkEnd, Failure, Run
 from tests.support.chunks import BadRow, chunk_of
 
-if TYPE_CHECKING:
-    from asyncdata.delivery.chunk import Chunk
-
-NO_LIMIT = 1 << 30
+GONE = SourceChangedError("gone")
 
 
-def channel(capacity: int = 10, max_bytes: int = NO_LIMIT, **rules: Any) -> Channel:
-    return Channel(capacity=capacity, max_bytes=max_bytes, **rules)
-
-
-def filled(channel: Channel, *chunks: Chunk) -> Channel:
+def channel(*chunks, capacity=10, max_bytes=1 << 30):
+    """A channel with these chunks."""
+    line = Channel(capacity=capacity, max_bytes=max_bytes)
     for chunk in chunks:
-        channel.fill(channel.enter(chunk.num_rows), chunk)
-    return channel
+        line.fill(line.enter(chunk.num_rows), chunk)
+    return line
 
 
-def shape(channel: Channel, head: int = 0) -> list[Any]:
-    """The ready items in short: a run as (start, stop), a sample that is done as its number."""
-    names: list[Any] = []
-    for item in channel.items(head):
-        if isinstance(item, Run):
-            names.append((item.start, item.stop))
-        elif isinstance(item, AlreadyAcked):
-            names.append(item.sample)
-        elif isinstance(item, BadRowItem):
-            names.append(item.error.code)
-        else:
-            names.append(type(item).__name__)
-    return names
-
-
-# Order
+def shape(line):
+    """The ready items in short: a run as (start, stop)."""
+    return [(item.start, item.stop) if isinstance(item, Run) else type(item).__name__ for item in line.items(0)]
 
 
 @given(st.permutations(range(6)))
-def test_the_order_of_filling_does_not_matter(order: list[int]) -> None:
+def test_the_order_of_filling_does_not_matter(order):
     line = channel()
     chunks = [chunk_of(number, BadRow("AD101"), number) for number in range(6)]
     entries = [line.enter(3) for _ in chunks]
@@ -58,7 +38,7 @@ def test_the_order_of_filling_does_not_matter(order: list[int]) -> None:
     assert (line.num_produced, line.num_rows_in_flight) == (12, 0)
 
 
-def test_a_split_entry_keeps_its_place() -> None:
+def test_an_entry_that_is_split_keeps_its_place_and_one_that_is_shortened_gives_back_its_rows():
     line = channel()
     first, last = line.enter(4), line.enter(1)
 
@@ -70,108 +50,67 @@ def test_a_split_entry_keeps_its_place() -> None:
     assert shape(line) == []
 
     line.fill(first, chunk_of(1))
-    ends = [item.chunk.num_rows for item in line.items(0) if isinstance(item, ChunkEnd)]
-    assert ends == [1, 3, 1]
+    assert [item.chunk.num_rows for item in line.items(0) if isinstance(item, ChunkEnd)] == [1, 3, 1]
 
-
-def test_a_shortened_entry_gives_back_its_rows() -> None:
-    line = channel(capacity=10)
+    line = channel()
     entry = line.enter(8)
-
     line.shorten(entry, 3)
-
     assert (entry.num_rows, line.num_rows_in_flight, line.room(0)) == (3, 3, 7)
 
 
-# Segments
-
-
-def test_items_are_numbered_and_those_before_the_head_are_removed() -> None:
-    line = filled(channel(), chunk_of(1), chunk_of(2))
+def test_items_are_numbered_and_those_before_the_head_are_removed():
+    line = channel(chunk_of(1), chunk_of(2))
     run, end, other_run, other_end = line.items(0)
 
     assert [line.item(number) for number in range(5)] == [run, end, other_run, other_end, None]
     assert list(line.items(2)) == [other_run, other_end]
-    assert line.item(1) is None
-    assert line.item(2) is other_run
+    assert [line.item(1), line.item(2)] == [None, other_run]
     assert [line.remembers(head) for head in range(4)] == [False, False, True, True]
 
 
-# Room
+def test_above_the_byte_budget_there_is_room_only_for_waiting_requests_and_dropped_rows_take_none():
+    line = channel(chunk_of([1, 2], "short", [3], BadRow("AD1")), chunk_of(3), capacity=100, max_bytes=16)
+    found = []
+    for line.demand in (3, 2, 0):
+        found.append((line.room(0), line.room(taken=1)))
 
-
-def test_room_is_the_capacity_less_ready_and_in_flight_rows() -> None:
-    line = channel(capacity=10)
-    assert line.room(0) == 10
-
-    entry = line.enter(4)
-    assert line.room(0) == 6
-
-    line.fill(entry, chunk_of(1, "short", 2, BadRow("AD1")))
-    assert line.room(0) == 8, "dropped and bad rows take no room"
-    assert line.room(taken=2) == 10
-
-
-def test_above_the_byte_budget_there_is_room_only_for_waiting_requests() -> None:
-    line = filled(channel(capacity=100, max_bytes=8), chunk_of([1, 2], [3]))
-    assert line.num_ready_bytes == 12
-    assert line.room(0) == 0
-
-    line.demand = 2
-    assert line.room(0) == 98
-
-    line.demand = 1
-    assert line.room(0) == 0
-    assert line.room(taken=1) == 99
-
-
-def test_bytes_are_free_once_their_chunk_is_delivered() -> None:
-    line = filled(channel(max_bytes=8), chunk_of(1, 2), chunk_of(3))
-
+    assert line.num_ready_bytes == 16
+    assert found == [(97, 98), (0, 98), (0, 0)]
     line.items(1)
-    assert line.num_ready_bytes == 12, "half a chunk is a chunk"
-
-    line.items(2)
-    assert line.num_ready_bytes == 4
-
-
-# Ends
+    assert line.num_ready_bytes == 16, "half a chunk is a chunk"
+    line.items(3)
+    assert (line.num_ready_bytes, line.room(0)) == (4, 97)
 
 
-def test_nothing_follows_a_failure_and_everything_before_it_comes_first() -> None:
+def test_nothing_follows_a_failure_and_everything_before_it_comes_first():
     line = channel()
     entry = line.enter(1)
-    error = SourceChangedError("gone")
 
-    line.fail(error)
+    line.fail(GONE)
     assert not line.is_stopped
 
     line.fill(entry, chunk_of(1))
-    *_, last = line.items(0)
     assert shape(line) == [(0, 1), "ChunkEnd", "Failure"]
-    assert isinstance(last, Failure)
-    assert last.error is error
-    assert line.is_stopped
-    assert line.room(0) == 0
+    assert list(line.items(0))[-1].error is GONE
+    assert (line.is_stopped, line.room(0)) == (True, 0)
 
 
-def test_an_entry_can_turn_out_to_be_a_failure() -> None:
+def test_an_entry_can_turn_out_to_be_a_failure():
     line = channel()
     first, second = line.enter(5), line.enter(5)
 
     line.fill(second, chunk_of(1))
-    line.fill(first, Failure(SourceChangedError("gone")))
+    line.fill(first, Failure(GONE))
 
     assert line.is_stopped
-    assert line.num_rows_in_flight == 0
-    assert line.num_produced == 0, "what follows a failure is not delivered"
+    assert (line.num_rows_in_flight, line.num_produced) == (0, 0), "what follows a failure is not delivered"
 
 
-def test_a_failure_may_overtake_what_no_one_will_fill() -> None:
-    line = filled(channel(), chunk_of(1))
+def test_a_failure_may_overtake_what_no_one_will_fill():
+    line = channel(chunk_of(1))
     entry = line.enter(1)
 
-    line.fail(SourceChangedError("gone"), overtakes=True)
+    line.fail(GONE, overtakes=True)
     assert line.is_stopped
     line.fill(entry, chunk_of(2))
     assert shape(line)[:3] == [(0, 1), "ChunkEnd", "Failure"]

@@ -12,96 +12,63 @@ from asyncdata import Position, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
+from tests.support.chunks import Lines
 
 FIRST = Position(2, 5, 100)
 
 
-class Lines:
-    """Row n of the chunk lies at byte 10 * n of file 3."""
-
-    def location(self, row: int) -> SourceLocation:
-        return SourceLocation("/rows", 10 * row, 9)
-
-    def key(self, row: int) -> tuple[int, int]:
-        return 3, 10 * row
-
-
-def chunk_of(out: ColumnWriter, num_rows: int, *, ends_epoch: bool = False) -> Chunk:
+def chunk_of(out, num_rows, *, ends_epoch=False):
     return Chunk(out.finish(num_rows, 0.0), FIRST, num_rows, Lines(), ends_epoch=ends_epoch)
 
 
 @pytest.fixture
-def whole() -> Chunk:
-    """Three rows, all kept."""
-    out = ColumnWriter()
-    out.keep(0, [1, 2], label=b'"a"', prompt=b'"p"')
-    out.keep(1, [])
-    out.keep(2, [3], label=b"[1]")
-    return chunk_of(out, 3)
-
-
-@pytest.fixture
-def gappy() -> Chunk:
+def gappy():
     """Seven rows: 1, 4 and 5 are kept, 0 and 6 too short, 3 dull, 2 bad."""
     out = ColumnWriter()
     out.drop(0, "short")
-    out.keep(1, [1])
+    out.keep(1, [1], label=b'"a"')
     out.fail(2, RowFault("AD101", "bad", b"{"))
     out.drop(3, "dull")
-    out.keep(4, [4, 4])
+    out.keep(4, [4, 4], label=b"[1]", prompt=b'"p"')
     out.keep(5, [5])
     out.drop(6, "short")
     return chunk_of(out, 7, ends_epoch=True)
 
 
-def test_samples_are_those_of_the_rows_that_were_kept(whole, gappy):
+def test_samples_are_those_of_the_rows_that_were_kept(gappy):
     samples = range(3)
 
-    assert [whole.tokens_of(sample).tolist() for sample in samples] == [[1, 2], [], [3]]
     assert [gappy.tokens_of(sample).tolist() for sample in samples] == [[1], [4, 4], [5]]
-    assert [whole.row_of(sample) for sample in samples] == [0, 1, 2]
+    assert [gappy.value("label", sample) for sample in samples] == ["a", [1], None]
+    assert [gappy.value("prompt", sample) for sample in samples] == [None, "p", None]
+    assert gappy.value("metadata", 0) is None
     assert [gappy.row_of(sample) for sample in samples] == [1, 4, 5]
-    assert [str(whole.position(sample)) for sample in samples] == ["2:5:100", "2:5:101", "2:5:102"]
     assert [str(gappy.position(sample)) for sample in samples] == ["2:5:101", "2:5:104", "2:5:105"]
-    assert [whole.samples_before(row) for row in range(5)] == [0, 1, 2, 3, 3]
     assert [gappy.samples_before(row) for row in range(9)] == [0, 0, 1, 1, 1, 2, 3, 3, 3]
     assert [gappy.num_tokens(start, 3) for start in range(4)] == [4, 3, 1, 0]
-    assert [chunk.num_samples for chunk in (whole, gappy)] == [3, 3]
-    assert [chunk.ends_epoch for chunk in (whole, gappy)] == [False, True]
+    assert (gappy.num_samples, gappy.ends_epoch, gappy.notes) == (3, True, [])
 
 
-def test_tokens_are_views_that_cannot_be_written(whole):
-    tokens = whole.tokens_of(0)
+def test_tokens_are_views_that_cannot_be_written_and_memory_is_that_of_tokens_and_columns(gappy):
+    tokens = gappy.tokens_of(0)
 
     assert tokens.dtype == np.int32
-    assert np.shares_memory(tokens, whole.tokens_of(0))
+    assert np.shares_memory(tokens, gappy.tokens_of(0))
     with pytest.raises(ValueError, match="read-only"):
         tokens[0] = 7
+    assert gappy.num_bytes == 4 * 4 + len(b'"a"') + len(b"[1]") + len(b'"p"')
 
 
-def test_locations_are_asked_of_the_window_by_row(gappy):
-    assert [gappy.location(sample).byte_offset for sample in range(3)] == [10, 40, 50]
-    assert gappy.row_location(2) == SourceLocation("/rows", 20, 9)
-    assert gappy.row_key(2) == (3, 20)
-
-
-def test_rows_without_a_sample_are_told_with_their_reasons(whole, gappy):
-    assert (whole.drops, whole.errors) == ([], [])
+def test_rows_without_a_sample_are_told_with_their_reasons_and_their_places(gappy):
     assert {drop.reason: drop.rows.tolist() for drop in gappy.drops} == {"short": [0, 6], "dull": [3]}
-    assert [(error.row, error.code, error.reason, error.excerpt) for error in gappy.errors] == [
-        (2, "AD101", "bad", "{")
-    ]
-
-
-def test_a_value_is_none_where_the_row_or_the_whole_chunk_has_none(whole):
-    assert [whole.value("label", sample) for sample in range(3)] == ["a", None, [1]]
-    assert [whole.value("prompt", sample) for sample in range(3)] == ["p", None, None]
-    assert whole.value("metadata", 0) is None
+    (error,) = gappy.errors
+    assert (error.row, error.code, error.reason, error.excerpt) == (2, "AD101", "bad", "{")
+    assert (gappy.row_location(2), gappy.row_key(2)) == (SourceLocation("rows.jsonl", 1020, 9), (0, 1020))
+    assert [gappy.location(sample).byte_offset for sample in range(3)] == [1010, 1040, 1050]
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [(b"NaN", "nan"), (b"[Infinity]", "[inf]"), (rb'"\ud800"', r"'\ud800'"), (b"1e400", "inf")],
+    ("text", "expected"), [(b"NaN", "nan"), (b"[Infinity]", "[inf]"), (rb'"\ud800"', r"'\ud800'"), (b"1e400", "inf")]
 )
 def test_a_value_that_only_pythons_reader_takes_is_decoded_as_there(text, expected):
     out = ColumnWriter()
@@ -110,23 +77,20 @@ def test_a_value_that_only_pythons_reader_takes_is_decoded_as_there(text, expect
     assert repr(chunk_of(out, 1).value("label", 0)) == expected
 
 
-def test_memory_is_that_of_tokens_and_columns(whole):
-    assert whole.num_bytes == 4 * 3 + len(b'"a"') + len(b"[1]") + len(b'"p"')
-
-
-def test_notes_are_told_by_name_with_their_rows(whole):
+def test_notes_are_told_by_name_with_their_rows_which_are_all_kept():
     out = ColumnWriter()
     for row in (2, 0, 1):
         out.keep(row, [row])
         out.note(row, "odd" if row == 1 else "even")
     out.note(1, "small")
 
-    assert whole.notes == []
-    assert {note.name: note.rows.tolist() for note in chunk_of(out, 3).notes} == {
-        "even": [0, 2],
-        "odd": [1],
-        "small": [1],
-    }
+    chunk = chunk_of(out, 3)
+    notes = {note.name: note.rows.tolist() for note in chunk.notes}
+    assert notes == {"even": [0, 2], "odd": [1], "small": [1]}
+    assert (chunk.drops, chunk.errors, chunk.ends_epoch) == ([], [], False)
+    assert [chunk.row_of(sample) for sample in range(3)] == [0, 1, 2]
+    assert [str(chunk.position(sample)) for sample in range(3)] == ["2:5:100", "2:5:101", "2:5:102"]
+    assert [chunk.samples_before(row) for row in range(5)] == [0, 1, 2, 3, 3]
 
 
 def test_notes_are_of_the_requests_own_rows():
@@ -143,7 +107,7 @@ def test_notes_are_of_the_requests_own_rows():
 # Where the tokens of rows were counted before.
 
 
-def counted(out: ColumnWriter, expected: list[int]) -> Chunk:
+def counted(out, expected):
     reply = msgspec.structs.replace(out.finish(len(expected), 0.0), expected=array("i", expected).tobytes())
     return Chunk(reply, FIRST, len(expected), Lines(), ends_epoch=False)
 
@@ -170,7 +134,7 @@ def test_rows_of_other_ranks_and_bad_rows_are_samples_without_tokens():
 
 def test_a_row_that_has_not_the_tokens_that_were_counted_is_bad_and_has_none():
     out = ColumnWriter()
-    out.keep(0, [1])
+    out.keep(0, [1], label=b"1")
     out.keep(1, [2, 2, 2])
     out.drop(2, "dull")
     out.keep(3, [4, 4])
@@ -179,20 +143,10 @@ def test_a_row_that_has_not_the_tokens_that_were_counted_is_bad_and_has_none():
     chunk = counted(out, [1, 2, 5, 2])
 
     assert [chunk.tokens_of(sample).tolist() for sample in range(4)] == [[1], [], [], [4, 4]]
+    assert [chunk.value("label", sample) for sample in range(4)] == [1, None, None, None]
     assert chunk.drops == []
     assert [(note.name, note.rows.tolist()) for note in chunk.notes] == [("seen", [0, 3])]
     assert [(error.row, error.code) for error in chunk.errors] == [(1, "AD424"), (2, "AD424")]
     assert "has 3 tokens, and had 2 when" in chunk.errors[0].reason
     assert "has no tokens, and had 5 when" in chunk.errors[1].reason
     assert "does not do the same each time" in chunk.errors[0].reason
-
-
-def test_a_reply_that_is_as_it_was_counted_is_taken_as_it_is():
-    out = ColumnWriter()
-    out.keep(0, [1, 2], label=b"1")
-    out.keep(1, [], label=b"2")
-    chunk = counted(out, [2, 0])
-
-    assert [chunk.tokens_of(sample).tolist() for sample in range(2)] == [[1, 2], []]
-    assert [chunk.value("label", sample) for sample in range(2)] == [1, 2]
-    assert chunk.errors == []

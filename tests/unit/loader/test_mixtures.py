@@ -1,7 +1,5 @@
 """A mixture: what may be said about it, in Python or in a file, and what cannot work."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -41,23 +39,19 @@ def test_what_cannot_work_is_refused_and_named(make, why):
         make()
 
 
-def test_leaves_have_dotted_names_in_the_order_of_the_schedule():
-    mix = Mix({"z": "z.jsonl", "m": Mix({"y": "y.jsonl", "b": "b.jsonl"}), "a": "a.jsonl"})
+def test_leaves_have_dotted_names_in_the_order_of_the_schedule_and_weigh_by_the_bytes_of_all_their_parts():
+    mix = Mix({"z": "z.jsonl", "m": Mix({"y": "y.jsonl", "b": "b.jsonl"}), "a": "a.jsonl"}, temperature=1)
+    node = mix.node({"a": 100, "m.b": 150, "m.y": 50, "z": 100})
 
     assert [leaf.name for leaf in mix.leaves()] == ["a", "m.b", "m.y", "z"]
-    assert [(leaf.number, leaf.name) for leaf in mix.node({}).leaves()] == [*enumerate(["a", "m.b", "m.y", "z"])]
-
-
-def test_a_nested_mixture_weighs_by_the_bytes_of_all_its_parts():
-    mix = Mix({"a": "a.jsonl", "m": Mix({"x": "x.jsonl", "y": "y.jsonl"})}, temperature=1)
-
-    assert mix.node({"a": 100, "m.x": 150, "m.y": 50}).stages == ((0, (1, 2)),)
+    assert [(leaf.number, leaf.name) for leaf in node.leaves()] == [*enumerate(["a", "m.b", "m.y", "z"])]
+    assert node.stages == ((0, (1, 2, 1)),)
 
 
 def test_the_description_names_every_setting_that_decides_the_schedule():
     mix = Mix({"a": Part("a.jsonl", weight=3), "m": Part(Mix({"x": "x.jsonl"}, quota=5))}, stages={10: {"a": 1}})
 
-    assert mix.description(mix.node({})) == {
+    assert mix.node({}).description() == {
         "by": "rows",
         "quota": 1000,
         "a.weight": 3,
@@ -78,8 +72,6 @@ def test_the_seed_of_a_part_is_pinned_and_its_own():
     assert part_seed(42, "math") == 44107359106453524
     assert len({part_seed(seed, name) for seed in (1, 2) for name in ("a", "b")}) == 4
 
-
-# Files
 
 TOML = """
 by = "tokens"
@@ -124,13 +116,15 @@ def test_every_setting_is_read_and_paths_are_relative_to_the_file_that_has_them(
     }
 
 
-def test_yaml_is_read_where_it_is_installed(tmp_path):
+def test_yaml_is_read_where_it_is_installed_and_another_kind_of_file_is_refused(tmp_path):
     pytest.importorskip("yaml")
-    (tmp_path / "mix.yaml").write_text("quota: 10\nstages: {0: parts, 50: {a: 1}}\nparts: {a: a.jsonl, b: b.jsonl}\n")
+    for name in ("mix.yaml", "mix.txt"):
+        (tmp_path / name).write_text("quota: 10\nstages: {0: parts, 50: {a: 1}}\nparts: {a: a.jsonl, b: b.jsonl}\n")
 
     mix = mix_of_file(tmp_path / "mix.yaml")
-
     assert (mix.quota, mix.stages, list(mix.parts)) == (10, {0: None, 50: {"a": 1}}, ["a", "b"])
+    with pytest.raises(ConfigError, match=r"ends in .toml, .yaml or .json"):
+        mix_of_file(tmp_path / "mix.txt")
 
 
 @pytest.mark.parametrize(
@@ -155,10 +149,3 @@ def test_what_cannot_work_is_named_with_the_file(tmp_path, text, why):
         mix_of_file(tmp_path / "bad.toml")
 
     assert "bad.toml" in str(refused.value)
-
-
-def test_another_kind_of_file_is_refused(tmp_path):
-    (tmp_path / "mix.txt").write_text("")
-
-    with pytest.raises(ConfigError, match=r"ends in .toml, .yaml or .json"):
-        mix_of_file(tmp_path / "mix.txt")

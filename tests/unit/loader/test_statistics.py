@@ -1,7 +1,5 @@
 """The statistics: flat, for Prometheus, OpenTelemetry and dashboards; in a printed loader; and in a timeout's words."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -14,7 +12,6 @@ from typing import Any
 import pytest
 
 from asyncdata import ConfigError, DataLoader, Mix, RowFn, SourceLocation, SourceStatistics, Statistics
-from asyncdata.loader.base import BaseLoader
 from asyncdata.loader.exposition import measurements
 from asyncdata.loader.statistics import explain_timeout
 from asyncdata.workers.base import WorkerState
@@ -35,7 +32,6 @@ def part_of(number: int) -> SourceStatistics:
 
 
 def distinct(**changes: Any) -> Statistics:
-    """Statistics whose fields all have different values."""
     numbers = {name: number for number, name in enumerate(Statistics.__struct_fields__)}
     fields = numbers | {
         "dropped_total": {"max_length": 7, REASON: 2},
@@ -48,9 +44,6 @@ def distinct(**changes: Any) -> Statistics:
         "workers": [WorkerState(state="busy", pid=1, busy_s=0.5), WorkerState(state="idle", pid=2)],
     }
     return Statistics(**fields | changes)
-
-
-# Flat
 
 
 def test_flat_statistics_are_numbers_with_names_for_prometheus():
@@ -75,9 +68,6 @@ def test_flat_statistics_are_numbers_with_names_for_prometheus():
     assert distinct().to_dict()["asyncdata_source_math_easy_samples_total"] == 70
 
 
-# Prometheus and OpenTelemetry
-
-
 def test_every_number_is_in_the_text_and_the_parser_of_prometheus_reads_it():
     parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus-client")
     now = distinct()
@@ -97,28 +87,24 @@ def test_every_number_is_in_the_text_and_the_parser_of_prometheus_reads_it():
     assert families["asyncdata_waits"].documentation == "calls that had to wait for data."
 
 
-def test_every_field_is_measured_and_explained():
+def test_every_field_is_measured_and_explained_and_labels_of_the_caller_are_on_every_number():
     now = distinct(excluded_rows={"a": 1}, unpacked_samples_total={"a": 1})
 
     fields = set(Statistics.__struct_fields__) - {"by_source"} | set(part_of(1).to_dict("source"))
+    lines = now.to_prometheus({"rank": "3", "run": 'a"b'}).splitlines()
+    helps = [line for line in lines if line.startswith("# HELP")]
     assert {one.field for one in measurements(now)} == fields
-    helps = [line for line in now.to_prometheus().splitlines() if line.startswith("# HELP")]
     assert len(helps) == len(fields)
     assert all(len(line.split()) > 3 for line in helps)
-
-
-def test_labels_of_the_caller_are_on_every_number():
-    numbers = [line for line in distinct().to_prometheus({"rank": "3", "run": 'a"b'}).splitlines() if line[0] != "#"]
-
-    assert all('rank="3",run="a\\"b"' in line for line in numbers)
-    assert 'asyncdata_dropped_total{rank="3",run="a\\"b",reason="max_length"} 7' in numbers
+    assert all('rank="3",run="a\\"b"' in line for line in lines if line[0] != "#")
+    assert 'asyncdata_dropped_total{rank="3",run="a\\"b",reason="max_length"} 7' in lines
 
 
 def odd(row: dict[str, Any]) -> list[int] | None:
     return [row["n"]] if row["n"] % 2 else None
 
 
-def test_opentelemetry_reads_the_numbers_of_a_loader_and_its_parts_until_it_is_gone(tmp_path: Path):
+def test_opentelemetry_reads_the_numbers_of_a_loader_and_its_parts_until_it_is_gone(tmp_path):
     sdk = pytest.importorskip("opentelemetry.sdk.metrics", reason="needs opentelemetry-sdk")
     export = pytest.importorskip("opentelemetry.sdk.metrics.export")
     from asyncdata.integrations.opentelemetry import observe
@@ -132,9 +118,8 @@ def test_opentelemetry_reads_the_numbers_of_a_loader_and_its_parts_until_it_is_g
     def numbers() -> dict[Any, Any]:
         data = reader.get_metrics_data()
         scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
-        metrics = [metric for scope in scopes for metric in scope.metrics]
-        points = [(metric, point) for metric in metrics for point in metric.data.data_points]
-        return {(m.name, *sorted(p.attributes.items())): (p.value, m.unit) for m, p in points}
+        found = [(one, point) for scope in scopes for one in scope.metrics for point in one.data.data_points]
+        return {(m.name, *sorted(p.attributes.items())): (p.value, m.unit) for m, p in found}
 
     with DataLoader(mix, tokenize_fn=odd, num_workers=0, buffer_size=4) as loader:
         observe(loader, provider.get_meter("test"), {"rank": "1"})
@@ -178,9 +163,6 @@ def test_the_program_of_the_page_logs_a_number_for_each_statistic(name, tmp_path
     assert [(values["loss"], values["asyncdata_samples_total"]) for values in logged] == [(2.5, 5), (2.5, 10)]
     assert [key for key, value in logged[-1].items() if not isinstance(value, int | float | None)] == []
     assert len(found[1].splitlines()) <= MAX_LINES
-
-
-# A printed loader
 
 
 def tokens(row: dict[str, Any]) -> list[int]:
@@ -231,12 +213,9 @@ def test_a_loader_whose_constructor_failed_can_be_printed(folder):
     loader = DataLoader.__new__(DataLoader)
 
     with pytest.raises(ConfigError):
-        BaseLoader.__init__(loader, str(folder / "c.jsonl"), tokenize_fn=tokens, num_workers=-1)
+        loader.__init__(str(folder / "c.jsonl"), tokenize_fn=tokens, num_workers=-1)
 
     assert repr(loader) == "<DataLoader closed: the loader's constructor failed>"
-
-
-# Timeouts
 
 
 def explained(now: Statistics, oldest: Any = None, *, is_started: bool = True, is_indexing: bool = False) -> Any:

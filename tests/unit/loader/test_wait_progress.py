@@ -1,7 +1,5 @@
 """What a call waits for is shown, if it lasts, and by nothing else than a thread of its own."""
 
-from __future__ import annotations
-
 import builtins
 import io
 import logging
@@ -11,21 +9,16 @@ import threading
 import types
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncdata.loader import wait_progress
 from asyncdata.loader.wait_progress import WaitProgress, way_of
-from asyncdata.loader.waits import Waits as AllWaits
+from asyncdata.loader.wait_progress import Waits as AllWaits
 from tests.support.loading import NEVER_S
 
 
 class Shown:
-    """A display that tells what it was told."""
-
-    def __init__(self, said: queue.SimpleQueue[str] | None = None) -> None:
-        self.said = said or queue.SimpleQueue[str]()
+    def __init__(self) -> None:
+        self.said = queue.SimpleQueue[str]()
 
     def show(self, text: str, waited_s: float) -> None:
         self.said.put(text)
@@ -85,24 +78,25 @@ def test_a_display_that_fails_is_a_warning_and_the_wait_lasts(caplog, monkeypatc
 
 def test_events_come_each_time_the_wait_has_doubled(caplog):
     caplog.set_level(logging.INFO)
-    display = wait_progress._display("log")  # noqa: SLF001
-    for waited_s in (2.0, 3.0, 4.0, 5.0, 8.0, 15.9, 16.0):
-        display.show("the row index", waited_s)
+    show(wait_progress._display("log"), 2.0, 3.0, 4.0, 5.0, 8.0, 15.9, 16.0)  # noqa: SLF001
 
     assert [record.fields["waited_s"] for record in caplog.records] == [2.0, 4.0, 8.0, 16.0]
 
 
+def show(display: wait_progress.Display, *waited_s: float) -> None:
+    for seconds in waited_s:
+        display.show("the row index", seconds)
+    display.end()
+
+
 def test_without_rich_and_where_they_are_asked_for_there_are_lines(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    stderr = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
 
     for way in ("bar", "lines"):
-        display = wait_progress._display(way)  # noqa: SLF001
-        display.show("the row index", 2.0)
-        display.end()
+        show(wait_progress._display(way), 2.0, 3.0)  # noqa: SLF001
 
-    assert stderr.getvalue() == 2 * "asyncdata: the row index (2 s)\n"
+    assert sys.stderr.getvalue() == 2 * "asyncdata: the row index (2 s)\n"
 
 
 class Terminal(io.StringIO):
@@ -113,19 +107,18 @@ class Terminal(io.StringIO):
 def test_with_rich_there_is_a_bar_that_disappears_and_leaves_what_the_program_prints_where_it_goes(monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.setenv("TERM", "xterm")
-    stdout, stderr = io.StringIO(), Terminal()
-    monkeypatch.setattr(sys, "stdout", stdout)
-    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", Terminal())
 
     display = wait_progress._display("bar")  # noqa: SLF001
     display.show("[the] row index", 2.0)
     print("a result")  # noqa: T201 - another thread does, while a call waits
     display.end()
 
-    assert "asyncdata: [the] row index" in stderr.getvalue()
-    assert stderr.getvalue().endswith("\x1b[2K")
-    assert stdout.getvalue() == "a result\n"
-    assert "a result" not in stderr.getvalue()
+    assert "asyncdata: [the] row index" in sys.stderr.getvalue()
+    assert sys.stderr.getvalue().endswith("\x1b[2K")
+    assert sys.stdout.getvalue() == "a result\n"
+    assert "a result" not in sys.stderr.getvalue()
 
 
 class ZMQInteractiveShell:
@@ -142,12 +135,9 @@ def test_a_notebook_whose_packages_are_not_there_breaks_nothing(monkeypatch):
     monkeypatch.setattr(ipython, "get_ipython", lambda: shell, raising=False)
     monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)  # by this rich knows a notebook
     assert way_of("auto", 0) == "bar"
-    stderr = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stderr)
-    display = wait_progress._display("bar")  # noqa: SLF001
-    display.show("the row index", 2.0)
-    display.end()
-    assert stderr.getvalue() == "asyncdata: the row index (2 s)\n"
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    show(wait_progress._display("bar"), 2.0)  # noqa: SLF001
+    assert sys.stderr.getvalue() == "asyncdata: the row index (2 s)\n"
 
 
 @pytest.mark.parametrize(
@@ -171,78 +161,36 @@ def test_a_bar_is_shown_on_the_first_rank_in_a_terminal_and_events_where_someone
     assert way_of(progress, rank) == way
 
 
-class Waits(RuleBasedStateMachine):
-    """Any number of threads that wait: while one waits there is a display, and when none does there is none."""
+def test_the_oldest_of_several_waits_is_shown_on_one_display_and_it_ends_with_the_last():
+    shown, displays = Shown(), []
+    progress = WaitProgress("bar", 0.0, lambda way: displays.append(way) or shown)
+    for first, second in (("a", "b"), ("c", "d")):
+        older, newer = progress.waiting(lambda text=first: text), progress.waiting(lambda text=second: text)
+        older.__enter__()
+        newer.__enter__()
+        with progress.waiting(lambda: "the youngest"):
+            assert shown.next() == first
+        older.__exit__(None, None, None)
+        assert shown.next(unlike=first) == second
+        newer.__exit__(None, None, None)
+        assert shown.next(unlike=second) == "end"
+    progress.close()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[tuple[str, object]] = []
-        self.shown: list[Shown] = []
-        self.said = queue.SimpleQueue[str]()
-        self.progress = WaitProgress("bar", 0.0, self._display)
-        self.number = 0
-
-    def _display(self, _: str) -> Shown:
-        self.shown.append(Shown(self.said))
-        return self.shown[-1]
-
-    @rule()
-    def begin(self) -> None:
-        self.number += 1
-        text = f"wait {self.number}"
-        block = self.progress.waiting(lambda: text)
-        block.__enter__()
-        self.open.append((text, block))
-
-    @precondition(lambda self: self.open)
-    @rule(which=st.integers(0, 5))
-    def end(self, which: int) -> None:
-        _, block = self.open.pop(which % len(self.open))
-        block.__exit__(None, None, None)
-
-    @precondition(lambda self: self.open)
-    @rule()
-    def the_oldest_is_shown(self) -> None:
-        while self.said.get(timeout=NEVER_S) != self.open[0][0]:
-            pass
-
-    @invariant()
-    def one_display_at_a_time(self) -> None:
-        assert self.progress._shown in (None, *self.shown[-1:])  # noqa: SLF001
-
-    def teardown(self) -> None:
-        while self.open:
-            self.end(0)
-        self.progress.close()
-        said = []
-        while not self.said.empty():
-            said.append(self.said.get())
-        assert said.count("end") <= len(self.shown)
-
-
-TestWaits = pytest.mark.thorough(Waits.TestCase)
-TestWaits.settings = settings(max_examples=8, stateful_step_count=10, deadline=None)
-
-
-class Clock:
-    now = 10.0
-
-    def __call__(self) -> float:
-        return self.now
+    assert displays == ["bar", "bar"]
 
 
 def test_waits_count_while_they_last_and_each_once():
-    clock, seen = Clock(), []
-    waits = AllWaits(clock)
-    waits.on_begin = waits.on_end = lambda wait, now: seen.append((wait, now))
+    now, seen = 10.0, []
+    waits = AllWaits(lambda: now)
+    waits.on_begin = waits.on_end = lambda wait, at: seen.append((wait, at))
     waits.begin("a")
-    clock.now = 11.0
+    now = 11.0
     waits.begin("b")
-    clock.now = 14.0
+    now = 14.0
     assert (waits.totals(), waits.ended) == ((2, 7.0), (0, 0.0))
 
     waits.end("a")
-    clock.now = 15.0
+    now = 15.0
     assert (waits.totals(), waits.ended) == ((2, 8.0), (1, 4.0))
 
     waits.end("b")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 from array import array
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +20,7 @@ from asyncdata import RowShuffle, SourceError
 from asyncdata.cli.main import main
 from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.messages import Block, Indexed, RowError
-from asyncdata.prefetch.row_index.eviction import hold_rows, kept_indexes, make_room
-from asyncdata.prefetch.row_index.index_file import IndexFile
+from asyncdata.prefetch.row_index.index_file import IndexFile, hold_rows, kept_indexes, make_room
 from asyncdata.prefetch.row_index.row_index import RowIndex
 from asyncdata.sources.spool import part_path, write_part
 
@@ -31,14 +32,12 @@ GOOD, NO_SAMPLE, NO_OBJECT = 0, 1, 2
 BLOCK = 100
 
 
-class Pieces:
-    """Blocks of two files, each of 100 bytes."""
-
-    num_blocks = 6
-    are_arrays: Sequence[bool] = ()
-
-    def blocks(self, ids: Iterable[int]) -> list[Block]:
-        return [Block(number // 3, BLOCK * (number % 3), BLOCK * (number % 3 + 1)) for number in ids]
+PIECES: Any = SimpleNamespace(
+    num_blocks=6,
+    are_arrays=(),
+    blocks=lambda ids: [Block(number // 3, BLOCK * (number % 3), BLOCK * (number % 3 + 1)) for number in ids],
+)
+"""Blocks of two files, each of 100 bytes."""
 
 
 def part(marks: Sequence[Sequence[int]], **fields: Any) -> Indexed:
@@ -60,7 +59,7 @@ def ints(numbers: Iterable[int]) -> bytes:
 
 
 def index_of(shuffle: RowShuffle, *parts: Indexed, spool: str = "") -> RowIndex:
-    index = RowIndex(Pieces(), shuffle, spool)
+    index = RowIndex(PIECES, shuffle, spool)
     for found in parts:
         index.append(found)
     return index
@@ -76,10 +75,11 @@ bounds = st.none() | st.integers(-12, 25)
 
 
 @settings(max_examples=50)
-@given(every_mark, bounds, bounds, st.booleans(), st.integers(1, 5))
-def test_the_rows_that_have_a_number_are_those_of_a_list_filtered_and_sliced(blocks, first, stop, only_kept, cut):
+@given(every_mark, bounds, bounds, st.booleans(), st.sampled_from(["keyed", "none"]))
+def test_the_rows_that_have_a_number_are_those_of_a_list_filtered_and_sliced(blocks, first, stop, only_kept, method):
     only_kept = only_kept or (first, stop) == (None, None)
-    index = index_of(RowShuffle(first=first, stop=stop, only_kept=only_kept), part(blocks))
+    shuffle = RowShuffle(first=first, stop=stop, only_kept=only_kept, method=method)
+    index = index_of(shuffle, part(blocks))
     rows = [
         ((number // 3, BLOCK * (number % 3) + 10 * row), mark)
         for number, block in enumerate(blocks)
@@ -97,10 +97,12 @@ def test_the_rows_that_have_a_number_are_those_of_a_list_filtered_and_sliced(blo
         every_other = np.arange(0, len(expected), 2)
         assert index.num_tokens_of(every_other).tolist() == [num_tokens for *_, num_tokens in expected][::2]
         assert (index.num_tokens.dtype, index.num_found) == (np.int32, len(rows))
-    in_two_parts = index_of(
-        RowShuffle(first=first, stop=stop, only_kept=only_kept), part(blocks[:cut]), part(blocks[cut:])
-    )
-    assert numbers_of(in_two_parts) == numbers_of(index)
+    in_parts, settled = index_of(shuffle), None
+    for block in blocks:
+        in_parts.append(part([block]))
+        settled = in_parts.num_rows if settled is None and in_parts.is_settled else settled
+    assert numbers_of(in_parts) == numbers_of(index)
+    assert settled in (None, index.num_rows), "when it is settled no further row gets a number"
 
 
 @settings(max_examples=50)
@@ -126,19 +128,6 @@ def test_a_split_is_torchs(seed):
     for name, expected in (("train", chosen[:20]), ("eval", chosen[20:])):
         shuffle = RowShuffle(part=name, train_ratio=0.69, split_seed=seed)
         assert numbers_of(index_of(shuffle, part([[GOOD] * 5] * 6))) == sorted(expected)
-
-
-@pytest.mark.thorough
-@given(every_mark, st.integers(0, 25), st.integers(0, 25))
-def test_when_it_is_settled_no_further_row_gets_a_number(blocks, first, stop):
-    index = RowIndex(Pieces(), RowShuffle(method="none", first=first, stop=stop, only_kept=True))
-    settled = None
-    for block in blocks:
-        index.append(part([block]))
-        if settled is None and index.is_settled:
-            settled = index.num_rows
-
-    assert settled is None or settled == index.num_rows
 
 
 def test_without_bounds_every_row_has_a_number_and_nothing_is_looked_at():
@@ -173,7 +162,7 @@ def test_what_is_left_out_is_counted_by_its_reason():
 
 
 def test_a_waiting_thread_wakes_when_the_index_is_complete_or_has_failed():
-    index, broken = RowIndex(Pieces(), RowShuffle()), RowIndex(Pieces(), RowShuffle())
+    index, broken = RowIndex(PIECES, RowShuffle()), RowIndex(PIECES, RowShuffle())
 
     assert not index.wait(0.0)
     index.complete()
@@ -209,27 +198,27 @@ PARTS = [
 IDENTITY = "0123456789abcdef"
 
 
-def read(folder: str) -> list[Indexed]:
-    file = IndexFile(folder, IDENTITY)
-    try:
+def opened(folder: Path | str) -> Any:
+    return contextlib.closing(IndexFile(str(folder), IDENTITY))
+
+
+def read(folder: Path | str) -> list[Indexed]:
+    with opened(folder) as file:
         return list(file.parts())
-    finally:
-        file.close()
 
 
-def write(folder: str, parts: list[Indexed]) -> str:
-    file = IndexFile(folder, IDENTITY)
-    list(file.parts())
-    for one in parts:
-        file.append(one)
-    file.close()
-    return str(file.path)
+def write(folder: Path | str, parts: list[Indexed]) -> str:
+    with opened(folder) as file:
+        list(file.parts())
+        for one in parts:
+            file.append(one)
+        return str(file.path)
 
 
 @settings(max_examples=50)
 @given(st.data())
 def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_written_on(tmp_path_factory, data):
-    folder = str(tmp_path_factory.mktemp("index"))
+    folder = tmp_path_factory.mktemp("index")
     write(folder, PARTS[:2])
     path = write(folder, PARTS[2:])
     assert read(folder) == PARTS
@@ -251,33 +240,29 @@ def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_wr
 
 
 def test_an_appended_part_overwrites_a_part_that_was_refused(tmp_path):
-    write(str(tmp_path), PARTS)
-    file = IndexFile(str(tmp_path), IDENTITY)
-    for found in file.parts():
-        if found == PARTS[2]:
-            file.refuse()
-            break
-    file.append(PARTS[4])
-    file.finish()
-    file.close()
+    write(tmp_path, PARTS)
+    with opened(tmp_path) as file:
+        for found in file.parts():
+            if found == PARTS[2]:
+                file.refuse()
+                break
+        file.append(PARTS[4])
+        file.finish()
 
-    assert read(str(tmp_path)) == [*PARTS[:2], PARTS[4]]
+    assert read(tmp_path) == [*PARTS[:2], PARTS[4]]
 
 
 def test_another_process_reads_and_does_not_write(tmp_path):
-    first = IndexFile(str(tmp_path), IDENTITY)
-    first.append(PARTS[0])
+    with opened(tmp_path) as first:
+        first.append(PARTS[0])
+        with opened(tmp_path) as second:
+            assert list(second.parts()) == [PARTS[0]]
+            second.append(PARTS[1])
+            second.finish()
+        first.append(PARTS[2])
+        first.finish()
 
-    second = IndexFile(str(tmp_path), IDENTITY)
-    assert list(second.parts()) == [PARTS[0]]
-    second.append(PARTS[1])
-    second.finish()
-    second.close()
-    first.append(PARTS[2])
-    first.finish()
-    first.close()
-
-    assert read(str(tmp_path)) == [PARTS[0], PARTS[2]]
+    assert read(tmp_path) == [PARTS[0], PARTS[2]]
 
 
 def test_a_link_is_not_followed(tmp_path):

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.report.charts import Series, columns, duration, lines, short, strips, time_axis
+from asyncdata.report.charts import Series, columns, duration, lines, short, time_axis
 from asyncdata.report.figures import by_rank, origins, quantile, steps_of, summed
-from asyncdata.report.plain_text import script_json, visible
+from asyncdata.report.page import script_json, visible
 from asyncdata.report.samples import MAX_SAMPLE_CHARS, Run, Samples, ShownSample, ShownText
 from asyncdata.telemetry.reader import read
 from tests.support.examples import in_ci
 from tests.support.report_pages import write_run_of
-from tests.support.telemetry_files import BEGAN, interval, start, write, write_run
+from tests.support.telemetry_files import interval, start, write
 
 # Charts
 
 
 def test_a_column_is_as_high_as_its_value_on_the_axis():
     chart = columns("a", "A", "about", [("1", 50), ("2", 0), ("3", 180)], of="tokens", unit="samples", head=("x", "y"))
-
     assert chart.y.high == 200
     assert [mark.height for mark in chart.columns] == [25, 0, 90]
     assert [mark.label for mark in chart.columns][2] == "3 tokens: 180 samples"
@@ -36,7 +34,6 @@ def test_a_line_goes_through_its_values_and_breaks_where_there_is_none():
     goal = Series("goal", [10, 10, 10, 10], is_target=True)
     series = [Series("a", [0, 50, None, 100]), goal, Series("b", [1, 2, 3, 4])]
     chart = lines("a", "A", "about", [0, 10, 20, 40], series, unit="%", top=100)
-
     assert chart.curves[0].path == "M0.0 100.0L25.0 50.0M100.0 0.0h-1"
     assert [(curve.color, curve.is_target) for curve in chart.curves] == [(0, False), (0, True), (1, False)]
     assert chart.head == ["time", "a", "goal", "b"]
@@ -47,7 +44,6 @@ def test_a_line_goes_through_its_values_and_breaks_where_there_is_none():
 @pytest.mark.parametrize("values", [[], [0.0], [None], [1e-9], [5.0] * 3, [1e15, 1.0]])
 def test_every_series_has_axes_with_few_ticks_from_end_to_end(values):
     chart = lines("a", "A", "about", list(map(float, range(len(values)))), [Series("a", values)], unit="x")
-
     assert (chart.y.ticks[0].at, chart.y.ticks[-1].at) == (0, 100)
     assert 2 <= len(chart.y.ticks) <= 6
     assert max([value for value in values if value is not None], default=0) <= chart.y.high * (1 + 1e-9)
@@ -57,23 +53,13 @@ def test_every_series_has_axes_with_few_ticks_from_end_to_end(values):
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 7.0, 90.0, 3_000.0, 50_000.0, 2_000_000.0])
 def test_the_ticks_of_a_time_axis_are_few_and_on_it(seconds):
     ticks = time_axis(0, seconds).ticks
-
     assert 2 <= len(ticks) == len({tick.label for tick in ticks}) <= 8
     assert all(0 <= tick.at <= 100.001 for tick in ticks)
-
-
-def test_the_parts_of_a_bin_are_stacked_from_the_bottom_and_as_high_as_their_shares():
-    assert strips([(0, 5), (5, 10)], 20, [[0.75, 0.25, 0], [0.5, 0, 0.1]], 3) == [
-        "M0.0 25.0H25.0v75.0H0.0zM25.0 50.0H50.0v50.0H25.0z",
-        "M0.0 0.0H25.0v25.0H0.0z",
-        "M25.0 40.0H50.0v10.0H25.0z",
-    ]
 
 
 def test_numbers_have_three_digits_and_a_unit():
     figures = {0: "0", 0.1234: "0.123", 812: "812", 999.6: "1k", 81_234: "81.2k", 8_123_456: "8.12M", 3e13: "30T"}
     times = {0: "0 s", 0.25: "0.25 s", 90: "90 s", 900: "15 min", 11_700: "3.25 h", 259_200: "3 d"}
-
     assert {value: short(value) for value in figures} == figures
     assert {value: duration(value) for value in times} == times
 
@@ -81,7 +67,14 @@ def test_numbers_have_three_digits_and_a_unit():
 # Figures
 
 
-def steps_in(folder: Any, *moments: Any, **settings: Any) -> list[Any]:
+def test_a_quantile_is_the_bucket_that_has_it_and_sums_leave_out_what_is_zero():
+    wanted = {0.01: 4, 0.5: 4, 0.51: 16, 0.95: 16, 0.96: 64, 0.99: 64, 1.0: 256}
+    assert {share: quantile({4: 50, 16: 45, 64: 4, 256: 1}, share) for share in wanted} == wanted
+    assert quantile({}, 0.5) is None
+    assert summed([{"a": 1, "b": 0}, {"a": 2, "c": 3}]) == {"a": 3, "c": 3}
+
+
+def steps_in(folder, *moments, **settings):
     """The steps of a run of these moments."""
     write(folder / "rank-00000-0000.jsonl", [start(), *moments])
     run = read(folder)
@@ -93,7 +86,6 @@ def test_fewer_steps_have_the_same_totals_and_the_same_ends(tmp_path, max_points
     write_run_of(tmp_path, ranks=1, samples=0, intervals=50)
     run = read(tmp_path)
     steps = [step for step in steps_of(run.stream, origins(run)[0], max_points) if step is not None]
-
     assert len(steps) <= max_points + 1
     assert (steps[0].since, steps[-1].until) == (0, 250)
     assert all(before.until == after.since for before, after in zip(steps, steps[1:], strict=False))
@@ -101,25 +93,10 @@ def test_fewer_steps_have_the_same_totals_and_the_same_ends(tmp_path, max_points
     assert sum(step.seconds for step in steps) == 250
 
 
-def test_the_clock_stands_still_between_a_start_and_the_next_one_and_shares_are_of_the_whole_time(tmp_path):
-    write_run(tmp_path)
-    run = read(tmp_path)
-    began, took = origins(run)
-    first, second = (start.path for start in run.stream)
-    step = next(iter(steps_of(run.stream, began)))
-
-    assert (began[first], began[second]) == (BEGAN, BEGAN + 1000 - 20)  # it ran for 20 s, and went on after 1000
-    assert took == 20 + 1000
-    assert step is not None
-    assert step.shares(["start", "tokenize", "step", "index"]) == pytest.approx([0.1, 0.05, 0.8, 0])
-
-
 def test_totals_before_and_after_a_state_was_loaded_are_not_compared(tmp_path):
     moments = [interval(0, 0, elapsed, groups, 0) for elapsed, groups in enumerate((0, 40, 80, 20, 60))]
     moments[3] = msgspec.structs.replace(moments[3], begins=True)
-
     steps = steps_in(tmp_path, *moments)
-
     assert [None if step is None else step.added.samples for step in steps] == [160, 160, None, 160]
     assert by_rank(read(tmp_path))[0].calls == 40  # the calls of before count: the time was spent
 
@@ -128,18 +105,8 @@ def test_the_time_of_a_call_is_shown_until_it_ended_also_over_moments_without_an
     moments = [interval(0, 0, elapsed, 40 * elapsed, 0) for elapsed in range(5)]
     nothing = {"calls": 0, "wait_s": {}, "step_s": 0.0}
     moments[1:3] = [msgspec.structs.replace(moment, **nothing) for moment in moments[1:3]]
-
     found = [(s.since, s.until, s.added.calls) for s in steps_in(tmp_path, *moments, of_calls=True) if s is not None]
-
     assert found == [(0, 15, 30), (15, 20, 10)]
-
-
-def test_a_quantile_is_the_bucket_that_has_it_and_sums_leave_out_what_is_zero():
-    wanted = {0.01: 4, 0.5: 4, 0.51: 16, 0.95: 16, 0.96: 64, 0.99: 64, 1.0: 256}
-
-    assert {share: quantile({4: 50, 16: 45, 64: 4, 256: 1}, share) for share in wanted} == wanted
-    assert quantile({}, 0.5) is None
-    assert summed([{"a": 1, "b": 0}, {"a": 2, "c": 3}]) == {"a": 3, "c": 3}
 
 
 # Texts of users
@@ -162,7 +129,6 @@ def test_text_stays_as_it_is_and_what_cannot_be_seen_has_its_code_point():
 )
 def test_json_in_a_script_is_the_value_and_cannot_end_it_and_no_text_turns_what_follows(value, text):
     found = script_json(value)
-
     assert json.loads(found) == value
     assert not set("<>&\u2028\u2029") & set(found)
     assert all(char.isprintable() or char in "\n\t" for char in visible(text))
@@ -171,40 +137,33 @@ def test_json_in_a_script_is_the_value_and_cannot_end_it_and_no_text_turns_what_
 # Samples
 
 
-def shown(*samples: ShownSample | Run, **limits: int) -> Samples:
-    """Samples, or samples of one run each, on a page."""
+def shown(*samples, **limits):
+    """Samples on a page."""
     found = Samples(**limits)
     for one in samples:
-        found.add(
-            ShownSample(position="0:0:1", place="a", texts=[ShownText("", [one])]) if isinstance(one, Run) else one
-        )
+        found.add(one)
     return found
 
 
-def sample(*runs: Run) -> ShownSample:
+def sample(*runs):
     return ShownSample(position="0:0:1", place="a.jsonl:2", texts=[ShownText("", list(runs))])
 
 
 def test_each_run_has_its_kind_and_whether_it_is_trained():
     runs = Run("user", "role"), Run("a"), Run("b", is_trained=True), Run("<|end|>", "special", True), Run("⇥", "sign")
-
     (found,) = shown(sample(*runs)).shown
-
     assert found["texts"] == [["", [["user", 6], ["a", 0], ["b", 1], ["<|end|>", 3], ["⇥", 4]]]]
 
 
 def test_what_cannot_be_seen_is_shown_in_every_text_of_a_sample():
     bad = "\u202e"
     hidden = ShownSample(position="0:0:1", place=f"a{bad}", source=bad, reason=bad, facts={bad: bad})
-
-    assert bad not in script_json(shown(hidden, Run(bad)).shown)
+    assert bad not in script_json(shown(hidden, sample(Run(bad))).shown)
 
 
 def test_of_a_long_sample_the_first_and_the_last_half_are_shown_with_a_note_of_how_much_is_not():
     half, trained = MAX_SAMPLE_CHARS // 2, {"is_trained": True}
-
     (found,) = shown(sample(Run("12", **trained), Run("a" * 999_994), Run("34"), Run("56", **trained))).shown
-
     note = f"\n⟨… {1_000_000 - MAX_SAMPLE_CHARS:,} characters are not shown …⟩\n"
     runs = [["12", 1], ["a" * (half - 2), 0], [note, 4], ["a" * (half - 4), 0], ["34", 0], ["56", 1]]
     assert found["texts"] == [["", runs]]
@@ -212,8 +171,7 @@ def test_of_a_long_sample_the_first_and_the_last_half_are_shown_with_a_note_of_h
 
 @pytest.mark.parametrize("limits", [{"max_samples": 2}, {"max_bytes": 100_000}], ids=["samples", "bytes"])
 def test_samples_beyond_the_most_are_counted(limits):
-    found = shown(*[Run("é" * MAX_SAMPLE_CHARS)] * 50, **limits)
-
+    found = shown(*[sample(Run("é" * MAX_SAMPLE_CHARS))] * 50, **limits)
     assert found.is_full
     assert len(found.shown) + found.num_left_out == 50
     size = len(script_json(found.shown).encode())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from array import array
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,26 +15,24 @@ from hypothesis import strategies as st
 
 from asyncdata import HuggingFaceSource, ParquetSource, SourceLocation
 from asyncdata.core.import_path import resolve_path
-from asyncdata.core.messages import Block, Job
+from asyncdata.core.messages import Block, FileRef, Job, Overflow
 from asyncdata.sources.base import FileBlocks
-from asyncdata.sources.fingerprint import FileStamp
+from asyncdata.sources.spool import SpoolReader, is_whole, part_path, write_part
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from asyncdata.sources.arrow.parquet import ParquetBlocks
 
 
 def of_lines(*sizes: int, block_bytes: int = 10) -> FileBlocks:
     """Files that exist by their sizes only: nothing is read."""
-    stamps = [FileStamp(f"/nowhere/{number}", size, 0, number) for number, size in enumerate(sizes)]
+    stamps = [FileRef(f"/nowhere/{number}", size, number) for number, size in enumerate(sizes)]
     return FileBlocks(stamps, block_bytes, 1000)
 
 
 class Footer(NamedTuple):
     """What a footer says of a file that no library wrote."""
 
-    stamp: FileStamp
+    file: FileRef
     group_rows: list[int]
     sizes: list[int]
     digest: str = ""
@@ -44,15 +45,10 @@ def of_parquet(*files: list[tuple[int, int]], block_bytes: int = 100, reads: int
     """Files of so many row groups, each of (rows, bytes)."""
     parquet = pytest.importorskip("asyncdata.sources.arrow.parquet")
     footers = [
-        Footer(FileStamp(f"/nowhere/{number}", 1, 0, number), [g[0] for g in groups], [g[1] for g in groups])
+        Footer(FileRef(f"/nowhere/{number}", 1, number), [g[0] for g in groups], [g[1] for g in groups])
         for number, groups in enumerate(files)
     ]
     return parquet.ParquetBlocks(footers, ["a"], block_bytes, reads, 1000)
-
-
-def of_dataset(num_rows: int, block_bytes: int) -> Any:
-    datasets = pytest.importorskip("datasets")
-    return HuggingFaceSource(datasets.Dataset.from_dict({"id": list(range(num_rows))})).open(block_bytes)
 
 
 def check(blocks: Any, extents: list[int], *, keeps_order: bool) -> list[Block]:
@@ -98,9 +94,15 @@ def test_parquet_files_whose_blocks_never_cross_row_groups(files, block_bytes, r
             assert sum(start <= block.start < end for block in mine) <= reads
 
 
-@pytest.mark.parametrize(("num_rows", "block_bytes"), [(1, 1), (50, 120), (49, 3000)])
-def test_datasets(num_rows, block_bytes):
-    check(of_dataset(num_rows, block_bytes), [num_rows], keeps_order=False)
+@pytest.mark.parametrize(("num_rows", "block_bytes", "most"), [(1, 1, 1), (50, 120, 50), (49, 3000, 49), (3, 1, 1)])
+def test_datasets(num_rows, block_bytes, most):
+    """A row that is larger than a block is one of its own."""
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"id": list(range(num_rows)), "pad": ["x" * 40] * num_rows})
+
+    found = check(HuggingFaceSource(dataset).open(block_bytes), [num_rows], keeps_order=False)
+
+    assert all(block.stop - block.start <= most for block in found)
 
 
 def test_files_are_told_by_path_and_size_and_rows_by_their_file():
@@ -109,13 +111,6 @@ def test_files_are_told_by_path_and_size_and_rows_by_their_file():
     assert [(file.path, file.num_bytes) for file in files.files] == [("/nowhere/0", 25), ("/nowhere/1", 0)]
     assert files.location(1, 7, 9) == SourceLocation("/nowhere/1", 7, 9)
     assert of_parquet([(9, 1)], [(9, 1)]).location(1, 7, 50) == SourceLocation("/nowhere/1", -1, 50, 7)
-
-
-def test_petabytes_cost_nothing():
-    files = of_lines(2**60, 2**59, block_bytes=4096)
-
-    assert files.num_blocks == 2**48 + 2**47
-    assert files.blocks([2**48 - 1, 2**48]) == [Block(0, 2**60 - 4096, 2**60), Block(1, 0, 4096)]
 
 
 def test_a_row_group_is_cut_into_blocks_of_about_the_size_asked_for_but_not_into_too_many():
@@ -155,8 +150,89 @@ def test_a_block_is_about_as_large_as_asked_for(tmp_path: Path, kind: str) -> No
     assert max(sizes) < blocks.room_bytes
 
 
-def test_rows_larger_than_a_block_are_blocks_of_their_own():
-    datasets = pytest.importorskip("datasets")
-    blocks = HuggingFaceSource(datasets.Dataset.from_dict({"pad": ["x" * 5000] * 3})).open(1000)
+# Copies of rows: written whole or not at all, read by their places
 
-    assert blocks.blocks(range(3)) == [Block(0, 0, 1), Block(0, 1, 2), Block(0, 2, 3)]
+
+ROWS = [b'{"a": 1}', b"", b'{"b": "long"}']
+
+
+@pytest.fixture
+def reader(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"first\nsecond\n")
+    job = Job(files=[FileRef(str(path), 13)], tokenize=None, max_row_bytes=99, block_bytes=50, slack_bytes=9)
+    reader = SpoolReader(job, "asyncdata.sources.text.line_scanner:LineReader", {}, str(tmp_path))
+    yield reader
+    reader.close()
+
+
+def copied(tmp_path, number, rows):
+    """A copy of the rows; the place of each, whose original is the row "second"."""
+    offsets = write_part(part_path(str(tmp_path), number), rows)
+    return [Overflow(row, 0, 6, number, offset) for row, offset in enumerate(offsets)]
+
+
+def test_rows_are_read_again_from_where_they_were_written(reader, tmp_path):
+    places = copied(tmp_path, 8, ROWS)
+    wanted = [places[row] for row in (2, 0, 1)]
+
+    assert reader.read_rows(wanted, [len(row) for row in ROWS]) == [ROWS[2], ROWS[0], ROWS[1]]
+    assert reader.num_mended == 0
+
+
+def test_blocks_and_rows_that_were_not_copied_are_the_other_readers(reader):
+    assert reader.read_block(Block(0, 0, 13), 100).lengths == array("i", [5, 6])
+    assert reader.read_rows([Overflow(0, 0, 6)], [6]) == [b"second"]
+    assert reader.num_mended == 0
+
+
+def test_no_more_than_some_copies_are_open_at_once(reader, tmp_path, monkeypatch):
+    monkeypatch.setattr("asyncdata.sources.fingerprint._MAX_OPEN_FILES", 2)
+    places = [copied(tmp_path, number, [b"row %d" % number])[0] for number in range(5)]
+    before = len(os.listdir("/proc/self/fd"))
+
+    for number in (0, 4, 1, 3, 2, 0):
+        assert reader.read_rows([places[number]], [5]) == [b"row %d" % number]
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+@pytest.mark.parametrize("other", [9, 8])
+def test_an_intact_row_of_another_place_does_not_fit(reader, tmp_path, other):
+    places = copied(tmp_path, 8, [b"line 1", b"line 2"])
+    elsewhere = copied(tmp_path, 9, [b"line 3", b"line 4"])
+    copy, source = (Path(part_path(str(tmp_path), number)) for number in (8, other))
+    found = source.read_bytes()
+    half = len(found) // 2
+    copy.write_bytes(found if other == 9 else found[half:] + found[:half])
+
+    assert reader.read_rows(places, [6, 6]) == [b"second", b"second"]
+    assert reader.read_rows(elsewhere, [6, 6]) == [b"line 3", b"line 4"]
+    assert reader.num_mended == 2
+
+
+def test_nothing_half_written_stays(tmp_path):
+    path = part_path(str(tmp_path), 0)
+
+    with pytest.raises(TypeError):
+        write_part(path, [b"row", None])
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_copy_is_mended_and_one_that_was_cut_is_noticed(reader, tmp_path):
+    places = copied(tmp_path, 8, [b"line 1", b"second"])
+    path, lengths = Path(part_path(str(tmp_path), 8)), array("i", [6, 6])
+    intact = path.read_bytes()
+    assert is_whole(str(path), lengths)
+    path.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
+
+    for _ in range(2):
+        assert reader.read_rows(places, lengths) == [b"line 1", b"second"]
+        assert (reader.num_mended, path.read_bytes()) == (1, intact)
+    for size in (len(intact) - 1, 0):
+        os.truncate(path, size)
+        assert not is_whole(str(path), lengths)
+        assert reader.read_rows(places[1:], lengths) == [b"second"]
+    path.unlink()
+    assert not is_whole(str(path), lengths)
+    assert reader.read_rows(places[1:], lengths) == [b"second"]

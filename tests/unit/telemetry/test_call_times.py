@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata.telemetry import call_times
-from asyncdata.telemetry.call_times import CallTimes, CpuShare, Wait
-from asyncdata.telemetry.cpu_watch import CpuWatch
-from asyncdata.telemetry.histogram import Histogram
+from asyncdata.telemetry.call_times import CallTimes, CpuShare, CpuWatch, Histogram, Wait
 from asyncdata.telemetry.records import EDGES
 from asyncdata.workers.machine import cpu_times
 from tests.support.examples import in_ci
@@ -19,38 +19,40 @@ from tests.support.examples import in_ci
 class Watched:
     """The times of calls, with a clock, what is missing at each look, and how the workers shared the CPUs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now, self.stage, self.cpus = 0.0, "start", CpuShare(0.0, 0.0)
         self.times = CallTimes(lambda: self.now, lambda: self.stage, lambda: self.cpus)
 
-    def look(self, now: float, stage: str = "") -> list[Wait]:
+    def look(self, now, stage="", cpus=None):
         """Settle at a moment, since which a stage is missing."""
-        self.now, self.stage = now, stage or self.stage
+        self.now, self.stage, self.cpus = now, stage or self.stage, cpus or self.cpus
         return self.times.settle()
 
-    def call(self, now: float) -> None:
+    def call(self, now, waited_s=0.0):
         self.now = now
         self.times.called()
+        if waited_s:
+            self.times.wait_begins(now, now, "read")
+            self.times.wait_ends(now, now + waited_s)
+
+    def call_and_wait(self, name, now, stage):
+        self.call(now)
+        self.times.wait_begins(name, now, stage)
 
 
 @pytest.fixture
-def waiting() -> Watched:
+def waiting():
     """A first call waits since 0."""
     watched = Watched()
-    watched.call(0.0)
-    watched.times.wait_begins("first", 0.0, "start")
+    watched.call_and_wait("first", 0.0, "start")
     return watched
 
 
 def test_the_time_between_calls_is_the_trainers_without_the_waits():
     watched = Watched()
     for at, waited_s in ((0.0, 3.0), (4.0, 0.0), (5.5, 0.25), (6.0, 0.0)):
-        watched.call(at)
-        if waited_s:
-            watched.times.waited(at, waited_s, "read")
-
+        watched.call(at, waited_s)
     waits, times = watched.look(6.0), watched.times
-
     assert [(wait.began, wait.seconds) for wait in waits] == [(0.0, 3.0), (5.5, 0.25)]
     assert (times.num_calls, times.num_waits, times.wait_s) == (4, 2, {"read": 3.25})
     assert times.step_s == pytest.approx(1.0 + 1.5 + 0.25)
@@ -59,12 +61,9 @@ def test_the_time_between_calls_is_the_trainers_without_the_waits():
 
 def test_calls_of_several_threads_never_make_a_negative_time():
     watched = Watched()
-    watched.call(0.0)
-    watched.call(0.0)
-    watched.times.waited(0.0, 5.0, "read")
-    watched.call(1.0)
+    for at, waited_s in ((0.0, 0.0), (0.0, 5.0), (1.0, 0.0)):
+        watched.call(at, waited_s)
     watched.look(1.0)
-
     assert watched.times.step_s == 0.0
 
 
@@ -73,11 +72,11 @@ def test_what_does_not_fit_in_the_queue_is_counted(monkeypatch):
     times = CallTimes()
     for _ in range(5):
         times.called()
-    times.waited(0.0, 1.0, "read")
+    times.wait_begins("first", 0.0, "read")
+    times.wait_ends("first", 1.0)
     times.settle()
     times.called()
     times.settle()
-
     assert (times.num_calls, times.num_waits, times.num_lost) == (4, 0, 3)
 
 
@@ -85,56 +84,50 @@ def test_a_wait_counts_while_it_lasts(waiting):
     assert [waiting.look(1.0), waiting.look(30.0)] == [[], []]
     totals = waiting.times.totals()
     assert (totals["calls"], totals["waits"], totals["wait_s"], totals["waiting_s"]) == (1, 1, {"start": 30.0}, 30.0)
-
     waiting.times.wait_ends("first", 31.0)
-    assert waiting.look(31.0) == [Wait(0.0, 31.0, "start")]
+    assert waiting.look(31.0) == [Wait(0.0, "start", 31.0, is_new=False)]
     totals = waiting.times.totals()
     assert (totals["waits"], totals["wait_s"], totals["waiting_s"]) == (1, {"start": 31.0}, 0.0)
 
 
-def test_a_wait_for_several_things_is_split_by_time(waiting):
-    for now, stage in ((1.0, "tokenize"), (2.0, "tokenize"), (20.0, "read")):
+def test_a_wait_is_split_by_what_is_missing_and_the_first_ones_is_start_up_and_no_time_of_the_trainer(waiting):
+    for now, stage in ((1.0, "tokenize"), (2.0, "tokenize"), (4.0, "read")):
         waiting.look(now, stage)
-    waiting.times.wait_ends("first", 20.5)
-    waiting.look(20.5)
-
-    assert waiting.times.wait_s == {"start": 1.0, "tokenize": 19.0, "read": 0.5}
-
-
-def test_the_first_calls_wait_is_start_up_and_no_time_of_the_trainer(waiting):
-    waiting.look(4.0, "tokenize")
-    waiting.times.wait_ends("first", 5.0)
-    waiting.call(7.0)
-    waiting.times.wait_begins("second", 7.0, "tokenize")
-    waiting.look(8.0)
-
-    assert waiting.times.first_s == {"start": 4.0, "tokenize": 1.0}
-    assert waiting.times.wait_s == {"start": 4.0, "tokenize": 2.0}
-    assert waiting.times.step_s == 2.0
+    waiting.times.wait_ends("first", 4.5)
+    waiting.call_and_wait("second", 7.0, "tokenize")
+    waiting.look(8.0, "tokenize")
+    assert waiting.times.first_s == {"start": 1.0, "tokenize": 3.0, "read": 0.5}
+    assert waiting.times.wait_s == {"start": 1.0, "tokenize": 4.0, "read": 0.5}
+    assert waiting.times.step_s == 2.5
 
 
 def test_time_in_which_the_workers_had_no_cpu_is_named(waiting):
-    waiting.cpus = CpuShare(0.75, 3.0)
-    waiting.look(4.0)
+    waiting.look(4.0, cpus=CpuShare(0.75, 3.0))
     assert waiting.times.wait_s == {"start": 1.0, "cpu": 3.0}
-
-    waiting.cpus = CpuShare(0.75, 0.5)  # the workers slept most of the time
-    waiting.look(8.0)
+    waiting.look(8.0, cpus=CpuShare(0.75, 0.5))  # the workers slept most of the time
     assert waiting.times.wait_s == waiting.times.first_s == {"start": 4.5, "cpu": 3.5}
 
 
 # How long workers waited for a CPU
 
 
+def watch_of(times):
+    """Of workers with these times, by their pids."""
+
+    def statistics():
+        return SimpleNamespace(workers=[SimpleNamespace(pid=pid) for pid in (None, *times)])
+
+    return CpuWatch(SimpleNamespace(statistics=statistics), lambda pid: times[pid])
+
+
 def test_only_what_is_new_counts_and_the_longest_wait_is_told():
     times = {1: (1.0, 0.0), 2: (1.0, 5.0)}
-    watch = CpuWatch(lambda: list(times), lambda pid: times[pid])
+    watch = watch_of(times)
     assert watch.share() == pytest.approx((5 / 7, 5.0))
     assert watch.share() == (0.0, 0.0)
-
     times[1], times[2], times[3] = (2.0, 1.0), (1.5, 5.5), (0.0, 0.0)
     assert watch.share() == pytest.approx((0.5, 1.0))
-    assert CpuWatch(lambda: [1], lambda pid: (1.0, 0.0)).share() == (0.0, 0.0), "it ran at once"
+    assert watch_of({1: (1.0, 0.0)}).share() == (0.0, 0.0), "it ran at once"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +137,6 @@ def test_the_systems_counters_are_read_where_they_are(tmp_path, text, expected):
     (tmp_path / "proc/12").mkdir(parents=True)
     if text is not None:
         (tmp_path / "proc/12/schedstat").write_text(text)
-
     assert cpu_times(12, tmp_path) == expected
 
 
@@ -163,7 +155,6 @@ def test_each_number_is_in_the_bucket_with_the_largest_edge_not_above_it_one_by_
     for numbers in parts:
         together.add_many(np.array(numbers, np.int64))
         single.add(numbers)
-
     buckets = [max(edge for edge in EDGES if edge <= number) for numbers in parts for number in numbers]
     expected = {bucket: buckets.count(bucket) for bucket in sorted(set(buckets))}
     assert together.counts() == single.counts() == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import typing
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from asyncdata import ConfigError
 from asyncdata.telemetry import record_file, records
-from asyncdata.telemetry.reader import Run, difference, read, read_start
+from asyncdata.telemetry.reader import difference, read, read_start
 from asyncdata.telemetry.record_file import RecordFile
 from asyncdata.telemetry.records import EDGES, Interval, Place, SourceCounts, decode, encode
 from tests.support import telemetry_files
@@ -22,21 +23,14 @@ from tests.support.examples import in_ci
 from tests.support.telemetry_files import start, write, write_run
 
 PAGE = Path(__file__).parents[3] / "docs/reference/telemetry.md"
-_NAMES = ("RunStart", "SampleRecord", "DroppedRow", "Interval", "BadRowRecord", "Event", "End")
-KINDS = [getattr(records, name) for name in _NAMES]
+KINDS = typing.get_args(records.Record)
 FIRST = "rank-00000-0000.jsonl"
-
-
-@pytest.fixture
-def run(tmp_path) -> Run:
-    write_run(tmp_path)
-    return read(tmp_path)
 
 
 # Records
 
 
-def fields_in_page(heading: str) -> list[str]:
+def fields_in_page(heading):
     page = PAGE.read_text(encoding="utf-8")
     section = page.split(heading, 1)[1].split("\n## ")[0].split("`by_source` has")[0]
     return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
@@ -45,7 +39,6 @@ def fields_in_page(heading: str) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_field_of_a_record_is_explained_where_it_is_declared_and_on_the_page(kind):
     words = set(re.findall(r"\w+", kind.__doc__))
-
     assert [name for name in kind.__struct_fields__ if name not in words] == []
     assert fields_in_page(f"\n## `{kind.__struct_config__.tag}`\n") == list(kind.__struct_fields__)
 
@@ -57,14 +50,12 @@ def test_the_page_has_every_total_of_a_part():
 def test_a_run_reads_as_it_was_written(tmp_path):
     write_run(tmp_path)
     lines = [line for path in tmp_path.iterdir() for line in path.read_bytes().split(b"\n")[:-1]]
-
     assert [encode(decode(line)) for line in lines] == lines
     assert {type(decode(line)) for line in lines} == set(KINDS)
 
 
 def test_a_reader_ignores_fields_that_it_does_not_know_and_refuses_a_record_without_its_place():
     line = b'{"kind":"interval","at":1.0,"elapsed_s":2.0,"place":[0,1,2],"later":3}'
-
     assert decode(line) == Interval(at=1.0, elapsed_s=2.0, place=Place(0, 1, 2))
     with pytest.raises(msgspec.ValidationError, match="place"):
         decode(b'{"kind":"interval","at":1.0,"elapsed_s":2.0}')
@@ -79,46 +70,26 @@ def test_the_buckets_are_exact_for_small_numbers_and_a_fifth_wide_for_large_ones
 # Runs
 
 
-def test_ranks_are_a_generation_and_a_restart_begins_the_next(run):
+def test_ranks_are_a_generation_a_restart_begins_the_next_and_what_was_delivered_again_counts_once(tmp_path):
+    write_run(tmp_path)
+    run = read(tmp_path)
     ranks = [[(each.header.rank, each.header.number) for each in one] for one in run.generations]
-
     assert ranks == [[(0, 0), (1, 0)], [(0, 1), (1, 1)]]
-    assert run.header.number == 1
-    assert run.totals is not None
-    assert run.totals.groups == 80 + 6 * 40
-
-
-def test_what_was_delivered_again_after_a_crash_counts_once(run):
+    assert (run.header.number, run.totals.groups) == (1, 80 + 6 * 40)
     first, second = run.stream
-
     assert (first.counts_until, second.counts_until) == (80 * 4, None)
     assert sum(step.groups for step in first.differences(only_counted=True)) == 80
     assert sum(step.groups for step in first.differences()) == 160
     assert sum(run.lengths().values()) == 80 + 240
+    assert (first.end, first.num_unread, len(first.intervals)) == (None, 0, 5), "a kill tore its last line"
+    assert second.end is not None
 
 
 def test_a_start_counts_until_the_earliest_place_from_which_any_later_one_went_on(tmp_path):
     for number, (first, end) in enumerate([(0, 160), (80, 120), (40, 60)]):
         moments = [telemetry_files.interval(0, number, at, groups, 0) for at, groups in enumerate((first, end))]
         write(tmp_path / f"rank-00000-{number:04}.jsonl", [start(0, number, first), *moments])
-
     assert [each.counts_until for each in read(tmp_path).starts] == [40 * 4, 40 * 4, None]
-
-
-def test_a_last_line_that_a_kill_tore_is_left_out(run):
-    torn, whole = run.generations[0][0], run.generations[1][0]
-
-    assert (torn.end, torn.num_unread, len(torn.intervals)) == (None, 0, 5)
-    assert whole.end is not None
-
-
-def test_a_line_without_its_end_is_no_record_even_if_it_could_be_one(tmp_path):
-    write(tmp_path / FIRST, [start()], torn=b'{"kind":"end","at":1.0}')
-
-    found = read_start(tmp_path / FIRST)
-
-    assert found is not None
-    assert (found.end, found.num_unread) == (None, 0)
 
 
 @in_ci(max_examples=25)
@@ -138,14 +109,17 @@ def test_a_file_cut_anywhere_reads_as_its_whole_lines(tmp_path_factory, cut):
     assert 1 + sum(map(len, details)) == data.count(b"\n")
 
 
-def test_a_line_that_is_no_record_is_counted_and_passed_over(tmp_path):
-    write(tmp_path / FIRST, [start()], torn=b'{"kind":"later"}\n\xff\x00\n{"kind":"end","at":1.0}\n')
-
+@pytest.mark.parametrize(
+    ("torn", "has_end", "num_unread"),
+    [
+        (b'{"kind":"end","at":1.0}', False, 0),  # without its line break it is no record, even if it could be one
+        (b'{"kind":"later"}\n\xff\x00\n{"kind":"end","at":1.0}\n', True, 2),
+    ],
+)
+def test_a_line_that_is_no_record_is_counted_and_passed_over(tmp_path, torn, has_end, num_unread):
+    write(tmp_path / FIRST, [start()], torn=torn)
     found = read_start(tmp_path / FIRST)
-
-    assert found is not None
-    assert found.num_unread == 2
-    assert found.end is not None
+    assert (found.end is not None, found.num_unread) == (has_end, num_unread)
 
 
 LATER = encode(msgspec.structs.replace(start(), version=2)) + b"\n"
@@ -161,7 +135,6 @@ LATER = encode(msgspec.structs.replace(start(), version=2)) + b"\n"
 )
 def test_a_file_that_is_no_telemetry_is_refused_by_name(tmp_path, data, message):
     (tmp_path / FIRST).write_bytes(data)
-
     with pytest.raises(ConfigError, match=message):
         read(tmp_path)
 
@@ -170,26 +143,9 @@ def test_a_difference_has_what_was_added_and_the_state_at_the_end():
     place, source = Place(0, 0, 0), SourceCounts(samples=3, epoch=1, target=0.5, dropped={"a": 1})
     before = Interval(at=1, elapsed_s=1, place=place, samples=5, dropped={"a": 2}, wait_s={"read": 0.5}, ready=7)
     after = {"samples": 9, "dropped": {"a": 2, "b": 1}, "ready": 2, "by_source": {"x": source}}
-
     step = difference(before, Interval(at=3, elapsed_s=3, place=place, lost={}, **after))
-
     assert (step.samples, step.dropped, step.ready, step.elapsed_s, step.at) == (4, {"b": 1}, 2, 2, 3)
     assert step.by_source == {"x": source}
-
-
-def test_a_stream_that_begins_again_in_the_middle_of_a_run_counts_once(tmp_path):
-    """As after ``load_state_dict``: 100 samples, then from 40 on again to 90."""
-    moments = [(0, True, 0), (50, False, 50), (100, False, 100), (40, True, 100), (90, False, 150)]
-    intervals = [
-        Interval(at=at, elapsed_s=at, place=Place(0, 0, count), samples=count, begins=begins, lengths={8: total})
-        for at, (count, begins, total) in enumerate(moments)
-    ]
-    write(tmp_path / FIRST, [start(), *intervals])
-
-    (found,) = read(tmp_path).starts
-
-    assert [step.samples for step in found.differences()] == [50, 50, 50]
-    assert [step.samples for step in found.differences(only_counted=True)] == [50]
 
 
 @in_ci(max_examples=25)
@@ -198,26 +154,21 @@ def test_a_stream_that_begins_again_in_the_middle_of_a_run_counts_once(tmp_path)
     most=st.integers(1, 6),
     ranks=st.integers(1, 3),
 )
-def test_any_chain_of_crashes_gives_the_samples_of_the_stream_with_the_smallest_keys(
-    tmp_path_factory, resumes, most, ranks
-):
+def test_any_chain_of_crashes_gives_the_samples_with_the_smallest_keys(tmp_path_factory, resumes, most, ranks):
     """Each start resumes somewhere before its predecessor's end; every rank records all samples."""
     folder, end = tmp_path_factory.mktemp("run"), 0
     for number, (back, length) in enumerate(resumes):
         first = max(0, end - back)
         end = first + length
+        found = [telemetry_files.sample(at) for at in range(first, end)]
         for rank in range(ranks):
             header = msgspec.structs.replace(start(rank, number, first), max_samples=most)
-            found = [telemetry_files.sample(at) for at in range(first, end)]
             last = telemetry_files.interval(rank, number, 1, end, end - first)
             write(folder / f"rank-{rank:05}-{number:04}.jsonl", [header, *found, last])
 
-    stream = [telemetry_files.sample(at) for at in range(end)]
-    wanted = []
-    for source in ("math", "code"):
-        of_source = [sample for sample in stream if sample.source == source]
-        wanted += sorted(of_source, key=lambda sample: sample.key)[:most]
-    assert read(folder).samples() == sorted(wanted, key=lambda sample: sample.place)
+    stream = sorted(map(telemetry_files.sample, range(end)), key=lambda sample: sample.key)
+    of_each = [[sample for sample in stream if sample.source == source][:most] for source in ("math", "code")]
+    assert read(folder).samples() == sorted(sum(of_each, []), key=lambda sample: sample.place)
 
 
 # Writing
@@ -227,7 +178,6 @@ def test_each_start_of_a_rank_has_a_file_of_its_own_and_no_link_is_followed(tmp_
     (tmp_path / FIRST).symlink_to(tmp_path / "elsewhere")
     for rank in (0, 3, 0):
         assert RecordFile(str(tmp_path), rank, 1 << 20).write(b"line\n") == ""
-
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {FIRST, "rank-00000-0001.jsonl", "rank-00000-0002.jsonl", "rank-00003-0000.jsonl"}
 
@@ -235,12 +185,10 @@ def test_each_start_of_a_rank_has_a_file_of_its_own_and_no_link_is_followed(tmp_
 def test_a_file_that_can_be_made_later_is_made_later(tmp_path):
     (tmp_path / "run").write_text("in the way")
     file = RecordFile(str(tmp_path / "run"), 0, 1 << 20)
-
     assert file.write(b"lost\n") == "disk"
     assert file.fault
     (tmp_path / "run").unlink()
     assert file.write(b"kept\n") == ""
-
     assert (tmp_path / "run" / FIRST).read_bytes() == b"kept\n"
 
 
@@ -250,7 +198,6 @@ def test_intervals_become_twice_as_long_each_time_half_of_the_room_is_used(tmp_p
     while file.write(line) == "":
         if file.thinning not in seen:
             seen.append(file.thinning)
-
     assert seen == [1, 2, 4, 8, 16]
     assert file.write(line) == "size"
     assert file.write(line, is_last=True) == ""
@@ -262,7 +209,6 @@ def test_a_forked_child_writes_nothing(tmp_path):
     pid = os.fork()
     if not pid:
         os._exit(0 if file.write(b"child\n") == "disk" else 1)
-
     assert os.waitpid(pid, 0)[1] == 0
     assert (tmp_path / FIRST).read_bytes() == b"parent\n"
 
@@ -273,20 +219,20 @@ class Files(RuleBasedStateMachine):
     folder: Path
 
     @initialize()
-    def make(self) -> None:
+    def make(self):
         self.room = 1 << 20
         self.file = RecordFile(str(self.folder), 0, 1 << 13)
         self.written = b""
 
     @rule(room=st.integers(0, 400))
-    def the_disk_has_room(self, room: int) -> None:
+    def the_disk_has_room(self, room):
         self.room = room
 
     @rule(size=st.integers(0, 300), is_detail=st.booleans())
-    def write(self, size: int, is_detail: bool) -> None:
+    def write(self, size, is_detail):
         line, write = b"x" * size + b"\n", os.write
 
-        def limited(fd: int, data: bytes) -> int:
+        def limited(fd, data):
             if not self.room:
                 raise OSError(28, "No space left on device")
 
@@ -300,12 +246,12 @@ class Files(RuleBasedStateMachine):
         self.written += b"" if lost else line
 
     @invariant()
-    def the_file_has_what_was_written(self) -> None:
+    def the_file_has_what_was_written(self):
         paths = list(self.folder.glob("*.jsonl"))
         assert (paths[-1].read_bytes() if paths else b"") == self.written
         assert len(self.written) <= 1 << 13
 
-    def teardown(self) -> None:
+    def teardown(self):
         self.file.close()
         for path in self.folder.glob("*.jsonl"):
             path.unlink()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncdata import BadRowError, ChatTokenizeFn, DataLoader, PromptTokenizeFn
-from asyncdata.tokenization.functions.prompt_rows import PromptRowFn
+from asyncdata.tokenization.functions.prompt import PromptRowFn
 from asyncdata.tokenization.media import without_media
 from asyncdata.tokenization.rows import MEDIA_KEYS
 from tests.support.chats import CHAT
@@ -17,23 +17,17 @@ from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.functions.test_chat import SEES, WRITES_ALL
 from tests.unit.tokenization.trained import assistant, user
 
-every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 TEXT = {"type": "text", "text": "What is it?"}
+
+
 MEDIA = [
-    {"type": "image"},
+    *({"type": kind} for kind in ("image", "video", "audio")),
     {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
     {"type": "input_image", "image_url": "a.png"},
-    {"type": "video", "video": "a.mp4"},
     {"type": "video_url", "video_url": {"url": "a.mp4"}},
-    {"type": "audio", "audio": "a.wav"},
     {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
     {"image": "a.png"},
 ]
-
-
-@pytest.fixture
-def name(small_tokenizer):
-    return str(small_tokenizer)
 
 
 def chat_with(part: Any) -> list[dict[str, Any]]:
@@ -42,18 +36,21 @@ def chat_with(part: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("template", [SEES, WRITES_ALL], ids=["sees", "writes all"])
 def test_a_content_part_that_is_a_medium_makes_a_bad_row(name, template):
-    chats = [chat_with(part) for part in MEDIA]
-    bad = [(number, "AD130") for number in range(1, len(MEDIA) + 1)]
+    named = [user("<|image_pad|>"), assistant("a")]  # which is text
+    chats = [CHAT, named, *[CHAT] * 40, *(chat_with(part) for part in MEDIA)]
+    bad = [(number, "AD130") for number in range(42, len(chats))]
+    tokenizer = ChatTokenizeFn(name, chat_template=template).open()
 
-    found = run(ChatTokenizeFn(name, chat_template=template).open(), [{"messages": chat} for chat in (CHAT, *chats)])
-    asked = run(chat_prompt(name, chat_template=template).open(), [{"input": chat[:2]} for chat in (CHAT, *chats)])
+    found = run(tokenizer, [{"messages": chat} for chat in chats])
+    asked = run(chat_prompt(name, chat_template=template).open(), [{"input": chat[:2]} for chat in chats])
 
     assert faults(found) == faults(asked) == bad
+    assert [faults(run(tokenizer, [{"messages": chat}])) for chat in chats[42:]] == [[(0, "AD130")]] * len(MEDIA)
     assert "'messages'[0] has '" in found.errors[0].reason
     assert "media='leave_out'" in found.errors[0].reason
 
 
-@every_kind
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_key_of_a_row_with_media_makes_a_bad_row_and_an_empty_one_does_no_harm(name, kind):
     full = [{key: ["a.png"]} for key in MEDIA_KEYS] + [{"image": {"bytes": "aGk=", "path": None}}]
     empty = [None, "", [], {}, False, True, 0, [None], [[]], {"bytes": None, "path": None}]
@@ -66,12 +63,16 @@ def test_a_key_of_a_row_with_media_makes_a_bad_row_and_an_empty_one_does_no_harm
     assert (chunk.num_samples, notes(chunk)) == (len(rows), {})
 
 
-def test_a_key_that_a_setting_names_is_no_medium(name):
+def test_a_key_that_a_setting_names_is_no_medium_and_rows_for_a_framework_keep_theirs(name):
     fn = PromptTokenizeFn(name, prompt_key="video", label_key="audio", metadata_key="image")
+    rows = PromptRowFn(name, prompt_key="prompt", apply_chat_template=True, chat_template=SEES, max_length=64)
+    row = {"prompt": chat_with({"type": "image"})[:1], "images": ["a.png"]}
 
     chunk = run(fn.open(), [{"video": "a prompt", "audio": [1], "image": {"docker": "a"}}])
+    kept = run(rows.open(), [row])
 
     assert (values(chunk, "label"), values(chunk, "metadata"), chunk.errors) == ([[1]], [{"docker": "a"}], [])
+    assert (values(kept, "extra"), kept.errors) == ([row], [])
 
 
 def test_media_that_are_left_out_leave_the_text_and_are_counted(name):
@@ -88,19 +89,10 @@ def test_media_that_are_left_out_leave_the_text_and_are_counted(name):
     assert values(chunk, "spans") == [values(chunk, "spans")[0]] * (len(rows) + 2)
     assert faults(run(ChatTokenizeFn(name).open(), [beside])) == [(0, "AD130")]
 
-
-def test_a_row_that_is_dropped_has_no_note(name):
-    fn = ChatTokenizeFn(name, media="leave_out", max_length=3)
-
-    chunk = run(fn.open(), [{"messages": CHAT, "images": ["a.png"]}])
-
-    assert (drops(chunk), notes(chunk)) == ({"max_length": [0]}, {})
-
-
-def test_an_answer_that_is_only_a_medium_is_not_trained_as_an_empty_one(name):
-    fn = ChatTokenizeFn(name, chat_template=WRITES_ALL, media="leave_out")
-
-    assert faults(run(fn.open(), [{"messages": [user("Draw."), assistant([{"type": "image"}])]}])) == [(0, "AD132")]
+    nothing_else = {"messages": [user("Draw."), assistant([{"type": "image"}])]}
+    assert faults(run(fn.open(), [nothing_else])) == [(0, "AD132")], "it is no empty answer"
+    short = run(ChatTokenizeFn(name, media="leave_out", max_length=3).open(), [{"messages": CHAT, "images": ["a.png"]}])
+    assert (drops(short), notes(short)) == ({"max_length": [0]}, {}), "a row that is dropped has no note"
 
 
 @pytest.mark.parametrize(
@@ -122,33 +114,6 @@ def test_what_is_left_of_a_content(content, left):
         row = json.dumps({"m": chat, "images": ["a"], "image": {"a": 1}, "n": [1, "[{bad"]}).encode()
 
         assert json.loads(without_media(row, ["images"])) == {"m": [user(left)], "image": {"a": 1}, "n": [1, "[{bad"]}
-
-
-def test_rows_for_a_framework_keep_their_media(name):
-    fn = PromptRowFn(name, prompt_key="prompt", apply_chat_template=True, chat_template=SEES, max_length=64)
-    row = {"prompt": chat_with({"type": "image"})[:1], "images": ["a.png"]}
-
-    chunk = run(fn.open(), [row])
-
-    assert (values(chunk, "extra"), chunk.errors) == ([row], [])
-
-
-def test_a_text_that_names_a_placeholder_is_text(name):
-    chunk = run(
-        ChatTokenizeFn(name, chat_template=SEES).open(), [{"messages": [user("<|image_pad|>"), assistant("a")]}]
-    )
-
-    assert (chunk.num_samples, chunk.errors, notes(chunk)) == (1, [], {})
-
-
-def test_chats_in_bulk_and_one_by_one_find_the_same_media(name):
-    rows = [{"messages": CHAT}] * 40 + [{"messages": CHAT, "videos": ["a"]}, {"messages": chat_with(MEDIA[0])}] * 4
-    tokenizer = ChatTokenizeFn(name, chat_template=SEES).open()
-
-    at_once = run(tokenizer, rows)  # the shapes of the chats are proven by now
-
-    assert faults(at_once) == [(number, "AD130") for number in range(40, 48)]
-    assert [faults(run(tokenizer, [row])) for row in rows[40:]] == [[(0, "AD130")]] * 8
 
 
 def test_a_loader_names_the_row_and_counts_what_is_left_out(jsonl_file, name):

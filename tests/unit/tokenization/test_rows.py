@@ -1,16 +1,21 @@
-"""A row is read as Python's JSON reads it, only as far as it is asked for, or is bad."""
+"""A row is read as Python's JSON reads it, as far as it is asked for, or is bad; what is written of it is read back."""
 
 from __future__ import annotations
 
 import json
-import math
+from array import array
+from itertools import accumulate
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
-from hypothesis import strategies as st
 
-from asyncdata.core.messages import RowError, encode
+from asyncdata import Position
+from asyncdata.core.messages import RowError, decode_reply, encode
+from asyncdata.core.types import SampleRange
+from asyncdata.delivery.chunk import Chunk
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import (
     MAX_NESTING,
     RowDecoder,
@@ -18,12 +23,10 @@ from asyncdata.tokenization.rows import (
     decode_object,
     decode_value,
     excerpt,
-    json_type,
     missing_key,
 )
 from tests.support.examples import in_ci
-
-ROW = b'{"input": "caf\xc3\xa9", "label": [1, 2.50], "metadata": {"n": 1}, "other": null}'
+from tests.unit.tokenization import Nowhere, faults
 
 LENIENT_ROWS = [
     b'{"input": NaN}',
@@ -120,31 +123,26 @@ def test_rows_are_accepted_and_refused_as_by_json(raw):
     assert same(found, {key: expected[key] for key in keys if key in expected})
 
 
-def test_only_the_keys_asked_for_are_taken_and_stay_as_they_are():
-    found = RowDecoder(["label", "input", "nothing"])(memoryview(ROW))
-
-    assert [None if text is None else bytes(text) for text in found] == [b"[1, 2.50]", b'"caf\xc3\xa9"', None]
-
-
 @pytest.mark.parametrize(
-    "keys", [["input", "input"], ["label", "input", "label"], ['in"put', "input"], ["a\\b", "input"]]
+    "keys",
+    [["input", "input"], ["label", "input", "label"], ['in"put', "input"], ["a\\b", "input"], ["label", "nothing"]],
 )
-def test_any_keys_can_be_asked_for(keys):
-    row = {"input": 1, "label": 2, 'in"put': 3, "a\\b": 4}
+def test_only_the_keys_asked_for_are_taken_and_stay_as_they_are(keys):
+    texts = {"input": b'"caf\xc3\xa9"', "label": b"[1, 2.50]", 'in"put': b"3", "a\\b": b"4"}
+    row = b"{%s}" % b", ".join(json.dumps(key).encode() + b": " + text for key, text in texts.items())
 
-    found = RowDecoder(keys)(json.dumps(row).encode())
+    found = RowDecoder(keys)(memoryview(row))
 
-    assert [decode_value(text or b"") for text in found] == [row[key] for key in keys]
+    assert [text and decode_value(text) for text in found] == [json.loads(texts.get(key, "null")) for key in keys]
+    if "label" in keys:  # without an escape in a key, the bytes are the row's own
+        assert [text and bytes(text) for text in found] == [texts.get(key) for key in keys]
 
 
-def test_the_last_of_two_equal_keys_counts():
+def test_the_last_of_two_equal_keys_counts_and_a_value_of_another_key_is_checked_but_not_decoded():
     raw = b'{"input": 1, "in\\u0070ut": 2}'
 
     assert decode_object(raw) == {"input": 2}
     assert [bytes(text or b"") for text in RowDecoder(["input"])(raw)] == [b"2"]
-
-
-def test_a_value_of_another_key_is_checked_but_not_decoded():
     assert RowDecoder(["x"])(b'{"other": ' + b"9" * 5000 + b"}") == (None,)
     with pytest.raises(RowFault, match="AD106|not UTF-8"):
         RowDecoder(["x"])(b'{"other": "\xff"}')
@@ -167,12 +165,9 @@ def test_the_nesting_limit_does_not_depend_on_the_python_version(opening, closin
         with pytest.raises(RowFault, match="nested deeper than 512"):
             read(memoryview(row(depth + 1)))
 
-
-def test_brackets_in_strings_are_no_nesting():
-    raw = json.dumps({"input": '[{"' * 2000, "label": ['\\"[', "\\"] * 600}).encode()
-
-    assert decode_object(raw) == json.loads(raw)
-    assert RowDecoder(["label"])(raw)[0] is not None
+    in_strings = json.dumps({"input": '[{"' * 2000, "label": ['\\"[', "\\"] * 600}).encode()
+    assert decode_object(in_strings) == json.loads(in_strings)
+    assert RowDecoder(["label"])(in_strings)[0] is not None
 
 
 def test_a_missing_key_lists_the_keys_of_the_row_and_suggests_one():
@@ -190,22 +185,98 @@ def test_a_missing_key_lists_the_keys_of_the_row_and_suggests_one():
     assert reason(dict.fromkeys(map(str, range(99))), "x", "label_key").count("'") == 42
 
 
-def test_a_fault_can_always_be_sent():
+def test_an_excerpt_is_one_short_line_and_a_fault_can_always_be_sent():
     fault = RowFault("AD421", "it said \ud800", b'{"a": "\xff\n\xe2\x82"', "Traceback:\n\udfff")
 
     encode(RowError(0, fault.code, fault.reason, fault.excerpt, fault.traceback))
-    assert fault.reason == "it said \\ud800"
-    assert fault.excerpt == '{"a": "\\\\xff\\n\\\\xe2\\\\x82"'
-
-
-def test_an_excerpt_is_one_short_line():
+    assert (fault.reason, fault.excerpt) == ("it said \\ud800", '{"a": "\\\\xff\\n\\\\xe2\\\\x82"')
     assert excerpt(b"a" * 80) == "a" * 80
     assert excerpt(memoryview(b"a" * 81)) == "a" * 80 + "..."
     assert excerpt("é\n".encode() * 100) == "\\xe9\\n" * 40 + "..."
     assert excerpt("\U0001f600".encode() * 80) == "\\U0001f600" * 80
 
 
-def test_json_types_have_json_names():
-    names = [json_type(value) for value in ({}, [], "", True, None, 1, math.inf)]
+# Columns
 
-    assert names == ["an object", "an array", "a string", "a boolean", "null", "a number", "a number"]
+
+COLUMNS = ("prompt", "label", "metadata", "extra")
+kept = st.tuples(
+    st.lists(st.integers(0, 2**31 - 1), max_size=5), st.dictionaries(st.sampled_from(COLUMNS), json_values, max_size=4)
+)
+Fate = tuple[list[int], dict[str, Any]] | str
+fates = st.lists(kept | st.sampled_from(["short", "dull", "", "AD101", "AD421"]), max_size=12)
+"""Rows are kept, with tokens and columns; dropped, with a reason; or bad, with a code."""
+
+
+def written(rows: list[Fate], cut: int = 0) -> ColumnWriter:
+    """In two pieces, as a worker does after a batch that raised."""
+    out = ColumnWriter()
+    for piece in (range(min(cut, len(rows))), range(min(cut, len(rows)), len(rows))):
+        part = ColumnWriter(numbers=range(piece.start, len(rows))) if cut else out
+        for number, row in enumerate(piece):
+            place, fate = (number if cut else row), rows[row]
+            if not isinstance(fate, str):
+                part.keep(place, fate[0], **{name: json.dumps(value).encode() for name, value in fate[1].items()})
+                part.note(place, f"{len(fate[1])} columns")
+            elif fate.startswith("AD"):
+                part.fail(place, RowFault(fate, "why"))
+            else:
+                part.drop(place, fate)
+        if cut:
+            out.extend(part)
+    return out
+
+
+@in_ci(max_examples=20)
+@given(rows=fates, cut=st.integers(1, 12))
+def test_every_row_is_a_sample_or_a_drop_or_bad_and_is_read_as_it_was_written(rows, cut):
+    reply = written(rows).finish(len(rows), 0.0)
+    chunk = Chunk(decode_reply(encode(reply)), Position(1, 2, 10), len(rows), Nowhere(), ends_epoch=False)
+    kept = [(row, *fate) for row, fate in enumerate(rows) if not isinstance(fate, str)]
+
+    assert written(rows, cut).finish(len(rows), 0.0) == reply
+    assert chunk.num_samples == len(kept)
+    for number, (row, tokens, columns) in enumerate(kept):
+        sample = SampleRange(chunk, number, number + 1, 0, 0, 1).samples()[0]
+        assert sample.tokens.tolist() == tokens
+        assert same([chunk.value(name, number) for name in COLUMNS], [columns.get(name) for name in COLUMNS])
+        assert (sample.position, sample.source) == (Position(1, 2, 10 + row), Nowhere().location(10 + row))
+    named = {row: fate for row, fate in enumerate(rows) if isinstance(fate, str)}
+    dropped = {row: drop.reason for drop in chunk.drops for row in drop.rows.tolist()}
+    assert dropped | dict(faults(chunk)) == named
+    assert [row for row, _ in faults(chunk)] == [row for row, fate in named.items() if fate.startswith("AD")]
+    for row in range(len(rows) + 1):
+        before = sum(number < row for number, *_ in kept)
+        assert chunk.samples_before(row) == before
+        assert chunk.num_tokens(0, before) == sum(len(tokens) for _, tokens, _ in kept[:before])
+        assert chunk.num_tokens(before, len(kept)) == sum(len(tokens) for _, tokens, _ in kept[before:])
+
+
+def test_kept_rows_are_listed_only_where_some_are_missing_and_an_unknown_column_is_refused_by_name():
+    out = ColumnWriter()
+    out.keep(0, [1])
+    out.keep(1, array("i", [2, 3]))
+
+    assert out.finish(2, 0.0).kept == b""
+    assert out.finish(3, 0.0).kept == array("i", [0, 1]).tobytes()
+    with pytest.raises(TypeError, match="no column 'loss_mask'; there are prompt, .*spans"):
+        ColumnWriter().keep(0, [5, 6], loss_mask=b"[0,1]")
+
+
+a_batch = st.lists(st.tuples(st.lists(st.integers(0, 99), max_size=5), st.binary(max_size=4)), max_size=6)
+
+
+@in_ci(max_examples=20)
+@given(batches=st.lists(a_batch, max_size=3))
+def test_keeping_all_is_keeping_each(batches):
+    at_once, each, number = ColumnWriter(), ColumnWriter(), 0
+    for batch in batches:
+        rows = range(number, number + len(batch))
+        number += len(batch)
+        ends = list(accumulate(len(ids) for ids, _ in batch))
+        tokens = b"".join(id.to_bytes(4, "little") for ids, _ in batch for id in ids)
+        at_once.keep_all(rows, tokens, ends, {"label": [value for _, value in batch]} if batch else {})
+        for row, (ids, value) in zip(rows, batch, strict=True):
+            each.keep(row, ids, **({"label": value} if value else {}))
+
+    assert at_once.finish(number, 0.0) == each.finish(number, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock, call
 
 import huggingface_hub
 import pytest
@@ -100,29 +101,23 @@ def test_tokens_are_those_of_transformers(edited, config):
     assert files.special_tokens == theirs.special_tokens_map
 
 
-def test_nothing_is_truncated_or_padded(small_tokenizer, edited):
-    folder = edited()
-    tokenizer = Tokenizer.from_file(str(small_tokenizer / "tokenizer.json"))
+def test_nothing_is_truncated_or_padded_and_the_padding_token_is_a_named_token(edited):
+    folder = edited(pad_token=None)
+    path = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
     tokenizer.enable_truncation(max_length=3)
-    tokenizer.enable_padding(pad_token="[PAD]", length=8)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding(pad_token="<|im_start|>", length=8)
+    tokenizer.save(path)
 
-    loaded = TokenizerFiles(str(folder)).load()
+    files = TokenizerFiles(str(folder))
+    loaded = files.load()
 
-    assert loaded.truncation is None
-    assert loaded.padding is None
+    assert (loaded.truncation, loaded.padding) == (None, None)
     assert [len(each.ids) > 3 for each in loaded.encode_batch_fast(TEXTS[:2])] == [True, True]
-
-
-def test_the_padding_token_is_a_named_token(edited):
-    folder = edited()
+    assert files.special_tokens.get("pad_token") is None
     config = json.loads((folder / "tokenizer_config.json").read_text())
     del config["pad_token"]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.enable_padding(pad_token="<|im_start|>")
-    tokenizer.save(str(folder / "tokenizer.json"))
-
     assert TokenizerFiles(str(folder)).special_tokens["pad_token"] == "<|im_start|>"
 
 
@@ -185,36 +180,30 @@ def test_the_digest_is_of_the_content(edited, small_tokenizer):
     assert len({original, *changed}) == 6
 
 
-def test_a_folder_is_used_as_it_is(small_tokenizer, monkeypatch):
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_a_folder_is_used_as_it_is_and_a_hub_name_is_fetched_once_and_only_the_tokenizers_files(
+    small_tokenizer, tmp_path, monkeypatch
+):
     monkeypatch.chdir(small_tokenizer.parent)
     monkeypatch.setenv("HOME", str(small_tokenizer.parent))
+    snapshot = shutil.copytree(small_tokenizer, tmp_path / "snapshots" / COMMIT)
+    download = Mock(return_value=str(snapshot))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
 
     for name in (str(small_tokenizer), small_tokenizer.name, f"~/{small_tokenizer.name}"):
         assert resolve(name, revision="ignored") == (str(small_tokenizer), None)
+    assert resolve("org/model", "main") == (str(snapshot), COMMIT)
 
-
-def test_a_hub_name_is_fetched_once_and_only_the_tokenizers_files(edited, tmp_path, monkeypatch):
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    snapshot = tmp_path / "snapshots" / commit
-    shutil.copytree(edited(), snapshot)
-    calls = []
-
-    def snapshot_download(repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        calls.append((repo_id, revision, allow_patterns))
-        return str(snapshot)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-
-    assert resolve("org/model", "main") == (str(snapshot), commit)
-    assert calls == [("org/model", "main", list(PATTERNS))]
+    assert download.mock_calls == [call("org/model", revision="main", allow_patterns=list(PATTERNS))]
     assert not any("safetensors" in pattern or pattern == "*" for pattern in PATTERNS)
 
 
-def test_a_hub_that_cannot_be_reached_is_named(monkeypatch):
-    def snapshot_download(*args: Any, **kwargs: Any) -> str:
-        raise OSError("401 Client Error")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+def test_a_name_that_is_no_folder_with_a_tokenizer_and_not_on_the_hub_is_refused_with_the_way_out(
+    tmp_path, small_tokenizer, monkeypatch
+):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=OSError("401 Client Error")))
 
     with pytest.raises(ConfigError) as caught:
         resolve("org/model", "v1")
@@ -222,11 +211,6 @@ def test_a_hub_that_cannot_be_reached_is_named(monkeypatch):
         "AD413 tokenizer 'org/model' is not a folder here, and cannot be downloaded from the Hugging Face hub at "
         "revision 'v1': 401 Client Error; check the name, or download it before and pass the folder"
     )
-
-
-def test_a_name_that_is_no_folder_with_a_tokenizer_and_not_on_the_hub_is_refused_with_the_way_out(
-    tmp_path, small_tokenizer, monkeypatch
-):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
     for name in ("/no/such/folder", "./folder", "a/b/c", "", "two words"):
         with pytest.raises(ConfigError, match="AD413"):
@@ -237,34 +221,30 @@ def test_a_name_that_is_no_folder_with_a_tokenizer_and_not_on_the_hub_is_refused
         resolve(str(small_tokenizer / "tokenizer.json"))
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:1\n"
+
+
 @pytest.mark.parametrize(
-    ("files", "reason"),
+    ("name", "content", "reason"),
     [
-        ({"tokenizer.json": "version https://git-lfs.github.com/spec/v1\noid sha256:1\n"}, "run 'git lfs pull'"),
-        ({"tokenizer.json": '{"added_tokens": ['}, "tokenizer.json cannot be read: Input data was truncated"),
-        ({"tokenizer.json": "[]"}, "tokenizer.json cannot be read: Expected `object`"),
-        ({"tokenizer_config.json": "{"}, "tokenizer_config.json cannot be read"),
-        ({"tokenizer_config.json": {"eos_token": {"text": 1}}}, "tokenizer_config.json: Object missing .* `content`"),
-        ({"tokenizer_config.json": {"chat_template": 5}}, r"tokenizer_config.json: .* at `\$.chat_template`"),
-        ({"chat_template.jinja": b"\xff"}, "chat_template.jinja is not UTF-8"),
-        ({"chat_template.jinja": None}, "chat_template.jinja cannot be read: Is a directory"),
+        ("tokenizer.json", POINTER, "run 'git lfs pull'"),
+        ("tokenizer.json", '{"added_tokens": [', "tokenizer.json cannot be read: Input data was truncated"),
+        ("tokenizer.json", "[]", "tokenizer.json cannot be read: Expected `object`"),
+        ("tokenizer.json", {"model": {"type": "Nothing"}}, r"tokenizer\.json is not a tokenizer"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json cannot be read"),
+        ("tokenizer_config.json", {"eos_token": {"text": 1}}, "tokenizer_config.json: Object missing .* `content`"),
+        ("tokenizer_config.json", {"chat_template": 5}, r"tokenizer_config.json: .* at `\$.chat_template`"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja is not UTF-8"),
+        ("chat_template.jinja", None, "chat_template.jinja cannot be read: Is a directory"),
     ],
-    ids=["pointer", "cut", "array", "config", "token", "template", "coding", "folder"],
+    ids=["pointer", "cut", "array", "no tokenizer", "config", "token", "template", "coding", "folder"],
 )
-def test_a_damaged_file_is_named(edited, files, reason):
-    folder = edited({name: content for name, content in files.items() if isinstance(content, str | dict)})
-    for name, content in files.items():
-        if isinstance(content, bytes):
-            (folder / name).write_bytes(content)
-        elif content is None:
-            (folder / name).mkdir()
+def test_a_damaged_file_is_named(edited, name, content, reason):
+    folder = edited({name: content} if isinstance(content, str | dict) else {})
+    if isinstance(content, bytes):
+        (folder / name).write_bytes(content)
+    elif content is None:
+        (folder / name).mkdir()
 
     with pytest.raises(ConfigError, match=f"AD413 .*{reason}"):
-        TokenizerFiles(str(folder))
-
-
-def test_a_tokenizer_that_the_library_cannot_read_is_named(edited):
-    folder = edited({"tokenizer.json": {"model": {"type": "Nothing"}}})
-
-    with pytest.raises(ConfigError, match=r"AD413 .*tokenizer\.json is not a tokenizer"):
         TokenizerFiles(str(folder)).load()

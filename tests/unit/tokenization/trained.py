@@ -18,12 +18,17 @@ if TYPE_CHECKING:
     from asyncdata.delivery.chunk import Chunk
 
 
-def user(content: str) -> dict[str, Any]:
-    return {"role": "user", "content": content}
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **more}
 
 
 def assistant(content: str | None, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **more}
+
+
+def talk(*texts: Any) -> list[dict[str, Any]]:
+    """The user and the assistant by turns."""
+    return [(user, assistant)[number % 2](text) for number, text in enumerate(texts)]
 
 
 def tokenizer_of(fn: Any) -> Tokenizer:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from asyncdata.workers.machine import available_memory, num_usable_cpus, process_memory, resident_memory
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:  100 kB\nMemAvailable:    8000000 kB\nHugePages_Total:       0\n"
 ALL = 8_000_000 * 1024
 V1, V2 = "12:memory:/d/x\n4:cpu,cpuacct:/d/x\n1:name=systemd:/x\n", "0::/a/b\n"
+CACHED, CACHED_V1 = "inactive_file 300\nactive_file 7\n", "inactive_file 1\ntotal_inactive_file 300\n"
 Files = dict[str, str]
 
 
@@ -34,7 +31,7 @@ def memory_v2(limit: str, used: str, group: str = "a/b", cached: str = "") -> Fi
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Files], Path]:
+def machine(tmp_path, monkeypatch):
     """A function that creates the files of a machine with 16 CPUs."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
 
@@ -69,42 +66,26 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Files]
             1100,
             id="the tightest limit of all groups above this process",
         ),
-        pytest.param(
-            V2,
-            memory_v2("5000\n", "4000\n", cached="inactive_file 300\nactive_file 7\n"),
-            16,
-            1300,
-            id="cached pages of files count as free",
-        ),
-        pytest.param(
-            V1,
-            memory_v1("inactive_file 1\ntotal_inactive_file 300\n"),
-            16,
-            1300,
-            id="cached pages of files count as free, version 1",
-        ),
+        pytest.param(V2, memory_v2("5000\n", "4000\n", cached=CACHED), 16, 1300, id="cached pages count as free"),
+        pytest.param(V1, memory_v1(CACHED_V1), 16, 1300, id="cached pages count as free, version 1"),
         pytest.param(V2, memory_v2("5\n", "9\n"), 16, 0, id="a group above its limit has nothing left"),
     ],
 )
-def test_what_may_be_used_is_the_least_of_all_limits(
-    machine: Callable[[Files], Path], own: str | None, groups: Files, num_cpus: int, num_bytes: int
-) -> None:
+def test_what_may_be_used_is_the_least_of_all_limits(machine, own, groups, num_cpus, num_bytes):
     files = {f"sys/fs/cgroup/{name}": text for name, text in groups.items()}
     root = machine(files if own is None else {"proc/self/cgroup": own, **files})
 
     assert (num_usable_cpus(root), available_memory(root)) == (num_cpus, num_bytes)
 
 
-def test_only_cpus_in_the_affinity_mask_count(
-    machine: Callable[[Files], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_cpus_in_the_affinity_mask_count(machine, monkeypatch):
     root = machine({})
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
 
     assert num_usable_cpus(root) == 2
 
 
-def test_the_memory_of_a_process_counts_shared_pages_in_proportion_or_fully(machine: Callable[[Files], Path]) -> None:
+def test_the_memory_of_a_process_counts_shared_pages_in_proportion_or_fully(machine):
     text = "5581-7ffd ---p 00000000 00:00 0      [rollup]\nRss:     9000 kB\nPss:     4000 kB\nPss_Anon: 1 kB\n"
     root = machine({"proc/42/smaps_rollup": text, "proc/42/statm": "9000 300 20 1 0 50 0\n"})
 
@@ -112,7 +93,7 @@ def test_the_memory_of_a_process_counts_shared_pages_in_proportion_or_fully(mach
     assert [resident_memory(pid, root) for pid in (42, 43)] == [300 * os.sysconf("SC_PAGE_SIZE"), 0]
 
 
-def test_this_machine_and_this_process_can_be_measured() -> None:
+def test_this_machine_and_this_process_can_be_measured():
     assert 1 <= num_usable_cpus() <= len(os.sched_getaffinity(0))
     assert available_memory() > 0
     assert resident_memory(os.getpid()) > 1_000_000

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 import sys
-import types
 from array import array
+from types import SimpleNamespace
 
 import anyio
 import anyio.to_thread
@@ -18,13 +17,13 @@ import pytest
 
 from asyncdata import ConfigError, DataLoader, JsonlSource, LoaderConfig, PromptTokenizeFn, RayExecutor, WorkerError
 from asyncdata.core.cache_messages import CacheJob
-from asyncdata.core.messages import NO_SLOT, Block, Index, Job, OfPart, Overflow, Scan, Scanned, Tokenize
-from asyncdata.core.row_codes import EXCLUDED, NOT_IN_SLOT, TOO_LONG, cached_start
+from asyncdata.core.messages import NO_SLOT, Block, Index, Job, Overflow, Scan, Scanned, Tokenize
+from asyncdata.core.row_codes import EXCLUDED, IS_KNOWN, NOT_IN_SLOT, TOO_LONG
 from asyncdata.core.specs import ReaderSpec, TokenizeSpec
-from asyncdata.loader.cluster import check_cluster
-from asyncdata.tokenization.base import describe
-from asyncdata.workers.ray import cluster, health, starting
-from asyncdata.workers.ray.by_bytes import in_slot, takes_samples, text_of, to_send
+from asyncdata.loader.executors import check_cluster
+from asyncdata.workers.base import takes_samples
+from asyncdata.workers.ray import cluster, executor
+from asyncdata.workers.ray.actor import in_slot, text_of, to_send
 from asyncdata.workers.ray.node_proof import NodeFiles, Terms, check_function, node_name, terms_of
 from asyncdata.workers.ray.settings import local_workers_of
 from tests.support.executors import Client
@@ -33,14 +32,10 @@ from tests.support.tokenize_fns import row_id
 
 JOB = Job(files=[], tokenize=None, max_row_bytes=1, block_bytes=1, slack_bytes=0)
 CONFIG = LoaderConfig.of({"executor": {"num_workers": 3}})
+with_ = msgspec.structs.replace
 
 
 # Settings, and what is refused before any actor starts
-
-
-def test_import_asyncdata_does_not_import_ray():
-    code = "import sys, asyncdata; asyncdata.RayExecutor(), asyncdata.DataLoader; print('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"
 
 
 @pytest.mark.parametrize("executor", [RayExecutor(local_workers=2), {"local_workers": 2}])
@@ -50,7 +45,7 @@ def test_an_executor_may_be_a_dict_as_in_yaml_and_its_local_workers_are_known_be
     assert local_workers_of({}) == local_workers_of(RayExecutor()) == 0
 
 
-SPOOLED = msgspec.structs.replace(JOB, reader=ReaderSpec("asyncdata.sources.spool:SpoolReader"))
+SPOOLED = with_(JOB, reader=ReaderSpec("asyncdata.sources.spool:SpoolReader"))
 
 
 @pytest.mark.parametrize(
@@ -58,53 +53,46 @@ SPOOLED = msgspec.structs.replace(JOB, reader=ReaderSpec("asyncdata.sources.spoo
     [
         (lambda: RayExecutor(address="ray://head:10001"), r"^AD490 .*ray job submit"),
         (lambda: LoaderConfig.of({"executor": {}, "num_workers": 2}), r"^AD495 num_workers=2 .*local_workers"),
-        (lambda: check(JOB, cache=CacheJob("folder", [], 0)), "^AD496 the token cache"),
-        (lambda: check(SPOOLED), "^AD496 single rows .*shuffle=True"),
-        (lambda: check(JOB, parts=[SPOOLED]), "^AD496 single rows"),
+        (lambda: check_cluster(CONFIG, with_(JOB, cache=CacheJob("folder", [], 0))), "^AD496 the token cache"),
+        (lambda: check_cluster(CONFIG, SPOOLED), "^AD496 single rows .*shuffle=True"),
+        (lambda: check_cluster(CONFIG, with_(JOB, parts=[SPOOLED])), "^AD496 single rows"),
     ],
     ids=["Ray Client", "num_workers beside it", "a token cache", "copies of rows on this disk", "also of a part"],
 )
 def test_what_does_not_work_on_a_cluster_is_refused(ask, message):
-    check(JOB)
+    check_cluster(CONFIG, JOB)
     with pytest.raises(ConfigError, match=message):
         ask()
 
 
-def check(job: Job, **changes: object) -> None:
-    check_cluster(CONFIG, msgspec.structs.replace(job, **changes))
+def no_cluster(**_: object) -> None:
+    raise ConnectionError("Could not find any running Ray instance.")
 
 
-def test_a_process_that_is_connected_by_ray_client_is_refused(monkeypatch):
-    client = types.SimpleNamespace(ray=types.SimpleNamespace(is_connected=lambda: True))
-    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "ray.util.client", client)
-    with pytest.raises(ConfigError, match=r"^AD490 this process is connected by Ray Client"):
-        cluster.connect(RayExecutor())
-
-
-def test_without_a_cluster_the_error_says_how_to_start_one(monkeypatch):
-    def init(**_: object) -> None:
-        raise ConnectionError("Could not find any running Ray instance.")
-
-    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False, init=init))
-    monkeypatch.delitem(sys.modules, "ray.util.client", raising=False)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(ConfigError, match=r"^AD491 .*running Ray instance.*ray start --head.*or set RAY_ADDRESS"):
-        cluster.connect(RayExecutor())
-
-
-@pytest.mark.parametrize("is_set", [True, False])
-def test_an_address_at_which_none_listens_is_refused_at_once_by_its_name(monkeypatch, is_set):
-    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False))  # has no init
-    monkeypatch.delitem(sys.modules, "ray.util.client", raising=False)
+@pytest.mark.parametrize(
+    ("is_client", "ray_address", "address", "message"),
+    [
+        (True, "", "auto", "^AD490 this process is connected by Ray Client"),
+        (False, "", "auto", r"^AD491 .*running Ray instance.*ray start --head.*or set RAY_ADDRESS"),
+        (False, "{}", "auto", r"^AD491 .*at RAY_ADDRESS={}: (?!.*set RAY_ADDRESS).* or name one that runs; or leave"),
+        (False, "other:1", "{}", r"^AD491 .*at address='{}': (?!.*set RAY_ADDRESS).* or name one that runs; or leave"),
+    ],
+    ids=["connected by Ray Client", "no cluster", "none listens at RAY_ADDRESS", "none listens at the address"],
+)
+def test_what_cannot_be_connected_to_is_refused_at_once_by_its_name(
+    monkeypatch, is_client, ray_address, address, message
+):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    monkeypatch.setenv("RAY_ADDRESS", address if is_set else "other:1")
-    with pytest.raises(ConfigError, match=r"^AD491 .* or name one that runs; or leave") as caught:
-        cluster.connect(RayExecutor() if is_set else RayExecutor(address=address))
-
-    assert (f"at RAY_ADDRESS={address}: " if is_set else f"at address='{address}': ") in str(caught.value)
-    assert "set RAY_ADDRESS" not in str(caught.value)
+        closed = f"127.0.0.1:{server.getsockname()[1]}"
+    init = {} if ray_address else {"init": no_cluster}
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, **init))
+    client = SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: is_client))
+    monkeypatch.setitem(sys.modules, "ray.util.client", client)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if ray_address:
+        monkeypatch.setenv("RAY_ADDRESS", ray_address.format(closed))
+    with pytest.raises(ConfigError, match=message.format(closed)):
+        cluster.connect(RayExecutor(address=address.format(closed)))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +103,7 @@ def test_an_address_at_which_none_listens_is_refused_at_once_by_its_name(monkeyp
     ],
 )
 def test_an_actor_that_cannot_start_says_what_helps(said, way_out):
-    assert re.match(f"AD493 .* node: {said}. {way_out}", str(starting._not_startable(RuntimeError(said))))  # noqa: SLF001
+    assert re.match(f"AD493 .* node: {said}. {way_out}", str(executor._not_startable(RuntimeError(said))))  # noqa: SLF001
 
 
 def test_without_ray_the_error_names_the_package(monkeypatch, tmp_path):
@@ -140,24 +128,24 @@ def slot_of(number: int) -> memoryview:
 
 
 def test_the_text_of_the_rows_travels_and_nothing_else():
-    starts = ints(13, 4, NOT_IN_SLOT, cached_start(0), 0, 8, 5)
+    starts = ints(13, 4, NOT_IN_SLOT, IS_KNOWN, 0, 8, 5)
     lengths = ints(5, 3, 900, 7, TOO_LONG, EXCLUDED, 0)
     request = Tokenize(2, starts, lengths, [Overflow(2, 0, 70)])
     sent = to_send(request, slot_of)
 
     assert sent.text == b"threeone"
-    assert sent.request.starts == ints(0, 5, NOT_IN_SLOT, cached_start(0), 0, 0, 0)
+    assert sent.request.starts == ints(0, 5, NOT_IN_SLOT, IS_KNOWN, 0, 0, 0)
     assert (sent.request.lengths, sent.request.overflow) == (lengths, request.overflow)
 
 
 @pytest.mark.parametrize("request_", [Tokenize(NO_SLOT, ints(-1), ints(3)), Index([Block(0, 0, 9)], "none")])
 def test_what_refers_to_no_slot_travels_as_it_is_and_a_request_of_a_part_stays_that(request_):
     assert to_send(request_, slot_of) == (request_, b"")
-    sent = to_send(OfPart(1, Tokenize(0, ints(4), ints(3))), lambda slot: slot_of(slot + 2))
+    sent = to_send(Tokenize(2, ints(4), ints(3), part=1), slot_of)
     assert (sent.request.part, sent.text) == (1, b"one")
 
 
-def test_a_scan_without_samples_brings_its_text_into_the_slot():
+def test_a_scan_brings_its_text_into_the_slot_unless_it_has_samples():
     memory = memoryview(bytearray(64))
     scan = Scan(0, 20, [Block(0, 0, 9)])
     reply = Scanned(ints(2), ints(1, -1), ints(3, 90), ints(1, 5), 0)
@@ -168,12 +156,8 @@ def test_a_scan_without_samples_brings_its_text_into_the_slot():
     assert bytes(memory[20:25]) == b".abc\0"
     assert np.frombuffer(found.starts, np.int32).tolist() == [21, -1]
 
-
-def test_a_scan_with_samples_brings_no_text():
-    scan = Scan(0, 20, [Block(0, 0, 9)], with_samples=True)
-    reply = Scanned(ints(1), ints(1), ints(3), ints(1), 0)
-
-    assert takes_samples(OfPart(0, scan))
+    scan, reply = with_(scan, with_samples=True), Scanned(ints(1), ints(1), ints(3), ints(1), 0)
+    assert takes_samples(scan)
     assert bytes(text_of(scan, reply, memoryview(b".abc"))) == b""
     assert in_slot(scan, reply, memoryview(b""), slot_of).starts == ints(NOT_IN_SLOT)
 
@@ -183,19 +167,15 @@ def test_a_scan_with_samples_brings_no_text():
 
 @pytest.fixture
 def terms(jsonl_file):
-    return terms_of(Client(None, jsonl_file([{"id": 1}, {"id": 2}]), row_id).job)  # type: ignore[arg-type]
+    return terms_of(Client(None, jsonl_file([{"id": 1}, {"id": 2}]), row_id).job)
 
 
 def test_settings_that_travel_are_the_same_settings(small_tokenizer, jsonl_file):
     """What is decoded is equal to what was encoded, but not the same objects, and a digest must not depend on that."""
     function = PromptTokenizeFn(str(small_tokenizer), prompt_key="input", max_length=100)
-    sent = terms_of(Client(None, jsonl_file([{"input": "x"}]), function).job)  # type: ignore[arg-type]
+    sent = terms_of(Client(None, jsonl_file([{"input": "x"}]), function).job)
 
     check_function(msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Terms))
-
-
-def faults(terms) -> list[tuple[int, str]]:
-    return [tuple(fault) for fault in NodeFiles(terms.job.files, "trainer").prove(range(9))]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +189,7 @@ def faults(terms) -> list[tuple[int, str]]:
 def test_a_file_that_differs_is_named_with_the_node_and_the_way_out(terms, change, why):
     path = terms.job.files[0].path
     change(path)
-    ((number, reason),) = faults(terms)
+    ((number, reason),) = NodeFiles(terms.job.files, "trainer").prove(range(9))
 
     assert number == 0
     assert reason.startswith(f"AD492 node {node_name()} does not see the same data: {path} {why}")
@@ -231,26 +211,22 @@ def test_a_file_that_has_grown_or_was_copied_is_the_same_and_is_compared_once(te
 
 
 def test_another_version_or_tokenizer_is_named(terms):
-    other = msgspec.structs.replace(
-        terms, versions={**terms.versions, "tokenizers": "0.1"}, fingerprints=[{"tokenize_fn": "f version 3"}]
-    )
-    with pytest.raises(
-        ConfigError, match=r"^AD494 node .* tokenizers .* where the trainer has 0\.1, another tokenize_fn"
-    ):
+    versions = {**terms.versions, "tokenizers": "0.1"}
+    other = with_(terms, versions=versions, fingerprints=[{"tokenize_fn": "f version 3"}])
+    told = r"^AD494 node .* tokenizers .* where the trainer has 0\.1, another tokenize_fn"
+    with pytest.raises(ConfigError, match=told):
         check_function(other)
 
 
 def test_a_module_that_is_not_there_is_named_with_the_way_out(terms):
-    job = msgspec.structs.replace(terms.job, tokenize=TokenizeSpec("no_such_module:f"))
+    job = with_(terms.job, tokenize=TokenizeSpec("no_such_module:f"))
     with pytest.raises(ConfigError, match=r"^AD493 node .* cannot import .* 'no_such_module': No module.*runtime_env"):
-        check_function(msgspec.structs.replace(terms, job=job))
+        check_function(with_(terms, job=job))
 
 
 def test_the_files_have_digests_even_if_the_source_has_none(jsonl_file, terms):
     files = JsonlSource(str(jsonl_file([{"id": 5}], "other.jsonl"))).open(64).files
-    job = msgspec.structs.replace(
-        terms.job, files=[msgspec.structs.replace(file, digest="") for file in files], tokenize=describe(row_id)
-    )
+    job = with_(terms.job, files=[with_(file, digest="") for file in files])
 
     assert all(file.digest for file in terms_of(job).job.files)
 
@@ -260,12 +236,12 @@ def test_the_files_have_digests_even_if_the_source_has_none(jsonl_file, terms):
 
 @pytest.mark.asyncio
 async def test_a_closed_connection_is_opened_again_and_only_refused_ones_are_a_loss(monkeypatch):
-    monkeypatch.setattr(health, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(cluster, "_AGAIN_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.RaisesGroup(pytest.RaisesExc(WorkerError, match="AD498 .* its head has ended")):
             async with anyio.create_task_group() as group:
-                group.start_soon(health._run_until_refused, "its head", address, 3)  # noqa: SLF001 - without Ray
+                group.start_soon(cluster._run_until_refused, "its head", address, 3)  # noqa: SLF001 - without Ray
                 for _ in range(3):
                     connection, _ = await anyio.to_thread.run_sync(server.accept)
                     connection.close()

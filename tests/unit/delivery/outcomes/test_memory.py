@@ -1,37 +1,29 @@
-"""The memory: each score counts once, what changed is a record that gives it again; which rows a replay serves."""
+"""The memory: each score counts once, what changed is a record that gives it again."""
 
 from __future__ import annotations
 
 import base64
-import os
-import tempfile
-from copy import deepcopy
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncdata import ConfigError, PassRate, SnapshotError
-from asyncdata.delivery.outcomes.file import OutcomeFile
-from asyncdata.delivery.outcomes.memory import BASE, OutcomeMemory, Record, RowReport
-from asyncdata.delivery.outcomes.replay import chosen_ids, in_order
-from asyncdata.delivery.outcomes.rows import RowTable, row_ids
+from asyncdata.delivery.chunk import row_ids
+from asyncdata.delivery.outcomes.memory import BASE, ENTRY, OutcomeMemory, Record, RowReport, RowTable
 from tests.support.examples import in_ci
 
 SOLVED = PassRate(drop_above=0.9)
 
 
-def scored(row: int, *scores: float, epoch: int = 0, first: int = 0) -> RowReport:
+def scored(row, *scores, epoch=0, first=0):
     return RowReport(row, epoch, list(enumerate(scores, first)))
 
 
-def means(memory: OutcomeMemory) -> dict[int, float]:
+def means(memory):
     table = memory.rows.table()
     return dict(zip(table.ids.tolist(), table.last_mean.tolist(), strict=True))
 
@@ -75,21 +67,10 @@ def test_a_row_takes_34_bytes():
     assert memory.rows.num_bytes / len(memory.rows) < 36
 
 
-def test_the_whole_memory_as_one_record_gives_it_again():
-    memory, other = OutcomeMemory(), OutcomeMemory()
-    memory.report([scored(1, 1.0), scored(2, 0.5, first=90), scored(3)], 100)
-    memory.decide(1, SOLVED)
-    other.apply(memory.base())
-
-    assert other.base() == memory.base()
-    assert other.num_scores == memory.num_scores
-    assert other.report([scored(2, 0.5, first=90)], 100) == 0, "the reported attempts are known"
-
-
 def test_records_that_no_file_takes_are_replaced_by_the_memory():
     memory, other = OutcomeMemory(keeps_records=True), OutcomeMemory()
-    for number in range(60_000):
-        memory.report([scored(number % 10, 1.0, epoch=number // 10)], 1)
+    for epoch in range(120):
+        memory.report([scored(row, 1.0, epoch=epoch) for row in range(500)], 1)
 
     assert sum(len(record.payload) for record in memory.pending) < 1_200_000
     for record in memory.pending:
@@ -122,27 +103,26 @@ def test_records_and_memories_with_float32_sums_still_load():
     assert memory.decide(2, SOLVED).tolist() == [1, 1 << 44]
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        Record(b"?", b""),
-        Record(b"E", b"12345"),
-        Record(b"X", b"\xc1"),
-        Record(BASE, b"\x94\xc4\x01a\xc4\x00\x80\x80"),
-    ],
-)
-def test_a_record_that_is_none_is_refused(record):
-    with pytest.raises(SnapshotError, match="record"):
-        OutcomeMemory().apply(record)
-
-
-def test_rows_out_of_order_are_refused():
+def test_what_is_no_record_and_rows_out_of_order_are_refused():
     memory = OutcomeMemory()
     memory.report([scored(1, 1.0), scored(2, 1.0)], 1)
     ids, rows = memory.rows.arrays()
     memory.rows = RowTable(ids[::-1].copy(), rows)
+    no_base = Record(BASE, b"\x94\xc4\x01a\xc4\x00\x80\x80")
 
-    with pytest.raises(SnapshotError, match="ascending"):
+    of_replay = np.array([(1, 1, 0.5, 0, 1 << 14)], ENTRY).tobytes()  # of a part that mixtures had
+    for record in (
+        Record(b"?", b""),
+        Record(b"E", b"12345"),
+        Record(b"X", b"\xc1"),
+        Record(b"P", b""),
+        no_base,
+    ):
+        with pytest.raises(SnapshotError, match="record"):
+            OutcomeMemory().apply(record)
+    with pytest.raises(SnapshotError, match="scores of a Replay"):
+        OutcomeMemory().apply(Record(b"S", of_replay))
+    with pytest.raises(SnapshotError, match="record.*ascending"):
         OutcomeMemory().apply(memory.base())
 
 
@@ -153,135 +133,75 @@ def test_the_id_of_a_row_is_its_file_and_its_offset():
             row_ids(files, offsets)
 
 
-# Whatever is reported, decided, saved, killed and restored: the memory is what a dict of all scores says
+# Whatever is reported, decided, saved and restored: the memory is what a dict of all scores says
 
 ATTEMPTS = 70  # more than a word of 64
 POLICY = PassRate(drop_below=0.2, drop_above=0.8, after=2, revisit_every=3)
 
-
-class Model(NamedTuple):
-    """Every score that counts, by row, epoch and attempt; and what was decided."""
-
-    scores: dict[int, dict[int, dict[int, float]]]
-    decided: dict[int, set[int]]
-
-    def report(self, row: int, epoch: int, scores: list[tuple[int, float]]) -> int:
-        """How many of them are new."""
-        epochs = self.scores.setdefault(row, {}) if scores else self.scores.get(row, {})
-        if epochs and epoch < max(epochs):
-            return 0
-
-        before = sum(map(len, epochs.values()))
-        for attempt, score in scores:
-            epochs.setdefault(epoch, {}).setdefault(attempt, score)
-        return sum(map(len, epochs.values())) - before
-
-    def excludes(self, epoch: int) -> set[int]:
-        found = set()
-        for row, epochs in self.scores.items():
-            last = epochs[max(epochs)]
-            mean = sum(last.values()) / len(last)
-            is_known = sum(map(len, epochs.values())) >= 2 and epoch - max(epochs) < 3
-            if is_known and not 0.2 <= mean < 0.8:
-                found.add(row)
-        return found
+some_scores = st.lists(
+    st.tuples(st.integers(0, ATTEMPTS - 1), st.sampled_from([0.0, 0.25, 0.5, 1.0])), min_size=1, max_size=6
+)
+all_scores = st.just([(attempt, 1.0) for attempt in range(ATTEMPTS)])
+reports = st.tuples(st.integers(0, 5), st.integers(0, 4), some_scores | some_scores | all_scores)
+reported = st.tuples(st.just("report"), st.lists(reports.map(lambda fields: RowReport(*fields)), max_size=4))
+steps = st.one_of(
+    reported,
+    reported,
+    st.tuples(st.just("decide"), st.integers(0, 6)),
+    st.tuples(st.just("resume"), st.booleans()),
+)
 
 
-class Saved(NamedTuple):
-    num_bytes: int
-    digest: str
-    model: Model
+def counted(scores, report):
+    """Every score that counts, by row, epoch and attempt; return how many of a report's are new."""
+    epochs = scores.setdefault(report.row_id, {})
+    if epochs and report.epoch < max(epochs):
+        return 0
+
+    before = sum(map(len, epochs.values()))
+    for attempt, score in report.scores:
+        epochs.setdefault(report.epoch, {}).setdefault(attempt, score)
+    return sum(map(len, epochs.values())) - before
 
 
-class Outcomes(RuleBasedStateMachine):
-    """One run after the other over the same file."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.folder = tempfile.TemporaryDirectory()
-        self.path = str(Path(self.folder.name, "outcomes"))
-        self.memory, self.file = OutcomeMemory(keeps_records=True), OutcomeFile(self.path)
-        self.model = Model({}, {})
-        self.states = [Saved(0, "", deepcopy(self.model))]
-
-    @rule(
-        reports=st.lists(
-            st.tuples(
-                st.integers(0, 5),
-                st.integers(0, 4),
-                st.lists(st.tuples(st.integers(0, ATTEMPTS - 1), st.sampled_from([0.0, 0.25, 0.5, 1.0])), max_size=6),
-            ),
-            max_size=4,
-        )
-    )
-    def report(self, reports: list[Any]) -> None:
-        new = self.memory.report([RowReport(*report) for report in reports], ATTEMPTS)
-        assert new == sum(self.model.report(*report) for report in reports)
-
-    @rule(row=st.integers(0, 5), epoch=st.integers(0, 4), again=st.booleans())
-    def report_all_attempts(self, row: int, epoch: int, again: bool) -> None:
-        scores = [(attempt, 1.0) for attempt in range(ATTEMPTS)]
-        for _ in range(1 + again):
-            assert self.memory.report([RowReport(row, epoch, scores)], ATTEMPTS) == self.model.report(
-                row, epoch, scores
-            )
-
-    @rule(epoch=st.integers(0, 6))
-    def decide(self, epoch: int) -> None:
-        wanted = self.model.decided.setdefault(epoch, self.model.excludes(epoch))
-        assert set(self.memory.decide(epoch, POLICY).tolist()) == wanted
-
-    @rule()
-    def save(self) -> None:
-        self.file.append(self.memory.pending)
-        self.memory.written(list(self.memory.pending))
-        self.states.append(Saved(self.file.num_bytes, self.file.digest, deepcopy(self.model)))
-
-    @precondition(lambda self: self.file.num_bytes)
-    @rule()
-    def replace(self) -> None:
-        """The file has grown: states of before find it beside the new one."""
-        self.save()
-        self.file.replace(self.memory.base())
-        self.states = [self.states[-1], Saved(self.file.num_bytes, self.file.digest, deepcopy(self.model))]
-
-    @rule(data=st.data(), tail=st.binary(max_size=20))
-    def die_and_resume(self, data: Any, tail: bytes) -> None:
-        """The file may end in half a record; a state of any earlier moment may be the one that is restored."""
-        self.file.close()
-        if os.path.exists(self.path):
-            with open(self.path, "ab") as file:
-                file.write(tail)
-        number = data.draw(st.integers(0, len(self.states) - 1))
-        saved = self.states[number]
-        self.states = self.states[: number + 1]
-        self.memory, self.file = OutcomeMemory(keeps_records=True), OutcomeFile(self.path)
-        found = self.file.find(saved.num_bytes, saved.digest)
-        for record in found.records:
-            self.memory.apply(record)
-        self.file.continue_after(found.path, found.data)
-        self.model = deepcopy(saved.model)
-
-    @invariant()
-    def they_agree(self) -> None:
-        table = self.memory.rows.table()
-        assert table.ids.tolist() == sorted(row for row, epochs in self.model.scores.items() if epochs)
-        for row, num_scores, mean, last_mean, last_epoch in zip(*(column.tolist() for column in table), strict=True):
-            epochs = self.model.scores[row]
-            scores = [score for epoch in epochs.values() for score in epoch.values()]
-            last = list(epochs[max(epochs)].values())
-            assert (num_scores, last_epoch) == (len(scores), max(epochs))
-            assert np.isclose([mean, last_mean], [sum(scores) / len(scores), sum(last) / len(last)]).all()
-        assert {epoch: set(ids.tolist()) for epoch, ids in self.memory.excluded.items()} == self.model.decided
-
-    def teardown(self) -> None:
-        if hasattr(self, "folder"):
-            self.file.close()
-            self.folder.cleanup()
+def mean_of(scores):
+    return sum(scores) / len(scores)
 
 
-TestOutcomes = Outcomes.TestCase
-TestOutcomes.settings = settings(in_ci(40), stateful_step_count=25)
+def excluded_of(scores, epoch):
+    found = set()
+    for row, epochs in scores.items():
+        is_known = sum(map(len, epochs.values())) >= 2 and epoch - max(epochs) < 3
+        if is_known and not 0.2 <= mean_of(epochs[max(epochs)].values()) < 0.8:
+            found.add(row)
+    return found
+
+
+@in_ci(max_examples=60)
+@given(st.lists(steps, max_size=25))
+def test_the_memory_is_what_a_dict_of_all_scores_says(steps):
+    memory, scores, decided, records = OutcomeMemory(keeps_records=True), {}, {}, []
+    for name, value in steps:
+        if name == "report":
+            assert memory.report(value, ATTEMPTS) == sum(counted(scores, report) for report in value)
+        elif name == "decide":
+            wanted = decided.setdefault(value, excluded_of(scores, value))
+            assert set(memory.decide(value, POLICY).tolist()) == wanted
+        else:
+            records = [memory.base()] if value else [*records, *memory.pending]
+            memory = OutcomeMemory(keeps_records=True)
+            for record in records:
+                memory.apply(record)
+
+        found = {row: told for row, *told in zip(*(column.tolist() for column in memory.rows.table()), strict=True)}
+        assert list(found) == sorted(scores)
+        for row, epochs in scores.items():
+            all_of_row = [score for epoch in epochs.values() for score in epoch.values()]
+            last = max(epochs)
+            means = pytest.approx(mean_of(all_of_row)), pytest.approx(mean_of(epochs[last].values()))
+            assert found[row] == [len(all_of_row), *means, last]
+        assert memory.num_scores == sum(told[0] for told in found.values())
+        assert {epoch: set(ids.tolist()) for epoch, ids in memory.excluded.items()} == decided
 
 
 @in_ci(max_examples=40)
@@ -306,42 +226,3 @@ def test_a_mean_of_decimals_is_compared_as_decimals_are(scores, num_equal, limit
         mean = Fraction(sum(scores)) / len(scores)
         assert PassRate(drop_above=float(at))(table, 1).tolist() == [mean >= at]
         assert PassRate(drop_below=float(at))(table, 1).tolist() == [mean < at]
-
-
-# Which rows a replay serves, and in which order
-
-SOMETIMES = PassRate(0.1, 0.6)
-
-
-def ids_of(rows: dict[int, float], where: PassRate = SOMETIMES, *, seed: int = 42, name: str = "hard", number: int = 0):
-    memory = OutcomeMemory()
-    memory.report([RowReport(row, 0, [(0, mean)]) for row, mean in rows.items()], 1)
-    return in_order(chosen_ids(memory.rows.table(), where), seed=seed, name=name, number=number).tolist()
-
-
-scored_rows = st.dictionaries(st.integers(0, 1 << 63), st.sampled_from([0.0, 0.1, 0.5, 0.6, 1.0]), max_size=20)
-
-
-@in_ci(max_examples=40)
-@given(rows=scored_rows)
-def test_the_rows_are_those_between_the_limits_each_once(rows):
-    found = ids_of(rows)
-
-    assert sorted(found) == sorted(row for row, mean in rows.items() if 0.1 <= np.float32(mean) < 0.6)
-    assert ids_of(dict(reversed(rows.items()))) == found, "the order of the reports does not matter"
-
-
-@in_ci(max_examples=40)
-@given(rows=scored_rows, more=scored_rows)
-def test_a_row_that_joins_them_moves_no_other(rows, more):
-    before, after = ids_of(rows), ids_of({**more, **rows})
-
-    assert [row for row in after if row in rows] == before
-
-
-def test_each_pass_name_and_seed_has_an_order_of_its_own_which_never_changes():
-    rows = dict.fromkeys(range(8), 0.5)
-
-    assert ids_of(rows) == [2, 4, 1, 6, 3, 0, 5, 7]
-    orders = [ids_of(rows), ids_of(rows, number=1), ids_of(rows, name="harder"), ids_of(rows, seed=43)]
-    assert len({tuple(order) for order in orders}) == 4

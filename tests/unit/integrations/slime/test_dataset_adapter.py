@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,25 +12,19 @@ from asyncdata import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.integrations.hf_adapter import AsyncDatasetAdapter, HFDatasetAdapterBase
 from tests.support.slime_source import GatedRows, SlimeSample, args_for, numbers, source_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 COUNTS = {"epoch_id", "consumed_count", "global_consumed_count"}
 
 
-@contextlib.contextmanager
-def adapter_of(path: Path | None, **given: Any) -> Iterator[AsyncDatasetAdapter]:
+def adapter_of(path, **given):
     args = args_for(path, **{"use_hf_datasets": True, "rollout_shuffle": True, **given})
-    with contextlib.closing(AsyncDatasetAdapter(args)) as adapter:
-        yield adapter
+    return contextlib.closing(AsyncDatasetAdapter(args))
 
 
-def rows(samples: list[Any]) -> list[int]:
+def rows(samples):
     return [sample.metadata["row"] for sample in samples]
 
 
-def place(adapter: AsyncDatasetAdapter) -> tuple[int, int, int]:
+def place(adapter):
     return adapter.epoch_id, adapter.consumed_count, adapter.global_consumed_count
 
 
@@ -38,14 +32,12 @@ def test_the_interface_is_the_one_of_slimes_design():
     methods = {"get_next_batch", "shuffle", "get_checkpoint_state", "load_checkpoint_state"}
     assert HFDatasetAdapterBase.__abstractmethods__ == methods
     assert issubclass(AsyncDatasetAdapter, HFDatasetAdapterBase)
-    for name in ("__len__", "__getitem__"):
-        assert not hasattr(AsyncDatasetAdapter, name)
+    assert not {"__len__", "__getitem__"} & set(dir(AsyncDatasetAdapter))
 
 
 def test_prompts_come_one_after_the_other_over_all_epochs(prompts):
     with adapter_of(prompts) as adapter:
         found = [rows(adapter.get_next_batch(number)) for number in (4, 6, 15)]
-
         assert sorted(found[0] + found[1]) == list(range(10)) == sorted(found[2][:10])
         assert found[0] + found[1] != found[2][:10]
         assert place(adapter) == (2, 5, 25)
@@ -55,26 +47,25 @@ def test_prompts_come_one_after_the_other_over_all_epochs(prompts):
 
 
 def test_samples_are_slimes_own_one_for_each_prompt_whatever_the_groups_size(prompts):
+    def sample(n):
+        metadata = {"row": n, "tags": ["a", "b"]}
+        return SlimeSample(group_index=n, index=n, prompt=f"prompt {n}", label=str(n), metadata=metadata)
+
     with adapter_of(prompts, rollout_shuffle=False, n_samples_per_prompt=8) as adapter:
-        assert adapter.get_next_batch(2) == [
-            SlimeSample(
-                group_index=n, index=n, prompt=f"prompt {n}", label=str(n), metadata={"row": n, "tags": ["a", "b"]}
-            )
-            for n in range(2)
-        ]
+        assert adapter.get_next_batch(2) == [sample(0), sample(1)]
 
 
 def test_it_is_made_at_its_first_use_or_when_the_ranks_are_told(prompts):
     with adapter_of(prompts) as adapter:
-        assert adapter._made is None  # noqa: SLF001
+        assert adapter._feed._loader is None  # noqa: SLF001
+        assert place(adapter) == (0, 0, 0)
         first = rows(adapter.get_next_batch(7))
     with adapter_of(prompts, hf_dataset_buffer_size=50) as adapter:
         adapter.set_train_parallel_config({"dp_size": 4})
-        assert adapter._made is not None  # noqa: SLF001
-        assert adapter._made.statistics()["asyncdata_capacity_samples"] == 200  # noqa: SLF001
+        assert adapter._feed.statistics()["asyncdata_capacity_samples"] == 200  # noqa: SLF001
         assert rows(adapter.get_next_batch(7)) == first
-    with adapter_of(prompts) as never_used:
-        assert place(never_used) == (0, 0, 0)
+    with adapter_of(prompts):
+        pass  # never used
     with pytest.raises(ConfigError, match="--prompt-data"):
         AsyncDatasetAdapter(args_for(None))
 
@@ -114,12 +105,11 @@ def test_it_continues_from_its_state_or_from_the_counts_alone_also_over_renamed_
         assert rows(adapter.get_next_batch(17)) == expected
 
 
-def test_a_state_that_cannot_be_of_this_dataset_is_an_error_and_not_the_next_epoch(prompts):
+@pytest.mark.parametrize("order", ["stream", "legacy"])
+def test_a_state_that_cannot_be_of_this_dataset_is_an_error_and_not_the_next_epoch(prompts, order):
     state = {"epoch_id": 1, "consumed_count": 11, "global_consumed_count": 21}
-    for order in ("stream", "legacy"):
-        with adapter_of(prompts, asyncdata_order=order) as adapter:
-            with pytest.raises(SnapshotMismatchError, match="AD603"):
-                adapter.load_checkpoint_state(state)
+    with adapter_of(prompts, asyncdata_order=order) as adapter, pytest.raises(SnapshotMismatchError, match="AD603"):
+        adapter.load_checkpoint_state(state)
 
 
 def test_a_slow_row_is_an_error_and_not_a_short_batch(prompts, monkeypatch):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import json
 import pickle
 import sys
 import types
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,92 +14,66 @@ import pytest
 from asyncdata import ConfigError, SnapshotError
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.integrations.slime import BadGroupError
-from tests.support.slime_source import (
-    Picture,
-    SlimeSample,
-    checkpoint_at,
-    labels,
-    numbers,
-    runs_in_miles,
-    source_of,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from tests.support.slime_source import Picture, SlimeSample, checkpoint_at, labels, numbers, runs_in_miles, source_of
 
 HOOKS = "tests.support.slime_source"
 RICH = {"type": "image", "image": "c.png", "max_pixels": 4}
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Path:
+def rows(jsonl_file):
     """A row with two pictures, one with none, and one whose picture is a part of its message."""
-    path = tmp_path / "media.jsonl"
-    lines: list[Any] = [{"input": "<image> and <image>", "image": ["a.png", "b.png"]}, {"input": "nothing to see"}]
-    lines.append({"input": "<image>", "image": [RICH]})
-    path.write_text("".join(json.dumps({"label": str(i), **row}) + "\n" for i, row in enumerate(lines)))
-    return path
+    rows = [{"input": "<image> and <image>", "image": ["a.png", "b.png"]}, {"input": "nothing to see"}]
+    rows.append({"input": "<image>", "image": [RICH]})
+    return jsonl_file([{"label": str(number), **row} for number, row in enumerate(rows)], "media.jsonl")
 
 
 @pytest.fixture
-def given(given: dict[str, Any]) -> dict[str, Any]:
+def given(given):
     """Pictures are objects that no snapshot can hold."""
     media = {"multimodal_keys": {"image": "image"}, "asyncdata_processor": f"{HOOKS}.process_media_to_objects"}
     return {**given, "n_samples_per_prompt": 1, **media}
 
 
-def named(value: Any) -> Any:
+def named(value):
     """Pictures by their names, arrays as lists."""
-    if isinstance(value, dict):
-        return {key: named(item) for key, item in value.items()}
-
-    if isinstance(value, list | tuple):
-        return type(value)(map(named, value))
-
-    if isinstance(value, Picture):
-        return f"<{value.name}>"
-
+    match value:
+        case dict():
+            return {key: named(item) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)(map(named, value))
+        case Picture():
+            return f"<{value.name}>"
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def append_array(sample: Any) -> None:
-    sample.multimodal_inputs["images"].append(np.arange(3))
+def images_of(sample):
+    return sample.multimodal_inputs["images"]
 
 
-def extend_as_geo3k_does(sample: Any) -> None:
-    sample.multimodal_inputs["images"].extend([np.arange(3), np.arange(4)])
-    sample.multimodal_inputs["videos"] = None
+def replaced_by(inputs_of):
+    return lambda sample: setattr(sample, "multimodal_inputs", inputs_of(sample))
 
 
-def swap(sample: Any) -> None:
-    sample.multimodal_inputs["images"].reverse()
-
-
-def drop_one(sample: Any) -> None:
-    del sample.multimodal_inputs["images"][0]
-
-
-def show_twice(sample: Any) -> None:
-    sample.multimodal_inputs = {"images": (*sample.multimodal_inputs["images"], sample.multimodal_inputs["images"][0])}
-
-
-def take_away(sample: Any) -> None:
-    sample.multimodal_inputs = None
-
-
-def replace_all(sample: Any) -> None:
-    sample.multimodal_inputs = {"audios": [np.zeros(300_000)], "__made__": ["images", 0], "more": {"__made__": None}}
-
-
-CHANGES = [append_array, extend_as_geo3k_does, swap, drop_one, show_twice, take_away, replace_all]
+CHANGES = {
+    "an array more": lambda sample: images_of(sample).append(np.arange(3)),
+    "arrays more, as geo3k has it": lambda sample: (
+        images_of(sample).extend([np.arange(3), np.arange(4)]),
+        sample.multimodal_inputs.update(videos=None),
+    ),
+    "another order": lambda sample: images_of(sample).reverse(),
+    "one fewer": lambda sample: images_of(sample).pop(0),
+    "one twice": replaced_by(lambda sample: {"images": (*images_of(sample), images_of(sample)[0])}),
+    "none": replaced_by(lambda sample: None),
+    "others": replaced_by(
+        lambda sample: {"audios": [np.zeros(300_000)], "__made__": ["images", 0], "more": {"__made__": None}}
+    ),
+}
 
 
 @pytest.mark.parametrize("how", [copy.copy, pytest.param(copy.deepcopy, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_a_rollout_did_to_its_inputs_is_there_after_a_restart(
-    rows: Path, given: dict[str, Any], change: Callable[[Any], None], how: Callable[[Any], Any]
-) -> None:
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_a_rollout_did_to_its_inputs_is_there_after_a_restart(rows, given, change, how):
     with source_of(rows, **{**given, "n_samples_per_prompt": 2}) as source:
         ((one, other),) = source.get_samples(1)
         source.add_samples([[how(one), other]])
@@ -119,17 +92,16 @@ def test_what_a_rollout_did_to_its_inputs_is_there_after_a_restart(
         assert named(untouched.multimodal_inputs) == {"images": ["<a.png>", "<b.png>"]}
 
 
-def test_what_no_checkpoint_can_hold_is_refused_when_it_is_given_back(rows: Path, given: dict[str, Any]) -> None:
+def test_what_no_checkpoint_can_hold_is_refused_when_it_is_given_back(rows, given):
     with source_of(rows, **given) as source:
         groups = source.get_samples(2)
         groups[0][0].multimodal_inputs["images"].append(Picture("of the rollout"))
         with pytest.raises(BadGroupError, match=r"AD432 group 0: \$\.multimodal_inputs\.images\[2\] is a .*Picture"):
             source.add_samples(groups)
-
         assert source.buffer == []
 
 
-def test_inputs_that_nothing_was_done_to_take_no_room_and_are_made_again(rows: Path, given: dict[str, Any]) -> None:
+def test_inputs_that_nothing_was_done_to_take_no_room_and_are_made_again(rows, given):
     with source_of(rows, **given) as source:
         groups = source.get_samples(3)
         source.add_samples(groups)
@@ -148,7 +120,7 @@ def test_inputs_that_nothing_was_done_to_take_no_room_and_are_made_again(rows: P
     assert not {name for name in seen if "made" in name or "__" in name}
 
 
-def test_a_row_whose_media_have_become_fewer_is_an_error(rows: Path, given: dict[str, Any]) -> None:
+def test_a_row_whose_media_have_become_fewer_is_an_error(rows, given):
     with source_of(rows, **given) as source:
         ((one,),) = source.get_samples(1)
         one.multimodal_inputs["images"].append(np.arange(3))
@@ -159,14 +131,12 @@ def test_a_row_whose_media_have_become_fewer_is_an_error(rows: Path, given: dict
             source.load(0)
 
 
-def makes_one(args: Any, media: dict[str, list[Any]]) -> Any:
+def makes_one(args, media):
     """Of all pictures the first."""
     return {"images": [Picture(media["images"][0])]}
 
 
-def test_samples_of_which_no_row_is_known_or_that_come_from_another_process_keep_all_they_have(
-    rows: Path, given: dict[str, Any]
-) -> None:
+def test_samples_of_which_no_row_is_known_or_that_come_from_another_process_keep_all_they_have(rows, given):
     with source_of(rows, **given) as source:
         ((one,),) = source.get_samples(1)
         sent = pickle.loads(pickle.dumps(one))  # noqa: S301
@@ -183,20 +153,16 @@ def test_samples_of_which_no_row_is_known_or_that_come_from_another_process_keep
         assert found == [["<a.png>", "<b.png>", [0, 1, 2]], [[0, 1]], [[0, 1, 2]]]
 
 
-def pictures() -> list[Any]:
+def pictures():
     """Of several kinds, each with pixels that differ."""
     image = pytest.importorskip("PIL.Image")
-    pixels = np.arange(12 * 7 * 4, dtype=np.uint8).reshape(12, 7, 4)
-    rgba = image.fromarray(pixels)
+    rgba = image.fromarray(np.arange(12 * 7 * 4, dtype=np.uint8).reshape(12, 7, 4))
     large = image.fromarray(np.arange(900 * 700 * 3, dtype=np.uint8).reshape(900, 700, 3))
     large.info |= {"dpi": (72, 72), "transparency": 3, "cannot be kept": object()}
-    others = [rgba.convert(mode) for mode in ("RGB", "L", "1", "P", "F", "I", "CMYK", "LA")]
-    return [rgba, large, *others]
+    return [rgba, large, *(rgba.convert(mode) for mode in ("RGB", "L", "1", "P", "F", "I", "CMYK", "LA"))]
 
 
-def test_pictures_of_a_rollout_come_back_pixel_by_pixel_or_if_pillow_is_missing_are_named(
-    rows: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_of_a_rollout_come_back_pixel_by_pixel_or_if_pillow_is_missing_are_named(rows, given, monkeypatch):
     added = pictures()
     with source_of(rows, **{**given, "n_samples_per_prompt": 2}) as source:
         (group,) = source.get_samples(1)
@@ -223,7 +189,7 @@ def test_pictures_of_a_rollout_come_back_pixel_by_pixel_or_if_pillow_is_missing_
 # Who makes them
 
 
-def test_a_row_whose_media_fail_comes_again(rows: Path) -> None:
+def test_a_row_whose_media_fail_comes_again(rows):
     given = {"multimodal_keys": {"image": "image"}, "asyncdata_processor": f"{HOOKS}.process_media"}
     with source_of(rows, n_samples_per_prompt=2, broken=["yes"], **given) as source:
         with pytest.raises(RuntimeError, match="no such picture"):
@@ -239,35 +205,30 @@ def test_a_row_whose_media_fail_comes_again(rows: Path) -> None:
 
 @pytest.mark.parametrize("package", ["slime", "miles"])
 def test_without_a_function_for_media_that_of_the_framework_that_runs_us_is_called(
-    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
-) -> None:
-    chats = []
-
-    def process_vision_info(messages: Any, processor: Any) -> Any:
-        chats.append((messages, processor))
-        return {"images": ["seen"], "videos": None}
-
-    module = types.SimpleNamespace(process_vision_info=process_vision_info, load_processor=lambda name: f"of {name}")
+    rows, tmp_path, monkeypatch, package
+):
+    chats, seen = [], {"images": ["seen"], "videos": None}
+    module = types.SimpleNamespace(load_processor=lambda name: f"of {name}")
+    module.process_vision_info = lambda messages, processor: chats.append((messages, processor)) or dict(seen)
     monkeypatch.setitem(sys.modules, f"{package}.utils.processing_utils", module)
-    given: dict[str, Any] = {"multimodal_keys": {"image": "image"}, "hf_checkpoint": f"{package} {tmp_path}"}
-    with runs_in_miles() if package == "miles" else pytest.MonkeyPatch.context(), source_of(rows, **given) as source:
-        samples = [sample for (sample,) in source.get_samples(3)]
-    assert [sample.multimodal_inputs for sample in samples] == [
-        {"images": ["seen"], "videos": None}, None, {"images": ["seen"], "videos": None}
-    ]  # fmt: skip
+    name = f"{package} {tmp_path}"
+
+    def samples(checkpoint):
+        inside = runs_in_miles() if package == "miles" else contextlib.nullcontext()
+        with inside, source_of(rows, multimodal_keys={"image": "image"}, hf_checkpoint=checkpoint) as source:
+            return [sample for (sample,) in source.get_samples(3)]
+
+    assert [sample.multimodal_inputs for sample in samples(name)] == [seen, None, seen]
     parts = [{"type": "image", "image": name} for name in ("a.png", "b.png")]
     if package == "slime":  # an object of slime's rows is a part of a message
         expected = [[{"role": "user", "content": parts}], [{"role": "user", "content": [RICH]}]]
-        assert chats == [(chat, f"of {package} {tmp_path}") for chat in expected]
-
+        assert chats == [(chat, f"of {name}") for chat in expected]
     module.load_processor = lambda name: None
-    given["hf_checkpoint"] = f"none of {tmp_path}"
-    with runs_in_miles() if package == "miles" else pytest.MonkeyPatch.context(), source_of(rows, **given) as source:
-        with pytest.raises(ConfigError, match="asyncdata_processor"):
-            source.get_samples(1)
+    with pytest.raises(ConfigError, match="asyncdata_processor"):
+        samples(f"none of {tmp_path}")
 
 
-def test_media_without_any_framework_are_refused_by_name(rows: Path) -> None:
+def test_media_without_any_framework_are_refused_by_name(rows):
     with source_of(rows, multimodal_keys={"image": "image"}, hf_checkpoint="x") as source:
         with pytest.raises(ConfigError, match="asyncdata_processor"):
             source.get_samples(1)

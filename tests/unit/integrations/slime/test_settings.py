@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,15 +15,12 @@ from asyncdata.integrations.slime.config import Options, import_by_path, setting
 from tests.support.peers.checkouts import sglang
 from tests.support.slime_source import SLIMES_DEFAULTS, args_for, runs_in_miles, slimes_args, source_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def settings(**given: Any) -> Any:
+def settings(**given):
     return settings_of(SimpleNamespace(**given))
 
 
-def shuffle(**given: Any) -> Any:
+def shuffle(**given):
     return settings(**{"prompt_data": "p.jsonl", **given}).knobs["shuffle"]
 
 
@@ -36,29 +33,24 @@ def test_arguments_that_are_not_there_have_slimes_defaults():
     assert SLIMES_DEFAULTS["rollout_global_dataset"] is True
 
 
-def test_every_argument_of_slimes_own_data_source_has_its_part():
-    found = settings(
-        prompt_data="p.jsonl",
-        hf_checkpoint="model",
-        rollout_max_prompt_len=77,
-        input_key="question",
-        label_key="answer",
-        metadata_key="about",
-        tool_key="functions",
-        multimodal_keys={"image": "pictures"},
-        apply_chat_template=True,
-        apply_chat_template_kwargs={"enable_thinking": False},
-        rollout_seed=7,
-        n_samples_per_prompt=8,
-        buffer_filter_path="a.b",
-        save="out",
-        load="in",
-    )
+OF_THE_FUNCTION = {  # its arguments: slime's, and values
+    "tokenizer": ("hf_checkpoint", "model"),
+    "max_length": ("rollout_max_prompt_len", 77),
+    "prompt_key": ("input_key", "question"),
+    "label_key": ("label_key", "answer"),
+    "metadata_key": ("metadata_key", "about"),
+    "tool_key": ("tool_key", "functions"),
+    "multimodal_keys": ("multimodal_keys", {"image": "pictures"}),
+    "apply_chat_template": ("apply_chat_template", True),
+    "apply_chat_template_kwargs": ("apply_chat_template_kwargs", {"enable_thinking": False}),
+}
 
+
+def test_every_argument_of_slimes_own_data_source_has_its_part():
+    others = {"rollout_seed": 7, "n_samples_per_prompt": 8, "buffer_filter_path": "a.b", "save": "out", "load": "in"}
+    found = settings(prompt_data="p.jsonl", **dict(OF_THE_FUNCTION.values()), **others)
     fn = found.tokenize_fn
-    assert (fn.tokenizer, fn.max_length, fn.prompt_key, fn.label_key) == ("model", 77, "question", "answer")
-    assert (fn.metadata_key, fn.tool_key, fn.multimodal_keys) == ("about", "functions", {"image": "pictures"})
-    assert (fn.apply_chat_template, fn.apply_chat_template_kwargs) == (True, {"enable_thinking": False})
+    assert {name: getattr(fn, name) for name in OF_THE_FUNCTION} == {n: v for n, (_, v) in OF_THE_FUNCTION.items()}
     assert found.source == JsonlSource("p.jsonl", python_lines=True)
     assert (found.samples_per_group, found.knobs["seed"]) == (8, 7)
     assert (found.buffer_filter_path, found.save_folder, found.load_folder) == ("a.b", "out", "in")
@@ -87,42 +79,58 @@ def test_the_order_is_slimes_own_unless_somebody_asks_for_another():
 )
 def test_rows_are_chosen_by_slimes_brackets_and_other_brackets_are_part_of_the_name(data, source, first, stop):
     found = settings(prompt_data=data)
-
     assert found.source == JsonlSource(source, python_lines=True)
     assert found.knobs["shuffle"] == RowShuffle(method="none", first=first, stop=stop)
 
 
-def test_one_token_of_the_context_is_left_for_the_answer():
-    assert settings(prompt_data="p", hf_checkpoint="m", rollout_max_context_len=100).tokenize_fn.max_length == 99
-    longest = {"rollout_max_context_len": 100, "rollout_max_prompt_len": 50}
-    assert settings(prompt_data="p", hf_checkpoint="m", **longest).tokenize_fn.max_length == 50
+FLAGS = {"hf_dataset_buffer_size": 77, "hf_dataset_num_proc": 3, "hf_dataset_shuffle_buffer": 10_000}
+LONG = {"hf_checkpoint": "m", "rollout_max_context_len": 100}
 
 
-def test_the_flags_of_slimes_streaming_datasets_count_where_those_are_asked_for():
-    flags = {"hf_dataset_buffer_size": 77, "hf_dataset_num_proc": 3, "hf_dataset_shuffle_buffer": 10_000}
-    streaming = settings(use_hf_datasets=True, **flags).knobs
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({**LONG}, {"max_length": 99}),  # one token of the context is left for the answer
+        ({**LONG, "rollout_max_prompt_len": 50}, {"max_length": 50, "tokenizer_backend": "auto"}),
+        ({**LONG, "asyncdata_tokenizer_backend": "hf"}, {"tokenizer_backend": "hf"}),
+        ({}, {"tokenizer": "none"}),
+        # The flags of slime's streaming datasets count where those are asked for.
+        ({"use_hf_datasets": True, **FLAGS}, {"buffer_size": 77, "num_workers": 3}),
+        (FLAGS, {"buffer_size": None}),
+        ({"use_hf_datasets": True, "asyncdata_buffer_size": 5, **FLAGS}, {"buffer_size": 5}),
+        # Bad rows are skipped without limit, as slime skips them.
+        ({}, {"bad_rows": BadRows(policy="skip", max=None)}),
+        ({"asyncdata_bad_rows": "quarantine"}, {"bad_rows": BadRows(policy="quarantine", max=None)}),
+        ({"asyncdata_bad_rows": {"policy": "quarantine"}}, {"bad_rows": BadRows(policy="quarantine", max=None)}),
+        ({"asyncdata_allow_changed": "data, seed"}, {"allow_changed": ["data", "seed"]}),
+        ({"asyncdata_allow_changed": ["data", "seed"]}, {"allow_changed": ["data", "seed"]}),
+    ],
+    ids=str,
+)
+def test_a_setting_of_the_loader_or_of_the_function_follows(given, expected):
+    found = settings(prompt_data="p", **given)
 
-    assert (streaming["buffer_size"], streaming["num_workers"]) == (77, 3)
-    assert "buffer_size" not in settings(**flags).knobs
-    assert settings(use_hf_datasets=True, asyncdata_buffer_size=5, **flags).knobs["buffer_size"] == 5
+    def value_of(name):
+        if name == "bad_rows":
+            return LoaderConfig.of(found.knobs).bad_rows
+        return found.knobs.get(name, getattr(found.tokenize_fn, name, getattr(found.options, name, None)))
+
+    assert {name: value_of(name) for name in expected} == expected
 
 
-def test_a_tokenizer_is_needed_only_for_what_needs_one():
-    assert settings(prompt_data="p").tokenize_fn.tokenizer == "none"
-    for given in ({"apply_chat_template": True}, {"rollout_max_prompt_len": 5}, {"asyncdata_pretokenize": True}):
-        with pytest.raises(ConfigError, match="--hf-checkpoint"):
-            settings(prompt_data="p", **given)
+@pytest.mark.parametrize(
+    "given", [{"apply_chat_template": True}, {"rollout_max_prompt_len": 5}, {"asyncdata_pretokenize": True}], ids=str
+)
+def test_a_tokenizer_is_needed_for_what_needs_one(given):
+    with pytest.raises(ConfigError, match="--hf-checkpoint"):
+        settings(prompt_data="p", **given)
 
 
 # Our keys
 
 
-def test_a_key_may_be_an_attribute_of_the_class_and_a_list_names_with_commas():
-    class Args:
-        asyncdata_allow_changed = "data, seed"
-
-    assert settings_of(Args()).options.allow_changed == ["data", "seed"]
-    assert settings(asyncdata_allow_changed=["data", "seed"]).options.allow_changed == ["data", "seed"]
+def test_a_key_may_be_an_attribute_of_the_class():
+    assert settings_of(type("Args", (), {"asyncdata_order": "stream"})()).order == "stream"
 
 
 @pytest.mark.parametrize(
@@ -160,45 +168,27 @@ def test_what_cannot_work_is_an_error_that_names_it(given, message):
         settings(prompt_data="p.jsonl", hf_checkpoint="model", **given)
 
 
-def test_every_knob_among_the_keys_reaches_the_loader():
-    given = {
-        "num_workers": 3,
-        "limits": {
-            "max_workers": 5,
-            "max_memory_bytes": 1 << 33,
-            "max_bytes_per_worker": 1 << 30,
-            "max_ready_bytes": 1000,
-            "row_timeout_s": 6.0,
-        },
-        "buffer_size": 50,
-        "timeout_s": 5.0,
-        "bad_rows": {"policy": "quarantine", "max": 7, "path": "bad.jsonl", "excerpts": False},
-        "event_loop": "asyncio",
-        "cache": {"folder": "somewhere"},
-        "outcomes": {"path": "outcomes", "policy": {"drop_above": 0.9}},
-    }
-    knobs = settings(**{f"asyncdata_{name}": value for name, value in given.items()}).knobs
+LIMITS = {"max_workers": 5, "max_memory_bytes": 1 << 33, "max_bytes_per_worker": 1 << 30}
+KNOBS = {
+    "num_workers": 3,
+    "limits": {**LIMITS, "max_ready_bytes": 1000, "row_timeout_s": 6.0},
+    "buffer_size": 50,
+    "timeout_s": 5.0,
+    "bad_rows": {"policy": "quarantine", "max": 7, "path": "bad.jsonl", "excerpts": False},
+    "event_loop": "asyncio",
+    "cache": {"folder": "somewhere"},
+    "outcomes": {"path": "outcomes", "policy": {"drop_above": 0.9}},
+}
 
-    assert {name: knobs[name] for name in given} == given
-    assert LoaderConfig.of(knobs).bad_rows == BadRows(**given["bad_rows"])
-    assert set(knobs) == {*given, "seed", "shuffle"}
+
+def test_every_knob_among_the_keys_reaches_the_loader():
+    knobs = settings(**{f"asyncdata_{name}": value for name, value in KNOBS.items()}).knobs
+    assert {name: knobs[name] for name in KNOBS} == KNOBS
+    assert LoaderConfig.of(knobs).bad_rows == BadRows(**KNOBS["bad_rows"])
+    assert set(knobs) == {*KNOBS, "seed", "shuffle"}
     others = {"order", "pretokenize", "today", "revision", "strict_load", "allow_changed", "processor", "dataset"}
     others |= {"tokenizer_backend", "trust_remote_code", "unpersistable", "same_rows", "mix"}
-    assert set(Options.__struct_fields__) == {*given, *others}
-
-
-@pytest.mark.parametrize(("given", "found"), [({}, "auto"), ({"asyncdata_tokenizer_backend": "hf"}, "hf")])
-def test_the_tokenizers_backend_can_be_named(given, found):
-    fn = settings(prompt_data="p.jsonl", hf_checkpoint="folder", rollout_max_prompt_len=9, **given).tokenize_fn
-
-    assert fn.tokenizer_backend == found
-
-
-def test_bad_rows_are_skipped_without_limit_as_slime_skips_them():
-    assert LoaderConfig.of(settings().knobs).bad_rows == BadRows(policy="skip", max=None)
-    for given in ("quarantine", {"policy": "quarantine"}):
-        found = settings(asyncdata_bad_rows=given).knobs
-        assert LoaderConfig.of(found).bad_rows == BadRows(policy="quarantine", max=None)
+    assert set(Options.__struct_fields__) == {*KNOBS, *others}
 
 
 def test_import_paths_are_written_slimes_way_or_ours():
@@ -258,16 +248,13 @@ class Echo:
     model_fields: dict[str, Any] = {"function": SimpleNamespace(annotation=SimpleNamespace(model_fields={}))}
 
     @staticmethod
-    def model_validate(tool: Any) -> Any:
+    def model_validate(tool):
         return SimpleNamespace(model_dump=lambda: dict(tool))
 
 
 @pytest.mark.parametrize(
     ("tool", "message"),
-    [
-        (Echo, "version of sglang makes of tools is not known"),
-        (object(), "cannot be imported: AttributeError"),
-    ],
+    [(Echo, "version of sglang makes of tools is not known"), (object(), "cannot be imported: AttributeError")],
 )
 def test_tools_of_another_kind_of_sglang_are_refused(tool, message):
     with runs_in_miles(), sglang(tool), pytest.raises(ConfigError, match=message):
@@ -284,27 +271,17 @@ class OddTokenizer(PreTrainedTokenizer):
     """A character is a token: its number in Unicode."""
 
     vocab_size = 0x110000
-
-    def get_vocab(self):
-        return {}
-
-    def _tokenize(self, text):
-        return list(text)
-
-    def _convert_token_to_id(self, token):
-        return ord(token)
-
-    def _convert_id_to_token(self, index):
-        return chr(index)
-
-    def save_vocabulary(self, *_):
-        return ()
+    get_vocab = lambda self: {}
+    _tokenize = lambda self, text: list(text)
+    _convert_token_to_id = lambda self, token: ord(token)
+    _convert_id_to_token = lambda self, index: chr(index)
+    save_vocabulary = lambda self, *_: ()
 '''
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}{{ ending }}"
 
 
 @pytest.fixture
-def coded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def coded(tmp_path, monkeypatch):
     """The arguments for a tokenizer that is code, and has no tokenizer.json; proofs of tokenizers may run."""
     pytest.importorskip("transformers")
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
@@ -314,9 +291,7 @@ def coded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     (folder / "tokenization_odd.py").write_text(ODD_TOKENIZER)
     config = {"auto_map": {"AutoTokenizer": ["tokenization_odd.OddTokenizer", None]}, "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "OddTokenizer"}))
-    (tmp_path / "rows.jsonl").write_text(
-        "".join(json.dumps({"input": text}) + "\n" for text in ("é!", "too long", "ok"))
-    )
+    (tmp_path / "rows.jsonl").write_text('{"input": "\u00e9!"}\n{"input": "too long"}\n{"input": "ok"}\n')
     more = {"label_key": None, "asyncdata_num_workers": 1, "asyncdata_timeout_s": 100}
     return {"path": tmp_path / "rows.jsonl", "hf_checkpoint": str(folder), **more}
 
@@ -331,7 +306,6 @@ def test_a_trusted_tokenizer_that_is_code_renders_and_counts_as_its_own_code_doe
     coded |= {"apply_chat_template": True, "apply_chat_template_kwargs": {"ending": "."}, "asyncdata_pretokenize": True}
     with source_of(**coded, rollout_max_prompt_len=len("<user>ok."), asyncdata_trust_remote_code=True) as source:
         samples = [group[0] for group in source.get_samples(2)]
-
     assert [sample.prompt for sample in samples] == ["<user>é!.", "<user>ok."]
     assert [list(sample.tokens) for sample in samples] == [list(map(ord, sample.prompt)) for sample in samples]
 
@@ -341,7 +315,6 @@ def test_an_installed_fast_tokenizer_has_no_part_in_a_run_whose_tokenizer_is_cod
     coded |= {"rollout_max_prompt_len": 5, "asyncdata_trust_remote_code": True}
     with source_of(**coded, dump_details=str(tmp_path / "details")):
         pass
-
     assert (tmp_path / "details" / "tokenizer" / "tokenization_odd.py").read_text() == ODD_TOKENIZER
     with pytest.raises(ConfigError, match="asyncdata_tokenizer_backend: gigatoken has no effect with asyncdata_trust"):
         AsyncDataSource(args_for(**coded, asyncdata_tokenizer_backend="gigatoken"))

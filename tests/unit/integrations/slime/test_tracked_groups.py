@@ -8,19 +8,19 @@ from __future__ import annotations
 import dataclasses
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import anyio
 import pytest
 
 from asyncdata import ConfigError, SnapshotError
-from asyncdata.integrations.slime import AsyncDataSource, miles_buffer
+from asyncdata.integrations import slime
+from asyncdata.integrations.slime import miles_buffer
 from asyncdata.integrations.slime.miles_buffer import TrackingBuffer
 from tests.support.peers.checkouts import stand_ins
 from tests.support.slime_source import InMemory, args_for, source_of
 
 
-def numbers_of(groups: list[Any]) -> list[int]:
+def numbers_of(groups):
     return [group[0].group_index for group in groups]
 
 
@@ -89,48 +89,43 @@ def test_a_group_that_no_checkpoint_can_store_is_served_and_counted():
 # The data buffer
 
 
-@dataclasses.dataclass(frozen=True)
-class Input:
-    """As miles makes a data buffer with."""
-
-    args: Any
-    unused_handler_fn: Any
-
-
 class Plain:
     """As little of a data buffer as ours needs: first in, first out."""
 
-    def __init__(self, input: Any) -> None:
+    def __init__(self, input):
         self.handle = input.unused_handler_fn
-        self._buffer: list[Any] = []
+        self._buffer = []
 
-    async def put(self, input: Any) -> None:
+    async def put(self, input):
         if input.verdict == "aborted":
             self.handle(input.prompt_group)
         elif input.verdict != "filtered":
             self._buffer.append(input)
 
-    async def get(self, **context: Any) -> Any:
+    async def get(self, **context):
         while (entry := self._buffer.pop(0)).verdict == "stale":
             self.handle(entry.prompt_group)
         return entry
 
-    def get_metrics(self) -> dict[str, float]:
+    def get_metrics(self):
         return {"queue": len(self._buffer)}
 
 
 class Buffer(TrackingBuffer, Plain): ...
 
 
+Input = dataclasses.make_dataclass("Input", ["args", "unused_handler_fn"], frozen=True)
+"""As miles makes a data buffer with."""
+
+
 @pytest.mark.parametrize("handler", ["drop", "retry"])
 def test_the_data_buffer_tells_where_each_group_ends(prompts, given, handler):
-    async def run(source: AsyncDataSource) -> Any:
+    async def run(source):
         back = source.add_samples if handler == "retry" else lambda groups: None
         buffer = Buffer(Input(source.args, lambda group: back([group])))
         for group, verdict in zip(source.get_samples(4), ("aborted", "stale", "filtered", "kept"), strict=True):
             await buffer.put(SimpleNamespace(prompt_group=group, verdict=verdict))
-        kept = await buffer.get(current_version=1)
-        return kept, buffer.get_metrics()
+        return await buffer.get(current_version=1), buffer.get_metrics()
 
     with source_of(prompts, **given) as source:
         kept, metrics = anyio.run(run, source)
@@ -145,10 +140,7 @@ def test_the_data_buffer_tells_where_each_group_ends(prompts, given, handler):
 
 
 def test_a_data_buffer_needs_our_data_source_with_the_same_arguments_and_miles_layout(prompts):
-    class Empty:
-        def __init__(self, input: Any) -> None: ...
-
-    kind = type("Odd", (TrackingBuffer, Empty), {})
+    kind = type("Odd", (TrackingBuffer, type("Empty", (), {"__init__": lambda self, input: None})), {})
     message = r"pass --data-source-path asyncdata\.integrations\.slime\.AsyncDataSource"
     with source_of(prompts) as source:
         with pytest.raises(ConfigError, match=message):
@@ -158,10 +150,9 @@ def test_a_data_buffer_needs_our_data_source_with_the_same_arguments_and_miles_l
 
 
 def test_the_data_buffer_is_miles_own_class_with_ours_before_it(monkeypatch):
-    import asyncdata.integrations.slime as slime
-
     for module in (slime, miles_buffer):
-        monkeypatch.delitem(vars(module), "AsyncDataBuffer", raising=False)
+        monkeypatch.setitem(vars(module), "AsyncDataBuffer", None)  # it is as it was in the end
+        del module.AsyncDataBuffer
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "miles", None)
         with pytest.raises(ConfigError, match="AsyncDataBuffer needs miles"):
@@ -169,8 +160,4 @@ def test_the_data_buffer_is_miles_own_class_with_ours_before_it(monkeypatch):
 
     name = "miles.rollout.fully_async_data_buffer"
     with stand_ins({"miles": {}, "miles.rollout": {}, name: {"DefaultDataBuffer": Plain}}):
-        found = slime.AsyncDataBuffer
-
-    assert found.__mro__[1:3] == (TrackingBuffer, Plain)
-    for module in (slime, miles_buffer):
-        monkeypatch.delitem(vars(module), "AsyncDataBuffer", raising=False)
+        assert slime.AsyncDataBuffer.__mro__[1:3] == (TrackingBuffer, Plain)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import (
-    ConfigError,
-    DataLoader,
-    NoSamplesError,
-    ParquetSource,
-    Shuffle,
-    SourceError,
-)
-from asyncdata.cli import main as cli
-from asyncdata.cli.inspection.window_view import OpenedOrder
+from asyncdata import ConfigError, DataLoader, NoSamplesError, ParquetSource, Shuffle
+from asyncdata.order.order import Order
 from asyncdata.sources.arrow import parquet_reader
 from asyncdata.sources.reader import FileChangedError
-from tests.support.loading import ids
 from tests.support.parquet_files import pa, pq, reader_of, texts_of, write
 from tests.support.parquet_files import rows_of as rows_of_block
 from tests.support.reading_rows import AS_IT_LIES, refusal_of, rows_of, samples_of
-from tests.support.tokenize_fns import all_dropped, id_and_text, row_id
+from tests.support.tokenize_fns import all_dropped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,31 +28,6 @@ def refused(source: Any, words: str) -> None:
         DataLoader(source, **AS_IT_LIES)
 
 
-# Which files
-
-
-@pytest.mark.parametrize(
-    ("paths", "expected"),
-    [
-        ("c.data", ["c.data"]),
-        (".", ["a.parquet", "b.parquet"]),
-        ("?.*", ["a.parquet", "b.parquet", "c.data"]),
-        (["c.data", "a.parquet"], ["c.data", "a.parquet"]),
-        ("~/b.parquet", ["b.parquet"]),
-    ],
-    ids=["a path", "a folder", "a glob", "a list", "home"],
-)
-def test_paths_globs_folders_and_lists_are_files_in_their_order(tmp_path, monkeypatch, paths, expected):
-    for name in ("b.parquet", "a.parquet", "c.data"):
-        write(tmp_path / name, 1)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-    found = samples_of(ParquetSource(paths))
-
-    assert [os.path.relpath(sample.source.path, tmp_path) for sample in found] == expected
-
-
 def test_a_path_is_known_for_parquet_wherever_a_loader_is_made_and_formats_are_not_mixed(tmp_path):
     path = write(tmp_path / "a.parquet")
     write(tmp_path / "sub" / "b.parquet")
@@ -73,9 +38,6 @@ def test_a_path_is_known_for_parquet_wherever_a_loader_is_made_and_formats_are_n
     refused([str(path), str(tmp_path / "b.jsonl")], r"a\.parquet is Parquet and .*b\.jsonl is not")
     refused(str(tmp_path), r"the folder .* holds \*\.jsonl and \*\.parquet; say which")
     refused(5, "a source is a path, .* a ParquetSource, .* got int")
-
-
-# What is refused
 
 
 def test_every_fault_is_named_at_once(tmp_path, monkeypatch):
@@ -132,15 +94,6 @@ def test_columns_that_differ_are_named_with_their_files_before_a_row_is_read(tmp
     assert refusal_of(missing) == f"AD124 {first}: it has no column 'z'; it has a, b, c"
 
 
-def test_columns_in_another_order_or_of_a_like_type_are_no_difference(tmp_path):
-    first = write(tmp_path / "1", columns={"a": pa.array([1], pa.int32()), "b": ["x"]})
-    other = write(tmp_path / "2", columns={"b": pa.array(["y"]).dictionary_encode(), "a": [2]})
-
-    found = rows_of(ParquetSource([str(first), str(other)]))
-
-    assert [list(row.items()) for row in found] == [[("a", 1), ("b", "x")], [("a", 2), ("b", "y")]]
-
-
 def test_a_column_twice_or_one_without_a_form_is_refused(tmp_path):
     path = tmp_path / "twice"
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"]), path)
@@ -162,32 +115,20 @@ def test_a_source_is_a_value_and_says_what_it_needs(monkeypatch):
     refused(ParquetSource("a"), "Parquet needs pyarrow .*: pip install pyarrow")
 
 
-# Reading
-
-
 def test_where_blocks_must_be_larger_a_window_keeps_its_size_and_has_fewer(tmp_path):
     path, orders = str(write(tmp_path / "a", 4000, group_rows=2000)), {}
     for reads in (1, 4, 100):
         source = ParquetSource(path, reads_per_group=reads)
-        with OpenedOrder(source, shuffle=Shuffle(block_bytes=1024, window_blocks=32)) as opened:
-            orders[reads] = opened.order
+        with closing(source.open(1024)) as opened:
+            orders[reads] = Order(Shuffle(block_bytes=1024, window_blocks=32), 0, opened.num_blocks, opened.block_bytes)
 
     assert [order.num_blocks for order in orders.values()] == [2, 8, pytest.approx(200, rel=0.5)]
     assert [order.max_window_blocks for order in orders.values()] == [1, 2, pytest.approx(32, abs=6)]
     assert orders[4].description()["window_blocks"] == 32
 
 
-def test_only_the_columns_asked_for_count(tmp_path):
-    path = write(tmp_path / "a", columns={"a": list(range(1000)), "b": ["y" * 500 + str(i) for i in range(1000)]})
-
-    sizes = [ParquetSource(str(path), columns=columns).open(10**9).block_bytes for columns in (["a"], ["b"], None)]
-
-    assert sizes[0] < 40 * 30 < 400 * 30 < sizes[1] < sizes[2]
-
-
 @pytest.fixture
 def two(tmp_path: Path) -> ParquetBlocks:
-    """200 rows in two files of several row groups."""
     columns = {"id": list(range(100, 200)), "pad": ["y"] * 100}
     paths = [write(tmp_path / "a.parquet"), write(tmp_path / "b.parquet", group_rows=45, columns=columns)]
     return ParquetSource([str(path) for path in paths]).open(300)
@@ -213,7 +154,7 @@ def test_single_rows_are_equal_to_those_of_their_blocks_in_any_order(two, monkey
 
 def test_neighbouring_blocks_cost_one_pass_over_their_row_group(two, monkeypatch):
     passes = []
-    file = parquet_reader._File  # noqa: SLF001 - how often it decodes is what is counted
+    file = parquet_reader.ParquetFile  # how often it decodes is what is counted
     batches = file.batches
     monkeypatch.setattr(file, "batches", lambda *args: passes.append(args[1]) or batches(*args))
     reader = reader_of(two)
@@ -225,31 +166,12 @@ def test_neighbouring_blocks_cost_one_pass_over_their_row_group(two, monkeypatch
     assert passes == [0, 1, 2, 3, 0, 1, 2]
 
 
-def test_no_more_than_some_files_are_open_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("asyncdata.sources.same_file._MAX_OPEN_FILES", 2)
-    blocks = ParquetSource([str(write(tmp_path / str(number), 5)) for number in range(6)]).open(1024)
-    reader = reader_of(blocks)
-    before = len(os.listdir("/proc/self/fd"))
+def test_only_the_columns_asked_for_count(tmp_path):
+    path = write(tmp_path / "a", columns={"a": list(range(1000)), "b": ["y" * 500 + str(i) for i in range(1000)]})
 
-    for block in blocks.blocks(range(6)) * 2:
-        assert len(rows_of_block(reader, block)) == 5
-        assert len(os.listdir("/proc/self/fd")) <= before + 4  # two for each
-    reader.close()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    sizes = [ParquetSource(str(path), columns=columns).open(10**9).block_bytes for columns in (["a"], ["b"], None)]
 
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_rows_that_dictionaries_spare_the_file_are_delivered_whole(tmp_path, num_workers):
-    """Two texts of 50,000 characters, 400 times: the file has a few thousand bytes and says that rows are short."""
-    texts = ["x" * 50_000, "y" * 50_000]
-    path = write(tmp_path / "a.parquet", columns={"id": list(range(400)), "pad": [texts[i % 2] for i in range(400)]})
-
-    with DataLoader(path, tokenize_fn=id_and_text, num_workers=num_workers, timeout_s=240) as loader:
-        samples = loader.get_next_batch(400)
-
-    assert sorted(ids(samples)) == list(range(400))
-    assert all(sample.tokens[1:].tolist() == [ord("xy"[sample.tokens[0] % 2])] * 50_000 for sample in samples)
+    assert sizes[0] < 40 * 30 < 400 * 30 < sizes[1] < sizes[2]
 
 
 def test_a_row_that_is_too_long_is_a_bad_row_and_rows_of_nulls_are_rows(tmp_path):
@@ -260,46 +182,6 @@ def test_a_row_that_is_too_long_is_a_bad_row_and_rows_of_nulls_are_rows(tmp_path
     assert rows_of(ParquetSource(str(nulls))) == [{"id": None}] * 3
     with pytest.raises(NoSamplesError, match="3"):
         samples_of(ParquetSource(str(nulls)), tokenize_fn=all_dropped)
-
-
-def test_nested_rows_are_those_of_the_lines_that_they_were_made_from(test_data):
-    folder = test_data / "gsm8k"
-
-    found, expected = (rows_of(str(folder / f"test.chat.{suffix}")) for suffix in ("parquet", "jsonl"))
-
-    assert [(row["input"], row["label"]) for row in found] == [(row["input"], row["label"]) for row in expected]
-
-
-def test_the_command_line_names_rows_by_their_number(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "a.parquet")
-
-    assert cli.main(["order", "a.parquet", "--num", "2", "--no-shuffle"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "position\tpath\trow_number\tnum_bytes",
-        "0:0:0\ta.parquet\t0\t17",
-        "0:0:1\ta.parquet\t1\t54",
-    ]
-    assert cli.main(["sample", "a.parquet", "--position", "0:0:7"]) == 0
-    assert "row number  " in capsys.readouterr().out
-    assert cli.main(["sample", "a.parquet", "--position", "0:0:7", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert json.loads(found["row"])["id"] == found["row_number"]
-    assert cli.main(["order", "a.parquet", "--lines"]) == 1
-    assert "--lines is for files of lines" in capsys.readouterr().err
-
-
-# Files that change, or are damaged
-
-
-def test_a_file_that_was_touched_is_read_on(two):
-    reader = reader_of(two)
-    first, second, *_ = two.blocks(range(2))
-    rows_of_block(reader, first)
-    os.utime(two.files[0].path, ns=(0, 0))
-
-    assert [row["id"] for row in rows_of_block(reader, second)] == list(range(second.start, second.stop))
-    reader.close()
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -329,43 +211,3 @@ def test_a_row_that_is_another_one_when_it_is_read_by_itself_is_named(two):
     with pytest.raises(FileChangedError, match=r"^AD303 .*a\.parquet was edited while it was read: row 5 is another"):
         texts_of(reader, [(0, 5)], [3])
     reader.close()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_pages_that_cannot_be_decoded_are_an_error_that_names_file_and_row_group(tmp_path, num_workers):
-    path = write(tmp_path / "a.parquet", 1000, group_rows=500)
-    middle = pq.ParquetFile(path).metadata.row_group(1).column(0)
-    start = middle.dictionary_page_offset or middle.data_page_offset
-    data = bytearray(path.read_bytes())
-    data[start : start + 40] = b"\xff" * 40
-    path.write_bytes(data)
-
-    with DataLoader(path, tokenize_fn=row_id, num_workers=num_workers, timeout_s=240) as loader:
-        with pytest.raises(SourceError, match=rf"AD304 cannot read {path}: row group 1 cannot be decoded: "):
-            loader.get_next_batch(1)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("shuffle", [True, "full"])
-@pytest.mark.parametrize("page", ["data", "dictionary"])
-def test_a_page_with_a_wrong_checksum_is_never_delivered(tmp_path, page, shuffle, num_workers):
-    path, words = tmp_path / "a.parquet", [f"word {row % 7} of many" for row in range(1000)]
-    table = pa.table({"id": range(1000), "pad": words})
-    layout = {"compression": "none", "use_dictionary": page == "dictionary", "write_page_checksum": True}
-    pq.write_table(table, path, row_group_size=500, **layout)
-    assert [row["id"] for row in rows_of(path)] == list(range(1000))
-    data = bytearray(path.read_bytes())
-    column = pq.ParquetFile(path).metadata.row_group(1).column(1)
-    start = column.dictionary_page_offset or column.data_page_offset
-    find = data.index if page == "dictionary" else data.rindex  # a data page's header has its least and greatest value
-    place = find(b"of many", start, start + column.total_compressed_size)
-    data[place : place + 7] = b"or none"
-    path.write_bytes(data)
-    assert pq.read_table(path) != table, "it can be decoded, and is something else"
-
-    knobs = {"num_workers": num_workers, "timeout_s": 240, "cache": {"folder": str(tmp_path / "cache")}}
-    with DataLoader(path, tokenize_fn=row_id, bad_rows="skip", shuffle=shuffle, **knobs) as loader:
-        with pytest.raises(SourceError, match=rf"AD304 cannot read {path}: row group 1 cannot be decoded: .*checksum"):
-            loader.get_next_batch(1000)

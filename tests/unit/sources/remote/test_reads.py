@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import random
+import shutil
 import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -11,17 +15,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncdata import SourceChangedError, SourceError
-from asyncdata.core.file_refs import ObjectsOfStore
-from asyncdata.core.messages import Block, Job
-from asyncdata.core.object_address import Address
+from asyncdata.core.file_checks import locked
+from asyncdata.core.file_refs import Address
 from asyncdata.core.specs import ReadLimits, StoreSpec
-from asyncdata.sources.remote.line_reader import RemoteLineReader
+from asyncdata.sources.remote.block_cache import BlockCache
 from asyncdata.sources.remote.reads import Reads, coalesced
 from asyncdata.sources.remote.store import ObjectStamp, StoreError
 from tests.support.fake_store import FakeStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 DATA = bytes(range(256)) * 400
 STAMP = ObjectStamp(Address("s3", "bucket", "folder/key"), len(DATA), '"old"')
@@ -62,15 +66,9 @@ def fake(monkeypatch) -> type[FakeStore]:
     return FakeStore
 
 
-def spec(**limits: float) -> StoreSpec:
-    return StoreSpec("tests.support.fake_store:FakeStore", "", {}, ReadLimits(**limits))  # type: ignore[arg-type]
-
-
 def reads(**limits: float) -> Reads:
-    return Reads([spec(**limits)])
-
-
-# How many at a time
+    limited = ReadLimits(**limits)  # type: ignore[arg-type]
+    return Reads([StoreSpec("tests.support.fake_store:FakeStore", "", {}, limited)])
 
 
 def test_many_requests_are_in_flight_and_no_more_than_the_limit(fake, monkeypatch):
@@ -100,23 +98,6 @@ def test_no_more_bytes_are_in_flight_than_the_limit_and_a_longer_request_is_alon
             found = [many.start(many.fetch, STAMP, *one) for one in ends]
             assert [future.result() for future in found] == [DATA[start:stop] for start, stop in ends]
         assert fake.most_bytes in most
-
-
-def test_a_reader_of_very_many_objects_holds_nothing_of_each(fake, monkeypatch):
-    """It reads all of them in an epoch; those that it has read last are the files' own to keep."""
-    monkeypatch.setattr(fake, "answer", lambda start, stop: b"{}\n"[start:stop])
-    found = ObjectsOfStore()
-    for number in range(3000):
-        found.add(0, Address("s3", "bucket", f"{number}.jsonl"), 3, '"e"', "", 0)
-    job = Job(files=found.packed(), tokenize=None, max_row_bytes=10, block_bytes=3, slack_bytes=0, stores=[spec()])
-    with closing(RemoteLineReader(job)) as reader:
-        for number in range(3000):
-            assert len(reader.read_block(Block(number, 0, 3), 3).lengths) == 1
-
-        assert max(len(held) for held in vars(reader).values() if isinstance(held, dict)) < 10
-
-
-# Another try
 
 
 def failing(times: int, error: StoreError) -> Callable[[int, int], bytes]:
@@ -178,18 +159,6 @@ def test_close_ends_a_wait_for_the_next_try(fake, monkeypatch):
         future.result(60)
 
 
-# What a failure is called
-
-
-def test_after_the_deadline_the_error_names_bucket_key_range_and_request(fake, monkeypatch):
-    monkeypatch.setattr(fake, "answer", failing(9, StoreError("transient", "status 503 Slow Down", request_id="RQ-17")))
-    with closing(reads(retry_timeout_s=0)) as many, pytest.raises(SourceError, match="^AD326 ") as caught:
-        many.read([(STAMP, 10, 20)])
-
-    for word in ("s3://bucket/folder/key", "bucket bucket", "key folder/key", "bytes 10-20", "RQ-17", "503 Slow Down"):
-        assert word in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("kind", "wanted"),
     [
@@ -233,3 +202,182 @@ def test_a_replaced_object_is_said_to_be_gone_only_if_the_store_says_so(fake, mo
     monkeypatch.setattr(fake, "head", head)
     with closing(reads()) as many, pytest.raises(SourceChangedError, match=f"^AD322 .*{now}"):
         many.read([(STAMP, 10, 20)])
+
+
+# Blocks on the local disk: what is found is right, the limit holds, and faults cost only speed
+
+
+MIB = 1 << 20
+ADDRESS = Address("s3", "bucket", "rows/part-0.jsonl")
+OBJECT = ObjectStamp(ADDRESS, 1 << 30, '"v1"')
+
+
+def block(number: int, num_bytes: int = 5000) -> bytes:
+    return random.Random(number).randbytes(num_bytes)
+
+
+def keep(cache: BlockCache, *numbers: int) -> None:
+    for number in numbers:
+        cache.keep(OBJECT, number * 5000, (number + 1) * 5000, block(number))
+
+
+def found(cache: BlockCache, *numbers: int) -> list[int]:
+    there = [number for number in numbers if find(cache, number) is not None]
+    assert all(find(cache, number) == block(number) for number in there)
+    return there
+
+
+def find(cache: BlockCache, number: int) -> bytes | None:
+    return cache.find(OBJECT, number * 5000, (number + 1) * 5000)
+
+
+def used_at(cache: BlockCache, number: int, time_ns: int) -> None:
+    """Not all systems tell files apart that were used within some milliseconds."""
+    os.utime(cache._path(OBJECT, number * 5000, (number + 1) * 5000), ns=(0, time_ns))  # noqa: SLF001 - where it lies
+
+
+def failures_of(cache: BlockCache) -> list[int]:
+    failures: list[int] = []
+    cache.on_failure = lambda: failures.append(1)
+    return failures
+
+
+@pytest.fixture
+def cache(tmp_path) -> BlockCache:
+    return BlockCache(str(tmp_path), MIB)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*/*"))
+
+
+def size(folder: Path) -> int:
+    return sum(-(-path.stat().st_size // 4096) * 4096 for path in files(folder))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ObjectStamp(ADDRESS, 1 << 30, '"v2"'),
+        ObjectStamp(ADDRESS, 1 << 20, '"v1"'),
+        ObjectStamp(ADDRESS, 1 << 30, '"v1"', "version-7"),
+        ObjectStamp(Address("s3", "another", ADDRESS.key), 1 << 30, '"v1"'),
+        ObjectStamp(Address("s3", "bucket", "rows/part-1.jsonl"), 1 << 30, '"v1"'),
+    ],
+)
+def test_a_block_of_another_object_or_another_state_of_it_is_not_found(cache, other):
+    keep(cache, 0)
+
+    assert cache.find(other, 0, 5000) is None
+    assert cache.find(OBJECT, 0, 4999) is None
+    assert cache.find(OBJECT, 1, 5001) is None
+
+
+@pytest.mark.parametrize("how", ["cut", "longer", "one bit", "of another block", "empty"])
+def test_a_damaged_block_is_never_given_and_is_kept_anew(cache, tmp_path, how):
+    keep(cache, 0)
+    (path,) = files(tmp_path)
+    data = path.read_bytes()
+    keep(cache, 1)
+    (another,) = {*files(tmp_path)} - {path}
+    spoiled = {"cut": data[:-1], "longer": data + b"x", "one bit": bytes([data[0] ^ 1]) + data[1:], "empty": b""}
+    path.write_bytes({**spoiled, "of another block": another.read_bytes()}[how])
+    failures = failures_of(cache)
+
+    assert (find(cache, 0), failures) == (None, [1])
+    keep(cache, 0)
+    assert find(cache, 0) == block(0)
+
+
+def test_the_least_recently_used_blocks_are_removed_and_the_limit_holds(cache, tmp_path):
+    for number in range(250):  # of 8 KiB each on the disk: twice the limit
+        keep(cache, number)
+        used_at(cache, number, 2 * number)
+        if number >= 10:
+            assert find(cache, 3) == block(3), number  # used all the time
+            used_at(cache, 3, 2 * number + 1)
+        if number % 10 == 0:
+            assert size(tmp_path) <= MIB
+
+    there = found(cache, *range(250))
+    assert there[0] == 3
+    assert there[1:] == list(range(there[1], 250))  # the youngest
+    assert len(there) > 60
+
+
+def test_a_block_that_is_too_large_for_the_limit_is_passed_over(cache, tmp_path):
+    cache.keep(OBJECT, 0, MIB, bytes(MIB))
+
+    assert cache.find(OBJECT, 0, MIB) is None
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 8, b"long" * 8])
+def test_a_tally_that_is_damaged_or_gone_is_counted_anew(tmp_path, damage):
+    keep(BlockCache(str(tmp_path), MIB), *range(100))
+    (tmp_path / "used").write_bytes(damage)
+    cache = BlockCache(str(tmp_path), MIB)
+    keep(cache, *range(100, 300))
+
+    assert found(cache, 299) == [299]
+    assert size(tmp_path) <= MIB
+
+
+def test_a_full_disk_costs_only_speed(cache, tmp_path, monkeypatch):
+    failures, write = failures_of(cache), os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if len(data) > 100:
+            return write(fd, data[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        keep(cache, 0, 1)
+    assert (found(cache, 0, 1), files(tmp_path), failures) == ([], [], [1, 1])
+    keep(cache, 0)
+    assert found(cache, 0) == [0]
+
+
+def test_a_folder_that_is_removed_or_no_folder_costs_only_speed(tmp_path):
+    folder = tmp_path / "blocks"
+    cache = BlockCache(str(folder), MIB)
+    keep(cache, 0)
+    shutil.rmtree(folder)
+    assert found(cache, 0) == []
+    keep(cache, 0)
+    assert found(cache, 0) == [0]
+    shutil.rmtree(folder)
+    folder.write_text("a file in its place")
+    failures = failures_of(cache)
+    keep(cache, *range(100))
+    assert found(cache, 0) == []
+    assert failures
+
+
+def test_a_link_or_a_file_that_others_may_write_is_not_read(cache, tmp_path):
+    keep(cache, 0, 1)
+    one, other = files(tmp_path)
+    one.rename(tmp_path / "elsewhere")
+    one.symlink_to(tmp_path / "elsewhere")
+    other.chmod(0o666)
+    failures = failures_of(cache)
+
+    assert found(cache, 0, 1) == []
+    assert failures == [1, 1]
+
+
+def test_another_process_that_makes_room_is_not_waited_for(cache, tmp_path):
+    keep(cache, 0)
+    with locked(str(tmp_path / "used")) as is_locked:
+        assert is_locked
+        keep(BlockCache(str(tmp_path), MIB), 1)
+        assert found(cache, 0, 1) == [0]
+
+
+def test_names_and_files_have_no_address_in_them(cache, tmp_path):
+    keep(cache, 0)
+
+    text = " ".join(map(str, files(tmp_path))) + files(tmp_path)[0].read_bytes().decode("latin-1")
+    assert not any(word in text for word in ("bucket", "part-0", "v1"))
+    assert files(tmp_path)[0].stat().st_mode & 0o777 == 0o600

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn
+from tests.support.chat_templates import WELL_KNOWN, plain
 from tests.support.chats import CHAT, END, GENERATION, said
 from tests.support.combinations import each_value
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
@@ -21,6 +21,7 @@ from tests.unit.tokenization.trained import (
     assistant,
     mask_of,
     rows_of,
+    talk,
     their_mask,
     tokenizer_of,
     trained,
@@ -41,16 +42,6 @@ WITH_CALLS = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 # As the templates of models that think: only the last turn keeps its thoughts, and always has a place for them.
-DROPS_THINKING = """\
-{%- set ns = namespace(last=-1) %}
-{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
-{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
-{%- if m.role != 'assistant' %}{{ m.content }}
-{%- elif loop.index0 > ns.last %}
-{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' + m.content.split('</think>')[-1] }}
-{%- else %}{{ m.content.split('</think>')[-1] }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
-{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"""
 OPENS_THINKING = """\
 {%- for m in messages %}{% if m.role == 'user' %}{{ '<|im_start|>' + m.content }}
 {%- else %}{{ '[A]' + m.content.split('</think>')[-1] + '<|im_end|>' }}{% endif %}{% endfor %}
@@ -98,11 +89,6 @@ CHANNELS = """\
 {{- '<|im_start|>assistant=final:' + m.content + '<|endoftext|>' }}
 {%- else %}{{ '<|im_start|>assistant=final:' + m.content + '<|im_end|>' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"""
-# A content is a list of parts.
-PARTS = """\
-{%- for m in messages %}{{ m.role + ':' }}{% for part in m.content %}{{ ' ' + part.text }}{% endfor %}
-{%- if m.content[0].type == 'text' %}{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
 # A token ends each turn, and one more the chat.
 ENDS_THE_CHAT = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}
@@ -158,22 +144,21 @@ ENDS_IN_A_WORD = """\
 
 
 @pytest.fixture(scope="module")
-def name(small_tokenizer, tmp_path_factory):
-    """With one more special token."""
+def folders(small_tokenizer, tmp_path_factory):
+    """With one more special token; by the token that ends a sequence, which need not be what ends a turn."""
+    made = tmp_path_factory.mktemp("chat")
     more = {**added_tokens(small_tokenizer)[0], "id": 5000, "content": "<|call|>"}
-    target = tmp_path_factory.mktemp("chat") / "tokenizer"
-    return variant(small_tokenizer, target, added_tokens=[*added_tokens(small_tokenizer), more])
+    name = variant(small_tokenizer, made / "tokenizer", added_tokens=[*added_tokens(small_tokenizer), more])
+    return {END: name, OVER: variant(Path(name), made / "end", config={"eos_token": OVER})}
 
 
-@pytest.fixture(scope="module")
-def other_end(name, tmp_path_factory):
-    """Another token ends a sequence than ends a turn."""
-    return variant(Path(name), tmp_path_factory.mktemp("end") / "tokenizer", config={"eos_token": OVER})
+@pytest.fixture
+def name(folders):
+    return folders[END]
 
 
-def talk(*texts: Any) -> list[dict[str, Any]]:
-    """The user and the assistant by turns."""
-    return [(user, assistant)[number % 2](text) for number, text in enumerate(texts)]
+def of_folders(folders: dict[str, str], eos: str = END, **settings: Any) -> ChatTokenizeFn:
+    return ChatTokenizeFn(folders[eos], **settings)
 
 
 def called(call: Any, content: Any = None) -> list[dict[str, Any]]:
@@ -192,6 +177,10 @@ FIVE = talk("a", "b", "c", "d")
 LOSSES = [user("a"), assistant("b", loss=False), user("c"), assistant("d", loss=True), assistant("e")]
 THINKS = [user("a"), assistant("<think>hm</think>b"), user("c"), assistant("d", reasoning_content="so")]
 SAME = [user("same"), assistant("same"), assistant("same"), user("same"), assistant("same")]
+AS_TEXT = {**CALL, "function": {**CALL["function"], "arguments": '{"at": "sky", "how": [1]}'}}
+THOUGHT = assistant("", thinking="hm", tool_calls=[CALL])
+RESULT = {"role": "tool", "content": "t"}
+ENDS_OTHERWISE = {"eos": OVER, "chat_template": CHANNELS}
 TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
     "the last message alone": ({"train_on": "last_assistant"}, CHAT, [f"Nothing.{END}"]),
     "the last message of the assistant": ({"train_on": "last_assistant"}, [*CHAT, user("Thanks.")], [f"Nothing.{END}"]),
@@ -205,7 +194,7 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
     "equal messages": ({}, SAME, [f"same{END}"] * 3),
     "text like the template": ({}, talk(TRAP, f"a{TRAP}", "b"), [f"a{TRAP}{END}"]),
     "text like a block": ({"chat_template": GENERATION}, talk(TRAP, f"a{TRAP}", "b"), [f"a{TRAP}{END}"]),
-    "text like thoughts": ({"chat_template": DROPS_THINKING}, talk(TRAP, f"a{TRAP}", "b"), [f"a{TRAP}{END}"]),
+    "text like thoughts": ({"chat_template": WELL_KNOWN["thinks"]}, talk(TRAP, f"a{TRAP}", "b"), [f"a{TRAP}{END}"]),
     "messages that are JSON text": ({}, f"\n {json.dumps(talk('a', 'b'), indent=1)}", [f"b{END}"]),
     "characters of many tokens": ({}, talk("\U0001f600", "\U0001f1e9\U0001f1ea é 你好 e\u0301"),
                                   [f"\U0001f1e9\U0001f1ea é 你好 e\u0301{END}"]),
@@ -217,10 +206,10 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
         )}, CHAT, [f".{END}"] * 2,
     ),
     "thoughts that are dropped later": (
-        {"chat_template": DROPS_THINKING}, THINKS, [f"b{END}", f"<think>\nso\n</think>\n\nd{END}"],
+        {"chat_template": WELL_KNOWN["thinks"]}, THINKS, [f"b{END}", f"<think>\nso\n</think>\n\nd{END}"],
     ),
     "no place for thoughts that the prompt has": (
-        {"chat_template": DROPS_THINKING, "chat_template_kwargs": {"enable_thinking": False}}, FIVE,
+        {"chat_template": WELL_KNOWN["thinks"], "chat_template_kwargs": {"enable_thinking": False}}, FIVE,
         [f"b{END}", f"d{END}"],
     ),
     "a header that opens thoughts": ({"chat_template": OPENS_THINKING}, THINKS, [f"b{END}", f"d{END}"]),
@@ -229,8 +218,8 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
     "a stop token that only the whole chat has": ({"chat_template": ENDS_ONCE}, talk("a", "b"), [f"b{END}"]),
     "white space, as no token ends the message": ({"chat_template": WITHOUT_STOP}, talk("a", "b", "c"), [" b\n"]),
     "parts of a content": (
-        {"chat_template": PARTS}, talk(part("a", "b"), part("c", "d"), part("e"), part("f")),
-        [f" c d{END}", f" f{END}"],
+        {"chat_template": plain(WELL_KNOWN["macro"])}, talk(part("a", "b"), part("c", "d"), part("e"), part("f")),
+        [f"cd{END}", f"f{END}"],
     ),
     "calls without content": ({"chat_template": WITH_CALLS}, called(CALL), [f"<call>look</call>{END}", f"b{END}"]),
     "an object": ({"chat_template": WRITES_ARGUMENTS}, called(CALL), [f"at=sky;how=[1];{END}", f"b{END}"]),
@@ -239,32 +228,56 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
         [f"<think>Hm.</think>{END}"],
     ),
     "an empty answer of a lenient template": ({"chat_template": LENIENT}, talk("a", ""), [END]),
+    **{
+        f"arguments as text where the template wants {what}": (
+            {"chat_template": template}, called(AS_TEXT, ""), [f"{written}{END}", f"b{END}"],
+        )
+        for what, template, written in [
+            ("items()", WRITES_ARGUMENTS, "at=sky;how=[1];"),
+            ("items", FILTERS_ITEMS, "at=sky;how=[1];"),
+            ("names", NAMES_ARGUMENTS, "at;how;"),
+            ("text", PRINTS_ARGUMENTS, AS_TEXT["function"]["arguments"]),
+        ]
+    },
+    **{
+        f"a content part, {json.dumps(part)}": ({"chat_template": SEES}, talk("a", [part]), [f"words{END}"])
+        for part in [
+            {"type": "text", "text": "words"},
+            {"text": "words"},
+            {"type": "output_text", "text": "words"},
+            {"type": "thinking", "thinking": "words"},
+            {"type": "text", "text": "words", "cache_control": {"type": "ephemeral"}},
+        ]
+    },
+    "the stop token, not what ends past turns": (
+        ENDS_OTHERWISE, [user("a"), assistant("b", thinking="hm"), user("c"), assistant("d", thinking="so")],
+        ["=final:b", f"=thought:so{END}<|im_start|>assistant=final:d{OVER}"],
+    ),
+    "a call with its thoughts": (
+        ENDS_OTHERWISE, [user("a"), THOUGHT, RESULT], [f"=thought:hm{END}<|im_start|>assistant=call:look<|call|>"],
+    ),
+    "a call whose thoughts are dropped": (
+        ENDS_OTHERWISE, [user("a"), THOUGHT, RESULT, assistant("b")], ["=call:look<|call|>", f"=final:b{OVER}"],
+    ),
+    "what ends the chat as a separate block": (
+        {"eos": OVER, "chat_template": TRAINS_WHAT_ENDS_THE_CHAT}, FIVE, [f"b{END}\n", f"d{END}\n{OVER}"],
+    ),
+    "the last block and what ends the chat": (
+        {"eos": OVER, "chat_template": TRAINS_WHAT_ENDS_THE_CHAT, "train_on": "last_assistant"}, FIVE,
+        [f"d{END}\n{OVER}"],
+    ),
+    "not what ends the chat, as each block has a stop token": (
+        {"eos": OVER, "chat_template": LEAVES_OUT_WHAT_ENDS_THE_CHAT}, FIVE, [f"b{END}\n", f"d{END}\n"],
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "chat", "texts"), TRAINED.values(), ids=TRAINED)
-def test_exactly_this_is_trained(name, settings, chat, texts):
-    assert trained(ChatTokenizeFn(name, **settings), {"messages": chat}) == texts
-
-
-AS_TEXT = {**CALL, "function": {**CALL["function"], "arguments": '{"at": "sky", "how": [1]}'}}
-
-
-@pytest.mark.parametrize(
-    ("template", "written"),
-    [
-        (WRITES_ARGUMENTS, "at=sky;how=[1];"),
-        (FILTERS_ITEMS, "at=sky;how=[1];"),
-        (NAMES_ARGUMENTS, "at;how;"),
-        (PRINTS_ARGUMENTS, AS_TEXT["function"]["arguments"]),
-    ],
-    ids=["items()", "items", "names", "text"],
-)
-def test_arguments_as_text_are_read_where_the_template_wants_the_object(name, template, written):
-    fn = ChatTokenizeFn(name, chat_template=template)
+def test_exactly_this_is_trained(folders, settings, chat, texts):
+    fn = of_folders(folders, **settings)
 
     for _ in range(3):  # a shape is proven when it comes again
-        assert trained(fn, {"messages": called(AS_TEXT, "")}) == [f"{written}{END}", f"b{END}"]
+        assert trained(fn, {"messages": chat}) == texts
 
 
 def test_arguments_that_are_no_object_are_refused_as_the_template_does(name):
@@ -317,39 +330,6 @@ def test_a_turn_that_parts_from_its_prompt_is_trained_from_there(name, template,
     assert trained(fn, {"messages": chat}) == [f"{past}b{end}", f"{past}d{end}", f"{past}f{end}"]
 
 
-THOUGHT = assistant("", thinking="hm", tool_calls=[CALL])
-RESULT = {"role": "tool", "content": "t"}
-OTHER_ENDS: dict[str, tuple[str, str, Any, list[str]]] = {
-    "the stop token, not what ends past turns": (
-        CHANNELS, "assistant", [user("a"), assistant("b", thinking="hm"), user("c"), assistant("d", thinking="so")],
-        ["=final:b", f"=thought:so{END}<|im_start|>assistant=final:d{OVER}"],
-    ),
-    "a call with its thoughts": (
-        CHANNELS, "assistant", [user("a"), THOUGHT, RESULT],
-        [f"=thought:hm{END}<|im_start|>assistant=call:look<|call|>"],
-    ),
-    "a call whose thoughts are dropped": (
-        CHANNELS, "assistant", [user("a"), THOUGHT, RESULT, assistant("b")], ["=call:look<|call|>", f"=final:b{OVER}"],
-    ),
-    "what ends the chat as a separate block": (
-        TRAINS_WHAT_ENDS_THE_CHAT, "assistant", FIVE, [f"b{END}\n", f"d{END}\n{OVER}"],
-    ),
-    "the last block and what ends the chat": (
-        TRAINS_WHAT_ENDS_THE_CHAT, "last_assistant", FIVE, [f"d{END}\n{OVER}"],
-    ),
-    "not what ends the chat, as each block has a stop token": (
-        LEAVES_OUT_WHAT_ENDS_THE_CHAT, "assistant", FIVE, [f"b{END}\n", f"d{END}\n"],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("template", "train_on", "chat", "texts"), OTHER_ENDS.values(), ids=OTHER_ENDS)
-def test_exactly_this_is_trained_where_turns_end_otherwise_than_chats(other_end, template, train_on, chat, texts):
-    fn = ChatTokenizeFn(other_end, chat_template=template, train_on=train_on)
-
-    assert trained(fn, {"messages": chat}) == texts
-
-
 # Templates that are refused
 
 
@@ -359,61 +339,54 @@ DEPENDS = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% else %}!{% endif %}"""
 CALLS = "((messages[loop.index0 - 1].tool_calls or []) | length | string if m.role == 'tool' else '')"
 AND_MORE = [*called(CALL, "b")[:3], user("d"), assistant("e")]
-OF_TRL = "TRL has such training templates for many models (get_training_chat_template)"
-REFUSED: dict[str, tuple[str, str, Any, str]] = {
+POSITION = "the position of messages[{}]"
+MARKS = talk("".join(map(chr, range(0xFDD0, 0xFDF0))), "a")
+REFUSED: dict[str, tuple[str, Any, str]] = {
     "the stop token after the block": (
-        GENERATION.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}<|im_end|>"), "assistant",
-        CHAT, "the chat template writes the stop token '<|im_end|>' after {% endgeneration %}",
+        GENERATION.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}<|im_end|>"), CHAT,
+        f"the chat template writes the stop token '{END}' after {{% endgeneration %}}",
+    ),
+    "a stop token after a block that ends with another token": (
+        LEAVES_OUT_THE_STOP, talk("a", "b"), f"writes the stop token '{OVER}' after {{% endgeneration %}}",
     ),
     "a changed block": (
-        "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}", "assistant", CHAT,
+        "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}", CHAT,
         "changes the text of its {% generation %} blocks",
     ),
     "too few blocks": (
-        "{% generation %}a{% endgeneration %}", "last_assistant", CHAT, "has 1 {% generation %} blocks for 2 messages",
+        "{% generation %}a{% endgeneration %}", CHAT, "has 1 {% generation %} blocks for 2 messages",
     ),
-    "every mark in a chat with blocks": (
-        GENERATION, "assistant", talk("".join(map(chr, range(0xFDD0, 0xFDF0))), "a"), "",
-    ),
-    "earlier turns that change": (
-        SHOUTS_AT_THE_END, "assistant", CHAT, "the chat template renders earlier turns differently when the chat grows",
-    ),
-    "one end": (ENDS_ONCE, "assistant", CHAT, "the position of messages[2] in the text is unknown"),
-    "backwards": (BACKWARDS, "assistant", CHAT, "the position of messages[4] in the text is unknown"),
+    "every mark in a chat with blocks": (GENERATION, MARKS, ""),
+    "earlier turns that change": (SHOUTS_AT_THE_END, CHAT, "renders earlier turns differently when the chat grows"),
+    "one end": (ENDS_ONCE, CHAT, f"{POSITION.format(2)} in the text is unknown"),
+    "backwards": (BACKWARDS, CHAT, f"{POSITION.format(4)} in the text is unknown"),
     "backwards, with places for thoughts": (
-        KEEPS_A_PLACE.replace("for m in messages %}{{", "for m in messages | reverse %}{{"), "assistant", FIVE, OF_TRL,
+        KEEPS_A_PLACE.replace("for m in messages %}{{", "for m in messages | reverse %}{{"), FIVE,
+        "TRL has such training templates for many models (get_training_chat_template)",
     ),
     "a later message that depends on it": (
-        DEPENDS.replace("HEADER", "''").replace("BEHIND", CALLS), "assistant", AND_MORE, "the position of messages[1]",
+        DEPENDS.replace("HEADER", "''").replace("BEHIND", CALLS), AND_MORE, POSITION.format(1),
     ),
     "a header that depends on it": (
-        DEPENDS.replace("HEADER", "(' calls' if m.tool_calls else '')").replace("BEHIND", "''"), "assistant", AND_MORE,
-        "the position of messages[1]",
+        DEPENDS.replace("HEADER", "(' calls' if m.tool_calls else '')").replace("BEHIND", "''"), AND_MORE,
+        POSITION.format(1),
     ),
     "a header that is cut": (
-        OPENS_THINKING.replace("'[A]' +", "'[A' + (' calls' if m.tool_calls else '') + ']' +"), "assistant", AND_MORE,
-        "the position of messages[1]",
+        OPENS_THINKING.replace("'[A]' +", "'[A' + (' calls' if m.tool_calls else '') + ']' +"), AND_MORE,
+        POSITION.format(1),
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("template", "train_on", "chat", "reason"), REFUSED.values(), ids=REFUSED)
-def test_a_template_that_does_not_show_the_assistants_text_is_refused_and_not_guessed(
-    name, template, train_on, chat, reason
-):
-    fn = ChatTokenizeFn(name, chat_template=template, train_on=train_on)
+@pytest.mark.parametrize(("template", "chat", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_template_that_does_not_show_the_assistants_text_is_refused_and_not_guessed(folders, template, chat, reason):
+    train_on = "last_assistant" if "has 1" in reason else "assistant"
+    fn = of_folders(folders, OVER if OVER in template else END, chat_template=template, train_on=train_on)
 
     chunk = run(fn.open(), [{"messages": chat}])
 
     assert faults(chunk) == [(0, "AD414")]
     assert reason in chunk.errors[0].reason
-
-
-def test_a_stop_token_after_each_block_is_refused_also_where_the_block_ends_with_another_token(other_end):
-    chunk = run(ChatTokenizeFn(other_end, chat_template=LEAVES_OUT_THE_STOP).open(), [{"messages": talk("a", "b")}])
-
-    assert faults(chunk) == [(0, "AD414")]
-    assert "writes the stop token '<|endoftext|>' after {% endgeneration %}" in chunk.errors[0].reason
 
 
 def test_a_refusal_names_the_template(small_tokenizer, tmp_path):
@@ -477,12 +450,15 @@ def test_a_turn_without_content_makes_a_bad_row_unless_it_is_a_tools(name, turn)
     ]
 
 
-def test_the_error_of_a_turn_without_content_names_the_turn_and_what_it_has(name):
+def test_what_a_turn_without_content_has_is_named_and_a_tool_may_return_anything(name):
     row = {"messages": [user("Why?"), {"role": "assistant", "text": "Yes."}]}
+    template = WRITES_ALL.replace("~ m.content ~", "~ (m.content if m.content is string else m.content | tojson) ~")
+    results = [[{"name": "look", "value": 1}], [1, 2], {"more": None}]
 
     (error,) = run(ChatTokenizeFn(name, chat_template=LENIENT).open(), [row]).errors
 
     assert error.reason == "'messages'[1] has no 'content', and the template writes nothing of its 'text'"
+    assert codes(name, template, *([*talk("a", "b"), {**RESULT, "content": each}] for each in results)) == []
 
 
 @pytest.mark.parametrize(
@@ -497,28 +473,6 @@ def test_the_error_of_a_turn_without_content_names_the_turn_and_what_it_has(name
 )
 def test_a_content_part_that_the_template_does_not_write_as_text_makes_a_bad_row(name, template, unread):
     assert codes(name, template, CHAT, *[talk([unread], "a")] * 4) == [(number, "AD131") for number in range(1, 5)]
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        {"type": "text", "text": "words"},
-        {"text": "words"},
-        {"type": "output_text", "text": "words"},
-        {"type": "thinking", "thinking": "words"},
-        {"type": "text", "text": "words", "cache_control": {"type": "ephemeral"}},
-    ],
-    ids=str,
-)
-def test_a_content_part_that_the_template_writes_is_read(name, read):
-    assert trained(ChatTokenizeFn(name, chat_template=SEES), {"messages": talk("a", [read])}) == [f"words{END}"]
-
-
-def test_what_a_tool_returns_may_have_any_form(name):
-    template = WRITES_ALL.replace("~ m.content ~", "~ (m.content if m.content is string else m.content | tojson) ~")
-    results = [[{"name": "look", "value": 1}], [1, 2], {"more": None}]
-
-    assert codes(name, template, *([*talk("a", "b"), {**RESULT, "content": each}] for each in results)) == []
 
 
 # From characters to tokens
@@ -560,17 +514,6 @@ def test_a_straddling_token_that_a_cut_took_away_is_not_counted(name):
 
     assert trained_texts(whole, tokenizer_of(ChatTokenizeFn(name))) == [[" return value return"]]
     assert [noted(max_length) for max_length in (length, length - 1, length - 2)] == [[0], [0], None]
-
-
-def test_a_token_of_white_space_alone_that_begins_a_reply_is_trained(name):
-    template = """\
-{%- for m in messages %}{% if m.role == 'user' %}{{ m.content + '\\n' }}
-{%- else %}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{% endif %}{% endfor %}"""
-    fn = ChatTokenizeFn(name, chat_template=template)
-    whole = tokenizer_of(fn).encode("a\n\n    b", add_special_tokens=False)
-    assert any(start < 2 < stop for start, stop in whole.offsets), "a token holds the border of the reply"
-
-    assert trained(fn, {"messages": talk("a", "\n    b")}) == [f"\n\n    b{END}"]
 
 
 def test_a_space_that_a_post_processor_hides_belongs_to_its_token(small_tokenizer, tmp_path):
@@ -708,43 +651,3 @@ def test_in_real_chats_exactly_the_assistants_text_is_trained(test_data, tokeniz
         if tokenizer.startswith("qwen2"):  # it normalizes all text
             wanted = [unicodedata.normalize("NFC", text) for text in wanted]
         assert texts == wanted
-
-
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore")
-def test_masks_of_real_chats_are_those_of_transformers(test_data):
-    folder = str(test_data / "tokenizers" / "gpt2-bpe-50k-generation")
-    lines = rows_of(test_data / "chat_sft" / "chat_sft.jsonl")[::15]
-    transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-
-    chunk = run(ChatTokenizeFn(folder).open(), lines)
-
-    for number, row in enumerate(map(json.loads, lines)):
-        theirs = tokenizer.apply_chat_template(
-            row["messages"], tools=row.get("tools"), return_dict=True, return_assistant_tokens_mask=True
-        )
-        assert token_ids(chunk)[number] == theirs["input_ids"]
-        assert mask_of(chunk, number) == theirs["assistant_masks"]
-
-
-# The templates of TRL, where its tree is at hand
-
-
-@pytest.mark.parametrize(
-    "template", ["phi3_training", "phi3_5_training", "nemotron_3_nano", "glm4moe", "qwen3_5_nothink"]
-)
-def test_templates_of_trl_train_each_message_of_plain_chats(other_end, template):
-    folder = os.environ.get("ASYNCDATA_TRL")
-    if not folder:
-        pytest.skip("ASYNCDATA_TRL names no tree of TRL")
-
-    source = (Path(folder) / "trl" / "chat_templates" / f"{template}.jinja").read_text(encoding="utf-8")
-    chat = [user("a"), assistant("bcd", reasoning_content="hm"), user("e"), assistant("fgh", reasoning_content="so")]
-    fn = ChatTokenizeFn(other_end, chat_template=source)
-
-    first, second = trained(fn, {"messages": chat})
-
-    assert "bcd" in first
-    assert "fgh" in second
-    assert notes(run(fn.open(), [{"messages": chat}])) == ({"no_stop_token": [0]} if template == "glm4moe" else {})

@@ -14,7 +14,6 @@ import pytest
 from asyncdata import (
     ChatTokenizeFn,
     ConfigError,
-    DataLoader,
     FixedLengthTokenizeFn,
     PreferenceTokenizeFn,
     PromptTokenizeFn,
@@ -22,7 +21,7 @@ from asyncdata import (
     TokenizeFn,
 )
 from asyncdata.tokenization.column_writer import ColumnWriter
-from asyncdata.tokenization.functions.prompt_rows import PromptRowFn
+from asyncdata.tokenization.functions.prompt import PromptRowFn
 from tests.support.chats import GENERATION
 from tests.support.function_kinds import KINDS, Kind, chat_prompt, fixed_length
 from tests.support.loading import NEVER_S
@@ -35,11 +34,6 @@ if TYPE_CHECKING:
 OF_ANY_LENGTH = {name: kind for name, kind in KINDS.items() if name in {"text", "chat", "pair"}}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 any_length = pytest.mark.parametrize("kind", OF_ANY_LENGTH.values(), ids=OF_ANY_LENGTH)
-
-
-@pytest.fixture
-def name(small_tokenizer):
-    return str(small_tokenizer)
 
 
 # Samples
@@ -100,15 +94,21 @@ def test_a_text_that_the_tokenizer_refuses_is_named_and_the_others_are_kept(smal
 # Lengths
 
 
-@any_length
+@every_kind
 def test_a_sample_of_exactly_max_length_is_kept_and_a_longer_one_is_dropped_or_an_error(name, kind: Kind):
-    def made(**settings: Any) -> Chunk:
-        return run(kind.make(name, **settings).open(), [kind.row])
+    def made(*beside: bytes, **settings: Any) -> Chunk:
+        return run(kind.make(name, **settings).open(), [kind.row, *beside])
 
-    length = max(len(token_ids(made())[0]), len((values(made(), "extra")[0] or {}).get("rejected_input_ids", [])))
+    (ids,), extra = token_ids(made()), values(made(), "extra")[0] or {}
+    length = max(len(ids) - extra.get("num_padding", 0), len(extra.get("rejected_input_ids", [])))
 
-    assert token_ids(made(max_length=length, overlong="error")) == token_ids(made())
-    assert drops(made(max_length=length - 1)) == {"max_length": [0]}
+    for beside in ([], [b"{"]):  # at once, and one by one
+        assert token_ids(made(*beside, max_length=length)) == [ids[:length]]
+        assert drops(made(*beside, max_length=length - 1)) == {"max_length": [0]}
+    if kind.trained is None:
+        return
+
+    assert token_ids(made(max_length=length, overlong="error")) == [ids[:length]]
     (error,) = made(max_length=length - 1, overlong="error").errors
     assert error.code == "AD415"
     assert error.reason == f"{length} tokens are more than max_length={length - 1}; raise it, or set overlong="
@@ -236,22 +236,7 @@ def test_a_worker_makes_the_same_function_from_its_settings(name, kind: Kind):
     assert outcomes(run(again.open(), [kind.row])) == outcomes(run(fn.open(), [kind.row]))
 
 
-@pytest.mark.thorough
-@every_kind
-def test_a_worker_makes_the_same_samples(name, kind: Kind, jsonl_file):
-    fn = kind.make(name)
-    with DataLoader(str(jsonl_file([kind.row])), tokenize_fn=fn, num_workers=1, epochs=1) as loader:
-        (sample,) = loader.get_next_batch(1)
-
-    chunk = run(fn.open(), [kind.row])
-    assert sample.tokens.tolist() == token_ids(chunk)[0]
-    assert (sample.labels is None) is (kind.trained is None)
-    if sample.labels is not None:
-        said = tokenizer_of(fn).decode(sample.tokens[sample.labels != -100].tolist(), skip_special_tokens=False)
-        assert said == kind.trained
-
-
-def test_a_description_cannot_be_changed(name):
+def test_a_description_cannot_be_changed_and_only_the_tokenizer_may_be_without_a_name(name):
     kwargs = {"a": {"b": 1}}
     fn = chat_prompt(name, chat_template_kwargs=kwargs)
 
@@ -260,6 +245,8 @@ def test_a_description_cannot_be_changed(name):
     assert fn.chat_template_kwargs == {"a": {"b": 1}}
     with pytest.raises(AttributeError):
         fn.max_length = 3  # type: ignore[misc]
+    with pytest.raises(ConfigError, match=r"at most 1 without a name \(tokenizer\)"):
+        PromptTokenizeFn("org/name", "input")  # type: ignore[misc]
 
 
 TEXT_ONLY = "do nothing without apply_chat_template=True"
@@ -273,15 +260,12 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (PromptTokenizeFn, {"max_len": 3}, "max_len"),
     (PromptTokenizeFn, {"prompt_key": None}, "prompt_key=None"),
     (PromptTokenizeFn, {"label_key": ""}, "label_key=''"),
-    (PromptTokenizeFn, {"label_key": ["label"]}, "label_key="),
     (PromptTokenizeFn, {"apply_chat_template": "yes"}, "apply_chat_template='yes': Expected `bool`"),
     (PromptTokenizeFn, {"add_special_tokens": 1}, "add_special_tokens=1: Expected `bool`"),
     (PromptTokenizeFn, {"chat_template_kwargs": {"a": 1}}, TEXT_ONLY),
     (PromptTokenizeFn, {"chat_template": "x"}, TEXT_ONLY),
-    (chat_prompt, {"chat_template_kwargs": None}, "chat_template_kwargs=None"),
     (chat_prompt, {"chat_template_kwargs": {1: 2}}, "chat_template_kwargs={1: 2}"),
     (chat_prompt, {"chat_template_kwargs": {"a": (1,)}}, "chat_template_kwargs must be JSON values"),
-    (chat_prompt, {"chat_template_kwargs": {"a": len}}, "chat_template_kwargs must be JSON values"),
     (chat_prompt, {"chat_template_kwargs": {"a": "\ud800"}}, "chat_template_kwargs must be JSON values"),
     (chat_prompt, {"chat_template_kwargs": {"tools": [], "tokenize": 1}}, "names are reserved: tokenize, tools"),
     (chat_prompt, {"add_special_tokens": True}, "add_special_tokens=True is for plain text"),
@@ -315,11 +299,6 @@ def test_a_setting_that_cannot_work_is_refused_by_name(make, settings, reason):
         make(arguments.pop("tokenizer"), **arguments)
 
     assert reason in str(caught.value)
-
-
-def test_only_the_tokenizer_may_be_without_a_name():
-    with pytest.raises(ConfigError, match=r"at most 1 without a name \(tokenizer\)"):
-        PromptTokenizeFn("org/name", "input")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

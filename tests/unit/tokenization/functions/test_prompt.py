@@ -11,18 +11,13 @@ from tokenizers import Tokenizer, processors
 
 from asyncdata import PromptTokenizeFn
 from asyncdata.tokenization.column_writer import ColumnWriter
-from asyncdata.tokenization.functions.prompt_rows import PromptRowFn
+from asyncdata.tokenization.functions.prompt import PromptRowFn
 from tests.support.function_kinds import chat_prompt
 from tests.unit.tokenization import drops, faults, run, token_ids, values
-from tests.unit.tokenization.trained import user
+from tests.unit.tokenization.trained import user, variant
 
 TOOL = {"type": "function", "function": {"name": "look"}}
 TOOLS_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}|{{ tools | tojson }}"
-
-
-@pytest.fixture
-def name(small_tokenizer):
-    return str(small_tokenizer)
 
 
 @pytest.fixture
@@ -34,14 +29,17 @@ def test_a_row_becomes_tokens_prompt_label_and_metadata(name, tokenizer):
     rows = [
         b'{"input": "caf\\u00e9 ol\xc3\xa9", "label": 1.50, "metadata": {"a":  [1, 2.0]}, "other": 1}',
         {"input": "two", "label": {"x": None}, "metadata": {}},
+        *({"input": "two", "label": 0, "metadata": empty} for empty in (None, False, 0, "", [], "text")),
+        {"input": "two", "label": 0},
     ]
 
     chunk = run(PromptTokenizeFn(name, label_key="label").open(), rows)
 
-    assert token_ids(chunk) == [tokenizer.encode(text).ids for text in ("café olé", "two")]
-    assert values(chunk, "prompt") == ["café olé", "two"]
-    assert values(chunk, "label") == [1.5, {"x": None}]
-    assert values(chunk, "metadata") == [{"a": [1, 2.0]}, {}]
+    texts = ["café olé", *["two"] * 8]
+    assert token_ids(chunk) == [tokenizer.encode(text).ids for text in texts]
+    assert values(chunk, "prompt") == texts
+    assert values(chunk, "label") == [1.5, {"x": None}, *[0] * 7]
+    assert values(chunk, "metadata") == [{"a": [1, 2.0]}, {}, *[None] * 5, "text", None]
     assert (faults(chunk), drops(chunk)) == ([], {})
 
 
@@ -59,30 +57,24 @@ def test_columns_hold_the_rows_own_bytes(name):
 
 def test_keys_can_be_renamed_shared_and_left_out(name):
     row = {"q": "why", "tools": "no JSON", "metadata": 5, "m": {"a": 1}}
-
     shared = PromptTokenizeFn(name, prompt_key="q", label_key="q", metadata_key="m", tool_key=None)
     none = PromptTokenizeFn(name, prompt_key="q", metadata_key=None, tool_key=None)
 
     chunk, bare = run(shared.open(), [row]), run(none.open(), [row])
+
     assert [values(chunk, column) for column in ("prompt", "label", "metadata")] == [["why"], ["why"], [{"a": 1}]]
     assert values(bare, "label") == values(bare, "metadata") == [None]
 
 
-def test_a_string_is_one_user_turn_of_a_chat(name, tokenizer):
+def test_a_string_is_one_user_turn_of_a_chat_also_if_it_is_json(name, tokenizer):
     text = "<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n"
+    chat = json.dumps([user("why")])
 
-    chunk = run(chat_prompt(name).open(), [{"input": "why"}, {"input": [user("why")]}])
+    chunk = run(chat_prompt(name).open(), [{"input": "why"}, {"input": [user("why")]}, {"input": chat}])
 
-    assert values(chunk, "prompt") == [text, text]
-    assert token_ids(chunk) == [tokenizer.encode(text, add_special_tokens=False).ids] * 2
+    assert (values(chunk, "prompt"), faults(chunk)) == ([text, text, text.replace("why", chat)], [])
+    assert token_ids(chunk)[:2] == [tokenizer.encode(text, add_special_tokens=False).ids] * 2
     assert token_ids(chunk)[0][0] == 1  # the special token, not its letters
-
-
-def test_a_prompt_that_is_json_text_is_one_turn_of_the_user(name):
-    chunk = run(chat_prompt(name).open(), [{"input": json.dumps([user("a")])}])
-
-    assert faults(chunk) == []
-    assert '[{"role": "user"' in chunk.value("prompt", 0)
 
 
 def test_an_empty_prompt_is_dropped(name):
@@ -95,17 +87,6 @@ def test_an_empty_prompt_is_dropped(name):
     assert (drops(plain), values(plain, "prompt")) == ({"empty_prompt": [0]}, ["a"])
     assert (drops(chat), chat.num_samples) == ({"empty_prompt": [2]}, 2)
     assert drops(blank) == {"empty_prompt": [0, 1, 2]}
-
-
-@pytest.mark.parametrize("beside", [[], [b"{"]], ids=["at once", "beside a bad row"])
-def test_a_prompt_of_exactly_max_length_is_kept(name, beside):
-    rows = [{"input": text} for text in ("a", "a b", "a b c", "a b")]
-
-    chunk = run(PromptTokenizeFn(name, max_length=2).open(), [*rows, *beside])
-
-    assert values(chunk, "prompt") == ["a", "a b", "a b"]
-    assert [chunk.row_of(sample) for sample in range(3)] == [0, 1, 3]
-    assert drops(chunk) == {"max_length": [2]}
 
 
 def test_tools_go_to_the_template_and_into_the_metadata(name):
@@ -132,19 +113,14 @@ def test_tools_go_to_the_template_and_into_the_metadata(name):
     assert values(plain, "prompt") == ["a"] * 7
 
 
-def test_metadata_may_be_absent_and_those_that_are_empty_are_none(name):
-    empty = [b"null", b"false", b"0", b'""', b"[]", b'"text"']
-    rows = [b'{"input": "a"}', *(b'{"input": "a", "metadata": ' + value + b"}" for value in empty)]
-
-    assert values(run(PromptTokenizeFn(name).open(), rows), "metadata") == [None] * 6 + ["text"]
-
-
-def test_the_template_for_tools_serves_rows_with_tools(small_tokenizer, tmp_path):
+def test_the_template_for_tools_serves_rows_with_tools_and_every_chat_has_the_variables(small_tokenizer, tmp_path):
     folder = shutil.copytree(small_tokenizer, tmp_path / "t")
     (folder / "additional_chat_templates").mkdir()
     (folder / "chat_template.jinja").write_text("plain {{ messages[0].content }}")
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools {{ tools | length }}")
     rows = [{"input": "a"}, {"input": "a", "tools": []}, {"input": "a", "tools": [TOOL]}]
+    variables = "{{ thinking }}{{ eos_token }}{{ pad_token }}{{ add_generation_prompt }}"
+    kwargs = {"thinking": {"b": [1], "a": None}, "pad_token": "P", "add_generation_prompt": False}
 
     def prompts(**settings: Any) -> list[Any]:
         return values(run(chat_prompt(str(folder), **settings).open(), rows), "prompt")
@@ -152,30 +128,19 @@ def test_the_template_for_tools_serves_rows_with_tools(small_tokenizer, tmp_path
     assert prompts() == ["plain a", "tools 0", "tools 1"]
     assert prompts(chat_template="default") == ["plain a"] * 3
     assert prompts(chat_template="{{ messages[0].role }}") == ["user"] * 3
+    made = prompts(chat_template=variables, chat_template_kwargs=kwargs)
+    assert made == ["{'b': [1], 'a': None}<|im_end|>PFalse"] * 3
 
 
-def test_template_variables_are_given_to_every_chat(name):
-    template = "{{ thinking }}{{ eos_token }}{{ pad_token }}{{ add_generation_prompt }}"
-    kwargs = {"thinking": {"b": [1], "a": None}, "pad_token": "P", "add_generation_prompt": False}
+def test_special_tokens_are_added_to_plain_text_only_if_asked_for(small_tokenizer, tmp_path):
+    around = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    folder = variant(small_tokenizer, tmp_path / "t", post_processor=json.loads(around.__getstate__()))
+    made = [PromptTokenizeFn(folder), PromptTokenizeFn(folder, add_special_tokens=True), chat_prompt(folder)]
 
-    fn = chat_prompt(name, chat_template=template, chat_template_kwargs=kwargs)
+    first = [token_ids(run(fn.open(), [{"input": "a"}]))[0][0] for fn in made]
 
-    assert values(run(fn.open(), [{"input": "a"}]), "prompt") == ["{'b': [1], 'a': None}<|im_end|>PFalse"]
-
-
-def test_special_tokens_are_added_to_plain_text_only_if_asked_for(small_tokenizer, tokenizer, tmp_path):
-    folder = shutil.copytree(small_tokenizer, tmp_path / "t")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-
-    def first(fn: PromptTokenizeFn) -> int:
-        return token_ids(run(fn.open(), [{"input": "a"}]))[0][0]
-
-    assert first(PromptTokenizeFn(str(folder))) != 0
-    assert first(PromptTokenizeFn(str(folder), add_special_tokens=True)) == 0
-    assert first(chat_prompt(str(folder))) == 1
+    assert [id == 0 for id in first] == [False, True, False]
+    assert first[2] == 1
 
 
 # PromptRowFn: the row as it is, unless its prompt is too long
@@ -205,41 +170,32 @@ def test_a_row_for_a_framework_is_kept_as_it_is_and_without_tokens_if_its_prompt
 # Against transformers
 
 
-@pytest.fixture(scope="module", params=["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
-def theirs(request, test_data):
-    transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
-    folder = test_data / "tokenizers" / request.param
-    if not folder.is_dir():
-        pytest.skip(f"no {folder}")
-    return transformers.AutoTokenizer.from_pretrained(folder, model_max_length=10**9)
-
-
-SETS = ["gsm8k/test.slime", "gsm8k/test.chat", "chat_sft/chat_sft"]
-MORE = [pytest.param(f"gsm8k/train.{kind}", marks=pytest.mark.slow) for kind in ("slime", "chat")]
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("file", [*SETS, *MORE])
+@pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
+@pytest.mark.parametrize("file", ["gsm8k/test.slime", "gsm8k/test.chat", "chat_sft/chat_sft"])
 @pytest.mark.parametrize("marks", [False, True], ids=["its template", "generation blocks"])
-def test_text_and_ids_of_every_row_are_those_of_transformers(theirs, test_data, file, marks):
+def test_text_and_ids_of_every_row_are_those_of_transformers(test_data, tokenizer, file, marks):
+    transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
+    folder = test_data / "tokenizers" / tokenizer
+    theirs = transformers.AutoTokenizer.from_pretrained(folder, model_max_length=10**9)
     marked = test_data / "tokenizers" / "qwen2-bpe-151k" / "chat_template_generation.jinja"
-    template = marked.read_text(encoding="utf-8") if marks else None
+    settings: dict[str, Any] = {"chat_template": marked.read_text(encoding="utf-8") if marks else None}
     raws = (test_data / f"{file}.jsonl").read_bytes().splitlines()
     rows = [json.loads(raw) for raw in raws]
     key = "messages" if "sft" in file else "input"
-    chats = [[user(row[key])] if "slime" in file else row[key] for row in rows]
-    rendered = [
+    texts = [
         theirs.apply_chat_template(
-            chat, tools=row.get("tools"), chat_template=template, tokenize=False, add_generation_prompt=True
+            [user(row[key])] if "slime" in file else row[key],
+            tools=row.get("tools"), tokenize=False, add_generation_prompt=True, **settings,
         )
-        for chat, row in zip(chats, rows, strict=True)
-    ]
-    made = [(rendered, {"apply_chat_template": True, "chat_template": template})]
+        for row in rows
+    ]  # fmt: skip
+    made = [(texts, {"apply_chat_template": True, **settings})]
     made += [([row[key] for row in rows], {})] if "slime" in file else []
 
-    for texts, settings in made:
-        chunk = run(PromptTokenizeFn(theirs.name_or_path, prompt_key=key, **settings).open(), raws)
+    for expected, more in made:
+        chunk = run(PromptTokenizeFn(str(folder), prompt_key=key, **more).open(), raws)
 
         assert (chunk.num_samples, chunk.errors, chunk.drops) == (len(rows), [], [])
-        assert values(chunk, "prompt") == texts
-        assert token_ids(chunk) == theirs(texts, add_special_tokens=False)["input_ids"]
+        assert values(chunk, "prompt") == expected
+        assert token_ids(chunk) == theirs(expected, add_special_tokens=False)["input_ids"]

@@ -11,18 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import (
-    BadRowError,
-    ChatTokenizeFn,
-    ConfigError,
-    DataLoader,
-    PackedCollator,
-    SnapshotMismatchError,
-    SoftPacking,
-    TextTokenizeFn,
-    TokenizeFn,
-    XTunerTokenizeFn,
-)
+import asyncdata
+from asyncdata import BadRowError, ChatTokenizeFn, ConfigError, DataLoader, TextTokenizeFn, XTunerTokenizeFn
 from asyncdata.tokenization import base
 from asyncdata.tokenization.base import describe, fingerprints_of, open_spec, resolve_path
 from asyncdata.tokenization.column_writer import ColumnWriter
@@ -34,17 +24,19 @@ from tests.support.xtuner_fns import Characters, Returns, counting, ready
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 
 HERE = __name__
-CHARACTERS = "tests.support.xtuner_fns:Characters"
+XTUNER_FNS = "tests.support.xtuner_fns"
+CHARACTERS = f"{XTUNER_FNS}:Characters"
+INLINE: dict[str, Any] = {"num_workers": 0, "epochs": 1}
 
 
-def plain(result: Any, rows: Any = ({},)) -> Any:
+def plain(result: Any) -> Any:
     """What a plain function's result becomes."""
-    return run(FunctionTokenizer(lambda row: result), rows)
+    return run(FunctionTokenizer(lambda row: result), [{}])
 
 
-def xtuner(result: Any, rows: Any = ({},)) -> Any:
+def xtuner(result: Any) -> Any:
     """The same of a function for XTuner."""
-    return run(XTunerTokenizeFn(Returns(result)).open(), rows)
+    return run(XTunerTokenizeFn(Returns(result)).open(), [{}])
 
 
 either = pytest.mark.parametrize("made", [plain, xtuner], ids=["plain", "xtuner"])
@@ -81,10 +73,6 @@ def test_what_a_function_may_return_is_a_sample(result, tokens, columns):
     assert {name: value for name in names if (value := chunk.value(name, 0)) is not None} == columns
 
 
-def test_without_labels_all_of_a_sample_of_xtuners_is_trained():
-    assert values(xtuner({"input_ids": np.array([5, 6])}), "spans") == [[[0, 2]]]
-
-
 def test_none_or_a_text_or_no_tokens_for_xtuner_drop_a_row():
     chunk = run(FunctionTokenizer(lambda row: row["drop"]), [{"drop": None}, {"drop": "too odd"}, {"drop": [1]}])
     filtered = xtuner({"input_ids": [], "labels": [], "num_tokens": 0})
@@ -100,10 +88,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"input_ids": "text"}, "str; need a list of token ids"),
     ({"tokens": "text"}, "str; need a list of token ids, or a dict with 'input_ids'"),
     ([1, -2], "token id -2 is negative"),
-    ([[1]], ""),
-    ([1.0], ""),
-    (["a"], ""),
-    ([2**31], ""),
+    *(([wrong], "") for wrong in ([1], 1.0, "a", 2**31)),
     (np.array([[1]]), ""),
     ({"input_ids": [1], "metadata": {"a": len}}, "not JSON serializable"),
 ]
@@ -112,27 +97,19 @@ REFUSED: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("result", "reason"), REFUSED, ids=lambda value: repr(value)[:40])
 def test_a_result_that_is_no_sample_is_refused_by_row(result, reason):
     chunk = run(FunctionTokenizer(lambda row: result if row["bad"] else [1]), [{"bad": False}, {"bad": True}])
+    of_xtuner = xtuner(result)
 
-    assert (token_ids(chunk), faults(chunk)) == ([[1]], [(1, "AD425")])
+    assert (token_ids(chunk), faults(chunk), faults(of_xtuner)) == ([[1]], [(1, "AD425")], [(0, "AD425")])
     assert chunk.errors[0].reason.startswith("the tokenize function returned something that is not a sample: ")
     assert reason in chunk.errors[0].reason
-    if isinstance(result, dict) and "metadata" not in result:
-        assert faults(xtuner(result)) == [(0, "AD425")]
-        assert reason in xtuner(result).errors[0].reason
-
-
-def test_a_result_for_xtuner_is_a_dict():
-    assert "need a dict with 'input_ids'" in xtuner(None).errors[0].reason
+    assert (reason if isinstance(result, dict) else "need a dict with 'input_ids'") in of_xtuner.errors[0].reason
 
 
 HUGE = "word " * 100_000
 
 
-def raises_chained(row: dict[str, Any]) -> None:
-    try:
-        raise ValueError(HUGE)
-    except ValueError as error:
-        raise KeyError(HUGE) from error
+def raises(row: dict[str, Any]) -> None:
+    raise KeyError(HUGE) from ValueError(HUGE)
 
 
 @pytest.mark.parametrize(
@@ -141,16 +118,14 @@ def raises_chained(row: dict[str, Any]) -> None:
         (lambda row: HUGE, "AD425 .* a text of 500,000 characters; a text is the reason to drop the row, .* ids"),
         (lambda row: {HUGE: 1}, "AD425 .* a dict without 'input_ids': it has"),
         (lambda row: {"input_ids": [1], "labels": [HUGE]}, r"AD425 .* labels\[0\] is word .* -100 elsewhere"),
-        (raises_chained, r"AD421 .* raised KeyError\('word word [^\n]* characters left out\)"),
+        (raises, r"AD421 .* raised KeyError\('word word [^\n]* characters left out\)"),
     ],
     ids=["text", "key", "label", "errors"],
 )
 def test_an_error_about_a_huge_value_is_short(jsonl_file, function, text):
-    with (
-        DataLoader(jsonl_file([{"id": 1}]), tokenize_fn=function, num_workers=0) as loader,
-        pytest.raises(BadRowError, match=text) as caught,
-    ):
-        loader.get_next_batch(1)
+    with DataLoader(jsonl_file([{"id": 1}]), tokenize_fn=function, num_workers=0) as loader:
+        with pytest.raises(BadRowError, match=text) as caught:
+            loader.get_next_batch(1)
 
     assert len(str(caught.value)) < 11_000
     assert len(caught.value.reason) < 2_100
@@ -180,24 +155,20 @@ def test_labels_are_kept_exactly(made, sample, as_array, name):
 
 
 MASKS = ["loss_mask", "assistant_masks", "assistant_mask", "completion_mask", "response_mask", "loss_weights"]
+GIVEN: list[tuple[dict[str, Any], list[list[int]]]] = [
+    *(({name: mask}, [[1, 3]]) for name in MASKS for mask in ([0, 1, 1], [False, True, True], [0.0, 1.0, 1.0])),
+    *(({name: np.array([0, 1, 1])}, [[1, 3]]) for name in MASKS),
+    ({"labels": [-100, 6, -100], "loss_mask": [0, 1, 0], "completion_mask": [0, 1, 0]}, [[1, 2]]),
+    ({"loss_mask": [0, 0, 0], "assistant_masks": None}, []),
+]
 
 
 @either
-@pytest.mark.parametrize("name", MASKS)
-def test_a_mask_by_a_usual_name_makes_the_labels(made, name):
-    for mask in ([0, 1, 1], np.array([0, 1, 1]), [False, True, True], [0.0, 1.0, 1.0]):
-        chunk = made({"input_ids": [5, 6, 7], name: mask, "kind": "x"})
-
-        assert (values(chunk, "spans"), values(chunk, "extra")) == ([[[1, 3]]], [{"kind": "x"}])
-
-
-@either
-def test_masks_and_labels_that_agree_are_one(made):
-    some = {"input_ids": [5, 6, 7], "labels": [-100, 6, -100], "loss_mask": [0, 1, 0], "completion_mask": [0, 1, 0]}
-    none = {"input_ids": [5, 6], "loss_mask": [0, 0], "assistant_masks": None}
-
-    assert (values(made(some), "spans"), values(made(some), "extra")) == ([[[1, 2]]], [None])
-    assert (values(made(none), "spans"), values(made(none), "extra")) == ([[]], [None])
+def test_masks_by_their_usual_names_make_the_labels_and_those_that_agree_are_one(made):
+    for fields, spans in GIVEN:
+        chunk = made({"input_ids": [5, 6, 7], **fields, "kind": "x"})
+        assert (values(chunk, "spans"), values(chunk, "extra")) == ([spans], [{"kind": "x"}]), fields
+    assert values(xtuner({"input_ids": np.array([5, 6])}), "spans") == [[[0, 2]]], "all, as nothing else is said"
 
 
 SHIFTED = "the labels are shifted: each is the next token; return them unshifted, collators shift them"
@@ -215,7 +186,7 @@ NOT_LABELS: list[tuple[dict[str, Any], str]] = [
     ({"loss_mask": []}, "loss_mask has 0 values for 3 tokens"),
     ({"loss_mask": [0, 1, 2]}, "loss_mask has 2, and must be 0 or 1 for each token"),
     ({"loss_mask": [[0, 1, 1]]}, "loss_mask has [0, 1, 1], and must be 0 or 1 for each token"),
-    ({"loss_weights": [0, 0.5, 1]}, "loss_weights has 0.5, and must be 0 or 1 for each token; weights are not"),
+    ({"loss_weights": [0, 0.5, 1]}, "loss_weights has 0.5, and must be 0 or 1 for each token; for weights declare "),
     ({"assistant_masks": "abc"}, "str; need a list of assistant_masks"),
     ({"loss_mask": [0, 1, 1], "completion_mask": [0, 0, 1]}, "loss_mask and completion_mask differ at token 1"),
     ({"labels": [-100, 6, 7], "loss_mask": [1, 1, 1]}, "labels and loss_mask differ at token 0"),
@@ -235,12 +206,11 @@ def test_a_loaders_samples_have_these_labels_and_its_packs_train_them(jsonl_file
     def answer_only(row: dict[str, Any]) -> dict[str, Any]:
         return {"tokens": [5, 6, 7], "loss_mask": [0, 1, 1], "kind": "x"}
 
-    path, inline = str(jsonl_file([{"a": 1}])), {"tokenize_fn": answer_only, "num_workers": 0, "epochs": 1}
-    with DataLoader(path, **inline) as loader:
+    path = str(jsonl_file([{"a": 1}]))
+    packs = {"packing": asyncdata.SoftPacking(max_length=4), "collate_fn": asyncdata.PackedCollator(), "batch_size": 1}
+    with DataLoader(path, tokenize_fn=answer_only, **INLINE) as loader:
         (sample,) = loader.get_next_batch(1)
-    with DataLoader(
-        path, packing=SoftPacking(max_length=4), collate_fn=PackedCollator(), batch_size=1, **inline
-    ) as loader:
+    with DataLoader(path, tokenize_fn=answer_only, **packs, **INLINE) as loader:
         (batch,) = loader
 
     assert (sample.tokens.tolist(), sample.labels.tolist(), sample.extra) == ([5, 6, 7], [-100, 6, 7], {"kind": "x"})
@@ -257,8 +227,7 @@ def lengths(row: dict[str, Any]) -> list[int]:
 def test_a_row_that_the_function_raises_on_is_named_with_the_users_own_traceback():
     chunk = run(FunctionTokenizer(lengths), [{"input": "a"}, {"output": "b"}, b"{", {"input": "c"}])
 
-    assert token_ids(chunk) == [[0], [0]]
-    assert faults(chunk) == [(1, "AD421"), (2, "AD101")]
+    assert (token_ids(chunk), faults(chunk)) == ([[0], [0]], [(1, "AD421"), (2, "AD101")])
     assert chunk.errors[0].reason == "the tokenize function raised KeyError('input')"
     assert "in lengths" in chunk.errors[0].traceback
     assert base.__file__ not in chunk.errors[0].traceback
@@ -274,32 +243,25 @@ def test_each_row_is_announced_before_the_function_sees_it():
     assert seen == [0, -10, 2, -30]
 
 
-def batched(function: Any) -> FunctionTokenizer:
-    function.batched = True
-    return FunctionTokenizer(function)
-
-
 def test_a_batched_function_is_called_once_for_all_rows_and_again_for_each_if_it_raises():
     calls = []
 
     def divides(rows: list[dict[str, Any]]) -> Any:
         calls.append(len(rows))
-        return [list(range(10 // row.pop("n"))) for row in rows]
+        return [list(range(10 // row.pop("n"))) for row in rows if "left out" not in row]
 
-    good, bad = (run(batched(divides), [{"n": 5}, b"[]", {"n": number}]) for number in (10, 0))
+    divides.batched = True  # type: ignore[attr-defined]
+    function = FunctionTokenizer(divides)
+    good, bad = (run(function, [{"n": 5}, b"[]", {"n": number}]) for number in (10, 0))
+    few = run(function, [{"n": 1}, {"left out": True}])
 
     assert (token_ids(good), faults(good)) == ([[0, 1], [0]], [(1, "AD113")])
     assert (token_ids(bad), faults(bad)) == ([[0, 1]], [(1, "AD113"), (2, "AD421")])
     assert "ZeroDivisionError" in bad.errors[-1].reason
-    assert calls == [2, 2, 1, 1]
-
-
-def test_a_batched_function_must_give_a_result_for_each_row():
-    chunk = run(batched(lambda rows: [[1]]), [{"n": 1}, {"n": 2}])
-
-    assert faults(chunk) == [(0, "AD425"), (1, "AD425")]
-    assert "returned 1 results for 2 rows" in chunk.errors[0].reason
-    assert run(batched(lambda rows: [[1]]), []).num_rows == 0
+    assert faults(few) == [(0, "AD425"), (1, "AD425")]
+    assert "returned 1 results for 2 rows" in few.errors[0].reason
+    assert run(function, []).num_rows == 0
+    assert calls == [2, 2, 1, 1, 2]
 
 
 # Its way to a worker, and its fingerprint
@@ -330,24 +292,22 @@ class Description:
 
 
 @pytest.mark.parametrize(
-    ("fn", "path", "tokens"),
+    ("fn", "path", "settings", "tokens"),
     [
-        (lengths, f"{HERE}:lengths", [0, 1]),
-        (Description.Inner.function, f"{HERE}:Description.Inner.function", [9]),
-        (Description(step=7), f"{HERE}:Description", [7, 7]),
+        (lengths, f"{HERE}:lengths", None, [0, 1]),
+        (Description.Inner.function, f"{HERE}:Description.Inner.function", None, [9]),
+        (Description(step=7), f"{HERE}:Description", {"step": 7}, [7, 7]),
     ],
     ids=["function", "nested", "description"],
 )
-def test_a_worker_makes_a_function_again_from_its_path_and_settings(fn, path, tokens):
+def test_a_worker_makes_a_function_again_from_its_path_and_settings(fn, path, settings, tokens):
     spec = describe(fn)
 
-    assert (spec.path, spec.settings) == (path, {"step": 7} if isinstance(fn, TokenizeFn) else None)
+    assert (spec.path, spec.settings) == (path, settings)
     assert token_ids(run(open_spec(spec), [{"input": "ab"}])) == [tokens]
 
 
-@pytest.mark.parametrize(
-    "build", [CHARACTERS, Characters, "tests.support.xtuner_fns:ready", "tests.support.xtuner_fns:counting", counting]
-)
+@pytest.mark.parametrize("build", [CHARACTERS, Characters, f"{XTUNER_FNS}:ready", f"{XTUNER_FNS}:counting", counting])
 def test_one_for_xtuner_is_made_by_a_path_a_class_or_a_function_and_runs_in_its_runtime_state(build):
     chunk = run(open_spec(describe(XTunerTokenizeFn(build))), [{"text": "abc"}])
 
@@ -355,22 +315,18 @@ def test_one_for_xtuner_is_made_by_a_path_a_class_or_a_function_and_runs_in_its_
     assert values(chunk, "extra") == [{"char_start": 0}]
 
 
-def test_a_function_is_known_by_its_path_and_its_version():
+def test_a_function_is_known_by_its_path_and_its_version_or_its_hash_and_arguments_that_the_hash_forgets():
     def versioned(row: dict[str, Any]) -> None:
         return None
 
     versioned.version = 3  # type: ignore[attr-defined]
-
-    assert fingerprints_of(Description(step=7)) == {"tokenize_fn": "step 7"}
-    assert fingerprints_of(lengths) == {"tokenize_fn": f"{HERE}:lengths version None"}
-    assert fingerprints_of(versioned)["tokenize_fn"].endswith("versioned version 3")
-
-
-def test_one_for_xtuner_is_known_by_its_hash_and_the_arguments_that_the_hash_forgets():
     arguments: list[dict[str, Any]] = [{}, {"max_length": 4}, {"max_length": 5}, {"name": "other"}]
     made = [XTunerTokenizeFn(CHARACTERS, each) for each in arguments]
     of_objects = [resolved(Characters(2)), XTunerTokenizeFn(Characters(4)), XTunerTokenizeFn(Characters(5))]
 
+    assert fingerprints_of(Description(step=7)) == {"tokenize_fn": "step 7"}
+    assert fingerprints_of(lengths) == {"tokenize_fn": f"{HERE}:lengths version None"}
+    assert fingerprints_of(versioned)["tokenize_fn"].endswith("versioned version 3")
     assert len({fn.fingerprints()["tokenize_fn"] for fn in made}) == 4
     assert made[1].fingerprints() == XTunerTokenizeFn(Characters, {"max_length": 4}).fingerprints()
     assert len({str(fn.fingerprints()) for fn in of_objects}) == 1
@@ -382,80 +338,54 @@ def in_main(row: dict[str, Any]) -> None:
 
 
 in_main.__module__ = "__main__"
+NEEDS_AN_ARGUMENT = r"AD420 .* missing a required argument: 'result'; pass tokenize_fn="
+AN_INSTANCE = r"tokenize_fn is the class ChatTokenizeFn; pass an instance: ChatTokenizeFn"
+NOT_IMPORTABLE = "AD420 .*num_workers=0 to run it in this process"
+NO_PATH = "is no import path"
+REFUSED_FUNCTIONS: dict[str, tuple[Any, str]] = {
+    "lambda": (lambda: describe(lambda row: None), NOT_IMPORTABLE),
+    "partial": (lambda: describe(functools.partial(lengths)), NOT_IMPORTABLE),
+    "of the main module": (lambda: describe(in_main), NOT_IMPORTABLE),
+    "a method": (lambda: describe([].append), NOT_IMPORTABLE),
+    "one that hides another": (
+        lambda: describe(functools.wraps(lengths)(lambda row: [1])), f"AD420 '{HERE}:lengths' cannot be imported",
+    ),
+    "a module": (lambda: resolve_path("json"), f"AD420 .*{NO_PATH}; write 'package.module:name'"),
+    "no name": (lambda: resolve_path("json:"), f"AD420 .*{NO_PATH}"),
+    "dots": (lambda: resolve_path("json.loads"), f"AD420 .*{NO_PATH}"),
+    "a call": (lambda: resolve_path("os:system('x')"), f"AD420 .*{NO_PATH}"),
+    "no module": (lambda: resolve_path("no.such.module:f"), "AD420 .*No module named 'no'"),
+    "not in its module": (lambda: resolve_path("json:nothing"), "AD420 .*has no attribute 'nothing'"),
+    "missing for xtuner": (lambda: XTunerTokenizeFn(f"{XTUNER_FNS}:missing").resolve(), "AD420 cannot import"),
+    "a dict for xtuner": (
+        lambda: XTunerTokenizeFn(dict).resolve(), "AD420 'builtins:dict' makes a dict, which lacks __call__ or hash",
+    ),
+    "a lambda for xtuner": (lambda: XTunerTokenizeFn(lambda: None).resolve(), "AD420 .* has no import path"),
+    "arguments": (lambda: XTunerTokenizeFn(CHARACTERS, {"name": {1}}).resolve(), "arguments must be JSON values"),
+    "a class that needs an argument": (lambda: resolved(Returns), NEEDS_AN_ARGUMENT),
+    "its path": (lambda: resolved(f"{XTUNER_FNS}:Returns"), NEEDS_AN_ARGUMENT),
+    "a class of ours": (lambda: resolved(ChatTokenizeFn), AN_INSTANCE),
+    "the path of one": (lambda: resolved("asyncdata:ChatTokenizeFn"), AN_INSTANCE),
+    "a class of the user's": (lambda: describe(Description), "pass an instance"),  # type: ignore[arg-type]
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "function",
-    [lambda row: None, functools.partial(lengths), in_main, [].append],
-    ids=["lambda", "partial", "main", "method"],
-)
-def test_a_function_that_a_worker_cannot_import_is_refused_with_the_way_out(function):
-    with pytest.raises(ConfigError, match=r"AD420 .*num_workers=0 to run it in this process"):
-        describe(function)
-
-
-def test_a_function_that_hides_another_is_refused():
-    wrapped = functools.wraps(lengths)(lambda row: [1])
-
-    with pytest.raises(ConfigError, match=f"AD420 '{HERE}:lengths' cannot be imported"):
-        describe(wrapped)
-
-
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("json", "is no import path; write 'package.module:name'"),
-        ("json:", "is no import path"),
-        ("json.loads", "is no import path"),
-        ("os:system('x')", "is no import path"),
-        ("no.such.module:f", "No module named 'no'"),
-        ("json:nothing", "has no attribute 'nothing'"),
-    ],
-)
-def test_a_path_that_leads_nowhere_is_named(path, reason):
-    with pytest.raises(ConfigError) as caught:
-        resolve_path(path)
-
-    assert str(caught.value).startswith("AD420 ")
-    assert reason in str(caught.value)
-    assert resolve_path("json.decoder:JSONDecoder.decode").__name__ == "decode"
-
-
-# What may be passed as tokenize_fn
+@pytest.mark.parametrize(("make", "reason"), REFUSED_FUNCTIONS.values(), ids=REFUSED_FUNCTIONS)
+def test_what_a_worker_cannot_make_is_refused_before_there_is_any(make, reason):
+    with pytest.raises(ConfigError, match=reason):
+        make()
 
 
 def test_functions_and_descriptions_are_returned_unchanged_and_objects_by_their_path_are_described(small_tokenizer):
     fn = TextTokenizeFn(str(small_tokenizer))
-    named: Any = resolved("tests.support.xtuner_fns:ready")
+    named: Any = resolved(f"{XTUNER_FNS}:ready")
 
     assert (resolved(row_id), resolved("tests.support.tokenize_fns:row_id")) == (row_id, row_id)
     assert resolved(fn) == fn
-    assert named == XTunerTokenizeFn("tests.support.xtuner_fns:ready")
-    assert describe(named).settings == {"build": "tests.support.xtuner_fns:ready", "arguments": {}}
+    assert named == XTunerTokenizeFn(f"{XTUNER_FNS}:ready")
+    assert describe(named).settings == {"build": f"{XTUNER_FNS}:ready", "arguments": {}}
     assert XTunerTokenizeFn(ready).build is ready
-
-
-NEEDS_AN_ARGUMENT = r"AD420 .* missing a required argument: 'result'; pass tokenize_fn="
-AN_INSTANCE = r"tokenize_fn is the class ChatTokenizeFn; pass an instance: ChatTokenizeFn"
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda: XTunerTokenizeFn("tests.support.xtuner_fns:missing").resolve(), "AD420 cannot import"),
-        (lambda: XTunerTokenizeFn(dict).resolve(), "AD420 'builtins:dict' makes a dict, which lacks __call__ or hash"),
-        (lambda: XTunerTokenizeFn(lambda: None).resolve(), "AD420 .* has no import path"),
-        (lambda: XTunerTokenizeFn(CHARACTERS, {"name": {1}}).resolve(), "arguments must be JSON values"),
-        (lambda: resolved(Returns), NEEDS_AN_ARGUMENT),
-        (lambda: resolved("tests.support.xtuner_fns:Returns"), NEEDS_AN_ARGUMENT),
-        (lambda: resolved(ChatTokenizeFn), AN_INSTANCE),
-        (lambda: resolved("asyncdata:ChatTokenizeFn"), AN_INSTANCE),
-        (lambda: describe(Description), "pass an instance"),  # type: ignore[arg-type]
-    ],
-)
-def test_what_cannot_work_is_refused_before_any_worker(make, reason):
-    with pytest.raises(ConfigError, match=reason):
-        make()
+    assert resolve_path("json.decoder:JSONDecoder.decode").__name__ == "decode"
 
 
 @pytest.fixture
@@ -483,17 +413,9 @@ def test_an_object_for_xtuner_runs_in_this_process_and_is_refused_for_a_worker_w
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("fn", "wanted"),
-    [
-        pytest.param("tests.support.xtuner_fns:ready", 3, id="the variable of a module"),
-        pytest.param(CHARACTERS, 6, id="the path of a class"),
-        pytest.param(Characters, 6, id="a class"),
-        pytest.param(XTunerTokenizeFn(CHARACTERS, {"max_length": 4}), 4, id="a description"),
-    ],
-)
-def test_one_that_has_an_import_path_runs_in_a_worker(path, fn, wanted):
-    assert len(tokens_of(path, fn, num_workers=1)) == wanted
+def test_one_that_has_an_import_path_runs_in_a_worker(path):
+    assert len(tokens_of(path, f"{XTUNER_FNS}:ready", num_workers=1)) == 3
+    assert len(tokens_of(path, XTunerTokenizeFn(CHARACTERS, {"max_length": 4}), num_workers=1)) == 4
 
 
 @pytest.mark.parametrize(
@@ -510,9 +432,7 @@ def test_a_snapshot_of_a_function_that_gives_other_samples_is_refused(path, befo
         until(lambda: loader.state_dict()["canaries"])
         state = loader.state_dict()
 
-    with (
-        DataLoader(path, tokenize_fn=after, num_workers=0) as loader,
-        pytest.raises(SnapshotMismatchError, match=error),
-    ):
-        loader.load_state_dict(state)
-        loader.get_next_batch(1)
+    with DataLoader(path, tokenize_fn=after, num_workers=0) as loader:
+        with pytest.raises(asyncdata.SnapshotMismatchError, match=error):
+            loader.load_state_dict(state)
+            loader.get_next_batch(1)

@@ -6,51 +6,45 @@ import gc
 import subprocess
 import sys
 import threading
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
 
 from asyncdata import ConfigError, DataLoader, SourceError, WorkerError
-from asyncdata.workers.pool import early_start
-from asyncdata.workers.pool.early_start import EarlyForkServer
-from tests.support import worker_fns
+from asyncdata.workers.pool import popen
+from asyncdata.workers.pool.popen import EarlyForkServer
 from tests.support.executors import NEVER_S
+from tests.support.faults import until
 from tests.support.loading import ids, write_rows
 from tests.support.tokenize_fns import row_id
+from tests.support.worker_fns import Opening
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+ROW_ID = "tests.support.tokenize_fns:row_id"
 
 
 @pytest.fixture
-def path(tmp_path) -> Path:
+def path(tmp_path):
     return write_rows(tmp_path / "rows.jsonl", 50)
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a state of another process."""
-    deadline = time.monotonic() + NEVER_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def own_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("asyncdata")]
 
 
+def assert_nothing_is_left() -> None:
+    assert psutil.Process().children() == []
+    until(lambda: own_threads() == [])
+
+
 @pytest.mark.thorough
 def test_the_tokenize_function_is_loaded_before_the_first_call_and_only_once(path, tmp_path):
     starts = tmp_path / "starts"
     starts.mkdir()
-    function = worker_fns.Opening("is counted", str(starts))
-    with_loader = DataLoader(path, tokenize_fn=function, num_workers=2, shuffle=False)
+    loader = DataLoader(path, tokenize_fn=Opening("is counted", str(starts)), num_workers=2, shuffle=False)
     until(lambda: list(starts.iterdir()))
     (server,) = psutil.Process().children()
-    with with_loader as loader:
+    with loader:
         assert ids(loader.get_next_batch(20)) == list(range(20))
         assert psutil.Process().children() == [server]
 
@@ -69,8 +63,7 @@ def test_a_loader_that_never_starts_leaves_no_process_and_no_thread(path, progre
         loader.close()
     del loader
     gc.collect()
-    assert psutil.Process().children() == []
-    until(lambda: own_threads() == [])
+    assert_nothing_is_left()
 
 
 @pytest.mark.parametrize(
@@ -86,8 +79,7 @@ def test_a_constructor_that_fails_leaves_no_process_and_no_thread(path, source, 
     with pytest.raises(error):
         DataLoader(path.parent / source, tokenize_fn=function, num_workers=2, **knobs)
 
-    assert psutil.Process().children() == []
-    until(lambda: own_threads() == [])
+    assert_nothing_is_left()
 
 
 @pytest.mark.parametrize("num_workers", [0, -1, "two", 1.5])
@@ -95,27 +87,20 @@ def test_without_workers_and_for_an_invalid_number_of_them_no_process_is_started
     assert EarlyForkServer.for_workers(num_workers) is None
 
 
-def test_a_fork_server_that_dies_before_the_first_call_is_replaced(path):
-    loader = DataLoader(path, tokenize_fn=row_id, num_workers=2, shuffle=False)
-    (server,) = psutil.Process().children()
-    server.kill()
-    server.wait()
-    with loader:
-        assert ids(loader.get_next_batch(50)) == list(range(50))
-        assert loader.statistics().worker_restarts_total == 1
-
-
-def test_a_loader_created_in_a_thread_that_ends_keeps_its_workers(path):
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_loader_survives_its_thread_and_a_fork_server_that_dies_before_the_first_call(path, is_killed):
     made: list[DataLoader] = []
-    function = "tests.support.tokenize_fns:row_id"
-    maker = threading.Thread(
-        target=lambda: made.append(DataLoader(path, tokenize_fn=function, num_workers=2, shuffle=False))
-    )
+    knobs: dict[str, Any] = {"tokenize_fn": ROW_ID, "num_workers": 2, "shuffle": False}
+    maker = threading.Thread(target=lambda: made.append(DataLoader(path, **knobs)))
     maker.start()
     maker.join()
+    if is_killed:
+        (server,) = psutil.Process().children()
+        server.kill()
+        server.wait()
     with made[0] as loader:
         assert ids(loader.get_next_batch(50)) == list(range(50))
-        assert loader.statistics().worker_restarts_total == 0
+        assert loader.statistics().worker_restarts_total == is_killed
 
 
 def test_slow_modules_are_imported_after_the_fork_server_has_started():
@@ -126,7 +111,7 @@ def test_slow_modules_are_imported_after_the_fork_server_has_started():
 
 
 def test_a_function_that_fails_to_open_is_an_error_at_every_call(path, tmp_path):
-    function = worker_fns.Opening("waits and raises", str(tmp_path))
+    function = Opening("waits and raises", str(tmp_path))
     with DataLoader(path, tokenize_fn=function, num_workers=2, timeout_s=NEVER_S) as loader:
         (tmp_path / "open").touch()
         for _ in range(2):
@@ -134,58 +119,64 @@ def test_a_function_that_fails_to_open_is_an_error_at_every_call(path, tmp_path)
                 loader.get_next_batch(1)
 
 
-MAKES_ONE = """
-import sys
+PROGRAM = """
+import os, signal, sys
 {meddle}
 from asyncdata import DataLoader, WorkerError
-with DataLoader({path!r}, tokenize_fn="tests.support.tokenize_fns:row_id", num_workers=1, shuffle=False) as loader:
+with DataLoader({path!r}, tokenize_fn={fn!r}, num_workers=2, shuffle=False) as loader, open({out!r}, "w") as out:
     try:
-        print([sample.tokens.tolist() for sample in loader.get_next_batch(2)])
+        print([int(sample.tokens[0]) for sample in loader.get_next_batch(20)], file=out)
+        for worker in loader.statistics().workers:  # there are some that are forked later, as well
+            if {kills} and worker.pid is not None:
+                os.kill(worker.pid, signal.SIGKILL)
+        print([int(sample.tokens[0]) for sample in loader.get_next_batch(40)], file=out)
     except WorkerError as error:
-        print(error)
+        print(error, file=out)
 """
-
-
-def printed_by_one_made_after(meddle: str, path: Path) -> str:
-    """What a program prints that creates a loader after ``meddle``, and asks it for two samples."""
-    code = MAKES_ONE.format(meddle=meddle, path=str(path))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=NEVER_S, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
 THERE_IS_NONE = "AD426 workers cannot be started: sys.executable is {}; set it to the path of a "
-NO_FOLDER = """import os, tempfile; from asyncdata import DataLoader
+WELL = f"{list(range(20))}\n{[*range(20, 50), *range(10)]}\n"
+NO_FOLDER = """import tempfile; from asyncdata import DataLoader
 sys.path.append(os.getcwd())  # the tokenize function is found there
 os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd()); sys.path.insert(0, '')"""
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("meddle", "told"),
+    ("meddle", "closed", "told"),
     [
-        ("sys.executable = None", THERE_IS_NONE.format(None)),
-        ("sys.executable = ''", THERE_IS_NONE.format("''")),
-        ("sys.executable = '/nowhere/python'", "AD426 workers cannot be started: [Errno 2] No such file or directory"),
-        ("sys.path.append(b'/bytes')", "[[0], [1]]\n"),
-        ("import pathlib; sys.path.append(pathlib.Path('/path'))", "[[0], [1]]\n"),
-        (NO_FOLDER, "[[0], [1]]\n"),
+        ("sys.executable = None", "", THERE_IS_NONE.format(None)),
+        ("sys.executable = ''", "", THERE_IS_NONE.format("''")),
+        (
+            "sys.executable = '/nowhere/python'",
+            "",
+            "AD426 workers cannot be started: [Errno 2] No such file or directory",
+        ),
+        ("sys.path.append(b'/bytes')", "", WELL),
+        ("import pathlib; sys.path.append(pathlib.Path('/path'))", "", WELL),
+        (NO_FOLDER, "", WELL),
+        *(("", closed, WELL) for closed in ("<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-")),
     ],
 )
-def test_what_the_program_did_before_does_not_disturb_workers_or_the_first_call_says_what_it_was(path, meddle, told):
-    found = printed_by_one_made_after(meddle, path)
+def test_what_a_program_did_before_or_the_lack_of_a_standard_descriptor_does_not_disturb_workers_or_is_told(
+    path, tmp_path, meddle, closed, told
+):
+    out = tmp_path / "out"
+    code = PROGRAM.format(meddle=meddle, path=str(path), fn=ROW_ID, out=str(out), kills=bool(closed))
+    shell = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
+    done = subprocess.run(shell, capture_output=True, timeout=NEVER_S, check=True)
 
-    assert found.startswith(told)
-    assert "ulimit" not in found
+    assert out.read_text().startswith(told)
+    assert "ulimit" not in out.read_text()
+    assert closed or not done.stderr
 
 
 def test_a_start_that_fails_with_any_error_is_not_waited_for(monkeypatch):
     def never(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(early_start, "execute", never)
+    monkeypatch.setattr(popen, "execute", never)
     server = EarlyForkServer()
-    server.tell("tests.support.tokenize_fns:row_id")
+    server.tell(ROW_ID)
 
     assert server.take() is None
     server.close()
@@ -193,16 +184,16 @@ def test_a_start_that_fails_with_any_error_is_not_waited_for(monkeypatch):
 
 
 def test_a_start_that_hangs_is_not_waited_for_and_leaves_no_process(monkeypatch):
-    go_on, execute = threading.Event(), early_start.execute
+    go_on, execute = threading.Event(), popen.execute
 
     def slow(*arguments: Any) -> Any:
         assert go_on.wait(NEVER_S)
         return execute(*arguments)
 
-    monkeypatch.setattr(early_start, "_PATIENCE_S", 0.01)
-    monkeypatch.setattr(early_start, "execute", slow)
+    monkeypatch.setattr(popen, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(popen, "execute", slow)
     server = EarlyForkServer()
-    server.tell("tests.support.tokenize_fns:row_id")
+    server.tell(ROW_ID)
     server.close()
     go_on.set()
     until(lambda: own_threads() == [])
@@ -212,10 +203,10 @@ def test_a_start_that_hangs_is_not_waited_for_and_leaves_no_process(monkeypatch)
 def test_a_fork_server_that_does_not_read_its_message_is_killed(monkeypatch):
     server = EarlyForkServer()
     assert server._is_tried.wait(NEVER_S)  # noqa: SLF001 - that there is a process is not enough: the object must know it
-    monkeypatch.setattr(early_start, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(popen, "_PATIENCE_S", 0.05)
     (child,) = psutil.Process().children()
     child.suspend()
-    server.tell(worker_fns.Opening("x" * 4_000_000))
+    server.tell(Opening("x" * 4_000_000))
 
     assert server.take() is None
     assert not child.is_running()
@@ -228,35 +219,13 @@ def test_without_room_for_a_thread_the_constructor_says_so(path, monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    with pytest.raises(WorkerError, match=r"^AD426 the loader cannot start a thread \(can't start new thread\): "):
+    told = r"^AD426 the loader cannot start a thread \(can't start new thread\): "
+    with pytest.raises(WorkerError, match=told):
         DataLoader(path, tokenize_fn=row_id, num_workers=1)
     loader = DataLoader(path, tokenize_fn=row_id, num_workers=0)
     for _ in range(2):
-        with pytest.raises(WorkerError, match=r"^AD426 the loader cannot start a thread \(can't start new thread\): "):
+        with pytest.raises(WorkerError, match=told):
             loader.get_next_batch(1)
     monkeypatch.undo()
     with loader:
         assert len(loader.get_next_batch(1)) == 1
-
-
-WRITES_DOWN = """
-import os, signal
-from asyncdata import DataLoader
-with DataLoader({path!r}, tokenize_fn="tests.support.tokenize_fns:row_id", num_workers=2, shuffle=False) as loader:
-    found = [sample.tokens.tolist() for sample in loader.get_next_batch(20)]
-    for worker in loader.statistics().workers:  # there are some that are forked later, as well
-        if worker.pid is not None:
-            os.kill(worker.pid, signal.SIGKILL)
-    found += [sample.tokens.tolist() for sample in loader.get_next_batch(40)]
-open({out!r}, "w").write(str(found))
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"])
-def test_a_program_that_was_started_without_its_standard_descriptors_has_workers(path, tmp_path, closed):
-    out = tmp_path / "out"
-    code = WRITES_DOWN.format(path=str(path), out=str(out))
-    subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code], timeout=NEVER_S, check=True)
-
-    assert out.read_text() == str([[number % 50] for number in range(60)])

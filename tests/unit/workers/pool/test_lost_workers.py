@@ -13,20 +13,16 @@ import pytest
 import structlog
 
 from asyncdata import WorkerError
-from asyncdata.core.messages import (
-    NO_SLOT,
-    Overflow,
-    Tokenize,
-)
+from asyncdata.core.messages import NO_SLOT, Overflow, Tokenize
 from asyncdata.workers.base import MAX_LOSSES, Crashed, error_of
 from asyncdata.workers.pool import spawning
-from asyncdata.workers.pool.deadlines import MAX_WAIT_S, Patience, pause
-from asyncdata.workers.pool.process_pool import ProcessExecutor
+from asyncdata.workers.pool.deadlines import MAX_WAIT_S, Patience
 from asyncdata.workers.pool.processes import Forked
 from tests.support import worker_fns
-from tests.support.executors import NEVER_S, Client, failure_of, ids_of, tokenized, until
-from tests.support.pools import all_ready, events_of, fork_server, pids, states
-from tests.support.tokenize_fns import kills_on_13, kills_on_13_in_batches, row_id
+from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until
+from tests.support.pools import all_ready, events_of, fork_server, pids, pool, process_pool, states
+from tests.support.tokenize_fns import kills_on_13, row_id
+from tests.support.worker_fns import tells_who, waits
 
 pytestmark = pytest.mark.asyncio
 
@@ -35,11 +31,9 @@ pytestmark = pytest.mark.asyncio
 
 
 async def test_after_random_kills_of_workers_every_row_comes_once_and_in_order(rows):
-    executor = ProcessExecutor(2)
-    path = rows(400, {i: {"sleep_s": 0.0005} for i in range(400)})
-    client = Client(executor, path, worker_fns.takes_its_time)
     chance = random.Random(7)
-    async with client.reading() as window:
+    path = rows(400, dict.fromkeys(range(400), {"sleep_s": 0.0005}))
+    async with pool(path, tells_who, 2) as (executor, client, window):
         asked = {client.ask(window.request(first, first + 2)): first for first in range(0, 400, 2)}
         hit: list[int] = []
         for number in range(8):
@@ -62,10 +56,7 @@ async def test_after_random_kills_of_workers_every_row_comes_once_and_in_order(r
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGRTMIN + 3])
 async def test_a_worker_is_replaced_whichever_signal_kills_it(rows, number):
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(5), row_id)
-    async with client.reading() as window:
-        await all_ready(executor)
+    async with pool(rows(5), row_id) as (executor, client, window):
         os.kill(pids(executor)[0], number)
         assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4], "of the slot that the first one filled"
 
@@ -73,18 +64,15 @@ async def test_a_worker_is_replaced_whichever_signal_kills_it(rows, number):
 
 
 @pytest.mark.thorough
-async def test_the_requests_of_a_worker_that_dies_while_it_is_removed_go_to_the_others(rows, tmp_path):
-    gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / "gate")} for i in range(2)}
-    executor = ProcessExecutor(2)
-    client = Client(executor, rows(4, gates), worker_fns.waits)
-    async with client.reading() as window:
-        await all_ready(executor)
+async def test_the_requests_of_a_worker_that_dies_while_it_is_removed_go_to_the_others(rows, gate):
+    gates = {i: {**gate.special, "began": f"{gate.began} {i}"} for i in range(2)}
+    async with pool(rows(4, gates), waits, 2) as (executor, client, window):
         asked = [client.ask(window.request(row, row + 1)) for row in range(4)]
-        await until(lambda: all((tmp_path / f"began {row}").exists() for row in range(2)))
+        await until(lambda: all(os.path.exists(gates[row]["began"]) for row in range(2)))
         executor.set_num_workers(1)
         os.kill(pids(executor)[1], signal.SIGKILL)
         await until(lambda: len(pids(executor)) == 1)
-        (tmp_path / "gate").touch()
+        gate.open()
         assert [ids_of(reply) for reply in await client.answers(asked)] == [[row] for row in range(4)]
 
     assert executor.statistics().num_restarts == 0
@@ -93,124 +81,79 @@ async def test_the_requests_of_a_worker_that_dies_while_it_is_removed_go_to_the_
 # Their slots, and requests that are not wanted
 
 
-async def test_a_slot_is_not_free_while_a_dead_workers_request_waits_to_be_sent_again(rows, tmp_path):
-    began, gate = tmp_path / "began", tmp_path / "gate"
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+async def test_a_slot_is_not_free_while_a_dead_workers_request_waits_to_be_sent_again(rows, gate):
     freed = []
-    executor.slots.on_free = lambda: freed.append(True)
-    async with client.reading() as window:
-        freed.clear()
+    async with pool(rows(1, {0: gate.special}), waits) as (executor, client, window):
+        executor.slots.on_free = lambda: freed.append(True)
         asked = client.ask(window.request(0, 1))
         executor.slots.release(window.slot)
-        await until(began.exists)
-        began.unlink()
+        await until(gate.began.exists)
+        gate.began.unlink()
         os.kill(pids(executor)[0], signal.SIGKILL)
-        await until(began.exists)
+        await until(gate.began.exists)
         assert freed == []
 
-        gate.touch()
+        gate.open()
         await client.answer(asked)
         assert freed == [True]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_forgotten", [False, True])
-async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, tmp_path, monkeypatch, is_forgotten):
+async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, gate, monkeypatch, is_forgotten):
     """Its socket has ended, but it may still write: no slot is free, and no other worker has its rows, before it has
     been waited for.
     """
-    began, gate, reaped = tmp_path / "began", tmp_path / "gate", anyio.Event()
-    executor = ProcessExecutor(2)
-    client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
-    freed, seen, really = [], [], Forked.ended
-    executor.slots.on_free = lambda: freed.append(True)
+    freed, seen, really, reaped = [], [], Forked.ended, anyio.Event()
 
     async def ended(handle: Forked) -> None:
-        seen.append((list(freed), began.exists(), executor.statistics().num_queued))
+        seen.append((list(freed), gate.began.exists(), executor.statistics().num_queued))
         await reaped.wait()
         await really(handle)
 
-    async with client.reading() as window:
-        await all_ready(executor)
-        freed.clear()
+    async with pool(rows(1, {0: gate.special}), waits, 2) as (executor, client, window):
+        executor.slots.on_free = lambda: freed.append(True)
         asked = client.ask(window.request(0, 1))
         executor.slots.release(window.slot)
-        await until(began.exists)
-        pid = int(began.read_text())
-        began.unlink()
+        await until(gate.began.exists)
+        pid = int(gate.began.read_text())
+        gate.began.unlink()
         if is_forgotten:
             executor.forget()
         monkeypatch.setattr(Forked, "ended", ended)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: seen)
-        now = list(freed), began.exists(), executor.statistics().num_queued
+        seen.append((list(freed), gate.began.exists(), executor.statistics().num_queued))
         reaped.set()  # before any assertion: the executor waits for it
-        gate.touch()
-        assert seen == [([], False, 0)]
-        assert now == ([], False, 0)
+        gate.open()
+        assert seen[:2] == [([], False, 0)] * 2
         if is_forgotten:
             await until(lambda: freed)
         else:
             assert ids_of(await client.answer(asked)) == [0]
-            assert began.exists()
+            assert gate.began.exists()
         assert freed == [True]
 
 
-async def test_a_forgotten_request_is_not_sent_again_when_its_worker_dies_and_there_is_room_for_another(rows, tmp_path):
-    began = tmp_path / "began"
-    path = rows(1, {0: {"began": str(began), "gate": str(tmp_path / "gate")}})
-    client = Client(ProcessExecutor(1), path, worker_fns.waits)
+async def test_a_forgotten_request_is_not_sent_again_when_its_worker_dies_and_there_is_room_for_another(rows, gate):
+    path = rows(1, {0: gate.special})
+    client = Client(process_pool(1), path, waits)
     async with client.running():
-        executor = client.executor
-        place, length = Overflow(0, 0, 0), len(path.read_bytes()) - 1
-        client.ask(Tokenize(NO_SLOT, array("i", [-1]).tobytes(), array("i", [length]).tobytes(), [place]))
-        await until(began.exists)
+        executor, length = client.executor, len(path.read_bytes()) - 1
+        client.ask(Tokenize(NO_SLOT, array("i", [-1]).tobytes(), array("i", [length]).tobytes(), [Overflow(0, 0, 0)]))
+        await until(gate.began.exists)
         executor.forget()
         before, seen = executor.num_wanted, []
         executor.watch(lambda: seen.append(executor.num_wanted))
-        os.kill(int(began.read_text()), signal.SIGKILL)
-        began.unlink()
+        os.kill(int(gate.began.read_text()), signal.SIGKILL)
+        gate.began.unlink()
         await until(lambda: before + 1 in seen)
 
     assert client.replies == [[]]
-    assert not began.exists(), "it is not sent again"
+    assert not gate.began.exists(), "it is not sent again"
 
 
 # Which request is to blame
-
-
-@pytest.mark.thorough
-async def test_a_request_that_brings_down_two_workers_is_returned_as_crashed(rows):
-    executor = ProcessExecutor(2)
-    client = Client(executor, rows(30), kills_on_13)
-    async with client.reading() as window:
-        asked = {client.ask(window.request(first, first + 5)): first for first in range(0, 30, 5)}
-        replies = dict(zip(asked, await client.answers(asked), strict=True))
-
-    for number, first in asked.items():
-        if first == 10:
-            assert replies[number] == Crashed("AD423", "its worker died (SIGSEGV)", row=3)
-        else:
-            assert ids_of(replies[number]) == list(range(first, first + 5))
-    assert executor.statistics().num_restarts == 2
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("function", "special", "reason", "row"),
-    [
-        (kills_on_13_in_batches, {}, "its worker died (SIGSEGV)", None),
-        (worker_fns.as_told, {"do": "die"}, "its worker died (exit status 3)", 3),
-    ],
-    ids=["a batched function does not tell the row", "an exit has a status"],
-)
-async def test_a_crash_says_how_the_worker_ended_and_the_row_if_it_is_known(rows, function, special, reason, row):
-    client = Client(ProcessExecutor(1), rows(20, {13: special}), function)
-    async with client.reading() as window:
-        reply = await client.answer(client.ask(window.request(10, 15), max_losses=2))
-
-    assert reply == Crashed("AD423", reason, row=row)
 
 
 @pytest.mark.thorough
@@ -218,10 +161,8 @@ async def test_a_crash_says_how_the_worker_ended_and_the_row_if_it_is_known(rows
 async def test_a_request_is_sent_again_until_a_worker_answers_it_or_its_caller_allows_no_more(
     rows, tmp_path, max_losses, deaths
 ):
-    executor = ProcessExecutor(1)
     path = rows(3, dict.fromkeys(range(3), {"deaths": deaths, "tally": str(tmp_path / "tally")}))
-    client = Client(executor, path, worker_fns.kills_several_workers)
-    async with client.reading() as window:
+    async with pool(path, worker_fns.kills_several_workers) as (executor, client, window):
         reply = await client.answer(client.ask(window.request(0, 3), max_losses))
 
     assert executor.statistics().num_restarts == min(deaths, max_losses)
@@ -234,11 +175,9 @@ async def test_a_request_is_sent_again_until_a_worker_answers_it_or_its_caller_a
 
 @pytest.mark.thorough
 async def test_a_crashed_request_keeps_its_slot_until_its_callback_returns(rows):
-    """Its rows can be requested again."""
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(20), kills_on_13)
+    """Its rows can be requested again. One that only waited in the queue of two workers is not blamed."""
     told, asked, freed = [], [], []
-    async with client.reading() as window:
+    async with pool(rows(20), kills_on_13) as (executor, client, window):
         executor.slots.on_free = lambda: freed.append(list(told))
 
         def ask_again(reply: object) -> None:
@@ -246,42 +185,28 @@ async def test_a_crashed_request_keeps_its_slot_until_its_callback_returns(rows)
             asked.append(client.ask(window.request(0, 5)))
 
         executor.submit(window.request(10, 15), ask_again)
+        innocent = client.ask(window.request(0, 13), max_losses=1)
         executor.slots.release(window.slot)
-        await until(lambda: told)
+        assert ids_of(await client.answer(innocent)) == list(range(13))
         assert ids_of(await client.answer(asked[0])) == [0, 1, 2, 3, 4]
 
-    assert len(told) == 1
+    assert [type(reply) for reply in told] == [Crashed]
     assert freed == [told]
 
 
 @pytest.mark.thorough
-async def test_a_request_that_only_waited_in_the_queue_is_not_blamed(rows, tmp_path):
-    """It waited in the queue of two workers, after a request that kills."""
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(20), kills_on_13)
-    async with client.reading() as window:
-        killer = client.ask(window.request(13, 14))
-        innocent = client.ask(window.request(0, 13), max_losses=1)
-        assert isinstance(await client.answer(killer), Crashed)
-        assert ids_of(await client.answer(innocent)) == list(range(13))
-
-
-@pytest.mark.thorough
 async def test_the_pool_gives_up_when_workers_never_finish_a_request(rows):
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(1, {0: {"do": "print and die"}}), worker_fns.as_told)
-    client.executor.prepare(client.slot_bytes)
     again_and_again = []
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with pool(rows(1, {0: {"do": "print and die"}}), worker_fns.as_told) as (executor, client, window):
+            request = window.request(0, 1)
 
-    def ask_again(reply: object) -> None:
-        again_and_again.append(reply)
-        executor.submit(request, ask_again)
+            def ask_again(reply: object) -> None:
+                again_and_again.append(reply)
+                executor.submit(request, ask_again)
 
-    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
-        async with anyio.create_task_group() as group:
-            group.start_soon(executor.run, client.job)
-            request = (await client.window()).request(0, 1)
             executor.submit(request, ask_again)
+            await anyio.sleep_forever()
 
     (error,) = caught.value.exceptions
     assert isinstance(error, WorkerError)
@@ -294,37 +219,29 @@ async def test_the_pool_gives_up_when_workers_never_finish_a_request(rows):
 # Workers that hang or stop
 
 
-async def test_a_row_that_hangs_is_returned_as_crashed_and_its_worker_is_replaced(rows, tmp_path):
-    began = tmp_path / "began"
-    executor = ProcessExecutor(2, row_timeout_s=2.0)
-    client = Client(executor, rows(12, {5: {"gate": "/never", "began": str(began)}}), worker_fns.waits)
-    async with client.reading() as window:
-        asked = {client.ask(window.request(first, first + 3)): first for first in range(0, 12, 3)}
-        replies = await client.answers(asked)
+async def test_a_row_that_hangs_is_returned_as_crashed_and_its_worker_is_replaced(rows):
+    async with pool(rows(12, {5: {"gate": "/never"}}), waits, 2, row_timeout_s=2.0) as (executor, client, window):
+        replies = await client.answers([client.ask(window.request(first, first + 3)) for first in range(0, 12, 3)])
 
-    hung = replies.pop(1)
-    assert hung == Crashed("AD422", "no result in 2 s; its worker was killed (SIGKILL)", row=2)
+    assert replies.pop(1) == Crashed("AD422", "no result in 2 s; its worker was killed (SIGKILL)", row=2)
     assert [ids_of(reply) for reply in replies] == [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
     assert executor.statistics().num_restarts == 2
 
 
 @pytest.mark.thorough
 async def test_rows_that_are_slow_together_do_not_count_as_hung(rows):
-    executor = ProcessExecutor(1, row_timeout_s=5.0)
-    reply = await tokenized(executor, rows(8, {i: {"sleep_s": 0.8} for i in range(8)}), worker_fns.takes_its_time)
+    path = rows(8, dict.fromkeys(range(8), {"sleep_s": 0.8}))
+    async with pool(path, tells_who, row_timeout_s=5.0) as (executor, client, window):
+        assert ids_of(await client.tokenized(window)) == list(range(8))
 
-    assert ids_of(reply) == list(range(8))
     assert executor.statistics().num_restarts == 0
 
 
-async def test_a_stopped_worker_is_replaced(rows, tmp_path):
-    began, gate = tmp_path / "began", tmp_path / "gate"
-    executor = ProcessExecutor(1, row_timeout_s=3.0)
-    client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
-    async with client.reading() as window:
+async def test_a_stopped_worker_is_replaced(rows, gate):
+    async with pool(rows(1, {0: gate.special}), waits, row_timeout_s=3.0) as (executor, client, window):
         asked = client.ask(window.request(0, 1))
-        await until(began.exists)
-        gate.touch()
+        await until(gate.began.exists)
+        gate.open()
         os.kill(pids(executor)[0], signal.SIGSTOP)
         assert ids_of(await client.answer(asked)) == [0]
 
@@ -332,32 +249,9 @@ async def test_a_stopped_worker_is_replaced(rows, tmp_path):
 # The fork server
 
 
-@pytest.mark.thorough
-async def test_a_request_is_not_blamed_for_the_death_of_the_fork_server(rows, tmp_path):
-    """Its worker died with the fork server, four times."""
-    began, gate = tmp_path / "began", tmp_path / "gate"
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
-    with structlog.testing.capture_logs() as events:
-        async with client.reading() as window:
-            asked = client.ask(window.request(0, 1))
-            for _ in range(4):
-                await until(began.exists)
-                began.unlink()
-                fork_server().kill()
-            gate.touch()
-            assert ids_of(await client.answer(asked)) == [0]
-
-    assert [event["how"] for event in events if event["event"] == "forkserver.lost"] == ["SIGKILL"] * 4
-    assert executor.statistics().num_restarts == 8, "the worker and the fork server"
-
-
 async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeypatch):
-    executor = ProcessExecutor(2)
-    client = Client(executor, rows(20), row_id)
     with structlog.testing.capture_logs() as events:
-        async with client.reading() as window:
-            await all_ready(executor)
+        async with pool(rows(20), row_id, 2) as (executor, client, window):
             stopped, workers = fork_server(), pids(executor)
             stopped.suspend()
             assert ids_of(await client.tokenized(window)) == list(range(20)), "its workers still work"
@@ -375,10 +269,7 @@ async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeyp
 
 @pytest.mark.thorough
 async def test_a_stopped_fork_server_does_not_prevent_the_loader_from_closing(rows):
-    executor = ProcessExecutor(2)
-    client = Client(executor, rows(20), row_id)
-    async with client.running():
-        await all_ready(executor)
+    async with pool(rows(20), row_id, 2):
         stopped = fork_server()
         stopped.suspend()
 
@@ -386,16 +277,6 @@ async def test_a_stopped_fork_server_does_not_prevent_the_loader_from_closing(ro
 
 
 # Patience
-
-
-class Clock:
-    """A clock whose time the test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 YES, NO = True, False
@@ -428,28 +309,13 @@ YES, NO = True, False
 )
 async def test_patience_ends(max_failures, failures, waits):
     """``failures``: the seconds until each, and whether it may pass; None is a success."""
-    clock = Clock()
-    patience = Patience(max_failures, 30.0, clock)
-    found = []
+    now, found = [100.0], []
+    patience = Patience(max_failures, 30.0, lambda: now[0])
     for failure in failures:
         if failure is None:
             patience.succeeded()
         else:
-            clock.now += failure[0]
+            now[0] += failure[0]
             found.append(patience.failed(may_pass=failure[1]))
 
     assert found == waits
-
-
-async def test_other_tasks_run_during_a_pause():
-    seen = []
-    async with anyio.create_task_group() as group:
-        group.start_soon(seen_by, seen)
-        await pause(0)
-        seen.append("pause")
-
-    assert seen == ["other", "pause"]
-
-
-async def seen_by(seen: list[str]) -> None:
-    seen.append("other")

@@ -10,7 +10,6 @@ import os
 import random
 import resource
 import signal
-from typing import Any
 
 import anyio
 import psutil
@@ -19,18 +18,14 @@ import structlog
 
 from asyncdata import WorkerError
 from asyncdata.core.framing import frame
-from asyncdata.core.messages import (
-    Failed,
-    Permuted,
-    Ready,
-)
-from asyncdata.workers.pool import lost_workers
-from asyncdata.workers.pool.forkserver import descriptors, why_not_shared
-from asyncdata.workers.pool.process_pool import ProcessExecutor
+from asyncdata.core.messages import Failed, Permuted, Ready
+from asyncdata.workers.pool import deadlines
+from asyncdata.workers.pool.worker_main import descriptors, why_not_shared
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
-from tests.support.pools import all_ready, events_of, fork_server, pids, states
+from tests.support.pools import all_ready, events_of, fork_server, pids, pool, process_pool, said, states
 from tests.support.tokenize_fns import row_id
+from tests.support.worker_fns import Opening
 
 pytestmark = pytest.mark.asyncio
 
@@ -40,10 +35,7 @@ pytestmark = pytest.mark.asyncio
 
 @pytest.mark.thorough
 async def test_the_tokenize_function_is_opened_once_for_all_workers_including_later_ones(rows, tmp_path):
-    executor = ProcessExecutor(3)
-    client = Client(executor, rows(5), worker_fns.Opening("is counted", str(tmp_path)))
-    async with client.reading() as window:
-        await all_ready(executor)
+    async with pool(rows(5), Opening("is counted", str(tmp_path)), 3) as (executor, client, window):
         before = pids(executor)
         os.kill(before[0], signal.SIGKILL)
         await until(lambda: pids(executor)[0] not in {None, before[0]})
@@ -57,33 +49,24 @@ async def test_the_tokenize_function_is_opened_once_for_all_workers_including_la
 
 @pytest.mark.thorough
 async def test_every_forked_worker_has_its_own_random_numbers(rows):
-    executor = ProcessExecutor(2)
-    client = Client(executor, rows(40, {i: {"sleep_s": 0.005} for i in range(40)}), worker_fns.RollsDice())
-    async with client.reading() as window:
-        await all_ready(executor)
+    path = rows(40, dict.fromkeys(range(40), {"sleep_s": 0.005}))
+    async with pool(path, Opening("dice"), 2) as (_, client, window):
         asked = [client.ask(window.request(row, row + 1)) for row in range(40)]
-        said = [value_of(reply, "extra") for reply in await client.answers(asked)]
+        found = [value_of(reply, "extra") for reply in await client.answers(asked)]
 
-    first_of_each = {one["pid"]: (one["python"], one["numpy"]) for one in reversed(said)}
+    first_of_each = {one["pid"]: (one["python"], one["numpy"]) for one in reversed(found)}
     assert len(first_of_each) == 2
     for rolls in zip(*first_of_each.values(), strict=True):
         assert len(set(rolls)) == 2
 
 
 async def test_output_that_was_buffered_before_a_fork_is_printed_once(rows):
-    executor = ProcessExecutor(2)
-    client = Client(executor, rows(1), worker_fns.Opening("prints without a newline"))
     with structlog.testing.capture_logs() as events:
-        async with client.running():
-            await all_ready(executor)
+        async with pool(rows(1), Opening("prints without a newline"), 2):
             await until(lambda: "half a line" in said(events))
 
     assert said(events).count("half a line") == 2, "once from Python and once from C"
     assert {event["worker"] for event in events_of(events, "worker.output")} == {"forkserver"}
-
-
-def said(events: Any) -> str:
-    return "".join(event["text"] for event in events_of(events, "worker.output"))
 
 
 @pytest.mark.thorough
@@ -95,11 +78,8 @@ def said(events: Any) -> str:
     ],
 )
 async def test_a_function_with_threads_or_open_files_is_opened_by_every_worker_itself(rows, tmp_path, what, reason):
-    executor = ProcessExecutor(2)
-    client = Client(executor, rows(200), worker_fns.Opening(what, str(tmp_path)))
     with structlog.testing.capture_logs() as events:
-        async with client.reading() as window:
-            await all_ready(executor)
+        async with pool(rows(200), Opening(what, str(tmp_path)), 2) as (executor, client, window):
             before = pids(executor)
             assert sorted(before) == sorted(child.pid for child in psutil.Process().children())
             os.kill(before[0], signal.SIGKILL)
@@ -115,21 +95,23 @@ async def test_a_function_with_threads_or_open_files_is_opened_by_every_worker_i
 
 async def test_where_pidfds_are_forbidden_workers_share_nothing(monkeypatch):
     before = descriptors()
-
-    def forbidden(pid: int) -> int:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "pidfd_open", forbidden)
+    refuse_pidfds(monkeypatch, PermissionError(1, "Operation not permitted"))
     assert why_not_shared(before).startswith("a process cannot be identified by a pidfd here: ")
     monkeypatch.delattr(os, "pidfd_open")
     assert why_not_shared(before).startswith("a process cannot be identified by a pidfd here: ")
+
+
+def refuse_pidfds(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    def refuse(pid: int) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
 
 
 # What cannot start
 
 
 async def failure_to_run(client: Client) -> str:
-    """Why the executor gave up."""
     client.executor.prepare(client.slot_bytes)
     with anyio.fail_after(NEVER_S), pytest.raises(WorkerError) as caught:
         await client.executor.run(client.job)
@@ -137,48 +119,44 @@ async def failure_to_run(client: Client) -> str:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("times", [2, 1000])
 async def test_a_worker_that_dies_at_its_start_is_started_again_and_after_three_deaths_the_error_quotes_its_output(
-    rows, tmp_path
+    rows, tmp_path, times
 ):
-    path = rows(3)
-    for name, times in (("twice", 2), ("always", 1000)):
-        (tmp_path / name).mkdir()
-        executor = ProcessExecutor(1)
-        client = Client(executor, path, worker_fns.Opening("dies", str(tmp_path / name), times=times))
-        if times == 2:
-            async with client.running():
-                assert ids_of(await client.tokenized(await client.window())) == [0, 1, 2]
-        else:
-            message = await failure_to_run(client)
-        assert executor.statistics().num_restarts == min(times, 3)
-
-    assert message.startswith("AD426 a worker died 3 times while starting (exit status 5)\n")
-    assert "what I wanted to say" in message
+    function = Opening("dies", str(tmp_path), times=times)
+    if times == 2:
+        async with pool(rows(3), function) as (executor, client, window):
+            assert ids_of(await client.tokenized(window)) == [0, 1, 2]
+    else:
+        executor = process_pool(1)
+        message = await failure_to_run(Client(executor, rows(3), function))
+        assert message.startswith("AD426 a worker died 3 times while starting (exit status 5)\n")
+        assert "what I wanted to say" in message
+    assert executor.statistics().num_restarts == min(times, 3)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("request_id", "said", "reason"),
+    ("request_id", "reply", "reason"),
     [
         (99, Permuted(b""), "a worker answered request 99 out of turn"),
         (2, Ready(1), "a worker announced itself twice; it is out of step"),
     ],
 )
-async def test_a_reply_that_does_not_match_its_request_ends_the_run(rows, request_id, said, reason):
+async def test_a_reply_that_does_not_match_its_request_ends_the_run(rows, request_id, reply, reason):
     """A function that writes to a foreign descriptor ends the run: no later reply can be trusted."""
-    noise = base64.b64encode(frame(request_id, said)).decode()
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(2, {1: {"bytes": noise}}), worker_fns.writes_everywhere)
-    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
-        async with client.running():
-            asked = client.ask((await client.window()).request(1, 2))
+    noise = base64.b64encode(frame(request_id, reply)).decode()
+    client = Client(process_pool(1), rows(2, {1: {"bytes": noise}}), worker_fns.writes_everywhere)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with client.reading() as window:
+            asked = client.ask(window.request(1, 2))
             assert asked == 1, "the second, so that its id is 2"
             await anyio.sleep_forever()
 
     (error,) = caught.value.exceptions
     assert isinstance(error, WorkerError)
     assert str(error) == reason
-    assert not [reply for reply in client.replies[asked] if not isinstance(reply, Failed)]
+    assert all(isinstance(reply, Failed) for reply in client.replies[asked])
 
 
 async def test_without_room_for_workers_the_error_says_so_and_no_descriptor_stays_open(rows):
@@ -188,7 +166,7 @@ async def test_without_room_for_workers_the_error_says_so_and_no_descriptor_stay
     before = sorted(os.listdir("/proc/self/fd"))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     for room in itertools.count(4):
-        executor = ProcessExecutor(2)
+        executor = process_pool(2)
         client = Client(executor, path, row_id)
         resource.setrlimit(resource.RLIMIT_NOFILE, (room, limits[1]))
         try:
@@ -207,16 +185,19 @@ async def test_without_room_for_workers_the_error_says_so_and_no_descriptor_stay
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-async def test_without_room_for_one_more_process_the_error_says_so(rows):
-    message = await failure_to_run(Client(ProcessExecutor(1), rows(1), worker_fns.LeavesNoRoom()))
-
-    assert message.startswith("AD426 workers cannot be started: Resource temporarily unavailable; raise the limit")
+NO_PROCESS = "AD426 workers cannot be started: Resource temporarily unavailable; raise the limit"
 
 
-async def test_a_fork_server_that_is_out_of_step_starts_no_worker(rows):
-    message = await failure_to_run(Client(ProcessExecutor(1), rows(1), worker_fns.OpensLoudly()))
-
-    assert message == "the fork server answered a fork with Loaded; it is out of step"
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (Opening("leaves no room"), NO_PROCESS),
+        (Opening("answers everywhere"), "the fork server answered a fork with Loaded; it is out of step"),
+    ],
+    ids=["no room for one more process", "a fork server out of step"],
+)
+async def test_a_fork_server_that_starts_no_worker_says_why(rows, function, message):
+    assert (await failure_to_run(Client(process_pool(1), rows(1), function))).startswith(message)
 
 
 @pytest.mark.thorough
@@ -230,19 +211,15 @@ async def test_a_fork_server_that_is_out_of_step_starts_no_worker(rows):
 )
 async def test_a_worker_without_a_pidfd_is_not_used(rows, monkeypatch, error, message):
     """Without a pidfd, its pid could belong to another process by the time that the worker is killed."""
-
-    def refuse(pid: int) -> int:
-        raise error
-
-    client = Client(ProcessExecutor(1), rows(1), row_id)
-    monkeypatch.setattr(os, "pidfd_open", refuse)
-    monkeypatch.setattr(lost_workers, "_PATIENCE_S", 0)  # otherwise kills from outside are tolerated for that long
+    refuse_pidfds(monkeypatch, error)
+    monkeypatch.setattr(deadlines, "_PATIENCE_S", 0)  # otherwise kills from outside are tolerated for that long
+    client = Client(process_pool(1), rows(1), row_id)
 
     assert (await failure_to_run(client)).startswith(message)
 
 
 async def test_no_worker_starts_before_prepare(rows):
-    client = Client(ProcessExecutor(1), rows(1), row_id)
+    client = Client(process_pool(1), rows(1), row_id)
 
     with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
         await client.executor.run(client.job)
@@ -251,52 +228,41 @@ async def test_no_worker_starts_before_prepare(rows):
 
 
 async def test_while_others_work_the_start_of_a_worker_is_retried_until_there_is_room(rows):
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(60), row_id)
     with structlog.testing.capture_logs() as logs:
-        async with client.running():
-            await all_ready(executor)
+        async with pool(rows(60), row_id) as (executor, client, window):
             pid = fork_server().pid
-            limits = resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 4096))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 4096))
             executor.set_num_workers(2)
-            await until(lambda: any(log["event"] == "worker.not_started" for log in logs))
-            assert ids_of(await client.tokenized(await client.window())) == list(range(60))
+            await until(lambda: events_of(logs, "worker.not_started"))
+            assert ids_of(await client.tokenized(window)) == list(range(60))
 
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (4096, 4096))
             await all_ready(executor)
 
-    assert limits[0] > 3
     assert executor.statistics().num_restarts == 0
 
 
 async def test_without_room_for_a_fork_and_without_a_worker_the_error_says_so(rows, monkeypatch):
     """The fork server may open too few descriptors to receive those of a worker."""
-    monkeypatch.setattr(lost_workers, "_PATIENCE_S", 0.1)
-    executor = ProcessExecutor(1)
-    client = Client(executor, rows(1), row_id)
-    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
-        async with client.running():
-            await all_ready(executor)
+    monkeypatch.setattr(deadlines, "_PATIENCE_S", 0.1)
+    refused = pytest.RaisesExc(
+        WorkerError, match="^AD426 workers cannot be started: Too many open files; raise the limit"
+    )
+    with pytest.RaisesGroup(refused, flatten_subgroups=True):
+        async with pool(rows(1), row_id) as (executor, _, _):
             resource.prlimit(fork_server().pid, resource.RLIMIT_NOFILE, (3, 3))
-            os.kill(executor.statistics().workers[0].pid, signal.SIGKILL)
+            os.kill(pids(executor)[0], signal.SIGKILL)
             await anyio.sleep_forever()
-
-    error: BaseException = caught.value
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, WorkerError)
-    assert str(error).startswith("AD426 workers cannot be started: Too many open files; raise the limit")
 
 
 # More workers and fewer
 
 
 async def test_on_change_is_called_when_the_workers_change(rows):
-    client = Client(ProcessExecutor(1), rows(3), row_id)
-    async with client.running():
-        seen: list[int] = []
-        client.executor.watch(lambda: seen.append(client.executor.num_wanted))
-        client.executor.set_num_workers(3)
+    seen: list[int] = []
+    async with pool(rows(3), row_id) as (executor, _, _):
+        executor.watch(lambda: seen.append(executor.num_wanted))
+        executor.set_num_workers(3)
 
     assert seen == [6]
 
@@ -304,20 +270,17 @@ async def test_on_change_is_called_when_the_workers_change(rows):
 @pytest.mark.thorough
 async def test_a_worker_that_is_removed_finishes_its_requests(rows, tmp_path):
     gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / f"gate {i}")} for i in range(2)}
-    executor = ProcessExecutor(2)
-    client = Client(executor, rows(9, gates), worker_fns.waits)
-    async with client.reading() as window:
-        await all_ready(executor)
+    async with pool(rows(9, gates), worker_fns.waits, 2) as (executor, client, window):
         asked = [client.ask(window.request(row, row + 1)) for row in range(2)]
         await until(lambda: all((tmp_path / f"began {row}").exists() for row in range(2)))
         going = psutil.Process(pids(executor)[1])
         executor.set_num_workers(1)
-        behind = [client.ask(window.request(row, row + 1)) for row in range(2, 9)]
+        after = [client.ask(window.request(row, row + 1)) for row in range(2, 9)]
         assert len(pids(executor)) == 2
 
         for row in range(2):
             (tmp_path / f"gate {row}").touch()
-        assert [ids_of(reply) for reply in await client.answers([*asked, *behind])] == [[row] for row in range(9)]
+        assert [ids_of(reply) for reply in await client.answers([*asked, *after])] == [[row] for row in range(9)]
         await until(lambda: len(pids(executor)) == 1)
         assert not going.is_running()
 
@@ -325,10 +288,8 @@ async def test_a_worker_that_is_removed_finishes_its_requests(rows, tmp_path):
 
 
 async def test_adding_a_worker_back_at_once_loses_no_request(rows):
-    executor = ProcessExecutor(3)
-    client = Client(executor, rows(200), row_id)
     chance = random.Random(11)
-    async with client.reading() as window:
+    async with pool(rows(200), row_id, 3) as (executor, client, window):
         asked = {}
         for first in range(0, 200, 2):
             executor.set_num_workers(chance.randint(-1, 4))
@@ -346,9 +307,7 @@ async def test_adding_a_worker_back_at_once_loses_no_request(rows):
 @pytest.mark.thorough
 @pytest.mark.parametrize(("wanted", "got"), [(-3, 1), (0, 1), (2, 2), (9, 3)])
 async def test_the_number_of_workers_stays_between_one_and_the_maximum(rows, wanted, got):
-    executor = ProcessExecutor(2, max_workers=3)
-    client = Client(executor, rows(3), row_id)
-    async with client.running():
+    async with pool(rows(3), row_id, 2, max_workers=3) as (executor, _, _):
         executor.set_num_workers(wanted)
         assert executor.num_workers == got
         await until(lambda: states(executor) == ["idle"] * got)
@@ -356,7 +315,7 @@ async def test_the_number_of_workers_stays_between_one_and_the_maximum(rows, wan
 
 
 async def test_the_number_of_workers_may_change_before_prepare_and_before_run(rows):
-    executor = ProcessExecutor(4)
+    executor = process_pool(4)
     client = Client(executor, rows(3), row_id)
     executor.set_num_workers(3)
     executor.prepare(client.slot_bytes)
@@ -367,22 +326,3 @@ async def test_the_number_of_workers_may_change_before_prepare_and_before_run(ro
             await until(lambda: states(executor) == ["idle"])
             assert ids_of(await client.tokenized(await client.window())) == [0, 1, 2]
         group.cancel_scope.cancel()
-
-
-# How workers end
-
-
-@pytest.mark.thorough
-async def test_no_descriptor_stays_open(rows):
-    for _ in range(2):  # the first round opens what is opened only once
-        gc.collect()  # what earlier tests left may hold descriptors
-        before = sorted(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
-        executor = ProcessExecutor(2)
-        client = Client(executor, rows(5), row_id)
-        async with client.running():
-            await client.tokenized(await client.window())
-            os.kill(pids(executor)[0], signal.SIGKILL)
-            await until(lambda executor=executor: executor.statistics().num_restarts == 1)
-        after = sorted(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
-
-    assert after == before

@@ -6,51 +6,42 @@ import os
 import random
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 import psutil
 import pytest
 import structlog
 
-from asyncdata import WorkerError
+from asyncdata import PromptTokenizeFn, WorkerError
 from asyncdata.core.framing import HEADER
 from asyncdata.core.messages import MAX_FRAME_BYTES, NO_SLOT, Failed, decode_reply
 from asyncdata.core.specs import TokenizeSpec
 from asyncdata.tokenization.base import describe
 from asyncdata.workers.base import Crashed
-from asyncdata.workers.pool.connection import Connection
-from asyncdata.workers.pool.process_pool import ProcessExecutor
+from asyncdata.workers.pool.processes import Connection
 from asyncdata.workers.pool.worker_main import open_or_report, receive, send_pieces
 from tests.support import worker_fns
-from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
+from tests.support.executors import NEVER_S, Client, ids_of, tokenized, until, value_of
+from tests.support.pools import all_ready, events_of, pids, pool, process_pool, said
 from tests.support.tokenize_fns import row_id
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-
 pytestmark = pytest.mark.asyncio
-
 
 HEAVY = {"datasets", "jinja2", "numpy", "pyarrow", "pytest", "structlog", "torch", "transformers", "anyio", "asyncio"}
 
 
 @pytest.mark.thorough
-async def test_idle_work_runs_when_a_worker_has_no_request(jsonl_file, tmp_path):
+async def test_idle_work_runs_when_a_worker_has_no_request(rows, tmp_path):
     mark = tmp_path / "mark"
-    executor = ProcessExecutor(1)
-    path = jsonl_file([{"id": row, "mark": str(mark)} for row in range(20)])
-    client = Client(executor, path, worker_fns.leaves_work)
-    async with client.reading() as window:
+    path = rows(20, dict.fromkeys(range(20), {"mark": str(mark)}))
+    async with pool(path, worker_fns.leaves_work) as (executor, client, window):
         assert ids_of(await client.tokenized(window)) == list(range(20))
         await until(mark.exists)
         assert ids_of(await client.tokenized(window)) == list(range(20))
-        assert mark.read_text() == str(executor.statistics().workers[0].pid)
+        assert mark.read_text() == str(pids(executor)[0])
 
 
 @pytest.mark.parametrize(
@@ -76,91 +67,56 @@ async def test_a_function_that_cannot_be_opened_is_reported_before_the_worker_ex
     assert reason in told.message
 
 
-async def seen_from_inside(path: Path) -> dict[str, Any]:
-    """The result of :func:`worker_fns.surroundings` in a worker."""
-    client = Client(ProcessExecutor(1), path, worker_fns.surroundings)
-    async with client.running():
-        return value_of(await client.tokenized(await client.window()), "extra")
-
-
-async def test_a_worker_imports_no_heavy_module(jsonl_file):
-    found = await seen_from_inside(jsonl_file([{"id": 1}]))
-
-    assert set(found["modules"]) & HEAVY == set()
-    assert "msgspec" in found["modules"]
-
-
 @pytest.mark.thorough
 async def test_a_worker_with_a_tokenizer_imports_no_heavy_module(jsonl_file, small_tokenizer):
-    from asyncdata import PromptTokenizeFn
-
     fn = PromptTokenizeFn(str(small_tokenizer), prompt_key="prompt")
-    executor = ProcessExecutor(1)
-    client = Client(executor, jsonl_file([{"prompt": "hello"}]), fn.resolve())
-    async with client.running():
-        await client.tokenized(await client.window())
-        (worker,) = executor.statistics().workers
-        libraries = {os.path.basename(path.path) for path in psutil.Process(worker.pid).memory_maps()}
+    async with pool(jsonl_file([{"prompt": "hello"}]), fn.resolve()) as (executor, client, window):
+        await client.tokenized(window)
+        libraries = {os.path.basename(path.path) for path in psutil.Process(pids(executor)[0]).memory_maps()}
 
     assert any(name.startswith("tokenizers") for name in libraries)
     assert not [name for name in libraries if name.startswith(("_multiarray", "libtorch", "libarrow"))]
 
 
-async def test_a_worker_has_the_environment_and_the_parents_that_are_documented(jsonl_file, monkeypatch):
-    monkeypatch.setenv("ASYNCDATA_TEST_NAME", "inherited")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
-    names = ["ASYNCDATA_TEST_NAME", "CUDA_VISIBLE_DEVICES", "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"]
-    names.append("OMP_NUM_THREADS")
+async def test_a_worker_has_the_modules_the_environment_and_the_parents_that_are_documented(rows, monkeypatch):
+    given = {"ASYNCDATA_TEST_NAME": "inherited", "CUDA_VISIBLE_DEVICES": "0,1", "TOKENIZERS_PARALLELISM": "true"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    found = await seen_from_inside(jsonl_file([{"id": 1, "names": names}]))
+    names = [*given, "RAYON_NUM_THREADS", "OMP_NUM_THREADS"]
+    reply = await tokenized(process_pool(1), rows(1, {0: {"names": names}}), worker_fns.surroundings)
+    found = value_of(reply, "extra")
 
-    assert found["environment"] == {
-        "ASYNCDATA_TEST_NAME": "inherited",
-        "CUDA_VISIBLE_DEVICES": "",
-        "TOKENIZERS_PARALLELISM": "false",
-        "RAYON_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    assert set(found["modules"]) & HEAVY == set()
+    assert "msgspec" in found["modules"]
+    assert list(found["environment"].values()) == ["inherited", "", "false", "1", "1"]
     assert found["grandparent"] == os.getpid(), "the fork server is between them"
     assert found["group"] == os.getpgid(0), "Ray ends a trainer's process group"
     assert found["stdin"] == "/dev/null"
     assert found["main"] is None, "the trainer's script must not run again"
-    assert found["path"] == absolute(sys.path)
+    assert found["path"] == [os.path.abspath(path) for path in sys.path]  # noqa: ASYNC240 - no file is looked at
     assert found["cwd"] == os.getcwd()
     assert found["sigint"]
 
 
-def absolute(paths: list[str]) -> list[str]:
-    return [os.path.abspath(path) for path in paths]
-
-
-async def test_the_output_of_a_worker_goes_to_the_log(jsonl_file):
-    executor = ProcessExecutor(1)
-    client = Client(executor, jsonl_file([{"id": 0}]), worker_fns.talks)
+async def test_the_output_of_a_worker_goes_to_the_log(rows):
     with structlog.testing.capture_logs() as events:
-        async with client.running():
-            await client.tokenized(await client.window())
-            (worker,) = executor.statistics().workers
+        async with pool(rows(1), worker_fns.talks) as (executor, client, window):
+            await client.tokenized(window)
+            (pid,) = pids(executor)
             await until(lambda: "hello from row 0" in said(events))
 
     assert "a warning" in said(events)
-    first = next(event for event in events if event["event"] == "worker.output")
-    assert (first["worker"], first["pid"], first["log_level"]) == (0, worker.pid, "info")
+    first = events_of(events, "worker.output")[0]
+    assert (first["worker"], first["pid"], first["log_level"]) == (0, pid, "info")
 
 
 @pytest.mark.thorough
-async def test_much_output_does_not_block_a_worker_and_does_not_fill_the_log(jsonl_file):
-    client = Client(ProcessExecutor(1), jsonl_file([{"id": i} for i in range(20)]), worker_fns.noisy)
+async def test_much_output_does_not_block_a_worker_and_does_not_fill_the_log(rows):
     with structlog.testing.capture_logs() as events:
-        async with client.running():
-            assert ids_of(await client.tokenized(await client.window())) == list(range(20))
+        assert ids_of(await tokenized(process_pool(1), rows(20), worker_fns.noisy)) == list(range(20))
 
     assert 4096 <= len(said(events)) <= 100 * 4096
-
-
-def said(events: Any) -> str:
-    return "".join(event["text"] for event in events if event["event"] == "worker.output")
 
 
 class Nonsense(msgspec.Struct, tag=True):
@@ -169,9 +125,9 @@ class Nonsense(msgspec.Struct, tag=True):
     slot: int = NO_SLOT
 
 
-async def test_a_worker_that_receives_an_invalid_request_exits(jsonl_file):
+async def test_a_worker_that_receives_an_invalid_request_exits(rows):
     """Then it is sent to another worker; a worker that guessed would be worse."""
-    client = Client(ProcessExecutor(1), jsonl_file([{"id": 0}]), row_id)
+    client = Client(process_pool(1), rows(1), row_id)
     with structlog.testing.capture_logs() as events:
         async with client.reading():
             reply = await client.answer(client.ask(Nonsense(), max_losses=1))
@@ -180,24 +136,19 @@ async def test_a_worker_that_receives_an_invalid_request_exits(jsonl_file):
     assert reply == Crashed("AD423", "its worker died (exit status 1)")
 
 
-async def test_a_worker_starts_fast_and_uses_little_memory(jsonl_file):
+async def test_a_worker_starts_fast_and_uses_little_memory(rows):
     """A tenth of a second is promised; ten seconds are allowed on a busy machine."""
-    executor = ProcessExecutor(1)
-    client = Client(executor, jsonl_file([{"id": 0}]), row_id)
+    executor = process_pool(1)
     with anyio.fail_after(10):
-        async with client.running():
-            await client.window()
-            await until(lambda: executor.statistics().workers[0].state == "idle")
-            (worker,) = executor.statistics().workers
-            assert psutil.Process(worker.pid).memory_info().rss < 60 << 20
+        async with Client(executor, rows(1), row_id).reading():
+            await all_ready(executor)
+            assert psutil.Process(pids(executor)[0]).memory_info().rss < 60 << 20
 
 
 # Its connection
 
 
 CHANCE = random.Random(3)
-
-
 FRAMES = [
     (7, b""),
     *((number, bytes([number]) * (number * 7)) for number in range(100)),
@@ -207,8 +158,7 @@ FRAMES = [
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Connection, socket.socket]]:
-    """A connection, and the worker's end of it."""
+def pair():
     ours, theirs = socket.socketpair()
     connection = Connection(ours)
     yield connection, theirs
@@ -237,36 +187,29 @@ async def test_frames_of_any_size_that_are_split_anywhere_arrive_whole(pair):
             assert [await connection.receive() for _ in FRAMES] == FRAMES
 
 
-@pytest.mark.parametrize("cut", [1, HEADER.size - 1, HEADER.size, HEADER.size + 3])
-async def test_half_a_frame_is_waited_for_without_blocking_the_loop(pair, cut):
-    """A worker may be stopped in the middle of a reply."""
+@pytest.mark.parametrize("cut", [0, 1, HEADER.size - 1, HEADER.size, HEADER.size + 3])
+@pytest.mark.parametrize("ends", [False, True])
+async def test_half_a_frame_is_waited_for_without_blocking_the_loop_or_is_an_eof_error(pair, cut, ends):
+    """A worker may be stopped in the middle of a reply, or die there."""
     connection, worker = pair
     data, received = framed(7, b"body"), []
 
     async def read() -> None:
-        received.append(await connection.receive())
+        try:
+            received.append(await connection.receive())
+        except EOFError:
+            received.append("end")
 
     with anyio.fail_after(NEVER_S):
         async with anyio.create_task_group() as group:
-            worker.sendall(data[:cut])
+            worker.sendall(framed(1, b"whole") + data[:cut])
+            assert await connection.receive() == (1, b"whole")
             group.start_soon(read)
             await anyio.wait_all_tasks_blocked()
             assert received == []
-            worker.sendall(data[cut:])
+            worker.close() if ends else worker.sendall(data[cut:])
 
-    assert received == [(7, b"body")]
-
-
-@pytest.mark.parametrize("left", [b"", HEADER.pack(4, 7)[:5], HEADER.pack(4, 7), HEADER.pack(4, 7) + b"bo"])
-async def test_a_socket_that_ends_inside_a_frame_is_an_eof_error(pair, left):
-    connection, worker = pair
-    worker.sendall(framed(1, b"whole") + left)
-    worker.close()
-
-    with anyio.fail_after(NEVER_S):
-        assert await connection.receive() == (1, b"whole")
-        with pytest.raises(EOFError):
-            await connection.receive()
+    assert received == ["end" if ends else (7, b"body")]
 
 
 async def test_a_reset_connection_is_an_eof_error_and_an_os_error_for_who_sends(pair):
@@ -314,7 +257,6 @@ async def test_bytes_that_the_socket_does_not_take_at_once_are_sent_later_in_ord
 
 async def test_send_rest_ends_when_the_worker_closes_its_socket(pair):
     connection, worker = pair
-
     with anyio.fail_after(NEVER_S):
         async with anyio.create_task_group() as group:
             connection.send(bytes(1_000_000))
@@ -323,25 +265,15 @@ async def test_send_rest_ends_when_the_worker_closes_its_socket(pair):
             worker.close()
 
 
-class Narrow:
-    """A socket whose ``sendmsg`` takes only a part of the data, as an interrupted call does."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self.sent = b""
-
-    def sendmsg(self, data: Sequence[bytes]) -> int:
-        self.sent += b"".join(data)[: self.num_bytes]
-        return len(self.sent)
-
-    def sendall(self, data: bytes) -> None:
-        self.sent += data
-
-
 @pytest.mark.parametrize("num_bytes", range(8))
 async def test_a_workers_reply_is_sent_completely_after_a_partial_send(num_bytes):
-    sock = Narrow(num_bytes)
+    """``sendmsg`` takes only a part of the data, as an interrupted call does."""
+    sent = bytearray()
 
-    send_pieces(sock, [b"on", b"", memoryview(b"etw"), b"o"])
+    def sendmsg(data: list[bytes]) -> int:
+        sent.extend(b"".join(data)[:num_bytes])
+        return len(sent)
 
-    assert sock.sent == b"onetwo"
+    send_pieces(SimpleNamespace(sendmsg=sendmsg, sendall=sent.extend), [b"on", b"", memoryview(b"etw"), b"o"])
+
+    assert sent == b"onetwo"

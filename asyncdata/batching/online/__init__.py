@@ -1,1 +1,0 @@
-"""Packs samples as they come, without a pass over the data."""

@@ -1,1 +1,0 @@
-"""Samples to packs: which pieces of which samples share one sequence. Values in, values out."""

@@ -1,0 +1,249 @@
+"""Plans of packs, made from the number of tokens of every row before any row is read.
+
+With a plan, each rank knows which rows are its own, and tokenizes only these. XTuner's packs always need a plan, as the
+first of them depends on all lengths. D of a planned epoch is the rows of its packs, pack after pack. A row that is cut
+in two comes twice.
+
+A plan takes seconds for a million rows, so a worker makes it (:func:`answer`). The trainer's process does only a few
+array operations for each epoch and each window.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from asyncdata.batching.length_grouping import LengthGrouping
+from asyncdata.batching.packs import Counts, Packs
+from asyncdata.batching.rules import PACKINGS, Dealt, PackRules
+from asyncdata.batching.xtuner_packing import XTunerPacking
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.messages import OrderPacks, Packed, PackRows, Permuted
+from asyncdata.order.order import RowOrder
+from asyncdata.order.permutation import TorchGenerator, feistel_permutation, order_keys
+
+if TYPE_CHECKING:
+    from asyncdata.batching.packers import Packing
+    from asyncdata.batching.packs import Int32, Int64
+    from asyncdata.order.shuffle import RowShuffle
+
+__all__ = ("Dealt", "Pieces", "PlannedEpoch", "PlannedOrder", "answer", "pack_rows", "packs_of")
+
+_MAX_PIECES = 1 << 26
+"""12 bytes a piece have to fit in a frame."""
+
+
+class Pieces(NamedTuple):
+    """Consecutive rows of a planned epoch; each array has shape (num_pieces,).
+
+    :ivar rows: int64, their numbers in the row index.
+    :ivar starts: int32, the first token that the pack has of the row.
+    :ivar stops: int32, where it ends.
+    """
+
+    rows: Int64
+    starts: Int32
+    stops: Int32
+
+
+def packs_of(reply: Packed) -> Packs:
+    """The packs of a worker's reply."""
+    offsets, costs = np.frombuffer(reply.offsets, np.int64), np.frombuffer(reply.costs, np.float64)
+    rows, starts, stops = (np.frombuffer(data, np.int32) for data in (reply.rows, reply.starts, reply.stops))
+    return Packs(offsets, rows, starts, stops, costs, Counts(dict(reply.samples), dict(reply.tokens)))
+
+
+class PlannedOrder:
+    """D for one seed, over rows whose tokens are counted. It is not known before they are.
+
+    :param shuffle: the order in which rows are packed; XTuner's packing has its own. Rows without a sample are out.
+    """
+
+    def __init__(self, plan: PackRules, shuffle: RowShuffle, seed: int) -> None:
+        self.plan = plan
+        self.shuffle = shuffle
+        self.seed = seed
+
+    def description(self) -> dict[str, Any]:
+        """The settings that a snapshot must have, too, as builtins: not the number of ranks or the sizes of batches."""
+        plan = {"packing": _described(self.plan.packing), "grouping": msgspec.to_builtins(self.plan.grouping)}
+        return {**RowOrder(self.shuffle, self.seed).description(), **plan}
+
+    def packs_of(self, epoch: int) -> int:
+        """The first epoch that has the same packs as ``epoch``, perhaps in another order."""
+        return 0 if self.plan.is_shuffled or self.shuffle.method == "none" else epoch
+
+    def request_packs(self, num_tokens: Int32, sizes: Int64, epoch: int) -> PackRows:
+        """The request to pack the rows.
+
+        :param num_tokens: int32 of shape (num_rows,): the tokens of each row that has a number, in their order.
+        :param sizes: int64 of shape (num_data_sets,): how many of the rows each data set has.
+        """
+        method = "none" if self.plan.is_shuffled else self.shuffle.method
+        packing, weights = _described(self.plan.packing), self.plan.weights
+        return PackRows(num_tokens.tobytes(), sizes.tobytes(), packing, weights, method, self.seed, epoch)
+
+    def request_order(self, packs: Packs, dealt: Dealt, epoch: int) -> OrderPacks:
+        """The request to order the packs."""
+        grouping, is_shuffled = msgspec.to_builtins(self.plan.grouping), self.plan.is_shuffled
+        return OrderPacks(packs.costs.tobytes(), grouping, is_shuffled, *dealt, self.seed, epoch)
+
+
+class PlannedEpoch:
+    """The packs of one epoch, in the order of delivery. Its *rows* are those of D: a row of the data may come twice.
+
+    :ivar order: int64 of shape (num_packs,): the number of each in ``packs``. With ``round_up`` some come twice.
+    :ivar offsets: int64 of shape (num_packs + 1,): pack p has the epoch's rows ``offsets[p]`` to ``offsets[p + 1]``.
+    :ivar num_left_out: packs that are not delivered, as they fill no step.
+    """
+
+    def __init__(self, packs: Packs, order: Int64, num_packs: int) -> None:
+        self.packs = packs
+        self.order = np.resize(order, num_packs)
+        self.num_left_out = max(0, len(order) - num_packs)
+        sizes = np.diff(packs.offsets)[self.order]
+        self.offsets: Int64 = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    @property
+    def num_packs(self) -> int:
+        """Packs that are delivered."""
+        return len(self.order)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all packs that are delivered."""
+        return int(self.offsets[-1])
+
+    def pack_at(self, row: int) -> int:
+        """The pack of the epoch's row ``row``; ``num_packs`` after the last row."""
+        return int(np.searchsorted(self.offsets, row, side="right")) - 1
+
+    def first_pack_from(self, row: int) -> int:
+        """The first pack that begins at the epoch's row ``row`` or later."""
+        return int(np.searchsorted(self.offsets, row))
+
+    def packs_at(self, first: int, stop: int) -> Int64:
+        """The packs of the epoch's rows ``[first, stop)``, int64 of shape (stop - first,)."""
+        return np.searchsorted(self.offsets, np.arange(first, stop), side="right") - 1
+
+    def pieces(self, first: int, stop: int) -> Pieces:
+        """The epoch's rows ``[first, stop)``."""
+        number = self.packs_at(first, stop)
+        piece = self.packs.offsets[self.order[number]] + np.arange(first, stop) - self.offsets[number]
+        rows, starts, stops = (column[piece] for column in self.packs[1:4])
+        return Pieces(rows.astype(np.int64), starts, stops)
+
+    @property
+    def left_out(self) -> tuple[int, int]:
+        """Pieces and tokens of the packs that are not delivered."""
+        sizes = self.packs.stops - self.packs.starts
+        delivered = self.pieces(0, self.num_rows)
+        num_tokens = int(sizes.sum(dtype=np.int64)) - int((delivered.stops - delivered.starts).sum(dtype=np.int64))
+        return len(self.packs.rows) - self.num_rows, num_tokens
+
+    def pack(self, number: int) -> Pieces:
+        """Pack ``number``."""
+        return self.pieces(int(self.offsets[number]), int(self.offsets[number + 1]))
+
+
+def _described(packing: Any) -> dict[str, Any]:
+    return {"type": type(packing).__name__, **msgspec.to_builtins(packing)}
+
+
+# In a worker.
+
+
+def answer(request: PackRows | OrderPacks) -> Packed | Permuted:
+    """The reply to a request.
+
+    :raises ConfigError: for rows that cannot be packed.
+    """
+    if isinstance(request, OrderPacks):
+        return Permuted(_order(request).astype(np.uint32).tobytes())
+
+    settings = dict(request.packing)
+    packing = PACKINGS[settings.pop("type")](**settings)
+    lengths, sizes = np.frombuffer(request.lengths, np.int32), np.frombuffer(request.sizes, np.int64)
+    rows = _arranged(len(lengths), request.method, request.seed, request.epoch)
+    packs = pack_rows(packing, lengths, sizes, rows, request.weights)
+    if len(packs.rows) > _MAX_PIECES:
+        raise ConfigError(f"AD453 {len(packs.rows)} pieces of rows are too many for a plan; pack without one")
+
+    offsets, rows_of_pieces, starts, stops, costs = (column.tobytes() for column in packs[:5])
+    return Packed(offsets, rows_of_pieces, starts, stops, costs, packs.counts.samples, packs.counts.tokens)
+
+
+def pack_rows(
+    packing: Packing | XTunerPacking,
+    lengths: Int32,
+    sizes: Int64,
+    rows: Int64,
+    weights: tuple[float, float] | None = None,
+) -> Packs:
+    """The packs of an epoch.
+
+    :param lengths: int32 of shape (num_rows,): the tokens of each row; rows of none are counted.
+    :param sizes: int64 of shape (num_data_sets,): how many rows each data set has.
+    :param rows: int64 of shape (num_rows,): the order in which rows are packed, if the packing is not XTuner's.
+    :param weights: the cost of a token, and of the square of a document's; None: XTuner's, or the tokens'.
+    :raises ConfigError: AD450, for a row that is longer than it may be.
+    """
+    if not isinstance(packing, XTunerPacking):
+        packer = packing.open()
+        found = packer.extend(lengths[rows].tolist(), rows.tolist()) + packer.flush()
+        return _with_costs(Packs.of(found, [], packer.counts), *(weights or (1.0, 0.0)))
+
+    kept, counts = np.flatnonzero(lengths), Counts()
+    ends = np.searchsorted(kept, np.cumsum(sizes))
+    packs = packing.plan(np.split(lengths[kept], ends[:-1]))
+    num_packed = int((packs.stops - packs.starts).sum(dtype=np.int64))
+    counts.add("empty", samples=len(lengths) - len(kept))
+    counts.add("tail", tokens=int(lengths.sum(dtype=np.int64)) - num_packed)
+    packs = packs._replace(rows=kept[packs.rows].astype(np.int32), counts=counts)
+    return packs if weights is None else _with_costs(packs, *weights)
+
+
+def _with_costs(packs: Packs, linear: float, quadratic: float) -> Packs:
+    """The packs, with the same costs as by :meth:`LengthGrouping.cost`."""
+    sizes = packs.stops.astype(np.int64) - packs.starts
+    if not len(sizes):
+        return packs._replace(costs=np.empty(0))
+
+    sums, squares = (np.add.reduceat(values, packs.offsets[:-1]) for values in (sizes, sizes * sizes))
+    return packs._replace(costs=linear * sums + quadratic * squares)
+
+
+def _arranged(num_rows: int, method: str, seed: int, epoch: int) -> Int64:
+    """The order in which a RowShuffle of this method has the rows."""
+    rows = np.arange(num_rows, dtype=np.int64)
+    if method == "keyed" and num_rows:
+        return feistel_permutation(rows, num_rows, order_keys(seed, epoch, "all rows"))
+
+    if method == "slime":
+        numbers = rows.tolist()
+        random.Random(seed + epoch).shuffle(numbers)
+        return np.array(numbers, np.int64)
+
+    return rows
+
+
+def _order(request: OrderPacks) -> Int64:
+    """The order of an epoch's packs, int64 of shape (num_packs,)."""
+    costs, seed, epoch = np.frombuffer(request.costs, np.float64), request.seed, request.epoch
+    if request.grouping is None:
+        return TorchGenerator(seed + epoch).randperm(len(costs)) if request.shuffled else np.arange(len(costs))
+
+    grouping, dealt = LengthGrouping(**request.grouping), Dealt(request.world_size, request.accumulation)
+    parts = [np.empty(0, np.int64)]
+    first = window = 0
+    while first < len(costs):
+        steps = grouping.steps_of_window(window, dealt.accumulation)
+        stop = len(costs) if steps is None else first + steps * dealt.world_size * dealt.accumulation
+        some: Any = costs[first:stop]
+        order = grouping.order(some, **dealt._asdict(), seed=seed, epoch=epoch, window=window)
+        parts.append(first + order)
+        first, window = stop, window + 1
+    return np.concatenate(parts)

@@ -1,0 +1,155 @@
+"""The packs of XTuner v1 over known lengths, for those who must reproduce or continue one of its runs.
+
+``soft`` there is a plan over shuffled slices of 10,000 samples: packs are filled from the end of a slice, and each is
+topped up with the shortest of the next samples. ``hard`` is an end-to-end concatenation of shuffled samples. Both need
+all lengths before the first pack; :class:`~asyncdata.SoftPacking` needs none and fills better.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from asyncdata.batching.packers import HardPacking, Packing
+from asyncdata.batching.packs import Counts, Packs, Positive
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.settings import Description
+from asyncdata.order.permutation import TorchGenerator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from asyncdata.batching.packs import Pack
+
+__all__ = ("LoaderPacking", "XTunerPacking", "proxy_cost")
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+_COST_UNIT = 128
+
+
+class XTunerPacking(Description, frozen=True, kw_only=True):
+    """A plan that is the one of XTuner v1 for the same lengths, settings and seed.
+
+    :ivar max_length: its ``pack_max_length``.
+    :ivar seed: its ``seed``.
+    :ivar kind: its ``pack_level``: ``expand_soft`` is what it calls ``soft`` by default.
+    :ivar join_datasets: its ``global_pack``: the data sets are shuffled and packed as one.
+    :ivar lookahead: its ``pack_extra_buffer_size``, for ``expand_soft``.
+    :ivar slice_samples: its ``pack_chunk_size``, for ``expand_soft``.
+    :ivar ties: which of several samples of one length tops up a pack. XTuner takes the one that numpy's unstable sort
+        puts first, which depends on the machine: ``numpy`` does as it does on this one, ``stable`` takes the first.
+    :raises ConfigError: for a setting that cannot work.
+    """
+
+    max_length: Positive
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    kind: Literal["expand_soft", "hard"] = "expand_soft"
+    join_datasets: bool = True
+    lookahead: Annotated[int, msgspec.Meta(ge=0)] = 1000
+    slice_samples: Positive = 10_000
+    ties: Literal["stable", "numpy"] = "stable"
+
+    def plan(self, lengths: Sequence[Integers], costs: Sequence[Floats] | None = None) -> Packs:
+        """The packs of all data sets.
+
+        :param lengths: for each data set the tokens of its samples, integers of shape (num_samples,).
+        :param costs: XTuner's ``proxy_attn_flops`` of each sample; None: those of text, :func:`proxy_cost`.
+        :raises ConfigError: for a sample without a token, which XTuner drops before it packs.
+        """
+        sizes = [_checked(of_one) for of_one in lengths]
+        weights = [proxy_cost(of_one) for of_one in sizes] if costs is None else [np.asarray(c, float) for c in costs]
+        if self.join_datasets:
+            sizes, weights = [_joined(sizes)], [_joined(weights)]
+        packs = list(self._hard(sizes) if self.kind == "hard" else self._soft(sizes, weights))
+        return Packs.of([pack for pack, _ in packs], [cost for _, cost in packs], Counts())
+
+    def _hard(self, sizes: list[Integers]) -> Iterator[tuple[Pack, int]]:
+        """Packs and their costs."""
+        shuffler, first = np.random.RandomState(self.seed), 0
+        for lengths in sizes:
+            rows = np.arange(len(lengths), dtype=np.int64)
+            shuffler.shuffle(rows)
+            for pack in (
+                HardPacking(max_length=self.max_length).open().extend(lengths[rows].tolist(), (first + rows).tolist())
+            ):
+                yield pack, max(stop - start for _, start, stop in pack)
+            first += len(lengths)
+
+    def _soft(self, sizes: list[Integers], weights: list[Floats]) -> Iterator[tuple[Pack, int]]:
+        """Packs and their costs."""
+        generator, first = TorchGenerator(self.seed), 0
+        for lengths, costs in zip(sizes, weights, strict=True):
+            rows = generator.randperm(len(lengths))
+            for begin in range(0, len(rows), self.slice_samples):
+                some = rows[begin : begin + self.slice_samples]
+                for pack in self._packs_of_slice(some, lengths[some]):
+                    # One after the other, as XTuner adds them: another order rounds otherwise.
+                    cost = int(np.cumsum(costs[pack])[-1])
+                    yield (
+                        [(first + row, 0, length) for row, length in zip(pack, lengths[pack].tolist(), strict=True)],
+                        cost,
+                    )
+            first += len(lengths)
+
+    def _packs_of_slice(self, rows: Integers, lengths: Integers) -> Iterator[list[int]]:
+        """``rows`` from the end to the start, packed; both arrays are used up."""
+        rows, lengths, end = rows.copy(), lengths.copy(), len(rows)
+        pack: list[int] = []
+        total = 0
+        while end:
+            end -= 1
+            row, length = int(rows[end]), int(lengths[end])
+            if total + length > self.max_length and pack:
+                added = self._top_up(rows[:end], lengths[:end], self.max_length - total)
+                end -= len(added)
+                yield pack + added
+                pack, total = [], 0
+            pack.append(row)
+            total += length
+        if pack:
+            yield pack
+
+    def _top_up(self, rows: Integers, lengths: Integers, room: int) -> list[int]:
+        """The shortest samples of the lookahead that fit together; those left close up, at the front of the arrays."""
+        if room <= 0 or not self.lookahead:
+            return []
+
+        window = lengths[-self.lookahead :]
+        order = np.argsort(window, kind="stable" if self.ties == "stable" else "quicksort")
+        order = order[: np.searchsorted(np.cumsum(window[order]), room, side="right")]
+        added: list[int] = rows[-self.lookahead :][order].tolist()
+        is_left = np.ones(len(window), bool)
+        is_left[order] = False
+        first = len(lengths) - len(window)
+        for array in (rows, lengths):
+            array[first : len(array) - len(added)] = array[first:][is_left]
+        return added
+
+
+LoaderPacking = Packing | XTunerPacking
+"""What a loader takes as its packing: XTuner's opens no packer, it plans."""
+
+
+def proxy_cost(lengths: Integers) -> Floats:
+    """XTuner's stand-in for the attention of a text: ``round(tokens / 128) ** 2``, float64, rounded half to even."""
+    result: Floats = np.rint(lengths / _COST_UNIT) ** 2
+    return result
+
+
+def _checked(lengths: Integers) -> Integers:
+    array = np.asarray(lengths)
+    if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 1)):
+        raise ConfigError(
+            "XTunerPacking: lengths are an array of whole numbers, from 1 on, for each data set; leave out samples "
+            "without a token, as XTuner does"
+        )
+
+    return array.astype(np.int64)
+
+
+def _joined(arrays: list[Any]) -> Any:
+    return np.concatenate(arrays) if arrays else np.empty(0, np.int64)

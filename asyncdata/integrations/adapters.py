@@ -1,0 +1,210 @@
+"""What adapters share: classes that inherit from a framework's, refusals of its settings, views as its loaders, and
+scores of rows that it has carried through its own batches.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.core.callbacks import identity
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.extras import missing_package
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from asyncdata.core.types import Sample
+    from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
+    from asyncdata.loader.loader import DataLoader
+
+    Scored = tuple[Sequence[Any], int, float]  # a row's key, one of its attempts in the epoch, and the score
+
+__all__ = ("KEY", "BatchesOfView", "OfView", "key_of", "made_on_first_use", "refuse", "report_keys", "report_scores")
+
+
+# Classes
+
+
+def made_on_first_use(
+    module: str, package: str, makers: Mapping[str, tuple[type, str] | Callable[[], type]]
+) -> Callable[[str], type]:
+    """The ``__getattr__`` of a module with classes whose base classes are those of ``package``.
+
+    A class is made once, also for two threads, and is an attribute of the module from then on.
+
+    :param module: the module's ``__name__``.
+    :param package: the name by which pip knows it.
+    :param makers: the name of each class -> our base class and, as ``package.module:Class``, that of the package; or
+        what imports the package and makes the class.
+    """
+
+    def find(name: str) -> type:
+        if name not in makers:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+        maker = makers[name]
+        try:
+            made = _joined(name, *maker) if isinstance(maker, tuple) else maker()
+        except ImportError as error:
+            raise missing_package(name, package, error) from error
+
+        made.__module__ = module  # pickle looks it up there
+        kind: type = vars(sys.modules[module]).setdefault(name, made)
+        return kind
+
+    return find
+
+
+def _joined(name: str, ours: type, theirs: str) -> type:
+    place, _, attribute = theirs.partition(":")
+    found = importlib.import_module(place)
+    if not hasattr(found, attribute):
+        raise ImportError(f"cannot import name {attribute!r} from {place!r}")
+
+    return type(name, (ours, getattr(found, attribute)), {"__doc__": ours.__doc__})
+
+
+# Settings
+
+
+def refuse(settings: Any, reasons: Mapping[str, str], message: str) -> None:
+    """Refuse settings that are on.
+
+    :param settings: has ``get``.
+    :param reasons: the name of each such setting -> what it would do, and the way out.
+    :param message: a template with ``{name}``, ``{value}`` and ``{reason}``.
+    :raises ConfigError: naming the first one.
+    """
+    for name, reason in reasons.items():
+        if value := settings.get(name):
+            raise ConfigError(message.format(name=name, value=value, reason=reason))
+
+
+# Views
+
+
+class OfView:
+    """What a framework takes for its data set or its loader, with the length and the state of a view."""
+
+    _view: LoaderOrderView | LoaderRowView
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last item, which the framework puts into its checkpoints."""
+        return self._view.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with exactly the item that would have come next.
+
+        :raises SnapshotError: if it is not such a state, or is of other data or settings.
+        """
+        self._view.load_state_dict(state)
+
+    def close(self) -> None:
+        """Close the loader."""
+        self._view.close()
+
+
+class BatchesOfView(OfView):
+    """Batches of a view's items. The end of an epoch ends an iteration; a short batch is left for the next one.
+
+    :param view: gives the items.
+    :param batch: makes a batch of a list of them.
+    :param repeats_epoch: the framework begins with the epoch of a state again, also if it had seen its end: then a
+        state at an epoch's end gives an iteration without a batch. Otherwise it gives the next epoch.
+    """
+
+    def __init__(
+        self,
+        view: LoaderOrderView,
+        batch_size: int,
+        *,
+        batch: Callable[[list[Any]], Any] = identity,
+        repeats_epoch: bool = False,
+    ) -> None:
+        self._view = view
+        self._batch_size = batch_size
+        self._batch = batch
+        self._repeats_epoch = repeats_epoch
+        self._next = 0
+        self._is_resumed = False
+
+    def __len__(self) -> int:
+        return len(self._view) // self._batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._has_batch() and not self._is_resumed:
+            self._next = 0
+        self._is_resumed = False
+        while self._has_batch():
+            items = self._view.__getitems__(range(self._next, self._next + self._batch_size))
+            self._next += self._batch_size
+            yield self._batch(items)
+
+    def _has_batch(self) -> bool:
+        return self._next + self._batch_size <= len(self._view)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last batch."""
+        return {**super().state_dict(), "next_prompt": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with exactly the batch that would have come next.
+
+        :raises SnapshotError: if it is not such a state, or is of other data or settings.
+        """
+        super().load_state_dict({key: state[key] for key in state if key != "next_prompt"})
+        self._next = state["next_prompt"]
+        self._is_resumed = self._repeats_epoch
+
+
+# Scores of rows. A row is known by a key in its fields.
+
+KEY = "asyncdata_row"
+"""The field of a row's key: the epoch, the id of the row, and of a mixture the name of its part."""
+
+# ruff: noqa: SLF001 - the memory of outcomes is a part of this library, and this is the only place that needs it
+
+
+def key_of(loader: DataLoader, sample: Sample) -> list[Any] | None:
+    """The key of a sample's row, of numbers and text; None if the loader remembers no scores."""
+    outcomes = loader._engine.outcomes
+    return None if outcomes is None else outcomes.key_of(sample)
+
+
+def report_scores(loader: DataLoader, scored: Iterable[Scored], attempts: int) -> int:
+    """Remember scores; return how many were new. Scores that are no finite numbers are left out.
+
+    :param attempts: of a row in an epoch.
+    """
+    from asyncdata.delivery.outcomes.memory import MAX_SCORE, RowReport
+
+    outcomes = loader._engine.outcomes
+    if outcomes is None:
+        return 0
+
+    found: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
+    for key, attempt, score in scored:
+        if abs(score) <= MAX_SCORE:  # NaN is not
+            found.setdefault(tuple(key), []).append((attempt, score))
+    reports = [RowReport(row_id, epoch, scores, *part) for (epoch, row_id, *part), scores in found.items()]
+    with loader._engine.coordinator.lock:
+        return outcomes.count(reports, attempts)
+
+
+def report_keys(loader: DataLoader, keys: Iterable[Any], scores: Iterable[float]) -> int:
+    """The same for a batch that has all rollouts of its rows.
+
+    :param keys: of each score.
+    """
+    attempts: Counter[tuple[Any, ...]] = Counter()
+    scored = []
+    for key, score in zip(map(tuple, keys), scores, strict=True):
+        scored.append((key, attempts[key], float(score)))
+        attempts[key] += 1
+    return report_scores(loader, scored, max(attempts.values(), default=0))

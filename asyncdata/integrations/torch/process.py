@@ -1,0 +1,116 @@
+"""A process of torch: its rank, whether it is a worker, and a loader's state as torch's checkpoints take it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.core.errors import ConfigError, SnapshotError
+from asyncdata.loader.config import Ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ("from_torch_state", "ranks", "refuse_in_torch_worker", "to_torch_state")
+
+_KEY = "asyncdata"
+
+
+def ranks(group: Any = None, *, gradient_accumulation: int = 1, round_up: bool | None = None) -> Ranks:
+    """``Ranks(rank=..., world_size=...)`` of this process, for ``DataLoader(..., ranks=ranks())``.
+
+    From torch.distributed, if it is initialised; otherwise from Ray Train, in one of its workers; otherwise from
+    ``RANK`` and ``WORLD_SIZE``, which ``torchrun`` and others set; otherwise this is the only process.
+
+    :param group: the process group of data parallelism, if ranks of tensor, pipeline or context parallelism must
+        get the same data: ``mesh["dp"].get_group()``. None: every process is a separate rank.
+    :param gradient_accumulation: see :class:`~asyncdata.Ranks`, also for ``round_up``.
+    :raises ConfigError: if there is a group and no torch.distributed, or the process is not in it, or the two
+        variables are not both whole numbers.
+    """
+    distributed = _initialised()
+    if distributed is not None:
+        rank, world_size = distributed.get_rank(group), distributed.get_world_size(group)
+        if rank < 0:
+            raise ConfigError("this process is not in the process group that ranks() was given")
+
+    elif group is not None:
+        raise ConfigError("ranks() was given a process group, and torch.distributed is not initialised")
+    else:
+        rank, world_size = _of_ray_train() or _of_environment(os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
+
+    return Ranks(rank=rank, world_size=world_size, gradient_accumulation=gradient_accumulation, round_up=round_up)
+
+
+def _initialised() -> Any:
+    """torch.distributed, if it is initialised, for which it must be imported; otherwise None."""
+    distributed = sys.modules.get("torch.distributed")
+    is_there = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if is_there else None
+
+
+def _of_ray_train() -> tuple[int, int] | None:
+    """Of a worker of Ray Train, for which it must be imported; otherwise None."""
+    train = sys.modules.get("ray.train")
+    if train is None:
+        return None
+
+    try:
+        context = train.get_context()
+        rank, world_size = context.get_world_rank(), context.get_world_size()
+    except RuntimeError:  # this process is not one of its workers
+        return None
+
+    return None if rank is None or world_size is None else (int(rank), int(world_size))
+
+
+def _of_environment(rank: str | None, world_size: str | None) -> tuple[int, int]:
+    if rank is None and world_size is None:
+        return 0, 1
+
+    try:
+        return int(rank or ""), int(world_size or "")
+    except ValueError:
+        raise ConfigError(
+            f"the environment has RANK={rank!r} and WORLD_SIZE={world_size!r}: set both to whole numbers, or neither"
+        ) from None
+
+
+def refuse_in_torch_worker() -> None:
+    """Each worker of torch would have its own loader, and deliver the same samples.
+
+    :raises ConfigError: in a worker process of torch.
+    """
+    workers = sys.modules.get("torch.utils.data")
+    found = None if workers is None else workers.get_worker_info()
+    if found is not None:
+        raise ConfigError(
+            f"this dataset is read in one of torch's {found.num_workers} workers, and each would deliver the same "
+            "batches: pass num_workers=0 to torch's DataLoader. asyncdata has workers of its own: pass num_workers= to "
+            "the dataset"
+        )
+
+
+def to_torch_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"asyncdata": text}``, of a loader's state dict.
+
+    A distributed checkpoint loads only keys that the target object has, and a fresh loader's state lacks keys that it
+    may have later. So there is always one key.
+    """
+    return {_KEY: json.dumps(state)}
+
+
+def from_torch_state(state: Mapping[str, Any]) -> Any:
+    """The inverse of :func:`to_torch_state`. Other values are returned unchanged: they may be a loader's state dict.
+
+    :raises SnapshotError: if the text is not JSON.
+    """
+    if not isinstance(state, dict) or list(state) != [_KEY]:
+        return state
+
+    try:
+        return json.loads(state[_KEY])
+    except (TypeError, ValueError) as error:
+        raise SnapshotError(f"AD602 this state_dict cannot be loaded: its text is damaged: {error}") from error

@@ -1,0 +1,266 @@
+"""An open source whose rows are ordered one by one, over the row index; also those of planned packs."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdata.batching.planned import PlannedOrder
+from asyncdata.core.cache_dir import cache_folder
+from asyncdata.core.callbacks import no_op
+from asyncdata.core.digest import canonical, digest
+from asyncdata.core.errors import ConfigError, LoaderClosedError
+from asyncdata.core.file_checks import check_ours
+from asyncdata.core.log import get_logger
+from asyncdata.core.specs import ReaderSpec
+from asyncdata.core.temporary_folder import TemporaryFolder
+from asyncdata.delivery.bad_rows import without_text
+from asyncdata.loader.open_token_cache import cache_of
+from asyncdata.loader.opened_source import OpenedSource, job_of, with_block_cache
+from asyncdata.order.order import RowOrder
+from asyncdata.order.shuffle import RowShuffle
+from asyncdata.prefetch.row_index.builder import Indexer
+from asyncdata.prefetch.row_index.index_file import IndexFile, hold_rows, make_room
+from asyncdata.prefetch.row_index.row_index import RowIndex
+from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
+from asyncdata.sources.stream import RowStream
+from asyncdata.tokenization.base import fingerprints_of, has_fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdata.batching.rules import PackRules
+    from asyncdata.core.errors import BadRowError
+    from asyncdata.core.messages import Job
+    from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.loader.config import LoaderConfig
+    from asyncdata.loader.opened_source import Call, Place
+    from asyncdata.order.rank_share import Share
+    from asyncdata.prefetch.token_cache.cache import TokenCache
+    from asyncdata.prefetch.windows.base import Windows
+    from asyncdata.sources.base import Blocks, Source
+    from asyncdata.workers.base import Executor
+
+    Function = Any
+
+__all__ = (
+    "index_identity",
+    "opened_rows",
+    "shuffle_of_plan",
+)
+
+_log = get_logger(__name__)
+_INDEX_BLOCK_BYTES = 1 << 20
+_MAX_CANARY_BLOCKS = 8
+
+
+def _index_folder(config: LoaderConfig) -> str:
+    """The folder of the row index; empty if it is not stored."""
+    folder = cache_folder() if config.cache.folder is None else config.cache.folder
+    return folder and f"{folder}/index"
+
+
+def index_identity(files: Blocks, job: Job, check: str, function: Function) -> str:
+    """The digest of all that the index depends on; empty if that is not known."""
+    if check == "samples" and not has_fingerprint(function):
+        return ""
+
+    what = {
+        "data": files.fingerprint()["digest"],
+        "reader": [
+            job.reader.identity,
+            {name: job.reader.settings[name] for name in job.reader.settings if name != "stamps"},
+        ],
+        "limits": [job.block_bytes, job.max_row_bytes],
+        "check": check,
+        "function": fingerprints_of(function) if check == "samples" else None,
+    }
+    return digest(canonical(what))
+
+
+def opened_rows(
+    source: Source,
+    shuffle: RowShuffle,
+    config: LoaderConfig,
+    function: Any,
+    bad_rows: BadRowPolicy,
+    plan: PackRules | None,
+    share: Share | None,
+) -> OpenedSource:
+    """Open the source; :func:`asyncdata.loader.opening.opened_source` says more."""
+    files = with_block_cache(_open_rows(source, plan), config.cache)
+    rows = RowOrder(shuffle, config.seed) if plan is None else PlannedOrder(plan, shuffle, config.seed)
+    return _IndexedSource(files, rows, config, function, bad_rows, share).opened()
+
+
+def _open_rows(source: Source, plan: PackRules | None) -> Blocks:
+    """The source as blocks whose rows can be read one by one."""
+    files = source.open(_INDEX_BLOCK_BYTES)
+    if not isinstance(files, RowStream):
+        return files
+
+    blocks = files.as_blocks(_INDEX_BLOCK_BYTES)
+    if blocks is None:
+        raise ConfigError(_needs_rows(files, plan))
+
+    return blocks
+
+
+def shuffle_of_plan(plan: PackRules, config: LoaderConfig) -> RowShuffle:
+    """The order in which rows are numbered for the plan. Only rows that yield a sample get a number."""
+    shuffle = config.order
+    if not plan.is_shuffled:
+        if isinstance(shuffle, RowShuffle):
+            return msgspec.structs.replace(shuffle, only_kept=True)
+
+        raise ConfigError(
+            f"AD453 packs can be planned only over an order of single rows, which shuffle={config.shuffle!r} is not: "
+            'use shuffle="full" or a RowShuffle, or pack without a plan'
+        )
+
+    if config.shuffle is True or config.shuffle == "full":
+        return RowShuffle(method="none", only_kept=True)
+
+    if isinstance(shuffle, RowShuffle) and shuffle.method == "none":
+        return msgspec.structs.replace(shuffle, only_kept=True)
+
+    raise ConfigError(
+        f"AD453 XTunerPacking has an order of rows of its own, which shuffle={config.shuffle!r} would not change: "
+        "leave shuffle out; or, for some of the rows, use RowShuffle(method='none', first=..., stop=...)"
+    )
+
+
+def _needs_rows(files: RowStream, plan: PackRules | None) -> str:
+    path = files.files[0].path
+    if plan is not None:
+        return (
+            f"AD453 {path} can only be read from front to back, and a plan of packs needs every row by itself: use "
+            "SoftPacking or HardPacking, which need no plan, or decompress or convert the data"
+        )
+
+    return (
+        f"{path} can only be read from front to back, and this shuffle needs every row by "
+        "itself: use shuffle=True, which mixes windows, or decompress or convert the data"
+    )
+
+
+class _IndexedSource:
+    """Rows ordered one by one, over the row index."""
+
+    def __init__(
+        self,
+        files: Blocks,
+        order: RowOrder | PlannedOrder,
+        config: LoaderConfig,
+        function: Any,
+        bad_rows: BadRowPolicy,
+        share: Share | None,
+    ) -> None:
+        shuffle = order.shuffle
+        self._files = files
+        self._order = order
+        self._share = share
+        self._cached = cache_of(
+            files, job_of(files, config, function, _INDEX_BLOCK_BYTES), config, function, has_rows=True
+        )
+        self._job = self._cached.job
+        self._identity = index_identity(files, self._job, shuffle.looks_at, function)
+        self._folder = _index_folder(config)
+        self._remove: Callable[[], object] = no_op
+        self._refuse_foreign()
+        self._make_room(config.cache.max_row_index_bytes)
+        self._index = RowIndex(files, shuffle, "" if files.reads_single_rows else self._spool_folder())
+        if self._index.spool:
+            spooled = {"inner": files.reader.path, "settings": files.reader.settings, "folder": self._index.spool}
+            reader = ReaderSpec("asyncdata.sources.spool:SpoolReader", spooled)
+            self._job = msgspec.structs.replace(self._job, reader=reader)
+        self._bad_rows = bad_rows
+        self._num_bad_rows = 0
+
+    def opened(self) -> OpenedSource:
+        """Its description."""
+        files, job = self._files, self._job
+        # Any block of an array except the first would need the array to be read up to there at every start.
+        canary_blocks = 1 if any(files.are_arrays) else _MAX_CANARY_BLOCKS
+        slot_bytes = min(_MAX_CANARY_BLOCKS, files.num_blocks) * job.stride
+        return OpenedSource(files, self._order, job, slot_bytes, canary_blocks, self._open, self._close, self._index)
+
+    def _open(self, executor: Executor, restart_point: Place, _: Call) -> tuple[Windows, TokenCache | None]:
+        def indexer(on_growth: Callable[[], object]) -> Indexer:
+            check, excerpts = self._order.shuffle.looks_at, self._bad_rows.shows_row
+            knobs: dict[str, Any] = {"shows_rows": excerpts, "cache": cache if check == "samples" else None}
+            return Indexer(files, executor, index, check, self._file(), self._pass_over, on_growth, **knobs)
+
+        files, index = self._files, self._index
+        cache = self._cached.open(executor)
+        knobs: dict[str, Any] = {"restart_point": restart_point, "cache": cache}
+        return IndexedWindows(files, self._order, executor, index, indexer, self._share, **knobs), cache
+
+    def _close(self) -> None:
+        if not self._index.is_complete:  # calls may wait for it
+            self._index.fail(LoaderClosedError("the loader was closed before its rows were counted"))
+        self._cached.close()
+        self._files.close()
+        self._remove()
+
+    def _pass_over(self, error: BadRowError) -> None:
+        policy = self._bad_rows
+        error = error if policy.shows_row else without_text(error)
+        if not policy.is_raised:
+            policy.pass_over(error)
+        if policy.stops_after(self._num_bad_rows):
+            raise policy.stop_error(error)
+
+        self._num_bad_rows += 1
+
+    def _refuse_foreign(self) -> None:
+        """Refuse an index that another user may have written: it would choose this run's rows."""
+        if self._identity and self._folder:
+            with suppress(OSError):  # a folder that cannot be used: the index is built again, and that is logged
+                check_ours(f"{self._folder}/{self._identity}.index", "Cache(folder=...)", is_folder=False)
+                check_ours(f"{self._folder}/{self._identity}.rows", "Cache(folder=...)", is_folder=True)
+
+    def _make_room(self, max_bytes: int | None) -> None:
+        if max_bytes is None or not self._folder:
+            return
+
+        try:
+            removed = make_room(self._folder, max_bytes, self._identity)
+        except OSError as error:
+            _log.warning("index.not_evicted", path=self._folder, reason=str(error))
+            return
+
+        if removed:
+            num_bytes = sum(index.num_bytes for index in removed)
+            _log.info("index.evicted", path=self._folder, num_indexes=len(removed), num_bytes=num_bytes)
+
+    def _spool_folder(self) -> str:
+        """The folder that rows are copied to: in the cache, or a temporary one if the index is not stored."""
+        if self._identity and self._folder:
+            folder = f"{self._folder}/{self._identity}.rows"
+            try:
+                os.makedirs(folder, mode=0o700, exist_ok=True)
+                self._remove = weakref.finalize(self, os.close, hold_rows(folder))
+            except OSError as error:
+                _log.warning("index.not_written", path=folder, reason=str(error))
+            else:
+                return folder
+
+        temporary = TemporaryFolder("rows")
+        self._remove = temporary.close
+        return temporary.path
+
+    def _file(self) -> IndexFile | None:
+        """The file that stores the index; None if the index is not stored."""
+        if not (self._identity and self._folder):
+            return None
+
+        try:
+            return IndexFile(self._folder, self._identity)
+        except OSError as error:
+            _log.warning("index.not_written", path=self._folder, reason=str(error))
+            return None

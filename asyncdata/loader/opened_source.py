@@ -1,0 +1,143 @@
+"""The description of an open source, and what all kinds of them have in common: the workers' job, kept blocks."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from asyncdata.core.cache_dir import cache_folder
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.file_checks import check_ours
+from asyncdata.core.messages import Job
+from asyncdata.core.specs import BlockCacheSpec
+from asyncdata.prefetch.canaries import Canaries
+from asyncdata.prefetch.windows.block_windows import SLACK_BYTES
+from asyncdata.sources.base import Files
+from asyncdata.tokenization.base import describe, fingerprints_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdata.batching.planned import PlannedOrder
+    from asyncdata.core.types import Position
+    from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.loader.config import Cache, LoaderConfig
+    from asyncdata.order.order import Order, RowOrder
+    from asyncdata.prefetch.row_index.row_index import RowIndex
+    from asyncdata.prefetch.token_cache.cache import TokenCache
+    from asyncdata.prefetch.windows.base import Windows
+    from asyncdata.sources.base import Blocks
+    from asyncdata.sources.stream import StreamOrder
+    from asyncdata.workers.base import Executor
+
+    Place = Callable[[], Position]
+    """Returns the first position that a restart would need now."""
+    Call = Callable[[], object]
+    BlocksT = TypeVar("BlocksT", bound=Blocks)
+
+__all__ = ("OpenedPart", "OpenedSource", "job_of", "with_block_cache")
+
+
+class OpenedSource(msgspec.Struct, frozen=True):
+    """An open source, with the order D over it. How it is read is decided here once.
+
+    :ivar order: as far as it is known before reading.
+    :ivar slot_bytes: memory of a slot.
+    :ivar canary_blocks: blocks from which canaries may be taken.
+    :ivar open: opens the windows of D, and the token cache, if there is one. It is given the first position that a
+        restart would need now, as a function; and what is called, in the service's thread, when a window became ready,
+        or has a fault, without a reply.
+    :ivar close: closes the source; removes files that were written only for this run.
+    :ivar index: the row index; None if the order needs none.
+    """
+
+    files: Blocks
+    order: Order | RowOrder | PlannedOrder | StreamOrder
+    job: Job
+    slot_bytes: int
+    canary_blocks: int
+    open: Callable[[Executor, Place, Call], tuple[Windows, TokenCache | None]]
+    close: Call
+    index: RowIndex | None = None
+
+
+class OpenedPart:
+    """One source of a loader, open: the only one, or a part of a mixture.
+
+    :ivar name: of the part; empty for the only one.
+    :ivar config: the loader's configuration, as it holds for it.
+    :ivar bad_rows: what is done with its bad rows.
+    :ivar executor: what reads and tokenizes it; this, ``windows`` and ``cache`` are set by :meth:`open`.
+    """
+
+    executor: Executor
+    windows: Windows
+    cache: TokenCache | None
+
+    def __init__(
+        self, name: str, source: OpenedSource, config: LoaderConfig, function: Any, bad_rows: BadRowPolicy
+    ) -> None:
+        self.name = name
+        self.source = source
+        self.config = config
+        self.function = function
+        self.bad_rows = bad_rows
+        self._function_fingerprints: dict[str, str] | None = None
+
+    def open(self, executor: Executor, restart_point: Place, on_ready: Call) -> None:
+        """Open the windows, and the token cache; see :class:`OpenedSource`."""
+        self.executor = executor
+        self.windows, self.cache = self.source.open(executor, restart_point, on_ready)
+
+    def canaries(self) -> Canaries:
+        """Its canaries."""
+        source = self.source
+        return Canaries(source.files, self.executor, source.job.stride, source.canary_blocks)
+
+    def fingerprints(self) -> dict[str, Any]:
+        """Digests of all that its tokens depend on. The first call reads a little of every file."""
+        if self._function_fingerprints is None:  # once: the workers have loaded it, even if its files change later
+            self._function_fingerprints = fingerprints_of(self.function)
+        return {"data": self.source.files.fingerprint(), **self._function_fingerprints}
+
+
+def job_of(files: Blocks, config: LoaderConfig, function: Any, block_bytes: int) -> Job:
+    """The workers' job: what they read, and by which function."""
+    return Job(
+        files=files.files,
+        tokenize=None if config.num_workers == 0 else describe(function),
+        max_row_bytes=files.max_row_bytes,
+        block_bytes=block_bytes,
+        slack_bytes=SLACK_BYTES,
+        reader=files.reader,
+        with_token_sums=config.digest == "tokens",
+        stores=list(getattr(files, "stores", ())),
+    )
+
+
+def with_block_cache(files: BlocksT, cache: Cache) -> BlocksT:
+    """The opened source, whose objects are kept on the local disk if ``cache`` asks for it.
+
+    :raises ConfigError: if the folder cannot be made, or belongs to another user.
+    """
+    opened: object = files
+    if cache.remote_max_bytes is not None and isinstance(opened, Files) and _has_objects(opened):
+        folder = cache_folder() if cache.folder is None else cache.folder
+        path = os.path.join(os.path.abspath(os.path.expanduser(folder)), "blocks")
+        try:
+            check_ours(path, "Cache(folder=...)", is_folder=True)
+            os.makedirs(path, 0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"AD345 blocks of objects cannot be kept in {path}: {error.strerror or error}; set Cache(folder=...) "
+                "to a folder that can be written, or leave remote_max_bytes out"
+            ) from error
+
+        opened.keep_blocks(BlockCacheSpec(path, cache.remote_max_bytes))
+    return files
+
+
+def _has_objects(files: Files) -> bool:
+    return any(file.pin is not None for file in files.files)

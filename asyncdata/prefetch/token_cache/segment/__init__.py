@@ -1,1 +1,0 @@
-"""One file of cached samples: its layout, its reader and its writer."""

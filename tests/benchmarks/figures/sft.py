@@ -1,0 +1,112 @@
+"""Chats, long contexts and packs: their templates, and what they cost beside the tokenizer and beside XTuner."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.benchmarks.chats import chats as packed_chats
+from tests.benchmarks.framework import at_least, at_most, ratios, rounds
+from tests.benchmarks.inputs import chats, long_contexts
+
+if TYPE_CHECKING:
+    from tests.benchmarks.framework import Bench
+
+FAST_COUNTS = {"num_rows": 60_000, "num_warm_rows": 16_000}
+_WHAT = "ours over XTuner's loader, packed batches of 4096 tokens"
+_NEEDED = ("torch", "transformers", "datasets", "pydantic", "xxhash", "PIL")
+
+
+def chat_template(bench: Bench) -> None:
+    """S14: rendering one user turn, beside the same template compiled by bare Jinja."""
+    (found,) = rounds(partial(bench.probe, "chat_template", tokenizer=bench.tokenizer), num_rounds=bench.num_rounds)
+    bench.report("S14", "bare Jinja, compiled before", found["bare_us"], "us a chat")
+    bench.report("S14", "ours, as any chat is rendered", found["ours_us"], "us a chat")
+    bench.report("S14", "ours over bare Jinja", ratios(found["ours_us"], found["bare_us"]), "x", at_most(1.1))
+    bench.report("S14", "ours, the template proven", found["proven_us"], "us a chat", at_most(1.5))
+
+
+def chat_sft(bench: Bench) -> None:
+    """S15: chats of four turns with labels, steady, over HF's tokenizer alone on the same text."""
+    size = 20 if bench.quick else 150
+    path, num_rows = str(chats(bench.folder, size)), 1000 if bench.quick else 8000
+    knobs = {"path": _rendered(bench, path, size), "tokenizer": bench.tokenizer, "num_processes": bench.num_workers}
+    raw = partial(bench.probe, "raw_in_processes", num_rows=num_rows, num_warm_rows=512, **knobs)
+    steady = partial(bench.probe, "steady", path=path, tokenizer=bench.tokenizer, kind="chat")
+    for backend in bench.backends:
+        counts = {"num_rows": num_rows, "num_warm_rows": 512}
+        if backend != "hf":
+            counts = {name: 2048 if bench.quick else most for name, most in FAST_COUNTS.items()}
+        ours = partial(steady, backend=backend, num_workers=bench.num_workers, **counts)
+        found, alone = rounds(ours, raw, num_rounds=bench.num_long_rounds)
+        rate = found["rows_per_s"]
+        bench.report("S15", f"{backend}: chats of four turns, steady, {bench.num_workers} workers", rate, "rows/s")
+        over, goal = ratios(rate, alone["rows_per_s"]), at_least(0.9 if backend == "hf" else 15.0)
+        bench.report("S15", f"{backend}: over HF's tokenizer alone on the same text", over, "x", goal)
+
+
+def _rendered(bench: Bench, chats_path: str, size: int) -> str:
+    """The same chats as texts; made once for each tokenizer."""
+    source = (Path(bench.tokenizer) / "tokenizer_config.json").read_bytes()
+    path = bench.folder / f"chats_{size}mb_{hashlib.sha256(source).hexdigest()[:8]}.jsonl"
+    if not path.exists():
+        temporary = path.with_suffix(".part")
+        bench.probe("rendered_chats", tokenizer=bench.tokenizer, path=chats_path, out=str(temporary))
+        temporary.rename(path)
+    return str(path)
+
+
+def packed_sft(bench: Bench) -> None:
+    """S16: packed batches beside XTuner's loader, both with what an earlier run left in their caches.
+
+    XTuner's cache has the rows' offsets and lengths; ours the tokens, or nothing, with a fast tokenizer.
+    """
+    lacking = [name for name in _NEEDED if find_spec(name) is None]
+    if "ASYNCDATA_XTUNER" not in os.environ or lacking:
+        bench.note("S16", _WHAT, f"needs XTuner's tree, named by ASYNCDATA_XTUNER, and {', '.join(_NEEDED)}")
+        return
+
+    path = str(packed_chats(bench.folder, 4000 if bench.quick else 40_000))
+    common = {"path": path, "tokenizer": bench.tokenizer, "max_length": 4096, "num_workers": bench.num_workers}
+    theirs = partial(_packs, bench, "xtuner", num_warm=10, num_batches=40 if bench.quick else 250, **common)
+    ours = partial(_packs, bench, "ours", num_warm=20, num_batches=100 if bench.quick else 1500, **common)
+    calls = {"XTuner": theirs, "ours, token cache": partial(ours, caches_tokens=True)}
+    calls |= {f"ours, {backend}": partial(ours, backend=backend) for backend in bench.backends}
+    theirs(num_batches=1)  # fills their cache
+    ours(caches_tokens=True, backend=bench.backends[-1], num_batches=100_000)  # the whole epoch fills ours
+    found = rounds(*calls.values(), num_rounds=bench.num_long_rounds)
+    rates = {name: figures["batches_per_s"] for name, figures in zip(calls, found, strict=True)}
+    for name, rate in rates.items():
+        bench.report("S16", f"{name}: packed batches of 4096 tokens", rate, "batches/s")
+    for name in list(rates)[1:]:
+        goal = None if name == "ours, hf" else at_least(10)
+        bench.report("S16", f"{name}: over XTuner's loader", ratios(rates[name], rates["XTuner"]), "x", goal)
+
+
+def _packs(bench: Bench, side: str, **settings: Any) -> dict[str, float]:
+    cache = Path(bench.folder) / "packed" / side
+    cache.mkdir(parents=True, exist_ok=True)
+    return bench.probe_of("tests.benchmarks.xtuner_probe", side, cache=str(cache), **settings)
+
+
+def long_context(bench: Bench) -> None:
+    """S17: BABILong's rows of 32,768 tokens, steady, by each fast backend over HF's."""
+    knobs: dict[str, Any] = {"path": str(long_contexts(bench.folder, 40 if bench.quick else 300))}
+    knobs |= {"tokenizer": bench.tokenizer, "kind": "babilong", "num_workers": bench.num_workers, "shuffle": False}
+    steady = partial(bench.probe, "steady", **knobs)
+    for backend in bench.fast_backends:
+        fast, slow = rounds(
+            partial(steady, backend=backend, num_rows=128 if bench.quick else 1280),
+            partial(steady, backend="hf", num_rows=32 if bench.quick else 128),
+            num_rounds=bench.num_long_rounds,
+        )
+        ours, theirs = fast["rows_per_s"], slow["rows_per_s"]
+        bench.report("S17", f"{backend}: rows of 32,768 tokens, {bench.num_workers} workers", ours, "rows/s")
+        bench.report("S17", "hf: the same", theirs, "rows/s")
+        bench.report("S17", f"{backend} over hf", ratios(ours, theirs), "x", at_least(10.0))
+    if not bench.fast_backends:
+        bench.note("S17", "fast backend over hf", "not installed")

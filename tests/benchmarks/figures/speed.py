@@ -1,0 +1,211 @@
+"""Rows a second: beside the tokenizer alone, at first, with more workers, mixed, recorded, cached; and which rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.workers.machine import num_usable_cpus
+from tests.benchmarks.backends import special_tokens
+from tests.benchmarks.framework import at_least, at_most, ratios, rounds
+from tests.benchmarks.inputs import fuzzed
+from tests.benchmarks.shuffle_quality import OURS, shuffle_quality
+
+if TYPE_CHECKING:
+    from tests.benchmarks.framework import Bench
+
+
+CPUS_FOR_EIGHT = 16
+NUM_WARM_ROWS = 100_000
+"""Of a fast backend, here and there: until it has seen the usual words, and the read-ahead is found."""
+
+
+def _loading(bench: Bench, backend: str, fast: int, slow: int) -> dict[str, Any]:
+    """For as many rows as a fast backend, or Hugging Face's, goes through in some seconds."""
+    is_fast = backend != "hf"
+    num_rows = (16_000 if bench.quick else fast) if is_fast else (4000 if bench.quick else slow)
+    path = bench.fresh if is_fast else bench.small
+    return {"path": path, "tokenizer": bench.tokenizer, "backend": backend, "num_rows": num_rows}
+
+
+def throughput(bench: Bench) -> None:
+    """S2: steady rows/s, shuffled, over the tokenizer alone in as many processes, on fresh text."""
+    for backend in bench.backends:
+        knobs = _loading(bench, backend, 190_000, 20_000)
+        knobs["num_warm_rows"] = 1024 if backend == "hf" else 4096 if bench.quick else NUM_WARM_ROWS
+        steady = partial(bench.probe, "steady", num_workers=bench.num_workers, **knobs)
+        raw = partial(bench.probe, "raw_in_processes", num_processes=bench.num_workers, **knobs)
+        deep = [partial(steady, buffer_size=8192)] * (backend != "hf")
+        found, alone, *more = rounds(steady, raw, *deep, num_rounds=bench.num_rounds)
+        ours, theirs = found["rows_per_s"], alone["rows_per_s"]
+        bench.data[backend] = {"ours": ours, "raw": theirs}
+        bench.report("S2", f"{backend}: ours, steady, {bench.num_workers} workers", ours, "rows/s")
+        bench.report("S2", f"{backend}: the tokenizer alone in {bench.num_workers} processes", theirs, "rows/s")
+        bench.report("S2", f"{backend}: the same", alone["megabytes_per_s"], "MB/s")
+        goal = at_least(0.95 if backend == "hf" else 0.80)
+        bench.report("S2", f"{backend}: ours over the tokenizer alone", ratios(ours, theirs), "", goal)
+        for each in more:
+            bench.report("S2", f"{backend}: the same, 8192 samples read ahead", ratios(each["rows_per_s"], theirs))
+    if not bench.fast_backends:
+        bench.note("S2", "fast backend over the tokenizer alone", "not installed")
+
+
+def first_run(bench: Bench) -> None:
+    """S2b: a run with nothing proven, at full speed: rows/s until its workers switch, and the seconds until then."""
+    if not bench.fast_backends:
+        bench.note("S2b", "first run", "no fast backend is installed")
+        return
+
+    knobs = {"path": bench.fresh, "tokenizer": bench.tokenizer, "num_workers": bench.num_workers}
+    knobs["num_rows"] = 2048 if bench.quick else 60_000
+    ours, of_hf = rounds(
+        partial(bench.probe, "first_run", at_most_s=2.0 if bench.quick else 60.0, **knobs),
+        partial(bench.probe, "steady", backend="hf", num_warm_rows=1024, **knobs),
+        num_rounds=bench.num_long_rounds,
+    )
+    before = ratios(ours["rows_per_s"], of_hf["rows_per_s"])
+    bench.report("S2b", "first run: rows/s until the switch, over HF's tokenizer", before, "", at_least(0.95))
+    bench.report("S2b", "first run: seconds until the fast rate", ours["switch_s"], "s", at_most(20))
+    after = ratios(ours["fast_rows_per_s"], of_hf["rows_per_s"])
+    bench.report("S2b", "first run: rows/s after the switch, over HF's tokenizer", after, "x")
+
+
+def token_cache(bench: Bench) -> None:
+    """S10: a second epoch out of the token cache, beside the tokenizers alone in as many processes."""
+    backend = bench.backends[-1]
+    path = bench.fresh if backend != "hf" else bench.small
+    num_rows = 4000 if bench.quick else 20_000
+    raw = partial(bench.probe, "raw_in_processes", path=bench.fresh, tokenizer=bench.tokenizer)
+    raw = partial(raw, num_processes=bench.num_workers)
+    ours = partial(bench.probe, "second_epoch", path=path, tokenizer=bench.tokenizer, backend=backend)
+
+    def second_epoch() -> dict[str, float]:
+        with tempfile.TemporaryDirectory(dir=bench.folder) as cache:
+            return ours(cache=cache, num_workers=bench.num_workers)
+
+    cached, *alone = rounds(
+        second_epoch,
+        *(partial(raw, backend=name, num_rows=num_rows * (1 if name == "hf" else 8)) for name in bench.backends),
+        num_rounds=bench.num_long_rounds,
+    )
+    second = cached["second_rows_per_s"]
+    bench.data["rows_per_s"] = cached
+    bench.report("S10", "second epoch from the token cache", second, "rows/s")
+    bench.report("S10", "of it out of the cache", [100 * share for share in cached["cached_share"]], "%", at_least(100))
+    bench.report("S10", "CPU of the trainer's process a row then", cached["second_cpu_us_per_row"], "us")
+    bench.report("S10", "CPU of its workers a row then", cached["second_workers_us_per_row"], "us")
+    bench.report("S10", "the epoch before, tokenized and written", cached["first_rows_per_s"], "rows/s")
+    for name, one in zip(bench.backends, alone, strict=True):
+        goal = at_least(100 if name == "hf" else 5)
+        bench.report("S10", f"second epoch over {name} alone", ratios(second, one["rows_per_s"]), "x", goal)
+
+
+def scaling(bench: Bench) -> None:
+    """S12: rows/s with more workers over one."""
+    num_rows = 2000 if bench.quick else 10_000
+    steady = partial(bench.probe, "steady", path=bench.small, tokenizer=bench.tokenizer, num_warm_rows=1024)
+    for num_workers, goal in ((2, 1.9), (8, 7.0)):
+        if num_workers == 8 and num_usable_cpus() < CPUS_FOR_EIGHT:
+            bench.note("S12", "8 workers over 1", f"needs {CPUS_FOR_EIGHT} cores, here are {num_usable_cpus()}")
+            continue
+
+        calls = [partial(steady, num_workers=number, num_rows=number * num_rows) for number in (1, num_workers)]
+        one, more = rounds(*calls, num_rounds=bench.num_rounds)
+        found = ratios(more["rows_per_s"], one["rows_per_s"])
+        bench.report("S12", f"rows/s with {num_workers} workers over 1", found, "x", at_least(goal))
+
+
+def mixtures(bench: Bench) -> None:
+    """S19: a mixture beside one file of the same rows: its rate with five parts, and its first batch with twenty."""
+    for backend in bench.backends:
+        knobs = _loading(bench, backend, 190_000, 20_000) | {"num_warm_rows": 4096, "num_workers": bench.num_workers}
+        steady = partial(bench.probe, "steady", **knobs)
+        one, five = rounds(steady, partial(steady, path=_cut(knobs["path"], 5)), num_rounds=bench.num_rounds)
+        found = ratios(five["rows_per_s"], one["rows_per_s"])
+        bench.report("S19", f"{backend}: rows/s, a mixture of 5 parts over one file", found, "x", at_least(0.95))
+        bench.report("S19", f"{backend}: CPU of the trainer's process per row", five["parent_cpu_us_per_row"], "us")
+    first = partial(bench.probe, "first_batch", tokenizer=bench.tokenizer)
+    calls = [partial(first, path=path) for path in (bench.small, _cut(bench.small, 20))]
+    one, twenty = rounds(*calls, num_rounds=bench.num_rounds)
+    found = ratios(twenty["first_batch_s"], one["first_batch_s"])
+    bench.report("S19", "first batch of 32, a mixture of 20 parts over one file", found, "x", at_most(1.2))
+
+
+def _cut(path: str, num_parts: int) -> str:
+    """The rows of a file in so many parts, and a mixture of these in equal shares."""
+    mix = Path(f"{path}.{num_parts}.mix.json")
+    if mix.exists():
+        return str(mix)
+
+    names = [f"{path}.{number}-of-{num_parts}.jsonl" for number in range(num_parts)]
+    with open(path, "rb") as file:
+        lines = file.readlines()
+    for number, name in enumerate(names):
+        Path(name).write_bytes(b"".join(lines[number::num_parts]))
+    mix.write_text(json.dumps({"parts": {f"part{number:02}": name for number, name in enumerate(names)}}))
+    return str(mix)
+
+
+def recorded(bench: Bench) -> None:
+    """S20: rows/s with ``telemetry=...`` over without, in turn; every other round begins with the other one.
+
+    After as many rows as are measured the recorder's helper has loaded the vocabulary, and has chosen most of the
+    samples that are kept.
+    """
+    for backend in bench.backends:
+        knobs = _loading(bench, backend, 250_000, 10_000) | {"num_workers": bench.num_workers, "pause_s": 1.0}
+        knobs["num_warm_rows"] = 4096 if bench.quick else knobs["num_rows"]
+        found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+        with tempfile.TemporaryDirectory() as folder:
+            for number in range(1 if bench.quick else 6):
+                for is_recorded in (False, True) if number % 2 == 0 else (True, False):
+                    more = {"telemetry": str(Path(folder) / "run")} if is_recorded else {}
+                    found[is_recorded].append(bench.probe("steady", **knobs, **more))
+        rates, cpu = (
+            [[each[name] for each in found[is_recorded]] for is_recorded in (True, False)]
+            for name in ("rows_per_s", "parent_cpu_us_per_row")
+        )
+        bench.report("S20", f"{backend}: rows/s, recorded over not recorded", ratios(*rates), "x", at_least(0.98))
+        bench.report("S20", f"{backend}: CPU of the trainer's process per row", cpu[0], "us")
+        bench.report("S20", f"{backend}: the same, not recorded", cpu[1], "us")
+
+
+def exactness(bench: Bench) -> None:
+    """S1: ids are those of Hugging Face's ``tokenizers``: of generated prompts, odd texts, and real prompts."""
+    files = {
+        f"{bench.small_mb} MB of prompts": Path(bench.small),
+        "fuzzed texts": fuzzed(bench.folder, 1000 if bench.quick else 10_000, special_tokens(bench.tokenizer)),
+        "GSM8K": Path(os.environ.get("ASYNCDATA_TEST_DATA", "-")) / "gsm8k" / "train.slime.jsonl",
+    }
+    with tempfile.TemporaryDirectory(dir=bench.folder) as scratch:
+        for name, path in files.items():
+            if not path.exists():
+                continue
+
+            out = f"{scratch}/{name.replace(' ', '_')}"
+            found = bench.probe("hf_ids", path=str(path), tokenizer=bench.tokenizer, out=out)
+            bench.data[name] = {**found, "bytes_per_token": found["bytes"] / found["tokens"]}
+            for backend in bench.backends:
+                _compare(bench, name, str(path), backend, out)
+    for backend in sorted({"gigatoken", "fastokens"} - set(bench.backends)):
+        bench.note("S1", f"ids equal, {backend}", "not installed")
+
+
+def _compare(bench: Bench, name: str, path: str, backend: str, expected: str) -> None:
+    found = bench.probe("mismatches", path=path, tokenizer=bench.tokenizer, backend=backend, expected=expected)
+    equal = 100 * (1 - found["wrong"] / found["rows"])
+    bench.report("S1", f"ids equal, {backend}, {name}, {found['rows']:,.0f} rows", [equal], "%", at_least(100))
+
+
+def order(bench: Bench) -> None:
+    """S11: the design effect of a batch of 256, on topics of 5,000 rows each, a million rows, 32 MiB at a time."""
+    found = shuffle_quality(bench.folder, bench.probe, seeds=(1,) if bench.quick else (1, 2))
+    bench.data["deff"] = found
+    for name, (whole, tail) in found.items():
+        goal = at_most(1.5) if name == OURS else None
+        bench.report("S11", f"deff at batch 256, {name}: whole epoch", [whole], "", goal)
+        bench.report("S11", f"deff at batch 256, {name}: last 1 %", [tail], "", goal)

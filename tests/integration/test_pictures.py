@@ -1,0 +1,151 @@
+"""Pictures as columns: a pack of samples with pictures is what its samples are alone, and a resumed run goes on so."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncdata import DataLoader, PackedCollator, SoftPacking
+from asyncdata.batching.collators.torch_tensors import to_torch
+from tests.support.pictures import FAMILIES, PATCH, processor_of
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+Image = pytest.importorskip("PIL.Image")
+
+pytestmark = pytest.mark.thorough
+
+EXACT = 1e-6
+TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+TEXT |= {"num_key_value_heads": 2, "head_dim": 8}
+VISION = {"hidden_size": 32, "intermediate_size": 64}
+
+
+@functools.cache
+def model_of(family: str) -> Any:
+    """A tiny model with random weights."""
+    tokenizer = processor_of(family).tokenizer
+    ids = {name.removesuffix("_token"): tokenizer.convert_tokens_to_ids(mark) for name, mark in marks(tokenizer)}
+    torch.manual_seed(0)
+    if family == "gemma3":
+        text = TEXT | {"vocab_size": len(tokenizer), "sliding_window": 512, "layer_types": ["full_attention"] * 2}
+        vision = VISION | {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56, "patch_size": 7}
+        named = {"image_token_id": ids["image"], "boi_token_index": ids["boi"], "eoi_token_index": ids["eoi"]}
+        config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=16, **named)
+        return transformers.Gemma3ForConditionalGeneration(config).eval()
+
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    vision = VISION | {"depth": 2, "num_heads": 2, "patch_size": PATCH, "out_hidden_size": 32}
+    vision |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}
+    named = {"image_token_id": ids["image"], "video_token_id": ids["video"]}
+    named |= {"vision_start_token_id": ids["vision_start"], "vision_end_token_id": ids["vision_end"]}
+    text = TEXT | {"vocab_size": len(tokenizer), "rope_parameters": rope}
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **named)
+    return transformers.Qwen3VLForConditionalGeneration(config).eval()
+
+
+def marks(tokenizer: Any) -> list[tuple[str, str]]:
+    names = ("image", "video", "vision_start", "vision_end", "boi", "eoi")
+    return [(name, mark) for name in names if (mark := getattr(tokenizer, f"{name}_token", None))]
+
+
+def inputs(batch: dict[str, Any], family: str) -> dict[str, Any]:
+    """The arguments of the model for a batch of one row."""
+    found = to_torch({name: batch[name] for name in ("input_ids", "position_ids", "pixel_values")})
+    if not len(batch["pixel_values"]):
+        del found["pixel_values"]
+    if family == "gemma3":
+        return found | to_torch({"token_type_ids": batch["token_type_ids"]})
+
+    positions = np.concatenate([batch["position_ids"][None], batch["mrope"].transpose(2, 0, 1)])
+    found |= to_torch({"position_ids": positions, "mm_token_type_ids": batch["mm_token_type_ids"]})
+    return found | (to_torch({"image_grid_thw": batch["image_grid_thw"]}) if len(batch["pixel_values"]) else {})
+
+
+@torch.no_grad()
+def logits(batch: dict[str, Any], family: str) -> Any:
+    model = model_of(family)
+    model.model.rope_deltas = None
+    return model(**inputs(batch, family), use_cache=False).logits[0]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def rows(tmp_path, family):
+    """A file of rows with no picture to three."""
+    mark, rng = FAMILIES[family][1], random.Random(5)
+    lines = []
+    for number in range(12):
+        paths = [f"{tmp_path}/{number}-{each}.png" for each in range(number % 4)]
+        for path in paths:
+            Image.effect_noise((rng.randint(40, 160), rng.randint(40, 160)), 60).save(path)
+        text = "".join(f"see {mark} and " for _ in paths) + "x" * rng.randint(3, 30)
+        lines.append(json.dumps({"id": number, "text": text, "pictures": paths}) + "\n")
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def make(path, family, **knobs):
+    packing = {"packing": SoftPacking(max_length=400, window_samples=6), "batch_size": 1}
+    knobs = {"num_workers": 1, "collate_fn": PackedCollator(), "timeout_s": 240} | packing | knobs
+    return DataLoader(path, tokenize_fn=FAMILIES[family][0], **knobs)
+
+
+def test_a_pack_has_the_logits_of_its_samples_alone(rows, family):
+    with make(rows, family, epochs=1, collate_fn=None) as loader:
+        packs = [batch[0] for batch in loader]
+    assert max(map(len, packs)) > 2
+    assert sum(len(document.sample.columns["pixel_values"]) > 0 for pack in packs for document in pack) == 9
+    for pack in packs:
+        together = logits(PackedCollator()([pack]), family)
+        alone = torch.cat([logits(PackedCollator()([[document]]), family) for document in pack])
+        assert float((together - alone).abs().max()) <= EXACT
+
+
+def test_positions_of_qwen_are_those_that_its_model_counts(rows, family):
+    if family != "qwen3_vl":
+        pytest.skip("only Qwen counts in three dimensions")
+
+    with make(rows, family, packing=None, collate_fn=None) as loader:
+        samples = loader.get_next_batch(12)
+    for sample in samples:
+        found = to_torch(dict(sample.columns))
+        named = {"image_grid_thw": found["image_grid_thw"]} if len(found["image_grid_thw"]) else {}
+        tokens, types = torch.from_numpy(sample.tokens.astype(np.int64))[None], found["mm_token_type_ids"][None]
+        wanted, _ = model_of(family).model.get_rope_index(tokens, mm_token_type_ids=types, **named)
+        assert wanted[:, 0].T.tolist() == sample.columns["mrope"].tolist()
+
+
+def losses(loader: DataLoader, family: str, number: int) -> list[float]:
+    """Of so many batches."""
+    found = []
+    while len(found) < number:
+        for batch in loader:
+            out = torch.nn.functional.cross_entropy(
+                logits(batch, family)[:-1], torch.from_numpy(batch["labels"])[0, 1:]
+            )
+            found.append(float(out))
+            if len(found) == number:
+                break
+    return found
+
+
+def test_a_resumed_run_has_the_same_losses(rows, family):
+    with make(rows, family) as loader:
+        whole = losses(loader, family, 6)
+    with make(rows, family) as loader:
+        losses(loader, family, 3)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(rows, family, num_workers=2) as loader:
+        loader.load_state_dict(state)
+        assert losses(loader, family, 3) == whole[3:]

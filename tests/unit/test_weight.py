@@ -1,0 +1,149 @@
+"""What the package weighs, in lines of code: by folder, and what a plain loader imports. The numbers may only become
+smaller: more weight is a line in a diff, which someone decides.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+from asyncdata.demo import tokenizer_folder
+
+PACKAGE = Path(__file__).parents[2] / "asyncdata"
+
+MAX_LINES = {
+    "": 286,
+    "batching": 1_434,
+    "checkpoint": 765,
+    "cli": 2_550,
+    "core": 1_893,
+    "delivery": 2_794,
+    "integrations": 4_678,
+    "loader": 4_033,
+    "order": 508,
+    "prefetch": 3_498,
+    "report": 1_071,
+    "sources": 4_238,
+    "telemetry": 1_246,
+    "testing": 594,
+    "tokenization": 4_880,
+    "workers": 3_070,
+}
+MAX_PLAIN_LINES = 11_000
+"""What a loader over JSONL with PromptTokenizeFn and two workers imports into the trainer's process."""
+
+WINGS = (
+    "batching.online",
+    "batching.packers",
+    "batching.planned",
+    "cli",
+    "delivery.merger",
+    "delivery.outcomes.file",
+    "delivery.outcomes.memory",
+    "delivery.part_queue",
+    "integrations",
+    "loader.mix",
+    "loader.mixture_engine",
+    "loader.outcomes",
+    "loader.recording",
+    "order.mixture",
+    "prefetch.mixture_producer",
+    "prefetch.row_index",
+    "prefetch.token_cache",
+    "prefetch.windows.indexed_windows",
+    "prefetch.windows.stream_windows",
+    "report",
+    "sources.arrow",
+    "sources.remote.reads",
+    "sources.remote.store",
+    "sources.text.text_stream",
+    "telemetry.recorder",
+    "testing",
+    "workers.inline",
+    "workers.ray.executor",
+    "workers.request_handler",
+)
+"""What is imported only where its setting is set."""
+
+PLAIN = """
+import sys
+from asyncdata import DataLoader, JsonlSource, PromptTokenizeFn
+
+path, folder = sys.argv[1:]
+settings = {"tokenize_fn": PromptTokenizeFn(folder), "num_workers": 2, "batch_size": 8, "epochs": 1}
+with DataLoader(JsonlSource(path), **settings) as loader:
+    batches = iter(loader)
+    next(batches)
+    state, numbers = loader.state_dict(), loader.statistics().to_dict()
+with DataLoader(JsonlSource(path), **settings) as loader:
+    loader.load_state_dict(state)
+    for batch in loader:
+        pass
+print(*(name for name in sys.modules if name.partition(".")[0] == "asyncdata"))
+"""
+
+
+def code_lines(text: str) -> int:
+    """Lines with code: no comments, docstrings and blank lines."""
+    between = {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    silent = between | {tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER}
+    lines: set[int] = set()
+    before = tokenize.NEWLINE
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in silent and not (token.type == tokenize.STRING and before in between):
+            lines.update(range(token.start[0], token.end[0] + 1))
+        if token.type not in {tokenize.COMMENT, tokenize.NL}:
+            before = token.type
+    return len(lines)
+
+
+def lines_of(path: Path) -> int:
+    return code_lines(path.read_text(encoding="utf-8"))
+
+
+TEXT = '''"""A module."""
+
+import os  # why
+
+
+def f(
+    x,
+):
+    """What it does.
+
+    More."""
+    # no
+    return "a"
+'''
+
+
+def test_lines_of_code_are_those_with_more_than_a_comment_or_a_docstring():
+    assert code_lines(TEXT) == 5
+
+
+def test_no_folder_outgrows_what_was_decided():
+    found: Counter[str] = Counter()
+    for path in PACKAGE.rglob("*.py"):
+        folder, _, rest = path.relative_to(PACKAGE).as_posix().partition("/")
+        found[folder if rest else ""] += lines_of(path)
+
+    assert {folder: lines for folder, lines in found.items() if lines > MAX_LINES.get(folder, 0)} == {}
+
+
+def test_a_plain_loader_imports_no_wing_and_less_than_what_was_decided(tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"input": "What is {n} + 7?"}}\n' for n in range(40)))
+
+    command = [sys.executable, "-c", PLAIN, str(data), str(tokenizer_folder())]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=PACKAGE.parent).stdout
+    names = [name.removeprefix("asyncdata.") for name in printed.split() if name != "asyncdata"]
+    files = [PACKAGE.joinpath(*name.split(".")) for name in names]
+    paths = [path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py" for path in files]
+
+    assert len(names) > 100
+    assert [name for name in names if name.startswith(WINGS)] == []
+    assert sum(map(lines_of, paths)) + lines_of(PACKAGE / "__init__.py") <= MAX_PLAIN_LINES

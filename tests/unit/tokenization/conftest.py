@@ -1,0 +1,17 @@
+"""Shared by this folder: the small tokenizer by its name and by its files."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+
+
+@pytest.fixture
+def name(small_tokenizer):
+    return str(small_tokenizer)
+
+
+@pytest.fixture
+def files(small_tokenizer):
+    return TokenizerFiles(str(small_tokenizer))
