@@ -6,8 +6,9 @@ A column travels under a key that says how its bytes are to be read, so whatever
 from __future__ import annotations
 
 import json
+import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,12 +19,14 @@ from asyncdata.core.settings import Description
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("BFLOAT16", "Column", "Columns", "bfloat16_bits", "decoded", "declared_columns")
+__all__ = ("BFLOAT16", "Column", "Columns", "MediaRef", "bfloat16_bits", "decoded", "declared_columns")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _MARK = "@"
 """Begins the key of a column of numbers. All others are JSON or text, and have the names of a sample's fields."""
+
+_MEDIA = "@load"
 
 BFLOAT16 = np.dtype(np.uint16, metadata={"dtype": "bfloat16"})
 """NumPy has no bfloat16: the upper half of a float32. ``to_torch`` makes ``torch.bfloat16`` of it."""
@@ -55,6 +58,7 @@ class Column(Description, frozen=True):
     :ivar pad: the number in padding, and in samples that lack the column.
     :ivar follows: ``tokens``, or ``labels``: where a collator shifts labels, the column is shifted with them.
     :ivar optional: a sample may lack the column. Otherwise a row without it is a bad row (AD425).
+    :ivar phase: ``load``: the function's ``load`` makes it, shortly before the sample is delivered.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -65,6 +69,7 @@ class Column(Description, frozen=True):
     pad: float = 0
     follows: Literal["tokens", "labels"] = "tokens"
     optional: bool = False
+    phase: Literal["plan", "load"] = "plan"
 
     def check(self) -> None:
         """Check that the name is free, that the numbers exist, and that padding is one of them."""
@@ -91,7 +96,9 @@ class Column(Description, frozen=True):
     @property
     def key(self) -> str:
         """What it is carried under, from which :func:`declared` makes it again."""
-        return _MARK + json.dumps(msgspec.to_builtins(msgspec.structs.astuple(self)), separators=(",", ":"))
+        settings = msgspec.structs.astuple(self)
+        settings = settings if self.phase == "load" else settings[:-1]  # as it was written before there were phases
+        return _MARK + json.dumps(msgspec.to_builtins(settings), separators=(",", ":"))
 
     @property
     def numpy(self) -> np.dtype[Any]:
@@ -102,6 +109,16 @@ class Column(Description, frozen=True):
         """So many values of padding: of shape (number, *shape)."""
         pad = bfloat16_bits(self.pad) if self.dtype == "bfloat16" else self.pad
         return np.full((number, *self.shape), pad, self.numpy)
+
+    def zeros(self, count: int) -> Array:
+        """So many values that are zero, read-only; of a column of samples, the one value."""
+        array = np.zeros(self.shape if self.per == "sample" else (count, *self.shape), self.numpy)
+        array.flags.writeable = False
+        return array
+
+    def num_bytes(self, count: int) -> int:
+        """Bytes of so many values."""
+        return count * self.numpy.itemsize * math.prod(self.shape)
 
     def encode(self, value: Any, num_tokens: int) -> bytes:
         """The bytes of a value.
@@ -132,34 +149,70 @@ class Column(Description, frozen=True):
         return array.reshape(self.shape if self.per == "sample" else (-1, *self.shape))
 
 
+class MediaRef(NamedTuple):
+    """Where the media of a sample come from.
+
+    :ivar part: of a mixture; empty for a single source.
+    :ivar file_id: the number of the row's file; ``offset`` and ``num_bytes``: the row's there.
+    :ivar num_media: bytes of the media.
+    """
+
+    part: str
+    file_id: int
+    offset: int
+    num_bytes: int
+    num_media: int
+
+
 class Columns(dict[str, Array]):
     """The arrays of a sample by name, each read-only.
 
     :ivar declared: the columns, by name.
+    :ivar media: where those of the phase ``load`` come from, so that they can be loaded again; None: there are none.
     """
 
-    __slots__ = ("declared",)
+    __slots__ = ("declared", "media")
 
-    def __init__(self, arrays: dict[Column, Array]) -> None:
+    def __init__(self, arrays: dict[Column, Array], media: MediaRef | None = None) -> None:
         super().__init__({column.name: array for column, array in arrays.items()})
         self.declared = {column.name: column for column in arrays}
+        self.media = media
 
-    def to_dict(self) -> dict[str, Array]:
-        """The arrays, by the keys of their columns."""
-        return {column.key: self[name] for name, column in self.declared.items() if name in self}
+    @property
+    def lacks_media(self) -> bool:
+        """Whether media are to be loaded again."""
+        return self.media is not None and all(column.phase == "plan" for column in self.declared.values())
+
+    def with_media(self, loaded: Columns, media: MediaRef | None) -> Columns:
+        """These arrays, and the loaded ones."""
+        both = self.declared | loaded.declared
+        return Columns({column: (loaded if name in loaded else self)[name] for name, column in both.items()}, media)
+
+    def without_media(self) -> Columns:
+        """Only the arrays of the plan, and where the others come from."""
+        kept = {column: self[name] for name, column in self.declared.items() if column.phase == "plan"}
+        return Columns(kept, self.media)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arrays by the keys of their columns, and in place of media where they come from."""
+        kept = self.without_media()
+        media = {} if self.media is None else {_MEDIA: list(self.media)}
+        return {column.key: kept[name] for name, column in kept.declared.items()} | media
 
     @classmethod
-    def from_dict(cls, arrays: dict[str, Array]) -> Columns:
+    def from_dict(cls, values: dict[str, Any]) -> Columns:
         """What :meth:`to_dict` has made."""
-        found = {}
-        for key, array in arrays.items():
+        found, values = {}, dict(values)
+        media = values.pop(_MEDIA, None)
+        for key, array in values.items():
             array.flags.writeable = False
             found[declared(key)] = array.view(declared(key).numpy)
-        return cls(found)
+        return cls(found, None if media is None else MediaRef(*media))
 
-    def __reduce__(self) -> tuple[Callable[[dict[str, Array]], Columns], tuple[dict[str, Array]]]:
+    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Columns], tuple[dict[str, Any]]]:
         """Pickle and copy by value."""
-        return Columns.from_dict, ({key: array.copy() for key, array in self.to_dict().items()},)
+        arrays = {column.key: self[name].copy() for name, column in self.declared.items()}
+        return Columns.from_dict, (self.to_dict() | arrays,)
 
 
 def decoded(values: dict[str, memoryview | None]) -> Columns:
@@ -174,7 +227,7 @@ def decoded(values: dict[str, memoryview | None]) -> Columns:
 @lru_cache(maxsize=1024)
 def declared(key: str) -> Column:
     """The column whose key this is."""
-    return Column(**dict(zip(Column.__struct_fields__, _settings(key), strict=True)))
+    return Column(**dict(zip(Column.__struct_fields__, _settings(key), strict=False)))
 
 
 def _settings(key: str) -> list[Any]:

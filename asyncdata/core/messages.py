@@ -132,6 +132,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ``expected``, int32 of shape (num_rows,), is how many tokens each row has, where they are counted already. A row
     that another rank tokenizes has the code of ``row_codes.expected_elsewhere``. The reply has it too, and leaves such
     rows out, and those whose start is ``row_codes.IS_KNOWN``. Rows that are ``cached`` need not be tokenized.
+    ``is_load`` asks for their media.
     """
 
     slot: int
@@ -141,6 +142,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
     expected: bytes = b""
     cached: CachedRows | None = None
     part: int = 0
+    is_load: bool = False
 
 
 class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):

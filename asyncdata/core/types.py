@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.columns import Columns
 
-__all__ = ("Group", "SampleRange", "Packed", "Position", "Sample", "SourceLocation", "Status", "Tokens")
+__all__ = ("Group", "SampleRange", "Packed", "Position", "Sample", "SourceLocation", "Status", "Tokens", "drop_media")
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -146,6 +146,12 @@ class SampleRange(msgspec.Struct, frozen=True, gc=False):
     def row(self, number: int) -> int:
         """The number in the chunk of this range's sample ``number``."""
         return self.start + number // self.group_size
+
+
+def drop_media(sample: Sample) -> None:
+    """Let the sample's media go, which can be loaded again."""
+    if getattr(sample.columns, "media", None) is not None:
+        sample.columns = _declaring(sample.columns).without_media()
 
 
 class _Lazy:

@@ -11,48 +11,21 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from asyncdata.core.errors import AsyncDataError  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.delivery.bad_rows import NONE_STOPS
-from asyncdata.delivery.chunk import NO_IDS, BadRow, Chunk
+from asyncdata.delivery.chunk import NO_IDS, BadRow
+from asyncdata.delivery.items import AlreadyAcked, ChunkEnd, Failure, Run, items_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Set
 
+    from asyncdata.core.errors import AsyncDataError
     from asyncdata.core.types import Position, SourceLocation
     from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.chunk import Ids
+    from asyncdata.delivery.chunk import Chunk, Ids
+    from asyncdata.delivery.items import Item
+    from asyncdata.delivery.media_queue import MediaQueue
 
-__all__ = ("AlreadyAcked", "Channel", "ChunkEnd", "Entry", "Exclusions", "Failure", "Item", "Run")
-
-
-class Run(msgspec.Struct, frozen=True, eq=False):
-    """Samples ``[start, stop)`` of a chunk, to be delivered."""
-
-    chunk: Chunk
-    start: int
-    stop: int
-
-
-class AlreadyAcked(msgspec.Struct, frozen=True, eq=False):
-    """A sample that was acknowledged before a restart: it is counted, but not delivered again."""
-
-    chunk: Chunk
-    sample: int
-
-
-class ChunkEnd(msgspec.Struct, frozen=True, eq=False):
-    """The end of a chunk: all its rows are delivered, dropped or passed over."""
-
-    chunk: Chunk
-
-
-class Failure(msgspec.Struct, frozen=True, eq=False):
-    """The error that ends the stream here; no item follows it."""
-
-    error: AsyncDataError
-
-
-Item = Run | AlreadyAcked | BadRow | ChunkEnd | Failure
+__all__ = ("Channel", "Entry", "Exclusions")
 
 
 class Exclusions(Protocol):
@@ -95,6 +68,7 @@ class Channel:
     :param epoch_groups: samples that the current epoch had before this channel's first row.
     :param acked: positions that were acknowledged before a restart.
     :param outcomes: decides which rows an epoch excludes; None: no rows.
+    :param media: makes the queue of what waits for its media; None: samples have none.
     :ivar demand: samples that a waiting request needs; they are read even beyond the capacity.
     :ivar demanded_at: when that request came, on the clock of ``time.monotonic()``.
     :ivar num_produced: samples ever made ready.
@@ -112,6 +86,7 @@ class Channel:
         epoch_groups: int = 0,
         acked: Set[Position] = frozenset(),
         outcomes: Exclusions | None = None,
+        media: Callable[[Channel], MediaQueue] | None = None,
     ) -> None:
         self.capacity = capacity
         self.max_bytes = max_bytes
@@ -129,6 +104,7 @@ class Channel:
         self._entries: deque[Entry] = deque()
         self._items: deque[Item] = deque()
         self._num_items = 0  # ever appended; only the service's thread appends, so that Ctrl-C cannot interrupt it
+        self.media = None if media is None else media(self)
 
     def room(self, taken: int) -> int:
         """Rows that may be entered now, after ``taken`` samples were taken."""
@@ -139,7 +115,10 @@ class Channel:
 
     def excess(self, taken: int) -> int:
         """Samples ready or in flight above the capacity. A negative number is the room that is left."""
-        return self.num_rows_in_flight + self.num_produced - taken - max(self.capacity, self.demand)
+        num_ahead = self.num_rows_in_flight + self.num_produced - taken
+        if self.media is not None:
+            num_ahead += self.media.num_waiting
+        return num_ahead - max(self.capacity, self.demand)
 
     def enter(self, num_rows: int) -> Entry:
         """The next place in the order."""
@@ -174,27 +153,32 @@ class Channel:
         :param overtakes: after what is ready instead: perhaps no one will fill the entries that are in flight.
         """
         if overtakes:
-            self._append(Failure(error))
+            self.emit(Failure(error))
         else:
             self.fill(self.enter(0), Failure(error))
 
     def _append(self, content: Chunk | Failure | None) -> None:
+        add = self.emit if self.media is None else self.media.push
         if isinstance(content, Failure):
-            self._items.append(content)
-            self._num_items += 1
-            self.is_stopped = True
+            add(content)
         elif content is not None:
-            for item in _items_of(content, content.bad_rows(self._bad_rows, self._num_bad_rows), self._acked):
-                self._items.append(item)
-                self._num_items += 1
-                self._account(item)
             self.num_ready_bytes += content.num_bytes
+            for item in items_of(content, content.bad_rows(self._bad_rows, self._num_bad_rows), self._acked):
+                add(item)
 
-    def _account(self, item: Item) -> None:
+    def emit(self, item: Item) -> None:
+        """The next item is ready."""
+        if self.media is not None and isinstance(item, BadRow) and not item.source:
+            # Others may have become bad before it, since its chunk came.
+            item = msgspec.structs.replace(item, stops=item.policy.stops_after(self._num_bad_rows))
+        self._items.append(item)
+        self._num_items += 1
         if self.is_stopped:
             return
 
-        if isinstance(item, Run):
+        if isinstance(item, Failure):
+            self.is_stopped = True
+        elif isinstance(item, Run):
             self.num_produced += item.stop - item.start
             self._epoch_groups += item.stop - item.start
         elif isinstance(item, AlreadyAcked):
@@ -222,6 +206,8 @@ class Channel:
             item = self._items.popleft()
             if isinstance(item, ChunkEnd):
                 self.num_ready_bytes -= item.chunk.num_bytes
+            elif self.media is not None and isinstance(item, Run):
+                self.media.forget(item)
         return iter(self._items)
 
     def item(self, number: int) -> Item | None:
@@ -242,26 +228,3 @@ class Channel:
     def oldest_in_flight(self) -> Entry | None:
         """The oldest entry that is not filled, if any: later ones wait for it."""
         return self._entries[0] if self._entries else None
-
-
-def _items_of(chunk: Chunk, bad_rows: list[BadRow], acked: Set[Position]) -> Iterator[Item]:
-    """The chunk's samples and bad rows in their order, then its end."""
-    marks: list[tuple[int, Item | None]] = [
-        (chunk.samples_before(error.row), bad) for error, bad in zip(chunk.errors, bad_rows, strict=True)
-    ]
-    if acked:
-        marks += [(i, AlreadyAcked(chunk, i)) for i in range(chunk.num_samples) if chunk.position(i) in acked]
-    marks += [(sample, None) for sample in chunk.excluded.tolist()]
-    if len(marks) > len(bad_rows):
-        # A bad row comes before the sample that it precedes.
-        marks.sort(key=lambda mark: (mark[0], not isinstance(mark[1], BadRow)))
-    start = 0
-    for sample, item in marks:
-        if start < sample:
-            yield Run(chunk, start, sample)
-        if item is not None:
-            yield item
-        start = sample if isinstance(item, BadRow) else sample + 1
-    if start < chunk.num_samples:
-        yield Run(chunk, start, chunk.num_samples)
-    yield ChunkEnd(chunk)

@@ -16,6 +16,9 @@ from asyncdata.delivery.bad_rows import bad_row_error
 from asyncdata.delivery.stream_digest import sums_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdata.core.columns import MediaRef
     from asyncdata.core.errors import BadRowError
     from asyncdata.core.messages import Data, Tokenized
     from asyncdata.delivery.bad_rows import BadRowPolicy
@@ -239,6 +242,25 @@ class Chunk:
         from asyncdata.core.columns import decoded  # only where a tokenize function declares columns
 
         return decoded(raw)
+
+    @property
+    def has_every_row(self) -> bool:
+        """Whether every row is a sample, as the row index counted the tokens before."""
+        return self._expected is not None
+
+    def media_ref(self, sample: int, num_media: int) -> MediaRef:
+        """Where the media of sample ``sample`` come from, which have so many bytes."""
+        from asyncdata.core.columns import MediaRef
+
+        row = self.row_of(sample)
+        return MediaRef("", *self.row_key(row), self.row_location(row).num_bytes, num_media)
+
+    def bad_sample(self, sample: int, error: RowError, policy: Callable[[str], tuple[BadRowPolicy, bool]]) -> BadRow:
+        """Sample ``sample`` as a bad row.
+
+        :param policy: of a source, what is done with its next bad row, and whether that one stops the stream.
+        """
+        return BadRow(self, msgspec.structs.replace(error, row=self.row_of(sample)), *policy(""))
 
     def _raw(self, column: str, sample: int) -> memoryview | None:
         if column not in self._columns:

@@ -17,7 +17,7 @@ import msgspec
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import EndOfData, LoaderClosedError
 from asyncdata.core.types import Sample, SampleRange
-from asyncdata.delivery.channel import Channel, Failure
+from asyncdata.delivery.channel import Channel
 from asyncdata.delivery.ledger import Counters, DeliveryRules, Ledger, Request, State
 from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped
 from asyncdata.delivery.rollout_buffer import Chooser, first_in_first_out, validate_groups, without
@@ -27,8 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from asyncdata.core.errors import BadRowError, TooManyBadRowsError
+    from asyncdata.core.messages import RowError, Tokenized
+    from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Entry, Exclusions
     from asyncdata.delivery.chunk import Chunk
+    from asyncdata.delivery.items import Failure
+    from asyncdata.delivery.ledger import Returned
+    from asyncdata.delivery.media_queue import MediaQueue, Wanted
     from asyncdata.delivery.rollout_buffer import BufferFilter
 
 __all__ = ("Coordinator",)
@@ -42,6 +47,7 @@ class Coordinator:
     :param begin_packs: the progress of packing at the ledger before the first sample; None if samples are not packed.
     :param mixture: the place in a mixture before the first sample; None for a single source.
     :param outcomes: decides which rows an epoch excludes; None: no rows.
+    :param media: makes a channel's queue of what waits for its media; None: samples have none.
     :param on_room: called when a delivery has made the room in the channel that :meth:`reserve` did not find.
     :ivar lock: held while anything here changes.
     :ivar failed: deliveries to roll back: the request, if there was one, and the samples of :meth:`take_ready`. On an
@@ -56,13 +62,14 @@ class Coordinator:
         begin_packs: Callable[[Ledger], object] = no_op,
         mixture: object = None,
         outcomes: Exclusions | None = None,
+        media: Callable[[Channel], MediaQueue] | None = None,
         on_room: Callable[[], object] = no_op,
     ) -> None:
         self.rules = rules
         counters = Counters(digest=StreamDigest(rules.digest), mixture=mixture)
         ledger = Ledger(counters=counters)
         self._state = State(_structs.replace(ledger, packs=begin_packs(ledger)))
-        self._on_room, self._outcomes = on_room, outcomes
+        self._on_room, self._outcomes, self._media = on_room, outcomes, media
         self.failed: deque[tuple[Request | None, list[Sample] | None]] = deque()
         self.channel = self._new_channel()
         self._chooser, self._is_over_budget = Chooser(buffer_filter), False
@@ -108,7 +115,7 @@ class Coordinator:
 
                 counters, size = ledger.counters, self.rules.samples_per_group
                 index, group_index = counters.num_samples + num_taken * size, counters.num_groups + num_taken
-                samples = SampleRange(run.chunk, start, stop, index, group_index, size).samples()
+                samples = self._samples(SampleRange(run.chunk, start, stop, index, group_index, size))
                 after = State(ledger, run, num_taken + num_groups)
                 self._state = after  # the commit: one assignment, so that an interrupt comes before or after it
                 if self._wanted_room and ledger.taken + after.num_taken >= self._room_from:
@@ -184,24 +191,27 @@ class Coordinator:
             return True
 
     def _serve(self, request: Request) -> list[Sample] | None:
+        chosen = self._chosen(request)
+        if chosen is None:
+            return None
+
         ledger = self.ledger
-        if request.chosen is None:
-            request.chosen = self._chooser.choose(ledger.buffer, request.num_groups)
         last_epoch = self.rules.last_epoch(request.last_epoch)
-        delivery = self._deliver(ledger, request.num_groups - len(request.chosen), last_epoch)
+        delivery = self._deliver(ledger, request.num_groups - len(chosen), last_epoch)
         if delivery is None:
             return None
 
         if delivery.is_last and self.rules.drop_last:
-            delivery, request.chosen = dropped(delivery), []
-        samples = [sample for item in request.chosen for sample in item.group]
+            delivery, chosen = dropped(delivery), []
+            request.chosen = chosen
+        samples = [sample for item in chosen for sample in item.group]
         for sample_range in delivery.ranges:
-            samples += sample_range.samples()
+            samples += self._samples(sample_range)
         after = delivery.ledger
-        if request.chosen:
-            after = _structs.replace(after, buffer=without(after.buffer, request.chosen))
+        if chosen:
+            after = _structs.replace(after, buffer=without(after.buffer, chosen))
         if self.rules.commit_on_ack and samples:
-            after = after.with_lease(ledger, request.chosen, samples, self.rules.samples_per_group)
+            after = after.with_lease(ledger, chosen, samples, self.rules.samples_per_group)
         request.served = self._state, after
         if not request.is_for_packs:
             self._commit(request, after)
@@ -215,6 +225,39 @@ class Coordinator:
                 groups,
             )
 
+        return samples
+
+    def _chosen(self, request: Request) -> list[Returned] | None:
+        """The groups of the buffer that a request is served; None while their media are loaded."""
+        if request.chosen is None:
+            request.chosen = self._chooser.choose(self.ledger.buffer, request.num_groups)
+        if self.channel.media is None:
+            return request.chosen
+
+        is_ready, failed = self.channel.media.restore(request.chosen)
+        if failed is None:
+            return request.chosen if is_ready else None
+
+        self._drop_returned(*failed)
+        request.chosen = None
+        return self._chosen(request)
+
+    def _drop_returned(self, item: Returned, policy: BadRowPolicy, error: BadRowError) -> None:
+        """Drop a group of the buffer whose media cannot be loaded again."""
+        if policy.is_raised:
+            raise error
+
+        policy.pass_over(error)
+        ledger, reason = self.ledger, f"bad row {error.code}"
+        counters = ledger.counters
+        drops = {**counters.drops, reason: counters.drops.get(reason, 0) + 1}
+        counters = _structs.replace(counters, drops=drops, num_bad_rows=counters.num_bad_rows + 1)
+        self._state = State(_structs.replace(ledger, counters=counters, buffer=without(ledger.buffer, [item])))
+
+    def _samples(self, sample_range: SampleRange) -> list[Sample]:
+        samples = sample_range.samples()
+        if self.channel.media is not None:
+            self.channel.media.attach(sample_range, samples)
         return samples
 
     def _deliver(self, ledger: Ledger, num_groups: int, last_epoch: int | None) -> Delivery | None:
@@ -260,7 +303,7 @@ class Coordinator:
             self.channel.demanded_at = time.monotonic()
         self.channel.demand = request.num_groups - len(request.chosen or ())
         self._offer_room(1)
-        if self._wants_request:
+        if self._wants_request or self.channel.media is not None:
             self._on_room()
             self._wants_request = False  # after the call, as above
 
@@ -325,6 +368,7 @@ class Coordinator:
             epoch_groups=ledger.counters.epoch_groups,
             acked=ledger.acked,
             outcomes=self._outcomes,
+            media=self._media,
         )
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
@@ -376,6 +420,19 @@ class Coordinator:
         with self._lock:
             channel.fill(entry, content)
             if channel is self.channel:
+                self._wake_first()
+
+    def next_media(self, channel: Channel) -> Wanted | None:
+        """The next sample whose media are to be loaded now; None: there is none, or no room for it."""
+        with self._lock:
+            queue = channel.media if channel is self.channel else None
+            return None if queue is None else queue.next(self._num_taken, channel.demand)
+
+    def put_media(self, channel: Channel, wanted: Wanted, found: Tokenized | RowError) -> None:
+        """The media of a sample are loaded, or cannot be."""
+        with self._lock:
+            if channel is self.channel and channel.media is not None:
+                channel.media.put(wanted, found)
                 self._wake_first()
 
     def fail(self, channel: Channel, failure: Failure, *, overtakes: bool = False) -> None:

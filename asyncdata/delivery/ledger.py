@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Set
     from typing import Self
 
-    from asyncdata.delivery.channel import Run
+    from asyncdata.delivery.items import Run
 
 __all__ = (
     "Counters",

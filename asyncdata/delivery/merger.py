@@ -18,8 +18,10 @@ from asyncdata.delivery.stream_digest import sums_of
 from asyncdata.order.mixture import ScheduleCursor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from asyncdata.core.columns import MediaRef
+    from asyncdata.core.messages import RowError
     from asyncdata.core.types import SourceLocation, Tokens
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.chunk import BadRow
@@ -285,6 +287,15 @@ class MergedChunk(Chunk):
 
     def arrays(self, sample: int) -> dict[str, Any]:
         return self._chunks[self._chunk_of[sample]].arrays(self._sample_of[sample])
+
+    def media_ref(self, sample: int, num_media: int) -> MediaRef:
+        chunk = self._chunk_of[sample]
+        return self._chunks[chunk].media_ref(self._sample_of[sample], num_media)._replace(part=self._names[chunk])
+
+    def bad_sample(self, sample: int, error: RowError, policy: Callable[[str], tuple[BadRowPolicy, bool]]) -> BadRow:
+        chunk, name = self._chunk_of[sample], self._names[self._chunk_of[sample]]
+        bad = self._chunks[chunk].bad_sample(self._sample_of[sample], error, lambda _: policy(name))
+        return msgspec.structs.replace(bad, source=name)
 
     def location(self, sample: int) -> SourceLocation:
         return self._chunks[self._chunk_of[sample]].location(self._sample_of[sample])

@@ -13,15 +13,15 @@ import msgspec
 from asyncdata.core.errors import NoSamplesError, by_reason
 from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.core.types import Position, SampleRange
-from asyncdata.delivery.channel import AlreadyAcked, ChunkEnd, Run
 from asyncdata.delivery.chunk import BadRow
+from asyncdata.delivery.items import AlreadyAcked, ChunkEnd, Run
 from asyncdata.delivery.ledger import Counters, journal_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncdata.delivery.channel import Item
     from asyncdata.delivery.chunk import Chunk
+    from asyncdata.delivery.items import Item
     from asyncdata.delivery.ledger import Ledger
 
 __all__ = ("BadRowStop", "Delivery", "advanced", "deliver", "dropped")

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import NoSamplesError, by_reason
-from asyncdata.delivery.channel import Channel, Failure
+from asyncdata.delivery.channel import Channel
+from asyncdata.delivery.items import Failure
 from asyncdata.delivery.mixture import PartCursor
 
 if TYPE_CHECKING:

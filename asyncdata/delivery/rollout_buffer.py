@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, FilterError, InvalidGroupError
 from asyncdata.core.import_path import resolve_path
-from asyncdata.core.types import Group, Sample
+from asyncdata.core.types import Group, Sample, drop_media
 from asyncdata.delivery.ledger import Returned
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def without(buffer: tuple[Returned, ...], chosen: Sequence[Returned]) -> tuple[R
 
 
 def validate_groups(groups: Any, samples_per_group: int, buffer: Sequence[Returned]) -> list[Returned]:
-    """``groups`` as the buffer keeps them: each detached from its chunk, with its record for the snapshot.
+    """``groups`` as the buffer keeps them: detached from their chunks, without media, with a record for the snapshot.
 
     :raises InvalidGroupError: naming the first group that cannot be kept; then no group is changed.
     """
@@ -147,6 +147,7 @@ def validate_groups(groups: Any, samples_per_group: int, buffer: Sequence[Return
         returned.append(Returned(group, _record(number, group)))
     for item in returned:
         for sample in item.group:
+            drop_media(sample)
             sample.detach()
     return returned
 

@@ -82,6 +82,8 @@ class Limits(Description, frozen=True, kw_only=True):
     :ivar max_bytes_per_worker: resident memory above which a worker process is replaced between two requests, so that a
         tokenize function that leaks does not end a run. None: no check.
     :ivar max_ready_bytes: bytes read ahead, for any number of samples.
+    :ivar max_media_bytes: bytes of pictures and other media that are loaded ahead, or held by the trainer. A batch that
+        a call waits for is loaded in any case.
     :ivar row_timeout_s: seconds without progress after which a worker counts as hung, and is killed.
     :raises ConfigError: for a value of the wrong type or out of range.
     """
@@ -90,6 +92,7 @@ class Limits(Description, frozen=True, kw_only=True):
     max_memory_bytes: Positive | None = None
     max_bytes_per_worker: Positive | None = None
     max_ready_bytes: Positive = 64 * 1024 * 1024
+    max_media_bytes: Positive = 1024 * 1024 * 1024
     row_timeout_s: PositiveSeconds = 60.0
 
 

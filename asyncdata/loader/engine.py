@@ -33,6 +33,7 @@ from asyncdata.loader.statistics import (
 )
 from asyncdata.loader.wait_progress import Waits
 from asyncdata.prefetch.producer import Producer
+from asyncdata.tokenization.base import has_media
 from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
+    from asyncdata.loader.loader_media import LoaderMedia
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.loader.outcomes import LoaderOutcomes, PartOutcomes, Restored
@@ -127,15 +129,19 @@ class Engine:
         is_packed = self.batching.is_packed or bool(self.batching.loops_only)
         self.outcomes = self._checked_outcomes(is_packed=is_packed)
         memory = self._memory("")
+        self._media = self._made_media(functions)
         self.coordinator = _coordinator_class(config)(
             _delivery_rules(config, self.parts[0].bad_rows, is_packed=self.batching.is_packed),
             buffer_filter=chosen_filter,
             begin_packs=self.batching.begin,
             mixture=self._start_of_mixture(),
             outcomes=None if memory is None else memory.exclusions,
+            media=None if self._media is None else self._media.queue,
             on_room=lambda: self.service.pump_soon(),
         )
         self._producer = self._made_producer()
+        if self._media is not None:
+            self._producer.load_media = self._media.loader(self._executor, self.coordinator)
         self.waits = Waits()
         self._tuner: Tuner | None = None
         if is_tuned(config):
@@ -182,6 +188,15 @@ class Engine:
         (part,) = self.parts
         args = part.windows, part.canaries(), self._executor, self.coordinator
         return Producer(*args, epochs=self.config.epochs, num_files=len(self.files))
+
+    def _made_media(self, functions: list[Any]) -> LoaderMedia | None:
+        if not any(map(has_media, functions)):
+            return None
+
+        from asyncdata.loader.loader_media import LoaderMedia
+
+        limit, is_planned = self.config.limits.max_media_bytes, self.batching.is_planned
+        return LoaderMedia(self.parts, limit, is_planned=is_planned, on_free=lambda: self.service.pump_soon())
 
     def _restart_position(self, part: str) -> Position:
         """The first position of a part that a restart would need now."""
@@ -430,10 +445,15 @@ class Engine:
             excluded_rows={} if index is None else dict(index.excluded),
             read_seconds=max(part.windows.read_s for part in self.parts),
             **({} if self.outcomes is None else self.outcomes.numbers()),
+            **({} if self._media is None else self._media.numbers(self.coordinator.channel)),
         )
 
     def waits_for(self) -> str:
         """The stage that a call waits for now: one of ``asyncdata.telemetry.records.WAITED_FOR``."""
+        media = self.coordinator.channel.media
+        if media is not None and media.num_waiting and self._executor.is_busy:
+            return "media"
+
         if self._executor.is_busy and self._producer.oldest_in_flight is not None:
             return "tokenize"  # what `waited_for` says, too, but in a microsecond: all statistics take fifty
 

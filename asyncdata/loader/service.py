@@ -21,7 +21,7 @@ from asyncdata.core.errors import AsyncDataError, ConfigError, LoaderForkedError
 from asyncdata.core.log import get_logger
 from asyncdata.core.shortage import short_of
 from asyncdata.core.threads import call_soon_in_this_loop, started
-from asyncdata.delivery.channel import Failure
+from asyncdata.delivery.items import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -111,6 +111,11 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar store_cache_failures_total: blocks that could not be read from the local disk or kept there, or were damaged.
     :ivar cached_rows_total: rows that this run read from the token cache, and did not tokenize.
     :ivar token_cache_bytes: bytes of the token cache's segments that have rows of this data.
+    :ivar media_waiting_samples: samples that wait for their media, or for those of samples before them.
+    :ivar media_held_bytes: bytes of media that are loaded ahead or that the trainer holds.
+    :ivar media_loaded_total: samples whose media were loaded by this run.
+    :ivar media_bytes_total: bytes of these media.
+    :ivar media_load_seconds_total: seconds of work for them.
     :ivar packs_total: packs delivered to all ranks, in this run and in those that it resumed.
     :ivar packed_tokens_total: tokens of those packs, without padding.
     :ivar unpacked_samples_total: samples that are in no pack, by reason.
@@ -158,6 +163,11 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     store_cache_failures_total: int = 0
     cached_rows_total: int = 0
     token_cache_bytes: int = 0
+    media_waiting_samples: int = 0
+    media_held_bytes: int = 0
+    media_loaded_total: int = 0
+    media_bytes_total: int = 0
+    media_load_seconds_total: float = 0.0
     packs_total: int = 0
     packed_tokens_total: int = 0
     unpacked_samples_total: dict[str, int] = {}
@@ -302,6 +312,7 @@ def describe_wait(now: Statistics, stage: str) -> str:
     words = {
         "start": next(filter(None, (one.lacks for one in now.workers)), "the workers load the tokenize function"),
         "index": f"the row index is made, {now.indexed_rows:,} rows so far",
+        "media": f"the media of {now.media_waiting_samples:,} samples are loaded, {now.ready_samples:,} are ready",
         "read": f"the {'first' if is_first else 'next'} window is read",
     }
     tokenizing = f"the workers tokenize {now.in_flight_rows:,} rows, {now.ready_samples:,} samples are ready"
@@ -316,6 +327,12 @@ def _starving_stage(now: Statistics, is_started: bool, *, is_indexing: bool) -> 
 
         what = "loading the tokenize function" if is_started and states else "not there yet"
         return f"start: the workers are {what}", "a longer timeout_s for the first batch"
+
+    if now.media_waiting_samples and "busy" in states:
+        return (
+            f"media: the workers load the media of the {now.media_waiting_samples} samples that are next",
+            "more num_workers, smaller pictures, or a larger Limits(max_media_bytes=...)",
+        )
 
     if now.in_flight_rows and "busy" in states:
         slowest = max(worker.busy_s for worker in now.workers)

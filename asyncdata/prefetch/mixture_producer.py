@@ -11,8 +11,9 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError
-from asyncdata.delivery.channel import Failure
+from asyncdata.delivery.items import Failure
 from asyncdata.delivery.ledger import DeliveryRules, Ledger, journal_of
 from asyncdata.delivery.merger import Merger
 from asyncdata.delivery.mixture import PartCursor
@@ -21,6 +22,8 @@ from asyncdata.order.mixture import shares_of
 from asyncdata.prefetch.producer import Producer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Channel, Entry, Exclusions
     from asyncdata.delivery.coordinator import Coordinator
@@ -87,6 +90,8 @@ class MixtureProducer:
     :param supplies: of the parts, by the number of their leaf.
     :param epochs: the number of epochs of the mixture; None: no end.
     """
+
+    load_media: Callable[[], object] = staticmethod(no_op)
 
     def __init__(
         self,
@@ -162,10 +167,12 @@ class MixtureProducer:
 
         self._is_pumping = True
         try:
+            self.load_media()
             while self._is_pump_due and not self._is_finished:
                 self._is_pump_due = False
                 self._merge()
                 self._send()
+                self.load_media()
         except AsyncDataError as error:
             self._fail(error)
         finally:

@@ -22,20 +22,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.messages import Failed, RowError, Tokenize, Tokenized
 from asyncdata.core.row_codes import EXCLUDED_REASON, JOURNAL_REASON, is_elsewhere
 from asyncdata.core.types import Position
 from asyncdata.delivery.bad_rows import NotesLog, located
-from asyncdata.delivery.channel import Entry, Failure
 from asyncdata.delivery.chunk import Chunk, is_excluded, row_ids
+from asyncdata.delivery.items import Failure
 from asyncdata.delivery.mass_drops import MassDrops, rows_by_reason
 from asyncdata.prefetch.windows.base import leaving_out, no_such_place
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncdata.core.messages import Reply
-    from asyncdata.delivery.channel import Channel
+    from asyncdata.delivery.channel import Channel, Entry
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.delivery.part_queue import PartFeed
@@ -65,7 +68,10 @@ class Producer:
     :param num_files: files of the source; ``source``: its name, if it is a part of a mixture.
     :ivar pacer: the size of chunks; it also has the rows and the time of tokenizing.
     :ivar lacks_room: whether a worker got no chunk because the channel had no room.
+    :ivar load_media: sends requests for the media of samples that come next.
     """
+
+    load_media: Callable[[], object] = staticmethod(no_op)
 
     def __init__(
         self,
@@ -125,9 +131,11 @@ class Producer:
 
         self._is_pumping = True
         try:
+            self.load_media()
             while self._is_pump_due and not self._is_finished:
                 self._is_pump_due = False
                 self._send_all()
+                self.load_media()
         except AsyncDataError as error:
             self._fail(error)
         finally:

@@ -35,6 +35,7 @@ KINDS = {
     "index": "row index",
     "read": "source (read)",
     "tokenize": "workers (tokenize)",
+    "media": "workers (media)",
     "cpu": "a CPU for the workers",
     "step": "trainer",
 }
@@ -47,6 +48,8 @@ _ADVICE = {
     "the token cache.",
     "tokenize": "Tokenizing was too slow. Give more workers (num_workers, or autotune), a fast tokenizer, or the token "
     "cache for later epochs.",
+    "media": "Loading pictures and other media was too slow. Give more workers, smaller pictures, or a larger "
+    "Limits(max_media_bytes=...).",
     "cpu": "The workers had work, but no CPU to run on. Ask for more CPUs (the container's limit counts), give fewer "
     "workers, or find what else uses the CPUs.",
 }

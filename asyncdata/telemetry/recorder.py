@@ -20,8 +20,8 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.log import events_owner, get_logger, observe_events, stop_observing
 from asyncdata.core.threads import started
 from asyncdata.core.types import Position
-from asyncdata.delivery.channel import Failure
 from asyncdata.delivery.coordinator import Coordinator
+from asyncdata.delivery.items import Failure
 from asyncdata.telemetry.call_times import CallTimes, CpuWatch, Rollouts
 from asyncdata.telemetry.chunk_watch import ChunkWatch, cut
 from asyncdata.telemetry.record_file import RecordFile

@@ -38,7 +38,7 @@ FORMAT_VERSION = 1
 EDGES = (0, *sorted({round(2 ** (quarter / 4)) for quarter in range(121)}))
 """Lower bounds of the buckets of all histograms: bucket ``b`` has the numbers from ``b`` to below the next edge."""
 
-WAITED_FOR = ("start", "index", "read", "tokenize", "cpu")
+WAITED_FOR = ("start", "index", "read", "tokenize", "media", "cpu")
 """What a call waited for: see :attr:`Interval.wait_s`."""
 
 

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = (
     "BatchTokenizer",
+    "MediaTokenizer",
     "TokenizeFn",
     "describe",
     "fingerprints_of",
     "has_fingerprint",
+    "has_media",
     "open_spec",
     "open_tokenize_fn",
 )
@@ -56,6 +58,18 @@ class BatchTokenizer(Protocol):
 
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
         """Write each row of ``rows`` to ``out`` once: kept, dropped or failed. Kept rows must be in ascending order."""
+        ...
+
+
+class MediaTokenizer(BatchTokenizer, Protocol):
+    """An opened tokenize function of two phases. A call of it is the plan, which reads no more than headers of media.
+
+    The plan writes tokens, small columns, and how many values the load will give of each of its columns: the column
+    ``media``, such as ``{"pixel_values": 1024}``.
+    """
+
+    def load(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        """Write each row with the tokens of its plan and its heavy columns, or as bad."""
         ...
 
 
@@ -102,6 +116,11 @@ def fingerprints_of(fn: TokenizeFn | Callable[..., Any]) -> dict[str, str]:
 def has_fingerprint(fn: TokenizeFn | Callable[..., Any]) -> bool:
     """Whether it is known when the tokens of ``fn`` change: it is a description, or has a version."""
     return isinstance(fn, TokenizeFn) or getattr(fn, "version", None) is not None
+
+
+def has_media(fn: TokenizeFn | Callable[..., Any]) -> bool:
+    """Whether ``fn`` has two phases: it plans samples, and loads their media later."""
+    return bool(getattr(fn, "loads", False)) if isinstance(fn, TokenizeFn) else callable(getattr(fn, "load", None))
 
 
 def _imported(module: str, name: str) -> Any:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from asyncdata.core.cache_messages import Stored
     from asyncdata.core.messages import Block, Job, OrderPacks, PackRows, Reply, Request
     from asyncdata.sources.reader import BlockReader, BlockRows, WideReader
-    from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.tokenization.base import BatchTokenizer, MediaTokenizer
     from asyncdata.workers.scan_blocks import FoundRows
 
     SamplesOf = Callable[[Sequence[Block], Sequence[BlockRows]], Tokenized]
@@ -256,6 +256,11 @@ class _PartHandler:
         if cached is not None:
             left_out |= cached.rows
         excluded = [row for row, length in enumerate(lengths) if length == EXCLUDED] if EXCLUDED in lengths else ()
+        if request.is_load:
+            return self._write(rows, lengths, tokenizer=cast("MediaTokenizer", self.tokenizer).load).finish(
+                len(rows), 0.0
+            )
+
         out = self._write(rows, lengths, left_out.union(excluded))
         for number in excluded:
             out.drop_at(number, EXCLUDED_REASON)
@@ -271,7 +276,14 @@ class _PartHandler:
         """Rows that were repaired because their copy was damaged; 0 for a reader that reads no copies."""
         return getattr(self._reader, "num_mended", 0)
 
-    def _write(self, rows: list[bytes | memoryview], lengths: array[int], lost: frozenset[int] = _NONE) -> ColumnWriter:
+    def _write(
+        self,
+        rows: list[bytes | memoryview],
+        lengths: array[int],
+        lost: frozenset[int] = _NONE,
+        tokenizer: BatchTokenizer | None = None,
+    ) -> ColumnWriter:
+        tokenizer = tokenizer or self.tokenizer
         too_long: list[int] = []
         if TOO_LONG in lengths:
             too_long = [row for row, length in enumerate(lengths) if length == TOO_LONG and row not in lost]
@@ -279,7 +291,7 @@ class _PartHandler:
         good = [row for row in range(len(rows)) if row not in bad] if bad else range(len(rows))
         try:
             out = ColumnWriter(self._progress, good if bad else None)
-            self.tokenizer([rows[row] for row in good] if bad else rows, out)
+            tokenizer([rows[row] for row in good] if bad else rows, out)
         except WrongIdsError as error:  # the encoder is wrong, so no result of this request can be trusted
             error.row = self._row_with_wrong_ids(rows, good)
             raise
@@ -287,7 +299,7 @@ class _PartHandler:
             # One row has failed the whole batch. Row by row, only that row is bad.
             out = ColumnWriter(self._progress)
             for row in good:
-                self._write_one(row, rows[row], out)
+                self._write_one(row, rows[row], out, tokenizer)
         limit = self._job.max_row_bytes
         for row in too_long:
             out.fail_at(row, RowFault("AD108", f"the row is longer than max_row_bytes ({limit})"))
@@ -306,11 +318,11 @@ class _PartHandler:
                 continue
         return -1
 
-    def _write_one(self, row: int, raw: bytes | memoryview, out: ColumnWriter) -> None:
+    def _write_one(self, row: int, raw: bytes | memoryview, out: ColumnWriter, tokenizer: BatchTokenizer) -> None:
         one = ColumnWriter(numbers=[row])
         self._progress(row)
         try:
-            self.tokenizer([raw], one)
+            tokenizer([raw], one)
         except BaseException as error:
             if is_shortage(error):  # the row may be good
                 raise ShortageError(error, row, excerpt(raw)) from error

@@ -43,6 +43,7 @@ class PackBatching(Batching):
     """
 
     is_packed = True
+    is_planned = False
 
     def __init__(self, config: LoaderConfig, collate: Callable[[list[Any]], Any], *, packs_samples: bool) -> None:
         super().__init__(config, collate)
@@ -59,7 +60,7 @@ class PackBatching(Batching):
         if self._packs_samples:
             items: list[Any] = [[_document(*piece) for piece in pack] for pack in packs]
         else:
-            items = [pack[0][0] for pack in packs]
+            items = [pack[0][0] for pack in packs if pack]
         return (self.collate(items),) if items else ()
 
 
@@ -312,6 +313,8 @@ class PlannedBatching(PackBatching):
 
     :param windows: knows the planned packs of an epoch, once a sample of it is ready.
     """
+
+    is_planned = True
 
     def __init__(
         self,

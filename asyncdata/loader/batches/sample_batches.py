@@ -78,10 +78,12 @@ class Batching:
 
     :param collate: makes a batch of samples, or of packs.
     :ivar is_packed: whether batches are made of packs.
+    :ivar is_planned: whether each row of D is at its place in a batch: samples as they come, or planned packs.
     :ivar loops_only: why only a ``for`` loop may take samples; empty if other calls may.
     """
 
     is_packed = False
+    is_planned = True
 
     def __init__(self, config: LoaderConfig, collate: Callable[[list[Any]], Any]) -> None:
         self.config = config

@@ -6,7 +6,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from asyncdata import SourceChangedError
-from asyncdata.delivery.channel import Channel, ChunkEnd, Failure, Run
+from asyncdata.delivery.channel import Channel
+from asyncdata.delivery.items import ChunkEnd, Failure, Run
 from tests.support.chunks import BadRow, chunk_of
 
 GONE = SourceChangedError("gone")

@@ -1,0 +1,282 @@
+"""Media: the heavy columns of samples, which workers load shortly before they are delivered, within a limit of bytes.
+
+What a plan says of a sample decides its place; its media are loaded in the order of D, and are forgotten with it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter, deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from asyncdata.core.columns import Columns, decoded
+from asyncdata.core.messages import RowError, Tokenized
+from asyncdata.delivery.bad_rows import bad_row_error
+from asyncdata.delivery.items import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping
+
+    from asyncdata.core.columns import Column, MediaRef
+    from asyncdata.core.errors import BadRowError
+    from asyncdata.core.types import Sample, SampleRange, Tokens
+    from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.delivery.chunk import Chunk
+    from asyncdata.delivery.items import Item
+    from asyncdata.delivery.ledger import Returned
+
+__all__ = ("MediaBudget", "MediaQueue", "Wanted")
+
+_OTHER_TOKENS = (
+    "the row has other tokens than when it was planned: plan() does not do the same each time, or the file has changed"
+)
+_NOT_TRAINED = -100
+
+
+class MediaBudget:
+    """The bytes of media that are being loaded, that wait, or that the trainer holds.
+
+    :param on_free: called, in any thread, when arrays are freed.
+    :ivar num_loaded: samples whose media were loaded; ``num_bytes``: their bytes; ``load_s``: seconds of work.
+    """
+
+    def __init__(self, max_bytes: int, on_free: Callable[[], object]) -> None:
+        self.max_bytes = max_bytes
+        self.num_loaded = self.num_bytes = 0
+        self.load_s = 0.0
+        self._on_free = on_free
+        self._held = 0
+        self._freed: deque[int] = deque()  # arrays are freed in any thread, and a deque needs no lock
+
+    @property
+    def held(self) -> int:
+        """Bytes of arrays that are in memory."""
+        while self._freed:
+            self._held -= self._freed.popleft()
+        return self._held
+
+    def hold(self, arrays: Columns, load_s: float) -> None:
+        """Count the bytes of these arrays until no view of them is left."""
+        self.num_loaded, self.load_s = self.num_loaded + 1, self.load_s + load_s
+        for array in arrays.values():
+            base = array
+            while isinstance(base.base, np.ndarray):
+                base = base.base
+            self._held += base.nbytes
+            self.num_bytes += base.nbytes
+            weakref.finalize(base, self._free, base.nbytes).atexit = False
+
+    def _free(self, num_bytes: int) -> None:
+        self._freed.append(num_bytes)
+        self._on_free()
+
+
+class Wanted(NamedTuple):
+    """A sample whose media are to be loaded.
+
+    :ivar key: what knows it here.
+    :ivar tokens: those that it must have; None: a rollout may have changed them.
+    """
+
+    key: Hashable
+    ref: MediaRef
+    tokens: Tokens | None = None
+
+
+class _Staged(NamedTuple):
+    """A sample of the stream whose media are wanted.
+
+    :ivar number: how many samples the channel has had before it, and those that were dropped since then.
+    """
+
+    chunk: Chunk
+    sample: int
+    num_bytes: int
+    number: int
+
+
+class MediaQueue:
+    """The items of one channel that wait for media. The coordinator's lock is held at each call.
+
+    :param columns: those that are loaded, by name.
+    :param policies: what is done with samples whose media cannot be loaded, by the part of a mixture.
+    :param emit: takes the next item, which is ready.
+    :ivar num_waiting: samples that are not ready.
+    """
+
+    def __init__(
+        self,
+        budget: MediaBudget,
+        columns: Mapping[str, Column],
+        policies: Mapping[str, BadRowPolicy],
+        emit: Callable[[Item], object],
+    ) -> None:
+        self.budget = budget
+        self.num_waiting = 0
+        self._columns, self._policies, self._emit = columns, policies, emit
+        self._num_bad: Counter[str] = Counter()
+        self._items: deque[Item] = deque()
+        self._staged: deque[_Staged] = deque()
+        self._returned: deque[Wanted] = deque()  # of groups of the rollout buffer
+        self._missing: set[Hashable] = set()  # samples whose media are wanted or being loaded
+        self._found: dict[Hashable, Columns | RowError] = {}
+        self._num_samples = self._num_dropped = self._num_reserved = 0
+
+    def push(self, item: Item) -> None:
+        """Take the next item of the order."""
+        if isinstance(item, Run):
+            for sample in range(item.start, item.stop):
+                counts = item.chunk.value("media", sample)
+                if counts:
+                    num_bytes = sum(self._columns[name].num_bytes(count) for name, count in counts.items())
+                    number = self._num_samples + sample - item.start
+                    self._staged.append(_Staged(item.chunk, sample, num_bytes, number))
+                    self._missing.add((id(item.chunk), sample))
+            self._num_samples += item.stop - item.start
+            self.num_waiting += item.stop - item.start
+        self._items.append(item)
+        self._advance()
+
+    def next(self, num_taken: int, demand: int) -> Wanted | None:
+        """The next sample to load, if there is room for it, or if a call waits for it; its bytes are reserved.
+
+        :param num_taken: samples of the channel that are delivered.
+        :param demand: how many more samples a call waits for.
+        """
+        if self._returned:
+            wanted = self._returned.popleft()
+            self._num_reserved += wanted.ref.num_media
+            return wanted
+
+        if not self._staged:
+            return None
+
+        chunk, sample, num_bytes, number = self._staged[0]
+        is_room = self.budget.held + self._num_reserved + num_bytes <= self.budget.max_bytes
+        if not is_room and number - self._num_dropped - num_taken >= demand:
+            return None
+
+        self._staged.popleft()
+        self._num_reserved += num_bytes
+        return Wanted((id(chunk), sample), chunk.media_ref(sample, num_bytes), chunk.tokens_of(sample))
+
+    def put(self, wanted: Wanted, found: Tokenized | RowError) -> None:
+        """The media of a sample are loaded, or cannot be."""
+        self._num_reserved -= wanted.ref.num_media
+        self._found[wanted.key] = found if isinstance(found, RowError) else self._loaded(wanted, found)
+        self._missing.discard(wanted.key)
+        self._advance()
+
+    def _loaded(self, wanted: Wanted, reply: Tokenized) -> Columns | RowError:
+        if reply.errors:
+            return reply.errors[0]
+
+        tokens = np.frombuffer(reply.tokens, np.int32)
+        if wanted.tokens is not None and not np.array_equal(tokens, wanted.tokens):
+            return RowError(0, "AD424", _OTHER_TOKENS)
+
+        # Each sample has a reply of its own, so its memory is free when the sample is.
+        arrays = decoded({key: memoryview(one.data) for key, one in reply.columns.items() if key.startswith("@")})
+        arrays.media = wanted.ref
+        self.budget.hold(arrays, reply.busy_s)
+        return arrays
+
+    def _advance(self) -> None:
+        """Emit what is ready."""
+        while self._items:
+            item = self._items.popleft()
+            if not isinstance(item, Run):
+                self._emit(item)
+                continue
+
+            rest = self._emit_ready(item)
+            if rest is not None:
+                self._items.appendleft(rest)
+                return
+
+    def _emit_ready(self, run: Run) -> Run | None:
+        """Emit the samples of a run up to the first that is not ready; return the rest of it."""
+        chunk, start = run.chunk, run.start
+        for sample in range(run.start, run.stop):
+            key = id(chunk), sample
+            found = self._found.get(key)
+            if key in self._missing or isinstance(found, RowError):
+                if start < sample:
+                    self._emit_run(Run(chunk, start, sample))
+                    start = sample
+                if key in self._missing:
+                    return Run(chunk, sample, run.stop)
+
+                assert isinstance(found, RowError)
+                self._emit(chunk.bad_sample(sample, found, self._policy_of))
+                if not chunk.has_every_row:
+                    del self._found[key]
+                    start += 1
+                    self.num_waiting -= 1
+                    self._num_dropped += 1
+        if start < run.stop:
+            self._emit_run(Run(chunk, start, run.stop))
+        return None
+
+    def _policy_of(self, source: str) -> tuple[BadRowPolicy, bool]:
+        self._num_bad[source] += 1
+        policy = self._policies[source]
+        return policy, policy.stops_after(self._num_bad[source] - 1)
+
+    def _emit_run(self, run: Run) -> None:
+        self.num_waiting -= run.stop - run.start
+        self._emit(run)
+
+    def attach(self, samples: SampleRange, delivered: list[Sample]) -> None:
+        """Give delivered samples their arrays, which those of a group share.
+
+        A sample whose media could not be loaded keeps its length, as its pack is planned: nothing of it is trained.
+        """
+        for number, sample in enumerate(delivered):
+            row = samples.row(number)
+            found = self._found.get((id(samples.chunk), row))
+            if found is None:
+                continue
+
+            if isinstance(found, RowError):
+                counts = samples.chunk.value("media", row)
+                found = Columns({self._columns[name]: self._columns[name].zeros(counts[name]) for name in counts})
+                sample.labels = np.full(len(sample.tokens), _NOT_TRAINED, np.int32)
+            planned = samples.chunk.arrays(row)
+            planned = planned if isinstance(planned, Columns) else Columns({})
+            sample.columns = planned.with_media(found, found.media)
+
+    def restore(self, groups: Iterable[Returned]) -> tuple[bool, tuple[Returned, BadRowPolicy, BadRowError] | None]:
+        """Give groups of the rollout buffer their media again, or have them loaded.
+
+        :returns: whether all have them; and a group whose media cannot be loaded, with what is done with it and why.
+        """
+        is_ready = True
+        for item in groups:
+            first = item.group[0]
+            columns = first.columns
+            if not isinstance(columns, Columns) or columns.media is None or not columns.lacks_media:
+                continue
+
+            ref = columns.media
+            found = self._found.pop(ref, None)
+            if isinstance(found, Columns):
+                for sample in item.group:
+                    sample.columns = columns.with_media(found, ref)
+            elif found is not None:
+                assert first.source is not None
+                policy = self._policies[ref.part]
+                return False, (item, policy, bad_row_error(first.source, found, shows_row=policy.shows_row))
+            else:
+                is_ready = False
+                if ref not in self._missing:
+                    self._missing.add(ref)
+                    self._returned.append(Wanted(ref, ref))
+        return is_ready, None
+
+    def forget(self, run: Run) -> None:
+        """The run is delivered, and will not be again."""
+        for sample in range(run.start, run.stop):
+            self._found.pop((id(run.chunk), sample), None)

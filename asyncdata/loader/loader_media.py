@@ -1,0 +1,68 @@
+"""The media of a loader: what their functions, sources and packs must be, their limit, and their numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.core.columns import declared_columns
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.import_path import is_loaded_instance
+from asyncdata.delivery.media_queue import MediaBudget, MediaQueue
+from asyncdata.prefetch.media_loader import MediaLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from asyncdata.delivery.channel import Channel
+    from asyncdata.delivery.coordinator import Coordinator
+    from asyncdata.loader.opened_source import OpenedPart
+    from asyncdata.workers.base import Executor
+
+__all__ = ("LoaderMedia",)
+
+
+class LoaderMedia:
+    """Media that are loaded before samples are delivered.
+
+    :param is_planned: whether packs are planned, or there are none.
+    :param on_free: called, in any thread, when media are freed.
+    :raises ConfigError: AD456, where a row cannot be read a second time, or a pack is made only from loaded samples.
+    """
+
+    def __init__(
+        self, parts: Sequence[OpenedPart], max_bytes: int, *, is_planned: bool, on_free: Callable[[], object]
+    ) -> None:
+        if not is_planned:
+            raise ConfigError(
+                "AD456 packs of samples with media are planned: pass plan_packs=True, so that only the media of the "
+                "next packs are in memory"
+            )
+
+        if any(is_loaded_instance(part.source.files, "asyncdata.sources.stream:RowStream") for part in parts):
+            raise ConfigError(
+                "AD456 media are loaded by reading their row again, which a source that is read from front to back "
+                "cannot do: use files that are not compressed, Parquet, or a data set on disk"
+            )
+
+        self.budget = MediaBudget(max_bytes, on_free)
+        self._columns = {column.name: column for part in parts for column in declared_columns(part.function)}
+        self._policies = {part.name: part.bad_rows for part in parts}
+        self._numbers = {part.name: number for number, part in enumerate(parts)}
+
+    def queue(self, channel: Channel) -> MediaQueue:
+        """What waits in a channel."""
+        return MediaQueue(self.budget, self._columns, self._policies, channel.emit)
+
+    def loader(self, executor: Executor, coordinator: Coordinator) -> MediaLoader:
+        """What asks workers for them."""
+        return MediaLoader(executor, coordinator, self._numbers)
+
+    def numbers(self, channel: Channel) -> dict[str, Any]:
+        """Numbers for :class:`~asyncdata.Statistics`."""
+        return {
+            "media_waiting_samples": 0 if channel.media is None else channel.media.num_waiting,
+            "media_held_bytes": self.budget.held,
+            "media_loaded_total": self.budget.num_loaded,
+            "media_bytes_total": self.budget.num_bytes,
+            "media_load_seconds_total": self.budget.load_s,
+        }

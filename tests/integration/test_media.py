@@ -1,0 +1,230 @@
+"""Media are loaded after the plan: in the same order, within a limit, once a group, and bad ones by name."""
+
+import gc
+import gzip
+import pickle
+
+import msgspec
+import numpy as np
+import pytest
+
+from asyncdata import (
+    BadRowError,
+    Cache,
+    ConfigError,
+    DataLoader,
+    HardPacking,
+    LengthGrouping,
+    Limits,
+    Mix,
+    PackedCollator,
+    Part,
+    SoftPacking,
+)
+from tests.support.planned_media import NumberedMedia, media_of, write_rows
+
+
+def row_of(sample):
+    return int(sample.tokens[0])
+
+
+def check(sample):
+    number = row_of(sample)
+    assert sample.columns["size"] == (3 if number % 5 else 0)
+    if number % 5:
+        assert np.array_equal(sample.columns["pixels"], media_of(number, 3))
+        assert not sample.columns["pixels"].flags.writeable
+    else:
+        assert "pixels" not in sample.columns
+    return number
+
+
+def loader_of(source, workers=1, **knobs):
+    return DataLoader(source, tokenize_fn=NumberedMedia(), num_workers=workers, epochs=1, **knobs)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle", [True, False, "full"])
+def test_samples_have_their_media_in_the_order_of_text(tmp_path, workers, shuffle):
+    path = write_rows(tmp_path / "rows.jsonl")
+    with loader_of(path, workers, shuffle=shuffle, batch_size=7, limits=Limits(max_media_bytes=100)) as loader:
+        found = [check(sample) for batch in loader for sample in batch]
+        now = loader.statistics()
+    assert sorted(found) == list(range(60))
+    text = write_rows(tmp_path / "text.jsonl", items=0)
+    with loader_of(text, shuffle=shuffle, batch_size=60) as loader:
+        assert [row_of(sample) for sample in next(iter(loader))] == found
+    assert (now.media_loaded_total, now.media_bytes_total, now.media_waiting_samples) == (48, 48 * 48, 0)
+
+
+def test_a_group_shares_its_media_which_are_loaded_once(tmp_path):
+    path, log = write_rows(tmp_path / "rows.jsonl"), tmp_path / "log"
+    fn = NumberedMedia(log=str(log))
+    with DataLoader(path, tokenize_fn=fn, num_workers=1, epochs=1, n_samples_per_prompt=4, shuffle=False) as loader:
+        groups = loader.get_samples(10)
+    for group in groups:
+        assert len({check(sample) for sample in group}) == 1
+        if "pixels" in group[0].columns:
+            assert all(np.shares_memory(group[0].columns["pixels"], one.columns["pixels"]) for one in group)
+    read = log.read_text().split()
+    assert len(read) == len(set(read))
+
+
+def test_what_is_loaded_ahead_stays_within_the_limit_which_a_held_batch_counts_for(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", num_rows=600)
+    with loader_of(path, batch_size=4, limits=Limits(max_media_bytes=480)) as loader:
+        held = []
+        for number, batch in enumerate(loader):
+            held.append(batch)
+            assert loader.statistics().media_held_bytes <= 480 + 48 * 4 + number * 192
+            if number == 10:
+                break
+        at_hold = loader.statistics().media_held_bytes
+        assert at_hold >= 48 * sum("pixels" in sample.columns for batch in held for sample in batch)
+        del held, batch
+        gc.collect()
+        assert loader.statistics().media_held_bytes <= 480
+
+
+@pytest.mark.parametrize("at", [0, 5, 31])
+def test_a_run_goes_on_with_the_sample_and_media_that_would_have_come_next(tmp_path, at):
+    path = write_rows(tmp_path / "rows.jsonl", {4: "bad", 17: "bad"})
+    with loader_of(path, bad_rows="skip") as loader:
+        whole = [check(loader.get_next_batch(1)[0]) for _ in range(58)]
+    with loader_of(path, bad_rows="skip") as loader:
+        assert [check(loader.get_next_batch(1)[0]) for _ in range(at)] == whole[:at]
+        state = loader.state_dict()
+    with loader_of(path, 0, bad_rows="skip") as loader:
+        loader.load_state_dict(state)
+        assert [check(loader.get_next_batch(1)[0]) for _ in range(58 - at)] == whole[at:]
+        assert loader.statistics().bad_rows_total == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "workers", "code"),
+    [("bad", 1, "AD456"), ("raises", 0, "AD421"), ("dies", 1, "AD423"), ("other", 0, "AD424")],
+)
+def test_media_that_cannot_be_loaded_make_a_bad_row(tmp_path, fault, workers, code):
+    path = write_rows(tmp_path / "rows.jsonl", {7: fault})
+    with (
+        loader_of(path, workers, shuffle=False) as loader,
+        pytest.raises(BadRowError, match=f"{code}.*rows.jsonl:8") as raised,
+    ):
+        assert [check(sample) for sample in loader.get_next_batch(7)] == list(range(7))
+        loader.get_next_batch(1)
+    assert raised.value.line == 8
+    with loader_of(path, workers, shuffle=False, bad_rows="skip", batch_size=59) as loader:
+        assert [check(sample) for batch in loader for sample in batch] == [n for n in range(60) if n != 7]
+        assert loader.statistics().dropped_total == {f"bad row {code}": 1}
+
+
+def test_a_part_of_a_mixture_has_its_own_media_and_bad_rows(tmp_path):
+    some, others = (write_rows(tmp_path / f"{name}.jsonl", {8: "bad"}) for name in "ab")
+    mix = Mix({"a": Part(some, weight=1, when_done="stop"), "b": Part(others, weight=1, bad_rows="skip")})
+    with DataLoader(mix, tokenize_fn=NumberedMedia(), num_workers=1, bad_rows="skip", epochs=1, batch_size=5) as loader:
+        found = [(sample.source_name, check(sample)) for batch in loader for sample in batch]
+    assert {number for name, number in found if name == "a"} == {n for n in range(60) if n != 8}
+    assert ("b", 8) not in found
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_groups_given_back_keep_no_media_and_get_them_again(tmp_path, is_resumed):
+    path = write_rows(tmp_path / "rows.jsonl")
+    with loader_of(path, n_samples_per_prompt=2, shuffle=False) as loader:
+        groups = loader.get_samples(8)
+        loader.add_samples(groups[3:])
+        assert all("pixels" not in sample.columns for group in groups[3:] for sample in group)
+        assert b"pixels" not in msgspec.msgpack.encode(loader.state_dict())
+        if is_resumed:
+            with loader_of(path, n_samples_per_prompt=2, shuffle=False) as other:
+                other.load_state_dict(loader.state_dict())
+                found = other.get_samples(8)
+        else:
+            found = loader.get_samples(8)
+    assert [check(group[1]) for group in found] == [3, 4, 5, 6, 7, 8, 9, 10]
+    assert np.shares_memory(found[0][0].columns["pixels"], found[0][1].columns["pixels"])
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_a_group_given_back_whose_media_are_gone_is_a_bad_row(tmp_path, policy):
+    path, gone = write_rows(tmp_path / "rows.jsonl"), tmp_path / "gone"
+    fn = NumberedMedia(gone=str(gone))
+    with DataLoader(path, tokenize_fn=fn, num_workers=1, epochs=1, shuffle=False, bad_rows=policy) as loader:
+        loader.add_samples([[sample] for sample in loader.get_next_batch(4)])
+        gone.write_text("2\n")
+        if policy == "raise":
+            with pytest.raises(BadRowError, match="AD456.*rows.jsonl:3"):
+                loader.get_next_batch(4)
+            gone.write_text("")
+            assert [check(sample) for sample in loader.get_next_batch(4)] == [0, 1, 2, 3]
+        else:
+            assert [check(sample) for sample in loader.get_next_batch(4)] == [0, 1, 3, 4]
+            assert loader.statistics().dropped_total == {"bad row AD456": 1}
+
+
+def test_a_pickled_sample_has_its_media(tmp_path):
+    with loader_of(write_rows(tmp_path / "rows.jsonl"), shuffle=False) as loader:
+        sample = pickle.loads(pickle.dumps(loader.get_next_batch(2)[1]))  # noqa: S301 - our own bytes
+    assert check(sample) == 1
+
+
+def packs_of(path, workers=1, state=None, **knobs):
+    collate = PackedCollator(max_length=16)
+    packed = {"packing": SoftPacking(max_length=16), "plan_packs": True, "collate_fn": collate, "batch_size": 2}
+    packed |= {"shuffle": "full", "cache": Cache(folder="")}
+    with loader_of(path, workers, **(packed | knobs)) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        for batch in loader:
+            yield batch, loader.state_dict()
+
+
+def test_planned_packs_have_the_media_of_their_documents(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl")
+    seen = []
+    for batch, _ in packs_of(path):
+        counts, pixels = batch["pixels_counts"].tolist(), batch["pixels"]
+        assert sum(counts) == len(pixels)
+        first = pixels[:, 0][np.isin(np.arange(len(pixels)), np.cumsum([0, *counts])[:-1][np.array(counts) > 0])]
+        seen += first.astype(int).tolist()
+    assert sorted(seen) == [number for number in range(60) if number % 5]
+
+
+def test_a_document_whose_media_fail_keeps_its_place_untrained_and_all_else_is_the_same(tmp_path):
+    packs = [batch for batch, _ in packs_of(write_rows(tmp_path / "good.jsonl"))]
+    faulty = write_rows(tmp_path / "faulty.jsonl", {13: "bad"})
+    found = list(packs_of(faulty, bad_rows="skip"))
+    assert len(found) == len(packs)
+    for good, (batch, _) in zip(packs, found, strict=True):
+        lost = good["input_ids"] == 13
+        assert np.array_equal(batch["input_ids"], good["input_ids"])
+        assert np.array_equal(batch["labels"], np.where(lost, -100, good["labels"]))
+        is_lost = np.isin(good["pixels"], media_of(13, 3)).all(axis=1) & lost.any()
+        assert np.array_equal(batch["pixels"], np.where(is_lost[:, None], 0, good["pixels"]))
+        assert batch["pixels_counts"].tolist() == good["pixels_counts"].tolist()
+    again = [batch["labels"].tolist() for batch, _ in packs_of(faulty, 0, found[0][1], bad_rows="skip")]
+    assert again == [batch["labels"].tolist() for batch, _ in found[1:]]
+
+
+def test_of_grouped_samples_the_bad_one_stays_untrained(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", {13: "bad"})
+    grouped = {"length_grouping": LengthGrouping(), "plan_packs": True, "batch_size": 4, "bad_rows": "skip"}
+    with loader_of(path, shuffle="full", cache=Cache(folder=""), **grouped) as loader:
+        found = [sample for batch in loader for sample in batch]
+        assert loader.statistics().dropped_total == {"bad row AD456": 1}
+    (bad,) = (sample for sample in found if row_of(sample) == 13)
+    assert set(bad.labels.tolist()) == {-100}
+    assert not bad.columns["pixels"].any()
+    assert sorted(check(sample) for sample in found if sample is not bad) == [n for n in range(60) if n != 13]
+
+
+def test_what_cannot_have_media_is_refused(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl")
+    zipped = tmp_path / "rows.jsonl.gz"
+    zipped.write_bytes(gzip.compress((tmp_path / "rows.jsonl").read_bytes()))
+    with pytest.raises(ConfigError, match="AD456.*plan_packs"):
+        loader_of(path, packing=SoftPacking(max_length=16), batch_size=2)
+    with pytest.raises(ConfigError, match="AD456.*reading their row again"):
+        loader_of(str(zipped))
+    with pytest.raises(ConfigError, match="cut"):
+        next(packs_of(path, packing=HardPacking(max_length=16)))

@@ -1,0 +1,102 @@
+"""A tokenize function of two phases without pictures: its media are numbers that follow from the row."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from asyncdata import Column
+from asyncdata.tokenization.rows import RowFault
+
+__all__ = ("NumberedMedia", "media_of", "write_rows")
+
+SIZE = Column("size", "int64", "sample")
+PIXELS = Column("pixels", "float32", "item", (4,), phase="load")
+
+
+class NumberedMedia(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows ``{"id": 3, "items": 2, "fault": null}`` to samples of ``id % 7 + 1`` tokens and ``items`` rows of pixels.
+
+    :param log: a file to which each load writes the row's id.
+    :param gone: a file with the ids of rows whose media cannot be loaded.
+    """
+
+    log: str = ""
+    gone: str = ""
+    columns = (SIZE, PIXELS)
+    loads = True
+
+    def resolve(self) -> NumberedMedia:
+        return self
+
+    def fingerprints(self) -> dict[str, str]:
+        return {"tokenize_fn": "numbered media"}
+
+    def settings(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self)
+
+    def open(self) -> _Opened:
+        return _Opened(self)
+
+
+class _Opened:
+    def __init__(self, fn: NumberedMedia) -> None:
+        self._fn = fn
+
+    def __call__(self, rows: Any, out: Any) -> None:
+        for number, raw in enumerate(rows):
+            row = json.loads(bytes(raw))
+            tokens = _tokens(row)
+            media = {"media": json.dumps({"pixels": row["items"]}).encode()} if row["items"] else {}
+            out.keep(
+                number,
+                tokens,
+                **{SIZE.key: SIZE.encode(row["items"], 0)},
+                **media,
+                spans=f"[[0,{len(tokens)}]]".encode(),
+            )
+
+    def load(self, rows: Any, out: Any) -> None:
+        for number, raw in enumerate(rows):
+            row = json.loads(bytes(raw))
+            out.progress(number)
+            if self._fn.log:
+                with open(self._fn.log, "a") as file:
+                    file.write(f"{row['id']}\n")
+            fault = row.get("fault")
+            if os.path.exists(self._fn.gone) and str(row["id"]) in open(self._fn.gone).read().split():
+                fault = "bad"
+            if fault == "dies":
+                os._exit(3)
+            if fault == "raises":
+                raise ValueError("no picture")
+            if fault == "slow":
+                time.sleep(0.05)
+            if fault == "bad":
+                out.fail(number, RowFault("AD456", "picture 1 cannot be decoded", bytes(raw)))
+            else:
+                tokens = [0] if fault == "other" else _tokens(row)
+                out.keep(number, tokens, **{PIXELS.key: PIXELS.encode(media_of(row["id"], row["items"]), 0)})
+
+
+def _tokens(row: dict[str, Any]) -> list[int]:
+    return [row["id"]] * (row["id"] % 7 + 1)
+
+
+def media_of(number: int, items: int) -> Any:
+    return np.arange(4 * items, dtype=np.float32).reshape(items, 4) / 64 + number
+
+
+def write_rows(path: Any, faults: dict[int, str] | None = None, num_rows: int = 60, items: int = 3) -> str:
+    """A file of rows, each with so many items, but every fifth with none."""
+    rows = [
+        {"id": number, "items": items if number % 5 else 0, "fault": (faults or {}).get(number)}
+        for number in range(num_rows)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
