@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200
 ROUNDS = {
     "files": num_rounds(quick=3, full=90),
     "mixture": num_rounds(quick=2, full=100),
+    "media": num_rounds(quick=2, full=100),
     **dict.fromkeys(("gzip", "zstd", "array", "iterable", "hf stream"), num_rounds(quick=1, full=4)),
 }
 """Of each kind of data, how many processes are killed."""
@@ -59,6 +60,8 @@ class Chain:
     def settings(self, log, **knobs: Any) -> dict[str, Any]:
         chance = self._chance
         settings = {"num_workers": chance.choice([1, 2, 3]), "buffer_size": chance.choice([1, 40, 1000])}
+        if self._kind == "media":
+            settings["limits"] = {"max_media_bytes": chance.choice([1, 500, 10_000])}
         return {
             "paths": self._paths,
             "kind": self._kind,

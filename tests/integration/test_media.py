@@ -2,7 +2,9 @@
 
 import gc
 import gzip
+import json
 import pickle
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -39,8 +41,8 @@ def check(sample):
     return number
 
 
-def loader_of(source, workers=1, **knobs):
-    return DataLoader(source, tokenize_fn=NumberedMedia(), num_workers=workers, epochs=1, **knobs)
+def loader_of(source, workers=1, fn=None, **knobs):
+    return DataLoader(source, tokenize_fn=fn or NumberedMedia(), num_workers=workers, epochs=1, **knobs)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -228,3 +230,30 @@ def test_what_cannot_have_media_is_refused(tmp_path):
         loader_of(str(zipped))
     with pytest.raises(ConfigError, match="cut"):
         next(packs_of(path, packing=HardPacking(max_length=16)))
+
+
+def test_rows_of_parquet_and_of_the_token_cache_have_their_media(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [json.loads(line) for line in Path(write_rows(tmp_path / "rows.jsonl")).read_text().splitlines()]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=25)
+    cache = Cache(tokens=str(tmp_path / "cache"))
+    with loader_of(str(tmp_path / "rows.parquet"), batch_size=7, cache=cache) as loader:
+        found = [check(sample) for batch in loader for sample in batch]
+    with loader_of(str(tmp_path / "rows.parquet"), batch_size=7, cache=cache) as loader:
+        assert [check(sample) for batch in loader for sample in batch] == found
+        assert loader.statistics().cached_rows_total > 0
+    assert sorted(found) == list(range(60))
+
+
+def test_each_rank_loads_the_media_of_its_own_packs(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl")
+    found = []
+    for rank in range(2):
+        log = tmp_path / f"log.{rank}"
+        batches = packs_of(path, ranks={"rank": rank, "world_size": 2}, fn=NumberedMedia(log=str(log)))
+        found.append({int(pixel) for batch, _ in batches for pixel in batch["pixels"][:, 0]})
+        loaded = list(map(int, log.read_text().split()))
+        assert len(loaded) == len(set(loaded))
+        assert found[-1] <= set(loaded)
+        assert len(loaded) < 40  # of 48: of the last batch, which is filled up, a rank has all
+    assert found[0] | found[1] == {number for number in range(60) if number % 5}

@@ -20,7 +20,7 @@ PIXELS = Column("pixels", "float32", "item", (4,), phase="load")
 
 
 class NumberedMedia(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows ``{"id": 3, "items": 2, "fault": null}`` to samples of ``id % 7 + 1`` tokens and ``items`` rows of pixels.
+    """Rows ``{"id": 3, "items": 2}`` to samples of ``id % 7 + 1`` tokens and ``items`` rows of pixels, or 3.
 
     :param log: a file to which each load writes the row's id.
     :param gone: a file with the ids of rows whose media cannot be loaded.
@@ -52,11 +52,12 @@ class _Opened:
         for number, raw in enumerate(rows):
             row = json.loads(bytes(raw))
             tokens = _tokens(row)
-            media = {"media": json.dumps({"pixels": row["items"]}).encode()} if row["items"] else {}
+            items = row.get("items", 3)
+            media = {"media": json.dumps({"pixels": items}).encode()} if items else {}
             out.keep(
                 number,
                 tokens,
-                **{SIZE.key: SIZE.encode(row["items"], 0)},
+                **{SIZE.key: SIZE.encode(items, 0)},
                 **media,
                 spans=f"[[0,{len(tokens)}]]".encode(),
             )
@@ -81,7 +82,7 @@ class _Opened:
                 out.fail(number, RowFault("AD456", "picture 1 cannot be decoded", bytes(raw)))
             else:
                 tokens = [0] if fault == "other" else _tokens(row)
-                out.keep(number, tokens, **{PIXELS.key: PIXELS.encode(media_of(row["id"], row["items"]), 0)})
+                out.keep(number, tokens, **{PIXELS.key: PIXELS.encode(media_of(row["id"], row.get("items", 3)), 0)})
 
 
 def _tokens(row: dict[str, Any]) -> list[int]:

@@ -25,7 +25,7 @@ MAX_LINES = {
     "integrations": 4_678,
     "loader": 4_108,
     "order": 508,
-    "prefetch": 3_551,
+    "prefetch": 3_550,
     "report": 1_074,
     "sources": 4_238,
     "telemetry": 1_246,

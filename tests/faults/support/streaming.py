@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata import DataLoader, EndOfData, IterableSource, Mix, Part, Shuffle
+from tests.support.planned_media import NumberedMedia
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def entry(sample: Sample) -> list[int]:
         place.window,
         place.row,
         int(sample.tokens[0]),
-        zlib.crc32(sample.tokens.tobytes()),
+        zlib.crc32(b"".join(array.tobytes() for array in (sample.tokens, *sample.columns.values()))),
     ]
 
 
@@ -77,8 +78,8 @@ def stream(
 ) -> None:
     """To the end of the data, or until somebody ends us."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    source = source_of(kind, paths)
-    with DataLoader(source, tokenize_fn=id_and_text, shuffle=SHUFFLE, timeout_s=240, **knobs) as loader:
+    source, function = source_of(kind, paths), NumberedMedia() if kind == "media" else id_and_text
+    with DataLoader(source, tokenize_fn=function, shuffle=SHUFFLE, timeout_s=240, **knobs) as loader:
         if os.path.exists(snapshot):
             loader.restore(snapshot)
         _write(out, loader.statistics().samples_total)
