@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
     from asyncdata.tokenization.functions.text import TextTokenizeFn
     from asyncdata.tokenization.functions.untokenized import RowFn
+    from asyncdata.tokenization.pictures.settings import Processor
     from asyncdata.tokenization.user_function import XTunerTokenizeFn
     from asyncdata.workers.ray.settings import RayExecutor
 
@@ -115,6 +116,7 @@ __all__ = (
     "PreferenceCollator",
     "PreferenceTokenizeFn",
     "PrefetchTimeoutError",
+    "Processor",
     "PromptTokenizeFn",
     "QuarantineError",
     "Ranks",
@@ -181,6 +183,7 @@ _HOMES = {
     "tokenization.functions.prompt": "PromptTokenizeFn",
     "tokenization.functions.text": "TextTokenizeFn",
     "tokenization.functions.untokenized": "RowFn",
+    "tokenization.pictures.settings": "Processor",
     "tokenization.user_function": "XTunerTokenizeFn",
     "workers.ray.settings": "RayExecutor",
 }

@@ -120,7 +120,7 @@ def has_fingerprint(fn: TokenizeFn | Callable[..., Any]) -> bool:
 
 def has_media(fn: TokenizeFn | Callable[..., Any]) -> bool:
     """Whether ``fn`` has two phases: it plans samples, and loads their media later."""
-    return bool(getattr(fn, "loads", False)) if isinstance(fn, TokenizeFn) else callable(getattr(fn, "load", None))
+    return any(getattr(column, "phase", "") == "load" for column in getattr(fn, "columns", None) or ())
 
 
 def _imported(module: str, name: str) -> Any:

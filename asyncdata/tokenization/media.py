@@ -105,11 +105,19 @@ class ReadChat:
     :param row: reads the rows.
     :param name: the row's field with the chat, for errors.
     :param raw: the row.
+    :param may_have_pictures: whether ``{"type": "image"}`` is a place of a picture.
     :raises MediaFault: if a turn has media, unless rows may have them.
     """
 
     def __init__(
-        self, row: RowReader, name: str, messages: list[Message], tools: list[Message] | None, raw: Buffer
+        self,
+        row: RowReader,
+        name: str,
+        messages: list[Message],
+        tools: list[Message] | None,
+        raw: Buffer,
+        *,
+        may_have_pictures: bool = False,
     ) -> None:
         self._row = row
         self._name = name
@@ -121,7 +129,7 @@ class ReadChat:
             for number, message in enumerate(messages)
             if type(message.get("content")) is not str or (len(message) > 2 and not _MEDIA.isdisjoint(message))
         ]
-        for number in self._unusual if row.media else ():
+        for number in self._unusual if row.media and not may_have_pictures else ():
             self._refuse_media(number)
 
     def check_written(self, text: str, template: ChatTemplate) -> None:

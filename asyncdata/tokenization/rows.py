@@ -87,7 +87,9 @@ class MediaFault(RowFault):
     """
 
     def __init__(self, what: str, keys: Sequence[str], raw: Buffer) -> None:
-        reason = f"{what}, and media are not supported yet: they would be lost; media='leave_out' trains on the rest"
+        reason = (
+            f"{what}, which would be lost: ChatTokenizeFn(processor=...) reads pictures; media='leave_out' leaves them"
+        )
         super().__init__("AD130", reason, raw)
         self.keys = keys
 

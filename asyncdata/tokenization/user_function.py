@@ -39,7 +39,8 @@ class FunctionTokenizer:
 
     A result is None (dropped), a list of token ids, or a dict with ``input_ids`` (or ``tokens``) and, if wanted,
     ``labels``, ``prompt``, ``label``, ``metadata`` and any other key with a JSON value, which is stored in
-    ``sample.extra``. What the function declares as ``columns`` is an array (see :class:`~asyncdata.Column`). A label is
+    ``sample.extra``. What the function declares as ``columns`` is an array (see :class:`~asyncdata.Column`); where it
+    has a ``load``, ``media`` says how many values that will give of each of its columns. A label is
     the token itself if it is trained, and -100 otherwise. A mask such as ``loss_mask``, 0 or 1 for each token, makes
     the labels. A result of type ``str`` is the reason to drop the row.
 
@@ -49,8 +50,16 @@ class FunctionTokenizer:
     def __init__(
         self, function: Callable[..., Any], read: Callable[[Any, Sequence[Column]], Result | str] | None = None
     ) -> None:
+        declared = declared_of(function)
         self._function = function
-        self._columns = declared_of(function)
+        self._loading: Callable[[Any, Any], Any] = getattr(function, "load", None) or _no_load
+        self._columns = [column for column in declared if column.phase == "plan"]
+        self._loaded = {column.name: column for column in declared if column.phase == "load"}
+        if self._loaded and self._loading is _no_load:
+            raise ConfigError(
+                f"AD420 {function!r} has columns of the phase load ({', '.join(self._loaded)}), and no load"
+            )
+
         self._read = read or read_result
         self._batched = bool(getattr(function, "batched", False))
 
@@ -106,7 +115,7 @@ class FunctionTokenizer:
 
     def _write(self, row: int, result: Any, raw: Buffer, out: ColumnWriter) -> None:
         try:
-            found = self._read(result, self._columns)
+            found = self._planned(result)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             out.fail(
                 row, RowFault("AD425", f"the tokenize function returned something that is not a sample: {error}", raw)
@@ -117,6 +126,58 @@ class FunctionTokenizer:
             out.drop(row, found)
         else:
             out.keep(row, found.tokens, **found.columns)
+
+    def _planned(self, result: Any) -> Result | str:
+        """The result; of a function of two phases, with what media its load will give.
+
+        :raises TypeError, ValueError, OverflowError, RecursionError: if it is neither a sample nor a reason.
+        """
+        if not self._loaded or not isinstance(result, Mapping) or "media" not in result:
+            return self._read(result, self._columns)
+
+        found = self._read({name: value for name, value in result.items() if name != "media"}, self._columns)
+        if not isinstance(found, str):
+            found.columns["media"] = _json(_media_counts(result["media"], self._loaded))
+        return found
+
+    def load(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        """The second phase: plans each row again, and writes its tokens with the arrays of ``function.load``."""
+        for row, raw in enumerate(rows):
+            out.progress(row)
+            try:
+                argument = [decode_object(raw)] if self._batched else decode_object(raw)
+                plan = self._function(argument)
+                (plan,) = plan if self._batched else (plan,)
+                values = self._loading(decode_object(raw), plan)  # decoded again: the plan may have changed it
+            except BaseException as error:  # a user's function may raise anything, and call exit()
+                raise_if_shortage(error)
+                out.fail(row, RowFault("AD421", f"load raised {error!r}", raw, user_traceback(error)))
+                continue
+
+            try:
+                found = self._planned(plan)
+                if isinstance(found, str):
+                    raise TypeError(f"the plan drops the row now: {found}")
+
+                out.keep(row, found.tokens, **self._arrays(dict(values), found))
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                out.fail(row, RowFault("AD425", f"load returned other media than were planned: {error}", raw))
+
+    def _arrays(self, values: dict[str, Any], plan: Result) -> dict[str, bytes]:
+        """What load has returned, as far as it was planned."""
+        counts = json.loads(plan.columns.get("media", b"{}"))
+        if values.keys() != counts.keys():
+            raise ValueError(f"{sorted(values)}, and the plan's media has {sorted(counts)}")
+
+        arrays = {}
+        for name, count in counts.items():
+            column = self._loaded[name]
+            data = column.encode(values[name], len(plan.tokens))
+            if len(data) != column.num_bytes(count):
+                raise ValueError(f"{name} has {len(data):,} bytes, and {count} values were planned")
+
+            arrays[column.key] = data
+        return arrays
 
 
 class Result(NamedTuple):
@@ -188,6 +249,22 @@ def _sample(
     if fields:
         columns["extra"] = _json(fields)
     return Result(tokens, columns | arrays)
+
+
+def _no_load(row: Any, plan: Any) -> Any:
+    raise TypeError("the function has no load")
+
+
+def _media_counts(counts: Any, loaded: Mapping[str, Column]) -> dict[str, int]:
+    """What a plan says of the media of its sample, checked."""
+    if not isinstance(counts, dict) or not counts.keys() <= loaded.keys():
+        raise ValueError(f"media is {counts!r:.80}; it has how many values load gives of {', '.join(loaded) or 'none'}")
+
+    wrong = [name for name, count in counts.items() if type(count) is not int or count < 0]
+    if wrong:
+        raise ValueError(f"media has {counts[wrong[0]]!r:.40} as the number of values of {wrong[0]}")
+
+    return counts
 
 
 def _array(column: Column, fields: dict[str, Any], tokens: array[int]) -> bytes | None:

@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata import DataLoader, PackedCollator, SoftPacking
+from asyncdata import Cache, ChatTokenizeFn, DataLoader, PackedCollator, SoftPacking
 from asyncdata.batching.collators.torch_tensors import to_torch
-from tests.support.pictures import FAMILIES, PATCH, processor_of
+from tests.support.pictures import PATCH, draw, processor_of, save_processor
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-Image = pytest.importorskip("PIL.Image")
+pytest.importorskip("PIL")
 
 pytestmark = pytest.mark.thorough
 
 EXACT = 1e-6
+COLLATE = PackedCollator(keys="transformers")
+ITEMS = ("pixel_values", "image_grid_thw")
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT |= {"num_key_value_heads": 2, "head_dim": 8}
 VISION = {"hidden_size": 32, "intermediate_size": 64}
@@ -54,61 +56,51 @@ def marks(tokenizer: Any) -> list[tuple[str, str]]:
     return [(name, mark) for name in names if (mark := getattr(tokenizer, f"{name}_token", None))]
 
 
-def inputs(batch: dict[str, Any], family: str) -> dict[str, Any]:
-    """The arguments of the model for a batch of one row."""
-    found = to_torch({name: batch[name] for name in ("input_ids", "position_ids", "pixel_values")})
-    if not len(batch["pixel_values"]):
-        del found["pixel_values"]
-    if family == "gemma3":
-        return found | to_torch({"token_type_ids": batch["token_type_ids"]})
-
-    positions = np.concatenate([batch["position_ids"][None], batch["mrope"].transpose(2, 0, 1)])
-    found |= to_torch({"position_ids": positions, "mm_token_type_ids": batch["mm_token_type_ids"]})
-    return found | (to_torch({"image_grid_thw": batch["image_grid_thw"]}) if len(batch["pixel_values"]) else {})
-
-
 @torch.no_grad()
 def logits(batch: dict[str, Any], family: str) -> Any:
+    """Of the model, called with the batch of one row as it comes."""
     model = model_of(family)
     model.model.rope_deltas = None
-    return model(**inputs(batch, family), use_cache=False).logits[0]
+    call = {name: value for name, value in to_torch(batch).items() if not (name in ITEMS and not len(value))}
+    return model(**call, use_cache=False).logits[0]
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=["qwen3_vl", "gemma3"])
 def family(request) -> str:
     return request.param
 
 
 @pytest.fixture
 def rows(tmp_path, family):
-    """A file of rows with no picture to three."""
-    mark, rng = FAMILIES[family][1], random.Random(5)
-    lines = []
+    """A file of chats with no picture to three, and the folder of a processor."""
+    rng, lines = random.Random(5), []
     for number in range(12):
-        paths = [f"{tmp_path}/{number}-{each}.png" for each in range(number % 4)]
-        for path in paths:
-            Image.effect_noise((rng.randint(40, 160), rng.randint(40, 160)), 60).save(path)
-        text = "".join(f"see {mark} and " for _ in paths) + "x" * rng.randint(3, 30)
-        lines.append(json.dumps({"id": number, "text": text, "pictures": paths}) + "\n")
+        sizes = [(rng.randint(40, 160), rng.randint(40, 160)) for _ in range(number % 4)]
+        paths = [draw(tmp_path / f"{number}-{each}.png", *size, each) for each, size in enumerate(sizes)]
+        chat = [("user", "see <image> and " * len(paths)), ("assistant", "x" * rng.randint(3, 30))]
+        messages = [{"role": role, "content": content} for role, content in chat]
+        lines.append(json.dumps({"messages": messages, "images": paths}) + "\n")
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(lines), encoding="utf-8")
+    save_processor(tmp_path / "processor", family)
     return path
 
 
-def make(path, family, **knobs):
-    packing = {"packing": SoftPacking(max_length=400, window_samples=6), "batch_size": 1}
-    knobs = {"num_workers": 1, "collate_fn": PackedCollator(), "timeout_s": 240} | packing | knobs
-    return DataLoader(path, tokenize_fn=FAMILIES[family][0], **knobs)
+def make(path, **knobs):
+    packing = {"packing": SoftPacking(max_length=400), "plan_packs": True, "shuffle": "full", "batch_size": 1}
+    knobs = {"num_workers": 1, "collate_fn": COLLATE, "timeout_s": 240, "cache": Cache(folder="")} | packing | knobs
+    folder = str(path.parent / "processor")
+    return DataLoader(path, tokenize_fn=ChatTokenizeFn(folder, processor=folder), **knobs)
 
 
 def test_a_pack_has_the_logits_of_its_samples_alone(rows, family):
-    with make(rows, family, epochs=1, collate_fn=None) as loader:
+    with make(rows, epochs=1, collate_fn=None) as loader:
         packs = [batch[0] for batch in loader]
     assert max(map(len, packs)) > 2
-    assert sum(len(document.sample.columns["pixel_values"]) > 0 for pack in packs for document in pack) == 9
+    assert sum("pixel_values" in document.sample.columns for pack in packs for document in pack) == 9
     for pack in packs:
-        together = logits(PackedCollator()([pack]), family)
-        alone = torch.cat([logits(PackedCollator()([[document]]), family) for document in pack])
+        together = logits(COLLATE([pack]), family)
+        alone = torch.cat([logits(COLLATE([[document]]), family) for document in pack])
         assert float((together - alone).abs().max()) <= EXACT
 
 
@@ -116,7 +108,7 @@ def test_positions_of_qwen_are_those_that_its_model_counts(rows, family):
     if family != "qwen3_vl":
         pytest.skip("only Qwen counts in three dimensions")
 
-    with make(rows, family, packing=None, collate_fn=None) as loader:
+    with make(rows, packing=None, plan_packs=False, collate_fn=None) as loader:
         samples = loader.get_next_batch(12)
     for sample in samples:
         found = to_torch(dict(sample.columns))
@@ -141,11 +133,11 @@ def losses(loader: DataLoader, family: str, number: int) -> list[float]:
 
 
 def test_a_resumed_run_has_the_same_losses(rows, family):
-    with make(rows, family) as loader:
+    with make(rows) as loader:
         whole = losses(loader, family, 6)
-    with make(rows, family) as loader:
+    with make(rows) as loader:
         losses(loader, family, 3)
         state = json.loads(json.dumps(loader.state_dict()))
-    with make(rows, family, num_workers=2) as loader:
+    with make(rows, num_workers=2) as loader:
         loader.load_state_dict(state)
         assert losses(loader, family, 3) == whole[3:]

@@ -1,23 +1,23 @@
-"""Tokenize functions for rows with pictures, by real processors of transformers that need no download.
-
-A row has ``text`` with a mark for each picture, and ``pictures``, paths of files.
-"""
+"""Real processors of transformers that need no download, and pictures for them."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncdata import Column
+if TYPE_CHECKING:
+    from pathlib import Path
 
-__all__ = ("FAMILIES", "gemma3", "mrope", "processor_of", "qwen3_vl")
+__all__ = ("PATCH", "draw", "processor_of", "save_processor")
 
 _MERGE = 2
 PATCH = 16
 _QWEN = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
 _QWEN |= {"vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>"}
+_INTERN = {"start_image": "<img>", "context_image": "<IMG_CONTEXT>", "end_image": "</img>", "video": "<video>"}
 _GEMMA = {"boi": "<start_of_image>", "image": "<image_soft_token>", "eoi": "<end_of_image>"}
 
 
@@ -47,78 +47,53 @@ def processor_of(family: str) -> Any:
         images = Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
         return transformers.Gemma3Processor(image_processor=images, tokenizer=_tokenizer(_GEMMA), image_seq_length=16)
 
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+    if family == "internvl":
+        size = {"height": 28, "width": 28}
+        images = transformers.GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=4)
+        made, tokenizer, settings = transformers.InternVLProcessor, _tokenizer(_INTERN), {"image_seq_length": 16}
+    else:
+        side = _MERGE * (PATCH if family == "qwen3_vl" else 14)
+        size = {"shortest_edge": 4 * side**2, "longest_edge": 64 * side**2}
+        images = transformers.Qwen2VLImageProcessorPil(patch_size=side // _MERGE, size=size)
+        made = transformers.Qwen3VLProcessor if family == "qwen3_vl" else transformers.Qwen2_5_VLProcessor
+        tokenizer, settings = _tokenizer(_QWEN), {}
 
-    class WithoutVideos(transformers.Qwen3VLProcessor):  # video processors need torchvision
+    class WithoutVideos(made):  # video processors need torchvision
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
             return type(argument)
 
-    side = _MERGE * PATCH
-    images = Qwen2VLImageProcessorPil(
-        patch_size=PATCH, size={"shortest_edge": 4 * side**2, "longest_edge": 64 * side**2}
-    )
-    return WithoutVideos(image_processor=images, tokenizer=_tokenizer(_QWEN), video_processor=None)
+    return WithoutVideos(image_processor=images, tokenizer=tokenizer, video_processor=None, **settings)
 
 
-def _processed(family: str, row: dict[str, Any]) -> dict[str, Any]:
+_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'image' %}MARK{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    "{% endif %}<eos>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_MARKS = {"gemma3": _GEMMA["boi"], "internvl": _INTERN["context_image"]}
+_CLASSES = {"gemma3": "Gemma3Processor", "internvl": "InternVLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
+
+
+def save_processor(folder: Path, family: str) -> str:
+    """A folder as a model has it: tokenizer, chat template and processor."""
+    processor = processor_of(family)
+    template = _TEMPLATE.replace("MARK", _MARKS.get(family, "<|vision_start|><|image_pad|><|vision_end|>"))
+    processor.tokenizer.chat_template = template
+    processor.tokenizer.save_pretrained(folder)
+    settings = json.loads(processor.image_processor.to_json_string())
+    own = {"processor_class": _CLASSES.get(family, "Qwen2_5_VLProcessor"), "image_processor": settings}
+    own |= {"image_seq_length": 16} if family in _MARKS else {}
+    (folder / "processor_config.json").write_text(json.dumps(own))
+    return str(folder)
+
+
+def draw(path: Path, width: int, height: int, seed: int = 0, turn: int = 1) -> str:
+    """A picture of random pixels."""
     from PIL import Image
 
-    pictures = [Image.open(path).convert("RGB") for path in row["pictures"]]
-    found = processor_of(family)(text=[row["text"]], images=[pictures] if pictures else None, return_tensors="np")
-    return {name: value if name in ("pixel_values", "image_grid_thw") else value[0] for name, value in found.items()}
-
-
-def mrope(types: Any, grids: Any) -> Any:
-    """Positions of tokens in time, height and width, as Qwen's models count them: int64 of shape (num_tokens, 3)."""
-    places, found, next_grid = 0, list[Any](), iter(grids)
-    stops = [*(np.flatnonzero(np.diff(types)) + 1), len(types)]
-    for start, stop in zip([0, *stops], stops, strict=False):
-        if not types[start]:
-            found.append(np.repeat(np.arange(places, places + stop - start)[:, None], 3, 1))
-            places += stop - start
-        else:
-            times, height, width = next(next_grid) // [1, _MERGE, _MERGE]
-            grid = np.stack(np.meshgrid(*map(np.arange, (times, height, width)), indexing="ij"), -1).reshape(-1, 3)
-            found.append(grid + places)
-            places += max(height, width)
-    return np.concatenate(found)
-
-
-def qwen3_vl(row: dict[str, Any]) -> dict[str, Any]:
-    found = _processed("qwen3_vl", row)
-    types = found["mm_token_type_ids"]
-    nothing = {"pixel_values": [], "image_grid_thw": []}
-    positions = mrope(types, found.get("image_grid_thw", []))
-    return nothing | {name: found[name] for name in nothing if name in found} | {
-        "input_ids": found["input_ids"], "labels": found["input_ids"], "mm_token_type_ids": types, "mrope": positions,
-        "id": row["id"],
-    }  # fmt: skip
-
-
-qwen3_vl.columns = (  # type: ignore[attr-defined]
-    Column("pixel_values", "float32", "item", (3 * 2 * PATCH**2,)),
-    Column("image_grid_thw", "int64", "item", (3,)),
-    Column("mm_token_type_ids", "int64"),
-    Column("mrope", "int64", shape=(3,)),
-)
-
-
-def gemma3(row: dict[str, Any]) -> dict[str, Any]:
-    found = _processed("gemma3", row)
-    ids, types = found["input_ids"], found["token_type_ids"]
-    return {
-        "input_ids": ids,
-        "labels": ids,
-        "token_type_ids": types,
-        "pixel_values": found.get("pixel_values", []),
-        "id": row["id"],
-    }
-
-
-gemma3.columns = (  # type: ignore[attr-defined]
-    Column("pixel_values", "float32", "item", (3, 56, 56)),
-    Column("token_type_ids", "int64"),
-)
-
-FAMILIES = {"qwen3_vl": (qwen3_vl, "<|vision_start|><|image_pad|><|vision_end|>"), "gemma3": (gemma3, _GEMMA["boi"])}
-"""A family: its function, and the mark for a picture."""
+    exif = Image.Exif()
+    exif[274] = turn
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
+    Image.fromarray(pixels).save(path, exif=exif)
+    return str(path)

@@ -29,7 +29,6 @@ class NumberedMedia(msgspec.Struct, frozen=True, kw_only=True):
     log: str = ""
     gone: str = ""
     columns = (SIZE, PIXELS)
-    loads = True
 
     def resolve(self) -> NumberedMedia:
         return self

@@ -41,6 +41,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FIRST_SCREEN_LINES = 40
 
 NEEDED = {"docs/how-to/train-with-torch.md": "torch", "docs/how-to/cache-tokens.md": "xxhash"}
+NEEDED |= {"docs/tutorial/train-on-pictures.md": "torch"}
 """What a page's examples need beside the packages that every check is run with."""
 
 

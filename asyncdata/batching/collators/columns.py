@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ("add_columns", "columns_in")
 
+_MROPE = "mrope"
+
 
 def columns_in(documents: Sequence[Any]) -> list[Column]:
     """The columns that the samples of these documents declare, by name.
@@ -39,6 +41,8 @@ def columns_in(documents: Sequence[Any]) -> list[Column]:
 def add_columns(batch: Batch, rows: Sequence[Sequence[Any]], is_token: Integers, shift: str = "none") -> None:
     """Add the columns of the documents to the batch; nothing if they have none.
 
+    A column ``mrope`` of three numbers a token joins ``position_ids``, which are of shape (4, num_rows, width) then.
+
     :param rows: the documents of each row.
     :param is_token: bool of shape (num_rows, width): where the rows' tokens are.
     :param shift: how the batch's labels are shifted; see :class:`~asyncdata.PackedCollator`.
@@ -46,7 +50,8 @@ def add_columns(batch: Batch, rows: Sequence[Sequence[Any]], is_token: Integers,
         which has items.
     """
     documents = list(chain.from_iterable(rows))
-    for column in columns_in(documents):
+    columns = columns_in(documents)
+    for column in columns:
         if column.name in batch:
             raise ConfigError(f"AD452 the batch has {column.name!r} already; give the column another name")
 
@@ -65,6 +70,10 @@ def add_columns(batch: Batch, rows: Sequence[Sequence[Any]], is_token: Integers,
             batch[column.name] = np.concatenate(items)
             batch[f"{column.name}_counts"] = np.array(list(map(len, items)), np.int64)
         batch[column.name] = batch[column.name].view(column.numpy)
+    if any(column.name == _MROPE and column.shape == (3,) for column in columns):
+        # Models of Qwen take four positions: the first tells them where a document begins, the others are M-RoPE's.
+        positions = np.moveaxis(batch.pop(_MROPE), 2, 0)
+        batch["position_ids"] = np.concatenate([batch["position_ids"][None], positions])
 
 
 def _columns_of(document: Any) -> Any:

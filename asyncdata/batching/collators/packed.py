@@ -62,7 +62,11 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     With ``keys="transformers"`` the dict is what a call of a model of transformers takes, and nothing else:
     ``input_ids``, ``labels``, ``position_ids`` and ``seq_idx`` as above, ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32
     of shape (num_segments + 1,), and ``max_length_q`` and ``max_length_k``, integers. A segment is a document with its
-    own padding there.
+    own padding there. Columns come without their counts.
+
+    Where documents have a column ``mrope``, ``position_ids`` are of shape (4, num_packs, width): from 0 in each
+    segment, and the three of M-RoPE, as Qwen's models take them. Call those with ``use_cache=False``: with a cache they
+    let samples of a pack see one another.
 
     :ivar max_length: the longest allowed pack, and the width of every row; None: no limit.
     :ivar pad_to_max_length: False, or without ``max_length``: rows are only as wide as the longest pack.
@@ -136,6 +140,8 @@ class PackedCollator(Description, frozen=True, kw_only=True):
             if self.overlong == "truncate":
                 batch["num_dropped_tokens"] = sum(num_dropped for _, num_dropped in fitting)
         add_columns(batch, [pack for pack, _ in fitting], np.stack([row.is_token for row in rows]), self.shift)
+        if self.keys == "transformers":
+            batch = {name: value for name, value in batch.items() if not name.endswith("_counts")}
         return batch
 
     def _sizes(self, pack: Sequence[Document]) -> list[int]:
@@ -250,7 +256,8 @@ def _item(batch: Batch, output: str, names: set[str]) -> dict[str, Any]:
         "input_ids": batch["input_ids"],
         **_flash_attention_kwargs(batch["cu_seqlens"], batch["max_seqlen"]),
         "num_padding": batch["num_padding"],
-        "position_ids": batch["position_ids"],
+        # XTuner's models take the three of M-RoPE, where there are some.
+        "position_ids": batch["position_ids"] if batch["position_ids"].ndim == 2 else batch["position_ids"][1:],
     }
     item: dict[str, Any] = {"seq_ctx": fields, "shifted_labels": batch["shifted_labels"]}
     item |= {name: batch[name] for name in sorted(names & batch.keys())}

@@ -2,128 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
-from asyncdata.tokenization.encoders.text_encoder import open_encoder
-from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, Name, OfAnyLength, RowTokenizer
-from asyncdata.tokenization.functions.tokenizer_settings import (
-    TEMPLATE_ARGUMENTS,
-    check_template_settings,
-    compile_templates,
-    templates_digest,
-)
-from asyncdata.tokenization.media import ReadChat
-from asyncdata.tokenization.row_fields import RowReader
-from asyncdata.tokenization.rows import RowFault, json_type
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.functions.labelled import Name  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.tokenization.functions.of_chat import Chats, OfChat
+from asyncdata.tokenization.pictures.settings import Processor
+from asyncdata.tokenization.tokenizer_files import resolve
 
 if TYPE_CHECKING:
+    from asyncdata.core.columns import Column
     from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
-    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
-    from asyncdata.tokenization.encoders.hf_encoder import Located
-    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+    from asyncdata.tokenization.pictures.settings import ProcessorConfig
 
-__all__ = ("ChatDrafts", "ChatTokenizeFn", "OfChat", "assistants")
-
-Message = dict[str, Any]
-
-
-class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The further settings of tokenize functions that train on chats.
-
-    :param tool_key: the key of a row's optional tools: a list of JSON schemas, or that list as JSON text. None: no
-        tools.
-    :param chat_template: the text of a template, or the name of one of the tokenizer's templates. None: its default.
-    :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values.
-    :param today: the date, such as 2026-01-31, for templates that use the current date.
-    """
-
-    version: ClassVar[int] = 2
-    """Since version 2, a token of white space and the beginning of the trained text is trained."""
-
-    needs_offsets: ClassVar[bool] = True
-
-    tool_key: Name | None = msgspec.field(default="tools", name="tools_key")  # the name in fingerprints
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] = {}
-    today: str | None = None
-
-    def __post_init__(self) -> None:
-        self.check_fields("chat_template_kwargs")
-        reserved = TEMPLATE_ARGUMENTS | {"add_generation_prompt"}
-        check_template_settings(self.chat_template_kwargs, self.today, reserved)
-
-    def check_files(self, files: TokenizerFiles) -> None:
-        """Compile the templates."""
-        self.chat_spans(files, [])
-
-    def template_digest(self, files: TokenizerFiles) -> str:
-        """Digest of the templates and the special tokens that they see."""
-        return templates_digest(files, self.chat_template)
-
-    def chat_spans(self, files: TokenizerFiles, special: list[str]) -> tuple[ChatSpans, ChatSpans]:
-        """The span finders for chats without tools, and with tools.
-
-        :param special: the texts of the tokenizer's special tokens.
-        :raises ConfigError: if there is no such template, or it is invalid.
-        """
-        from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
-
-        variables = {**self.chat_template_kwargs, "add_generation_prompt": False}
-        templates = compile_templates(files, self.chat_template, variables, self.today)
-        name = "the chat template" if self.chat_template is None else self.chat_template
-        name = f"chat template {name!r}" if name in files.chat_templates else "the chat template"
-        eos = files.special_tokens.get("eos_token")
-        without_tools, with_tools = (ChatSpans(each, name, special, eos) for each in templates)
-        return without_tools, with_tools
-
-
-class ChatDrafts:
-    """Converts the chats of rows to drafts.
-
-    :param row: reads the rows.
-    :param spans: the span finders for chats without tools, and with tools.
-    """
-
-    def __init__(self, row: RowReader, spans: tuple[ChatSpans, ChatSpans]) -> None:
-        self._row = row
-        self._without_tools, self._with_tools = spans
-
-    def tools(self, text: Buffer | None, raw: Buffer) -> list[Message] | None:
-        """The row's tools.
-
-        :raises RowFault: if they are not a list of JSON schemas.
-        """
-        return self._row.schemas(self._row.tools(text, raw), raw)
-
-    def draft(
-        self, name: str, messages: list[Message], tools: list[Message] | None, trained: list[int], raw: Buffer
-    ) -> Draft:
-        """The rendered chat, with the blocks of the messages numbered in ``trained``.
-
-        :param name: the row's field with the chat, for errors.
-        :raises RowFault: if the template rejects the chat, or the blocks cannot be located.
-        """
-        spans = self._without_tools if tools is None else self._with_tools
-        chat = ReadChat(self._row, name, messages, tools, raw)
-        text, blocks = spans(messages, tools, trained)
-        chat.check_written(text, spans.template)
-        return Draft(self._row.encodable(name, text, raw), blocks, spans.has_stop(text, blocks))
-
-    def prompt(self, name: str, messages: list[Message], tools: list[Message] | None, raw: Buffer) -> Draft:
-        """The rendered chat with its generation prompt, of which nothing is trained.
-
-        :raises RowFault: if the template rejects the chat.
-        """
-        spans = self._without_tools if tools is None else self._with_tools
-        return Draft(self._row.encodable(name, spans.prompt(messages, tools), raw), [])
-
-
-def assistants(messages: list[Message]) -> list[int]:
-    """The indices of the assistant's messages."""
-    return [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+__all__ = ("ChatTokenizeFn",)
 
 
 class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -138,6 +33,8 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
     :param messages_key: the key of a row's messages: a list, or that list as JSON text.
+    :param processor: what makes pixels of pictures: a :class:`~asyncdata.Processor`, or its folder. None: a row with
+        pictures is bad.
     :param train_on: every message of the assistant, its last one, or those whose own ``loss`` is not false; or all
         tokens of the chat, as SFTTrainer of TRL does by default.
     :raises ConfigError: for a setting that cannot work.
@@ -146,60 +43,39 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tag: ClassVar[str] = "asyncdata.tokenization.chat:ChatTokenizeFn"
 
     messages_key: Name = "messages"
+    processor: Processor | None = None
     train_on: Literal["assistant", "last_assistant", "loss", "all"] = "assistant"
+
+    def __post_init__(self) -> None:
+        given: Any = self.processor
+        if isinstance(given, str | os.PathLike):
+            msgspec.structs.force_setattr(self, "processor", Processor(folder=os.fspath(given)))
+        super().__post_init__()
+        if self.processor is not None and self.media == "leave_out":
+            raise ConfigError('ChatTokenizeFn has a processor of pictures, and media="leave_out" leaves them out')
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """What samples have beside their tokens: nothing without a processor."""
+        return () if self.processor is None else self._of_processor().columns(self.processor.dtype)
+
+    def _of_processor(self) -> ProcessorConfig:
+        assert self.processor is not None
+        return self.processor.config(resolve(self.tokenizer, self.revision).folder)
+
+    def settings_digest(self) -> str:
+        """The folder of the processor counts by what its files say."""
+        if self.processor is None:
+            return super().settings_digest()
+
+        named = msgspec.structs.replace(self.processor, folder=self._of_processor().digest(), media_root=None)
+        return OfChat.settings_digest(msgspec.structs.replace(self, processor=named))
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
-        return _Chats(self)
+        if self.processor is None:
+            return Chats(self, self.messages_key, self.train_on)
 
+        from asyncdata.tokenization.functions.pictured_chat import PicturedChats
 
-class _Chats(RowTokenizer):
-    """The opened function: renders the chat of a row, and cuts its tokens to length."""
-
-    def __init__(self, fn: ChatTokenizeFn) -> None:
-        files = fn.files()
-        optional = {"tools": fn.tool_key, "metadata": fn.metadata_key}
-        row = RowReader({"messages": fn.messages_key}, optional, decoded=["messages"])
-        super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
-        self._fn = fn
-        self._drafts = ChatDrafts(row, fn.chat_spans(files, files.special_texts()))
-
-    def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
-        messages = self._row.chat("messages", fields["messages"], raw)
-        tools = self._drafts.tools(fields.get("tools"), raw)
-        trained = self._trained(messages, raw)
-        trains_all = self._fn.train_on == "all"
-        if not trained and not trains_all:
-            return NOTHING_TRAINED
-
-        draft = self._drafts.draft("messages", messages, tools, trained, raw)
-        if trains_all:
-            draft = draft._replace(blocks=[(0, len(draft.text))])
-        return Drafting.with_metadata([draft], fields)
-
-    def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
-        self.write_sample(row, self._fn.fit(drafting.drafts[0].encoded(found[0])), drafting.columns, out)
-
-    def _trained(self, messages: list[Message], raw: Buffer) -> list[int]:
-        train_on = self._fn.train_on
-        if train_on == "all":
-            return []
-
-        if train_on == "loss":
-            return [number for number, message in enumerate(messages) if self._has_loss(number, message, raw)]
-
-        numbers = assistants(messages)
-        return numbers if train_on == "assistant" else numbers[-1:]
-
-    def _has_loss(self, number: int, message: Message, raw: Buffer) -> bool:
-        loss, is_assistant = message.get("loss"), message["role"] == "assistant"
-        if loss is not None and not isinstance(loss, bool):
-            reason = f"{self._row.name(f'messages[{number}]')}: 'loss' must be true or false, got {json_type(loss)}"
-            raise RowFault("AD111", reason, raw)
-
-        if loss and not is_assistant:
-            name = self._row.name(f"messages[{number}]")
-            reason = f"{name} has loss, but is not a message of the assistant; set its 'loss' to false"
-            raise RowFault("AD111", reason, raw)
-
-        return is_assistant and loss is not False
+        return PicturedChats(self, self.messages_key, self.train_on, self.processor, self._of_processor())

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = (
     "NOTHING_TRAINED",
     "TRUNCATED",
+    "accepted",
     "Draft",
     "Drafting",
     "Encoded",
@@ -121,7 +122,7 @@ class RowTokenizer(ABC):
         for row, drafting in draftings:
             found = list(islice(encodings, len(drafting.drafts)))
             try:
-                self.write(row, list(map(_accepted, found)), drafting, out)
+                self.write(row, list(map(accepted, found)), drafting, out)
                 if drafting.has_left_out and out.has_kept(row):
                     out.note(row, MEDIA_LEFT_OUT)
             except RowFault as fault:
@@ -187,7 +188,7 @@ class RowTokenizer(ABC):
             out.note(row, note)
 
 
-def _accepted(found: Located | Exception) -> Located:
+def accepted(found: Located | Exception) -> Located:
     """The tokens of a text.
 
     :raises RowFault: if the tokenizer rejected it.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
-from asyncdata.tokenization.functions.chat import ChatDrafts, OfChat, assistants
 from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, Name, RowTokenizer, predicted
+from asyncdata.tokenization.functions.of_chat import ChatDrafts, OfChat, assistants
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, json_type
 from asyncdata.tokenization.spans import common_prefix

@@ -87,7 +87,7 @@ FAULTS = [
 NO_ELEMENTS = {"AD101", "AD104", "AD105", "AD119"}
 """An array that has such a row in it is no array."""
 
-ELSEWHERE = {"AD424": "tests/integration/test_planned_packs.py"}
+ELSEWHERE = {"AD424": "tests/integration/test_planned_packs.py", "AD457": "tests/integration/test_pictured_chats.py"}
 
 
 def test_every_code_of_a_bad_row_is_provoked():

@@ -1,0 +1,179 @@
+"""What tokenize functions of chats for training have in common: settings, drafts of chats, and their reader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from asyncdata.tokenization.encoders.text_encoder import open_encoder
+from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, Name, OfAnyLength, RowTokenizer
+from asyncdata.tokenization.functions.tokenizer_settings import (
+    TEMPLATE_ARGUMENTS,
+    check_template_settings,
+    compile_templates,
+    templates_digest,
+)
+from asyncdata.tokenization.media import ReadChat
+from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.rows import RowFault, json_type
+
+if TYPE_CHECKING:
+    from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
+    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
+    from asyncdata.tokenization.encoders.hf_encoder import Located
+    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+
+__all__ = ("ChatDrafts", "Chats", "OfChat", "assistants")
+
+Message = dict[str, Any]
+
+
+class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The further settings of tokenize functions that train on chats.
+
+    :param tool_key: the key of a row's optional tools: a list of JSON schemas, or that list as JSON text. None: no
+        tools.
+    :param chat_template: the text of a template, or the name of one of the tokenizer's templates. None: its default.
+    :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values.
+    :param today: the date, such as 2026-01-31, for templates that use the current date.
+    """
+
+    version: ClassVar[int] = 2
+    """Since version 2, a token of white space and the beginning of the trained text is trained."""
+
+    needs_offsets: ClassVar[bool] = True
+
+    tool_key: Name | None = msgspec.field(default="tools", name="tools_key")  # the name in fingerprints
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    today: str | None = None
+
+    def __post_init__(self) -> None:
+        self.check_fields("chat_template_kwargs")
+        reserved = TEMPLATE_ARGUMENTS | {"add_generation_prompt"}
+        check_template_settings(self.chat_template_kwargs, self.today, reserved)
+
+    def check_files(self, files: TokenizerFiles) -> None:
+        """Compile the templates."""
+        self.chat_spans(files, [])
+
+    def template_digest(self, files: TokenizerFiles) -> str:
+        """Digest of the templates and the special tokens that they see."""
+        return templates_digest(files, self.chat_template)
+
+    def chat_spans(self, files: TokenizerFiles, special: list[str]) -> tuple[ChatSpans, ChatSpans]:
+        """The span finders for chats without tools, and with tools.
+
+        :param special: the texts of the tokenizer's special tokens.
+        :raises ConfigError: if there is no such template, or it is invalid.
+        """
+        from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
+
+        variables = {**self.chat_template_kwargs, "add_generation_prompt": False}
+        templates = compile_templates(files, self.chat_template, variables, self.today)
+        name = "the chat template" if self.chat_template is None else self.chat_template
+        name = f"chat template {name!r}" if name in files.chat_templates else "the chat template"
+        eos = files.special_tokens.get("eos_token")
+        without_tools, with_tools = (ChatSpans(each, name, special, eos) for each in templates)
+        return without_tools, with_tools
+
+
+class ChatDrafts:
+    """Converts the chats of rows to drafts.
+
+    :param row: reads the rows.
+    :param spans: the span finders for chats without tools, and with tools.
+    :param may_have_pictures: whether ``{"type": "image"}`` is a place of a picture.
+    """
+
+    def __init__(self, row: RowReader, spans: tuple[ChatSpans, ChatSpans], *, may_have_pictures: bool = False) -> None:
+        self._row, self._may_have_pictures = row, may_have_pictures
+        self._without_tools, self._with_tools = spans
+
+    def tools(self, text: Buffer | None, raw: Buffer) -> list[Message] | None:
+        """The row's tools.
+
+        :raises RowFault: if they are not a list of JSON schemas.
+        """
+        return self._row.schemas(self._row.tools(text, raw), raw)
+
+    def draft(
+        self, name: str, messages: list[Message], tools: list[Message] | None, trained: list[int], raw: Buffer
+    ) -> Draft:
+        """The rendered chat, with the blocks of the messages numbered in ``trained``.
+
+        :param name: the row's field with the chat, for errors.
+        :raises RowFault: if the template rejects the chat, or the blocks cannot be located.
+        """
+        spans = self._without_tools if tools is None else self._with_tools
+        chat = ReadChat(self._row, name, messages, tools, raw, may_have_pictures=self._may_have_pictures)
+        text, blocks = spans(messages, tools, trained)
+        chat.check_written(text, spans.template)
+        return Draft(self._row.encodable(name, text, raw), blocks, spans.has_stop(text, blocks))
+
+    def prompt(self, name: str, messages: list[Message], tools: list[Message] | None, raw: Buffer) -> Draft:
+        """The rendered chat with its generation prompt, of which nothing is trained.
+
+        :raises RowFault: if the template rejects the chat.
+        """
+        spans = self._without_tools if tools is None else self._with_tools
+        return Draft(self._row.encodable(name, spans.prompt(messages, tools), raw), [])
+
+
+def assistants(messages: list[Message]) -> list[int]:
+    """The indices of the assistant's messages."""
+    return [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+class Chats(RowTokenizer):
+    """An opened :class:`~asyncdata.ChatTokenizeFn`: renders the chat of a row, and cuts its tokens to length."""
+
+    def __init__(self, fn: OfChat, messages_key: str, train_on: str, images_key: str | None = None) -> None:
+        files = fn.files()
+        optional = {"tools": fn.tool_key, "metadata": fn.metadata_key, "images": images_key}
+        row = RowReader({"messages": messages_key}, optional, decoded=["messages"])
+        super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
+        self._fn, self._train_on = fn, train_on
+        spans = fn.chat_spans(files, files.special_texts())
+        self._drafts = ChatDrafts(row, spans, may_have_pictures=images_key is not None)
+
+    def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
+        messages = self._row.chat("messages", fields["messages"], raw)
+        tools = self._drafts.tools(fields.get("tools"), raw)
+        trained = self._trained(messages, raw)
+        trains_all = self._train_on == "all"
+        if not trained and not trains_all:
+            return NOTHING_TRAINED
+
+        draft = self._drafts.draft("messages", messages, tools, trained, raw)
+        if trains_all:
+            draft = draft._replace(blocks=[(0, len(draft.text))])
+        return Drafting.with_metadata([draft], fields)
+
+    def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
+        self.write_sample(row, self._fn.fit(drafting.drafts[0].encoded(found[0])), drafting.columns, out)
+
+    def _trained(self, messages: list[Message], raw: Buffer) -> list[int]:
+        train_on = self._train_on
+        if train_on == "all":
+            return []
+
+        if train_on == "loss":
+            return [number for number, message in enumerate(messages) if self._has_loss(number, message, raw)]
+
+        numbers = assistants(messages)
+        return numbers if train_on == "assistant" else numbers[-1:]
+
+    def _has_loss(self, number: int, message: Message, raw: Buffer) -> bool:
+        loss, is_assistant = message.get("loss"), message["role"] == "assistant"
+        if loss is not None and not isinstance(loss, bool):
+            reason = f"{self._row.name(f'messages[{number}]')}: 'loss' must be true or false, got {json_type(loss)}"
+            raise RowFault("AD111", reason, raw)
+
+        if loss and not is_assistant:
+            name = self._row.name(f"messages[{number}]")
+            reason = f"{name} has loss, but is not a message of the assistant; set its 'loss' to false"
+            raise RowFault("AD111", reason, raw)
+
+        return is_assistant and loss is not False

@@ -1,0 +1,135 @@
+"""What a processor of transformers is to do with pictures, and which columns it gives."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from asyncdata.core.digest import canonical, digest
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.settings import Description
+
+if TYPE_CHECKING:
+    from asyncdata.core.columns import Column
+
+__all__ = ("GRID", "MROPE", "Processor", "ProcessorConfig")
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+GRID, MROPE = "image_grid_thw", "mrope"
+_QWEN = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
+_FAMILIES = (*_QWEN, "InternVLProcessor", "Gemma3Processor")
+_FILES = ("processor_config.json", "preprocessor_config.json")
+
+
+class Processor(Description, frozen=True):
+    """A processor of transformers, which makes pixels of the pictures of a row.
+
+    Pictures are read by Pillow and prepared by the processor's own classes for it, without torchvision. They are
+    turned as their EXIF orientation says. A plan reads their headers only.
+
+    :ivar folder: a folder with ``preprocessor_config.json`` or ``processor_config.json``; None: the tokenizer's.
+    :ivar images_key: the key of a row's pictures, for the places in its chat that name none.
+    :ivar media_root: the folder in which all pictures must be; None: paths may lead anywhere.
+    :ivar dtype: of the pixels: float32, float16 or bfloat16.
+    :ivar max_bytes: of the file of a picture; ``max_pixels``: of a picture, as its header says.
+    :ivar max_aspect: the longer side of a picture over the shorter one.
+    :ivar max_pictures: of a row.
+    :raises ConfigError: for a value of the wrong type or out of range.
+    """
+
+    folder: str | None = None
+    images_key: Annotated[str, msgspec.Meta(min_length=1)] = "images"
+    media_root: str | None = None
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    max_bytes: Positive = 64 * 1024 * 1024
+    max_pixels: Positive = 64 * 1024 * 1024
+    max_aspect: Positive = 200
+    max_pictures: Positive = 64
+
+    def config(self, tokenizer: str) -> ProcessorConfig:
+        """What the files of the processor say.
+
+        :raises ConfigError: AD457, if there are none, or they are of a processor whose plan is not known.
+        """
+        return ProcessorConfig(self.folder or tokenizer)
+
+
+class ProcessorConfig:
+    """The files of a processor.
+
+    :ivar family: the name of its class.
+    :ivar images: the settings of its image processor; ``other``: its own.
+    """
+
+    def __init__(self, folder: str) -> None:
+        found = {name: _read(os.path.join(folder, name)) for name in _FILES}
+        own, images = (found[name] for name in _FILES)
+        if own is None and images is None:
+            raise ConfigError(
+                f"AD457 there is neither {' nor '.join(_FILES)} in {folder}; Processor(folder=...) names it"
+            )
+
+        self.folder, self.other = folder, own or {}
+        self.images: dict[str, Any] = images or self.other.get("image_processor", {})
+        self.family = str(self.other.get("processor_class") or self.images.get("processor_class"))
+        if self.family not in _FAMILIES:
+            raise ConfigError(
+                f"AD457 {folder} is of {self.family}, whose tokens cannot be told from sizes of pictures; there are "
+                f"{', '.join(_FAMILIES)}. For others write a function of two phases (docs/how-to/columns.md)"
+            )
+
+        if self.images.get("do_pan_and_scan"):
+            raise ConfigError(
+                "AD457 do_pan_and_scan=True makes crops whose number is not known from sizes; switch it off"
+            )
+
+    @property
+    def is_qwen(self) -> bool:
+        """Whether pixels are patches with a grid, and tokens have three positions."""
+        return self.family in _QWEN
+
+    @property
+    def types_name(self) -> str:
+        """The column that says which tokens are of pictures; empty if the model takes none."""
+        return {"Gemma3Processor": "token_type_ids", "InternVLProcessor": ""}.get(self.family, "mm_token_type_ids")
+
+    @property
+    def pixel_shape(self) -> tuple[int, ...]:
+        """Of one value of ``pixel_values``: a patch, a tile or a picture."""
+        if self.is_qwen:
+            patch, times = self.images.get("patch_size", 14), self.images.get("temporal_patch_size", 2)
+            return (3 * times * patch * patch,)
+
+        size = self.images["size"]
+        return (3, size["height"], size["width"])
+
+    def columns(self, dtype: str) -> tuple[Column, ...]:
+        """What samples have beside their tokens."""
+        from asyncdata.core.columns import Column
+
+        columns = [Column("pixel_values", dtype, "item", self.pixel_shape, phase="load")]
+        if self.types_name:
+            columns.append(Column(self.types_name, "int64"))
+        if self.is_qwen:
+            columns += [Column(GRID, "int64", "item", (3,)), Column(MROPE, "int64", shape=(3,))]
+        return tuple(columns)
+
+    def digest(self) -> str:
+        """Of what the files say."""
+        return digest(self.family, canonical([self.images, self.other]))
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"AD457 {path} cannot be read: {error}") from error
+
+    return found if isinstance(found, dict) else {}

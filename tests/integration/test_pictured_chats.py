@@ -1,0 +1,275 @@
+"""Chats with pictures: the plan, which reads headers only, has the tokens and sizes of the processor itself."""
+
+import base64
+import json
+import random
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from asyncdata import BadRowError, BadRows, ChatTokenizeFn, ConfigError, DataLoader, ParquetSource, Processor
+from tests.support.pictures import draw, processor_of, save_processor
+
+pytest.importorskip("PIL")
+pytest.importorskip("transformers")
+
+FAMILIES = ["qwen3_vl", "qwen2_5_vl", "gemma3", "internvl"]
+ANSWER = {"role": "assistant", "content": "yes"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A processor of each family."""
+    folder = tmp_path_factory.mktemp("processors")
+    return {family: save_processor(folder / family, family) for family in FAMILIES}
+
+
+@pytest.fixture
+def picture(tmp_path):
+    return draw(tmp_path / "picture.png", 90, 60)
+
+
+def asks(*parts):
+    """A row whose user says these parts."""
+    return {"messages": [{"role": "user", "content": list(parts)}, ANSWER]}
+
+
+def image(value, key="image"):
+    return {"type": "image", key: value}
+
+
+def loaded(tmp_path, folder, *rows, workers=0, knobs=None, **settings):
+    """The samples of these rows."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    fn = ChatTokenizeFn(folder, processor=Processor(**settings), **(knobs or {}))
+    with DataLoader(path, tokenize_fn=fn, num_workers=workers, shuffle=False, epochs=1) as loader:
+        return loader.get_next_batch(len(rows))
+
+
+def drawn_rows(tmp_path, number):
+    """Chats with pictures of random sizes, turned in all ways, at random places."""
+    rng = random.Random(3)
+    for row in range(number):
+        parts = [{"type": "text", "text": f"row {row}"}]
+        for each in range(rng.randint(0, 3)):
+            size = rng.randint(30, 300), rng.randint(30, 300)
+            path = draw(
+                tmp_path / f"{row}-{each}.{rng.choice(['jpg', 'png', 'webp'])}", *size, each, rng.choice([1, 3, 6, 8])
+            )
+            parts.insert(rng.randint(0, len(parts)), image(path))
+        yield asks(*parts)
+
+
+def check_rows(tmp_path, folders, family, number):
+    rows = list(drawn_rows(tmp_path, number))
+    processor = processor_of(family)
+    for row, sample in zip(rows, loaded(tmp_path, folders[family], *rows), strict=True):
+        paths = [part["image"] for part in row["messages"][0]["content"] if part["type"] == "image"]
+        text = processor.tokenizer.apply_chat_template(row["messages"], tokenize=False)
+        found = processor(text=[text], images=[paths] if paths else None, return_tensors="np", add_special_tokens=False)
+        assert sample.tokens.tolist() == found.pop("input_ids")[0].tolist()
+        del found["attention_mask"]
+        for name, wanted in found.items():
+            values = wanted[0] if name in ("mm_token_type_ids", "token_type_ids") else wanted
+            assert np.array_equal(sample.columns[name], values)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_plan_has_the_tokens_and_grids_of_the_processor(tmp_path, folders, family):
+    check_rows(tmp_path, folders, family, 30)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_plans_of_a_thousand_rows_have_the_tokens_and_grids_of_the_processor(tmp_path, folders, family):
+    check_rows(tmp_path, folders, family, 1000)
+
+
+def test_a_picture_may_be_named_in_all_ways_that_people_have(tmp_path, folders, picture):
+    text = base64.b64encode(Path(picture).read_bytes()).decode()
+    rows = [
+        asks(image(picture)),
+        asks(image(picture, "path")),
+        asks(image(f"file://{picture}", "url")),
+        asks({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}),
+        asks({"type": "image_url", "image_url": picture}),
+        asks(image({"bytes": text, "path": None})),
+        asks(image(text, "base64")),
+        asks({"type": "image"}) | {"images": [picture]},
+        asks({"type": "text", "text": "<image>"}) | {"images": [{"path": picture, "bytes": None}]},
+        {"messages": [{"role": "user", "content": "<image>"}, ANSWER], "images": picture},
+    ]
+    samples = loaded(tmp_path, folders["qwen3_vl"], *rows)
+    for sample in samples:
+        assert sample.tokens.tolist() == samples[0].tokens.tolist()
+        assert np.array_equal(sample.columns["pixel_values"], samples[0].columns["pixel_values"])
+
+
+def test_pictures_lie_in_parquet_as_bytes(tmp_path, folders, picture):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    messages = [{"role": "user", "content": "<image>?"}, ANSWER]
+    row = {"messages": messages, "images": [{"bytes": Path(picture).read_bytes(), "path": "a.png"}]}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    fn = ChatTokenizeFn(folders["gemma3"], processor=folders["gemma3"])
+    with DataLoader(ParquetSource(tmp_path / "rows.parquet"), tokenize_fn=fn, num_workers=1) as loader:
+        assert loader.get_next_batch(1)[0].columns["pixel_values"].shape == (1, 3, 56, 56)
+
+
+def cut(tmp_path, picture):
+    data = Path(picture).read_bytes()
+    (tmp_path / "cut.png").write_bytes(data[: len(data) // 2])
+    return asks(image(str(tmp_path / "cut.png")))
+
+
+BAD = {
+    "no such file": (
+        lambda *_: asks(image("/no/such.png")),
+        {},
+        "AD457.*picture 1 of the chat ./no/such.png.*NotFound",
+    ),
+    "no picture": (lambda tmp_path, _: asks(image(str(tmp_path / "rows.jsonl"))), {}, "AD457.*cannot be read"),
+    "cut": (cut, {}, "AD457.*cut.png.*cannot be read"),
+    "many pixels": (lambda _, picture: asks(image(picture)), {"max_pixels": 5000}, "AD457.*90 x 60 pixels; max_pixels"),
+    "many bytes": (lambda _, picture: asks(image(picture)), {"max_bytes": 50}, "AD457.*more than max_bytes=50"),
+    "too long": (lambda _, picture: asks(image(picture)), {"max_aspect": 1}, "AD457.*90 x 60, more than 1 to 1"),
+    "many": (lambda _, picture: asks(image(picture), image(picture)), {"max_pictures": 1}, "AD457.*2 pictures, more"),
+    "remote": (lambda *_: asks(image("https://host/a.png", "url")), {}, "AD457.*remote .https://host/a.png.*download"),
+    "outside": (lambda _, picture: asks(image(picture)), {"media_root": "/usr"}, "AD457.*outside of media_root='/usr'"),
+    "no base64": (lambda *_: asks(image("data:image/png;base64,?", "url")), {}, "AD457.*base64"),
+    "no place": (lambda _, picture: asks() | {"images": [picture]}, {}, "AD114.*1 pictures, .*places for 0"),
+    "no picture for a place": (lambda *_: asks({"type": "image"}), {}, "AD114.*more places"),
+    "a mark": (
+        lambda _, picture: asks(image(picture), {"type": "text", "text": "<|image_pad|>"}),
+        {},
+        "AD114.*2 times for 1 pictures",
+    ),
+    "a video": (lambda *_: asks({"type": "video", "video": "a.mp4"}), {}, "AD130.*videos"),
+    "a column of videos": (lambda *_: asks() | {"videos": ["a.mp4"]}, {}, "AD130"),
+    "a number": (lambda *_: asks(image(7)), {}, "AD457.*must be a path"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_row_whose_pictures_cannot_be_had_is_bad(tmp_path, folders, picture, name):
+    row, settings, message = BAD[name]
+    with pytest.raises(BadRowError, match=message):
+        loaded(tmp_path, folders["qwen3_vl"], row(tmp_path, picture), **settings)
+
+
+def test_a_picture_within_media_root_is_found(tmp_path, folders, picture):
+    (sample,) = loaded(tmp_path, folders["qwen3_vl"], asks(image("picture.png")), media_root=str(tmp_path))
+    assert len(sample.columns["pixel_values"])
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "all"])
+def test_tokens_of_pictures_are_never_trained(tmp_path, folders, picture, train_on):
+    row = {
+        "messages": [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": [image(picture), {"type": "text", "text": "so"}]},
+        ]
+    }
+    (sample,) = loaded(tmp_path, folders["qwen3_vl"], row, knobs={"train_on": train_on})
+    is_picture = sample.columns["mm_token_type_ids"] == 1
+    assert is_picture.any()
+    assert (sample.labels[is_picture] == -100).all()
+    assert (sample.labels[~is_picture] != -100).sum() > 2
+
+
+def test_a_sample_with_pictures_is_dropped_and_not_cut(tmp_path, folders, picture):
+    knobs = {"max_length": 12, "overlong": "truncate_right"}
+    rows = [asks(image(picture)), asks({"type": "text", "text": "a longer text than twelve"})]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        "".join(json.dumps(row | {"messages": row["messages"][::-1]}) + "\n" for row in rows), encoding="utf-8"
+    )
+    fn = ChatTokenizeFn(folders["qwen3_vl"], processor=folders["qwen3_vl"], train_on="all", **knobs)
+    with DataLoader(path, tokenize_fn=fn, num_workers=0, shuffle=False, epochs=1) as loader:
+        (sample,) = loader.get_next_batch(1)
+        assert loader.statistics().dropped_total == {"max_length": 1}
+    assert len(sample.tokens) == len(sample.columns["mrope"]) == 12
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_pixels_may_be_of_half_the_bytes(tmp_path, folders, picture, dtype):
+    (whole,) = loaded(tmp_path, folders["gemma3"], asks(image(picture)))
+    (half,) = loaded(tmp_path, folders["gemma3"], asks(image(picture)), dtype=dtype)
+    pixels = half.columns["pixel_values"]
+    if dtype == "bfloat16":
+        pixels = (pixels.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    assert np.allclose(pixels.astype(np.float32), whole.columns["pixel_values"], atol=2**-8)
+
+
+def test_a_changed_processor_is_another_function_and_a_moved_one_is_the_same(tmp_path, folders):
+    fn = ChatTokenizeFn(folders["gemma3"], processor=folders["gemma3"])
+    shutil.copytree(folders["gemma3"], tmp_path / "moved")
+    moved = msgspec.structs.replace(fn, processor=Processor(folder=str(tmp_path / "moved"), media_root="/data"))
+    assert moved.fingerprints() == fn.fingerprints()
+    settings = json.loads((tmp_path / "moved" / "processor_config.json").read_text())
+    settings["image_processor"]["size"] = {"height": 28, "width": 28}
+    (tmp_path / "moved" / "processor_config.json").write_text(json.dumps(settings))
+    assert moved.fingerprints()["tokenize_fn"] != fn.fingerprints()["tokenize_fn"]
+
+
+def test_what_cannot_be_planned_is_refused(tmp_path, folders):
+    with pytest.raises(ConfigError, match="leaves them out"):
+        ChatTokenizeFn(folders["gemma3"], processor=folders["gemma3"], media="leave_out")
+    with pytest.raises(ConfigError, match="AD457 there is neither"):
+        _ = ChatTokenizeFn(folders["gemma3"], processor=str(tmp_path)).columns
+    for own, message in [
+        ({"processor_class": "Idefics3Processor"}, "AD457.*Idefics3Processor, whose tokens"),
+        ({"processor_class": "Gemma3Processor", "image_processor": {"do_pan_and_scan": True}}, "AD457 do_pan_and_scan"),
+    ]:
+        (tmp_path / "processor_config.json").write_text(json.dumps(own))
+        with pytest.raises(ConfigError, match=message):
+            _ = ChatTokenizeFn(folders["gemma3"], processor=str(tmp_path)).columns
+
+
+def damaged(rng, picture):
+    """A picture, cut, with other bytes, with a huge header, or of another type."""
+    data = bytearray(picture)
+    kind = rng.randrange(4)
+    if kind == 0:
+        del data[rng.randrange(len(data)) :]
+    elif kind == 1:
+        for _ in range(rng.randint(1, 30)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+    elif kind == 2:
+        data[16:24] = rng.randbytes(8)
+    else:
+        data[: rng.randint(4, 64)] = rng.randbytes(64)
+    return bytes(data)
+
+
+def check_damaged(tmp_path, folder, number):
+    rng, pictures = random.Random(4), []
+    for each, name in enumerate(("a.png", "a.jpg", "a.webp")):
+        pictures.append(Path(draw(tmp_path / name, 40, 56, each)).read_bytes())
+    rows = []
+    for each in range(number):
+        text = base64.b64encode(damaged(rng, pictures[each % 3])).decode()
+        rows.append(json.dumps(asks({"type": "text", "text": str(each)}, image(text, "base64"))) + "\n")
+    (tmp_path / "rows.jsonl").write_text("".join(rows), encoding="utf-8")
+    fn, bad_rows = ChatTokenizeFn(folder, processor=folder), BadRows(policy="skip", max=None)
+    knobs = {"num_workers": 2, "epochs": 1, "batch_size": 8, "bad_rows": bad_rows}
+    with DataLoader(tmp_path / "rows.jsonl", tokenize_fn=fn, **knobs) as loader:
+        num_samples = sum(len(batch) for batch in loader)
+        now = loader.statistics()
+    assert set(now.dropped_total) == {"bad row AD457"}
+    assert num_samples + now.bad_rows_total == number
+    assert now.worker_restarts_total == 0
+    assert 0 < num_samples < number
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_pictures_are_bad_rows(tmp_path, folders):
+    check_damaged(tmp_path, folders["qwen3_vl"], 60)
+
+
+@pytest.mark.thorough
+def test_two_thousand_damaged_pictures_are_bad_rows(tmp_path, folders):
+    check_damaged(tmp_path, folders["qwen3_vl"], 2000)
