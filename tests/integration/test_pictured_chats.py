@@ -10,10 +10,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import BadRowError, BadRows, ChatTokenizeFn, ConfigError, DataLoader, ParquetSource, Processor
+from asyncdata import (
+    BadRowError,
+    BadRows,
+    ChatTokenizeFn,
+    ConfigError,
+    DataLoader,
+    ParquetSource,
+    Processor,
+    PromptTokenizeFn,
+)
 from tests.support.pictures import draw, processor_of, save_processor
 
-pytest.importorskip("PIL")
+Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("transformers")
 
 FAMILIES = ["qwen3_vl", "qwen2_5_vl", "gemma3", "internvl"]
@@ -227,6 +236,41 @@ def test_what_cannot_be_planned_is_refused(tmp_path, folders):
         (tmp_path / "processor_config.json").write_text(json.dumps(own))
         with pytest.raises(ConfigError, match=message):
             _ = ChatTokenizeFn(folders["gemma3"], processor=str(tmp_path)).columns
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_prompts_have_pictures_for_the_trainer_and_for_the_engine(tmp_path, folders, picture, workers):
+    text = base64.b64encode(Path(picture).read_bytes()).decode()
+    rows = [{"input": "<image> what?", "images": [picture], "label": 1}]
+    rows.append({"input": [{"role": "user", "content": [image({"bytes": text})]}], "label": 2})
+    rows.append({"input": "none", "label": 3})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    fn = PromptTokenizeFn(
+        folders["qwen3_vl"], processor=Processor(max_pictures=2), apply_chat_template=True, label_key="label"
+    )
+    knobs = {"num_workers": workers, "shuffle": False, "epochs": 1, "n_samples_per_prompt": 2}
+    with DataLoader(tmp_path / "rows.jsonl", tokenize_fn=fn, **knobs) as loader:
+        groups = loader.get_samples(3)
+    processor = processor_of("qwen3_vl")
+    for row, group in zip(rows, groups, strict=True):
+        pictured = [[Image.open(picture)]] if row["label"] < 3 else None
+        found = processor(text=[group[0].prompt], images=pictured, return_tensors="np", add_special_tokens=False)
+        assert group[1].tokens.tolist() == found["input_ids"][0].tolist()
+        assert group[0].prompt.endswith("<|assistant|>")
+        if pictured:
+            assert np.array_equal(group[1].columns["pixel_values"], found["pixel_values"])
+    assert [group[0].extra for group in groups] == [
+        {"images": [picture]},
+        {"images": [{"bytes": text}]},
+        {},
+    ]
+
+
+def test_prompts_with_pictures_need_a_template(folders):
+    with pytest.raises(ConfigError, match="apply_chat_template=True"):
+        PromptTokenizeFn(folders["qwen3_vl"], processor=folders["qwen3_vl"])
+    with pytest.raises(ConfigError, match="processor is the folder"):
+        PromptTokenizeFn(folders["qwen3_vl"], processor=7, apply_chat_template=True)
 
 
 def damaged(rng, picture):

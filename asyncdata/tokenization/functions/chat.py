@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
-from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.functions.labelled import Name  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.tokenization.functions.of_chat import Chats, OfChat
-from asyncdata.tokenization.pictures.settings import Processor
-from asyncdata.tokenization.tokenizer_files import resolve
+from asyncdata.tokenization.functions.tokenizer_settings import adopt_processor
 
 if TYPE_CHECKING:
     from asyncdata.core.columns import Column
     from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.tokenization.pictures.settings import ProcessorConfig
+    from asyncdata.tokenization.pictures.settings import Processor
+else:
+    Processor = Any  # imported where one is given
 
 __all__ = ("ChatTokenizeFn",)
 
@@ -47,35 +46,30 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     train_on: Literal["assistant", "last_assistant", "loss", "all"] = "assistant"
 
     def __post_init__(self) -> None:
-        given: Any = self.processor
-        if isinstance(given, str | os.PathLike):
-            msgspec.structs.force_setattr(self, "processor", Processor(folder=os.fspath(given)))
         super().__post_init__()
-        if self.processor is not None and self.media == "leave_out":
-            raise ConfigError('ChatTokenizeFn has a processor of pictures, and media="leave_out" leaves them out')
+        if self.processor is not None:
+            adopt_processor(self)
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """What samples have beside their tokens: nothing without a processor."""
-        return () if self.processor is None else self._of_processor().columns(self.processor.dtype)
-
-    def _of_processor(self) -> ProcessorConfig:
-        assert self.processor is not None
-        return self.processor.config(resolve(self.tokenizer, self.revision).folder)
+        return () if self.processor is None else self.processor.columns(self.tokenizer, self.revision)
 
     def settings_digest(self) -> str:
         """The folder of the processor counts by what its files say."""
         if self.processor is None:
             return super().settings_digest()
 
-        named = msgspec.structs.replace(self.processor, folder=self._of_processor().digest(), media_root=None)
-        return OfChat.settings_digest(msgspec.structs.replace(self, processor=named))
+        same = msgspec.structs.replace(self, processor=self.processor.named(self.tokenizer, self.revision))
+        return OfChat.settings_digest(same)
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
         if self.processor is None:
             return Chats(self, self.messages_key, self.train_on)
 
-        from asyncdata.tokenization.functions.pictured_chat import PicturedChats
+        from asyncdata.tokenization.functions.pictured import PicturedChats
 
-        return PicturedChats(self, self.messages_key, self.train_on, self.processor, self._of_processor())
+        opened = PicturedChats(self, self.messages_key, self.train_on, self.processor.images_key)
+        opened.open_processor(self.processor, self.processor.config(self.tokenizer, self.revision))
+        return opened

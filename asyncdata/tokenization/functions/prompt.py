@@ -12,15 +12,20 @@ from asyncdata.tokenization.functions.tokenizer_settings import (
     Name,
     OfTokenizer,
     Templates,
+    adopt_processor,
     check_template_settings,
     compile_templates,
     templates_digest,
 )
 
 if TYPE_CHECKING:
+    from asyncdata.core.columns import Column
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.encoders.text_encoder import Encoder
+    from asyncdata.tokenization.pictures.settings import Processor
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+else:
+    Processor = Any  # imported where one is given
 
 __all__ = ("PromptRowFn", "PromptTokenizeFn")
 
@@ -48,6 +53,8 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
         give other tokens for the same row tomorrow.
     :param add_special_tokens: keep the tokens that the tokenizer adds around plain text. A chat template adds its own.
     :param max_length: the largest number of tokens of a prompt that is kept.
+    :param processor: what makes pixels of pictures: a :class:`~asyncdata.Processor`, or its folder. None: a row with
+        pictures is bad.
     :param revision: a branch, tag or commit on the hub.
     :raises ConfigError: for a setting that cannot work.
     """
@@ -65,9 +72,15 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
     today: str | None = None
     add_special_tokens: bool = False
     max_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    processor: Processor | None = None
 
     def __post_init__(self) -> None:
         self.check_fields("chat_template_kwargs")
+        if self.processor is not None:
+            adopt_processor(self)
+            if not self.apply_chat_template:
+                raise ConfigError("a processor of pictures needs apply_chat_template=True: the template writes marks")
+
         if self.apply_chat_template and self.add_special_tokens:
             raise ConfigError(
                 "add_special_tokens=True is for plain text: a chat template writes its special tokens itself"
@@ -88,14 +101,35 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
         """Digest of the templates and the special tokens that they see; ``"none"`` without a template."""
         return templates_digest(files, self.chat_template) if self.apply_chat_template else "none"
 
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """What samples have beside their tokens: nothing without a processor."""
+        return () if self.processor is None else self.processor.columns(self.tokenizer, self.revision)
+
+    def settings_digest(self) -> str:
+        """The folder of the processor counts by what its files say."""
+        if self.processor is None:
+            return super().settings_digest()
+
+        same = msgspec.structs.replace(self, processor=self.processor.named(self.tokenizer, self.revision))
+        return OfTokenizer.settings_digest(same)
+
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
         from asyncdata.tokenization.functions.prompt_reader import PromptTokenizer
         from asyncdata.tokenization.row_fields import RowReader
 
         required = {"prompt": self.prompt_key, "label": self.label_key}
-        row = RowReader(required, {"metadata": self.metadata_key, "tools": self.tool_key}, decoded=["prompt"])
-        return PromptTokenizer(self, row, *self._opened())
+        optional = {"metadata": self.metadata_key, "tools": self.tool_key}
+        if self.processor is None:
+            return PromptTokenizer(self, RowReader(required, optional, decoded=["prompt"]), *self._opened())
+
+        from asyncdata.tokenization.functions.pictured import PicturedPrompts
+
+        row = RowReader(required, {**optional, "images": self.processor.images_key}, decoded=["prompt"])
+        opened = PicturedPrompts(self, row, *self._opened())
+        opened.open_processor(self.processor, self.processor.config(self.tokenizer, self.revision))
+        return opened
 
     def _opened(self) -> tuple[Encoder, Templates | None, int | None]:
         """The encoder, the compiled templates, and the limit of tokens."""

@@ -39,6 +39,8 @@ class PromptTokenizer(RowTokenizer):
     :param tools: those of a row that has none of its own.
     """
 
+    may_have_pictures = False
+
     def __init__(
         self,
         fn: OfTokenizer,
@@ -109,7 +111,7 @@ class PromptTokenizer(RowTokenizer):
 
         schemas = self._tools if tools is None else tools.schemas
         template = templates.of(schemas)
-        chat = ReadChat(self._row, "prompt", messages, schemas, raw)
+        chat = ReadChat(self._row, "prompt", messages, schemas, raw, may_have_pictures=self.may_have_pictures)
         text = template.render(messages, schemas)
         chat.check_written(text, template)
         return self._row.encodable("prompt", text, raw)

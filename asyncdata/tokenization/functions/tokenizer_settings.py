@@ -26,6 +26,7 @@ __all__ = (
     "Name",
     "OfTokenizer",
     "Templates",
+    "adopt_processor",
     "check_template_settings",
     "compile_templates",
     "parse_date",
@@ -143,6 +144,18 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments, as builtins."""
         return msgspec.structs.asdict(self)
+
+
+def adopt_processor(fn: Any) -> None:
+    """Have ``fn.processor`` be a :class:`~asyncdata.Processor`: it may be given as a folder, or as its settings.
+
+    :raises ConfigError: if it is none, or pictures are to be left out.
+    """
+    from asyncdata.tokenization.pictures.settings import processor_of
+
+    msgspec.structs.force_setattr(fn, "processor", processor_of(fn.processor))
+    if fn.media == "leave_out":
+        raise ConfigError(f'{type(fn).__name__} has a processor of pictures, and media="leave_out" leaves them out')
 
 
 def _changed_settings(settings: msgspec.Struct) -> dict[str, Any]:

@@ -23,11 +23,12 @@ _KEYS = ("image", "image_url", "url", "path", "bytes", "base64")
 
 
 class Picture(NamedTuple):
-    """A picture: its name for errors, its path, or its bytes."""
+    """A picture: its name for errors, its path, or its bytes, and what the row says of it."""
 
     name: str
     path: str = ""
     data: bytes | None = None
+    value: Any = None
 
 
 def picture_of(value: Any, name: str, settings: Processor) -> Picture:
@@ -46,7 +47,7 @@ def picture_of(value: Any, name: str, settings: Processor) -> Picture:
 
         key, inner = min(given, key=lambda item: item[0] not in ("bytes", "base64"))
         return (
-            Picture(name, data=_decoded(inner, name))
+            Picture(name, data=_decoded(inner, name), value=value)
             if key in ("bytes", "base64")
             else picture_of(inner, name, settings)
         )
@@ -55,14 +56,14 @@ def picture_of(value: Any, name: str, settings: Processor) -> Picture:
         raise RowFault("AD457", f"{name} must be a path, an address or an object, got {json_type(value)}")
 
     if value.startswith("data:"):
-        return Picture(name, data=_decoded(value.partition(",")[2], name))
+        return Picture(name, data=_decoded(value.partition(",")[2], name), value=value)
 
     if value.startswith(("http://", "https://")):
         raise RowFault(
             "AD457", f"{name} is remote ({value:.80}), and is not fetched: download pictures before, and name paths"
         )
 
-    return Picture(name, path=_path(value.removeprefix("file://"), name, settings.media_root))
+    return Picture(name, path=_path(value.removeprefix("file://"), name, settings.media_root), value=value)
 
 
 def _decoded(text: Any, name: str) -> bytes:

@@ -11,11 +11,11 @@ import msgspec
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
+from asyncdata.tokenization.tokenizer_files import resolve
 
 if TYPE_CHECKING:
     from asyncdata.core.columns import Column
-
-__all__ = ("GRID", "MROPE", "Processor", "ProcessorConfig")
+__all__ = ("GRID", "MROPE", "Processor", "ProcessorConfig", "processor_of")
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -50,12 +50,38 @@ class Processor(Description, frozen=True):
     max_aspect: Positive = 200
     max_pictures: Positive = 64
 
-    def config(self, tokenizer: str) -> ProcessorConfig:
+    def config(self, tokenizer: str, revision: str | None) -> ProcessorConfig:
         """What the files of the processor say.
 
+        :param tokenizer: the folder or name of the tokenizer, with its revision on the hub.
         :raises ConfigError: AD457, if there are none, or they are of a processor whose plan is not known.
         """
-        return ProcessorConfig(self.folder or tokenizer)
+        return ProcessorConfig(self.folder or resolve(tokenizer, revision).folder)
+
+    def columns(self, tokenizer: str, revision: str | None) -> tuple[Column, ...]:
+        """What samples have beside their tokens."""
+        return self.config(tokenizer, revision).columns(self.dtype)
+
+    def named(self, tokenizer: str, revision: str | None) -> Processor:
+        """The same, named by what its files say, and not by where they are."""
+        return msgspec.structs.replace(self, folder=self.config(tokenizer, revision).digest(), media_root=None)
+
+
+def processor_of(given: Any) -> Processor:
+    """A processor, from its folder or its settings.
+
+    :raises ConfigError: if it is neither.
+    """
+    if isinstance(given, Processor):
+        return given
+
+    if isinstance(given, str | os.PathLike):
+        return Processor(folder=os.fspath(given))
+
+    if isinstance(given, dict):
+        return Processor(**given)
+
+    raise ConfigError(f"processor is the folder of a processor, or a Processor(...); got {given!r:.100}")
 
 
 class ProcessorConfig:

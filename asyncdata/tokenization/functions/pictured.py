@@ -1,0 +1,113 @@
+"""Chats and prompts with pictures: the plan reads headers, the load makes pixels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdata.tokenization.functions.labelled import RowTokenizer, accepted
+from asyncdata.tokenization.functions.of_chat import Chats
+from asyncdata.tokenization.functions.prompt_reader import PromptTokenizer
+from asyncdata.tokenization.pictures.chats import expanded, with_places
+from asyncdata.tokenization.pictures.transformers_processor import OpenProcessor
+from asyncdata.tokenization.rows import RowFault, decode_value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
+    from asyncdata.tokenization.encoders.hf_encoder import Located
+    from asyncdata.tokenization.functions.labelled import Drafting
+    from asyncdata.tokenization.pictures.files import Picture
+    from asyncdata.tokenization.pictures.settings import Processor, ProcessorConfig
+
+__all__ = ("PicturedChats", "PicturedPrompts")
+
+
+class _Pictured(RowTokenizer):
+    """What both have in common. A row's drafting has its planned pictures in ``of``."""
+
+    _settings: Processor
+    _processor: OpenProcessor
+
+    def open_processor(self, settings: Processor, config: ProcessorConfig) -> None:
+        """Load the processor."""
+        self._settings, self._processor = settings, OpenProcessor(settings, config)
+
+    def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        out.declare(self._processor.light_keys)
+        super().__call__(rows, out)
+
+    def pictures_of(
+        self, messages: list[dict[str, Any]], fields: dict[str, Any], raw: Buffer
+    ) -> tuple[list[dict[str, Any]], list[Picture]]:
+        """The messages with places for pictures, and the pictures.
+
+        :raises RowFault: if they do not go together.
+        """
+        images = fields.get("images")
+        return with_places(messages, None if images is None else decode_value(images, raw), self._settings)
+
+    def planned(self, found: Drafting, pictures: Sequence[Picture]) -> Drafting:
+        """The drafting with the pictures' own texts.
+
+        :raises RowFault: if a picture cannot be read, or the template has not written its mark.
+        """
+        planned = self._processor.plan(pictures)
+        (draft,) = found.drafts
+        text, blocks = expanded(draft.text, draft.blocks, self._processor.mark, planned.texts)
+        return found._replace(drafts=[draft._replace(text=text, blocks=blocks)], of=planned)
+
+    def load(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        """Write the pixels of each row, with the tokens of its plan."""
+        for row, raw in enumerate(rows):
+            out.progress(row)
+            try:
+                drafting = self._read(raw, None)
+                if isinstance(drafting, str):
+                    raise RowFault("AD424", f"the row is dropped now, and was not when it was planned: {drafting}")
+
+                assert self._encoder is not None, "chats have text"
+                (found,) = self._encoder.encode([drafting.drafts[0].text])
+                out.keep(row, accepted(found).ids, **self._processor.pixels(drafting.of))
+            except RowFault as fault:
+                out.fail(row, RowFault(fault.code, fault.reason, raw))
+
+
+class PicturedChats(_Pictured, Chats):
+    """Chats for training. Tokens of pictures are never trained, and no sample with pictures is cut."""
+
+    def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
+        messages, pictures = self.pictures_of(self._row.chat("messages", fields["messages"], raw), fields, raw)
+        found = super().read({**fields, "messages": messages}, raw)
+        return found if isinstance(found, str) else self.planned(found, pictures)
+
+    def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
+        encoded = self._fn.fit(drafting.drafts[0].encoded(found[0]))
+        if encoded is None or (encoded.is_cut and drafting.of.pictures):
+            out.drop(row, "max_length")
+        else:
+            columns = {**drafting.columns, **self._processor.light(encoded.tokens, drafting.of)}
+            self.write_sample(row, encoded, columns, out)
+
+
+class PicturedPrompts(_Pictured, PromptTokenizer):
+    """Prompts for rollouts: ``prompt`` has the marks of pictures, and ``extra["images"]`` what the row says of them."""
+
+    may_have_pictures = True
+
+    def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
+        messages, pictures = self.pictures_of(self._row.messages("prompt", fields["prompt"], raw), fields, raw)
+        found = super().read({**fields, "prompt": messages}, raw)
+        if isinstance(found, str):
+            return found
+
+        if pictures:
+            images = msgspec.json.encode({"images": [picture.value for picture in pictures]})
+            found = found._replace(columns={**found.columns, "extra": images})
+        return self.planned(found, pictures)
+
+    def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
+        columns = {**drafting.columns, **self._processor.light(found[0].ids, drafting.of)}
+        super().write(row, found, drafting._replace(columns=columns), out)
