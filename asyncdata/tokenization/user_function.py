@@ -45,12 +45,16 @@ class FunctionTokenizer:
     the labels. A result of type ``str`` is the reason to drop the row.
 
     :param read: reads a result; None: as :func:`read_result`.
+    :param columns: those that the function itself does not declare.
     """
 
     def __init__(
-        self, function: Callable[..., Any], read: Callable[[Any, Sequence[Column]], Result | str] | None = None
+        self,
+        function: Callable[..., Any],
+        read: Callable[[Any, Sequence[Column]], Result | str] | None = None,
+        columns: Sequence[Column] = (),
     ) -> None:
-        declared = declared_of(function)
+        declared = (*declared_of(function), *columns)
         self._function = function
         self._loading: Callable[[Any, Any], Any] = getattr(function, "load", None) or _no_load
         self._columns = [column for column in declared if column.phase == "plan"]
@@ -226,7 +230,10 @@ def read_xtuner_result(result: Any, columns: Sequence[Column] = ()) -> Result | 
     if result.get("num_tokens") == 0:
         return "num_tokens_0"
 
-    return _sample(dict(result), columns, _XTUNER_COUNTS, trains_all=True)
+    fields = dict(result)
+    if any(column.name == "mrope" for column in columns) and "position_ids" in fields:
+        fields["mrope"] = fields.pop("position_ids")[:, 0].T  # of shape (3, 1, num_tokens)
+    return _sample(fields, columns, _XTUNER_COUNTS, trains_all=True)
 
 
 def _sample(
@@ -379,13 +386,18 @@ class XTunerTokenizeFn(Settings, frozen=True, forbid_unknown_fields=True):
         loads the tokenizer that the object needs. With ``num_workers=0`` this may be the object itself. Its settings
         are not known then, so only canaries detect changes that its hash does not show.
     :param arguments: the keyword arguments of ``build``; JSON values.
+    :param pixel_shape: of a function for vision: the shape of one value of its ``pixel_values``, (1536,) for patches of
+        Qwen3-VL. They and ``image_grid_thw`` are columns of items then, and ``position_ids`` of shape (3, 1, L) are
+        the column ``mrope``. Rows without pictures lack all three.
     :raises ConfigError: for arguments that are not JSON values, or a ``build`` without an import path.
     """
 
     build: Any
     arguments: dict[str, Any] = {}
+    pixel_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "pixel_shape", tuple(self.pixel_shape))
         if not isinstance(self.build, str) and not _is_tokenize_fn(self.build):
             msgspec.structs.force_setattr(self, "build", _import_path(self.build))
         try:
@@ -405,10 +417,25 @@ class XTunerTokenizeFn(Settings, frozen=True, forbid_unknown_fields=True):
         declared_of(self._make())
         return self
 
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """What samples have beside their tokens: those of a function for vision."""
+        if not self.pixel_shape:
+            return ()
+
+        from asyncdata.core.columns import Column
+
+        return (
+            Column("pixel_values", "float32", "item", self.pixel_shape, optional=True),
+            Column("image_grid_thw", "int64", "item", (3,), optional=True),
+            Column("mrope", "int64", shape=(3,), optional=True),
+        )
+
     def fingerprints(self) -> dict[str, str]:
         """The object's hash, with ``build`` and ``arguments``."""
         name = self.build if isinstance(self.build, str) else _path(type(self.build))
-        return {"tokenize_fn": f"{name} {digest(canonical([self.arguments, str(self._make().hash())]))}"}
+        settings = [self.arguments, str(self._make().hash()), *([self.pixel_shape] if self.pixel_shape else [])]
+        return {"tokenize_fn": f"{name} {digest(canonical(settings))}"}
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments, as builtins.
@@ -429,7 +456,7 @@ class XTunerTokenizeFn(Settings, frozen=True, forbid_unknown_fields=True):
         made = self._make()
         if hasattr(made, "set_state"):
             made.set_state("runtime")
-        return FunctionTokenizer(made, read_xtuner_result)
+        return FunctionTokenizer(made, read_xtuner_result, self.columns)
 
     def _make(self) -> Any:
         found = resolve_path(self.build) if isinstance(self.build, str) else self.build

@@ -50,6 +50,7 @@ FIGURES = {
     "S18": "remote:object_store",
     "S19": "speed:mixtures",
     "S20": "speed:recorded",
+    "S22": "pictures:pictures",
 }
 """What takes a figure: a function of a module of :mod:`tests.benchmarks.figures`."""
 LIBRARIES = ("tokenizers", "numpy", "msgspec", "anyio", "gigatoken", "fastokens")

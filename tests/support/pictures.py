@@ -37,8 +37,11 @@ def _tokenizer(marks: dict[str, str]) -> Any:
 
 
 @functools.cache
-def processor_of(family: str) -> Any:
-    """The processor, made once in each process."""
+def processor_of(family: str, max_pixels: int | None = None) -> Any:
+    """The processor, made once in each process.
+
+    :param max_pixels: of pictures for Qwen; None: few, so that tests are fast.
+    """
     import transformers
 
     if family == "gemma3":
@@ -53,7 +56,7 @@ def processor_of(family: str) -> Any:
         made, tokenizer, settings = transformers.InternVLProcessor, _tokenizer(_INTERN), {"image_seq_length": 16}
     else:
         side = _MERGE * (PATCH if family == "qwen3_vl" else 14)
-        size = {"shortest_edge": 4 * side**2, "longest_edge": 64 * side**2}
+        size = {"shortest_edge": 4 * side**2, "longest_edge": max_pixels or 64 * side**2}
         images = transformers.Qwen2VLImageProcessorPil(patch_size=side // _MERGE, size=size)
         made = transformers.Qwen3VLProcessor if family == "qwen3_vl" else transformers.Qwen2_5_VLProcessor
         tokenizer, settings = _tokenizer(_QWEN), {}
@@ -75,9 +78,9 @@ _MARKS = {"gemma3": _GEMMA["boi"], "internvl": _INTERN["context_image"]}
 _CLASSES = {"gemma3": "Gemma3Processor", "internvl": "InternVLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
 
 
-def save_processor(folder: Path, family: str) -> str:
+def save_processor(folder: Path, family: str, max_pixels: int | None = None) -> str:
     """A folder as a model has it: tokenizer, chat template and processor."""
-    processor = processor_of(family)
+    processor = processor_of(family, max_pixels)
     template = _TEMPLATE.replace("MARK", _MARKS.get(family, "<|vision_start|><|image_pad|><|vision_end|>"))
     processor.tokenizer.chat_template = template
     processor.tokenizer.save_pretrained(folder)

@@ -89,6 +89,9 @@ def _of_tokens(document: Any, column: Column, shift: str) -> Integers:
     """The values of a document's tokens; padding, if it lacks the column."""
     value: Integers | None = _value(document, column)
     num_tokens = len(document.tokens)
+    if value is None and column.name == _MROPE:  # of a text, which has its places in all three
+        return np.repeat(np.arange(num_tokens)[:, None], 3, axis=1)
+
     if value is None:
         return column.padding(num_tokens)
 

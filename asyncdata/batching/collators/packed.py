@@ -213,12 +213,17 @@ class PackedCollator(Description, frozen=True, kw_only=True):
         return _Layout(*segments, len(documents), num_padding, np.empty(0, np.bool_))
 
 
+_OF_VISION = ("pixel_values", "image_grid_thw")
+
+
 class XTunerCollator(Description, frozen=True, kw_only=True):
     """What XTuner's ``sft_llm_collator`` gives: for each pack ``{"seq_ctx": ..., "shifted_labels": ...}``.
 
     ``seq_ctx`` has ``input_ids`` and ``position_ids``, int64 of shape (1, width); ``cu_seq_lens_q`` and
     ``cu_seq_lens_k``, int32 of shape (num_segments + 1,); ``max_length_q``, ``max_length_k`` and ``num_padding``,
-    integers. ``shifted_labels`` is int64 of shape (1, width).
+    integers. ``shifted_labels`` is int64 of shape (1, width). Of a function for vision, ``position_ids`` is of shape
+    (3, 1, width), and there are ``pixel_values`` and ``image_grid_thw`` of all documents and ``num_img_tokens``, a list
+    for each.
 
     :ivar max_length: its ``pack_max_length``.
     :ivar pad_id: its ``padding_token_idx``.
@@ -247,10 +252,17 @@ class XTunerCollator(Description, frozen=True, kw_only=True):
         settings = msgspec.structs.asdict(self)
         output, collator = settings.pop("output"), PackedCollator(**settings)
         names = {column.name for pack in packs for column in columns_in(pack)}
-        return [_item(collator([pack]), output, names | {f"{name}_counts" for name in names}) for pack in packs]
+        names |= {f"{name}_counts" for name in names}
+        return [_item(collator([pack]), output, names, _num_img_tokens(pack)) for pack in packs]
 
 
-def _item(batch: Batch, output: str, names: set[str]) -> dict[str, Any]:
+def _num_img_tokens(pack: Sequence[Document]) -> list[Any]:
+    """What XTuner's functions for vision say of the pictures of each document."""
+    extras = [getattr(document.sample, "extra", None) or {} for document in pack]
+    return [extra["num_img_tokens"] for extra in extras if "num_img_tokens" in extra]
+
+
+def _item(batch: Batch, output: str, names: set[str], num_img_tokens: list[Any]) -> dict[str, Any]:
     """XTuner's item of a batch of one pack, with the columns ``names``."""
     fields = {
         "input_ids": batch["input_ids"],
@@ -259,8 +271,10 @@ def _item(batch: Batch, output: str, names: set[str]) -> dict[str, Any]:
         # XTuner's models take the three of M-RoPE, where there are some.
         "position_ids": batch["position_ids"] if batch["position_ids"].ndim == 2 else batch["position_ids"][1:],
     }
+    if num_img_tokens:
+        fields |= {name: batch[name] for name in _OF_VISION if name in batch} | {"num_img_tokens": num_img_tokens}
     item: dict[str, Any] = {"seq_ctx": fields, "shifted_labels": batch["shifted_labels"]}
-    item |= {name: batch[name] for name in sorted(names & batch.keys())}
+    item |= {name: batch[name] for name in sorted(names & batch.keys() - fields.keys())}
     if "num_dropped_tokens" in batch:
         item["num_dropped_tokens"] = batch["num_dropped_tokens"]
     if output == "arrays":

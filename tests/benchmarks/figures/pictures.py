@@ -1,0 +1,41 @@
+"""S22: pictures, beside a plain loop of Pillow and the processor in as many processes, and beside torch's loader."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from tests.benchmarks.framework import at_least, at_most, ratios, rounds
+
+if TYPE_CHECKING:
+    from tests.benchmarks.framework import Bench
+
+_LIMIT = 256 * 1024 * 1024
+
+
+def pictures(bench: Bench) -> None:
+    """S22: 800 x 600 JPEG, one a chat, for Qwen3-VL."""
+    lacking = [name for name in ("PIL", "transformers", "torch") if find_spec(name) is None]
+    if lacking:
+        bench.note("S22", "pictures", f"needs {', '.join(lacking)}")
+        return
+
+    folder, num_rows = str(bench.folder / "pictures"), 40 if bench.quick else 400
+    bench.probe("draw_inputs", folder=folder, num_rows=64 if bench.quick else 256)
+    knobs = {"folder": folder, "num_rows": num_rows}
+    ours = partial(bench.probe, "pictures", max_media_bytes=_LIMIT, **knobs)
+    others = [partial(bench.probe, name, **knobs) for name in ("plain_loop", "torch_loader")]
+    found, plain, torch = rounds(ours, *others, num_rounds=bench.num_long_rounds)
+    bench.report("S22", "pictures of 800 x 600, two workers", found["rows_per_s"], "rows/s")
+    over = ratios(found["rows_per_s"], plain["rows_per_s"])
+    bench.report("S22", "over Pillow and the processor in two processes", over, "x", at_least(0.9))
+    bench.report("S22", "over torch's loader", ratios(found["rows_per_s"], torch["rows_per_s"]), "x")
+    first = ratios(found["first_batch_s"], torch["first_batch_s"])
+    bench.report("S22", "first batch, over torch's loader", first, "x", at_most(1))
+    bench.report("S22", "media that are held, over the limit", found["held_over_limit"], "x", at_most(1.2))
+    bench.report("S22", "growth of the trainer's process in the second half", found["growth_mb"], "MB")
+    rate = min(found["rows_per_s"]) / 2
+    (half,) = rounds(partial(ours, rows_per_s=rate), num_rounds=bench.num_long_rounds)
+    share = [100 * one for one in half["waited_share"]]
+    bench.report("S22", "data wait at half that rate, of step time", share, "%", at_most(0.1))
