@@ -219,7 +219,7 @@ class Sample(msgspec.Struct, eq=False, gc=False):
         :raises TypeError: for a value that no snapshot can hold; the message names it.
         """
         values = {name: getattr(self, name) for name in _FIELDS}
-        if values["columns"]:
+        if values["columns"] or getattr(values["columns"], "media", None):
             values["columns"] = _declaring(values["columns"]).to_dict()
         for name in ("position", "source"):
             if values[name] is not None:

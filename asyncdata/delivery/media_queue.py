@@ -5,6 +5,7 @@ What a plan says of a sample decides its place; its media are loaded in the orde
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter, deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -48,14 +49,16 @@ class MediaBudget:
         self.load_s = 0.0
         self._on_free = on_free
         self._held = 0
+        self._lock = threading.Lock()
         self._freed: deque[int] = deque()  # arrays are freed in any thread, and a deque needs no lock
 
     @property
     def held(self) -> int:
         """Bytes of arrays that are in memory."""
-        while self._freed:
-            self._held -= self._freed.popleft()
-        return self._held
+        with self._lock:
+            while self._freed:
+                self._held -= self._freed.popleft()
+            return self._held
 
     def hold(self, arrays: Columns, load_s: float) -> None:
         """Count the bytes of these arrays until no view of them is left."""
@@ -64,7 +67,8 @@ class MediaBudget:
             base = array
             while isinstance(base.base, np.ndarray):
                 base = base.base
-            self._held += base.nbytes
+            with self._lock:
+                self._held += base.nbytes
             self.num_bytes += base.nbytes
             weakref.finalize(base, self._free, base.nbytes).atexit = False
 

@@ -59,11 +59,6 @@ class FunctionTokenizer:
         self._loading: Callable[[Any, Any], Any] = getattr(function, "load", None) or _no_load
         self._columns = [column for column in declared if column.phase == "plan"]
         self._loaded = {column.name: column for column in declared if column.phase == "load"}
-        if self._loaded and self._loading is _no_load:
-            raise ConfigError(
-                f"AD420 {function!r} has columns of the phase load ({', '.join(self._loaded)}), and no load"
-            )
-
         self._read = read or read_result
         self._batched = bool(getattr(function, "batched", False))
 
@@ -192,13 +187,21 @@ class Result(NamedTuple):
 
 
 def declared_of(function: Any) -> tuple[Column, ...]:
-    """The columns that a tokenize function declares."""
+    """The columns that a tokenize function declares.
+
+    :raises ConfigError: if they are none, or nothing loads those of the phase ``load``.
+    """
     if getattr(function, "columns", None) is None:
         return ()
 
     from asyncdata.core.columns import declared_columns  # imports numpy, which a worker needs for nothing else
 
-    return declared_columns(function)
+    found = declared_columns(function)
+    loaded = [column.name for column in found if column.phase == "load"]
+    if loaded and not callable(getattr(function, "load", None)):
+        raise ConfigError(f"AD420 {function!r} has columns of the phase load ({', '.join(loaded)}), and no load")
+
+    return found
 
 
 def read_result(result: Any, columns: Sequence[Column] = ()) -> Result | str:

@@ -23,7 +23,7 @@ from asyncdata import (
     Part,
     SoftPacking,
 )
-from tests.support.planned_media import NumberedMedia, media_of, write_rows
+from tests.support.planned_media import NumberedMedia, media_of, two_phases, without_load, write_rows
 
 
 def row_of(sample):
@@ -257,3 +257,44 @@ def test_each_rank_loads_the_media_of_its_own_packs(tmp_path):
         assert found[-1] <= set(loaded)
         assert len(loaded) < 40  # of 48: of the last batch, which is filled up, a rank has all
     assert found[0] | found[1] == {number for number in range(60) if number % 5}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_of_two_phases_gives_media_and_a_group_given_back_gets_them_again(tmp_path, workers):
+    path = write_rows(tmp_path / "rows.jsonl")
+    with loader_of(path, workers, two_phases, shuffle=False) as loader:
+        samples = loader.get_next_batch(3)
+        assert all(np.array_equal(one.columns["pixels"], media_of(row_of(one), 2)) for one in samples)
+        loader.add_samples([[sample] for sample in samples[1:]])
+        state = json.loads(json.dumps(loader.state_dict()))
+    with loader_of(path, workers, two_phases, shuffle=False) as loader:
+        loader.load_state_dict(state)
+        again = loader.get_next_batch(3)
+    assert list(map(row_of, again)) == [1, 2, 3]
+    assert all(np.array_equal(one.columns["pixels"], media_of(row_of(one), 2)) for one in again)
+
+
+WRONG = {
+    "load raises": ({"fault": "raises"}, "AD421.*load raised ValueError.'no picture'"),
+    "other names": ({"loaded": {"sounds": [1]}}, r"AD425.*\['sounds'\], and the plan's media has \['pixels'\]"),
+    "other numbers": ({"loaded": {"pixels": [[1, 2, 3, 4]]}}, "AD425.*16 bytes, and 2 values were planned"),
+    "another shape": ({"loaded": {"pixels": [[1, 2]]}}, r"AD425.*shape \(1, 2\)"),
+    "no dict": ({"loaded": 3}, "AD425"),
+    "unknown media": ({"media": {"sounds": 1}}, "AD425.*how many values load gives of pixels"),
+    "no number": ({"media": {"pixels": "2"}}, "AD425.*'2' as the number of values of pixels"),
+    "no counts": ({"media": 2}, "AD425.*media is 2"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_a_function_of_two_phases_does_wrong_is_a_bad_row(tmp_path, name):
+    row, message = WRONG[name]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"id": 1, **row}) + "\n", encoding="utf-8")
+    with loader_of(str(path), 0, two_phases) as loader, pytest.raises(BadRowError, match=message):
+        loader.get_next_batch(1)
+
+
+def test_columns_of_the_load_need_a_load(tmp_path):
+    with pytest.raises(ConfigError, match="AD420.*phase load .pixels., and no load"):
+        loader_of(write_rows(tmp_path / "rows.jsonl"), 0, without_load)

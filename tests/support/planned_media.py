@@ -13,7 +13,7 @@ import numpy as np
 from asyncdata import Column
 from asyncdata.tokenization.rows import RowFault
 
-__all__ = ("NumberedMedia", "media_of", "write_rows")
+__all__ = ("NumberedMedia", "media_of", "two_phases", "without_load", "write_rows")
 
 SIZE = Column("size", "int64", "sample")
 PIXELS = Column("pixels", "float32", "item", (4,), phase="load")
@@ -86,6 +86,28 @@ class _Opened:
 
 def _tokens(row: dict[str, Any]) -> list[int]:
     return [row["id"]] * (row["id"] % 7 + 1)
+
+
+def two_phases(row: dict[str, Any]) -> dict[str, Any]:
+    """A function without columns of its plan; its rows may say what is wrong with them."""
+    return {"input_ids": [row["id"]] * 3, "labels": [row["id"]] * 3, "media": row.get("media", {"pixels": 2})}
+
+
+def _load(row: dict[str, Any], plan: dict[str, Any]) -> Any:
+    if row.get("fault") == "raises":
+        raise ValueError("no picture")
+    return row.get("loaded", {"pixels": media_of(plan["input_ids"][0], 2)})
+
+
+two_phases.columns = (PIXELS,)  # type: ignore[attr-defined]
+two_phases.load = _load  # type: ignore[attr-defined]
+
+
+def without_load(row: dict[str, Any]) -> list[int]:
+    return [1]
+
+
+without_load.columns = (PIXELS,)  # type: ignore[attr-defined]
 
 
 def media_of(number: int, items: int) -> Any:
