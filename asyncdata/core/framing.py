@@ -20,6 +20,8 @@ HEADER = struct.Struct("<IQ")  # body length in bytes, request id
 
 _FIXARRAY, _BIN32, _MAP32 = 0x90, b"\xc6", b"\xdf"
 _PACKED = frozenset({"tokens", "token_ends"})
+_LARGE, _ALIGNMENT = 1 << 16, 16
+_PADDING: tuple[bytes, ...] = (encode(""), bytes([_FIXARRAY | 2]))
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -38,7 +40,10 @@ def pieces(request_id: int, reply: Reply) -> Sequence[Data | bytearray]:
 
     body: list[Data] = [bytes([_FIXARRAY | 1 + len(reply.__struct_fields__)]), encode(Tokenized.__name__)]
     for name, value in msgspec.structs.asdict(reply).items():
-        body += _columns_of(value) if name == "columns" else _binary(value) if name in _PACKED else [encode(value)]
+        if name == "columns":
+            body += _columns_of(value, sum(map(len, body)))
+        else:
+            body += _binary(value) if name in _PACKED else [encode(value)]
     return [HEADER.pack(sum(map(len, body)), request_id), *body]
 
 
@@ -46,8 +51,21 @@ def _binary(data: Data) -> list[Data]:
     return [_BIN32 + len(data).to_bytes(4), data]
 
 
-def _columns_of(columns: dict[str, Column]) -> list[Data]:
-    found: list[Data] = [_MAP32 + len(columns).to_bytes(4)]
+def _columns_of(columns: dict[str, Column], offset: int) -> list[Data]:
+    """The columns, from this offset of the body on.
+
+    Large ones are aligned by a column without a name before them, so that their reader needs no copy.
+    """
+    found: list[Data] = []
+    num_columns, offset = len(columns), offset + 5
     for name, column in columns.items():
-        found += [encode(name), bytes([_FIXARRAY | 2]), *_binary(column.data), *_binary(column.ends)]
-    return found
+        head = encode(name) + bytes([_FIXARRAY | 2])
+        if len(column.data) >= _LARGE:
+            num_columns += 1
+            filler = [*_PADDING, *_binary(bytes(-(offset + 12 + len(head) + 5) % _ALIGNMENT)), *_binary(b"")]
+            found += filler
+            offset += sum(map(len, filler))
+        entry = [head, *_binary(column.data), *_binary(column.ends)]
+        found += entry
+        offset += sum(map(len, entry))
+    return [_MAP32 + num_columns.to_bytes(4), *found]

@@ -295,7 +295,17 @@ class IndexedAndStored(msgspec.Struct, frozen=True, tag=True, array_like=True):
 Reply = Ready | Scanned | Tokenized | Indexed | IndexedAndStored | Permuted | Packed | TokensListed | Failed | Short
 
 encode = msgspec.msgpack.Encoder().encode
+
+
+def decode_reply(body: Data | bytearray) -> Reply:
+    """The reply of a frame's body, without the columns that only align others."""
+    reply: Reply = _decode_reply(body)
+    if isinstance(reply, Tokenized):
+        reply.columns.pop("", None)
+    return reply
+
+
 decode_request = msgspec.msgpack.Decoder(Request).decode
-decode_reply = msgspec.msgpack.Decoder(Reply).decode
+_decode_reply = msgspec.msgpack.Decoder(Reply).decode
 decode_job = msgspec.msgpack.Decoder(Job).decode
 decode_spec = msgspec.msgpack.Decoder(TokenizeSpec | None).decode

@@ -48,6 +48,7 @@ def pictures(folder: str, num_rows: int, max_media_bytes: int, rows_per_s: float
         for number in range(8):
             next(batches)
             first_s = first_s if number else seconds()  # noqa: F821 - of the first turn
+        time.sleep(3.0 if rows_per_s else 0.0)  # what is loaded ahead is there in the middle of a run
         held, waited, sizes = [], 0.0, []
         began = due = time.perf_counter()
         for _ in range(num_rows // _BATCH):
