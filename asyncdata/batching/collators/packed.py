@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.batching.collators.base import IGNORE, Document, Integers, Positive, joined_labels, joined_tokens
-from asyncdata.batching.collators.columns import add_columns, columns_in
+from asyncdata.batching.collators.columns import add_columns, columns_in, has_items
 from asyncdata.batching.collators.torch_tensors import sequence_context, to_torch
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.batching.collators.base import Batch
+    from asyncdata.batching.collators.columns import Keys
 
 __all__ = ("PackedCollator", "XTunerCollator")
 
@@ -62,7 +63,10 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     With ``keys="transformers"`` the dict is what a call of a model of transformers takes, and nothing else:
     ``input_ids``, ``labels``, ``position_ids`` and ``seq_idx`` as above, ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32
     of shape (num_segments + 1,), and ``max_length_q`` and ``max_length_k``, integers. A segment is a document with its
-    own padding there.
+    own padding there. Items of columns are left out where no document has any, and their counts always.
+
+    With the column ``mrope`` of Qwen's models ``position_ids`` are of shape (4, num_packs, width): those above, by
+    which a model tells documents apart, and the three of the column.
 
     :ivar max_length: the longest allowed pack, and the width of every row; None: no limit.
     :ivar pad_to_max_length: False, or without ``max_length``: rows are only as wide as the longest pack.
@@ -75,6 +79,9 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     :ivar keys: ``flash_attn``, the names above; or ``transformers``.
     :ivar overlong: what to do with a pack of more than ``max_length`` tokens: ``error``, or ``truncate`` as XTuner:
         documents are dropped from the end, or the only one is cut.
+    :ivar dummy: a sample with items, such as a small picture. It is put at the end of the shortest pack, without a
+        token that is trained, if no document of a batch has any item: ranks that shard a model's vision tower must all
+        run it, or they wait for each other for ever.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a pack that is too long, AD451 and AD452
         for something that is not a document.
     """
@@ -90,6 +97,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     shift: Literal["none", "document", "pack"] = "none"
     overlong: Literal["error", "truncate"] = "error"
     keys: Literal["flash_attn", "transformers"] = "flash_attn"
+    dummy: Any = None
 
     def check(self) -> None:
         """Check that rows and padding are multiples of a segment, and that ``keys`` has a name for each value."""
@@ -98,6 +106,12 @@ class PackedCollator(Description, frozen=True, kw_only=True):
                 f'PackedCollator: with keys="transformers" a batch is a call of a model, which shifts labels by itself '
                 f"and takes no count of dropped tokens; leave out shift={self.shift!r} and overlong={self.overlong!r} "
                 "(a packing drops and truncates, and counts it)"
+            )
+
+        if self.dummy is not None and (not has_items([self.dummy]) or self.overlong != "error"):
+            raise ConfigError(
+                "PackedCollator: dummy is a Sample with items, as a loader delivers it for a row with a small picture, "
+                'and needs overlong="error", as truncating would drop it'
             )
 
         multiple = self.segment_multiple_of
@@ -115,7 +129,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
         if not packs:
             raise ConfigError("AD451 a batch needs a pack")
 
-        fitting = [self._fitting(pack) for pack in packs]
+        fitting = [self._fitting(pack) for pack in self._with_dummy(packs)]
         shape = len(packs), self._width([pack for pack, _ in fitting])
         batch: Batch = {
             "input_ids": np.full(shape, self.pad_id, np.int64),
@@ -135,8 +149,27 @@ class PackedCollator(Description, frozen=True, kw_only=True):
                 batch["cu_seqlens_padded"] = _boundaries(segments)
             if self.overlong == "truncate":
                 batch["num_dropped_tokens"] = sum(num_dropped for _, num_dropped in fitting)
-        add_columns(batch, [pack for pack, _ in fitting], np.stack([row.is_token for row in rows]), self.shift)
+        kept, is_token = [pack for pack, _ in fitting], np.stack([row.is_token for row in rows])
+        keys: Keys = "transformers" if self.keys == "transformers" else "all"
+        add_columns(batch, kept, is_token, self.shift, keys=keys, packed=True)
         return batch
+
+    def _with_dummy(self, packs: Sequence[Sequence[Document]]) -> list[Sequence[Document]]:
+        """The packs; with the dummy, if no document has an item."""
+        found = list(packs)
+        if self.dummy is None or has_items([document for pack in packs for document in pack]):
+            return found
+
+        totals = [sum(self._sizes(pack)) for pack in packs]
+        shortest, tokens = int(np.argmin(totals)), self.dummy.tokens
+        found[shortest] = [*packs[shortest], Document(tokens, np.full(len(tokens), IGNORE), None, self.dummy)]
+        if self.max_length is not None and sum(self._sizes(found[shortest])) > self.max_length:
+            raise ConfigError(
+                f"AD450 packs of {min(totals)} tokens and more leave no room for the dummy of {len(tokens)} in rows of "
+                f"{self.max_length}; give the collator a max_length that is larger by that than that of the packing"
+            )
+
+        return found
 
     def _sizes(self, pack: Sequence[Document]) -> list[int]:
         multiple = self.segment_multiple_of
@@ -212,7 +245,10 @@ class XTunerCollator(Description, frozen=True, kw_only=True):
 
     ``seq_ctx`` has ``input_ids`` and ``position_ids``, int64 of shape (1, width); ``cu_seq_lens_q`` and
     ``cu_seq_lens_k``, int32 of shape (num_segments + 1,); ``max_length_q``, ``max_length_k`` and ``num_padding``,
-    integers. ``shifted_labels`` is int64 of shape (1, width).
+    integers. ``shifted_labels`` is int64 of shape (1, width). The columns of :class:`~asyncdata.XTunerTokenizeFn` for
+    pictures are in ``seq_ctx``, as in ``qwen3_vl_sft_collator`` and ``intern_s1_vl_sft_collator``: ``pixel_values`` and
+    ``image_grid_thw``, if there are any, ``num_img_tokens``, a list for each document, and ``position_ids`` of shape
+    (3, 1, width). Other columns are beside it.
 
     :ivar max_length: its ``pack_max_length``.
     :ivar pad_id: its ``padding_token_idx``.
@@ -246,11 +282,13 @@ class XTunerCollator(Description, frozen=True, kw_only=True):
 
 def _item(batch: Batch, output: str, names: set[str]) -> dict[str, Any]:
     """XTuner's item of a batch of one pack, with the columns ``names``."""
+    positions = batch["position_ids"]
     fields = {
         "input_ids": batch["input_ids"],
         **_flash_attention_kwargs(batch["cu_seqlens"], batch["max_seqlen"]),
         "num_padding": batch["num_padding"],
-        "position_ids": batch["position_ids"],
+        "position_ids": positions[1:] if positions.ndim == 3 else positions,
+        **_media(batch),
     }
     item: dict[str, Any] = {"seq_ctx": fields, "shifted_labels": batch["shifted_labels"]}
     item |= {name: batch[name] for name in sorted(names & batch.keys())}
@@ -263,6 +301,23 @@ def _item(batch: Batch, output: str, names: set[str]) -> dict[str, Any]:
     if output == "sequence_context":
         item["seq_ctx"] = sequence_context(fields)
     return item
+
+
+def _media(batch: Batch) -> Batch:
+    """What XTuner's own object has of a pack's pictures, taken out of the batch."""
+    found: Batch = {}
+    for name in ("pixel_values", "image_grid_thw", "num_img_tokens"):
+        counts = batch.pop(f"{name}_counts", None)
+        if counts is None:
+            continue
+
+        values = batch.pop(name)
+        if name == "num_img_tokens":
+            parts = np.split(values, np.cumsum(counts)[:-1])
+            found[name] = [part.tolist() or [0] for part in parts]  # 0 is what XTuner has for a text
+        elif len(values):
+            found[name] = values
+    return found
 
 
 def _flash_attention_kwargs(ends: Integers, longest: int) -> Batch:
