@@ -12,7 +12,7 @@ import numpy as np
 
 from asyncdata import Column
 
-__all__ = ("FAMILIES", "gemma3", "mrope", "processor_of", "qwen3_vl")
+__all__ = ("FAMILIES", "PATCH", "gemma3", "image_processor", "mrope", "processor_of", "qwen3_vl")
 
 _MERGE = 2
 PATCH = 16
@@ -47,17 +47,19 @@ def processor_of(family: str) -> Any:
         images = Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
         return transformers.Gemma3Processor(image_processor=images, tokenizer=_tokenizer(_GEMMA), image_seq_length=16)
 
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
     class WithoutVideos(transformers.Qwen3VLProcessor):  # video processors need torchvision
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
             return type(argument)
 
-    side = _MERGE * PATCH
-    images = Qwen2VLImageProcessorPil(
-        patch_size=PATCH, size={"shortest_edge": 4 * side**2, "longest_edge": 64 * side**2}
-    )
-    return WithoutVideos(image_processor=images, tokenizer=_tokenizer(_QWEN), video_processor=None)
+    return WithoutVideos(image_processor=image_processor(PATCH), tokenizer=_tokenizer(_QWEN), video_processor=None)
+
+
+def image_processor(patch: int) -> Any:
+    """That of Qwen's models, with pictures of 4 to 64 tokens."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    side = _MERGE * patch
+    return Qwen2VLImageProcessorPil(patch_size=patch, size={"shortest_edge": 4 * side**2, "longest_edge": 64 * side**2})
 
 
 def _processed(family: str, row: dict[str, Any]) -> dict[str, Any]:
