@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata import DataLoader, PackedCollator, SoftPacking
+from asyncdata import DataLoader, Document, PackedCollator, PaddedCollator, SoftPacking
 from asyncdata.batching.collators.torch_tensors import to_torch
 from tests.support.pictures import FAMILIES, PATCH, processor_of
 
@@ -21,6 +21,7 @@ Image = pytest.importorskip("PIL.Image")
 pytestmark = pytest.mark.thorough
 
 EXACT = 1e-6
+PACKED = PackedCollator(keys="transformers")
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT |= {"num_key_value_heads": 2, "head_dim": 8}
 VISION = {"hidden_size": 32, "intermediate_size": 64}
@@ -54,24 +55,13 @@ def marks(tokenizer: Any) -> list[tuple[str, str]]:
     return [(name, mark) for name in names if (mark := getattr(tokenizer, f"{name}_token", None))]
 
 
-def inputs(batch: dict[str, Any], family: str) -> dict[str, Any]:
-    """The arguments of the model for a batch of one row."""
-    found = to_torch({name: batch[name] for name in ("input_ids", "position_ids", "pixel_values")})
-    if not len(batch["pixel_values"]):
-        del found["pixel_values"]
-    if family == "gemma3":
-        return found | to_torch({"token_type_ids": batch["token_type_ids"]})
-
-    positions = np.concatenate([batch["position_ids"][None], batch["mrope"].transpose(2, 0, 1)])
-    found |= to_torch({"position_ids": positions, "mm_token_type_ids": batch["mm_token_type_ids"]})
-    return found | (to_torch({"image_grid_thw": batch["image_grid_thw"]}) if len(batch["pixel_values"]) else {})
-
-
 @torch.no_grad()
 def logits(batch: dict[str, Any], family: str) -> Any:
+    """Of a batch as it comes, without its padding, end to end."""
     model = model_of(family)
     model.model.rope_deltas = None
-    return model(**inputs(batch, family), use_cache=False).logits[0]
+    found = model(**to_torch(batch), use_cache=False).logits
+    return found[torch.from_numpy(batch["attention_mask"]).bool()] if "attention_mask" in batch else found[0]
 
 
 @pytest.fixture(params=FAMILIES)
@@ -97,7 +87,7 @@ def rows(tmp_path, family):
 
 def make(path, family, **knobs):
     packing = {"packing": SoftPacking(max_length=400, window_samples=6), "batch_size": 1}
-    knobs = {"num_workers": 1, "collate_fn": PackedCollator(), "timeout_s": 240} | packing | knobs
+    knobs = {"num_workers": 1, "collate_fn": PACKED, "timeout_s": 240} | packing | knobs
     return DataLoader(path, tokenize_fn=FAMILIES[family][0], **knobs)
 
 
@@ -107,9 +97,40 @@ def test_a_pack_has_the_logits_of_its_samples_alone(rows, family):
     assert max(map(len, packs)) > 2
     assert sum(len(document.sample.columns["pixel_values"]) > 0 for pack in packs for document in pack) == 9
     for pack in packs:
-        together = logits(PackedCollator()([pack]), family)
-        alone = torch.cat([logits(PackedCollator()([[document]]), family) for document in pack])
+        together = logits(PACKED([pack]), family)
+        alone = torch.cat([logits(PACKED([[document]]), family) for document in pack])
         assert float((together - alone).abs().max()) <= EXACT
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_rows_have_the_logits_of_their_samples_alone(rows, family, side):
+    collate = PaddedCollator(side=side, keys="transformers")
+    with make(rows, family, packing=None, collate_fn=None) as loader:
+        samples = loader.get_next_batch(12)
+    for four in (samples[:4], samples[4:8], samples[8:]):
+        together = logits(collate(four), family)
+        alone = torch.cat([logits(collate([sample]), family) for sample in four])
+        assert float((together - alone).abs().max()) <= EXACT
+
+
+def test_a_dummy_runs_the_vision_tower_and_trains_nothing(rows, family):
+    with make(rows, family, packing=None, collate_fn=None, shuffle=False) as loader:
+        text, dummy = loader.get_next_batch(2)
+    document = Document(text.tokens, text.labels, None, text)
+    without, model = PACKED([[document]]), model_of(family)
+    batch = PackedCollator(keys="transformers", dummy=dummy)([[document]])
+    assert "pixel_values" not in without
+    assert (batch["labels"] != -100).sum() == (without["labels"] != -100).sum()
+
+    num_tokens = len(text.tokens)
+    assert float((logits(batch, family)[:num_tokens] - logits(without, family)).abs().max()) <= EXACT
+    model.model.rope_deltas = None
+    model(**to_torch(batch), use_cache=False).loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    tower = [gradient for name, gradient in gradients.items() if "visual" in name or "vision_tower" in name]
+    assert tower and not any(gradient.any() for gradient in tower)
+    assert gradients["lm_head.weight" if family != "gemma3" else "model.language_model.embed_tokens.weight"].any()
 
 
 def test_positions_of_qwen_are_those_that_its_model_counts(rows, family):

@@ -50,7 +50,8 @@ def columns_in(documents: Sequence[Any]) -> list[Column]:
 def has_items(documents: Sequence[Any]) -> bool:
     """Whether one of the documents has an item of any column."""
     items = [column for column in columns_in(documents) if column.per == "item"]
-    return any(len(_value(document, column) or ()) for document in documents for column in items)
+    values = [_value(document, column) for document in documents for column in items]
+    return any(value is not None and len(value) for value in values)
 
 
 def add_columns(
