@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.collators.base import Batch, Integers
     from asyncdata.core.columns import Column
 
-__all__ = ("Keys", "add_columns", "columns_in", "has_items")
+__all__ = ("Keys", "add_columns", "columns_in", "filled_items")
 
 Keys = Literal["all", "transformers", "verl"]
 """How a batch has items: ``all``: with their counts. ``transformers``: without, and only if there are any, so that the
@@ -47,11 +47,10 @@ def columns_in(documents: Sequence[Any]) -> list[Column]:
     return [found[name] for name in sorted(found)]
 
 
-def has_items(documents: Sequence[Any]) -> bool:
-    """Whether one of the documents has an item of any column."""
-    items = [column for column in columns_in(documents) if column.per == "item"]
-    values = [_value(document, column) for document in documents for column in items]
-    return any(value is not None and len(value) for value in values)
+def filled_items(documents: Sequence[Any]) -> set[str]:
+    """The columns of which one of the documents has an item."""
+    names = [column.name for column in columns_in(documents) if column.per == "item"]
+    return {name for name in names for document in documents if len((_columns_of(document) or {}).get(name, ()))}
 
 
 def add_columns(

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.batching.collators.base import IGNORE, Document, Integers, Positive, joined_labels, joined_tokens
-from asyncdata.batching.collators.columns import add_columns, columns_in, has_items
+from asyncdata.batching.collators.columns import add_columns, columns_in, filled_items
 from asyncdata.batching.collators.torch_tensors import sequence_context, to_torch
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
@@ -80,8 +80,8 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     :ivar overlong: what to do with a pack of more than ``max_length`` tokens: ``error``, or ``truncate`` as XTuner:
         documents are dropped from the end, or the only one is cut.
     :ivar dummy: a sample with items, such as a small picture. It is put at the end of the shortest pack, without a
-        token that is trained, if no document of a batch has any item: ranks that shard a model's vision tower must all
-        run it, or they wait for each other for ever.
+        token that is trained, if the documents of a batch have no item of a column of its items: ranks that shard a
+        model's vision tower must all run it, or they wait for each other for ever.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a pack that is too long, AD451 and AD452
         for something that is not a document.
     """
@@ -108,7 +108,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
                 "(a packing drops and truncates, and counts it)"
             )
 
-        if self.dummy is not None and (not has_items([self.dummy]) or self.overlong != "error"):
+        if self.dummy is not None and (not filled_items([self.dummy]) or self.overlong != "error"):
             raise ConfigError(
                 "PackedCollator: dummy is a Sample with items, as a loader delivers it for a row with a small picture, "
                 'and needs overlong="error", as truncating would drop it'
@@ -155,9 +155,10 @@ class PackedCollator(Description, frozen=True, kw_only=True):
         return batch
 
     def _with_dummy(self, packs: Sequence[Sequence[Document]]) -> list[Sequence[Document]]:
-        """The packs; with the dummy, if no document has an item."""
+        """The packs; with the dummy, if the documents lack a kind of its items."""
         found = list(packs)
-        if self.dummy is None or has_items([document for pack in packs for document in pack]):
+        documents = [document for pack in packs for document in pack]
+        if self.dummy is None or filled_items([self.dummy]) <= filled_items(documents):
             return found
 
         totals = [sum(self._sizes(pack)) for pack in packs]

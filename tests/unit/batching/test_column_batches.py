@@ -210,6 +210,8 @@ def test_a_batch_without_a_picture_has_the_dummy_at_the_end_of_its_shortest_pack
     with_picture = [*packs[1], pictured([5], [1])]
     plain = PackedCollator(max_length=6)([packs[0], with_picture])
     assert all(np.array_equal(array, plain[name]) for name, array in collate([packs[0], with_picture]).items())
+    of_words = sample([1, 2, 3], num_items=2)  # items of another kind are no picture
+    assert collate([[Document(of_words.tokens, None, None, of_words)]])["pixel_values_counts"].tolist() == [0, 1]
     with pytest.raises(ConfigError, match="^AD450 packs of 5 tokens and more leave no room for the dummy of 2"):
         collate(packs[:1])
 
