@@ -12,9 +12,11 @@ exactly the batch that would have come next, and reads none to skip it.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
+from base64 import b64decode
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from asyncdata.core.types import Sample
     from asyncdata.loader.loader import DataLoader
 
-__all__ = ("attach", "placeholder")
+__all__ = ("attach", "placeholder", "row_with_pictures")
 
 _log = get_logger(__name__)
 _PLACEHOLDER = "a placeholder of asyncdata"
@@ -65,7 +67,7 @@ def attach(
     *,
     eval_loader: DataLoader | StatefulDataLoader | None = None,
     batches_per_epoch: int | Literal["count"] | None = None,
-    item: Callable[[Sample], Any] = row_of,
+    item: Callable[[Sample], Any] | None = None,
     starts_new: bool = False,
 ) -> None:
     """Make ``trainer`` train on the batches of ``loader``, and keep the loader's state in its checkpoints.
@@ -83,6 +85,7 @@ def attach(
         those of the first epoch when the training begins, by making them all. None: they are known for
         ``shuffle="full"`` of :class:`~asyncdata.RowFn` and for ``RowShuffle(only_kept=True)``, without packing.
     :param item: for GRPO: makes the row that reward functions see from a sample; it must have the key ``prompt``.
+        None: :func:`row_with_pictures`.
     :param starts_new: resume also from a checkpoint without a loader's state; the loader then continues from where it
         is. False refuses such a checkpoint.
     :raises ConfigError: for arguments that cannot work; it names them.
@@ -99,7 +102,7 @@ def attach(
             "is not read: leave it out"
         )
 
-    batches = _batches_of(trainer, loader, item)
+    batches = _batches_of(trainer, loader, item or row_with_pictures)
     has_epochs = args.max_steps <= 0 or batches_per_epoch is not None
     epochs = _Epochs(batches, batches_per_epoch, args) if has_epochs else None
     if eval_loader is loader:
@@ -122,6 +125,34 @@ def attach(
         return type(trainer).train(trainer, checkpoint, *more, **named)
 
     trainer.train = train
+
+
+def row_with_pictures(sample: Sample) -> Any:
+    """The row of a sample, as TRL takes it: pictures of Hugging Face's feature ``Image``, ``{"bytes": ..., "path":
+    ...}``, in ``image`` or ``images`` are those of PIL, turned as their EXIF data say. Paths stay as they are.
+    """
+    row = row_of(sample)
+    if row is sample:
+        return row
+
+    try:
+        return {**row, **{name: _pictures(row[name]) for name in ("image", "images") if row.get(name)}}
+    except Exception as error:
+        error.add_note(f"a picture of {sample.source} cannot be opened; leave out such rows before the training")
+        raise
+
+
+def _pictures(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_pictures, value))
+
+    if not isinstance(value, dict) or not value.keys() <= {"bytes", "path"}:
+        return value
+
+    from PIL import Image, ImageOps
+
+    data = value.get("bytes")  # base64, as rows are JSON on their way
+    return ImageOps.exif_transpose(Image.open(value["path"] if data is None else io.BytesIO(b64decode(data))))
 
 
 def _callback_of(trainer: Any) -> Any:

@@ -45,16 +45,12 @@ class FunctionTokenizer:
     the labels. A result of type ``str`` is the reason to drop the row.
 
     :param read: reads a result; None: as :func:`read_result`.
-    :param columns: those that the function itself does not declare.
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        read: Callable[[Any, Sequence[Column]], Result | str] | None = None,
-        columns: Sequence[Column] = (),
+        self, function: Callable[..., Any], read: Callable[[Any, Sequence[Column]], Result | str] | None = None
     ) -> None:
-        declared = (*declared_of(function), *columns)
+        declared = declared_of(function)
         self._function = function
         self._loading: Callable[[Any, Any], Any] = getattr(function, "load", None) or _no_load
         self._columns = [column for column in declared if column.phase == "plan"]
@@ -233,10 +229,7 @@ def read_xtuner_result(result: Any, columns: Sequence[Column] = ()) -> Result | 
     if result.get("num_tokens") == 0:
         return "num_tokens_0"
 
-    fields = dict(result)
-    if any(column.name == "mrope" for column in columns) and "position_ids" in fields:
-        fields["mrope"] = fields.pop("position_ids")[:, 0].T  # of shape (3, 1, num_tokens)
-    return _sample(fields, columns, _XTUNER_COUNTS, trains_all=True)
+    return _sample(dict(result), columns, _XTUNER_COUNTS, trains_all=True)
 
 
 def _sample(
@@ -381,6 +374,9 @@ class XTunerTokenizeFn(Settings, frozen=True, forbid_unknown_fields=True):
     package counts the tokens itself. A result with ``num_tokens`` 0 is dropped as ``num_tokens_0``: this is how XTuner
     marks a filtered row. All other keys of a result are stored in ``extra``.
 
+    XTuner's functions for pictures and videos give columns: ``pixel_values``, ``image_grid_thw`` and ``num_img_tokens``
+    as items, and their ``position_ids`` as ``mrope``. An object that declares ``columns`` itself gives those instead.
+
     The fingerprint is the object's own ``hash()`` with ``build`` and ``arguments``, as the hashes of XTuner's own
     functions do not include ``max_length``. If the hash changes by itself, for example because a template contains
     today's date, a state is refused on another day unless ``allow_changed`` names ``tokenize_fn``.
@@ -389,18 +385,15 @@ class XTunerTokenizeFn(Settings, frozen=True, forbid_unknown_fields=True):
         loads the tokenizer that the object needs. With ``num_workers=0`` this may be the object itself. Its settings
         are not known then, so only canaries detect changes that its hash does not show.
     :param arguments: the keyword arguments of ``build``; JSON values.
-    :param pixel_shape: of a function for vision: the shape of one value of its ``pixel_values``, (1536,) for patches of
-        Qwen3-VL. They and ``image_grid_thw`` are columns of items then, and ``position_ids`` of shape (3, 1, L) are
-        the column ``mrope``. Rows without pictures lack all three.
+    :param media_root: the folder of pictures and videos, as the object takes it: ``function(row, media_root=...)``.
     :raises ConfigError: for arguments that are not JSON values, or a ``build`` without an import path.
     """
 
     build: Any
     arguments: dict[str, Any] = {}
-    pixel_shape: tuple[int, ...] = ()
+    media_root: str | None = None
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "pixel_shape", tuple(self.pixel_shape))
         if not isinstance(self.build, str) and not _is_tokenize_fn(self.build):
             msgspec.structs.force_setattr(self, "build", _import_path(self.build))
         try:
@@ -409,6 +402,9 @@ class XTunerTokenizeFn(Settings, frozen=True, forbid_unknown_fields=True):
             copy = None
         if copy != self.arguments:
             raise ConfigError(f"arguments must be JSON values, got {self.arguments}")
+
+        if not isinstance(self.media_root, str | None):
+            raise ConfigError(f"media_root is the path of a folder, as text; got {self.media_root!r}")
 
         msgspec.structs.force_setattr(self, "arguments", copy)
 
@@ -420,25 +416,13 @@ class XTunerTokenizeFn(Settings, frozen=True, forbid_unknown_fields=True):
         declared_of(self._make())
         return self
 
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """What samples have beside their tokens: those of a function for vision."""
-        if not self.pixel_shape:
-            return ()
-
-        from asyncdata.core.columns import Column
-
-        return (
-            Column("pixel_values", "float32", "item", self.pixel_shape, optional=True),
-            Column("image_grid_thw", "int64", "item", (3,), optional=True),
-            Column("mrope", "int64", shape=(3,), optional=True),
-        )
-
     def fingerprints(self) -> dict[str, str]:
         """The object's hash, with ``build`` and ``arguments``."""
         name = self.build if isinstance(self.build, str) else _path(type(self.build))
-        settings = [self.arguments, str(self._make().hash()), *([self.pixel_shape] if self.pixel_shape else [])]
-        return {"tokenize_fn": f"{name} {digest(canonical(settings))}"}
+        made = self._make()
+        columns = [column.key for column in declared_of(made) or _media_columns(made)]
+        parts = [self.arguments, str(made.hash()), *columns, *self._call_arguments().items()]
+        return {"tokenize_fn": f"{name} {digest(canonical(parts))}"}
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments, as builtins.
@@ -459,7 +443,14 @@ class XTunerTokenizeFn(Settings, frozen=True, forbid_unknown_fields=True):
         made = self._make()
         if hasattr(made, "set_state"):
             made.set_state("runtime")
-        return FunctionTokenizer(made, read_xtuner_result, self.columns)
+        own, arguments = declared_of(made), self._call_arguments()
+        media = () if own else _media_columns(made)
+        if media or arguments:
+            made = _Call(made, own or media, arguments, media=bool(media))
+        return FunctionTokenizer(made, read_xtuner_result)
+
+    def _call_arguments(self) -> dict[str, str]:
+        return {} if self.media_root is None else {"media_root": self.media_root}
 
     def _make(self) -> Any:
         found = resolve_path(self.build) if isinstance(self.build, str) else self.build
@@ -484,6 +475,54 @@ class XTunerTokenizeFn(Settings, frozen=True, forbid_unknown_fields=True):
             pass
 
         return build(**self.arguments)
+
+
+class _Call:
+    """Calls an object, and gives its pictures the names of the columns that stand for them.
+
+    :param media: whether the columns are :func:`_media_columns`.
+    """
+
+    def __init__(self, made: Any, columns: tuple[Column, ...], arguments: dict[str, str], *, media: bool) -> None:
+        self.columns = columns
+        self._made = made
+        self._arguments = arguments
+        self._media = media
+
+    def __call__(self, row: dict[str, Any]) -> Any:
+        result = self._made(row, **self._arguments)
+        if not self._media or not isinstance(result, Mapping):
+            return result
+
+        fields = dict(result)
+        positions = fields.pop("position_ids", None)
+        if positions is not None:  # of shape (3, 1, num_tokens)
+            fields["mrope"] = positions[:, 0].T
+        if fields.get("pixel_values") is None:
+            fields.pop("num_img_tokens", None)  # [0], which is no item
+        return fields
+
+
+def _media_columns(made: Any) -> tuple[Column, ...]:
+    """What XTuner's functions for pictures give beside tokens; known by the attributes that these have."""
+    if not hasattr(made, "img_context_token_id"):
+        return ()
+
+    from asyncdata.core.columns import Column  # as in declared_of
+
+    counts = Column("num_img_tokens", "int64", "item", optional=True)
+    processor: Any = getattr(made, "image_processor", None)
+    if hasattr(processor, "temporal_patch_size"):
+        values = 3 * processor.temporal_patch_size * processor.patch_size**2
+        pixels = Column("pixel_values", "float32", "item", (values,), optional=True)
+        found = (pixels, Column("image_grid_thw", "int64", "item", (3,), optional=True), counts)
+        mrope = Column("mrope", "int64", shape=(3,), optional=True)
+        return (*found, mrope) if getattr(made, "enable_3d_rope", True) else found
+
+    if hasattr(made, "image_size"):
+        return (Column("pixel_values", "float32", "item", (3, made.image_size, made.image_size), optional=True), counts)
+
+    return ()
 
 
 def is_of_xtuner(value: Any) -> bool:

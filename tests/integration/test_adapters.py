@@ -3,7 +3,9 @@
 Base classes of frameworks are stood in for. Their own code drives the adapters in ``tests/integration/frameworks``.
 """
 
+import base64
 import importlib
+import io
 import json
 import re
 import sys
@@ -20,6 +22,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from asyncdata.integrations import megatron, nemo_rl, openrlhf, prime_rl, skyrl, verl, verl_sft
 from asyncdata.integrations.axolotl import LoaderPlugin
+from asyncdata.integrations.transformers import row_with_pictures
 from tests.support import adapters
 from tests.support.adapters import KNOBS, NUM_ROWS, STEPS, numbers_of
 from tests.support.frameworks.stand_ins import stand_in_module
@@ -287,3 +290,32 @@ def test_openrlhfs_trainers_find_our_function_with_the_settings_of_plug_in(path,
     assert [(each.func, each.keywords) for each in made] == [
         (openrlhf.prepare_datasets, {"source": str(path), "settings": {"rows_per_epoch": 8, "seed": 3}})
     ] * 2
+
+
+def test_rows_for_trl_have_pictures_as_a_data_set_of_hugging_face_gives_them(path, tmp_path):
+    pil = pytest.importorskip("PIL.Image")
+    turned, kept = pil.new("RGB", (4, 2), (200, 0, 0)), pil.new("RGB", (3, 3))
+    exif = pil.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    data = io.BytesIO()
+    turned.save(data, "png", exif=exif)
+    kept.save(tmp_path / "kept.png")
+    both = [
+        {"bytes": base64.b64encode(data.getvalue()).decode(), "path": None},
+        {"bytes": None, "path": str(tmp_path / "kept.png")},
+    ]
+    row = {"prompt": "p", "images": both, "image": "a path"}
+    path.write_text("".join(json.dumps(each) + "\n" for each in (row, {**row, "images": both[:1], "image": None})))
+    with DataLoader(path, tokenize_fn=RowFn(), num_workers=0, shuffle=False) as loader:
+        first, second = map(row_with_pictures, loader.get_next_batch(2))
+
+    assert [picture.size for picture in first["images"]] == [(2, 4), (3, 3)]
+    assert (first["image"], second["image"], second["images"][0].size) == ("a path", None, (2, 4))
+
+
+def test_a_picture_that_cannot_be_opened_names_its_row(path):
+    pytest.importorskip("PIL")
+    path.write_text(json.dumps({"prompt": "p", "image": {"bytes": "AAAA", "path": None}}) + "\n")
+    with DataLoader(path, tokenize_fn=RowFn(), num_workers=0) as loader, pytest.raises(OSError) as caught:
+        row_with_pictures(loader.get_next_batch(1)[0])
+    assert path.name in caught.value.__notes__[0]

@@ -3,6 +3,7 @@
 What XTuner delivers is recorded in ``tests/golden``; ASYNCDATA_XTUNER may name a checkout of it (see ``records``).
 """
 
+import json
 import sys
 from itertools import islice
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from asyncdata import DataLoader, Document, LengthGrouping, Ranks, XTunerCollator, XTunerPacking, XTunerTokenizeFn
-from tests.support.peers.checkouts import module_of
+from tests.support.peers.checkouts import folder_of, module_of
 from tests.support.peers.records import cases_of, digest, plain
-from tests.support.peers.xtuner import batch_of, costs_of, share_of, shown, stable_sorts
+from tests.support.peers.xtuner import batch_of, costs_of, media_of, pictures_function, share_of, shown, stable_sorts
+from tests.support.xtuner_pictures import chat_of, draw
 
 PACKS = cases_of("xtuner_packs")
 
@@ -64,6 +66,39 @@ def test_batches_are_xtuners(tmp_path, case):
     ]
     items = XTunerCollator(**case.given["settings"], shift="pack", overlong="truncate", output="tensors")(packs)
     assert batch_of(items) == case.delivered(tmp_path)
+
+
+def pictures_of(family, packs, folder, function):
+    """The samples of a loader over the rows, in packs."""
+    rows = [row for pack in packs for row in pack]
+    if family == "qwen3_vl":
+        for row in rows:
+            draw(folder, row)
+        rows, settings = list(map(chat_of, rows)), {"media_root": str(folder)}
+    else:
+        settings = {}
+    fn = XTunerTokenizeFn(function, **settings)
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with DataLoader(path, tokenize_fn=fn, num_workers=0, shuffle=False) as loader:
+        samples = iter(loader.get_next_batch(len(rows)))
+    return [[Document(sample.tokens, sample.labels, None, sample) for sample in islice(samples, len(p))] for p in packs]
+
+
+@pytest.mark.parametrize("case", cases_of("xtuner_pictures"), ids=str)
+def test_batches_with_pictures_are_xtuners(tmp_path, case):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    pytest.importorskip("PIL")
+    family, settings, packs = case.given.values()
+    expected = case.delivered(tmp_path)
+    collate = XTunerCollator(**settings, shift="pack", overlong="truncate", output="tensors")
+    ours = "QwenPictures" if family == "qwen3_vl" else "InternTiles"
+    functions = [f"tests.support.xtuner_pictures:{ours}"]
+    if family == "qwen3_vl" and folder_of("xtuner"):
+        functions.append(pictures_function())
+    for function in functions:
+        assert media_of(collate(pictures_of(family, packs, tmp_path, function))) == expected
 
 
 def test_a_sequence_context_is_an_object_of_xtuners(monkeypatch):

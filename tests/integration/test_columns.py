@@ -24,7 +24,6 @@ from asyncdata import (
     Sample,
     SnapshotMismatchError,
     SoftPacking,
-    XTunerCollator,
     XTunerTokenizeFn,
 )
 from tests.support.columned import COLUMNS, columned, plain, values_of
@@ -230,27 +229,3 @@ class OfXTuner:
 def test_an_object_of_xtuner_may_declare_columns_too(path):
     with make(path, XTunerTokenizeFn(f"{__name__}:OfXTuner"), num_workers=1) as loader:
         check(loader.get_next_batch(20))
-
-
-def test_functions_of_xtuner_for_vision_give_what_its_collator_takes(tmp_path):
-    rows = [{"id": number, "pictures": number % 3} for number in range(1, 9)]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    fn = XTunerTokenizeFn("tests.support.xtuner_fns:Vision", pixel_shape=(8,))
-    packed = {"packing": SoftPacking(max_length=12), "collate_fn": XTunerCollator(max_length=14), "batch_size": 1}
-    with DataLoader(path, tokenize_fn=fn, num_workers=1, epochs=1, shuffle=False, **packed) as loader:
-        items = [item for batch in loader for item in batch]
-    assert len(items) == 4
-    for item in items:
-        context = item["seq_ctx"]
-        ids = context["input_ids"][0, [0, 6]].tolist()
-        counts = [number % 3 for number in ids]
-        assert context["num_img_tokens"] == [[4] * count for count in counts if count]
-        assert context["image_grid_thw"].tolist() == [[1, 2, 2]] * sum(counts)
-        assert context["pixel_values"][:, 0].tolist() == [
-            float(number) for number, count in zip(ids, counts, strict=True) for _ in range(4 * count)
-        ]
-        texts = np.stack([np.arange(6)] * 3)
-        wanted = [np.arange(18).reshape(3, 6) + number if number % 3 else texts for number in ids]
-        assert np.array_equal(context["position_ids"][:, 0, :12], np.concatenate(wanted, axis=1))
-        assert not context["position_ids"][:, 0, 12:].any()

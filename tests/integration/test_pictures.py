@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata import Cache, ChatTokenizeFn, DataLoader, PackedCollator, SoftPacking
+from asyncdata import Cache, ChatTokenizeFn, DataLoader, Document, PackedCollator, PaddedCollator, SoftPacking
 from asyncdata.batching.collators.torch_tensors import to_torch
 from tests.support.pictures import PATCH, draw, processor_of, save_processor
 
@@ -28,7 +28,6 @@ pytestmark = pytest.mark.thorough
 
 EXACT = 1e-6
 COLLATE = PackedCollator(keys="transformers")
-ITEMS = ("pixel_values", "image_grid_thw")
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT |= {"num_key_value_heads": 2, "head_dim": 8}
 VISION = {"hidden_size": 32, "intermediate_size": 64}
@@ -62,17 +61,13 @@ def marks(tokenizer: Any) -> list[tuple[str, str]]:
     return [(name, mark) for name in names if (mark := getattr(tokenizer, f"{name}_token", None))]
 
 
-def call_of(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch as it comes, without pixels where it has none."""
-    return {name: value for name, value in to_torch(batch).items() if not (name in ITEMS and not len(value))}
-
-
 @torch.no_grad()
 def logits(batch: dict[str, Any], family: str) -> Any:
-    """Of the model, for the batch of one row."""
+    """Of a batch as it comes, without its padding, end to end."""
     model = model_of(family)
     model.model.rope_deltas = None
-    return model(**call_of(batch), use_cache=False).logits[0]
+    found = model(**to_torch(batch), use_cache=False).logits
+    return found[torch.from_numpy(batch["attention_mask"]).bool()] if "attention_mask" in batch else found[0]
 
 
 @pytest.fixture(params=["qwen3_vl", "gemma3"])
@@ -112,6 +107,37 @@ def test_a_pack_has_the_logits_of_its_samples_alone(rows, family):
         together = logits(COLLATE([pack]), family)
         alone = torch.cat([logits(COLLATE([[document]]), family) for document in pack])
         assert float((together - alone).abs().max()) <= EXACT
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_rows_have_the_logits_of_their_samples_alone(rows, family, side):
+    collate = PaddedCollator(side=side, keys="transformers")
+    with make(rows, packing=None, plan_packs=False, collate_fn=None) as loader:
+        samples = loader.get_next_batch(12)
+    for four in (samples[:4], samples[4:8], samples[8:]):
+        together = logits(collate(four), family)
+        alone = torch.cat([logits(collate([sample]), family) for sample in four])
+        assert float((together - alone).abs().max()) <= EXACT
+
+
+def test_a_dummy_runs_the_vision_tower_and_trains_nothing(rows, family):
+    with make(rows, packing=None, plan_packs=False, collate_fn=None, shuffle=False) as loader:
+        text, dummy = loader.get_next_batch(2)
+    document = Document(text.tokens, text.labels, None, text)
+    without, model = COLLATE([[document]]), model_of(family)
+    batch = PackedCollator(keys="transformers", dummy=dummy)([[document]])
+    assert "pixel_values" not in without
+    assert (batch["labels"] != -100).sum() == (without["labels"] != -100).sum()
+
+    num_tokens = len(text.tokens)
+    assert float((logits(batch, family)[:num_tokens] - logits(without, family)).abs().max()) <= EXACT
+    model.model.rope_deltas = None
+    model(**to_torch(batch), use_cache=False).loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    tower = [gradient for name, gradient in gradients.items() if "visual" in name or "vision_tower" in name]
+    assert tower and not any(gradient.any() for gradient in tower)
+    assert gradients["lm_head.weight" if family != "gemma3" else "model.language_model.embed_tokens.weight"].any()
 
 
 def test_positions_of_qwen_are_those_that_its_model_counts(rows, family):
@@ -166,7 +192,7 @@ def train_rank(path: Path, family: str, rank: int, name: str, kill_after: int) -
             loader.load_state_dict(json.loads(found["loader"]))
         number = 0
         for batch in itertools.chain.from_iterable(itertools.repeat(loader, 2)):
-            loss = model(**call_of(batch), use_cache=False).loss
+            loss = model(**to_torch(batch), use_cache=False).loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

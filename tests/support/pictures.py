@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ("PATCH", "draw", "processor_of", "save_processor")
+__all__ = ("PATCH", "draw", "image_processor", "processor_of", "save_processor")
 
 _MERGE = 2
 PATCH = 16
@@ -55,9 +55,7 @@ def processor_of(family: str, max_pixels: int | None = None) -> Any:
         images = transformers.GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=4)
         made, tokenizer, settings = transformers.InternVLProcessor, _tokenizer(_INTERN), {"image_seq_length": 16}
     else:
-        side = _MERGE * (PATCH if family == "qwen3_vl" else 14)
-        size = {"shortest_edge": 4 * side**2, "longest_edge": max_pixels or 64 * side**2}
-        images = transformers.Qwen2VLImageProcessorPil(patch_size=side // _MERGE, size=size)
+        images = image_processor(PATCH if family == "qwen3_vl" else 14, max_pixels)
         made = transformers.Qwen3VLProcessor if family == "qwen3_vl" else transformers.Qwen2_5_VLProcessor
         tokenizer, settings = _tokenizer(_QWEN), {}
 
@@ -66,6 +64,15 @@ def processor_of(family: str, max_pixels: int | None = None) -> Any:
             return type(argument)
 
     return WithoutVideos(image_processor=images, tokenizer=tokenizer, video_processor=None, **settings)
+
+
+def image_processor(patch: int, max_pixels: int | None = None) -> Any:
+    """That of Qwen's models, with pictures of 4 to 64 tokens."""
+    from transformers import Qwen2VLImageProcessorPil
+
+    side = _MERGE * patch
+    size = {"shortest_edge": 4 * side**2, "longest_edge": max_pixels or 64 * side**2}
+    return Qwen2VLImageProcessorPil(patch_size=patch, size=size)
 
 
 _TEMPLATE = (

@@ -66,23 +66,3 @@ class Numbered:
         ids = [*range(first, first + item["tokens"])]
         masked = len(ids) // 3
         return {"input_ids": ids, "labels": [-100] * masked + ids[masked:], "num_tokens": len(ids)}
-
-
-class Vision:
-    """What a function of XTuner for Qwen's vision models gives: patches of pictures, and positions of three numbers."""
-
-    def hash(self) -> str:
-        return "vision"
-
-    def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
-        import numpy as np
-
-        number, num_pictures = item["id"], item["pictures"]
-        ids = [number] * 6
-        found: dict[str, Any] = {"input_ids": ids, "labels": ids, "num_tokens": len(ids)}
-        if num_pictures:
-            found["pixel_values"] = np.full((4 * num_pictures, 8), number, np.float32)
-            found["image_grid_thw"] = np.array([[1, 2, 2]] * num_pictures)
-            found["position_ids"] = np.arange(18).reshape(3, 1, 6) + number
-            found |= {"num_img_tokens": [4] * num_pictures, "num_imgs": [num_pictures]}
-        return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -16,9 +16,18 @@ if TYPE_CHECKING:
     from asyncdata.batching.collators.base import Batch, Integers
     from asyncdata.core.columns import Column
 
-__all__ = ("add_columns", "columns_in")
+__all__ = ("Keys", "add_columns", "columns_in", "filled_items")
+
+Keys = Literal["all", "transformers", "verl"]
+"""How a batch has items: ``all``: with their counts. ``transformers``: without, and only if there are any, so that the
+batch is a call of a model. ``verl``: as ``multi_modal_inputs``, a list with a dict of each row's items.
+"""
+
 
 _MROPE = "mrope"
+"""The column of positions in time, height and width, as models of Qwen count them. It becomes a batch's positions."""
+
+_VERL = "multi_modal_inputs"
 
 
 def columns_in(documents: Sequence[Any]) -> list[Column]:
@@ -38,22 +47,40 @@ def columns_in(documents: Sequence[Any]) -> list[Column]:
     return [found[name] for name in sorted(found)]
 
 
-def add_columns(batch: Batch, rows: Sequence[Sequence[Any]], is_token: Integers, shift: str = "none") -> None:
-    """Add the columns of the documents to the batch; nothing if they have none.
+def filled_items(documents: Sequence[Any]) -> set[str]:
+    """The columns of which one of the documents has an item."""
+    names = [column.name for column in columns_in(documents) if column.per == "item"]
+    return {name for name in names for document in documents if len((_columns_of(document) or {}).get(name, ()))}
 
-    A column ``mrope`` of three numbers a token joins ``position_ids``, which are of shape (4, num_rows, width) then.
+
+def add_columns(
+    batch: Batch,
+    rows: Sequence[Sequence[Any]],
+    is_token: Integers,
+    shift: str = "none",
+    *,
+    keys: Keys = "all",
+    packed: bool = False,
+) -> None:
+    """Add the columns of the documents to the batch; nothing if they have none.
 
     :param rows: the documents of each row.
     :param is_token: bool of shape (num_rows, width): where the rows' tokens are.
     :param shift: how the batch's labels are shifted; see :class:`~asyncdata.PackedCollator`.
+    :param packed: rows have several documents. With ``mrope``, positions then have the batch's own first, which tell
+        documents apart.
     :raises ConfigError: AD452, for a name that the batch has already, and for a document that is a piece of a sample
         which has items.
     """
     documents = list(chain.from_iterable(rows))
-    columns = columns_in(documents)
-    for column in columns:
-        if column.name in batch:
+    for column in columns_in(documents):
+        if column.name in batch or (keys == "verl" and column.name == _VERL):
             raise ConfigError(f"AD452 the batch has {column.name!r} already; give the column another name")
+
+        if column.name == _MROPE and (column.per, column.shape, column.numpy.kind) != ("token", (3,), "i"):
+            raise ConfigError(
+                f"AD452 mrope becomes position_ids: declare Column('mrope', 'int64', shape=(3,)), not {column}"
+            )
 
         if column.per == "token":
             values = [np.concatenate([_of_tokens(document, column, shift) for document in row]) for row in rows]
@@ -61,19 +88,38 @@ def add_columns(batch: Batch, rows: Sequence[Sequence[Any]], is_token: Integers,
                 values = [value[1:] if column.follows == "labels" else value[:-1] for value in values]
             array = column.padding(is_token.size).reshape(*is_token.shape, *column.shape)
             array[is_token] = np.concatenate(values)
-            batch[column.name] = array
+            batch[column.name] = array.view(column.numpy)
         elif column.per == "sample":
             values = [_value(document, column) for document in documents]
-            batch[column.name] = np.stack([column.padding(1)[0] if each is None else each for each in values])
+            array = np.stack([column.padding(1)[0] if each is None else each for each in values])
+            batch[column.name] = array.view(column.numpy)
         else:
-            items = [_items(document, column) for document in documents]
-            batch[column.name] = np.concatenate(items)
-            batch[f"{column.name}_counts"] = np.array(list(map(len, items)), np.int64)
-        batch[column.name] = batch[column.name].view(column.numpy)
-    if any(column.name == _MROPE and column.shape == (3,) for column in columns):
-        # Models of Qwen take four positions: the first tells them where a document begins, the others are M-RoPE's.
-        positions = np.moveaxis(batch.pop(_MROPE), 2, 0)
-        batch["position_ids"] = np.concatenate([batch["position_ids"][None], positions])
+            _add_items(batch, column, [_items(document, column) for document in documents], keys)
+    if keys == "verl":
+        batch.setdefault(_VERL, [{} for _ in documents])
+    if _MROPE in batch:
+        _add_mrope(batch, keys, packed=packed)
+
+
+def _add_items(batch: Batch, column: Column, items: list[Integers], keys: Keys) -> None:
+    if keys == "verl":
+        inputs = batch.setdefault(_VERL, [{} for _ in items])
+        for values, found in zip(items, inputs, strict=True):
+            found.update({column.name: values.view(column.numpy)} if len(values) else {})
+        return
+
+    if keys == "all" or any(map(len, items)):
+        batch[column.name] = np.concatenate(items).view(column.numpy)
+    if keys == "all":
+        batch[f"{column.name}_counts"] = np.array(list(map(len, items)), np.int64)
+
+
+def _add_mrope(batch: Batch, keys: Keys, *, packed: bool) -> None:
+    """Put the three positions of each token in place of ``position_ids``, or after it."""
+    mrope = batch.pop(_MROPE).astype(np.int64).transpose(2, 0, 1)
+    own = [batch["position_ids"][None]] if packed or keys == "verl" else []
+    positions = np.concatenate([*own, mrope])
+    batch["position_ids"] = np.ascontiguousarray(positions.swapaxes(0, 1)) if keys == "verl" else positions
 
 
 def _columns_of(document: Any) -> Any:
@@ -89,8 +135,8 @@ def _of_tokens(document: Any, column: Column, shift: str) -> Integers:
     """The values of a document's tokens; padding, if it lacks the column."""
     value: Integers | None = _value(document, column)
     num_tokens = len(document.tokens)
-    if value is None and column.name == _MROPE:  # of a text, which has its places in all three
-        return np.repeat(np.arange(num_tokens)[:, None], 3, axis=1)
+    if value is None and column.name == _MROPE:  # a text: all three count its tokens
+        return np.repeat(np.arange(num_tokens, dtype=column.numpy)[:, None], 3, 1)
 
     if value is None:
         return column.padding(num_tokens)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.batching.collators.base import IGNORE, Document, Integers, Positive, joined_labels, joined_tokens
-from asyncdata.batching.collators.columns import add_columns, columns_in
+from asyncdata.batching.collators.columns import add_columns, columns_in, filled_items
 from asyncdata.batching.collators.torch_tensors import sequence_context, to_torch
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.batching.collators.base import Batch
+    from asyncdata.batching.collators.columns import Keys
 
 __all__ = ("PackedCollator", "XTunerCollator")
 
@@ -62,11 +63,10 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     With ``keys="transformers"`` the dict is what a call of a model of transformers takes, and nothing else:
     ``input_ids``, ``labels``, ``position_ids`` and ``seq_idx`` as above, ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32
     of shape (num_segments + 1,), and ``max_length_q`` and ``max_length_k``, integers. A segment is a document with its
-    own padding there. Columns come without their counts.
+    own padding there. Items of columns are left out where no document has any, and their counts always.
 
-    Where documents have a column ``mrope``, ``position_ids`` are of shape (4, num_packs, width): from 0 in each
-    segment, and the three of M-RoPE, as Qwen's models take them. Call those with ``use_cache=False``: with a cache they
-    let samples of a pack see one another.
+    With the column ``mrope`` of Qwen's models ``position_ids`` are of shape (4, num_packs, width): those above, by
+    which a model tells documents apart, and the three of the column.
 
     :ivar max_length: the longest allowed pack, and the width of every row; None: no limit.
     :ivar pad_to_max_length: False, or without ``max_length``: rows are only as wide as the longest pack.
@@ -79,6 +79,9 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     :ivar keys: ``flash_attn``, the names above; or ``transformers``.
     :ivar overlong: what to do with a pack of more than ``max_length`` tokens: ``error``, or ``truncate`` as XTuner:
         documents are dropped from the end, or the only one is cut.
+    :ivar dummy: a sample with items, such as a small picture. It is put at the end of the shortest pack, without a
+        token that is trained, if the documents of a batch have no item of a column of its items: ranks that shard a
+        model's vision tower must all run it, or they wait for each other for ever.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a pack that is too long, AD451 and AD452
         for something that is not a document.
     """
@@ -94,6 +97,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     shift: Literal["none", "document", "pack"] = "none"
     overlong: Literal["error", "truncate"] = "error"
     keys: Literal["flash_attn", "transformers"] = "flash_attn"
+    dummy: Any = None
 
     def check(self) -> None:
         """Check that rows and padding are multiples of a segment, and that ``keys`` has a name for each value."""
@@ -102,6 +106,12 @@ class PackedCollator(Description, frozen=True, kw_only=True):
                 f'PackedCollator: with keys="transformers" a batch is a call of a model, which shifts labels by itself '
                 f"and takes no count of dropped tokens; leave out shift={self.shift!r} and overlong={self.overlong!r} "
                 "(a packing drops and truncates, and counts it)"
+            )
+
+        if self.dummy is not None and (not filled_items([self.dummy]) or self.overlong != "error"):
+            raise ConfigError(
+                "PackedCollator: dummy is a Sample with items, as a loader delivers it for a row with a small picture, "
+                'and needs overlong="error", as truncating would drop it'
             )
 
         multiple = self.segment_multiple_of
@@ -119,7 +129,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
         if not packs:
             raise ConfigError("AD451 a batch needs a pack")
 
-        fitting = [self._fitting(pack) for pack in packs]
+        fitting = [self._fitting(pack) for pack in self._with_dummy(packs)]
         shape = len(packs), self._width([pack for pack, _ in fitting])
         batch: Batch = {
             "input_ids": np.full(shape, self.pad_id, np.int64),
@@ -139,10 +149,28 @@ class PackedCollator(Description, frozen=True, kw_only=True):
                 batch["cu_seqlens_padded"] = _boundaries(segments)
             if self.overlong == "truncate":
                 batch["num_dropped_tokens"] = sum(num_dropped for _, num_dropped in fitting)
-        add_columns(batch, [pack for pack, _ in fitting], np.stack([row.is_token for row in rows]), self.shift)
-        if self.keys == "transformers":
-            batch = {name: value for name, value in batch.items() if not name.endswith("_counts")}
+        kept, is_token = [pack for pack, _ in fitting], np.stack([row.is_token for row in rows])
+        keys: Keys = "transformers" if self.keys == "transformers" else "all"
+        add_columns(batch, kept, is_token, self.shift, keys=keys, packed=True)
         return batch
+
+    def _with_dummy(self, packs: Sequence[Sequence[Document]]) -> list[Sequence[Document]]:
+        """The packs; with the dummy, if the documents lack a kind of its items."""
+        found = list(packs)
+        documents = [document for pack in packs for document in pack]
+        if self.dummy is None or filled_items([self.dummy]) <= filled_items(documents):
+            return found
+
+        totals = [sum(self._sizes(pack)) for pack in packs]
+        shortest, tokens = int(np.argmin(totals)), self.dummy.tokens
+        found[shortest] = [*packs[shortest], Document(tokens, np.full(len(tokens), IGNORE), None, self.dummy)]
+        if self.max_length is not None and sum(self._sizes(found[shortest])) > self.max_length:
+            raise ConfigError(
+                f"AD450 packs of {min(totals)} tokens and more leave no room for the dummy of {len(tokens)} in rows of "
+                f"{self.max_length}; give the collator a max_length that is larger by that than that of the packing"
+            )
+
+        return found
 
     def _sizes(self, pack: Sequence[Document]) -> list[int]:
         multiple = self.segment_multiple_of
@@ -213,17 +241,15 @@ class PackedCollator(Description, frozen=True, kw_only=True):
         return _Layout(*segments, len(documents), num_padding, np.empty(0, np.bool_))
 
 
-_OF_VISION = ("pixel_values", "image_grid_thw")
-
-
 class XTunerCollator(Description, frozen=True, kw_only=True):
     """What XTuner's ``sft_llm_collator`` gives: for each pack ``{"seq_ctx": ..., "shifted_labels": ...}``.
 
     ``seq_ctx`` has ``input_ids`` and ``position_ids``, int64 of shape (1, width); ``cu_seq_lens_q`` and
     ``cu_seq_lens_k``, int32 of shape (num_segments + 1,); ``max_length_q``, ``max_length_k`` and ``num_padding``,
-    integers. ``shifted_labels`` is int64 of shape (1, width). Of a function for vision, ``position_ids`` is of shape
-    (3, 1, width), and there are ``pixel_values`` and ``image_grid_thw`` of all documents and ``num_img_tokens``, a list
-    for each.
+    integers. ``shifted_labels`` is int64 of shape (1, width). The columns of :class:`~asyncdata.XTunerTokenizeFn` for
+    pictures are in ``seq_ctx``, as in ``qwen3_vl_sft_collator`` and ``intern_s1_vl_sft_collator``: ``pixel_values`` and
+    ``image_grid_thw``, if there are any, ``num_img_tokens``, a list for each document, and ``position_ids`` of shape
+    (3, 1, width). Other columns are beside it.
 
     :ivar max_length: its ``pack_max_length``.
     :ivar pad_id: its ``padding_token_idx``.
@@ -252,29 +278,21 @@ class XTunerCollator(Description, frozen=True, kw_only=True):
         settings = msgspec.structs.asdict(self)
         output, collator = settings.pop("output"), PackedCollator(**settings)
         names = {column.name for pack in packs for column in columns_in(pack)}
-        names |= {f"{name}_counts" for name in names}
-        return [_item(collator([pack]), output, names, _num_img_tokens(pack)) for pack in packs]
+        return [_item(collator([pack]), output, names | {f"{name}_counts" for name in names}) for pack in packs]
 
 
-def _num_img_tokens(pack: Sequence[Document]) -> list[Any]:
-    """What XTuner's functions for vision say of the pictures of each document."""
-    extras = [getattr(document.sample, "extra", None) or {} for document in pack]
-    return [extra["num_img_tokens"] for extra in extras if "num_img_tokens" in extra]
-
-
-def _item(batch: Batch, output: str, names: set[str], num_img_tokens: list[Any]) -> dict[str, Any]:
+def _item(batch: Batch, output: str, names: set[str]) -> dict[str, Any]:
     """XTuner's item of a batch of one pack, with the columns ``names``."""
+    positions = batch["position_ids"]
     fields = {
         "input_ids": batch["input_ids"],
         **_flash_attention_kwargs(batch["cu_seqlens"], batch["max_seqlen"]),
         "num_padding": batch["num_padding"],
-        # XTuner's models take the three of M-RoPE, where there are some.
-        "position_ids": batch["position_ids"] if batch["position_ids"].ndim == 2 else batch["position_ids"][1:],
+        "position_ids": positions[1:] if positions.ndim == 3 else positions,
+        **_media(batch),
     }
-    if num_img_tokens:
-        fields |= {name: batch[name] for name in _OF_VISION if name in batch} | {"num_img_tokens": num_img_tokens}
     item: dict[str, Any] = {"seq_ctx": fields, "shifted_labels": batch["shifted_labels"]}
-    item |= {name: batch[name] for name in sorted(names & batch.keys() - fields.keys())}
+    item |= {name: batch[name] for name in sorted(names & batch.keys())}
     if "num_dropped_tokens" in batch:
         item["num_dropped_tokens"] = batch["num_dropped_tokens"]
     if output == "arrays":
@@ -284,6 +302,23 @@ def _item(batch: Batch, output: str, names: set[str], num_img_tokens: list[Any])
     if output == "sequence_context":
         item["seq_ctx"] = sequence_context(fields)
     return item
+
+
+def _media(batch: Batch) -> Batch:
+    """What XTuner's own object has of a pack's pictures, taken out of the batch."""
+    found: Batch = {}
+    for name in ("pixel_values", "image_grid_thw", "num_img_tokens"):
+        counts = batch.pop(f"{name}_counts", None)
+        if counts is None:
+            continue
+
+        values = batch.pop(name)
+        if name == "num_img_tokens":
+            parts = np.split(values, np.cumsum(counts)[:-1])
+            found[name] = [part.tolist() or [0] for part in parts]  # 0 is what XTuner has for a text
+        elif len(values):
+            found[name] = values
+    return found
 
 
 def _flash_attention_kwargs(ends: Integers, longest: int) -> Batch:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from asyncdata.batching.collators.base import IGNORE, Document, Positive, joined_labels, joined_tokens
-from asyncdata.batching.collators.columns import add_columns, columns_in
+from asyncdata.batching.collators.columns import Keys, add_columns, columns_in
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 
@@ -26,7 +26,8 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
     padding, and at a document's first token after padding, which no token predicts; ``attention_mask``, 1 for tokens
     and 0 for padding; ``position_ids``, from 0 in each document, and 0 in the padding. What ``extra["num_padding"]`` of
     a sample says is padding, at the end of those of :class:`~asyncdata.FixedLengthTokenizeFn`, keeps its tokens, and is
-    padding in all else.
+    padding in all else. With the column ``mrope`` of Qwen's models ``position_ids`` are its own, of shape
+    (3, num_documents, width).
 
     :ivar pad_id: the token of the padding.
     :ivar side: where the padding is.
@@ -34,6 +35,10 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
     :ivar max_length: no document may be longer; None: no limit.
     :ivar shift_labels: give ``shifted_labels`` in place of ``labels``: ``shifted_labels[i]`` is what ``input_ids[i]``
         is to predict. Models of transformers shift ``labels`` by themselves.
+    :ivar keys: ``all``: every array. ``transformers``: what a model and TRL take: items of columns only if there are
+        any, and no counts of them. ``verl``: ``loss_mask``, 0 or 1 at each token, in place of ``labels``; items in
+        ``multi_modal_inputs``, a list with a dict of each document's own; and with ``mrope`` ``position_ids`` of shape
+        (num_documents, 4, width), first those that count tokens.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a document that is too long, AD451 and
         AD452 for something that is not a document.
     """
@@ -45,9 +50,11 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
     pad_to_multiple_of: Positive = 1
     max_length: Positive | None = None
     shift_labels: bool = False
+    keys: Keys = "all"
 
     def check(self) -> None:
-        """Check that the longest document still fits after its row is rounded up."""
+        """Check that the longest document still fits after its row is rounded up, and that labels are shifted once."""
+        _check_keys(self)
         if self.max_length is not None and self.max_length % self.pad_to_multiple_of:
             raise ConfigError(
                 f"PaddedCollator: max_length={self.max_length} is no multiple of "
@@ -57,7 +64,7 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
     def __call__(self, documents: Sequence[Document]) -> Batch:
         """The batch of these documents, one a row."""
         width = _width(documents, self.pad_to_multiple_of, self.max_length)
-        return _padded(documents, width, self.pad_id, left=self.side == "left", shifted=self.shift_labels)
+        return _padded(documents, width, self.pad_id, self.keys, left=self.side == "left", shifted=self.shift_labels)
 
 
 class FixedCollator(Description, frozen=True, kw_only=True):
@@ -68,6 +75,7 @@ class FixedCollator(Description, frozen=True, kw_only=True):
     :ivar length: tokens of every row.
     :ivar pad_id: the token of the padding.
     :ivar shift_labels: as in :class:`PaddedCollator`.
+    :ivar keys: as in :class:`PaddedCollator`.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a document that is too long.
     """
 
@@ -76,11 +84,16 @@ class FixedCollator(Description, frozen=True, kw_only=True):
     length: Positive
     pad_id: int = 0
     shift_labels: bool = False
+    keys: Keys = "all"
+
+    def check(self) -> None:
+        """Check that labels are shifted once."""
+        _check_keys(self)
 
     def __call__(self, documents: Sequence[Document]) -> Batch:
         """The batch of these documents, one a row."""
         _width(documents, self.length, self.length)
-        return _padded(documents, self.length, self.pad_id, shifted=self.shift_labels)
+        return _padded(documents, self.length, self.pad_id, self.keys, shifted=self.shift_labels)
 
 
 class PreferenceCollator(Description, frozen=True, kw_only=True):
@@ -134,6 +147,13 @@ def _rejected(sample: Any) -> Document:
     return Document(tokens, labels)
 
 
+def _check_keys(collator: PaddedCollator | FixedCollator) -> None:
+    if collator.shift_labels and collator.keys != "all":
+        raise ConfigError(
+            f"{type(collator).__name__}: with keys={collator.keys!r} the trainer shifts labels; leave out shift_labels"
+        )
+
+
 def _width(documents: Sequence[Any], multiple: int, limit: int | None = None) -> int:
     """The tokens of the longest document, rounded up.
 
@@ -148,7 +168,9 @@ def _width(documents: Sequence[Any], multiple: int, limit: int | None = None) ->
     return -(-longest // multiple) * multiple
 
 
-def _padded(documents: Sequence[Any], width: int, pad_id: int, *, left: bool = False, shifted: bool = False) -> Batch:
+def _padded(
+    documents: Sequence[Any], width: int, pad_id: int, keys: Keys = "all", *, left: bool = False, shifted: bool = False
+) -> Batch:
     """One document a row, each filled up to ``width``: arrays of shape (num_documents, width).
 
     Padding that documents bring along keeps its tokens, and is padding in all else.
@@ -174,7 +196,10 @@ def _padded(documents: Sequence[Any], width: int, pad_id: int, *, left: bool = F
         "position_ids": (columns - starts) * is_attended,
     }
     batch = _shifted(batch) if shifted else batch
-    add_columns(batch, [[document] for document in documents], is_token, "document" if shifted else "none")
+    if keys == "verl":
+        batch["loss_mask"] = (batch.pop("labels") != IGNORE).astype(np.int64)
+    rows = [[document] for document in documents]
+    add_columns(batch, rows, is_token, "document" if shifted else "none", keys=keys)
     return batch
 
 

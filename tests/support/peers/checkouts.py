@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ("CHECKOUTS", "folder_of", "importable", "module_of", "needs_checkout", "sglang", "stand_ins", "tool_model")
+__all__ += ("xtuners_pictures",)
 
 
 class Checkout(NamedTuple):
@@ -59,6 +60,21 @@ def module_of(peer: str, name: str) -> ModuleType:
     needs_checkout(peer)
     with importable(peer):
         return importlib.import_module(f"{peer}.{name}")
+
+
+@cache
+def xtuners_pictures() -> ModuleType:
+    """The module of XTuner's function for Qwen3-VL, without the parts that need torchvision and its stores."""
+    folder, package = needs_checkout("xtuner"), "xtuner.v1.datasets.mllm_tokenize_fn"
+    sizes = importlib.import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl").smart_resize
+    contents: dict[str, dict[str, Any]] = {package: {"__path__": [str(folder.joinpath(*package.split(".")))]}}
+    contents["transformers.models.qwen2_vl.image_processing_qwen2_vl"] = {"smart_resize": sizes}
+    contents["xtuner.v1.utils.oss_utils"] = {"get_oss_backend": None}
+    with importable("xtuner"):
+        vars(sys.modules["xtuner.v1.utils"])["trim_memory"] = bool
+        del sys.modules["xtuner.v1.datasets.utils"]  # which stands in for what packing needs of it
+        with stand_ins(contents):
+            return importlib.import_module(f"{package}.qwen3_vl_tokenize_fn")
 
 
 _loaded: dict[str, ModuleType] = {}

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from tests.support.peers.checkouts import module_of
+from tests.support.peers.checkouts import module_of, xtuners_pictures
 from tests.support.peers.records import digest, recorded
+from tests.support.pictures import PATCH, image_processor
 from tests.support.xtuner_fns import Numbered
+from tests.support.xtuner_pictures import InternTiles, chat_of, draw, qwen_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ("batch_of", "costs_of", "share_of", "shown", "stable_sorts")
+__all__ = ("batch_of", "costs_of", "media_of", "pictures_function", "share_of", "shown", "stable_sorts")
 
 FIELDS = "input_ids cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k num_padding position_ids".split()
 
@@ -163,6 +166,49 @@ def collated(packs: list[Any], settings: dict[str, Any]) -> list[Any]:
 def _xtuner_batches(folder: Path, settings: dict[str, Any], packs: list[Any]) -> Any:
     items = [[{"input_ids": ids, "labels": labels, "num_tokens": len(ids)} for ids, labels in pack] for pack in packs]
     return collated(items, settings)
+
+
+# Batches with pictures
+
+
+def pictures_function() -> Any:
+    """XTuner's own function for Qwen3-VL."""
+    module, longest = xtuners_pictures(), {"shortest_edge": 4096, "longest_edge": 1 << 24}
+    videos = SimpleNamespace(size=longest, min_frames=4, max_frames=768, fps=2)
+    module._PROCESSOR_CACHE["drawn"] = image_processor(PATCH), videos  # noqa: SLF001 - else it needs torchvision
+    return module.Qwen3VLTokenizeFunction(qwen_tokenizer(), "drawn", "drawn", hash="drawn")
+
+
+def media_of(items: list[Any]) -> list[Any]:
+    """All fields of a batch with pictures; of the pixels the shape, and means of all, the first and the last row."""
+    found = batch_of(items)
+    for fields, item in zip(found, items, strict=True):
+        context = item["seq_ctx"]
+        media = {name: _attribute(context, name) for name in ("pixel_values", "image_grid_thw", "num_img_tokens")}
+        pixels, grids, fields["num_img_tokens"] = media.values()
+        fields["image_grid_thw"] = None if grids is None else _field(grids)
+        if pixels is not None:
+            means = [round(float(some.mean()), 3) for some in (pixels, pixels[0], pixels[-1])]
+            fields["pixel_values"] = [str(pixels.dtype), list(pixels.shape), means]
+    return found
+
+
+def _attribute(context: Any, name: str) -> Any:
+    return context.get(name) if isinstance(context, dict) else getattr(context, name)
+
+
+@recorded("xtuner_pictures", "xtuner")
+def _xtuner_pictures(folder: Path, family: str, settings: dict[str, Any], packs: list[Any]) -> Any:
+    if family == "qwen3_vl":
+        for row in (row for pack in packs for row in pack):
+            draw(folder, row)
+        function = pictures_function()
+        items = [[function(chat_of(row), media_root=str(folder)) for row in pack] for pack in packs]
+    else:
+        items = [[InternTiles()(row) for row in pack] for pack in packs]
+    collate = getattr(module_of("xtuner", "v1.datasets.collator"), f"{family}_sft_collator")
+    padding = {"pack_to_max_length": settings["pad_to_max_length"], "pad_chunk_size": settings["pad_chunk"]}
+    return media_of(collate(items, settings["max_length"], settings["pad_id"], **padding))
 
 
 # Epochs of ranks

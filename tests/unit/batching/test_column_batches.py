@@ -114,6 +114,132 @@ def test_xtuners_items_have_the_columns_of_their_pack():
     )
 
 
+PIXELS = Column("pixel_values", "float32", "item", (2,), optional=True)
+GRIDS = Column("image_grid_thw", "int64", "item", (3,), optional=True)
+COUNTS = Column("num_img_tokens", "int64", "item", optional=True)
+TYPES = Column("mm_token_type_ids", "int64", optional=True)
+MROPE = Column("mrope", "int64", shape=(3,), optional=True)
+
+
+def pictured(tokens: list[int], patches: list[int] | None = None) -> Document:
+    """A document with a picture of so many patches each, or a text. Its positions are of time, height and width."""
+    found: dict[Column, Any] = {}
+    if patches:
+        found[PIXELS] = np.full((sum(patches), 2), tokens[0], np.float32)
+        found[GRIDS] = np.array([[1, 1, number] for number in patches])
+        found[COUNTS] = np.array(patches)
+        found[TYPES] = np.ones(len(tokens), np.int64)
+        found[MROPE] = np.stack([np.arange(len(tokens)) + 10 * axis for axis in range(3)], 1)
+    columns = Columns({column: found.get(column, np.empty(0)) for column in (PIXELS, GRIDS, COUNTS, TYPES, MROPE)})
+    for column in {PIXELS, GRIDS, COUNTS, TYPES, MROPE} - found.keys():
+        del columns[column.name]
+    ids = np.array(tokens, np.int32)
+    return Document(ids, ids, None, Sample(tokens=ids, labels=ids, columns=columns))
+
+
+def test_a_pack_has_the_positions_that_qwens_models_take():
+    pack = [pictured([1, 2, 3], [2]), pictured([4, 5])]
+    batch = PackedCollator(max_length=8, keys="transformers")([pack])
+
+    own, *three = batch["position_ids"].tolist()
+    assert own == PackedCollator(max_length=8)([[Document(each.tokens) for each in pack]])["position_ids"].tolist()
+    assert three == [[[*(10 * axis + place for place in range(3)), 0, 1, 0, 0, 0]] for axis in range(3)]
+    assert batch["mm_token_type_ids"].tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]]
+    assert (batch["position_ids"].dtype, "mrope" in batch) == (np.int64, False)
+
+
+def test_a_call_of_a_model_has_pictures_only_where_there_are_some_and_no_counts():
+    packed, padded = PackedCollator(keys="transformers"), PaddedCollator(keys="transformers")
+    for with_pictures, batch in [
+        (True, packed([[pictured([1], [2]), pictured([2])]])),
+        (False, packed([[pictured([1])]])),
+        (True, padded([pictured([1], [2, 3]), pictured([2])])),
+        (False, padded([pictured([1])])),
+    ]:
+        assert [name for name in batch if name.endswith("_counts")] == []
+        assert ("pixel_values" in batch, "image_grid_thw" in batch) == (with_pictures, with_pictures)
+    assert packed([[pictured([1], [2]), pictured([7], [1])]])["pixel_values"].tolist() == [[1, 1], [1, 1], [7, 7]]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_rows_have_three_positions_for_each_token(side):
+    batch = PaddedCollator(side=side)([pictured([1, 2, 3], [1]), pictured([4, 5])])
+
+    text = [0, 0, 1] if side == "left" else [0, 1, 0]
+    assert batch["position_ids"].tolist() == [[[10 * n + place for place in range(3)], text] for n in range(3)]
+
+
+def test_verls_rows_have_their_own_pictures_and_four_positions():
+    documents = [pictured([1, 2, 3], [2, 1]), pictured([4, 5])]
+    batch = FixedCollator(length=4, keys="verl")(documents)
+
+    first, second = batch["multi_modal_inputs"]
+    shapes = {name: array.shape for name, array in first.items()}
+    assert shapes == {"pixel_values": (3, 2), "image_grid_thw": (2, 3), "num_img_tokens": (2,)}
+    assert (second, "labels" in batch) == ({}, False)
+    assert batch["loss_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
+    assert batch["position_ids"].shape == (2, 4, 4)
+    assert batch["position_ids"][0].tolist() == [[0, 1, 2, 0], [0, 1, 2, 0], [10, 11, 12, 0], [20, 21, 22, 0]]
+    assert batch["position_ids"][1].tolist() == [[0, 1, 0, 0]] * 4
+    assert PaddedCollator(keys="verl")([sample([1, 2])])["multi_modal_inputs"] == [{}]
+
+
+def test_xtuners_object_has_the_pictures_of_its_pack():
+    other = Document(np.array([7, 8]))
+    items = XTunerCollator(max_length=6)([[pictured([1, 2, 3], [2, 1]), pictured([4, 5])], [other]])
+
+    context = items[0]["seq_ctx"]
+    assert context["num_img_tokens"] == [[2, 1], [0]]
+    assert (context["pixel_values"].shape, context["image_grid_thw"].shape) == ((3, 2), (2, 3))
+    assert context["position_ids"][:, 0].tolist() == [[*(10 * n + p for p in range(3)), 0, 1, 0] for n in range(3)]
+    assert items[0]["mm_token_type_ids"].tolist() == [[1, 1, 1, 0, 0, 0]]
+    assert (items[1]["seq_ctx"]["position_ids"].shape, "num_img_tokens" in items[1]["seq_ctx"]) == ((1, 6), False)
+
+
+def test_a_batch_without_a_picture_has_the_dummy_at_the_end_of_its_shortest_pack():
+    dummy = pictured([9, 9], [1]).sample
+    collate = PackedCollator(max_length=6, dummy=dummy)
+    packs = [[pictured([1, 2, 3, 4, 5])], [pictured([6, 7, 8])]]
+    batch = collate(packs)
+
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 0], [6, 7, 8, 9, 9, 0]]
+    assert batch["labels"][1].tolist() == [IGNORE, 7, 8, IGNORE, IGNORE, IGNORE]
+    assert batch["seq_idx"][1].tolist() == [0, 0, 0, 1, 1, -1]
+    assert (batch["pixel_values"].tolist(), batch["pixel_values_counts"].tolist()) == ([[9, 9]], [0, 0, 1])
+
+    with_picture = [*packs[1], pictured([5], [1])]
+    plain = PackedCollator(max_length=6)([packs[0], with_picture])
+    assert all(np.array_equal(array, plain[name]) for name, array in collate([packs[0], with_picture]).items())
+    of_words = sample([1, 2, 3], num_items=2)  # items of another kind are no picture
+    assert collate([[Document(of_words.tokens, None, None, of_words)]])["pixel_values_counts"].tolist() == [0, 1]
+    with pytest.raises(ConfigError, match="^AD450 packs of 5 tokens and more leave no room for the dummy of 2"):
+        collate(packs[:1])
+
+
+def test_megatrons_float_mask_stands_beside_the_labels():
+    column = Column("loss_mask", "float32", follows="labels")
+    ids = np.arange(1, 4, dtype=np.int32)
+    whole = Sample(tokens=ids, labels=ids, columns=Columns({column: np.array([0, 0.5, 1], np.float32)}))
+    batch = PackedCollator(max_length=5, shift="document")([[Document(ids, ids, None, whole)]])
+
+    assert (batch["loss_mask"].tolist(), batch["loss_mask"].dtype) == ([[0.5, 1, 0, 0, 0]], np.float32)
+    assert batch["shifted_labels"].tolist() == [[2, 3, IGNORE, IGNORE, IGNORE]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "reason"),
+    [
+        (PaddedCollator, {"keys": "verl", "shift_labels": True}, "PaddedCollator: with keys='verl' the trainer shifts"),
+        (FixedCollator, {"length": 4, "keys": "transformers", "shift_labels": True}, "FixedCollator: with keys="),
+        (PackedCollator, {"dummy": pictured([1]).sample}, "dummy is a Sample with items"),
+        (PackedCollator, {"dummy": pictured([1], [1]).sample, "overlong": "truncate"}, 'needs overlong="error"'),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(kind, settings, reason):
+    with pytest.raises(ConfigError, match=reason):
+        kind(**settings)
+
+
 def declaring(column: Column, value: Any) -> Sample:
     return Sample(tokens=np.arange(3, dtype=np.int32), columns=Columns({column: np.asarray(value)}))
 
@@ -128,6 +254,8 @@ REFUSED = {
     "a piece of a sample with 1 items": (PackedCollator(), [[Document(WHOLE.tokens[:2], sample=WHOLE)]]),
     "at_labels only 2 values": (PaddedCollator(), [declaring(AT_LABELS, [1] * 2)]),
     "what a tokenize function declares": (PaddedCollator(), [Sample(tokens=np.arange(3), columns={"x": np.ones(3)})]),
+    "mrope becomes position_ids": (PaddedCollator(), [declaring(Column("mrope", "int64"), [1] * 3)]),
+    "already": (PaddedCollator(keys="verl"), [declaring(Column("multi_modal_inputs", "int8", "item"), [1])]),
     "takes no columns": (PreferenceCollator(), [WHOLE]),
 }
 

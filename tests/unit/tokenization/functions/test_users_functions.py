@@ -383,7 +383,7 @@ def test_functions_and_descriptions_are_returned_unchanged_and_objects_by_their_
     assert (resolved(row_id), resolved("tests.support.tokenize_fns:row_id")) == (row_id, row_id)
     assert resolved(fn) == fn
     assert named == XTunerTokenizeFn(f"{XTUNER_FNS}:ready")
-    assert describe(named).settings == {"build": f"{XTUNER_FNS}:ready", "arguments": {}, "pixel_shape": ()}
+    assert describe(named).settings == {"build": f"{XTUNER_FNS}:ready", "arguments": {}, "media_root": None}
     assert XTunerTokenizeFn(ready).build is ready
     assert resolve_path("json.decoder:JSONDecoder.decode").__name__ == "decode"
 
