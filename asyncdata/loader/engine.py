@@ -433,7 +433,7 @@ class Engine:
         )
 
     def waits_for(self) -> str:
-        """The stage that a call waits for now: one of ``asyncdata.telemetry.records.WAITED_FOR``."""
+        """The stage that a call waits for now: ``start``, ``index``, ``read`` or ``tokenize``."""
         if self._executor.is_busy and self._producer.oldest_in_flight is not None:
             return "tokenize"  # what `waited_for` says, too, but in a microsecond: all statistics take fifty
 
