@@ -449,7 +449,7 @@ class Engine:
         )
 
     def waits_for(self) -> str:
-        """The stage that a call waits for now: one of ``asyncdata.telemetry.records.WAITED_FOR``."""
+        """The stage that a call waits for now: ``start``, ``index``, ``read``, ``tokenize`` or ``media``."""
         media = self.coordinator.channel.media
         if media is not None and media.num_waiting and self._executor.is_busy:
             return "media"

@@ -301,7 +301,7 @@ def explain_timeout(
 
 
 def waited_for(now: Statistics, is_started: bool, *, is_indexing: bool) -> str:
-    """What is missing now, in a word: one of ``asyncdata.telemetry.records.WAITED_FOR``."""
+    """What is missing now, in a word: ``start``, ``index``, ``read`` or ``tokenize``."""
     stage = _starving_stage(now, is_started, is_indexing=is_indexing)[0].partition(":")[0]
     return "read" if stage == "filter" else stage
 

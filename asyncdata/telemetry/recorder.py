@@ -99,7 +99,7 @@ class Subject(Protocol):
         ...
 
     def waits_for(self) -> str:
-        """What a call waits for now: one of ``records.WAITED_FOR``."""
+        """What a call waits for now: a key of :attr:`~asyncdata.telemetry.records.Interval.wait_s`."""
         ...
 
 

@@ -16,7 +16,6 @@ __all__ = (
     "FORMAT_VERSION",
     "MAX_OF_REASON",
     "MAX_VALUE",
-    "WAITED_FOR",
     "BadRowRecord",
     "DroppedRow",
     "End",
@@ -37,10 +36,6 @@ FORMAT_VERSION = 1
 
 EDGES = (0, *sorted({round(2 ** (quarter / 4)) for quarter in range(121)}))
 """Lower bounds of the buckets of all histograms: bucket ``b`` has the numbers from ``b`` to below the next edge."""
-
-WAITED_FOR = ("start", "index", "read", "tokenize", "media", "cpu")
-"""What a call waited for: see :attr:`Interval.wait_s`."""
-
 
 MAX_VALUE = 1000
 """Characters of a text that is not a prompt, such as a label, or the start of a row."""
@@ -235,8 +230,7 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar calls: start: calls for data; ``waits``: those that had to wait. Readiness is
         ``1 - waits / calls``.
     :ivar wait_s: start: seconds of waiting until now, by what was missing: ``start`` of the workers, the row ``index``,
-        ``read`` of a window, ``tokenize``, another ``rank`` of the node, or a ``cpu`` for the workers. The rest of the
-        time belongs to the trainer.
+        ``read`` of a window, ``tokenize``, or a ``cpu`` for the workers. The rest of the time belongs to the trainer.
     :ivar first_s: start: those of the first call among them, which are start-up.
     :ivar waiting_s: for how long a call has been waiting now; 0 if none is.
     :ivar step_s: start: seconds between calls, without the waits: the trainer's own time. Divided by ``calls``, it is

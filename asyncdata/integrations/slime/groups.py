@@ -1,6 +1,6 @@
 """Large groups of checkpoints, each in its own file, which is written once for all checkpoints that name it.
 
-``{folder}/rollout/asyncdata_groups/{checksum}.group`` is an ``envelope`` whose payload is ``u64 length | samples |
+``{folder}/rollout/asyncdata_groups/{checksum}.group`` is a checksummed file with the payload ``u64 length | samples |
 bytes of large arrays, each from a multiple of 64 on``. The samples are records as in a snapshot, but that a large
 array's bytes are named by ``[offset, length]``. The file is named by its own checksum, so that the same group is the
 same file. In the snapshot stands ``[{"__samples__": {"file": checksum, ...}}]`` in its place, and the snapshot's header

@@ -215,15 +215,6 @@ class RowIndex:
         below = last if isinstance(numbered, range) else np.searchsorted(numbered, last)
         return np.diff(below, prepend=0).astype(np.int64, copy=False)
 
-    def file_bounds(self, num_files: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Where the rows of each file begin, and those of the last one end, among all rows found; int64 of shape
-        (num_files + 1,). Known when the index is complete.
-        """
-        ends = np.concatenate(([0], self._block_ends[: self._num_blocks]))
-        first_blocks = np.searchsorted(self._block_files[: self._num_blocks], np.arange(num_files + 1))
-        bounds: np.ndarray[Any, np.dtype[np.int64]] = ends[first_blocks]
-        return bounds
-
     def places(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Places:
         """The locations of the rows of these numbers."""
         numbered = self._numbered()

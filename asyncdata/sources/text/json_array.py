@@ -193,7 +193,7 @@ class ArrayReader(LineReader):
             return super().read_block(block, num_bytes)
 
         fd, file = self._fd(block.file_id), self._files[block.file_id]
-        begins, lengths = self._scan(fd, block.file_id).of_block(fd, block.start, block.stop)
+        begins, lengths = self._scan(block.file_id).of_block(fd, block.start, block.stop)
         if len(begins) == 0:
             return BlockRows(b"", array("i"), array("i"), array("i"), 0)
 
@@ -204,7 +204,7 @@ class ArrayReader(LineReader):
         lengths = np.where(is_good, lengths, -1)
         return BlockRows(data, _ints(starts), _ints(lengths), _ints(begins - block.start), 0)
 
-    def _scan(self, fd: int, file_id: int) -> Elements:
+    def _scan(self, file_id: int) -> Elements:
         found = self._scans.pop(file_id, None)
         if found is None and len(self._scans) >= _MAX_SCANS:
             del self._scans[next(iter(self._scans))]
