@@ -87,7 +87,7 @@ _CLASSES = {"gemma3": "Gemma3Processor", "internvl": "InternVLProcessor", "qwen3
 
 def save_processor(folder: Path, family: str, max_pixels: int | None = None) -> str:
     """A folder as a model has it: tokenizer, chat template and processor."""
-    processor = processor_of(family, max_pixels)
+    processor = processor_of(family) if max_pixels is None else processor_of(family, max_pixels)
     template = _TEMPLATE.replace("MARK", _MARKS.get(family, "<|vision_start|><|image_pad|><|vision_end|>"))
     processor.tokenizer.chat_template = template
     processor.tokenizer.save_pretrained(folder)
