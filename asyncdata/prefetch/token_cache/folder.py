@@ -89,7 +89,7 @@ class CacheFolder:
 
         :raises OSError: if the file system cannot lock, or the folder cannot be written.
         """
-        if not self.is_ours and lock(self._lock_fd):
+        if not self.is_ours and self._lock_fd >= 0 and lock(self._lock_fd):
             self._remove_left_over()
             self._write_about()
             self.is_ours = True
