@@ -29,6 +29,7 @@ from asyncdata.core.import_path import resolve_path
 from asyncdata.prefetch.row_index.builder import Indexer
 from asyncdata.prefetch.token_cache import cache as token_cache
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
+from tests.support.planned_media import two_phases
 from tests.support.tokenize_fns import row_id
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults]
@@ -64,6 +65,7 @@ CALLBACKS: dict[str, Way] = {
     "asyncdata.loader.service:Service._begin": Way(),
     f"{PREFETCH}.canaries:Canaries._on_scanned": Way(),
     f"{PREFETCH}.canaries:Canaries._on_tokenized": Way(),
+    f"{PREFETCH}.media_loader:MediaLoader._on_reply": Way({"tokenize_fn": two_phases}, at=(1, 9)),
     f"{PREFETCH}.mixture_producer:MixtureProducer._bytes_left": Way(source="mix", at=(1, 9)),
     f"{PREFETCH}.mixture_producer:MixtureProducer._may_decide": Way({"outcomes": SOLVED}, source="mix"),
     f"{PREFETCH}.mixture_producer:MixtureProducer.pump": Way(source="mix", at=(1, 9)),
@@ -168,7 +170,7 @@ def opened(tmp_path, monkeypatch):
         def open_loaders(way: Way, num_workers: int = 0) -> DataLoader:
             source = sources.get(way.source) or IterableSource(numbers)
             knobs = {"shuffle": SHUFFLE, "buffer_size": 50, "timeout_s": NEVER_S, "batch_size": 8}
-            knobs |= way.knobs | {"tokenize_fn": versioned, "num_workers": num_workers}
+            knobs |= {"tokenize_fn": versioned, "num_workers": num_workers} | way.knobs
             knobs |= {"cache": cache} if way.is_cached else {}
             return stack.enter_context(DataLoader(source, **knobs))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import msgspec
 
@@ -42,7 +42,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tag: ClassVar[str] = "asyncdata.tokenization.chat:ChatTokenizeFn"
 
     messages_key: Name = "messages"
-    processor: Processor | None = None
+    processor: Processor | str | None = None
     train_on: Literal["assistant", "last_assistant", "loss", "all"] = "assistant"
 
     def __post_init__(self) -> None:
@@ -51,25 +51,30 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             adopt_processor(self)
 
     @property
+    def _adopted(self) -> Processor | None:
+        """The processor, whose folder may have been given."""
+        return cast("Processor | None", self.processor)
+
+    @property
     def columns(self) -> tuple[Column, ...]:
         """What samples have beside their tokens: nothing without a processor."""
-        return () if self.processor is None else self.processor.columns(self.tokenizer, self.revision)
+        return () if self._adopted is None else self._adopted.columns(self.tokenizer, self.revision)
 
     def settings_digest(self) -> str:
         """The folder of the processor counts by what its files say."""
-        if self.processor is None:
+        if self._adopted is None:
             return super().settings_digest()
 
-        same = msgspec.structs.replace(self, processor=self.processor.named(self.tokenizer, self.revision))
+        same = msgspec.structs.replace(self, processor=self._adopted.named(self.tokenizer, self.revision))
         return OfChat.settings_digest(same)
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
-        if self.processor is None:
+        if self._adopted is None:
             return Chats(self, self.messages_key, self.train_on)
 
         from asyncdata.tokenization.functions.pictured import PicturedChats
 
-        opened = PicturedChats(self, self.messages_key, self.train_on, self.processor.images_key)
-        opened.open_processor(self.processor, self.processor.config(self.tokenizer, self.revision))
+        opened = PicturedChats(self, self.messages_key, self.train_on, self._adopted.images_key)
+        opened.open_processor(self._adopted, self._adopted.config(self.tokenizer, self.revision))
         return opened

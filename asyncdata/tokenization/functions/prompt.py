@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import msgspec
 
@@ -72,7 +72,7 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
     today: str | None = None
     add_special_tokens: bool = False
     max_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    processor: Processor | None = None
+    processor: Processor | str | None = None
 
     def __post_init__(self) -> None:
         self.check_fields("chat_template_kwargs")
@@ -102,16 +102,21 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
         return templates_digest(files, self.chat_template) if self.apply_chat_template else "none"
 
     @property
+    def _adopted(self) -> Processor | None:
+        """The processor, whose folder may have been given."""
+        return cast("Processor | None", self.processor)
+
+    @property
     def columns(self) -> tuple[Column, ...]:
         """What samples have beside their tokens: nothing without a processor."""
-        return () if self.processor is None else self.processor.columns(self.tokenizer, self.revision)
+        return () if self._adopted is None else self._adopted.columns(self.tokenizer, self.revision)
 
     def settings_digest(self) -> str:
         """The folder of the processor counts by what its files say."""
-        if self.processor is None:
+        if self._adopted is None:
             return super().settings_digest()
 
-        same = msgspec.structs.replace(self, processor=self.processor.named(self.tokenizer, self.revision))
+        same = msgspec.structs.replace(self, processor=self._adopted.named(self.tokenizer, self.revision))
         return OfTokenizer.settings_digest(same)
 
     def open(self) -> BatchTokenizer:
@@ -121,14 +126,14 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
 
         required = {"prompt": self.prompt_key, "label": self.label_key}
         optional = {"metadata": self.metadata_key, "tools": self.tool_key}
-        if self.processor is None:
+        if self._adopted is None:
             return PromptTokenizer(self, RowReader(required, optional, decoded=["prompt"]), *self._opened())
 
         from asyncdata.tokenization.functions.pictured import PicturedPrompts
 
-        row = RowReader(required, {**optional, "images": self.processor.images_key}, decoded=["prompt"])
+        row = RowReader(required, {**optional, "images": self._adopted.images_key}, decoded=["prompt"])
         opened = PicturedPrompts(self, row, *self._opened())
-        opened.open_processor(self.processor, self.processor.config(self.tokenizer, self.revision))
+        opened.open_processor(self._adopted, self._adopted.config(self.tokenizer, self.revision))
         return opened
 
     def _opened(self) -> tuple[Encoder, Templates | None, int | None]:
