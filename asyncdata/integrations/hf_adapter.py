@@ -64,7 +64,7 @@ class AsyncDatasetAdapter(HFDatasetAdapterBase):
             raise ConfigError("a dataset needs data: give --prompt-data, without --disable-rollout-global-dataset")
 
         self._lock = threading.RLock()
-        self._feed = LoaderFeed(self._settings, resolve_sample_type(), media_process(args, self._settings))
+        self._feed = LoaderFeed(self._settings, resolve_sample_type(), media_process(args, self._settings), args)
 
     def set_train_parallel_config(self, config: Mapping[str, Any]) -> None:
         """Read ``dp_size`` times as much ahead from now on, for that many ranks."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from asyncdata.core.errors import FilterError, InvalidGroupError, SnapshotError
 from asyncdata.core.log import get_logger
 from asyncdata.integrations.adapters import KEY
 from asyncdata.integrations.slime.groups import SAMPLES, GroupRecord
 from asyncdata.integrations.slime.records import from_record, to_record
 from asyncdata.integrations.slime.rollout_ledger import Entry
+from asyncdata.integrations.slime.sample import containers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from asyncdata.integrations.adapters import Scored
     from asyncdata.integrations.slime.groups import Opened, Stored
+    from asyncdata.integrations.slime.media import Process
 
     BufferFilter = Callable[[Any, None, list[Any], int], list[Any]]
     Media = dict[str, list[Any]]
@@ -51,7 +55,7 @@ class GroupKeeper:
         self,
         sample_type: type[Any],
         samples_per_group: int,
-        process: Callable[[Media], Any] | None = None,
+        process: Process | None = None,
         *,
         refuse: bool = True,
     ) -> None:
@@ -127,17 +131,28 @@ class GroupKeeper:
 
         :raises SnapshotError: if it is not a record.
         """
+        made: dict[bytes, Any] = {}
+
+        def process(media: Media) -> Any:
+            """The inputs of a row's media, which the samples of the group share."""
+            assert self._process is not None
+            key = msgspec.msgpack.encode(media)
+            if key not in made:
+                made[key] = self._process(media)
+            return containers_of(made[key])
+
+        of_media = None if self._process is None else process
         try:
-            group = [self._restored(item, found.blocks) for item in found.samples]
+            group = [self._restored(item, of_media, found.blocks) for item in found.samples]
             return self._recorded(group, found.folder, found.stored)
         except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
 
-    def _restored(self, record: dict[str, Any], blocks: memoryview | None) -> Any:
+    def _restored(self, record: dict[str, Any], process: Process | None, blocks: memoryview | None) -> Any:
         if SAMPLES in record:
-            return [self._restored(item, blocks) for item in record[SAMPLES]]
+            return [self._restored(item, process, blocks) for item in record[SAMPLES]]
 
-        return from_record(record, self._sample_type, self._process, blocks)
+        return from_record(record, self._sample_type, process, blocks)
 
 
 def _refuse_no_list(group: Any, name: str) -> None:

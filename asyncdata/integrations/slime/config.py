@@ -16,7 +16,6 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.import_path import resolve_path
 from asyncdata.integrations.slime.miles_chats import refuse_own_encoders, tool_form
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.integrations.slime.sample import package_of, resolve_sample_type
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.mix import Mix
     from asyncdata.sources.base import Source
 
-__all__ = ("Options", "SlimeSettings", "dump_tokenizer", "import_by_path", "settings_of")
+__all__ = ("Options", "SlimeSettings", "dump_tokenizer", "settings_of")
 
 PREFIX = "asyncdata_"
 NO_TOKENIZER = "none"
@@ -165,14 +164,6 @@ def settings_of(
         load_folder=getattr(args, "load", None),
         options=options,
     )
-
-
-def import_by_path(path: str) -> Any:
-    """The object with an import path, ``package.module.name`` as in slime, or ``package.module:name``.
-
-    :raises ConfigError: if there is no such object.
-    """
-    return resolve_path(path if ":" in path else ":".join(path.rsplit(".", 1)))
 
 
 def _options(args: Any) -> Options:

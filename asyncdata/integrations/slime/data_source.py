@@ -28,10 +28,11 @@ from asyncdata.core.log import get_logger
 from asyncdata.core.settings import whole_number
 from asyncdata.integrations.slime import checkpoint as slime_checkpoint
 from asyncdata.integrations.slime.buffer import BadGroupError, GroupKeeper, group_index_of, pop_first, scores_of, take
-from asyncdata.integrations.slime.config import dump_tokenizer, import_by_path, settings_of
+from asyncdata.integrations.slime.config import dump_tokenizer, settings_of
 from asyncdata.integrations.slime.feeds import feed_of
 from asyncdata.integrations.slime.groups import GroupStore
 from asyncdata.integrations.slime.loader_feed import LoaderFeed, media_process
+from asyncdata.integrations.slime.media import import_by_path
 from asyncdata.integrations.slime.rollout_ledger import Entry, Moment, RolloutLedger
 from asyncdata.integrations.slime.sample import (
     current_rollout_id,
@@ -104,7 +105,7 @@ class ReadOnlyDataSource:
         self._keeper = GroupKeeper(self._sample_type, settings.samples_per_group, process, refuse=refuse)
         path = settings.options.dataset if settings.is_global else None
         if path is None and settings.source is not None:
-            self._feed: Feed = LoaderFeed(settings, self._sample_type, process).opened()
+            self._feed: Feed = LoaderFeed(settings, self._sample_type, process, args).opened()
         else:
             dataset = None if path is None else import_by_path(path)(args)
             self._feed = feed_of(dataset, settings, self._sample_type)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 import weakref
 from collections.abc import Sequence
-from functools import cache, cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.core.errors import ConfigError, LoaderClosedError, NoSamplesError, SnapshotMismatchError
 from asyncdata.integrations.adapters import KEY, key_of, report_scores
 from asyncdata.integrations.slime.checkpoint import refuse_change
-from asyncdata.integrations.slime.config import import_by_path
 from asyncdata.integrations.slime.feeds import Feed, leave_epoch, refuse_beyond
+from asyncdata.integrations.slime.media import INPUTS, process_of, to_worker, unpack
 from asyncdata.integrations.slime.records import remember
 from asyncdata.integrations.slime.sample import groups_of, package_of, resolve_sample_type
 from asyncdata.loader.loader import DataLoader
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from asyncdata.integrations.adapters import Scored
     from asyncdata.integrations.slime.checkpoint import Kind
     from asyncdata.integrations.slime.config import SlimeSettings
+    from asyncdata.integrations.slime.media import Process
     from asyncdata.integrations.slime.rollout_ledger import Numbering
 
     T = TypeVar("T")
@@ -59,16 +61,19 @@ class _Loader(DataLoader):
 class LoaderFeed(Feed):
     """Prompts from asyncdata's own loader, which is opened at its first use.
 
-    :param process: makes ``multimodal_inputs`` of a row's media; None if rows have no media.
+    :param process: makes ``multimodal_inputs`` of a row's media; None if rows have no media. Workers do it ahead; this
+        process does only what they could not send.
     """
 
     kind: Kind = "loader"
 
-    def __init__(
-        self, settings: SlimeSettings, sample_type: type[Any], process: Callable[[dict[str, Any]], Any] | None
-    ) -> None:
+    def __init__(self, settings: SlimeSettings, sample_type: type[Any], process: Process | None, args: Any) -> None:
         self._settings = settings
         self._process = process
+        self._tokenize_fn = settings.tokenize_fn
+        if process is not None and self._tokenize_fn is not None:
+            processing = to_worker(args, settings.options.processor)
+            self._tokenize_fn = replace(self._tokenize_fn, processing=processing)
         self._sample_type = sample_type
         self._dp_size = 1
         self._loader: _Loader | None = None
@@ -92,7 +97,16 @@ class LoaderFeed(Feed):
     def _open(self, kind: type[L], **knobs: Any) -> L:
         settings = self._settings
         assert settings.source is not None
-        return kind(settings.source, tokenize_fn=settings.tokenize_fn, **{**settings.knobs, **knobs})
+        given = {**settings.knobs, **knobs}
+        try:
+            return kind(settings.source, tokenize_fn=self._tokenize_fn, **given)
+        except ConfigError as error:
+            if not str(error).startswith("AD456") or self._tokenize_fn is settings.tokenize_fn:
+                raise
+
+        # A source that is read from front to back has no row to go back to for its media: they are made here.
+        self._tokenize_fn = settings.tokenize_fn
+        return kind(settings.source, tokenize_fn=self._tokenize_fn, **given)
 
     def _use(self, loader: _Loader) -> _Loader:
         self._loader = loader
@@ -152,7 +166,9 @@ class LoaderFeed(Feed):
         for sample in samples:
             found = sample.extra.get("multimodal")
             if found is not None and self._process is not None:
-                sample.extra["multimodal_inputs"] = self._process(found)
+                data = (sample.columns or {}).get(INPUTS.name)
+                is_made = data is not None and data.size
+                sample.extra["multimodal_inputs"] = unpack(data) if is_made else self._process(found)
             if sample.source_name is not None:
                 sample.metadata = {**sample.metadata, "source_name": sample.source_name}
         groups = groups_of(samples, self._sample_type, size, *first_numbers)
@@ -387,10 +403,7 @@ def _place(sample: Sample) -> tuple[int, int]:
     return place.epoch, row_of_epoch(place)
 
 
-# Media
-
-
-def media_process(args: Any, settings: SlimeSettings) -> Callable[[dict[str, Any]], Any] | None:
+def media_process(args: Any, settings: SlimeSettings) -> Process | None:
     """The function that makes ``multimodal_inputs`` of a row's media; None if rows have no media.
 
     :raises ConfigError: if ``asyncdata_processor`` cannot be imported.
@@ -399,48 +412,4 @@ def media_process(args: Any, settings: SlimeSettings) -> Callable[[dict[str, Any
     if fn is None or not (fn.shows_media or fn.multimodal_keys is not None):
         return None
 
-    path = settings.options.processor
-    return partial(_process_as_slime if path is None else import_by_path(path), args)
-
-
-def _process_as_slime(args: Any, media: dict[str, list[Any]]) -> Any:
-    """The result of slime's ``process_vision_info`` for a chat with ``media``.
-
-    That function reads only the media of a chat, so one message with all of them is enough.
-
-    :param media: ``{"images": [...], "videos": [...], "audios": [...]}``, with the row's values.
-    :raises ConfigError: if the model's processor cannot be loaded. slime would continue without the images.
-    """
-    parts = [
-        item if isinstance(item, dict) else {"type": name.removesuffix("s"), name.removesuffix("s"): item}
-        for name, items in media.items()
-        for item in items
-    ]
-    return _slimes().process_vision_info([{"role": "user", "content": parts}], _processor(args.hf_checkpoint))
-
-
-def _slimes() -> Any:
-    """The module for media of slime, or of miles, if miles runs the data source."""
-    name = f"{package_of(resolve_sample_type()) or 'slime'}.utils.processing_utils"
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):
-            raise  # it is installed, and cannot import something else
-
-        raise ConfigError(
-            f"multimodal_inputs are made by {name}, which is not installed; give asyncdata_processor: the import path "
-            "of a function of (args, media) that makes them"
-        ) from error
-
-
-@cache
-def _processor(checkpoint: str) -> Any:
-    processor = _slimes().load_processor(checkpoint)
-    if processor is None:
-        raise ConfigError(
-            f"multimodal_keys need a processor, and {checkpoint} has none that loads without code of its own; give "
-            "asyncdata_processor: the import path of a function of (args, media) that makes multimodal_inputs"
-        )
-
-    return processor
+    return process_of(args, settings.options.processor, package_of(resolve_sample_type()))

@@ -29,6 +29,10 @@ from asyncdata.tokenization.rows import RowFault, decode_value
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdata.core.columns import Column
+    from asyncdata.integrations.slime.media import Process
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
@@ -45,6 +49,9 @@ _PLACEHOLDERS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
 
 # Begins bytes and maps of Parquet columns; see row_json.python_value.
 _MARK = b'{"\\u0000'
+
+# How large the inputs are is known once they are made; a megabyte, in items of 8 bytes, is reserved until then.
+_PLANNED = b'{"multimodal_inputs": 131072}'
 
 # Arguments that slime passes to the template itself, so that a second one would be an error.
 _GIVEN = TEMPLATE_ARGUMENTS - {"chat_template"} | {"add_generation_prompt"}
@@ -91,6 +98,8 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
     :param shows_media: also collect media in messages if no template is applied.
     :param tool_form: read and render as miles does, with this form of tools (``miles_chats``). miles wraps media that
         are objects in a part of their kind; slime takes such a dict for a part.
+    :param processing: what makes ``multimodal_inputs`` in a worker (``media.to_worker``), shortly before the sample is
+        delivered; None: nothing does. It is in no fingerprint.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -108,6 +117,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
     trust_remote_code: bool = False
     shows_media: bool = False
     tool_form: dict[str, Any] | None = None
+    processing: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.check_fields("multimodal_keys", "apply_chat_template_kwargs", "tool_form")
@@ -135,6 +145,19 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def _makes_tokens(self) -> bool:
         return self.pretokenize or self.max_length is not None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The column of the inputs."""
+        if self.processing is None:
+            return ()
+
+        from asyncdata.integrations.slime.media import INPUTS  # imports numpy, which a worker needs for nothing else
+
+        return (INPUTS,)
+
+    def settings_digest(self) -> str:
+        return OfTokenizer.settings_digest(msgspec.structs.replace(self, processing=None))
 
     def resolve(self) -> SlimeTokenizeFn:
         """The same with the tokenizer's local folder, and the hub's commit as its revision, if a tokenizer is needed.
@@ -205,6 +228,8 @@ class _SlimeRows(RowTokenizer):
         self._shows_media = fn.shows_media
         self._max_length = fn.max_length
         self._keeps_tokens = fn.pretokenize
+        self._processing = fn.processing
+        self._opened: Process | None = None
 
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
         tokens = found[0].ids if found else array("i")
@@ -212,8 +237,32 @@ class _SlimeRows(RowTokenizer):
             out.drop(row, "max_length")
         else:
             # The rollout puts an image's own tokens in the place of its placeholder, but only into an empty list.
-            keeps = self._keeps_tokens and "extra" not in drafting.columns
-            out.keep(row, tokens if keeps else (), **drafting.columns)
+            has_media = "extra" in drafting.columns
+            columns = dict(drafting.columns)
+            if has_media and self._processing is not None:
+                columns["media"] = _PLANNED
+            out.keep(row, tokens if self._keeps_tokens and not has_media else (), **columns)
+
+    def load(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        """Write the inputs made of each row's media. Such a row has no tokens."""
+        from asyncdata.integrations.slime.media import INPUTS, packed_inputs
+
+        for row, raw in enumerate(rows):
+            out.progress(row)
+            try:
+                columns = self.read(self._row(raw), raw).columns
+                media = python_value(decode_value(columns["extra"], raw))["multimodal"]
+                out.keep(row, (), **{INPUTS.key: packed_inputs(self._process, media)})
+            except RowFault as fault:
+                out.fail(row, RowFault(fault.code, fault.reason, raw))
+
+    def _process(self) -> Process:
+        from asyncdata.integrations.slime.media import opened_in_worker
+
+        if self._opened is None:
+            assert self._processing is not None
+            self._opened = opened_in_worker(self._processing)
+        return self._opened
 
     def read(self, columns: dict[str, Any], raw: Buffer) -> Drafting:
         media = {kind: columns.pop(kind) for kind in self._media if kind in columns}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.core.types import Status as _Status
+from asyncdata.integrations.slime.torch_data import with_items
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "SlimeSample",
+    "containers_of",
     "current_rollout_id",
     "groups_of",
     "package_of",
@@ -155,8 +157,9 @@ def groups_of(
 ) -> list[list[Any]]:
     """A group of fresh samples for each of ``samples``. They share no mutable object, not even with ``samples``.
 
-    A sample's ``extra["multimodal_inputs"]``, if a processor has made them, become ``multimodal_inputs``. All other
-    fields of slime's sample have their defaults.
+    A sample's ``extra["multimodal_inputs"]``, if a processor has made them, become ``multimodal_inputs``: each has
+    lists and dicts of its own, and pictures and arrays are shared, so that they are not copied. All other fields of
+    slime's sample have their defaults.
 
     :param kind: slime's sample, or one like it.
     :param size: samples of a group.
@@ -166,10 +169,10 @@ def groups_of(
     groups = []
     for group_index, sample in enumerate(samples, first_group_index):
         fields = {"prompt": sample.prompt, "label": sample.label, "metadata": sample.metadata}
-        if (extra := sample.extra) and (inputs := extra.get("multimodal_inputs")) is not None:
-            fields["multimodal_inputs"] = inputs
         tokens = sample.tokens.tolist()
         copies = {name: _copies(value, size) for name, value in fields.items()}
+        if (extra := sample.extra) and (inputs := extra.get("multimodal_inputs")) is not None:
+            copies["multimodal_inputs"] = [containers_of(inputs) for _ in range(size)]
         group = []
         for number in range(size):
             made = kind()
@@ -181,6 +184,11 @@ def groups_of(
         groups.append(group)
         first_index += size
     return groups
+
+
+def containers_of(value: Any) -> Any:
+    """A copy of nested containers with the same objects in them."""
+    return with_items(value, containers_of) if isinstance(value, dict | list | tuple) else value
 
 
 def _copies(value: Any, num_copies: int) -> list[Any]:

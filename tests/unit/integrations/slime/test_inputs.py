@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gzip
+import json
+import os
 import pickle
 import sys
+import threading
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, SnapshotError
+from asyncdata import BadRowError, ConfigError, SnapshotError
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.integrations.slime import BadGroupError
 from tests.support.slime_source import Picture, SlimeSample, checkpoint_at, labels, numbers, runs_in_miles, source_of
@@ -189,18 +194,116 @@ def test_pictures_of_a_rollout_come_back_pixel_by_pixel_or_if_pillow_is_missing_
 # Who makes them
 
 
-def test_a_row_whose_media_fail_comes_again(rows):
-    given = {"multimodal_keys": {"image": "image"}, "asyncdata_processor": f"{HOOKS}.process_media"}
-    with source_of(rows, n_samples_per_prompt=2, broken=["yes"], **given) as source:
-        with pytest.raises(RuntimeError, match="no such picture"):
-            source.get_samples(1)
+def decode(args, media):
+    """Pictures that are opened, and not decoded, as slime leaves them; notes who did it."""
+    assert args.lock is None or args.lock.acquire(blocking=False)
+    with open(args.log, "a") as log:
+        log.write(f"{os.getpid()} {media['images'][0]}\n")
+    return {"images": [pytest.importorskip("PIL.Image").open(path) for path in media["images"]], "sizes": np.arange(5)}
 
-        source.args.broken.clear()
-        (group,) = source.get_samples(1)
-        assert numbers([group]) == [(0, [0, 1])]
-        assert [sample.multimodal_inputs for sample in group] == [{"images": ["picture a.png", "picture b.png"]}] * 2
-        assert group[0].multimodal_inputs is not group[1].multimodal_inputs
-        assert source.dataset[0].multimodal_inputs == group[0].multimodal_inputs
+
+def locked(args, media):
+    """What cannot be sent by a worker."""
+    return {"images": [Picture(media["images"][0])]}
+
+
+@pytest.fixture
+def pixels(tmp_path):
+    """Six pictures by their paths, of three modes."""
+    image = pytest.importorskip("PIL.Image")
+    found = {}
+    for number, mode in enumerate(("RGB", "L", "P", "RGBA", "RGB", "L")):
+        made = image.fromarray(np.full((20, 30, 3), number * 40, np.uint8)).convert(mode)
+        made.save(path := str(tmp_path / f"{number}.png"))
+        found[path] = (mode, (30, 20), made.convert("RGB").tobytes())
+    return found
+
+
+@pytest.fixture
+def opened(pixels, jsonl_file, tmp_path, given):
+    """A function that opens a source of the pictures with two workers."""
+    path = jsonl_file([{"input": "<image>", "image": [name], "label": name} for name in pixels], "pictures.jsonl")
+    (tmp_path / "log").touch()
+    of_media = {"multimodal_keys": {"image": "image"}, "asyncdata_processor": f"{__name__}.decode"}
+    ours = {**given, **of_media, "n_samples_per_prompt": 4, "log": str(tmp_path / "log"), "asyncdata_num_workers": 2}
+    ours["lock"] = None
+    return lambda **changed: source_of(changed.pop("data", path), **(ours | changed))
+
+
+def shown(sample):
+    (image,) = images_of(sample)
+    return image.mode, image.size, image.convert("RGB").tobytes()
+
+
+def decoded_here(tmp_path):
+    done = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    assert done
+    return [path for process, path in done if process == str(os.getpid())]
+
+
+def test_workers_decode_each_picture_once_for_its_group_and_the_caller_none(opened, pixels, tmp_path):
+    with opened() as source:
+        groups = source.get_samples(6)
+    assert [shown(group[0]) for group in groups] == list(pixels.values())
+    for group in groups:
+        first = group[0].multimodal_inputs
+        assert np.array_equal(first["sizes"], np.arange(5))
+        for one in group[1:]:
+            assert one.multimodal_inputs is not first
+            assert images_of(one) is not first["images"]
+            assert images_of(one)[0] is first["images"][0]
+            assert one.multimodal_inputs["sizes"] is first["sizes"]
+    assert decoded_here(tmp_path) == []
+
+
+def test_a_run_that_is_resumed_has_the_next_pictures_and_the_buffers_again(opened, pixels, tmp_path):
+    with opened() as source:
+        groups = source.get_samples(3)
+        source.add_samples(groups[1:2])
+        (back,) = source.get_samples(1)
+        assert back is groups[1]
+        assert shown(back[0]) == list(pixels.values())[1]
+        source.add_samples([back])
+        source.save(0)
+        assert len(checkpoint_at(source.args.save, 0).read_bytes()) < 20_000
+        assert decoded_here(tmp_path) == []
+    (tmp_path / "log").write_text("")
+    with opened(load=source.args.save) as source:
+        source.load(0)
+        groups = source.get_samples(4)
+    expected = list(pixels.values())
+    assert [shown(group[-1]) for group in groups] == [expected[1], *expected[3:]]
+    assert decoded_here(tmp_path) == [list(pixels)[1]], "once for the four samples of the buffer's group"
+
+
+def test_a_damaged_picture_is_a_bad_row_and_its_group_is_not_delivered(opened, pixels):
+    path = list(pixels)[2]
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[:-30])
+    with opened() as source:
+        groups = source.get_samples(5)
+        assert [group[0].label for group in groups] == [name for name in pixels if name != path]
+        assert numbers(groups)[2] == (2, [8, 9, 10, 11])
+    with opened(asyncdata_bad_rows="raise") as source, pytest.raises(BadRowError, match="AD457.*pictures.jsonl:3"):
+        source.get_samples(5)
+
+
+@pytest.mark.parametrize("fault", ["inputs", "args", "source"])
+def test_what_workers_cannot_send_is_made_by_the_caller(opened, pixels, tmp_path, fault):
+    changed = {
+        "inputs": {"asyncdata_processor": f"{__name__}.locked"},
+        "args": {"lock": threading.Semaphore(9)},
+        "source": {"data": str(tmp_path / "pictures.jsonl.gz"), "asyncdata_order": "stream"},
+    }[fault]
+    with gzip.open(tmp_path / "pictures.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"input": "<image>", "image": [name], "label": name}) + "\n" for name in pixels)
+    with opened(**changed) as source:
+        groups = source.get_samples(2)
+        if fault == "inputs":
+            assert [images_of(group[3])[0].name for group in groups] == list(pixels)[:2]
+        else:
+            assert [shown(group[3]) for group in groups] == list(pixels.values())[:2]
+            assert decoded_here(tmp_path) == list(pixels)[:2]
 
 
 @pytest.mark.parametrize("package", ["slime", "miles"])

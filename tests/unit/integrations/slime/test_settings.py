@@ -11,7 +11,8 @@ import pytest
 
 from asyncdata import BadRows, ConfigError, JsonlSource, LoaderConfig, RowShuffle
 from asyncdata.integrations.slime import AsyncDataSource
-from asyncdata.integrations.slime.config import Options, import_by_path, settings_of
+from asyncdata.integrations.slime.config import Options, settings_of
+from asyncdata.integrations.slime.media import import_by_path
 from tests.support.peers.checkouts import sglang
 from tests.support.slime_source import SLIMES_DEFAULTS, args_for, runs_in_miles, slimes_args, source_of
 
