@@ -1,7 +1,7 @@
 """Mutation testing of folders of the package, *rooms*: do the quick tests, and those of properties, notice a fault?
 
 ``python -m tests.support.mutants ROOM...``, as ``tox -e mutation -- ROOM...`` runs it. mutmut makes the mutants.
-The tests that reach each are run here, the fastest first, in a child of a process that has imported them: mutmut's own
+The tests that reach each are run here, the fastest first, in a child of a process that has collected them: mutmut's own
 run does not see what worker processes reach, and brings them down. Of most rooms a seeded sample is tried, as all would
 take hours. With ``--seconds`` the tests of a mutant are only so many: then the score is a lower bound. The share that
 is noticed must not be smaller than the recorded one, in ``tests/mutation_scores.json``; ``--record`` writes it there.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import itertools
 import json
@@ -147,8 +148,8 @@ def _reach(tests: list[str], jobs: int) -> Reached:
     return {test: tuple(each) for path in folder.glob("*.json") for test, each in json.loads(path.read_text()).items()}
 
 
-def _start(name: str, tests: list[str], seconds: float) -> int:
-    """Run tests against a mutant in a child of this process, which has imported them already."""
+def _start(name: str, session: Any, items: list[Any], seconds: float) -> int:
+    """Run tests against a mutant in a child of this process, which has imported and collected them already."""
     pid = os.fork()
     if pid:
         return pid
@@ -158,12 +159,14 @@ def _start(name: str, tests: list[str], seconds: float) -> int:
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     os.dup2(1, 2)
     os.environ["MUTANT_UNDER_TEST"] = name
-    status = 3
+    status = 1
     try:
-        import pytest
-
         signal.alarm(math.ceil(_LEAST_S + _TIMES * seconds))
-        status = int(pytest.main(["-x", "-q", "--tb=no", *_SELECT, *tests]))
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.testsfailed:
+                break
+        status = int(session.testsfailed > 0)
     finally:
         os._exit(status)
 
@@ -178,35 +181,49 @@ def _ended(running: dict[int, str], fates: dict[str, str]) -> None:
         fates[running.pop(pid)] = "timeout" if code == -signal.SIGALRM else _FATES.get(code, "segfault")
 
 
-def _try(names: list[str], reached: Reached, tests: list[str], options: argparse.Namespace) -> Results:
-    """What became of each of these mutants, or of those that were tried in the time that there is.
+class Tries:
+    """A plugin of pytest that, instead of running what was collected, runs the right part of it for each mutant.
 
     A function that no test is seen to reach is tried with those that start worker processes.
     """
+
+    def __init__(self, names: list[str], reached: Reached, options: argparse.Namespace) -> None:
+        self.fates: dict[str, str] = {}
+        self._names, self._options = names, options
+        self._by_function = tests_by_function(reached)
+        found = sorted(self._by_function.items())
+        self._others = next((tests for name, tests in found if _STARTS_WORKERS in name), {})
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        items = {item.nodeid: item for item in session.items}
+        gc.freeze()  # so that children do not copy the pages of what is collected
+        running: dict[int, str] = {}
+        deadline = time.monotonic() + 60 * self._options.minutes
+        for name in itertools.takewhile(lambda _: time.monotonic() < deadline, self._names):
+            durations = self._by_function.get(name.rpartition("__mutmut_")[0], self._others)
+            tests = first_tests(durations, set(durations) & set(items), self._options.seconds)
+            if not tests:
+                self.fates[name] = "no tests"
+                continue
+            while len(running) >= self._options.jobs:
+                _ended(running, self.fates)
+            seconds = sum(map(durations.__getitem__, tests))
+            running[_start(name, session, [items[test] for test in tests], seconds)] = name
+        while running:
+            _ended(running, self.fates)
+        return True
+
+
+def _try(names: list[str], reached: Reached, tests: list[str], options: argparse.Namespace) -> Results:
+    """What became of each of these mutants, or of those that were tried in the time that there is."""
     import pytest
 
-    by_function = tests_by_function(reached)
-    others = next((found for name, found in sorted(by_function.items()) if _STARTS_WORKERS in name), {})
     os.chdir("mutants")
     sys.path.insert(0, str(Path.cwd()))
-    with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main(["--collect-only", "-qqq", *_SELECT, *tests])
-    running: dict[int, str] = {}
-    fates: dict[str, str] = {}
-    deadline = time.monotonic() + 60 * options.minutes
-    for name in itertools.takewhile(lambda _: time.monotonic() < deadline, names):
-        durations = by_function.get(name.rpartition("__mutmut_")[0], others)
-        chosen_tests = first_tests(durations, set(durations), options.seconds)
-        if not chosen_tests:
-            fates[name] = "no tests"
-            continue
-        while len(running) >= options.jobs:
-            _ended(running, fates)
-        running[_start(name, chosen_tests, sum(map(durations.__getitem__, chosen_tests)))] = name
-    while running:
-        _ended(running, fates)
+    tries = Tries(names, reached, options)
+    pytest.main(["-qqq", *_SELECT, *tests], plugins=[tries])
     os.chdir("..")
-    return read([f"{name}: {fate}" for name, fate in fates.items()])
+    return read([f"{name}: {fate}" for name, fate in tries.fates.items()])
 
 
 def _show(names: Iterable[str]) -> None:
@@ -229,8 +246,8 @@ _NAMES = "exit_code_by_key"
 _LEAST_S, _TIMES = 20.0, 5.0
 """How long tests may take against a mutant: so many seconds, and so many times what they take without."""
 
-_FATES = {0: "survived", 1: "killed", 2: "killed", 3: "killed", 4: "not run", 5: "not run"}
-"""By the exit status of pytest."""
+_FATES = {0: "survived", 1: "killed"}
+"""By the exit status of a child; any other has brought Python down."""
 
 _SELECT = ("-m", "not slow", "-p", "tests.support.mutants_reach", "-p", "no:cacheprovider")
 _STARTS_WORKERS = "asyncdata.workers.pool."
