@@ -27,7 +27,7 @@ from asyncdata.core.plain_values import Block
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ("FILE_BYTES", "SAMPLES", "GroupRecord", "GroupStore", "Opened")
+__all__ = ("FILE_BYTES", "SAMPLES", "GroupRecord", "GroupStore", "Opened", "pieces", "split")
 
 FILE_BYTES = 1 << 20
 """A smaller group is stored in the snapshot itself: syncing a separate file would cost more than writing it again."""
@@ -252,18 +252,23 @@ def _encode(samples: list[Any]) -> tuple[str, list[bytes]]:
     """The encoding, and the payload in pieces. Each block is copied once, so that later changes cannot corrupt it."""
     try:
         try:
-            return "msgpack", _pieces(samples, msgspec.msgpack.encode)
+            return "msgpack", pieces(samples, msgspec.msgpack.encode)
         except (UnicodeEncodeError, OverflowError):  # no lone surrogates, no integers over 64 bits
-            return "json", _pieces(samples, _to_json)
+            return "json", pieces(samples, _to_json)
     except (TypeError, ValueError, RecursionError) as error:
         raise SnapshotError(f"AD601 a group of the buffer holds what no file can: {error}") from error
 
 
-def _to_json(samples: list[Any], *, enc_hook: Callable[[Any], Any]) -> bytes:
-    return json.dumps(msgspec.to_builtins(samples, enc_hook=enc_hook)).encode("ascii")
+def _to_json(value: Any, *, enc_hook: Callable[[Any], Any]) -> bytes:
+    return json.dumps(msgspec.to_builtins(value, enc_hook=enc_hook)).encode("ascii")
 
 
-def _pieces(samples: list[Any], encode: Callable[..., bytes]) -> list[bytes]:
+def pieces(value: Any, encode: Callable[..., bytes]) -> list[bytes]:
+    """``u64 length | value | bytes of its blocks``, in pieces; a block in ``value`` is ``[offset, length]``.
+
+    :param value: plain builtins with a :class:`~asyncdata.core.plain_values.Block` in place of large arrays.
+    :raises TypeError: for a value of another type.
+    """
     blocks: list[bytes] = []
     end = 0
 
@@ -275,22 +280,31 @@ def _pieces(samples: list[Any], encode: Callable[..., bytes]) -> list[bytes]:
         end = start + data.nbytes
         return [start, data.nbytes]
 
-    head = encode(samples, enc_hook=place)
+    head = encode(value, enc_hook=place)
     before = _LENGTH.size + len(head)
     return [_LENGTH.pack(len(head)), head, bytes(_aligned(before) - before), *blocks]
 
 
+def split(payload: memoryview) -> tuple[memoryview, memoryview]:
+    """The encoded value and the bytes of its blocks, of what :func:`pieces` made.
+
+    :raises struct.error: if it is too short.
+    """
+    (length,) = _LENGTH.unpack_from(payload)
+    end = _LENGTH.size + length
+    return payload[_LENGTH.size : end], payload[_aligned(end) :]
+
+
 def _decode(encoding: str, payload: memoryview) -> tuple[list[Any], memoryview]:
     try:
-        (length,) = _LENGTH.unpack_from(payload)
-        head = payload[_LENGTH.size : _LENGTH.size + length]
+        head, blocks = split(payload)
         samples = json.loads(bytes(head)) if encoding == "json" else msgspec.msgpack.decode(head)
         if not isinstance(samples, list):
             raise TypeError(f"a {type(samples).__name__} in place of samples")
     except Exception as error:  # a crafted payload may make a decoder raise anything
         raise SnapshotError(f"its content cannot be decoded: {error!r}") from error
 
-    return samples, payload[_aligned(_LENGTH.size + length) :]
+    return samples, blocks
 
 
 def _aligned(place: int) -> int:

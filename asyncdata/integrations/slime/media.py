@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import struct
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.plain_values import from_builtins, to_builtins
 from asyncdata.core.shortage import raise_if_shortage
+from asyncdata.integrations.slime.groups import pieces, split
 from asyncdata.integrations.slime.sample import package_of, resolve_sample_type
 from asyncdata.integrations.slime.torch_data import tensors_from_plain, tensors_to_plain
 from asyncdata.tokenization.rows import RowFault
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     Process = Callable[[dict[str, list[Any]]], Any]
 
-__all__ = ("INPUTS", "import_by_path", "opened_in_worker", "pack", "packed_inputs", "process_of", "to_worker", "unpack")
+__all__ = ("INPUTS", "import_by_path", "opened_in_worker", "packed_inputs", "process_of", "to_worker", "unpack")
 
 INPUTS = Column("multimodal_inputs", "uint64", "item", phase="load")
 """Carries the inputs. Its items have 8 bytes, so that arrays in it are aligned."""
 
 _CANNOT_BE_SENT = (TypeError, AttributeError, OverflowError, UnicodeEncodeError, RecursionError)
-_HEAD = struct.Struct("<Q")
+_ITEM_BYTES = 8
 
 
 def import_by_path(path: str) -> Any:
@@ -98,7 +98,7 @@ def packed_inputs(process: Callable[[], Process], media: dict[str, list[Any]]) -
     :raises RowFault: AD457, if the media cannot be read.
     """
     try:
-        return pack(process()(media))
+        return _packed(process()(media))
     except (ConfigError, ImportError):
         return b""  # raised again there, as an error of settings and not of a row
     except Exception as error:  # a user's function may raise anything
@@ -106,37 +106,23 @@ def packed_inputs(process: Callable[[], Process], media: dict[str, list[Any]]) -
         raise RowFault("AD457", f"multimodal_inputs cannot be made: {type(error).__name__}: {error}") from None
 
 
-def pack(inputs: Any) -> bytes:
+def _packed(inputs: Any) -> bytes:
     """Values that a checkpoint can store as bytes, with arrays and pixels beside them; empty for other values.
 
     :raises OSError: if a picture that is not decoded yet is damaged.
     """
-    blocks: list[bytes | memoryview] = []
-    end = 0
-
-    def place(block: Any) -> list[int]:
-        nonlocal end
-        start, data = end, block.data
-        blocks.extend((data, bytes(-data.nbytes % _HEAD.size)))
-        end += data.nbytes + -data.nbytes % _HEAD.size
-        return [start, data.nbytes]
-
     try:
-        plain = to_builtins(tensors_to_plain(inputs, "$"), in_blocks=True)
-        head = msgspec.msgpack.encode(plain, enc_hook=place)
+        found = pieces(to_builtins(tensors_to_plain(inputs, "$"), in_blocks=True), msgspec.msgpack.encode)
     except _CANNOT_BE_SENT:
         return b""
 
-    return b"".join((_HEAD.pack(len(head)), head, bytes(-len(head) % _HEAD.size), *blocks))
+    return b"".join((*found, bytes(-sum(map(len, found)) % _ITEM_BYTES)))
 
 
 def unpack(array: Any) -> Any:
-    """The inverse of :func:`pack`, of ``array``, which is uint64. Nothing in it is a view of ``array``."""
-    data = memoryview(bytearray(array))
-    (length,) = _HEAD.unpack_from(data)
-    start = _HEAD.size + length
-    plain = msgspec.msgpack.decode(data[_HEAD.size : start])
-    return tensors_from_plain(from_builtins(plain, data[start + -length % _HEAD.size :]))
+    """The inputs in ``array``, uint64, that :func:`packed_inputs` made. Nothing in them is a view of it."""
+    head, blocks = split(memoryview(bytearray(array)))
+    return tensors_from_plain(from_builtins(msgspec.msgpack.decode(head), blocks))
 
 
 # As slime makes them

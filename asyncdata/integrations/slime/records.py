@@ -21,9 +21,7 @@ from asyncdata.core.plain_values import from_builtins, to_builtins
 from asyncdata.integrations.slime.torch_data import tensors_from_plain, tensors_to_plain, with_items
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Process = Callable[[dict[str, list[Any]]], Any]
+    from asyncdata.integrations.slime.media import Process
 
 __all__ = ("MEDIA", "from_record", "remember", "to_record")
 

@@ -155,11 +155,11 @@ def register(kind: type[Any], package: str | None) -> None:
 def groups_of(
     samples: Iterable[Sample], kind: type[Any], size: int, first_group_index: int, first_index: int
 ) -> list[list[Any]]:
-    """A group of fresh samples for each of ``samples``. They share no mutable object, not even with ``samples``.
+    """A group of fresh samples for each of ``samples``.
 
-    A sample's ``extra["multimodal_inputs"]``, if a processor has made them, become ``multimodal_inputs``: each has
-    lists and dicts of its own, and pictures and arrays are shared, so that they are not copied. All other fields of
-    slime's sample have their defaults.
+    A sample's ``extra["multimodal_inputs"]``, if a processor has made them, become ``multimodal_inputs``. The pictures
+    and arrays in them are shared, so that they are not copied; no other mutable object is, not even with ``samples``.
+    All other fields of slime's sample have their defaults.
 
     :param kind: slime's sample, or one like it.
     :param size: samples of a group.

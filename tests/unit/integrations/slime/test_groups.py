@@ -343,7 +343,7 @@ def test_a_file_that_is_missing_or_damaged_is_named_and_nothing_is_restored(prom
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x01" + bytes(8), (1).to_bytes(8, "little") + b"\x07"])
 def test_a_whole_file_that_holds_no_group_is_refused(prompts, given, content, monkeypatch):
-    monkeypatch.setattr(slime_groups, "_pieces", lambda samples, encode: [content])
+    monkeypatch.setattr(slime_groups, "pieces", lambda samples, encode: [content])
     monkeypatch.setattr(slime_groups, "FILE_BYTES", 0)
     with source_of(prompts, **given) as source:
         source.add_samples(source.get_samples(1))
@@ -360,8 +360,8 @@ def test_bytes_outside_of_the_file_are_refused(prompts, given, place, monkeypatc
     with source_of(prompts, **given) as source:
         source.add_samples(source.get_samples(1))
         with monkeypatch.context() as patch:
-            pieces = slime_groups._pieces  # noqa: SLF001
-            patch.setattr(slime_groups, "_pieces", lambda samples, encode: pieces(record, encode))
+            pieces = slime_groups.pieces
+            patch.setattr(slime_groups, "pieces", lambda samples, encode: pieces(record, encode))
             source.save(0)
         with pytest.raises(SnapshotError, match="AD602 a group in the snapshot's buffer cannot be read"):
             source.load(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gzip
+import itertools
 import json
 import os
 import pickle
@@ -306,6 +307,23 @@ def test_what_workers_cannot_send_is_made_by_the_caller(opened, pixels, tmp_path
             assert decoded_here(tmp_path) == list(pixels)[:2]
 
 
+def test_a_row_whose_media_fail_when_the_caller_makes_them_comes_again(rows, tmp_path):
+    path = tmp_path / "media.jsonl.gz"
+    path.write_bytes(gzip.compress(Path(rows).read_bytes()))
+    media = {"multimodal_keys": {"image": "image"}, "asyncdata_processor": f"{HOOKS}.process_media"}
+    with source_of(
+        str(path), n_samples_per_prompt=2, broken=["yes"], asyncdata_order="stream", rollout_shuffle=False, **media
+    ) as source:
+        with pytest.raises(RuntimeError, match="no such picture"):
+            source.get_samples(1)
+
+        source.args.broken.clear()
+        (group,) = source.get_samples(1)
+    assert numbers([group]) == [(0, [0, 1])]
+    assert [sample.multimodal_inputs for sample in group] == [{"images": ["picture a.png", "picture b.png"]}] * 2
+    assert group[0].multimodal_inputs is not group[1].multimodal_inputs
+
+
 @pytest.mark.parametrize("package", ["slime", "miles"])
 def test_without_a_function_for_media_that_of_the_framework_that_runs_us_is_called(
     rows, tmp_path, monkeypatch, package
@@ -325,7 +343,10 @@ def test_without_a_function_for_media_that_of_the_framework_that_runs_us_is_call
     parts = [{"type": "image", "image": name} for name in ("a.png", "b.png")]
     if package == "slime":  # an object of slime's rows is a part of a message
         expected = [[{"role": "user", "content": parts}], [{"role": "user", "content": [RICH]}]]
-        assert chats[:2] == [(chat, f"of {name}") for chat in expected]  # more are made ahead
+        # More are made ahead.
+        assert chats == [
+            (chat, f"of {name}") for chat in itertools.islice(itertools.cycle(expected), max(2, len(chats)))
+        ]
     module.load_processor = lambda name: None
     with pytest.raises(ConfigError, match="asyncdata_processor"):
         samples(f"none of {tmp_path}")
