@@ -161,6 +161,7 @@ def _start(name: str, session: Any, items: list[Any], seconds: float) -> int:
     os.environ["MUTANT_UNDER_TEST"] = name
     status = 1
     try:
+        session.config.pluginmanager.unregister(name="terminalreporter")  # it writes to a copy of the output
         signal.alarm(math.ceil(_LEAST_S + _TIMES * seconds))
         for item, following in zip(items, [*items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -201,7 +202,7 @@ class Tries:
         deadline = time.monotonic() + 60 * self._options.minutes
         for name in itertools.takewhile(lambda _: time.monotonic() < deadline, self._names):
             durations = self._by_function.get(name.rpartition("__mutmut_")[0], self._others)
-            tests = first_tests(durations, set(durations) & set(items), self._options.seconds)
+            tests = first_tests(durations, durations.keys() & items.keys(), self._options.seconds)
             if not tests:
                 self.fates[name] = "no tests"
                 continue
