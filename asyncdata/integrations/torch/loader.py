@@ -3,18 +3,26 @@
 A batch is fetched before the trainer requests it, and counts as delivered only when the trainer has it. The loader has
 already delivered such a batch. So the loader's state from before is stored, and is the state until the trainer has the
 batch, or has started on it.
+
+For a CUDA device the batch is fetched in a thread, in which it is collated and copied into pinned memory while the
+trainer computes.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import threading
+import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.batching.collators.torch_tensors import map_leaves, to_torch
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import save_at
-from asyncdata.core.errors import ConfigError
+from asyncdata.core.errors import ConfigError, WorkerError
 from asyncdata.core.extras import missing_package
+from asyncdata.core.threads import started
 from asyncdata.integrations.torch.process import from_torch_state, to_torch_state
 
 if TYPE_CHECKING:
@@ -28,6 +36,8 @@ if TYPE_CHECKING:
     from asyncdata.loader.statistics import Statistics
 
 __all__ = ("StatefulDataLoader", "over_all_epochs")
+
+_CLOSE_TIMEOUT_S = 5.0
 
 
 def over_all_epochs(loader: StatefulDataLoader) -> Iterator[Any]:
@@ -52,7 +62,8 @@ class StatefulDataLoader:
 
     What ``collate_fn`` returns is yielded with a tensor for each array. The first batch is yielded at once. After that,
     the next batch is fetched, and its copy to the device started, before a batch is yielded; it is not in the state
-    until it is yielded itself. Its error is raised when the next batch is requested.
+    until it is yielded itself. Its error is raised when the next batch is requested. For a CUDA device, or with pinned
+    memory, the next batch is fetched in a thread while the trainer computes: ``collate_fn`` runs in that thread.
 
     :param loader: must be used only through this object from now on, and is closed with it.
     :param device: the device of the batches; None: the CPU. To a CUDA device they are copied on a separate stream; the
@@ -84,9 +95,11 @@ class StatefulDataLoader:
         self._num_held = trainer_lookahead
         self._batches: Iterator[Any] | None = None  # the rest of the epoch
         self._queue = _Queue()
+        _open.add(self)
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch that the trainer is in, or the next one."""
+        self._stop_fetching()
         queue = self._queue.given_back()
         if not queue.fetches:
             self._batches = None
@@ -99,32 +112,46 @@ class StatefulDataLoader:
         :param looks_ahead: also fetch the batch after it.
         """
         if not self._queue.waiting:
-            self._fetch()
-        if looks_ahead and len(self._queue.waiting) == 1 and self._queue.waiting[0].has_batch:
-            self._fetch()
+            self._fetch(in_a_thread=False)
         fetch = self._queue.waiting[0]
+        fetch.run()
         if fetch.error is not None:
             error, fetch.error = fetch.error, None
             self._queue = self._queue.without_failed()
             raise error
 
-        found = fetch.finish(self._transfer)
+        found = fetch.finish()
+        if looks_ahead and len(self._queue.waiting) == 1 and fetch.has_batch:
+            self._fetch(in_a_thread=self._transfer.in_a_thread)
         self._queue = self._queue.after_yield(self._num_held)
         return found
 
-    def _fetch(self) -> None:
-        """Append the next batch, the end or an error to the queue. After an interrupt the queue is unchanged."""
-        before, fetch = self._queue, _Fetch(self._loader)
+    def _fetch(self, *, in_a_thread: bool) -> None:
+        """Append the next batch, the end or an error to the queue. After an interrupt the queue is unchanged.
+
+        :param in_a_thread: return at once; what the thread has not done is done when the batch is needed.
+        """
         if self._batches is None:
             self._batches = iter(self._loader)
+        before, fetch = self._queue, _Fetch(self._loader, self._batches, self._transfer)
         try:
             # From here on, every caller gets the state before this batch.
             self._queue = before._replace(fetches=(*before.fetches, fetch))
-            fetch.run(self._batches, self._transfer)
+            if in_a_thread:
+                with contextlib.suppress(WorkerError):  # there is no room for a thread
+                    started(fetch.run_ahead, "asyncdata-fetch")
+            else:
+                fetch.run()
         except BaseException:
+            fetch.stop()
             if not fetch.has_batch:
                 self._queue = before
             raise
+
+    def _stop_fetching(self, timeout_s: float = -1) -> None:
+        """Let no thread take a batch from now on. The batch that one is taking is waited for."""
+        for fetch in self._queue.fetches:
+            fetch.stop(timeout_s)
 
     def _state(self) -> dict[str, Any]:
         """The loader's state, without batches that the trainer has not started on."""
@@ -175,6 +202,7 @@ class StatefulDataLoader:
         :raises SnapshotMismatchError: if it belongs to other data or settings.
         :raises SnapshotError: if it is not a state of a loader.
         """
+        self._stop_fetching()
         self._loader.load_state_dict(from_torch_state(state), allow_changed=allow_changed, same_rows=same_rows)
         self._drop()
 
@@ -191,6 +219,7 @@ class StatefulDataLoader:
         storage_options: Mapping[str, Any] = {},
     ) -> None:
         """As :meth:`load_state_dict`, from a file or object that :meth:`save` or a DataLoader's wrote."""
+        self._stop_fetching()
         options: dict[str, Any] = {"same_rows": same_rows, "storage_options": storage_options}
         self._loader.restore(path, allow_changed=allow_changed, **options)
         self._drop()
@@ -203,6 +232,7 @@ class StatefulDataLoader:
         if epoch == self.epoch or not self._follows_set_epoch:
             return
 
+        self._stop_fetching()
         if self._queue.fetches:  # the loader may be in that epoch already
             self._loader.load_state_dict(self._state())
         self._drop()
@@ -235,6 +265,7 @@ class StatefulDataLoader:
     def close(self) -> None:
         """Stop the loader. May be called again, and from any thread."""
         self._loader.close()
+        self._stop_fetching(_CLOSE_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         self._loader.start()
@@ -243,7 +274,20 @@ class StatefulDataLoader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loader.close()
+        self.close()
+
+
+_open: weakref.WeakSet[StatefulDataLoader] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """At exit: a thread that is frozen inside torch would abort the process."""
+    for loader in list(_open):
+        if any(not fetch.is_over for fetch in loader._queue.fetches):  # noqa: SLF001
+            loader.close()
+
+
+atexit.register(_close_all)
 
 
 # Batches that are fetched before the trainer requests them
@@ -277,33 +321,55 @@ class _Fetch:
     :ivar epoch: the loader's epoch without it.
     :ivar error: the error that was raised; it is raised again when the trainer requests the batch.
     :ivar has_failed: whether the loader raised it, and gave no batch.
+    :ivar is_over: whether it was fetched, or its error is known.
     """
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader, batches: Iterator[Any], transfer: Transfer) -> None:
         self.before = loader.state_dict()
         self.epoch = loader.epoch
         self.error: Exception | None = None
+        self._batches, self._transfer = batches, transfer
         self._found: list[Any] = []
         self._begun: list[Any] = []
-        self.has_failed = False
+        self.has_failed = self.is_over = self._is_stopped = False
+        self._lock = threading.RLock()  # collate_fn may close the loader
 
-    def run(self, batches: Iterator[Any], transfer: Transfer) -> None:
-        """Take the next batch, and start its copy."""
-        try:
-            # In C: an interrupt finds the batch here, or still in the loader.
-            self._found.extend(islice(batches, 1))
-            self._begin(transfer)
-        except Exception as error:
-            self.error, self.has_failed = error, not self._found
+    def run_ahead(self) -> None:
+        """In a thread: :meth:`run`, unless it was stopped."""
+        with self._lock:
+            if not self._is_stopped:
+                self._transfer.enter_thread()
+                self.run()
 
-    def _begin(self, transfer: Transfer) -> None:
-        self._begun.extend(transfer.begin(batch) for batch in self._found)
+    def run(self) -> None:
+        """Take the next batch, and start its copy; once. Who comes second waits for the first."""
+        with self._lock:
+            if self.is_over:
+                return
 
-    def finish(self, transfer: Transfer) -> list[Any]:
+            try:
+                if not self._found:  # an interrupted copy begins again
+                    # In C: an interrupt finds the batch here, or still in the loader.
+                    self._found.extend(islice(self._batches, 1))
+                self._begin()
+            except Exception as error:
+                self.error, self.has_failed = error, not self._found
+            self.is_over = True
+
+    def stop(self, timeout_s: float = -1) -> None:
+        """Let no thread begin; wait for one that has begun."""
+        self._is_stopped = True
+        if self._lock.acquire(timeout=timeout_s):
+            self._lock.release()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun.extend(self._transfer.begin(batch) for batch in self._found)
+
+    def finish(self) -> list[Any]:
         """The batch on its device; none at the end of an epoch."""
-        if not self._begun:  # the copy failed, or was interrupted
-            self._begin(transfer)
-        return [transfer.finish(begun) for begun in self._begun]
+        self._begin()  # the copy may have failed
+        return [self._transfer.finish(begun) for begun in self._begun]
 
     @property
     def has_batch(self) -> bool:
@@ -366,6 +432,9 @@ def transfer_to(device: Any, pin_memory: bool | None) -> Transfer:
         raise ConfigError(f"device={str(device)!r} needs a CUDA device, and torch finds none")
 
     pins = is_cuda if pin_memory is None else pin_memory
+    if pins and not torch.cuda.is_available():
+        raise ConfigError("pin_memory=True needs a CUDA device, and torch finds none")
+
     return StreamTransfer(place, pin_memory=pins) if is_cuda else Transfer(place, pin_memory=pins)
 
 
@@ -374,13 +443,25 @@ class Transfer:
     device with blocking copies.
 
     :param device: None: the CPU.
+    :ivar in_a_thread: whether it takes long, and lets others compute meanwhile.
     """
 
     _returns_at_once = False
 
     def __init__(self, device: Any, *, pin_memory: bool) -> None:
+        import torch
+
         self._device = device
         self._pin_memory = pin_memory
+        self.in_a_thread = pin_memory or self._returns_at_once
+        if self.in_a_thread:  # the device of "cuda" may change later, and differs between threads
+            self._cuda_index = torch.cuda.current_device() if device is None or device.index is None else device.index
+
+    def enter_thread(self) -> None:
+        """Called first in a thread: pinned memory belongs to the process's own device there, too."""
+        import torch
+
+        torch.cuda.set_device(self._cuda_index)
 
     def begin(self, batch: Any) -> Any:
         """Start the copy; without a stream for it, do all of it."""
@@ -406,9 +487,8 @@ class StreamTransfer(Transfer):
     def __init__(self, device: Any, *, pin_memory: bool) -> None:
         import torch
 
-        # The device of "cuda" may change later, and differ between threads.
-        index = torch.cuda.current_device() if device.index is None else device.index
-        super().__init__(torch.device("cuda", index), pin_memory=pin_memory)
+        super().__init__(device, pin_memory=pin_memory)
+        self._device = torch.device("cuda", self._cuda_index)
         self._stream = torch.cuda.Stream(self._device)
 
     def begin(self, batch: Any) -> Any:

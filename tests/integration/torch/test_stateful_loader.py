@@ -4,13 +4,13 @@ import contextlib
 import json
 import threading
 from collections import namedtuple
-from itertools import islice
+from itertools import count, islice
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from asyncdata import BadRowError, ConfigError, DataLoader, LoaderClosedError, SnapshotError
+from asyncdata import BadRowError, ConfigError, DataLoader, LoaderClosedError, SnapshotError, WorkerError
 from tests.support.ranks import settled
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -332,6 +332,7 @@ def fake_cuda(monkeypatch):
         "Stream": lambda device: side if device == third else None,
         "stream": current,
         "current_stream": lambda device: compute if device == third else None,
+        "set_device": lambda index: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, patch)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: said.append("pinned") or tensor.clone())
@@ -357,9 +358,106 @@ def test_the_next_batch_is_copied_on_a_stream_of_its_own_before_the_trainer_has_
     batches, said = iter(open_loader(**one, **settings)), []
     for _ in range(3):
         next(batches)
+        wait_for_the_thread()
         said.append(list(fake_cuda))
         fake_cuda.clear()
-    assert said == [begins + ENDS, begins + begins + ENDS, begins + ENDS], "the first one is not kept waiting"
+    assert said == [begins + ENDS, begins + ENDS + begins, ENDS + begins], "the first one is not kept waiting"
+
+
+def wait_for_the_thread():
+    for thread in threading.enumerate():
+        if thread.name == "asyncdata-fetch":
+            thread.join()
+
+
+@pytest.fixture
+def held_back(chats, fake_cuda):
+    """A loader for a device, whose third batch is not made before ``goes_on`` is set; and when it is about to be."""
+    begun, goes_on, numbers = threading.Event(), threading.Event(), count(1)
+
+    def made(samples):
+        if next(numbers) == 3:
+            begun.set()
+            goes_on.wait()
+        return [sample.tokens for sample in samples]
+
+    with StatefulDataLoader(DataLoader(chats, **knobs(**SAMPLES | {"collate_fn": made})), device="cuda") as loader:
+        yield loader, begun, goes_on
+        goes_on.set()
+
+
+def test_the_next_batch_is_made_while_the_trainer_computes_and_is_in_no_state_yet(open_loader, held_back):
+    loader, begun, goes_on = held_back
+    whole = run(open_loader(**SAMPLES), 1)
+    batches = iter(loader)
+    found = take(batches, 2)  # returns, though the third batch cannot be made
+    begun.wait()
+    resumed = open_loader(**SAMPLES)
+    resumed.load_state_dict(loader.state_dict())
+    assert take(resumed, 1) == whole[2:3]
+    goes_on.set()
+    assert found + take(batches, len(whole)) == whole
+
+
+BESIDE = {
+    "another loop": lambda loader, state: None,
+    "a restart": lambda loader, state: loader.load_state_dict(state),
+    "a file": lambda loader, state: loader.restore(state),
+    "an epoch": lambda loader, state: loader.set_epoch(1),
+}
+
+
+@pytest.mark.parametrize("change", BESIDE.values(), ids=BESIDE)
+def test_what_changes_the_place_waits_for_the_batch_that_is_being_made(open_loader, held_back, tmp_path, change):
+    loader, begun, goes_on = held_back
+    plain_one = open_loader(**SAMPLES)
+    state = loader.state_dict()
+    if change is BESIDE["a file"]:
+        loader.save(state := tmp_path / "run.snapshot")
+    for each in (loader, plain_one):
+        take(each, 2)
+    begun.wait()
+    threading.Timer(0.05, goes_on.set).start()
+    for each in (loader, plain_one):
+        change(each, state)
+    assert run(loader, 2) == run(plain_one, 2)
+
+
+def test_closing_ends_the_thread_that_waits_for_rows(tmp_path, jsonl_file, fake_cuda):
+    rows = [{"id": number} for number in range(25)] + [{"id": 25, "gate": str(tmp_path / "never")}]
+    settings = {"tokenize_fn": "tests.support.worker_fns:waits", "collate_fn": lambda samples: samples[0].tokens}
+    inner = DataLoader(jsonl_file(rows), num_workers=1, batch_size=10, buffer_size=10, shuffle=False, **settings)
+    with StatefulDataLoader(inner, device="cuda") as loader:
+        batches = iter(loader)
+        assert [next(batches).tolist() for _ in range(2)] == [[0], [10]]
+        assert any(thread.name == "asyncdata-fetch" for thread in threading.enumerate())
+    assert not any(thread.name == "asyncdata-fetch" for thread in threading.enumerate())
+    with pytest.raises(LoaderClosedError):
+        next(batches)
+
+
+def test_what_fails_in_the_thread_is_raised_in_its_turn_and_comes_again(open_loader, fake_cuda):
+    whole, fails, numbers = run(open_loader(**SAMPLES), 1), [3, 5], count(1)
+
+    def made(samples):
+        if next(numbers) in fails:
+            raise RuntimeError("no memory")
+        return [sample.tokens for sample in samples]
+
+    loader, found = open_loader(**SAMPLES | {"collate_fn": made}, device="cuda"), []
+    for _ in fails:
+        with pytest.raises(RuntimeError, match="no memory"):
+            found.extend(map(plain, loader))
+    assert found + run(loader, 1) == whole
+
+
+def test_without_room_for_a_thread_the_batch_is_made_when_it_is_needed(open_loader, fake_cuda, monkeypatch):
+    def no_room(target, name):
+        raise WorkerError("AD426")
+
+    whole = run(open_loader(**SAMPLES), 1)
+    monkeypatch.setattr("asyncdata.integrations.torch.loader.started", no_room)
+    assert run(open_loader(**SAMPLES, device="cuda"), 1) == whole
 
 
 @pytest.mark.thorough
