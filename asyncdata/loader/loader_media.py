@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.workers.base import Executor
 
-__all__ = ("LoaderMedia",)
+__all__ = ("LoaderMedia", "ReadOnceError")
+
+
+class ReadOnceError(ConfigError):
+    """AD456: a source is read from front to back, and media need their row a second time."""
 
 
 class LoaderMedia:
@@ -39,7 +43,7 @@ class LoaderMedia:
             )
 
         if any(is_loaded_instance(part.source.files, "asyncdata.sources.stream:RowStream") for part in parts):
-            raise ConfigError(
+            raise ReadOnceError(
                 "AD456 media are loaded by reading their row again, which a source that is read from front to back "
                 "cannot do: use files that are not compressed, Parquet, or a data set on disk"
             )

@@ -120,12 +120,13 @@ def test_padded_rows_have_the_logits_of_their_samples_alone(rows, family, side):
         assert float((together - alone).abs().max()) <= EXACT
 
 
-def test_a_dummy_runs_the_vision_tower_and_trains_nothing(rows, family):
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_dummy_runs_the_vision_tower_and_trains_nothing(rows, family, is_packed):
     with make(rows, packing=None, plan_packs=False, collate_fn=None, shuffle=False) as loader:
         text, dummy = loader.get_next_batch(2)
-    document = Document(text.tokens, text.labels, None, text)
-    without, model = COLLATE([[document]]), model_of(family)
-    batch = PackedCollator(keys="transformers", dummy=dummy)([[document]])
+    document, model = Document(text.tokens, text.labels, None, text), model_of(family)
+    collator, documents = (PackedCollator, [[document]]) if is_packed else (PaddedCollator, [document])
+    without, batch = (collator(keys="transformers", dummy=one)(documents) for one in (None, dummy))
     assert "pixel_values" not in without
     assert (batch["labels"] != -100).sum() == (without["labels"] != -100).sum()
 

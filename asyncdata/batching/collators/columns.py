@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from asyncdata.batching.collators.base import Document
+from asyncdata.batching.collators.base import IGNORE, Document
 from asyncdata.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.collators.base import Batch, Integers
     from asyncdata.core.columns import Column
 
-__all__ = ("Keys", "add_columns", "columns_in", "filled_items")
+__all__ = ("Keys", "add_columns", "columns_in", "filled_items", "needed_dummy")
 
 Keys = Literal["all", "transformers", "verl"]
 """How a batch has items: ``all``: with their counts. ``transformers``: without, and only if there are any, so that the
@@ -51,6 +51,14 @@ def filled_items(documents: Sequence[Any]) -> set[str]:
     """The columns of which one of the documents has an item."""
     names = [column.name for column in columns_in(documents) if column.per == "item"]
     return {name for name in names for document in documents if len((_columns_of(document) or {}).get(name, ()))}
+
+
+def needed_dummy(dummy: Any, documents: Sequence[Any]) -> list[Document]:
+    """The dummy without a token that is trained, if there is one and the documents lack a kind of its items."""
+    if dummy is None or filled_items([dummy]) <= filled_items(documents):
+        return []
+
+    return [Document(dummy.tokens, np.full(len(dummy.tokens), IGNORE), None, dummy)]
 
 
 def add_columns(

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.batching.collators.base import IGNORE, Document, Integers, Positive, joined_labels, joined_tokens
-from asyncdata.batching.collators.columns import add_columns, columns_in, filled_items
+from asyncdata.batching.collators.columns import add_columns, columns_in, filled_items, needed_dummy
 from asyncdata.batching.collators.torch_tensors import sequence_context, to_torch
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
@@ -157,16 +157,17 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     def _with_dummy(self, packs: Sequence[Sequence[Document]]) -> list[Sequence[Document]]:
         """The packs; with the dummy, if the documents lack a kind of its items."""
         found = list(packs)
-        documents = [document for pack in packs for document in pack]
-        if self.dummy is None or filled_items([self.dummy]) <= filled_items(documents):
+        dummies = needed_dummy(self.dummy, [document for pack in packs for document in pack])
+        if not dummies:
             return found
 
         totals = [sum(self._sizes(pack)) for pack in packs]
-        shortest, tokens = int(np.argmin(totals)), self.dummy.tokens
-        found[shortest] = [*packs[shortest], Document(tokens, np.full(len(tokens), IGNORE), None, self.dummy)]
+        shortest = int(np.argmin(totals))
+        found[shortest] = [*packs[shortest], *dummies]
         if self.max_length is not None and sum(self._sizes(found[shortest])) > self.max_length:
+            num_tokens = len(self.dummy.tokens)
             raise ConfigError(
-                f"AD450 packs of {min(totals)} tokens and more leave no room for the dummy of {len(tokens)} in rows of "
+                f"AD450 packs of {min(totals)} tokens and more leave no room for the dummy of {num_tokens} in rows of "
                 f"{self.max_length}; give the collator a max_length that is larger by that than that of the packing"
             )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from asyncdata.batching.collators.base import IGNORE, Document, Positive, joined_labels, joined_tokens
-from asyncdata.batching.collators.columns import Keys, add_columns, columns_in
+from asyncdata.batching.collators.columns import Keys, add_columns, columns_in, filled_items, needed_dummy
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 
@@ -39,6 +39,9 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
         any, and no counts of them. ``verl``: ``loss_mask``, 0 or 1 at each token, in place of ``labels``; items in
         ``multi_modal_inputs``, a list with a dict of each document's own; and with ``mrope`` ``position_ids`` of shape
         (num_documents, 4, width), first those that count tokens.
+    :ivar dummy: a sample with items, such as a small picture. It is one row more, the last, without a token that is
+        trained, if the documents of a batch have no item of a column of its items: ranks that shard a model's vision
+        tower must all run it, or they wait for each other for ever.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a document that is too long, AD451 and
         AD452 for something that is not a document.
     """
@@ -51,10 +54,16 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
     max_length: Positive | None = None
     shift_labels: bool = False
     keys: Keys = "all"
+    dummy: Any = None
 
     def check(self) -> None:
         """Check that the longest document still fits after its row is rounded up, and that labels are shifted once."""
         _check_keys(self)
+        if self.dummy is not None and not filled_items([self.dummy]):
+            raise ConfigError(
+                "PaddedCollator: dummy is a Sample with items, as a loader delivers it for a row with a small picture"
+            )
+
         if self.max_length is not None and self.max_length % self.pad_to_multiple_of:
             raise ConfigError(
                 f"PaddedCollator: max_length={self.max_length} is no multiple of "
@@ -63,6 +72,7 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
 
     def __call__(self, documents: Sequence[Document]) -> Batch:
         """The batch of these documents, one a row."""
+        documents = [*documents, *needed_dummy(self.dummy, documents)]
         width = _width(documents, self.pad_to_multiple_of, self.max_length)
         return _padded(documents, width, self.pad_id, self.keys, left=self.side == "left", shifted=self.shift_labels)
 

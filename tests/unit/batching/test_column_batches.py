@@ -216,6 +216,27 @@ def test_a_batch_without_a_picture_has_the_dummy_at_the_end_of_its_shortest_pack
         collate(packs[:1])
 
 
+@pytest.mark.parametrize("keys", ["all", "transformers", "verl"])
+def test_padded_rows_without_a_picture_have_the_dummy_as_one_row_more(keys):
+    dummy = pictured([9, 9], [1]).sample
+    collate = PaddedCollator(keys=keys, max_length=3, dummy=dummy)
+    text, with_picture = pictured([6, 7, 8]), pictured([5], [1])
+    batch, plain = collate([text]), PaddedCollator(keys=keys)([text])
+
+    assert batch["input_ids"].tolist() == [[6, 7, 8], [9, 9, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    of_labels = "loss_mask" if keys == "verl" else "labels"
+    untrained = 0 if keys == "verl" else IGNORE
+    assert batch[of_labels].tolist() == [plain[of_labels][0].tolist(), [untrained] * 3]
+    items = batch["multi_modal_inputs"][1] if keys == "verl" else batch
+    assert items["pixel_values"].tolist() == [[9, 9]]
+
+    without = PaddedCollator(keys=keys)([text, with_picture])
+    assert str(collate([text, with_picture])) == str(without)
+    with pytest.raises(ConfigError, match="^AD450 a document of 2 tokens"):
+        PaddedCollator(max_length=1, dummy=dummy)([pictured([6])])
+
+
 def test_megatrons_float_mask_stands_beside_the_labels():
     column = Column("loss_mask", "float32", follows="labels")
     ids = np.arange(1, 4, dtype=np.int32)
@@ -231,7 +252,8 @@ def test_megatrons_float_mask_stands_beside_the_labels():
     [
         (PaddedCollator, {"keys": "verl", "shift_labels": True}, "PaddedCollator: with keys='verl' the trainer shifts"),
         (FixedCollator, {"length": 4, "keys": "transformers", "shift_labels": True}, "FixedCollator: with keys="),
-        (PackedCollator, {"dummy": pictured([1]).sample}, "dummy is a Sample with items"),
+        (PackedCollator, {"dummy": pictured([1]).sample}, "PackedCollator: dummy is a Sample with items"),
+        (PaddedCollator, {"dummy": pictured([1]).sample}, "PaddedCollator: dummy is a Sample with items"),
         (PackedCollator, {"dummy": pictured([1], [1]).sample, "overlong": "truncate"}, 'needs overlong="error"'),
     ],
 )
