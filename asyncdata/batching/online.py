@@ -31,7 +31,7 @@ from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.types import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from asyncdata.batching.packers import Packer
     from asyncdata.batching.packs import Counts, Pack, Piece
@@ -328,10 +328,14 @@ class OnlinePacks:
         return [[(arrival.sample, start, stop) for arrival, start, stop in ready[number]] for number in numbers]
 
     @staticmethod
-    def delivered(progress: OnlineProgress, num_packs: int) -> OnlineProgress:
-        """The progress after ``num_packs`` ready packs are delivered, to all ranks together."""
+    def delivered(progress: OnlineProgress, num_packs: int, bad_rows: Mapping[str, int] = {}) -> OnlineProgress:
+        """The progress after ``num_packs`` ready packs are delivered, to all ranks together.
+
+        :param bad_rows: samples in them whose media could not be loaded, by reason.
+        """
         pieces = chain.from_iterable(progress.next_packs(num_packs))
-        delivered = progress.delivered.plus(num_packs, sum(stop - start for _, start, stop in pieces))
+        num_tokens = sum(stop - start for _, start, stop in pieces)
+        delivered = progress.delivered.plus(num_packs, num_tokens, bad_rows)
         return progress.without(num_packs)._replace(delivered=delivered)
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -70,15 +71,18 @@ class Delivered(NamedTuple):
     :ivar num_packs: in this run and in those that it resumed.
     :ivar epoch_packs: of the epoch.
     :ivar num_tokens: of the packs of all these runs.
+    :ivar bad_rows: samples in them whose media could not be loaded, by ``bad row <code>``; unset: none.
     """
 
     num_packs: int = 0
     epoch_packs: int = 0
     num_tokens: int = 0
+    bad_rows: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
-    def plus(self, num_packs: int, num_tokens: int) -> Delivered:
+    def plus(self, num_packs: int, num_tokens: int, bad_rows: Mapping[str, int] = {}) -> Delivered:
         """These packs, and more of the same epoch."""
-        return Delivered(self.num_packs + num_packs, self.epoch_packs + num_packs, self.num_tokens + num_tokens)
+        bad = dict(Counter(self.bad_rows or {}) + Counter(bad_rows)) or msgspec.UNSET
+        return Delivered(self.num_packs + num_packs, self.epoch_packs + num_packs, self.num_tokens + num_tokens, bad)
 
 
 class Packs(NamedTuple):
@@ -144,6 +148,7 @@ class PackState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     :ivar epoch_packs: packs delivered of the epoch.
     :ivar num_tokens: tokens of the delivered packs.
     :ivar is_alone: what waited at the epoch's end was packed by itself, and is being delivered.
+    :ivar bad_rows: samples in delivered packs whose media could not be loaded, by ``bad row <code>``; unset: none.
     """
 
     epoch: Number
@@ -158,11 +163,12 @@ class PackState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     epoch_packs: Count
     num_tokens: Count
     is_alone: bool = False
+    bad_rows: dict[str, Count] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def delivered(self) -> Delivered:
         """The numbers of delivered packs."""
-        return Delivered(self.num_packs, self.epoch_packs, self.num_tokens)
+        return Delivered(self.num_packs, self.epoch_packs, self.num_tokens, self.bad_rows)
 
 
 def restored(state: Mapping[str, Any], kind: type[StateT]) -> StateT:

@@ -155,6 +155,7 @@ class MediaRef(NamedTuple):
     :ivar part: of a mixture; empty for a single source.
     :ivar file_id: the number of the row's file; ``offset`` and ``num_bytes``: the row's there.
     :ivar num_media: bytes of the media.
+    :ivar counts: how many values there are of each column; it is not kept where the media are let go.
     """
 
     part: str
@@ -162,6 +163,7 @@ class MediaRef(NamedTuple):
     offset: int
     num_bytes: int
     num_media: int
+    counts: tuple[tuple[str, int], ...] = ()
 
 
 class Columns(dict[str, Array]):
@@ -196,7 +198,7 @@ class Columns(dict[str, Array]):
     def to_dict(self) -> dict[str, Any]:
         """The arrays by the keys of their columns, and in place of media where they come from."""
         kept = self.without_media()
-        media = {} if self.media is None else {_MEDIA: list(self.media)}
+        media = {} if self.media is None else {_MEDIA: list(self.media[:5])}
         return {column.key: kept[name] for name, column in kept.declared.items()} | media
 
     @classmethod
@@ -208,6 +210,13 @@ class Columns(dict[str, Array]):
             array.flags.writeable = False
             found[declared(key)] = array.view(declared(key).numpy)
         return cls(found, None if media is None else MediaRef(*media))
+
+    def __copy__(self) -> Columns:
+        """Copy by value, with all that is known of the media."""
+        made, args = self.__reduce__()
+        found = made(*args)
+        found.media = self.media
+        return found
 
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Columns], tuple[dict[str, Any]]]:
         """Pickle and copy by value."""

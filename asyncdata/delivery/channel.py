@@ -74,6 +74,7 @@ class Channel:
     :ivar num_produced: samples ever made ready.
     :ivar is_stopped: whether the last item ends the stream.
     :ivar ended_epoch: the last epoch whose end is among the items; -1 for none.
+    :ivar failure: the error after which no worker does anything.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Channel:
         self.num_produced = 0
         self.is_stopped = False
         self.ended_epoch = -1
+        self.failure: AsyncDataError | None = None
         self.num_rows_in_flight = 0
         self.num_ready_bytes = 0
         self._bad_rows, self._num_bad_rows = bad_rows, num_bad_rows
@@ -153,6 +155,7 @@ class Channel:
         :param overtakes: after what is ready instead: perhaps no one will fill the entries that are in flight.
         """
         if overtakes:
+            self.failure = error
             self.emit(Failure(error))
         else:
             self.fill(self.enter(0), Failure(error))

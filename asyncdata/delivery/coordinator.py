@@ -91,6 +91,11 @@ class Coordinator:
         return advanced(ledger, run, num_taken, self.rules.samples_per_group)
 
     @property
+    def num_ready(self) -> int:
+        """Samples of the stream that a call would get without waiting."""
+        return self.channel.num_produced - self._num_taken
+
+    @property
     def _num_taken(self) -> int:
         return self._state.ledger.taken + self._state.num_taken
 
@@ -192,7 +197,7 @@ class Coordinator:
 
     def _serve(self, request: Request) -> list[Sample] | None:
         chosen = self._chosen(request)
-        if chosen is None:
+        if chosen is None or not self._are_loaded(request):
             return None
 
         ledger = self.ledger
@@ -241,6 +246,28 @@ class Coordinator:
         self._drop_returned(*failed)
         request.chosen = None
         return self._chosen(request)
+
+    def _are_loaded(self, request: Request) -> bool:
+        """Whether the packs that a request waits for have their media; those of its next packs are loaded, too.
+
+        :raises AsyncDataError: the error for which they never will have.
+        """
+        media = self.channel.media
+        if media is None or request.packed is None:
+            return True
+
+        is_loaded = media.load(*request.packed)
+        if self.channel.failure is not None and not is_loaded:
+            raise self.channel.failure
+
+        self._on_room()
+        return is_loaded
+
+    def give_media(self, samples: Iterable[Sample], num_passed: int) -> Any:
+        """Copies of packed samples with their media; see :meth:`~asyncdata.delivery.media_queue.MediaQueue.give`."""
+        with self._lock:
+            assert self.channel.media is not None, "the packs have media"
+            return self.channel.media.give(samples, num_passed)
 
     def _drop_returned(self, item: Returned, policy: BadRowPolicy, error: BadRowError) -> None:
         """Drop a group of the buffer whose media cannot be loaded again."""
@@ -450,8 +477,11 @@ class Coordinator:
     def _has_enough(self) -> bool:
         """Whether the first request can be served now."""
         first, channel = self._requests[0], self.channel
+        if channel.media is not None and channel.media.needed:
+            return channel.is_stopped
+
         last_epoch = self.rules.last_epoch(first.last_epoch)
-        is_enough = channel.num_produced - self._num_taken >= first.num_groups - len(first.chosen or ())
+        is_enough = self.num_ready >= first.num_groups - len(first.chosen or ())
         return is_enough or channel.is_stopped or (last_epoch is not None and channel.ended_epoch >= last_epoch)
 
     def close(self, reason: str) -> None:

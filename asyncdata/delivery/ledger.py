@@ -288,18 +288,21 @@ class Request:
     :param last_epoch: do not go beyond this epoch; there may be fewer groups then.
     :param is_for_packs: the caller packs the samples, and then commits the delivery together with the progress of
         packing (:meth:`~asyncdata.delivery.coordinator.Coordinator.commit`). Until then nothing is delivered.
+    :ivar packed: the samples of the packs that are delivered next, if they have media: those that it waits for, and
+        those whose media are loaded ahead.
     :ivar wake: called, from any thread, when the caller should poll again.
     :ivar chosen: the groups that the buffer filter chose; they stay in the buffer until the request is served.
     :ivar served: the state before the delivery that served the request, and the ledger after it.
     :ivar commit: the states before and after the commit of that delivery, so that it can be rolled back.
     """
 
-    __slots__ = ("chosen", "commit", "is_for_packs", "last_epoch", "num_groups", "served", "wake")
+    __slots__ = ("chosen", "commit", "is_for_packs", "last_epoch", "num_groups", "packed", "served", "wake")
 
     def __init__(self, num_groups: int, last_epoch: int | None = None, *, is_for_packs: bool = False) -> None:
         self.num_groups = num_groups
         self.last_epoch = last_epoch
         self.is_for_packs = is_for_packs
+        self.packed: tuple[list[Sample], list[Sample]] | None = None
         self.wake: Callable[[], object] = no_op
         self.chosen: list[Returned] | None = None
         self.served: tuple[State, Ledger] | None = None

@@ -1,14 +1,19 @@
 """Media: the heavy columns of samples, which workers load shortly before they are delivered, within a limit of bytes.
 
 What a plan says of a sample decides its place; its media are loaded in the order of D, and are forgotten with it.
+Samples that are packed as they come leave the channel without media. These are loaded in the order of the packs, once
+it is known, and given when a pack is delivered.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 import threading
 import weakref
 from collections import Counter, deque
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,9 +27,8 @@ if TYPE_CHECKING:
 
     from asyncdata.core.columns import Column, MediaRef
     from asyncdata.core.errors import BadRowError
-    from asyncdata.core.types import Sample, SampleRange, Tokens
+    from asyncdata.core.types import Position, Sample, SampleRange, Tokens
     from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.items import Item
     from asyncdata.delivery.ledger import Returned
 
@@ -90,15 +94,13 @@ class Wanted(NamedTuple):
 
 
 class _Staged(NamedTuple):
-    """A sample of the stream whose media are wanted.
+    """A sample whose media are loaded as soon as there is room.
 
-    :ivar number: how many samples the channel has had before it, and those that were dropped since then.
+    :ivar number: of the stream, how many samples the channel has had before it, and those that were dropped since then.
     """
 
-    chunk: Chunk
-    sample: int
-    num_bytes: int
-    number: int
+    wanted: Wanted
+    number: float = math.inf
 
 
 class MediaQueue:
@@ -107,7 +109,9 @@ class MediaQueue:
     :param columns: those that are loaded, by name.
     :param policies: what is done with samples whose media cannot be loaded, by the part of a mixture.
     :param emit: takes the next item, which is ready.
+    :param for_packs: whether samples are packed before their media are loaded.
     :ivar num_waiting: samples that are not ready.
+    :ivar needed: samples of packs that a call waits for.
     """
 
     def __init__(
@@ -116,9 +120,13 @@ class MediaQueue:
         columns: Mapping[str, Column],
         policies: Mapping[str, BadRowPolicy],
         emit: Callable[[Item], object],
+        *,
+        for_packs: bool,
     ) -> None:
         self.budget = budget
         self.num_waiting = 0
+        self.needed: set[Hashable] = set()
+        self._for_packs = for_packs
         self._columns, self._policies, self._emit = columns, policies, emit
         self._num_bad: Counter[str] = Counter()
         self._items: deque[Item] = deque()
@@ -128,20 +136,80 @@ class MediaQueue:
         self._found: dict[Hashable, Columns | RowError] = {}
         self._num_samples = self._num_dropped = self._num_reserved = 0
 
+    @property
+    def num_lacking(self) -> int:
+        """Samples that wait for their media, or for those of samples before them."""
+        return self.num_waiting + len(self.needed)
+
+    def _ref_of(self, chunk: Any, sample: int) -> MediaRef | None:
+        """Where the media of a sample of the stream come from; None if it has none."""
+        counts = chunk.value("media", sample)
+        if not counts:
+            return None
+
+        num_bytes = sum(self._columns[name].num_bytes(count) for name, count in counts.items())
+        ref: MediaRef = chunk.media_ref(sample, num_bytes)._replace(counts=tuple(counts.items()))
+        return ref
+
     def push(self, item: Item) -> None:
         """Take the next item of the order."""
-        if isinstance(item, Run):
+        if isinstance(item, Run) and not self._for_packs:
             for sample in range(item.start, item.stop):
-                counts = item.chunk.value("media", sample)
-                if counts:
-                    num_bytes = sum(self._columns[name].num_bytes(count) for name, count in counts.items())
-                    number = self._num_samples + sample - item.start
-                    self._staged.append(_Staged(item.chunk, sample, num_bytes, number))
-                    self._missing.add((id(item.chunk), sample))
+                ref = self._ref_of(item.chunk, sample)
+                if ref is not None:
+                    wanted = Wanted((id(item.chunk), sample), ref, item.chunk.tokens_of(sample))
+                    self._staged.append(_Staged(wanted, self._num_samples + sample - item.start))
+                    self._missing.add(wanted.key)
             self._num_samples += item.stop - item.start
             self.num_waiting += item.stop - item.start
         self._items.append(item)
         self._advance()
+
+    # Samples of packs that are made of samples as they come.
+
+    def load(self, now: Iterable[Sample], later: Iterable[Sample]) -> bool:
+        """Have the media of packed samples loaded, in this order; return whether those of ``now`` are there.
+
+        :param now: a call waits for them; the others are loaded as far as there is room.
+        """
+        now = list(now)
+        wanted = _wanted_of(chain(now, later))
+        self.needed = _wanted_of(now).keys() - self._found.keys()
+        is_asked = self._found.keys() | self._missing
+        self._staged = deque(_Staged(one) for key, one in wanted.items() if key not in is_asked)
+        return not self.needed
+
+    def give(self, samples: Iterable[Sample], num_passed: int) -> tuple[dict[Position, Sample], Counter[str]] | None:
+        """Copies of packed samples with their media, which are forgotten here; None if they are not all loaded.
+
+        :param num_passed: bad rows that were passed over before.
+        :returns: the copies, by position; and how many of them have zeros, as their media could not be loaded, by code.
+        :raises AsyncDataError: if one of these may not be passed over.
+        """
+        packed = {sample.position: sample for sample in samples}
+        wanted = _wanted_of(packed.values())
+        if not wanted.keys() <= self._found.keys():
+            return None
+
+        found = {key: self._found[key] for key in wanted}
+        faults = [(packed[key], one) for key, one in found.items() if isinstance(one, RowError)]
+        errors = []
+        for number, (sample, fault) in enumerate(faults):
+            part = sample.source_name or ""
+            policy, stops = self._policy_of(part)
+            assert sample.source is not None
+            errors.append((policy, bad_row_error(sample.source, fault, shows_row=policy.shows_row)))
+            if stops if part else policy.stops_after(num_passed + number):
+                raise policy.stop_error(errors[-1][1])
+
+        for policy, error in errors:
+            policy.pass_over(error)
+        given = {key: copy.copy(packed[key]) for key in wanted}
+        for key, sample in given.items():
+            self._give(sample, self._found.pop(key), wanted[key].ref)
+        return given, Counter(f"bad row {fault.code}" for _, fault in faults)
+
+    # What is loaded.
 
     def next(self, num_taken: int, demand: int) -> Wanted | None:
         """The next sample to load, if there is room for it, or if a call waits for it; its bytes are reserved.
@@ -157,20 +225,22 @@ class MediaQueue:
         if not self._staged:
             return None
 
-        chunk, sample, num_bytes, number = self._staged[0]
-        is_room = self.budget.held + self._num_reserved + num_bytes <= self.budget.max_bytes
-        if not is_room and number - self._num_dropped - num_taken >= demand:
+        wanted, number = self._staged[0]
+        is_room = self.budget.held + self._num_reserved + wanted.ref.num_media <= self.budget.max_bytes
+        if not (is_room or number - self._num_dropped - num_taken < demand or wanted.key in self.needed):
             return None
 
         self._staged.popleft()
-        self._num_reserved += num_bytes
-        return Wanted((id(chunk), sample), chunk.media_ref(sample, num_bytes), chunk.tokens_of(sample))
+        self._num_reserved += wanted.ref.num_media
+        self._missing.add(wanted.key)
+        return wanted
 
     def put(self, wanted: Wanted, found: Tokenized | RowError) -> None:
         """The media of a sample are loaded, or cannot be."""
         self._num_reserved -= wanted.ref.num_media
         self._found[wanted.key] = found if isinstance(found, RowError) else self._loaded(wanted, found)
         self._missing.discard(wanted.key)
+        self.needed.discard(wanted.key)
         self._advance()
 
     def _loaded(self, wanted: Wanted, reply: Tokenized) -> Columns | RowError:
@@ -191,7 +261,7 @@ class MediaQueue:
         """Emit what is ready."""
         while self._items:
             item = self._items.popleft()
-            if not isinstance(item, Run):
+            if self._for_packs or not isinstance(item, Run):
                 self._emit(item)
                 continue
 
@@ -234,23 +304,24 @@ class MediaQueue:
         self._emit(run)
 
     def attach(self, samples: SampleRange, delivered: list[Sample]) -> None:
-        """Give delivered samples their arrays, which those of a group share.
-
-        A sample whose media could not be loaded keeps its length, as its pack is planned: nothing of it is trained.
-        """
+        """Give delivered samples their arrays, which those of a group share; those for packs only say where from."""
         for number, sample in enumerate(delivered):
             row = samples.row(number)
-            found = self._found.get((id(samples.chunk), row))
-            if found is None:
-                continue
+            found = Columns({}) if self._for_packs else self._found.get((id(samples.chunk), row))
+            ref = None if found is None else self._ref_of(samples.chunk, row)
+            if found is not None and ref is not None:
+                self._give(sample, found, ref)
 
-            if isinstance(found, RowError):
-                counts = samples.chunk.value("media", row)
-                found = Columns({self._columns[name]: self._columns[name].zeros(counts[name]) for name in counts})
-                sample.labels = np.full(len(sample.tokens), _NOT_TRAINED, np.int32)
-            planned = samples.chunk.arrays(row)
-            planned = planned if isinstance(planned, Columns) else Columns({})
-            sample.columns = planned.with_media(found, found.media)
+    def _give(self, sample: Sample, found: Columns | RowError, ref: MediaRef) -> None:
+        """Give a sample its arrays.
+
+        If they could not be loaded, it keeps its length, as its pack is made: nothing of it is trained.
+        """
+        if isinstance(found, RowError):
+            found = Columns({self._columns[name]: self._columns[name].zeros(count) for name, count in ref.counts})
+            sample.labels = np.full(len(sample.tokens), _NOT_TRAINED, np.int32)
+        planned = sample.columns if isinstance(sample.columns, Columns) else Columns({})
+        sample.columns = planned.with_media(found, ref)
 
     def restore(self, groups: Iterable[Returned]) -> tuple[bool, tuple[Returned, BadRowPolicy, BadRowError] | None]:
         """Give groups of the rollout buffer their media again, or have them loaded.
@@ -284,3 +355,9 @@ class MediaQueue:
         """The run is delivered, and will not be again."""
         for sample in range(run.start, run.stop):
             self._found.pop((id(run.chunk), sample), None)
+
+
+def _wanted_of(samples: Iterable[Sample]) -> dict[Position | None, Wanted]:
+    """The packed samples that have media, by their positions."""
+    refs = ((sample, getattr(sample.columns, "media", None)) for sample in samples)
+    return {one.position: Wanted(one.position, ref, one.tokens) for one, ref in refs if ref is not None}

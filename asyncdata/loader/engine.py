@@ -451,7 +451,7 @@ class Engine:
     def waits_for(self) -> str:
         """The stage that a call waits for now: ``start``, ``index``, ``read``, ``tokenize`` or ``media``."""
         media = self.coordinator.channel.media
-        if media is not None and media.num_waiting and self._executor.is_busy:
+        if media is not None and media.num_lacking and self._executor.is_busy:
             return "media"
 
         if self._executor.is_busy and self._producer.oldest_in_flight is not None:

@@ -28,20 +28,14 @@ class ReadOnceError(ConfigError):
 class LoaderMedia:
     """Media that are loaded before samples are delivered.
 
-    :param is_planned: whether packs are planned, or there are none.
+    :param is_planned: whether packs are planned, or there are none; otherwise they are made of samples as they come.
     :param on_free: called, in any thread, when media are freed.
-    :raises ConfigError: AD456, where a row cannot be read a second time, or a pack is made only from loaded samples.
+    :raises ReadOnceError: where a row cannot be read a second time.
     """
 
     def __init__(
         self, parts: Sequence[OpenedPart], max_bytes: int, *, is_planned: bool, on_free: Callable[[], object]
     ) -> None:
-        if not is_planned:
-            raise ConfigError(
-                "AD456 packs of samples with media are planned: pass plan_packs=True, so that only the media of the "
-                "next packs are in memory"
-            )
-
         if any(is_loaded_instance(part.source.files, "asyncdata.sources.stream:RowStream") for part in parts):
             raise ReadOnceError(
                 "AD456 media are loaded by reading their row again, which a source that is read from front to back "
@@ -49,13 +43,14 @@ class LoaderMedia:
             )
 
         self.budget = MediaBudget(max_bytes, on_free)
+        self._is_planned = is_planned
         self._columns = {column.name: column for part in parts for column in declared_columns(part.function)}
         self._policies = {part.name: part.bad_rows for part in parts}
         self._numbers = {part.name: number for number, part in enumerate(parts)}
 
     def queue(self, channel: Channel) -> MediaQueue:
         """What waits in a channel."""
-        return MediaQueue(self.budget, self._columns, self._policies, channel.emit)
+        return MediaQueue(self.budget, self._columns, self._policies, channel.emit, for_packs=not self._is_planned)
 
     def loader(self, executor: Executor, coordinator: Coordinator) -> MediaLoader:
         """What asks workers for them."""
@@ -64,7 +59,7 @@ class LoaderMedia:
     def numbers(self, channel: Channel) -> dict[str, Any]:
         """Numbers for :class:`~asyncdata.Statistics`."""
         return {
-            "media_waiting_samples": 0 if channel.media is None else channel.media.num_waiting,
+            "media_waiting_samples": 0 if channel.media is None else channel.media.num_lacking,
             "media_held_bytes": self.budget.held,
             "media_loaded_total": self.budget.num_loaded,
             "media_bytes_total": self.budget.num_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -230,9 +231,9 @@ def numbers_of(
         "samples_total": counters.num_samples,
         "groups_total": counters.num_groups,
         "tokens_total": counters.num_tokens,
-        "dropped_total": dict(counters.drops),
+        "dropped_total": dict(Counter(counters.drops) + Counter(packs.bad_rows)),
         "noted_total": dict(counters.notes),
-        "bad_rows_total": counters.num_bad_rows,
+        "bad_rows_total": counters.num_bad_rows + sum(packs.bad_rows.values()),
         "buffered_groups": len(ledger.buffer),
         "leased_requests": len(ledger.leases),
         "ready_samples": channel.num_produced - ledger.taken,

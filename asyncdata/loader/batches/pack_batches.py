@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ("OnlineBatching", "PackBatches", "PackBatching", "PlannedBatching")
 
 _SAMPLES_PER_PUSH = 64
+_BATCHES_AHEAD = 2
+"""Batches whose media are loaded while the trainer has the one before them, if they have room."""
 
 
 class PackBatching(Batching):
@@ -52,8 +54,8 @@ class PackBatching(Batching):
 
     def totals(self, ledger: Ledger) -> PackTotals:
         progress: OnlineProgress | PlannedProgress = ledger.packs
-        num_packs, _, num_tokens = progress.delivered
-        return PackTotals(num_packs, num_tokens, progress.counts, progress.num_held)
+        num_packs, _, num_tokens, bad_rows = progress.delivered
+        return PackTotals(num_packs, num_tokens, progress.counts, progress.num_held, bad_rows or {})
 
     def collated(self, packs: Iterable[Pack]) -> Batch:
         """The batch of a rank's packs, whose references are samples; () if there are none."""
@@ -176,6 +178,9 @@ class OnlineBatching(PackBatching):
 class _OnlineBatches(PackBatches):
     """The batches of one loop.
 
+    If samples have media, packs are made of their plans. A batch whose media are not all loaded is not delivered: what
+    was packed is committed, and the next request waits for them.
+
     An epoch ends when all its samples are pushed to the packer and no further batch is full. Samples that then wait in
     the packer become packs at once if each epoch is packed on its own, at the end of the data, and in an epoch that
     filled no batch at all (it has less data than the packer collects). Otherwise they are packed in the next epoch.
@@ -195,7 +200,32 @@ class _OnlineBatches(PackBatches):
     def _num_wanted(self, ledger: Ledger) -> int:
         """No samples while there are packs for a batch, or none are left of the epoch."""
         progress: OnlineProgress = ledger.packs
-        return 0 if progress.num_ready >= self._share.size or _is_drained(ledger, progress) else self._max_push
+        num_ready, size = progress.num_ready, self._share.size
+        # More than a batch is packed only of samples that are there, so that nothing waits for them.
+        is_ahead = num_ready >= (1 + _BATCHES_AHEAD) * size or self._coordinator.num_ready < self._max_push
+        is_enough = num_ready >= size and (is_ahead or not self._has_media)
+        return 0 if is_enough or _is_drained(ledger, progress) else self._max_push
+
+    @property
+    def _has_media(self) -> bool:
+        return self._coordinator.channel.media is not None
+
+    def next_request(self) -> Request | None:
+        request = super().next_request()
+        if request is not None and request.num_groups == 0 and self._has_media:
+            request.packed = self._next_samples(self._coordinator.ledger.packs)
+        return request
+
+    def _next_samples(self, progress: OnlineProgress) -> tuple[list[Sample], list[Sample]]:
+        """This rank's samples of the next batch, and of those after it."""
+        num_ready, share, size = progress.num_ready, self._share, self._share.size
+        is_short = num_ready < size and (not progress.is_alone or self._drop_last)
+        now = () if is_short else share.of(min(num_ready, size))
+        num_ahead = min(num_ready // size, 1 + _BATCHES_AHEAD) * size
+        later = range(size + share.rank, num_ahead, share.world_size)
+        packs = (self._packs.packs(progress, numbers) for numbers in (now, later))
+        found = [[sample for pack in some for sample, _, _ in pack] for some in packs]
+        return found[0], found[1]
 
     def finish(self, request: Request, samples: list[Sample]) -> Batch:
         """Push ``samples`` to the packer; the next batch, if there are enough packs for it."""
@@ -209,8 +239,18 @@ class _OnlineBatches(PackBatches):
 
     def _deliver(self, request: Request, progress: OnlineProgress, num_packs: int, *, is_end: bool = False) -> Batch:
         """Commit the delivery of ``num_packs`` packs, and return this rank's share of them, collated."""
-        batch = self._batching.collated(self._packs.packs(progress, self._share.of(num_packs)))
-        progress = self._packs.delivered(progress, num_packs)
+        packs, bad_rows = self._packs.packs(progress, self._share.of(num_packs)), {}
+        if self._has_media:
+            samples = [sample for pack in packs for sample, _, _ in pack]
+            num_passed = request.after.counters.num_bad_rows + sum((progress.delivered.bad_rows or {}).values())
+            given = self._coordinator.give_media(samples, num_passed)
+            if given is None:
+                return self._commit(request, progress)
+
+            found, bad_rows = given
+            packs = [[(found.get(piece[0].position, piece[0]), *piece[1:]) for piece in pack] for pack in packs]
+        batch = self._batching.collated(packs)
+        progress = self._packs.delivered(progress, num_packs, bad_rows)
         return self._commit(request, self._packs.at_next_epoch(progress) if is_end else progress, batch)
 
     def _end_epoch(self, request: Request, progress: OnlineProgress) -> Batch:

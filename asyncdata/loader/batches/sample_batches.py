@@ -10,7 +10,7 @@ from asyncdata.core.errors import ConfigError, NoSamplesError
 from asyncdata.delivery.ledger import RestartPoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from asyncdata.batching.packs import Counts, PackState
     from asyncdata.core.errors import EndOfData
@@ -63,12 +63,14 @@ class PackTotals(NamedTuple):
     :ivar num_tokens: their tokens.
     :ivar counts: samples and tokens that are in no pack; None without packing.
     :ivar num_held: samples in memory, as they wait to be packed or delivered.
+    :ivar bad_rows: samples in delivered packs whose media could not be loaded, by reason.
     """
 
     num_packs: int = 0
     num_tokens: int = 0
     counts: Counts | None = None
     num_held: int = 0
+    bad_rows: Mapping[str, int] = {}
 
 
 class Batching:
