@@ -155,6 +155,7 @@ class MediaRef(NamedTuple):
     :ivar part: of a mixture; empty for a single source.
     :ivar file_id: the number of the row's file; ``offset`` and ``num_bytes``: the row's there.
     :ivar num_media: bytes of the media.
+    :ivar row: the row itself, if it cannot be read again.
     :ivar counts: how many values there are of each column; it is not kept where the media are let go.
     """
 
@@ -163,6 +164,7 @@ class MediaRef(NamedTuple):
     offset: int
     num_bytes: int
     num_media: int
+    row: bytes = b""
     counts: tuple[tuple[str, int], ...] = ()
 
 
@@ -198,7 +200,7 @@ class Columns(dict[str, Array]):
     def to_dict(self) -> dict[str, Any]:
         """The arrays by the keys of their columns, and in place of media where they come from."""
         kept = self.without_media()
-        media = {} if self.media is None else {_MEDIA: list(self.media[:5])}
+        media = {} if self.media is None else {_MEDIA: list(self.media[:6])}
         return {column.key: kept[name] for name, column in kept.declared.items()} | media
 
     @classmethod

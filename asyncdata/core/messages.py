@@ -65,7 +65,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is told once, before its first request. Without a spec, the function is there already.
 
     ``with_token_sums`` asks for the CRC-32 of each sample's tokens. A mixture has a job for each of its ``parts``.
-    ``stores`` are those of the objects among ``files``.
+    ``stores`` are those of the objects among ``files``. ``keeps_rows`` asks for the rows of samples with media beside
+    them, as they cannot be read again.
     """
 
     files: FileRefs
@@ -78,6 +79,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     with_token_sums: bool = False
     parts: list[Job] = []
     stores: list[StoreSpec] = []
+    keeps_rows: bool = False
 
     @property
     def stride(self) -> int:
@@ -132,7 +134,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ``expected``, int32 of shape (num_rows,), is how many tokens each row has, where they are counted already. A row
     that another rank tokenizes has the code of ``row_codes.expected_elsewhere``. The reply has it too, and leaves such
     rows out, and those whose start is ``row_codes.IS_KNOWN``. Rows that are ``cached`` need not be tokenized.
-    ``is_load`` asks for their media.
+    ``is_load`` asks for their media. ``rows`` are the rows themselves, where they are in no slot.
     """
 
     slot: int
@@ -143,6 +145,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
     cached: CachedRows | None = None
     part: int = 0
     is_load: bool = False
+    rows: list[Data] = []
 
 
 class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):

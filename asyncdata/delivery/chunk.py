@@ -253,7 +253,8 @@ class Chunk:
         from asyncdata.core.columns import MediaRef
 
         row = self.row_of(sample)
-        return MediaRef("", *self.row_key(row), self.row_location(row).num_bytes, num_media)
+        text = bytes(self._raw("row", sample) or b"")
+        return MediaRef("", *self.row_key(row), self.row_location(row).num_bytes, num_media, text)
 
     def bad_sample(self, sample: int, error: RowError, policy: Callable[[str], tuple[BadRowPolicy, bool]]) -> BadRow:
         """Sample ``sample`` as a bad row.

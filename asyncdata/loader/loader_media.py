@@ -1,12 +1,10 @@
-"""The media of a loader: what their functions, sources and packs must be, their limit, and their numbers."""
+"""The media of a loader: their columns, their limit, and their numbers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.columns import declared_columns
-from asyncdata.core.errors import ConfigError
-from asyncdata.core.import_path import is_loaded_instance
 from asyncdata.delivery.media_queue import MediaBudget, MediaQueue
 from asyncdata.prefetch.media_loader import MediaLoader
 
@@ -18,11 +16,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.workers.base import Executor
 
-__all__ = ("LoaderMedia", "ReadOnceError")
-
-
-class ReadOnceError(ConfigError):
-    """AD456: a source is read from front to back, and media need their row a second time."""
+__all__ = ("LoaderMedia",)
 
 
 class LoaderMedia:
@@ -30,18 +24,11 @@ class LoaderMedia:
 
     :param is_planned: whether packs are planned, or there are none; otherwise they are made of samples as they come.
     :param on_free: called, in any thread, when media are freed.
-    :raises ReadOnceError: where a row cannot be read a second time.
     """
 
     def __init__(
         self, parts: Sequence[OpenedPart], max_bytes: int, *, is_planned: bool, on_free: Callable[[], object]
     ) -> None:
-        if any(is_loaded_instance(part.source.files, "asyncdata.sources.stream:RowStream") for part in parts):
-            raise ReadOnceError(
-                "AD456 media are loaded by reading their row again, which a source that is read from front to back "
-                "cannot do: use files that are not compressed, Parquet, or a data set on disk"
-            )
-
         self.budget = MediaBudget(max_bytes, on_free)
         self._is_planned = is_planned
         self._columns = {column.name: column for part in parts for column in declared_columns(part.function)}

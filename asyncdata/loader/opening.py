@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from msgspec import structs
+
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import is_loaded_instance
 from asyncdata.delivery.bad_rows import BadRowPolicy
@@ -125,7 +127,7 @@ def _opened_stream(stream: RowStream, shuffle: Shuffle, config: LoaderConfig, fu
 
         warn_uncached(config, f"{stream.files[0].path} is read from front to back, so it has no blocks")
     order = StreamOrder(shuffle, config.seed, len(stream.files))
-    job = job_of(stream, config, function, shuffle.block_bytes)
+    job = structs.replace(job_of(stream, config, function, shuffle.block_bytes), keeps_rows=True)
 
     def open_windows(executor: Executor, restart_point: Place, on_ready: Call) -> tuple[Windows, None]:
         return StreamWindows(stream, order, executor, restart_point=restart_point, on_ready=on_ready), None

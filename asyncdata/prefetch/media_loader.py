@@ -45,9 +45,10 @@ class MediaLoader:
                 NO_SLOT,
                 array("i", [NOT_IN_SLOT]).tobytes(),
                 array("i", [ref.num_bytes]).tobytes(),
-                [Overflow(0, ref.file_id, ref.offset)],
+                [] if ref.row else [Overflow(0, ref.file_id, ref.offset)],
                 part=self._parts[ref.part],
                 is_load=True,
+                rows=[ref.row] if ref.row else [],
             )
             self._executor.submit(request, partial(self._on_reply, channel, wanted), max_losses=2)
 

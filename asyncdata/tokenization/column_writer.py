@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.messages import Column, Data, RowError, Tokenized
@@ -138,6 +138,20 @@ class ColumnWriter:
         for name, rows in other._notes.items():
             self._notes.setdefault(name, array("i")).extend(rows)
         self._errors.extend(other._errors)
+
+    def keep_rows(self, rows: Sequence[Buffer]) -> None:
+        """Keep the rows of samples with media beside them.
+
+        :param rows: of the request.
+        """
+        media = self._columns.get("media")
+        if media is None:
+            return
+
+        samples = zip(self._kept, chain((0,), media.ends), media.ends, strict=False)
+        texts = [bytes(rows[row]) if start < end else b"" for row, start, end in samples]
+        self._columns["row"] = _Pieces()
+        self._columns["row"].append_all(b"".join(texts), accumulate(map(len, texts)))
 
     def finish(self, num_rows: int, busy_s: float) -> Tokenized:
         """The reply for a request of ``num_rows`` rows."""

@@ -244,6 +244,7 @@ class _PartHandler:
         slot = self._slots[request.slot]
         num_mended = self._num_mended
         rows: list[bytes | memoryview] = [slot[s : s + n] for s, n in zip(starts, lengths, strict=True)]
+        rows = list(request.rows) or rows
         cached = None if request.cached is None else self._token_cache.rows(request)
         overflow = [item for item in request.overflow if cached is None or item.row not in cached.rows]
         if overflow:
@@ -264,6 +265,8 @@ class _PartHandler:
         out = self._write(rows, lengths, left_out.union(excluded))
         for number in excluded:
             out.drop_at(number, EXCLUDED_REASON)
+        if self._job.keeps_rows:
+            out.keep_rows(rows)
         reply = out.finish(len(rows), time.perf_counter() - began)
         if self._num_mended > num_mended:
             reply = msgspec.structs.replace(reply, num_mended=self._num_mended - num_mended)

@@ -19,7 +19,6 @@ from asyncdata.integrations.slime.media import INPUTS, process_of, to_worker, un
 from asyncdata.integrations.slime.records import remember
 from asyncdata.integrations.slime.sample import groups_of, package_of, resolve_sample_type
 from asyncdata.loader.loader import DataLoader
-from asyncdata.loader.loader_media import ReadOnceError
 from asyncdata.loader.mix import Mix
 from asyncdata.order.rank_share import row_of_epoch
 from asyncdata.order.shuffle import RowShuffle
@@ -98,12 +97,7 @@ class LoaderFeed(Feed):
     def _open(self, kind: type[L], **knobs: Any) -> L:
         settings = self._settings
         assert settings.source is not None
-        given = {**settings.knobs, **knobs}
-        try:
-            return kind(settings.source, tokenize_fn=self._tokenize_fn, **given)
-        except ReadOnceError:  # there is no row to go back to for its media: they are made here
-            self._tokenize_fn = settings.tokenize_fn
-            return kind(settings.source, tokenize_fn=self._tokenize_fn, **given)
+        return kind(settings.source, tokenize_fn=self._tokenize_fn, **{**settings.knobs, **knobs})
 
     def _use(self, loader: _Loader) -> _Loader:
         self._loader = loader
