@@ -174,12 +174,12 @@ class MediaQueue:
         """
         now = list(now)
         wanted = _wanted_of(chain(now, later))
-        self.needed = _wanted_of(now).keys() - self._found.keys()
+        self.needed = {key for key in _wanted_of(now) if key not in self._found}
         is_asked = self._found.keys() | self._missing
         self._staged = deque(_Staged(one) for key, one in wanted.items() if key not in is_asked)
         return not self.needed
 
-    def give(self, samples: Iterable[Sample], num_passed: int) -> tuple[dict[Position, Sample], Counter[str]] | None:
+    def give(self, samples: Iterable[Sample], num_passed: int) -> tuple[dict[Any, Sample], Counter[str]] | None:
         """Copies of packed samples with their media, which are forgotten here; None if they are not all loaded.
 
         :param num_passed: bad rows that were passed over before.

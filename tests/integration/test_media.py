@@ -12,6 +12,7 @@ import pytest
 
 from asyncdata import (
     BadRowError,
+    BadRows,
     Cache,
     ConfigError,
     DataLoader,
@@ -20,9 +21,13 @@ from asyncdata import (
     Limits,
     Mix,
     PackedCollator,
+    PaddedCollator,
     Part,
     SoftPacking,
+    SourceChangedError,
+    TooManyBadRowsError,
 )
+from tests.support.faults import until
 from tests.support.planned_media import NumberedMedia, media_of, two_phases, without_load, write_rows
 
 
@@ -181,10 +186,11 @@ def packs_of(path, workers=1, state=None, **knobs):
             yield batch, loader.state_dict()
 
 
-def test_planned_packs_have_the_media_of_their_documents(tmp_path):
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_packs_have_the_media_of_their_documents(tmp_path, is_planned):
     path = write_rows(tmp_path / "rows.jsonl")
     seen = []
-    for batch, _ in packs_of(path):
+    for batch, _ in packs_of(path, plan_packs=is_planned):
         counts, pixels = batch["pixels_counts"].tolist(), batch["pixels"]
         assert sum(counts) == len(pixels)
         first = pixels[:, 0][np.isin(np.arange(len(pixels)), np.cumsum([0, *counts])[:-1][np.array(counts) > 0])]
@@ -192,10 +198,11 @@ def test_planned_packs_have_the_media_of_their_documents(tmp_path):
     assert sorted(seen) == [number for number in range(60) if number % 5]
 
 
-def test_a_document_whose_media_fail_keeps_its_place_untrained_and_all_else_is_the_same(tmp_path):
-    packs = [batch for batch, _ in packs_of(write_rows(tmp_path / "good.jsonl"))]
-    faulty = write_rows(tmp_path / "faulty.jsonl", {13: "bad"})
-    found = list(packs_of(faulty, bad_rows="skip"))
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_a_document_whose_media_fail_keeps_its_place_untrained_and_all_else_is_the_same(tmp_path, is_planned):
+    packs = [batch for batch, _ in packs_of(write_rows(tmp_path / "good.jsonl"), plan_packs=is_planned)]
+    faulty, knobs = write_rows(tmp_path / "faulty.jsonl", {13: "bad"}), {"plan_packs": is_planned, "bad_rows": "skip"}
+    found = list(packs_of(faulty, **knobs))
     assert len(found) == len(packs)
     for good, (batch, _) in zip(packs, found, strict=True):
         lost = good["input_ids"] == 13
@@ -204,13 +211,87 @@ def test_a_document_whose_media_fail_keeps_its_place_untrained_and_all_else_is_t
         is_lost = np.isin(good["pixels"], media_of(13, 3)).all(axis=1) & lost.any()
         assert np.array_equal(batch["pixels"], np.where(is_lost[:, None], 0, good["pixels"]))
         assert batch["pixels_counts"].tolist() == good["pixels_counts"].tolist()
-    again = [batch["labels"].tolist() for batch, _ in packs_of(faulty, 0, found[0][1], bad_rows="skip")]
+    again = [batch["labels"].tolist() for batch, _ in packs_of(faulty, 0, found[0][1], **knobs)]
     assert again == [batch["labels"].tolist() for batch, _ in found[1:]]
 
 
-def test_of_grouped_samples_the_bad_one_stays_untrained(tmp_path):
+ONLINE = {
+    "packs": {},
+    "small windows": {"packing": SoftPacking(max_length=16, window_samples=4)},
+    "epochs apart": {"packing": SoftPacking(max_length=16, window_samples=4, across_epochs=False)},
+    "grouped": {"length_grouping": LengthGrouping(), "drop_last": True},
+    "single samples": {"length_grouping": LengthGrouping(), "packing": None, "collate_fn": PaddedCollator()},
+}
+
+
+def run_of(path, workers, state=None, **knobs):
+    """The batches of two epochs, each with the state and what was dropped after it."""
+    collate = PackedCollator(max_length=16)
+    knobs = {"packing": SoftPacking(max_length=16), "collate_fn": collate, "batch_size": 3, "epochs": 2} | knobs
+    with DataLoader(path, tokenize_fn=NumberedMedia(), num_workers=workers, bad_rows="skip", **knobs) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        for _ in range(2):
+            for batch in loader:
+                now = loader.statistics()
+                assert now.bad_rows_total == sum(now.dropped_total.values())
+                yield {name: str(value) for name, value in batch.items()}, loader.state_dict(), now.dropped_total
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_packs_made_as_samples_come_are_those_of_text_and_go_on_at_every_batch(tmp_path, name):
+    path, knobs = write_rows(tmp_path / "rows.jsonl", {13: "bad", 21: "raises"}), ONLINE[name]
+    whole = list(run_of(path, 1, **knobs))
+    text = run_of(write_rows(tmp_path / "text.jsonl", items=0), 1, **knobs)
+    assert [batch["input_ids"] for batch, _, _ in whole] == [batch["input_ids"] for batch, _, _ in text]
+    assert whole[-1][2] == {"bad row AD456": 2, "bad row AD421": 2}
+    for number, (_, state, _) in enumerate(whole[:-1]):
+        again = list(run_of(path, 0, json.loads(json.dumps(state)), **knobs))
+        assert [batch for batch, _, _ in again] == [batch for batch, _, _ in whole[number + 1 :]]
+        assert again[-1][2] == whole[-1][2]
+
+
+def test_media_of_packs_made_as_samples_come_are_loaded_ahead_within_the_limit(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", num_rows=600)
+    small = {"plan_packs": False, "packing": SoftPacking(max_length=16, window_samples=8), "batch_size": 2}
+    collate = PackedCollator(max_length=16)
+    for limit in (1, 480):
+        num_delivered = 0
+        with loader_of(path, **small, collate_fn=collate, limits=Limits(max_media_bytes=limit)) as loader:
+            for batch in loader:
+                num_delivered += int(np.count_nonzero(batch["pixels_counts"]))
+                now = loader.statistics()
+                assert now.media_held_bytes <= (480 if limit > 1 else 0)
+                assert limit > 1 or now.media_loaded_total == num_delivered
+                if limit > 1 and num_delivered < 100:  # without a call
+                    until(lambda: loader.statistics().media_loaded_total > num_delivered)  # noqa: B023
+        assert num_delivered == 480
+
+
+def test_a_file_that_is_gone_before_the_media_of_a_pack_are_loaded_is_an_error(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", num_rows=600)
+    batches = packs_of(path, plan_packs=False, shuffle=True, limits=Limits(max_media_bytes=1))
+    next(batches)
+    Path(path).write_text("{}\n")
+    with pytest.raises(SourceChangedError, match="AD302"):
+        list(batches)
+
+
+@pytest.mark.parametrize("bad_rows", ["raise", BadRows(policy="skip", max=1)])
+def test_a_medium_of_a_pack_made_as_samples_come_may_end_the_run(tmp_path, bad_rows):
+    path = write_rows(tmp_path / "rows.jsonl", {13: "bad", 21: "bad"})
+    knobs = {"packing": SoftPacking(max_length=16), "collate_fn": PackedCollator(max_length=16), "batch_size": 2}
+    with loader_of(path, **knobs, bad_rows=bad_rows) as loader:
+        for _ in range(2):
+            with pytest.raises((BadRowError, TooManyBadRowsError), match="AD456.*picture 1"):
+                list(loader)
+        assert loader.statistics().bad_rows_total == (0 if bad_rows == "raise" else 1)
+
+
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_of_grouped_samples_the_bad_one_stays_untrained(tmp_path, is_planned):
     path = write_rows(tmp_path / "rows.jsonl", {13: "bad"})
-    grouped = {"length_grouping": LengthGrouping(), "plan_packs": True, "batch_size": 4, "bad_rows": "skip"}
+    grouped = {"length_grouping": LengthGrouping(), "plan_packs": is_planned, "batch_size": 4, "bad_rows": "skip"}
     with loader_of(path, shuffle="full", cache=Cache(folder=""), **grouped) as loader:
         found = [sample for batch in loader for sample in batch]
         assert loader.statistics().dropped_total == {"bad row AD456": 1}
@@ -220,16 +301,37 @@ def test_of_grouped_samples_the_bad_one_stays_untrained(tmp_path):
     assert sorted(check(sample) for sample in found if sample is not bad) == [n for n in range(60) if n != 13]
 
 
-def test_what_cannot_have_media_is_refused(tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl")
-    zipped = tmp_path / "rows.jsonl.gz"
-    zipped.write_bytes(gzip.compress((tmp_path / "rows.jsonl").read_bytes()))
-    with pytest.raises(ConfigError, match="AD456.*plan_packs"):
-        loader_of(path, packing=SoftPacking(max_length=16), batch_size=2)
-    with pytest.raises(ConfigError, match="AD456.*reading their row again"):
-        loader_of(str(zipped))
+def test_packs_of_a_mixture_have_the_media_of_their_parts(tmp_path):
+    plain, zipped = write_rows(tmp_path / "a.jsonl", {8: "bad"}), tmp_path / "b.jsonl.gz"
+    zipped.write_bytes(gzip.compress(Path(plain).read_bytes()))
+    a, b = Part(plain, weight=1, when_done="stop"), Part(str(zipped), weight=1, bad_rows=BadRows(policy="skip", max=2))
+    found = list(run_of(Mix({"a": a, "b": b}), 1))
+    assert found[-1][2] == {"bad row AD456": 4}
+    again = list(run_of(Mix({"a": a, "b": b}), 1, found[5][1]))
+    assert [batch for batch, _, _ in again] == [batch for batch, _, _ in found[6:]]
+
+
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_samples_with_media_are_not_cut(tmp_path, is_planned):
     with pytest.raises(ConfigError, match="cut"):
-        next(packs_of(path, packing=HardPacking(max_length=16)))
+        next(packs_of(write_rows(tmp_path / "rows.jsonl"), packing=HardPacking(max_length=16), plan_packs=is_planned))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_that_are_read_once_have_their_media_also_after_they_are_given_back(tmp_path, workers):
+    zipped = tmp_path / "rows.jsonl.gz"
+    zipped.write_bytes(gzip.compress(Path(write_rows(tmp_path / "rows.jsonl", {4: "bad"})).read_bytes()))
+    knobs = {"shuffle": False, "bad_rows": "skip", "n_samples_per_prompt": 2}
+    with loader_of(str(zipped), workers, **knobs) as loader:
+        groups = loader.get_samples(10)
+        assert [check(group[0]) for group in groups] == [0, 1, 2, 3, *range(5, 11)]
+        loader.add_samples(groups[5:8])
+        state = json.loads(json.dumps(loader.state_dict()))
+    with loader_of(str(zipped), workers, **knobs) as loader:
+        loader.load_state_dict(state)
+        assert [check(group[1]) for group in loader.get_samples(6)] == [6, 7, 8, 11, 12, 13]
+    packs = [batch for batch, _, _ in run_of(str(tmp_path / "rows.jsonl"), workers, shuffle=False)]
+    assert [batch for batch, _, _ in run_of(str(zipped), workers, shuffle=False)] == packs
 
 
 def test_rows_of_parquet_and_of_the_token_cache_have_their_media(tmp_path):
@@ -245,12 +347,14 @@ def test_rows_of_parquet_and_of_the_token_cache_have_their_media(tmp_path):
     assert sorted(found) == list(range(60))
 
 
-def test_each_rank_loads_the_media_of_its_own_packs(tmp_path):
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_each_rank_loads_the_media_of_its_own_packs(tmp_path, is_planned):
     path = write_rows(tmp_path / "rows.jsonl")
     found = []
     for rank in range(2):
         log = tmp_path / f"log.{rank}"
-        batches = packs_of(path, ranks={"rank": rank, "world_size": 2}, fn=NumberedMedia(log=str(log)))
+        of_rank = {"ranks": {"rank": rank, "world_size": 2}, "plan_packs": is_planned}
+        batches = packs_of(path, fn=NumberedMedia(log=str(log)), **of_rank)
         found.append({int(pixel) for batch, _ in batches for pixel in batch["pixels"][:, 0]})
         loaded = list(map(int, log.read_text().split()))
         assert len(loaded) == len(set(loaded))

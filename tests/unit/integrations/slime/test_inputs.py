@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import gzip
@@ -242,8 +243,12 @@ def decoded_here(tmp_path):
     return [path for process, path in done if process == str(os.getpid())]
 
 
-def test_workers_decode_each_picture_once_for_its_group_and_the_caller_none(opened, pixels, tmp_path):
-    with opened() as source:
+@pytest.mark.parametrize("is_zipped", [False, True])
+def test_workers_decode_each_picture_once_for_its_group_and_the_caller_none(opened, pixels, tmp_path, is_zipped):
+    zipped = {"data": str(tmp_path / "pictures.jsonl.gz"), "asyncdata_order": "stream"}
+    with gzip.open(zipped["data"], "wt") as file:
+        file.writelines(json.dumps({"input": "<image>", "image": [name], "label": name}) + "\n" for name in pixels)
+    with opened(**zipped if is_zipped else {}) as source:
         groups = source.get_samples(6)
     assert [shown(group[0]) for group in groups] == list(pixels.values())
     for group in groups:
@@ -289,15 +294,12 @@ def test_a_damaged_picture_is_a_bad_row_and_its_group_is_not_delivered(opened, p
         source.get_samples(5)
 
 
-@pytest.mark.parametrize("fault", ["inputs", "args", "source"])
+@pytest.mark.parametrize("fault", ["inputs", "args"])
 def test_what_workers_cannot_send_is_made_by_the_caller(opened, pixels, tmp_path, fault):
     changed = {
         "inputs": {"asyncdata_processor": f"{__name__}.locked"},
         "args": {"lock": threading.Semaphore(9)},
-        "source": {"data": str(tmp_path / "pictures.jsonl.gz"), "asyncdata_order": "stream"},
     }[fault]
-    with gzip.open(tmp_path / "pictures.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps({"input": "<image>", "image": [name], "label": name}) + "\n" for name in pixels)
     with opened(**changed) as source:
         groups = source.get_samples(2)
         if fault == "inputs":
@@ -307,13 +309,10 @@ def test_what_workers_cannot_send_is_made_by_the_caller(opened, pixels, tmp_path
             assert decoded_here(tmp_path) == list(pixels)[:2]
 
 
-def test_a_row_whose_media_fail_when_the_caller_makes_them_comes_again(rows, tmp_path):
-    path = tmp_path / "media.jsonl.gz"
-    path.write_bytes(gzip.compress(Path(rows).read_bytes()))
+def test_a_row_whose_media_fail_when_the_caller_makes_them_comes_again(rows):
     media = {"multimodal_keys": {"image": "image"}, "asyncdata_processor": f"{HOOKS}.process_media"}
-    with source_of(
-        str(path), n_samples_per_prompt=2, broken=["yes"], asyncdata_order="stream", rollout_shuffle=False, **media
-    ) as source:
+    broken = collections.deque(["yes"])  # no worker has it
+    with source_of(rows, n_samples_per_prompt=2, broken=broken, rollout_shuffle=False, **media) as source:
         with pytest.raises(RuntimeError, match="no such picture"):
             source.get_samples(1)
 
