@@ -1,5 +1,6 @@
 """Media are loaded after the plan: in the same order, within a limit, once a group, and bad ones by name."""
 
+import contextlib
 import gc
 import gzip
 import json
@@ -266,6 +267,28 @@ def test_media_of_packs_made_as_samples_come_are_loaded_ahead_within_the_limit(t
                 if limit > 1 and num_delivered < 100:  # without a call
                     until(lambda: loader.statistics().media_loaded_total > num_delivered)  # noqa: B023
         assert num_delivered == 480
+
+
+def test_a_batch_that_the_collator_refuses_comes_again_with_its_media(tmp_path):
+    refused, plain = [], PackedCollator(max_length=16)
+
+    def collate(packs):
+        if not refused and any(document.tokens[0] == 13 for pack in packs for document in pack):
+            refused.append(packs)
+            raise OSError("no room")
+        return plain(packs)
+
+    path, knobs = write_rows(tmp_path / "rows.jsonl", {13: "bad"}), {"plan_packs": False, "bad_rows": "skip"}
+    whole = [batch["labels"].tolist() for batch, _ in packs_of(path, **knobs)]
+    packed = {"packing": SoftPacking(max_length=16), "collate_fn": collate, "batch_size": 2, "shuffle": "full"}
+    found = []
+    with loader_of(path, bad_rows="skip", cache=Cache(folder=""), **packed) as loader:
+        for _ in range(2):
+            with contextlib.suppress(OSError):
+                found += (batch["labels"].tolist() for batch in loader)
+        assert refused
+        assert found == whole
+        assert loader.statistics().dropped_total == {"bad row AD456": 1}
 
 
 def test_a_file_that_is_gone_before_the_media_of_a_pack_are_loaded_is_an_error(tmp_path):

@@ -201,10 +201,10 @@ class _OnlineBatches(PackBatches):
         """No samples while there are packs for a batch, or none are left of the epoch."""
         progress: OnlineProgress = ledger.packs
         num_ready, size = progress.num_ready, self._share.size
-        # More than a batch is packed only of samples that are there, so that nothing waits for them.
-        is_ahead = num_ready >= (1 + _BATCHES_AHEAD) * size or self._coordinator.num_ready < self._max_push
-        is_enough = num_ready >= size and (is_ahead or not self._has_media)
-        return 0 if is_enough or _is_drained(ledger, progress) else self._max_push
+        # More than a batch is packed only of samples that are there, so that no batch waits for them.
+        may_go_on = self._has_media and self._coordinator.num_ready >= self._max_push
+        wanted = (1 + _BATCHES_AHEAD) * size if may_go_on else size
+        return 0 if num_ready >= wanted or _is_drained(ledger, progress) else self._max_push
 
     @property
     def _has_media(self) -> bool:
