@@ -156,7 +156,7 @@ BAD = {
         {},
         "AD114.*2 times for 1 pictures",
     ),
-    "a video": (lambda *_: asks({"type": "video", "video": "a.mp4"}), {}, "AD130.*videos"),
+    "a video": (lambda *_: asks({"type": "video", "video": "a.mp4"}), {}, "AD130.*two phases.*videos"),
     "a column of videos": (lambda *_: asks() | {"videos": ["a.mp4"]}, {}, "AD130"),
     "a number": (lambda *_: asks(image(7)), {}, "AD457.*must be a path"),
 }

@@ -80,7 +80,8 @@ def _text(part: Any) -> str:
 def _picture(part: Message, left: Iterator[Picture], number: int, settings: Processor) -> Picture:
     kind = str(part.get("type", "image"))
     if "image" not in kind or any("image" not in key for key in part if key in PART_KEYS and part[key]):
-        raise RowFault("AD130", f"picture {number} of the chat is {ascii(kind)}: videos and sounds are not supported")
+        way_out = "a function of two phases can load videos and sounds (docs/how-to/columns.md)"
+        raise RowFault("AD130", f"picture {number} of the chat is {ascii(kind)}, which is not supported; {way_out}")
 
     own = {key: value for key, value in part.items() if key not in ("type", "text") and value}
     return picture_of(own, f"picture {number} of the chat", settings) if own else _next(left)
