@@ -91,10 +91,7 @@ def test_a_bad_row_stops_an_order_that_would_leave_it_out_unless_it_may_be_skipp
     ("shuffle", "others"),
     [
         (RowShuffle(method="slime"), [True, "full", RowShuffle(method="slime", stop=5)]),
-        (
-            RowShuffle(part="train"),
-            [RowShuffle(part="eval"), RowShuffle(part="train", split_seed=1), RowShuffle()],
-        ),
+        (RowShuffle(part="train"), [RowShuffle(part="eval"), RowShuffle(part="train", split_seed=1), RowShuffle()]),
     ],
     ids=["slime", "a part"],
 )
@@ -169,10 +166,7 @@ def test_indexes_are_kept_within_a_size_and_the_runs_own_and_those_in_use_stay(p
         data.num_rows()
     assert len(kept()) == 1
     assert first not in kept()
-    with (
-        capture_logs() as events,
-        loader(parquet, "full", folder=cache_dir, max_row_index_bytes=1) as data,
-    ):
+    with capture_logs() as events, loader(parquet, "full", folder=cache_dir, max_row_index_bytes=1) as data:
         data.num_rows()
     assert kept() == {first}
     assert [event["num_indexes"] for event in events if event["event"] == "index.evicted"] == [1]

@@ -73,10 +73,7 @@ thorough = pytest.mark.thorough
 
 @pytest.mark.parametrize(
     "knobs",
-    [
-        {},
-        *more({"shuffle": IN_ORDER}, *({"num_workers": 2, "digest": digest} for digest in ("positions", "tokens"))),
-    ],
+    [{}, *more({"shuffle": IN_ORDER}, *({"num_workers": 2, "digest": digest} for digest in ("positions", "tokens")))],
     ids=str,
 )
 def test_a_later_run_reads_every_row_from_the_cache_and_delivers_the_same(data, knobs):

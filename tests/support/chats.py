@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.unit.tokenization.trained import (
-    assistant,
-    user,
-)
+from tests.unit.tokenization.trained import assistant, user
 
 END = "<|im_end|>"
 

@@ -47,9 +47,7 @@ _IN_ORDER: dict[str, float] = {"lost": 0, "repeated": 0, "out_of_order": 0}
 TARGETS = {
     "R1": Target("kill -9 and SIGSTOP of random workers", {"kills": 200}, _IN_ORDER),
     "RAY": Target(
-        "kill -9 of actors on a Ray cluster, and lost nodes",
-        {"kills": 60, "nodes": 10},
-        {**_IN_ORDER, "left": 0},
+        "kill -9 of actors on a Ray cluster, and lost nodes", {"kills": 60, "nodes": 10}, {**_IN_ORDER, "left": 0}
     ),
     "R2": Target("SIGKILL of the whole process, and resume", {"kills": 200}, _IN_ORDER),
     "R3": Target("one order: workers x dp x buffer x batch x loop", {"settings": 324}, {"other_digests": 0}),

@@ -20,11 +20,7 @@ from tests.support.licences import faults, of_sbom, table
 __all__ = ("left_to_the_owner", "missing_from")
 
 ROOT = Path(__file__).parents[2]
-TYPED = (
-    "tests/typing/api.py",
-    "examples/01_async_rollout.py",
-    "examples/02_sync_trainer.py",
-)
+TYPED = ("tests/typing/api.py", "examples/01_async_rollout.py", "examples/02_sync_trainer.py")
 """Programs of users, which are type-checked against the installed wheel."""
 OF_THE_OWNER = ("authors", "maintainers", "urls")
 """Metadata that no one but the project's owner knows."""

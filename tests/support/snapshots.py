@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from asyncdata import Position, Sample, SourceLocation, Status
-from asyncdata.checkpoint.snapshot import (
-    Snapshot,
-)
+from asyncdata.checkpoint.snapshot import Snapshot
 from asyncdata.core.checksummed_file import pack
 
 DATA = {"num_files": 2, "num_bytes": 30, "digest": "d1", "files": [["a.jsonl", 10, "x"], ["b.jsonl", 20, "y"]]}

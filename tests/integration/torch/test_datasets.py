@@ -21,7 +21,7 @@ from tests.support.torch_loading import knobs, of_torch_load, run, take
 
 pytestmark = [
     # Torch says so where a checkpoint is saved by a process alone.
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 ]
 NUM_ROWS = 100
 

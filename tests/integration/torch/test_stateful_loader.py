@@ -33,7 +33,7 @@ from tests.support.torch_loading import (
 
 pytestmark = [
     # Torch says so where a checkpoint is saved by a process alone.
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 ]
 
 WAYS = {

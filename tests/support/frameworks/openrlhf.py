@@ -11,13 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.support.frameworks.killed_runs import (
-    DEMO_TOKENIZER,
-    Stepped,
-    blocks_of,
-    kill_and_resume_each,
-    write_rows,
-)
+from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, Stepped, blocks_of, kill_and_resume_each, write_rows
 from tests.support.frameworks.stand_ins import stand_in_for
 
 VARIABLE = "ASYNCDATA_OPENRLHF"

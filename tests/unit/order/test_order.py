@@ -229,13 +229,7 @@ def test_each_row_of_a_whole_batch_has_one_owner_and_the_rest_all(first, world_s
 # Mixing is pinned: the order of every run, and the digest in every snapshot, follow from it
 
 # The first numbers of splitmix64 with seed 1234567, as its authors' program prints them.
-PUBLISHED = [
-    6457827717110365317,
-    3203168211198807973,
-    9817491932198370423,
-    4593380528125082431,
-    16408922859458223821,
-]
+PUBLISHED = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
 
 
 def test_mixing_is_the_published_one_of_one_number_and_of_many():

@@ -9,12 +9,7 @@ import pytest
 from hypothesis import example, given
 
 from asyncdata.tokenization.functions.fixed_length import place_cut
-from asyncdata.tokenization.spans import (
-    Offsets,
-    encode_spans,
-    token_spans,
-    trained_tokens,
-)
+from asyncdata.tokenization.spans import Offsets, encode_spans, token_spans, trained_tokens
 
 if TYPE_CHECKING:
     from asyncdata.tokenization.spans import Span

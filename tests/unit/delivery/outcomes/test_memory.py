@@ -111,13 +111,7 @@ def test_what_is_no_record_and_rows_out_of_order_are_refused():
     no_base = Record(BASE, b"\x94\xc4\x01a\xc4\x00\x80\x80")
 
     of_replay = np.array([(1, 1, 0.5, 0, 1 << 14)], ENTRY).tobytes()  # of a part that mixtures had
-    for record in (
-        Record(b"?", b""),
-        Record(b"E", b"12345"),
-        Record(b"X", b"\xc1"),
-        Record(b"P", b""),
-        no_base,
-    ):
+    for record in (Record(b"?", b""), Record(b"E", b"12345"), Record(b"X", b"\xc1"), Record(b"P", b""), no_base):
         with pytest.raises(SnapshotError, match="record"):
             OutcomeMemory().apply(record)
     with pytest.raises(SnapshotError, match="scores of a Replay"):
@@ -145,10 +139,7 @@ all_scores = st.just([(attempt, 1.0) for attempt in range(ATTEMPTS)])
 reports = st.tuples(st.integers(0, 5), st.integers(0, 4), some_scores | some_scores | all_scores)
 reported = st.tuples(st.just("report"), st.lists(reports.map(lambda fields: RowReport(*fields)), max_size=4))
 steps = st.one_of(
-    reported,
-    reported,
-    st.tuples(st.just("decide"), st.integers(0, 6)),
-    st.tuples(st.just("resume"), st.booleans()),
+    reported, reported, st.tuples(st.just("decide"), st.integers(0, 6)), st.tuples(st.just("resume"), st.booleans())
 )
 
 
