@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.support.streaming import Log, delivered, num_lines, read_log
+from tests.faults.support.streaming import Log, delivered, num_lines, read_log, with_pictures
 from tests.support.faults import Program, num_rounds, until
 from tests.support.figures import record
 from tests.support.loading import write_rows
@@ -21,16 +21,30 @@ ROUNDS = {
     "files": num_rounds(quick=3, full=90),
     "mixture": num_rounds(quick=2, full=100),
     "media": num_rounds(quick=2, full=100),
+    "pictures": num_rounds(quick=2, full=100),
     **dict.fromkeys(("gzip", "zstd", "array", "iterable", "hf stream"), num_rounds(quick=1, full=4)),
 }
 """Of each kind of data, how many processes are killed."""
 NUM_ROWS = (700, 30, 450)
-IDS = [[part * 10_000 + i for i in range(num)] for part, num in enumerate(NUM_ROWS)]
-"""No two rows of all files are alike."""
+PICTURED_ROWS = (70, 3, 45)
+"""Fewer: to decode pictures takes its time."""
 EPOCHS = 2
+MEDIA_BYTES = {"media": [1, 500, 10_000], "pictures": [1, 500_000, 10_000_000]}
+"""The limit of what is loaded ahead: a sample, some of them, or all."""
+MODULES = {"zstd": ["zstandard"], "hf stream": ["datasets"], "pictures": ["transformers", "PIL"]}
+SIZES = {"files": [1, 3, 8, 17], "pictures": [1, 3, 8]}
+
+
+def ids_of(kind: str) -> list[list[int]]:
+    """No two rows of all files are alike."""
+    numbers = PICTURED_ROWS if kind == "pictures" else NUM_ROWS
+    return [[part * 10_000 + i for i in range(num)] for part, num in enumerate(numbers)]
 
 
 def coded(path, kind: str):
+    if kind == "pictures":
+        return with_pictures(path)
+
     data = path.read_bytes()
     if kind == "gzip":
         return write(path.with_suffix(".jsonl.gz"), gzip.compress(data))
@@ -54,21 +68,21 @@ class Chain:
                     write_rows(folder / f"{part}.jsonl", len(ids), {i: {"id": id_} for i, id_ in enumerate(ids)}), kind
                 )
             )
-            for part, ids in enumerate(IDS)
+            for part, ids in enumerate(ids_of(kind))
         ]
 
     def settings(self, log, **knobs: Any) -> dict[str, Any]:
         chance = self._chance
         settings = {"num_workers": chance.choice([1, 2, 3]), "buffer_size": chance.choice([1, 40, 1000])}
-        if self._kind == "media":
-            settings["limits"] = {"max_media_bytes": chance.choice([1, 500, 10_000])}
+        if self._kind in MEDIA_BYTES:
+            settings["limits"] = {"max_media_bytes": chance.choice(MEDIA_BYTES[self._kind])}
         return {
             "paths": self._paths,
             "kind": self._kind,
             "log": str(log),
             "snapshot": str(self._folder / "snapshot"),
             # Each save takes its time.
-            "batch_size": chance.choice([1, 3, 8, 17] if self._kind == "files" else [8, 17]),
+            "batch_size": chance.choice(SIZES.get(self._kind, [8, 17])),
             "save_every": chance.randint(1, 5),
             "step_s": chance.choice([0, 0.0005, 0.002]),
             "knobs": {"epochs": EPOCHS, "dp_size": chance.choice([1, 8]), **settings, **knobs},
@@ -105,7 +119,7 @@ class Chain:
 
 @pytest.mark.parametrize("kind", ROUNDS)
 def test_killed_at_random_instants_nothing_is_lost_repeated_or_reordered(tmp_path, kind):
-    for module in {"zstd": ["zstandard"], "hf stream": ["datasets"]}.get(kind, []):
+    for module in MODULES.get(kind, []):
         pytest.importorskip(module)
     chance, num_kills, num_processes = random.Random(f"2024 {kind}"), 0, 0
     while num_kills < ROUNDS[kind]:
@@ -118,6 +132,6 @@ def test_killed_at_random_instants_nothing_is_lost_repeated_or_reordered(tmp_pat
         found = delivered(chain.logs)
         assert found == expected
         for epoch in range(EPOCHS):
-            assert sorted(item[4] for item in found if item[1] == epoch) == [*IDS[0], *IDS[1], *IDS[2]]
+            assert sorted(item[4] for item in found if item[1] == epoch) == sum(ids_of(kind), [])
 
     record("R2", kind, kills=num_kills, lost=0, repeated=0, out_of_order=0)

@@ -13,19 +13,22 @@ import sys
 import time
 import zlib
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata import DataLoader, EndOfData, IterableSource, Mix, Part, Shuffle
+from asyncdata import ChatTokenizeFn, DataLoader, EndOfData, IterableSource, Mix, Part, Shuffle
+from tests.support.pictures import draw, save_processor
 from tests.support.planned_media import NumberedMedia
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from asyncdata import Sample
 
 SHUFFLE = Shuffle(block_bytes=1024, window_blocks=8)
+_ZERO = 15
+"""The token of the digit 0 of the processors in :mod:`tests.support.pictures`, which have one a byte."""
 
 
 def entry(sample: Sample) -> list[int]:
@@ -36,9 +39,43 @@ def entry(sample: Sample) -> list[int]:
         place.epoch,
         place.window,
         place.row,
-        int(sample.tokens[0]),
+        _id_of(sample),
         zlib.crc32(b"".join(array.tobytes() for array in (sample.tokens, *sample.columns.values()))),
     ]
+
+
+def _id_of(sample: Sample) -> int:
+    """The id of its row, which a chat with pictures begins with, after its role, a token a digit."""
+    if "pixel_values" not in sample.columns:
+        return int(sample.tokens[0])
+
+    is_digit = (sample.tokens >= _ZERO) & (sample.tokens < _ZERO + 10)
+    return int("".join(str(digit) for digit in sample.tokens[is_digit] - _ZERO))
+
+
+def with_pictures(path: Path) -> Path:
+    """The rows as chats with one or two pictures, which lie beside the file with a processor of Qwen3-VL."""
+    folder = path.parent
+    if not (folder / "processor").exists():
+        save_processor(folder / "processor", "qwen3_vl")
+    names = ("0.png", "1.jpg", "2.webp", "3.png")
+    pictures = [draw(folder / name, 60 + 40 * seed, 50 + 30 * seed, seed) for seed, name in enumerate(names)]
+    rows = []
+    for number in (json.loads(line)["id"] for line in path.read_text(encoding="utf-8").splitlines()):
+        images = [pictures[number % 4], pictures[number % 3]][: 1 + number % 2]
+        messages = [
+            {"role": "user", "content": f"{number}" + "<image>" * len(images)},
+            {"role": "assistant", "content": "yes"},
+        ]
+        rows.append(json.dumps({"messages": messages, "images": images}) + "\n")
+    path.write_text("".join(rows), encoding="utf-8")
+    return path
+
+
+def pictured(folder: Path) -> ChatTokenizeFn:
+    """What makes samples of :func:`with_pictures`."""
+    processor = str(folder / "processor")
+    return ChatTokenizeFn(processor, processor=processor)
 
 
 def examples(paths: list[str], _epoch: int) -> Iterator[dict[str, Any]]:
@@ -66,6 +103,13 @@ def source_of(kind: str, paths: list[str]) -> Any:
     return paths
 
 
+def _function_of(kind: str, paths: list[str]) -> Any:
+    if kind == "pictures":
+        return pictured(Path(paths[0]).parent)
+
+    return NumberedMedia() if kind == "media" else id_and_text
+
+
 def stream(
     paths: list[str],
     log: str,
@@ -78,7 +122,7 @@ def stream(
 ) -> None:
     """To the end of the data, or until somebody ends us."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    source, function = source_of(kind, paths), NumberedMedia() if kind == "media" else id_and_text
+    source, function = source_of(kind, paths), _function_of(kind, paths)
     with DataLoader(source, tokenize_fn=function, shuffle=SHUFFLE, timeout_s=240, **knobs) as loader:
         if os.path.exists(snapshot):
             loader.restore(snapshot)
