@@ -80,6 +80,13 @@ def _text(part: Any) -> str:
 def _picture(part: Message, left: Iterator[Picture], number: int, settings: Processor) -> Picture:
     kind = str(part.get("type", "image"))
     if "image" not in kind or any("image" not in key for key in part if key in PART_KEYS and part[key]):
+        if "audio" in kind or any("audio" in key for key in part if key in PART_KEYS and part[key]):
+            raise RowFault(
+                "AD130",
+                f"picture {number} of the chat is a sound ({ascii(kind)}), which is not supported: leave such rows out "
+                "with bad_rows=..., or make its features in a function of your own with Column(..., phase='load')",
+            )
+
         raise RowFault("AD130", f"picture {number} of the chat is {ascii(kind)}: videos and sounds are not supported")
 
     own = {key: value for key, value in part.items() if key not in ("type", "text") and value}
