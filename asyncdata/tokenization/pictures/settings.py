@@ -61,7 +61,7 @@ class Processor(Description, frozen=True):
         for host in self.allowed_hosts:
             if not _HOST.fullmatch(host):
                 raise ConfigError(
-                    f"AD457 allowed_hosts has {host!r}; it takes names of hosts in lower case, as 'host' or 'host:8080', "
+                    f"AD457 allowed_hosts has {host!r}; it takes hosts in lower case, as 'host' or 'host:8080', "
                     "without scheme, path and patterns"
                 )
 
