@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import threading
 import time
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,7 @@ def fetched(url: str, name: str, settings: Processor) -> bytes:
             if is_final or number == _TRIES or left <= 0:
                 raise RowFault("AD457", f"{what} cannot be fetched: {_reason(error, settings)}; try {number}") from None
 
-        time.sleep(_PAUSE_S * number)
+        threading.Event().wait(_PAUSE_S * number)
         number += 1
 
 
