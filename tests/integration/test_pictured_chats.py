@@ -146,7 +146,11 @@ BAD = {
     "many bytes": (lambda _, picture: asks(image(picture)), {"max_bytes": 50}, "AD457.*more than max_bytes=50"),
     "too long": (lambda _, picture: asks(image(picture)), {"max_aspect": 1}, "AD457.*90 x 60, more than 1 to 1"),
     "many": (lambda _, picture: asks(image(picture), image(picture)), {"max_pictures": 1}, "AD457.*2 pictures, more"),
-    "remote": (lambda *_: asks(image("https://host/a.png", "url")), {}, "AD457.*remote .https://host/a.png.*download"),
+    "remote": (
+        lambda *_: asks(image("https://host/a.png", "url")),
+        {},
+        "AD457.*remote .https://host/a.png.*'host' is not in allowed",
+    ),
     "outside": (lambda _, picture: asks(image(picture)), {"media_root": "/usr"}, "AD457.*outside of media_root='/usr'"),
     "no base64": (lambda *_: asks(image("data:image/png;base64,?", "url")), {}, "AD457.*base64"),
     "no place": (lambda _, picture: asks() | {"images": [picture]}, {}, "AD114.*1 pictures, .*places for 0"),
@@ -157,6 +161,9 @@ BAD = {
         "AD114.*2 times for 1 pictures",
     ),
     "a video": (lambda *_: asks({"type": "video", "video": "a.mp4"}), {}, "AD130.*two phases.*videos"),
+    "a sound": (lambda *_: asks({"type": "audio", "audio": "a.wav"}), {}, "AD130.*two phases.*sounds"),
+    "a store": (lambda *_: asks(image("s3://bucket/a.png")), {}, "AD457.*s3://bucket/a.png.*allowed_hosts.*mount"),
+    "a file of a host": (lambda *_: asks(image("file://host/a.png")), {}, "AD457.*file://host/a.png.*without a host"),
     "a column of videos": (lambda *_: asks() | {"videos": ["a.mp4"]}, {}, "AD130"),
     "a number": (lambda *_: asks(image(7)), {}, "AD457.*must be a path"),
 }

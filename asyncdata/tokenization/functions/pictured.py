@@ -10,6 +10,7 @@ from asyncdata.tokenization.functions.labelled import RowTokenizer, accepted
 from asyncdata.tokenization.functions.of_chat import Chats
 from asyncdata.tokenization.functions.prompt_reader import PromptTokenizer
 from asyncdata.tokenization.pictures.chats import expanded, with_places
+from asyncdata.tokenization.pictures.files import held
 from asyncdata.tokenization.pictures.transformers_processor import OpenProcessor
 from asyncdata.tokenization.rows import RowFault, decode_value
 
@@ -28,6 +29,7 @@ __all__ = ("PicturedChats", "PicturedPrompts")
 class _Pictured(RowTokenizer):
     """What both have in common. A row's drafting has its planned pictures in ``of``."""
 
+    _is_loading = False
     _settings: Processor
     _processor: OpenProcessor
 
@@ -47,7 +49,9 @@ class _Pictured(RowTokenizer):
         :raises RowFault: if they do not go together.
         """
         images = fields.get("images")
-        return with_places(messages, None if images is None else decode_value(images, raw), self._settings)
+        given = None if images is None else decode_value(images, raw)
+        changed, pictures = with_places(messages, given, self._settings)
+        return changed, [held(picture, self._settings) for picture in pictures] if self._is_loading else pictures
 
     def planned(self, found: Drafting, pictures: Sequence[Picture]) -> Drafting:
         """The drafting with the pictures' own texts.
@@ -64,7 +68,11 @@ class _Pictured(RowTokenizer):
         for row, raw in enumerate(rows):
             out.progress(row)
             try:
-                drafting = self._read(raw, None)
+                self._is_loading = True
+                try:
+                    drafting = self._read(raw, None)
+                finally:
+                    self._is_loading = False
                 if isinstance(drafting, str):
                     raise RowFault("AD424", f"the row is dropped now, and was not when it was planned: {drafting}")
 

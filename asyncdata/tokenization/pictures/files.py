@@ -6,9 +6,11 @@ import base64
 import binascii
 import io
 import os
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asyncdata.tokenization.pictures.remote import allowed, fetched, without_query
 from asyncdata.tokenization.rows import RowFault, json_type
 
 if TYPE_CHECKING:
@@ -16,23 +18,26 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.pictures.settings import Processor
 
-__all__ = ("Picture", "picture_of", "size_of", "turned")
+__all__ = ("Picture", "held", "picture_of", "size_of", "turned")
 
 _ORIENTATION, _SWAPS_SIDES = 274, 5
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _KEYS = ("image", "image_url", "url", "path", "bytes", "base64")
 
 
 class Picture(NamedTuple):
-    """A picture: its name for errors, its path, or its bytes, and what the row says of it."""
+    """A picture: its name for errors, its path, address or bytes, and what the row says of it."""
 
     name: str
     path: str = ""
+    url: str = ""
     data: bytes | None = None
     value: Any = None
 
 
 def picture_of(value: Any, name: str, settings: Processor) -> Picture:
-    """What a row says of a picture: a path, a ``data:`` or ``file:`` address, or an object with one of them.
+    """What a row says of a picture: a path, an address (``data:``, ``file:``, ``http:`` or ``https:``), or an object
+    with one of them.
 
     An object ``{"bytes": ..., "path": ...}`` is how Hugging Face stores pictures; sources give bytes as base64 text.
 
@@ -58,12 +63,31 @@ def picture_of(value: Any, name: str, settings: Processor) -> Picture:
     if value.startswith("data:"):
         return Picture(name, data=_decoded(value.partition(",")[2], name), value=value)
 
-    if value.startswith(("http://", "https://")):
+    scheme = _SCHEME.match(value)
+    if scheme is None:
+        return Picture(name, path=_path(value, name, settings.media_root), value=value)
+
+    if scheme[1].lower() in ("http", "https"):
+        return Picture(name, url=allowed(value, name, settings), value=value)
+
+    path = value[scheme.end() :]
+    if scheme[1].lower() != "file" or not path.startswith("/"):
         raise RowFault(
-            "AD457", f"{name} is remote ({value:.80}), and is not fetched: download pictures before, and name paths"
+            "AD457",
+            f"{name} is at {without_query(value)[:200]!r}; pictures are read from paths, from file:///path without a "
+            "host, and by http(s) from Processor(allowed_hosts=...): download it, mount its store, or give an address "
+            "of https",
         )
 
-    return Picture(name, path=_path(value.removeprefix("file://"), name, settings.media_root), value=value)
+    return Picture(name, path=_path(path, name, settings.media_root), value=value)
+
+
+def held(picture: Picture, settings: Processor) -> Picture:
+    """The picture with its bytes, if it is remote: what is read of it twice is then the same.
+
+    :raises RowFault: AD457, if it cannot be fetched.
+    """
+    return picture._replace(data=fetched(picture.url, picture.name, settings)) if picture.url else picture
 
 
 def _decoded(text: Any, name: str) -> bytes:
@@ -111,7 +135,10 @@ def _opened(picture: Picture, settings: Processor) -> Iterator[Any]:
     """The picture as Pillow opens it; any error within the block is the row's."""
     from PIL import Image, UnidentifiedImageError
 
-    what = f"{picture.name} ({picture.path or 'bytes of the row'})"
+    where = without_query(picture.url) if picture.url else picture.path
+    what = f"{picture.name} ({where or 'bytes of the row'})"
+    if picture.data is None:
+        picture = held(picture, settings)
     try:
         num_bytes = os.path.getsize(picture.path) if picture.data is None else len(picture.data)
         if num_bytes > settings.max_bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -22,6 +23,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 GRID, MROPE = "image_grid_thw", "mrope"
 _QWEN = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
 _FAMILIES = (*_QWEN, "InternVLProcessor", "Gemma3Processor")
+_HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 _FILES = ("processor_config.json", "preprocessor_config.json")
 
 
@@ -33,7 +35,10 @@ class Processor(Description, frozen=True):
 
     :ivar folder: a folder with ``preprocessor_config.json`` or ``processor_config.json``; None: the tokenizer's.
     :ivar images_key: the key of a row's pictures, for the places in its chat that name none.
-    :ivar media_root: the folder in which all pictures must be; None: paths may lead anywhere.
+    :ivar media_root: the folder in which all pictures that are files must be; None: paths may lead anywhere.
+    :ivar allowed_hosts: the web servers from which pictures are fetched: ``"host"`` for the port of http or https,
+        ``"host:8080"`` for another. There are no patterns, and redirections lead to these hosts only.
+    :ivar timeout_s: of one picture of a web server, all tries together.
     :ivar dtype: of the pixels: float32, float16 or bfloat16.
     :ivar max_bytes: of the file of a picture; ``max_pixels``: of a picture, as its header says.
     :ivar max_aspect: the longer side of a picture over the shorter one.
@@ -49,6 +54,16 @@ class Processor(Description, frozen=True):
     max_pixels: Positive = 64 * 1024 * 1024
     max_aspect: Positive = 200
     max_pictures: Positive = 64
+    allowed_hosts: tuple[str, ...] = ()
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 20.0
+
+    def check(self) -> None:
+        for host in self.allowed_hosts:
+            if not _HOST.fullmatch(host):
+                raise ConfigError(
+                    f"AD457 allowed_hosts has {host!r}; it takes hosts in lower case, as 'host' or 'host:8080', "
+                    "without scheme, path and patterns"
+                )
 
     def config(self, tokenizer: str, revision: str | None) -> ProcessorConfig:
         """What the files of the processor say.
@@ -64,7 +79,8 @@ class Processor(Description, frozen=True):
 
     def named(self, tokenizer: str, revision: str | None) -> Processor:
         """The same, named by what its files say, and not by where they are."""
-        return msgspec.structs.replace(self, folder=self.config(tokenizer, revision).digest(), media_root=None)
+        name = self.config(tokenizer, revision).digest()
+        return msgspec.structs.replace(self, folder=name, media_root=None, timeout_s=1.0)
 
 
 def processor_of(given: Any) -> Processor:
