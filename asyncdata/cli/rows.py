@@ -84,6 +84,12 @@ class InspectedRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return SampleRange(chunk, 0, 1, 0, 0, 1).samples()[0] if chunk is not None and chunk.num_samples else None
 
     @property
+    def thumbnails(self) -> list[tuple[str, str]]:
+        """Captions of its pictures, and ``data:`` addresses of small copies."""
+        made = getattr(self.tokenize, "thumbnails", None)
+        return [] if made is None or self.sample is None else made(self.raw)
+
+    @property
     def dropped(self) -> str:
         """Why it yields no sample, or an empty string."""
         return "" if self._chunk is None else next((drop.reason for drop in self._chunk.drops), "")

@@ -205,6 +205,7 @@ def shown_row(
         num_trained=sum(text.num_trained for text in texts) if is_labelled else None,
         texts=[_text(text, max_context_tokens) for text in texts] or [ShownText("the row", [Run(raw)])],
         facts={name: str(value) for name, value in facts.items()},
+        pictures=row.thumbnails,
     )
 
 

@@ -45,11 +45,12 @@ class MediaBudget:
 
     :param on_free: called, in any thread, when arrays are freed.
     :ivar num_loaded: samples whose media were loaded; ``num_bytes``: their bytes; ``load_s``: seconds of work.
+    :ivar num_failed: samples whose media could not be loaded.
     """
 
     def __init__(self, max_bytes: int, on_free: Callable[[], object]) -> None:
         self.max_bytes = max_bytes
-        self.num_loaded = self.num_bytes = 0
+        self.num_loaded = self.num_bytes = self.num_failed = 0
         self.load_s = 0.0
         self._on_free = on_free
         self._held = 0
@@ -238,7 +239,9 @@ class MediaQueue:
     def put(self, wanted: Wanted, found: Tokenized | RowError) -> None:
         """The media of a sample are loaded, or cannot be."""
         self._num_reserved -= wanted.ref.num_media
-        self._found[wanted.key] = found if isinstance(found, RowError) else self._loaded(wanted, found)
+        columns = found if isinstance(found, RowError) else self._loaded(wanted, found)
+        self.budget.num_failed += isinstance(columns, RowError)
+        self._found[wanted.key] = columns
         self._missing.discard(wanted.key)
         self.needed.discard(wanted.key)
         self._advance()

@@ -51,4 +51,5 @@ class LoaderMedia:
             "media_loaded_total": self.budget.num_loaded,
             "media_bytes_total": self.budget.num_bytes,
             "media_load_seconds_total": self.budget.load_s,
+            "media_failed_total": self.budget.num_failed,
         }

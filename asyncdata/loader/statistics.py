@@ -117,6 +117,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar media_loaded_total: samples whose media were loaded by this run.
     :ivar media_bytes_total: bytes of these media.
     :ivar media_load_seconds_total: seconds of work for them.
+    :ivar media_failed_total: samples whose media could not be loaded; also those that were not delivered yet.
     :ivar packs_total: packs delivered to all ranks, in this run and in those that it resumed.
     :ivar packed_tokens_total: tokens of those packs, without padding.
     :ivar unpacked_samples_total: samples that are in no pack, by reason.
@@ -169,6 +170,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     media_loaded_total: int = 0
     media_bytes_total: int = 0
     media_load_seconds_total: float = 0.0
+    media_failed_total: int = 0
     packs_total: int = 0
     packed_tokens_total: int = 0
     unpacked_samples_total: dict[str, int] = {}

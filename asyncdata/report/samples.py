@@ -67,6 +67,7 @@ class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
     :ivar reason: why it is not just ``kept``, in words; ``reasons``: in short, to filter by.
     :ivar num_trained: trained tokens; None for a sample without labels.
     :ivar facts: further values, such as its step and its score.
+    :ivar pictures: captions, and the addresses of JPEGs as ``data:``, or nothing.
     """
 
     position: str
@@ -79,6 +80,7 @@ class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
     num_trained: int | None = None
     texts: list[ShownText] = []
     facts: dict[str, str] = {}
+    pictures: list[tuple[str, str]] = []
 
 
 class Samples:
@@ -126,6 +128,7 @@ def _record(sample: ShownSample) -> dict[str, object]:
         "trained": sample.num_trained,
         "texts": [[visible(text.name), _coded(_shortened(text.runs, max_chars))] for text in sample.texts],
         "facts": [[visible(name), visible(value)] for name, value in sample.facts.items()],
+        **({"pictures": [[visible(name), url] for name, url in sample.pictures]} if sample.pictures else {}),
     }
 
 

@@ -425,3 +425,12 @@ def test_what_a_function_of_two_phases_does_wrong_is_a_bad_row(tmp_path, name):
 def test_columns_of_the_load_need_a_load(tmp_path):
     with pytest.raises(ConfigError, match="AD420.*phase load .pixels., and no load"):
         loader_of(write_rows(tmp_path / "rows.jsonl"), 0, without_load)
+
+
+def test_media_that_fail_are_counted(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", {13: "bad", 21: "raises"})
+    knobs = {"tokenize_fn": NumberedMedia(), "num_workers": 0, "shuffle": False, "epochs": 1, "bad_rows": "skip"}
+    with DataLoader(path, **knobs, batch_size=4) as loader:
+        assert sum(map(len, loader)) == 58
+        now = loader.statistics()
+    assert (now.media_failed_total, now.media_loaded_total) == (2, 46), "every fifth row has none"

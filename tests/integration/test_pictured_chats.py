@@ -1,6 +1,7 @@
 """Chats with pictures: the plan, which reads headers only, has the tokens and sizes of the processor itself."""
 
 import base64
+import io
 import json
 import random
 import shutil
@@ -20,6 +21,8 @@ from asyncdata import (
     Processor,
     PromptTokenizeFn,
 )
+from asyncdata.cli.main import main
+from tests.support.html_page import read_page
 from tests.support.pictures import draw, processor_of, save_processor
 
 Image = pytest.importorskip("PIL.Image")
@@ -324,3 +327,37 @@ def test_damaged_pictures_are_bad_rows(tmp_path, folders):
 @pytest.mark.thorough
 def test_two_thousand_damaged_pictures_are_bad_rows(tmp_path, folders):
     check_damaged(tmp_path, folders["qwen3_vl"], 2000)
+
+
+def test_a_page_of_inspected_rows_shows_small_copies_of_their_pictures(tmp_path, folders, capsys):
+    for number in range(14):
+        draw(tmp_path / f"{number}.png", 300, 200, seed=number)
+    turned_one = draw(tmp_path / "turned.jpg", 90, 60, turn=6)
+    cut = tmp_path / "cut.png"
+    cut.write_bytes((tmp_path / "1.png").read_bytes()[:2000])  # its header is whole
+    shown = [[image(str(tmp_path / "0.png"))], [image(turned_one)], [image(str(cut))]]
+    shown += [[image(str(tmp_path / f"{number}.png")) for number in range(14)], [{"type": "text", "text": "no"}]]
+    path, page = tmp_path / "rows.jsonl", tmp_path / "page.html"
+    path.write_text("".join(json.dumps(asks(*parts)) + "\n" for parts in shown), encoding="utf-8")
+
+    command = ["inspect", str(path), "--tokenizer", str(folders["qwen3_vl"]), "--html", str(page), "--no-shuffle"]
+    assert main([*command, "--kind", "chat", "--set", f"processor={folders['qwen3_vl']}"]) == 0
+
+    found = read_page(page.read_bytes())
+    first, second, damaged, many, none = [sample.get("pictures") for sample in found.data]
+    tokens = [sample["tokens"] for sample in found.data]
+    assert tokens[-1] < tokens[0]
+    (caption, address) = first[0]
+    assert caption.startswith(f"{tmp_path / '0.png'}, 300 x 200 pixels, grid 1 x ")
+    small = Image.open(io.BytesIO(base64.b64decode(address.removeprefix("data:image/jpeg;base64,"))))
+    assert small.format == "JPEG"
+    assert max(small.size) == 160
+    assert "60 x 90 pixels" in second[0][0], "as it is turned"
+    assert "AD457" in damaged[0][0]
+    assert damaged[0][1] == ""
+    assert [bool(address) for _, address in many] == [True] * 12 + [False]
+    assert many[-1][0] == "2 more pictures"
+    assert none is None
+    assert b"img-src data:;" in page.read_bytes()
+    rows = [row.columns["mm_token_type_ids"] for row in loaded(tmp_path, folders["qwen3_vl"], asks(*shown[0]))]
+    assert caption.endswith(f", {int((rows[0] == 1).sum()):,} tokens")

@@ -91,6 +91,21 @@ function article(sample, words) {
     if (name) made.append(element("h4", "", name));
     made.append(textOf(runs, words));
   }
+  if (sample.pictures) {
+    const pictures = element("div", "pictures");
+    for (const [caption, address] of sample.pictures) {
+      const figure = element("figure");
+      if (address) {
+        const image = element("img");
+        image.src = address;
+        image.alt = caption;
+        figure.append(image);
+      }
+      figure.append(element("figcaption", "", caption));
+      pictures.append(figure);
+    }
+    made.append(pictures);
+  }
   if (sample.facts.length) {
     const facts = element("dl", "facts");
     for (const [name, value] of sample.facts) {

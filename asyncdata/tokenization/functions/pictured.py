@@ -63,6 +63,14 @@ class _Pictured(RowTokenizer):
         text, blocks = expanded(draft.text, draft.blocks, self._processor.mark, planned.texts)
         return found._replace(drafts=[draft._replace(text=text, blocks=blocks)], of=planned)
 
+    def thumbnails(self, raw: Buffer) -> list[tuple[str, str]]:
+        """Small copies of the pictures of a row that yields a sample."""
+        from asyncdata.tokenization.pictures.thumbnails import thumbnails_of
+
+        drafting = self._read(raw, None)
+        assert not isinstance(drafting, str)
+        return thumbnails_of(drafting.of, self._processor.num_tokens(drafting.of), self._settings)
+
     def load(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
         """Write the pixels of each row, with the tokens of its plan."""
         for row, raw in enumerate(rows):

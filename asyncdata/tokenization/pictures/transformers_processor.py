@@ -51,7 +51,8 @@ class OpenProcessor:
         self.mark: str = self._processor.image_token
         self._columns: dict[str, Column] = {column.name: column for column in config.columns(settings.dtype)}
         self._merge = int(getattr(self._images, "merge_size", 1))
-        self._pictured = self._processor.tokenizer.convert_tokens_to_ids(_pictured_token(self._processor, config))
+        self._pictured_text = _pictured_token(self._processor, config)
+        self._pictured = self._processor.tokenizer.convert_tokens_to_ids(self._pictured_text)
 
     @property
     def light_keys(self) -> list[str]:
@@ -75,6 +76,10 @@ class OpenProcessor:
             inputs["num_patches"] = counts
         texts = [self._processor.replace_image_token(inputs, number) for number in range(len(sizes))]
         return Planned(pictures, texts, counts, grids)
+
+    def num_tokens(self, planned: Planned) -> list[int]:
+        """The tokens that stand for each picture."""
+        return [text.count(self._pictured_text) for text in planned.texts]
 
     def _grid(self, height: int, width: int) -> tuple[int, int, int]:
         """The patches of a picture, as the image processor will cut them."""
