@@ -12,11 +12,13 @@ import math
 import threading
 import weakref
 from collections import Counter, deque
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from asyncdata.core.callbacks import identity
 from asyncdata.core.columns import Columns, decoded
 from asyncdata.core.messages import RowError, Tokenized
 from asyncdata.delivery.bad_rows import bad_row_error
@@ -37,6 +39,7 @@ __all__ = ("MediaBudget", "MediaQueue", "Wanted")
 _OTHER_TOKENS = (
     "the row has other tokens than when it was planned: plan() does not do the same each time, or the file has changed"
 )
+_OTHER_COLUMN = "the row has another %s than when it was planned: what it names has changed"
 _NOT_TRAINED = -100
 
 
@@ -86,11 +89,13 @@ class Wanted(NamedTuple):
     """A sample whose media are to be loaded.
 
     :ivar key: what knows it here.
+    :ivar planned: gives the columns that it has.
     :ivar tokens: those that it must have; None: a rollout may have changed them.
     """
 
     key: Hashable
     ref: MediaRef
+    planned: Callable[[], Mapping[str, Any]]
     tokens: Tokens | None = None
 
 
@@ -158,7 +163,8 @@ class MediaQueue:
             for sample in range(item.start, item.stop):
                 ref = self._ref_of(item.chunk, sample)
                 if ref is not None:
-                    wanted = Wanted((id(item.chunk), sample), ref, item.chunk.tokens_of(sample))
+                    planned = partial(item.chunk.arrays, sample)
+                    wanted = Wanted((id(item.chunk), sample), ref, planned, item.chunk.tokens_of(sample))
                     self._staged.append(_Staged(wanted, self._num_samples + sample - item.start))
                     self._missing.add(wanted.key)
             self._num_samples += item.stop - item.start
@@ -255,7 +261,13 @@ class MediaQueue:
             return RowError(0, "AD424", _OTHER_TOKENS)
 
         # Each sample has a reply of its own, so its memory is free when the sample is.
-        arrays = decoded({key: memoryview(one.data) for key, one in reply.columns.items() if key.startswith("@")})
+        found = decoded({key: memoryview(one.data) for key, one in reply.columns.items() if key.startswith("@")})
+        planned = wanted.planned()
+        for name, column in found.declared.items():
+            if column.phase == "plan" and name in planned and not np.array_equal(found[name], planned[name]):
+                return RowError(0, "AD424", _OTHER_COLUMN % name)
+
+        arrays = Columns({column: found[name] for name, column in found.declared.items() if column.phase == "load"})
         arrays.media = wanted.ref
         self.budget.hold(arrays, reply.busy_s)
         return arrays
@@ -351,7 +363,7 @@ class MediaQueue:
                 is_ready = False
                 if ref not in self._missing:
                     self._missing.add(ref)
-                    self._returned.append(Wanted(ref, ref))
+                    self._returned.append(Wanted(ref, ref, partial(identity, columns)))
         return is_ready, None
 
     def forget(self, run: Run) -> None:
@@ -363,4 +375,8 @@ class MediaQueue:
 def _wanted_of(samples: Iterable[Sample]) -> dict[Position | None, Wanted]:
     """The packed samples that have media, by their positions."""
     refs = ((sample, getattr(sample.columns, "media", None)) for sample in samples)
-    return {one.position: Wanted(one.position, ref, one.tokens) for one, ref in refs if ref is not None}
+    return {
+        one.position: Wanted(one.position, ref, partial(identity, one.columns), one.tokens)
+        for one, ref in refs
+        if ref is not None
+    }

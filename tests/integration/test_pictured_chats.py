@@ -361,3 +361,21 @@ def test_a_page_of_inspected_rows_shows_small_copies_of_their_pictures(tmp_path,
     assert b"img-src data:;" in page.read_bytes()
     rows = [row.columns["mm_token_type_ids"] for row in loaded(tmp_path, folders["qwen3_vl"], asks(*shown[0]))]
     assert caption.endswith(f", {int((rows[0] == 1).sum()):,} tokens")
+
+
+@pytest.mark.parametrize("is_given_back", [False, True])
+def test_a_picture_with_as_many_patches_and_another_grid_than_planned_is_noticed(tmp_path, folders, is_given_back):
+    pictures = [draw(tmp_path / f"{number}.png", 300, 200, seed=number) for number in range(2)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(asks(image(each))) + "\n" for each in pictures), encoding="utf-8")
+    fn = ChatTokenizeFn(folders["qwen3_vl"], processor=Processor())
+    with DataLoader(
+        path, tokenize_fn=fn, num_workers=0, shuffle=False, epochs=1, limits={"max_media_bytes": 1}
+    ) as loader:
+        first = loader.get_next_batch(1)
+        if is_given_back:
+            loader.add_samples([first])
+        number = 0 if is_given_back else 1
+        draw(Path(pictures[number]), 200, 300, seed=number)
+        with pytest.raises(BadRowError, match=f"AD424.*rows.jsonl:{number + 1} .*another image_grid_thw"):
+            loader.get_next_batch(1)

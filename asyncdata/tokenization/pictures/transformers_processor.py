@@ -103,7 +103,7 @@ class OpenProcessor:
         return columns
 
     def pixels(self, planned: Planned) -> dict[str, bytes]:
-        """The column of pixels, by its key.
+        """The column of pixels, by its key; and that of grids, which is compared with the plan's.
 
         :raises RowFault: if a picture cannot be decoded, or has another size than by its header.
         """
@@ -119,7 +119,8 @@ class OpenProcessor:
                 f"the pictures have the sizes {[image.size for image in images]}, and had others by their headers",
             )
 
-        return {column.key: column.encode(values, 0)}
+        again = {} if planned.grids is None else {self._columns[GRID]: planned.grids}
+        return {column.key: column.encode(array, 0) for column, array in ({column: values} | again).items()}
 
 
 def _made(config: ProcessorConfig) -> Any:
