@@ -21,7 +21,7 @@ ROUNDS = {
     "files": num_rounds(quick=3, full=90),
     "mixture": num_rounds(quick=2, full=100),
     "media": num_rounds(quick=2, full=100),
-    "pictures": num_rounds(quick=2, full=100),
+    "pictures": num_rounds(quick=2, full=60),
     **dict.fromkeys(("gzip", "zstd", "array", "iterable", "hf stream"), num_rounds(quick=1, full=4)),
 }
 """Of each kind of data, how many processes are killed."""
