@@ -369,7 +369,7 @@ class OnlinePacks:
             num_gone=progress.num_gone,
             window=start.window,
             **start.dealt._asdict(),
-            **progress.delivered._asdict(),
+            **{**progress.delivered._asdict(), "bad_rows": progress.delivered.bad_rows or msgspec.UNSET},
             is_alone=progress.is_alone,
         )
 

@@ -71,17 +71,17 @@ class Delivered(NamedTuple):
     :ivar num_packs: in this run and in those that it resumed.
     :ivar epoch_packs: of the epoch.
     :ivar num_tokens: of the packs of all these runs.
-    :ivar bad_rows: samples in them whose media could not be loaded, by ``bad row <code>``; unset: none.
+    :ivar bad_rows: samples in them whose media could not be loaded, by ``bad row <code>``.
     """
 
     num_packs: int = 0
     epoch_packs: int = 0
     num_tokens: int = 0
-    bad_rows: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    bad_rows: Mapping[str, int] = {}
 
     def plus(self, num_packs: int, num_tokens: int, bad_rows: Mapping[str, int] = {}) -> Delivered:
         """These packs, and more of the same epoch."""
-        bad = dict(Counter(self.bad_rows or {}) + Counter(bad_rows)) or msgspec.UNSET
+        bad = dict(Counter(self.bad_rows) + Counter(bad_rows)) if bad_rows else self.bad_rows
         return Delivered(self.num_packs + num_packs, self.epoch_packs + num_packs, self.num_tokens + num_tokens, bad)
 
 
@@ -168,7 +168,7 @@ class PackState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     @property
     def delivered(self) -> Delivered:
         """The numbers of delivered packs."""
-        return Delivered(self.num_packs, self.epoch_packs, self.num_tokens, self.bad_rows)
+        return Delivered(self.num_packs, self.epoch_packs, self.num_tokens, self.bad_rows or {})
 
 
 def restored(state: Mapping[str, Any], kind: type[StateT]) -> StateT:

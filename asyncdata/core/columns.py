@@ -200,7 +200,7 @@ class Columns(dict[str, Array]):
     def to_dict(self) -> dict[str, Any]:
         """The arrays by the keys of their columns, and in place of media where they come from."""
         kept = self.without_media()
-        media = {} if self.media is None else {_MEDIA: list(self.media[:6])}
+        media = {} if self.media is None else {_MEDIA: list(self.media[:-1])}
         return {column.key: kept[name] for name, column in kept.declared.items()} | media
 
     @classmethod

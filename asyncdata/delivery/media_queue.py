@@ -181,7 +181,7 @@ class MediaQueue:
         """
         now = list(now)
         wanted = _wanted_of(chain(now, later))
-        self.needed = {key for key in _wanted_of(now) if key not in self._found}
+        self.needed = {key for key in (one.position for one in now) if key in wanted and key not in self._found}
         is_asked = self._found.keys() | self._missing
         self._staged = deque(_Staged(one) for key, one in wanted.items() if key not in is_asked)
         return not self.needed
@@ -322,10 +322,12 @@ class MediaQueue:
         """Give delivered samples their arrays, which those of a group share; those for packs only say where from."""
         for number, sample in enumerate(delivered):
             row = samples.row(number)
-            found = Columns({}) if self._for_packs else self._found.get((id(samples.chunk), row))
-            ref = None if found is None else self._ref_of(samples.chunk, row)
-            if found is not None and ref is not None:
-                self._give(sample, found, ref)
+            found = self._found.get((id(samples.chunk), row))
+            ref = found.media if isinstance(found, Columns) else None
+            if ref is None and (found is not None or self._for_packs):
+                ref = self._ref_of(samples.chunk, row)
+            if ref is not None:
+                self._give(sample, Columns({}) if found is None else found, ref)
 
     def _give(self, sample: Sample, found: Columns | RowError, ref: MediaRef) -> None:
         """Give a sample its arrays.

@@ -243,8 +243,8 @@ class _PartHandler:
         starts, lengths = array("i", request.starts), array("i", request.lengths)
         slot = self._slots[request.slot]
         num_mended = self._num_mended
-        rows: list[bytes | memoryview] = [slot[s : s + n] for s, n in zip(starts, lengths, strict=True)]
-        rows = list(request.rows) or rows
+        in_slot = (slot[start : start + length] for start, length in zip(starts, lengths, strict=True))
+        rows: list[bytes | memoryview] = list(request.rows or in_slot)
         cached = None if request.cached is None else self._token_cache.rows(request)
         overflow = [item for item in request.overflow if cached is None or item.row not in cached.rows]
         if overflow:

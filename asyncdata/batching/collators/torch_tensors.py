@@ -13,7 +13,7 @@ from asyncdata.core.extras import missing_package
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("map_leaves", "sequence_context", "to_torch")
+__all__ = ("map_leaves", "need_cuda", "sequence_context", "to_torch")
 
 
 def to_torch(batch: Any, *, pin_memory: bool = False) -> Any:
@@ -30,14 +30,22 @@ def to_torch(batch: Any, *, pin_memory: bool = False) -> Any:
     except ImportError as error:
         raise missing_package("a batch as tensors", "torch", error) from error
 
-    if pin_memory and not torch.cuda.is_available():
-        raise ConfigError("pin_memory=True needs a CUDA device, and torch finds none")
+    if pin_memory:
+        need_cuda("pin_memory=True")
 
     def convert(value: Any) -> Any:
         tensor = _tensor(value) if isinstance(value, np.ndarray) else value
         return tensor.pin_memory() if pin_memory and isinstance(tensor, torch.Tensor) else tensor
 
     return map_leaves(convert, batch)
+
+
+def need_cuda(what: str) -> None:
+    """Refuse ``what``, a setting, if there is no CUDA device."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(f"{what} needs a CUDA device, and torch finds none")
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:

@@ -17,7 +17,7 @@ import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.batching.collators.torch_tensors import map_leaves, to_torch
+from asyncdata.batching.collators.torch_tensors import map_leaves, need_cuda, to_torch
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import save_at
 from asyncdata.core.errors import ConfigError, WorkerError
@@ -428,13 +428,9 @@ def transfer_to(device: Any, pin_memory: bool | None) -> Transfer:
 
     place = None if device is None else torch.device(device)
     is_cuda = place is not None and place.type == "cuda"
-    if is_cuda and not torch.cuda.is_available():
-        raise ConfigError(f"device={str(device)!r} needs a CUDA device, and torch finds none")
-
     pins = is_cuda if pin_memory is None else pin_memory
-    if pins and not torch.cuda.is_available():
-        raise ConfigError("pin_memory=True needs a CUDA device, and torch finds none")
-
+    if is_cuda or pins:
+        need_cuda(f"device={str(device)!r}" if is_cuda else "pin_memory=True")
     return StreamTransfer(place, pin_memory=pins) if is_cuda else Transfer(place, pin_memory=pins)
 
 

@@ -55,7 +55,7 @@ class PackBatching(Batching):
     def totals(self, ledger: Ledger) -> PackTotals:
         progress: OnlineProgress | PlannedProgress = ledger.packs
         num_packs, _, num_tokens, bad_rows = progress.delivered
-        return PackTotals(num_packs, num_tokens, progress.counts, progress.num_held, bad_rows or {})
+        return PackTotals(num_packs, num_tokens, progress.counts, progress.num_held, bad_rows)
 
     def collated(self, packs: Iterable[Pack]) -> Batch:
         """The batch of a rank's packs, whose references are samples; () if there are none."""
@@ -242,7 +242,7 @@ class _OnlineBatches(PackBatches):
         packs, bad_rows = self._packs.packs(progress, self._share.of(num_packs)), {}
         if self._has_media:
             samples = [sample for pack in packs for sample, _, _ in pack]
-            num_passed = request.after.counters.num_bad_rows + sum((progress.delivered.bad_rows or {}).values())
+            num_passed = request.after.counters.num_bad_rows + sum(progress.delivered.bad_rows.values())
             given = self._coordinator.give_media(samples, num_passed)
             if given is None:
                 return self._commit(request, progress)

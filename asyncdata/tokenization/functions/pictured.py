@@ -67,23 +67,30 @@ class _Pictured(RowTokenizer):
         """Small copies of the pictures of a row that yields a sample."""
         from asyncdata.tokenization.pictures.thumbnails import thumbnails_of
 
-        drafting = self._read(raw, None)
-        assert not isinstance(drafting, str)
+        drafting = self._read_again(raw)
         return thumbnails_of(drafting.of, self._processor.num_tokens(drafting.of), self._settings)
+
+    def _read_again(self, raw: Buffer) -> Drafting:
+        """The drafting of a row that was planned, with the bytes of its remote pictures, each fetched once.
+
+        :raises RowFault: also for a row that is dropped now.
+        """
+        self._is_loading = True
+        try:
+            drafting = self._read(raw, None)
+        finally:
+            self._is_loading = False
+        if isinstance(drafting, str):
+            raise RowFault("AD424", f"the row is dropped now, and was not when it was planned: {drafting}")
+
+        return drafting
 
     def load(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
         """Write the pixels of each row, with the tokens of its plan."""
         for row, raw in enumerate(rows):
             out.progress(row)
             try:
-                self._is_loading = True
-                try:
-                    drafting = self._read(raw, None)
-                finally:
-                    self._is_loading = False
-                if isinstance(drafting, str):
-                    raise RowFault("AD424", f"the row is dropped now, and was not when it was planned: {drafting}")
-
+                drafting = self._read_again(raw)
                 assert self._encoder is not None, "chats have text"
                 (found,) = self._encoder.encode([drafting.drafts[0].text])
                 out.keep(row, accepted(found).ids, **self._processor.pixels(drafting.of))
