@@ -145,8 +145,10 @@ class DataLoader(BaseLoader):
         if wanted is None:
             return None
 
+        num_groups, last_epoch = wanted
         try:
-            return self._take(*wanted, batches.finish)
+            # Not `*wanted`: CPython may raise an interrupt after such a call, when the samples are already taken.
+            return self._take(num_groups, last_epoch, batches.finish)
         except EndOfData as end:
             return batches.end(end)
 

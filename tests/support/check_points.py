@@ -1,7 +1,7 @@
 """A KeyboardInterrupt at exactly the n-th instant of a call at which CPython could raise one, in code of the library.
 
-CPython looks for signals when a Python function begins, at the end of a loop's turn, and when a function written in C
-has returned. A tracing function sees each of these instants pass, and raises there.
+CPython looks for signals when a Python function begins, at the end of a loop's turn, and when a function written in C,
+or any function called with ``*args``, has returned. A tracing function sees each of these instants pass, and raises.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class _Tracer:
             self._last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
             is_from_python = frame in self._callers
             self._callers.discard(frame)
-            if (before.startswith("CALL") and not is_from_python) or before in {"RESUME", "JUMP_BACKWARD"}:
+            has_returned = before.startswith("CALL") and not is_from_python
+            if has_returned or before in {"RESUME", "JUMP_BACKWARD", "CALL_FUNCTION_EX"}:
                 self._pass()
         return self._in_frame
 
