@@ -1,4 +1,4 @@
-"""Proves fast tokenizer backends during a run: in one process that uses idle CPUs only, and ends with the run."""
+"""Proves fast tokenizer backends during a run: in one process of low priority, which ends with the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,16 +18,16 @@ from asyncdata.core.extras import from_clone
 from asyncdata.core.log import get_logger
 from asyncdata.core.platform import end_with_parent
 from asyncdata.core.threads import started
+from asyncdata.tokenization.encoders.character_sets import num_points
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
-from asyncdata.workers.machine import num_usable_cpus
 from asyncdata.workers.pool.popen import ENVIRONMENT, command_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from asyncdata.tokenization.encoders.equivalence_records import Proof
+    from asyncdata.tokenization.encoders.equivalence_records import GrowingProof, Proof
 
 __all__ = ("SWITCH", "Prover", "main")
 
@@ -36,11 +36,18 @@ _log = get_logger(__name__)
 SWITCH = "ASYNCDATA_PROVE"
 """The environment variable that forbids proofs during a run, if it is "off"."""
 
-_NICE, _FIRST_NICE = 19, 10
-"""The niceness where the system forbids ``SCHED_IDLE``, and that of the proof of the common characters: two seconds of
-CPU, which also a machine without an idle CPU gives within 20 s, as they are at most a tenth of one CPU there."""
+_NICE = 10
+"""Beside a busy trainer the process that proves gets a tenth of one CPU."""
 
-_MAX_PROCESSES = 8
+_LOOK_S = 1.0
+"""How often the loader looks whether workers have asked for characters."""
+
+_LOOK_AGAIN_S, _MOST_QUIET = 0.1, 200
+"""How often the process that proves looks. It ends after so many times without a request, as it has 150 MB."""
+
+_BATCH = 256
+"""Characters after which the proof is stored: 0.1 s of CPU."""
+
 _REMEDY = (
     f"{from_clone('fast')}: texts are encoded about ten times as fast, once the ids are proven to be the same; "
     'tokenizer_backend="hf" turns this line off'
@@ -48,78 +55,98 @@ _REMEDY = (
 
 
 class Prover:
-    """Makes the proofs that a loader's tokenize function needs.
+    """Lets the proofs that a loader's tokenize function needs be made, and grow with the data.
 
-    For a backend given by name, the constructor makes the proof, before any worker starts. For "auto", a process
-    is started with the loader if a fast backend is installed that has no record yet.
+    For a backend given by name, the constructor makes the first proof, before any worker starts. What else is to be
+    proven, a process does beside the run: one for all loaders of the machine.
 
     :param function: the loader's tokenize function, with its files resolved to local ones.
     :param on_usable: called when a backend was proven that ``function`` can use, from any thread.
-    :param num_workers: of the loader. With the trainer they have so many CPUs; the proof is shared among the others.
     :raises ConfigError: if the named backend is not installed, or is not exact for the tokenizer.
     """
 
-    def __init__(self, function: object, on_usable: Callable[[], object] = no_op, num_workers: int = 1) -> None:
+    def __init__(self, function: object, on_usable: Callable[[], object] = no_op) -> None:
         self._on_usable = on_usable
-        self._num_workers = num_workers
         self._log = _log.owned()
-        self._folder = _folder_to_prove(function)
-        self._needs_offsets = isinstance(function, OfTokenizer) and function.needs_offsets
+        self._backends = _backends_to_prove(function)
+        if self._backends and isinstance(function, OfTokenizer):
+            self._folder = resolve(function.tokenizer, function.revision).folder
+            self._needs_offsets = function.needs_offsets
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._is_closed = False
+        self._closed = threading.Event()
 
     def start(self) -> None:
-        """Begin to prove in a thread, if there is anything to prove. Further calls do nothing."""
+        """Begin to prove in a thread, if there may be anything to prove. Further calls do nothing."""
         with self._lock:
-            folder, self._folder = self._folder, None
-            if folder is None or self._is_closed:
+            if not self._backends or self._closed.is_set() or self._thread is not None:
                 return
 
             try:
-                self._thread = started(partial(self._run, folder), "asyncdata-proving")
+                self._thread = started(self._run, "asyncdata-proving")
             except WorkerError as error:
-                _not_proven(folder, error)
+                _not_proven(self._folder, error)
 
-    def _run(self, folder: str) -> None:
+    def _run(self) -> None:
         self._log.own_thread()
-        from asyncdata.tokenization.encoders.equivalence_records import Proof, missing
-
         try:
-            files = TokenizerFiles(folder)
-            backends = missing(files)
-            with self._lock:
-                if not backends or self._is_closed:
-                    return
-
-                process = self._process = _spawn(folder, backends, _num_spare_cpus(self._num_workers))
+            self._watch(TokenizerFiles(self._folder))
         except (OSError, AsyncDataError) as error:
-            _not_proven(folder, error)
-            return
+            _not_proven(self._folder, error)
 
-        _log.info("tokenizer.proving", tokenizer=folder, backends=backends, pid=process.pid)
-        with process:  # waits for its end
-            for line in process.stdout or ():
-                proof = msgspec.json.decode(line, type=Proof)
-                _log_proof(folder, proof)
-                if self._is_usable(proof, files):
+    def _watch(self, files: TokenizerFiles) -> None:
+        """Start the process whenever there is something to prove, until the loader is closed."""
+        from asyncdata.tokenization.encoders.equivalence_records import Proof, is_work_left
+
+        is_usable, proof = self._is_usable(files), None
+        while not self._closed.is_set():
+            is_left = is_work_left(files, self._backends, needs_offsets=self._needs_offsets)
+            if is_left is None or (is_left and proof is not None and not is_usable):
+                return  # no backend is exact, or no proof can be stored
+
+            for line in self._lines() if is_left else [b""]:
+                if line:
+                    proof = msgspec.json.decode(line, type=Proof)
+                    self._log_proof(proof)
+                if not is_usable and self._is_usable(files):
+                    is_usable = True
                     self._on_usable()
+            self._closed.wait(_LOOK_S)
 
-    def _is_usable(self, proof: Proof, files: TokenizerFiles) -> bool:
-        """Whether workers that open the function now have the backend, and the same tokens as the others."""
-        if proof.refusal or (self._needs_offsets and proof.no_offsets):
-            return False
+    def _lines(self) -> Iterator[bytes]:
+        """What the process says that proves, until it ends."""
+        with self._lock:
+            if self._closed.is_set():
+                return
+
+            process = self._process = _spawn(self._folder, self._backends, needs_offsets=self._needs_offsets)
+        self._log.info("tokenizer.proving", tokenizer=self._folder, backends=self._backends, pid=process.pid)
+        with process:  # waits for its end
+            yield from process.stdout or ()
+
+    def _log_proof(self, proof: Proof) -> None:
+        facts = {"tokenizer": self._folder, "backend": proof.subject.backend, "seconds": proof.seconds}
+        if proof.refusal:
+            self._log.info("tokenizer.refused", **facts, reason=proof.refusal)
+        else:
+            numbers = {"num_characters": num_points(proof.proven), "num_refused": num_points(proof.refused)}
+            self._log.info("tokenizer.proved", **facts, **numbers)
+
+    def _is_usable(self, files: TokenizerFiles) -> bool:
+        """Whether workers that open the function now have a backend, and the same tokens as the others."""
+        from asyncdata.tokenization.encoders.equivalence_records import choose
 
         with contextlib.suppress(AsyncDataError):  # a changed folder: the workers keep what they have loaded
-            return TokenizerFiles(files.folder).digest() == proof.subject.tokenizer == files.digest()
+            is_same = TokenizerFiles(files.folder).digest() == files.digest()
+            return is_same and choose(files, "auto", needs_offsets=self._needs_offsets) is not None
 
         return False
 
     def close(self) -> None:
         """End the process, finished or not; no partial record is left."""
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
             process, thread = self._process, self._thread
         if process is not None:
             process.kill()
@@ -127,27 +154,22 @@ class Prover:
             thread.join()
 
 
-def _num_spare_cpus(num_workers: int) -> int:
-    """CPUs beside those of the workers and the trainer; at least one."""
-    return max(1, min(_MAX_PROCESSES, num_usable_cpus() - num_workers - 1))
-
-
-def _folder_to_prove(function: object) -> str | None:
-    """The tokenizer for which backends are to be proven beside the run; None if there is none."""
+def _backends_to_prove(function: object) -> list[str]:
+    """The backends that may be proven beside the run, in the order in which they are preferred."""
     if not isinstance(function, OfTokenizer) or function.tokenizer_backend == "hf":
-        return None
+        return []
 
-    if function.tokenizer_backend != "auto":
-        folder = resolve(function.tokenizer, function.revision).folder
-        _require(folder, function.tokenizer_backend, needs_offsets=function.needs_offsets)
-        return None
+    name = function.tokenizer_backend
+    if name != "auto":
+        from asyncdata.tokenization.encoders.equivalence_records import require
 
-    if not any(map(version_of, FAST_BACKENDS)):
+        files = TokenizerFiles(resolve(function.tokenizer, function.revision).folder)
+        require(files, name, needs_offsets=function.needs_offsets)
+    found: list[str] = [backend for backend in FAST_BACKENDS if version_of(backend)] if name == "auto" else [name]
+    if not found:
         _say_what_is_missing()
-        return None
-
     is_forbidden = os.environ.get(SWITCH, "").lower() in ("off", "0", "no", "false")
-    return None if is_forbidden else resolve(function.tokenizer, function.revision).folder
+    return [] if is_forbidden else found
 
 
 @cache
@@ -161,37 +183,8 @@ def _not_proven(folder: str, error: Exception) -> None:
     _log.warning("tokenizer.not_proven", tokenizer=folder, reason=str(error))
 
 
-def _log_proof(folder: str, proof: Proof) -> None:
-    backend, seconds = proof.subject.backend, proof.seconds
-    if proof.refusal:
-        _log.info("tokenizer.refused", tokenizer=folder, backend=backend, seconds=seconds, reason=proof.refusal)
-    else:
-        _log.info(
-            "tokenizer.proved",
-            tokenizer=folder,
-            backend=backend,
-            seconds=seconds,
-            num_exceptions=proof.num_exceptions,
-            is_partial=proof.is_partial,
-        )
-
-
-def _require(folder: str, backend: str, *, needs_offsets: bool) -> None:
-    from asyncdata.tokenization.encoders.equivalence_records import find, require, subject_of
-
-    files = TokenizerFiles(folder)
-    subject = subject_of(files, backend)
-    known = find(subject) if subject is not None else None
-    is_new = subject is not None and (known is None or known.is_partial)
-    if is_new:
-        _log.info("tokenizer.proving", tokenizer=folder, backends=[backend], pid=os.getpid())
-    proof = require(files, backend, needs_offsets=needs_offsets)
-    if is_new:
-        _log_proof(folder, proof)
-
-
-def _spawn(folder: str, backends: list[str], num_processes: int) -> subprocess.Popen[bytes]:
-    given = {"folder": folder, "backends": backends, "parent": os.getpid(), "num_processes": num_processes}
+def _spawn(folder: str, backends: list[str], *, needs_offsets: bool) -> subprocess.Popen[bytes]:
+    given = {"folder": folder, "backends": backends, "needs_offsets": needs_offsets, "parent": os.getpid()}
     return subprocess.Popen(
         command_of(__name__, given),
         stdin=subprocess.DEVNULL,
@@ -204,26 +197,48 @@ def _spawn(folder: str, backends: list[str], num_processes: int) -> subprocess.P
     )
 
 
-def main(folder: str, backends: list[str], parent: int, num_processes: int) -> None:
-    """The child process: prove ``backends`` one after another until one is exact; print each proof as a line of JSON.
+def main(folder: str, backends: list[str], needs_offsets: bool, parent: int) -> None:
+    """The child process: find the first backend that is exact, and prove what workers ask for; print each proof as a
+    line of JSON.
 
-    The first line is about the common characters only. The process ends with the thread of ``parent`` that started it.
+    It ends with the thread of ``parent`` that started it, or if nothing is asked for any more.
     """
     end_with_parent(parent)
-    os.nice(_FIRST_NICE)
-    from asyncdata.tokenization.encoders.equivalence_records import find, make, make_first, subject_of
+    os.nice(_NICE)
+    from asyncdata.tokenization.encoders.equivalence_records import GrowingProof, alone, find, subject_of
 
     files = TokenizerFiles(folder)
-    subjects = [subject for backend in backends if (subject := subject_of(files, backend)) is not None]
-    if not any(map(find, subjects)):  # workers have chosen by the others
-        for subject in subjects:
-            if not _told(make_first(files, subject)).refusal:
-                break
-    _use_idle_cpus_only()
-    for subject in subjects:
-        proof = find(subject)
-        if not (proof and proof.refusal) and not _told(make(files, subject, num_processes=num_processes)).refusal:
+    for subject in filter(None, (subject_of(files, backend) for backend in backends)):
+        made = None
+        with alone("proving"):
+            proof = find(subject)
+            if proof is None:
+                made = GrowingProof(files, subject)
+                proof = _told(made.proof)
+        if proof.is_usable(needs_offsets=needs_offsets):
+            with alone("growing", waits=False) as is_ours:
+                if is_ours is not None:
+                    _grow(made or GrowingProof(files, subject))
             return
+
+
+def _grow(growing: GrowingProof) -> None:
+    """Prove the characters that workers ask for, until they ask for none for a while."""
+    from asyncdata.tokenization.encoders.equivalence_records import answered, asked_for
+
+    subject, num_quiet, never = growing.proof.subject, 0, threading.Event()
+    while num_quiet < _MOST_QUIET and not growing.proof.refusal:
+        asked = asked_for(subject)
+        points = list(dict.fromkeys(asked))
+        for start in range(0, len(points), _BATCH):
+            growing.grow(points[start : start + _BATCH])
+        answered(subject, len(asked))
+        if asked:
+            _told(growing.proof)
+            num_quiet = 0
+        else:
+            never.wait(_LOOK_AGAIN_S)
+            num_quiet += 1
 
 
 def _told(proof: Proof) -> Proof:
@@ -231,10 +246,3 @@ def _told(proof: Proof) -> Proof:
     sys.stdout.buffer.write(msgspec.json.encode(msgspec.structs.replace(proof, token_lengths=b"")) + b"\n")
     sys.stdout.flush()
     return proof
-
-
-def _use_idle_cpus_only() -> None:
-    try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    except OSError:  # where a sandbox forbids it
-        os.nice(_NICE)

@@ -506,4 +506,4 @@ def _provers_of(functions: list[Any], on_usable: Callable[[], object], num_worke
 
     from asyncdata.loader.background_proof import Prover
 
-    return [Prover(function, on_usable, num_workers or 1) for function in found]
+    return [Prover(function, on_usable) for function in found]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncdata.tokenization.encoders import equivalence_records, equivalence_sweep, fast_backends
-from asyncdata.tokenization.encoders.equivalence_sweep import sweep
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     import pytest
     from tokenizers import Tokenizer
@@ -52,9 +50,9 @@ class Fake:
 def install(
     monkeypatch: pytest.MonkeyPatch,
     encoders: dict[str, Callable[[], fast_backends.FlatEncoder]],
-    points: Sequence[int] | None = FEW,
+    points: Iterable[int] = FEW,
 ) -> dict[str, int]:
-    """Make ``encoders`` the fast backends that are installed, and sweeps those of ``points``.
+    """Make ``encoders`` the fast backends that are installed, and sweeps short ones that begin with ``points``.
 
     :return: how often each was loaded.
     """
@@ -67,7 +65,12 @@ def install(
     for module in (fast_backends, equivalence_records):
         monkeypatch.setattr(module, "version_of", lambda name: "1.0" if name in encoders else None)
         monkeypatch.setattr(module, "load_backend", load)
-    if points is not None:
-        short = partial(sweep, code_points=list(points), num_random_texts=100, longest_text=500)
-        monkeypatch.setattr(equivalence_sweep, "sweep", short)
+    shorten(monkeypatch, points)
     return loads
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch, points: Iterable[int], longest_text: int = 500) -> None:
+    """Make sweeps short, which begin with these characters."""
+    monkeypatch.setattr(equivalence_sweep, "FIRST", list(points))
+    monkeypatch.setattr(equivalence_sweep, "NUM_RANDOM_TEXTS", 100)
+    monkeypatch.setattr(equivalence_sweep, "LONGEST_TEXT", longest_text)

@@ -1,7 +1,10 @@
-"""Proofs about a fast backend and a tokenizer: made once by a sweep, stored in the cache folder, read by workers.
+"""Proofs about a fast backend and a tokenizer: made by a sweep, stored in the cache folder, read by workers.
 
 A proof is for one tokenizer, one version of the backend, of ``tokenizers`` and of Unicode, and one kind of processor:
 its name is the digest of these. A file that lacks one of them, or is damaged, is not used; the sweep runs again.
+
+A proof grows. It begins with ASCII and the special tokens. A worker that meets other characters asks for them
+(:class:`ProvenTexts`), in a file beside the proof, and uses the backend for their texts once they are proven.
 """
 
 from __future__ import annotations
@@ -10,20 +13,21 @@ import os
 import platform
 import time
 import unicodedata
+from array import array
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import tokenizers
 
 from asyncdata.core.atomic_file import remove_left_over, replace_file, sync_folder
 from asyncdata.core.cache_dir import cache_folder
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.checksummed_file import pack, unpack_file
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.file_checks import lock
 from asyncdata.core.version import __version__
+from asyncdata.tokenization.encoders.character_sets import CharacterFinder, points_of, ranges_of
 from asyncdata.tokenization.encoders.fast_backends import (
     FAST_BACKENDS,
     PROOFS,
@@ -34,11 +38,26 @@ from asyncdata.tokenization.encoders.fast_backends import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("Proof", "Subject", "choose", "find", "make", "make_first", "missing", "proof_path", "revoke", "subject_of")
+__all__ = (
+    "GrowingProof",
+    "Proof",
+    "ProvenTexts",
+    "Subject",
+    "alone",
+    "answered",
+    "asked_for",
+    "choose",
+    "find",
+    "is_work_left",
+    "make",
+    "proof_path",
+    "revoke",
+    "subject_of",
+)
 
 _SCHEMA = 1
 _CPU_BYTES = 8192
@@ -65,25 +84,25 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a sweep about ``subject``.
+    """What sweeps have found about ``subject`` so far.
 
     :ivar refusal: why the backend is not used at all; empty if it is used.
-    :ivar exceptions: the characters whose texts go to ``tokenizers``: half-open ranges of code points.
+    :ivar proven: the characters of texts that the backend may get: half-open ranges of code points.
+    :ivar refused: those that are not tried again, as a text with one had other ids, or Python's Unicode has them not.
     :ivar around: the ids that the tokenizer adds before and after a text with ``add_special_tokens``; None if they
         depend on the text.
     :ivar token_lengths: the bytes of each token, as uint16 by its id, if they give the offsets of tokens; else empty.
     :ivar no_offsets: why they do not, whatever the backend; empty if they do.
-    :ivar is_partial: only the common characters are proven yet; the others are among the exceptions.
     :ivar num_texts: how many texts were compared; ``num_differences`` of them had other ids.
     """
 
     subject: Subject
     refusal: str = ""
-    exceptions: list[tuple[int, int]] = []
+    proven: list[tuple[int, int]] = []
+    refused: list[tuple[int, int]] = []
     around: tuple[list[int], list[int]] | None = None
     token_lengths: bytes = b""
     no_offsets: str = ""
-    is_partial: bool = False
     num_texts: int = 0
     num_differences: int = 0
     seconds: float = 0.0
@@ -91,11 +110,6 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     def is_usable(self, *, needs_offsets: bool) -> bool:
         """Whether the backend can be used, also for functions that need the offsets of tokens."""
         return not self.refusal and bool(self.token_lengths or not needs_offsets)
-
-    @property
-    def num_exceptions(self) -> int:
-        """The number of characters whose texts go to ``tokenizers``."""
-        return sum(stop - start for start, stop in self.exceptions)
 
 
 def subject_of(files: TokenizerFiles, backend: str) -> Subject | None:
@@ -159,37 +173,32 @@ def revoke(subject: Subject, reason: str) -> None:
         keep(Proof(subject=subject, refusal=reason))
 
 
-def missing(files: TokenizerFiles) -> list[str]:
-    """The backends to prove, in this order, so that "auto" can use one for all texts; empty if it already can."""
-    found = [(subject.backend, find(subject)) for subject in _subjects(files)]
-    if any(_is_whole(proof) and not proof.refusal for _, proof in found):
-        return []
+def is_work_left(files: TokenizerFiles, backends: Sequence[str], *, needs_offsets: bool) -> bool | None:
+    """Whether there is something to prove that no other process proves now; None if every backend is refused."""
+    for subject in filter(None, (subject_of(files, backend) for backend in backends)):
+        proof = find(subject)
+        if proof is None:
+            return True
 
-    return [backend for backend, proof in found if not _is_whole(proof)]
+        if proof.is_usable(needs_offsets=needs_offsets):
+            with alone("growing", waits=False) as is_ours:
+                return is_ours is not None and bool(asked_for(subject))
 
-
-def _is_whole(proof: Proof | None) -> TypeGuard[Proof]:
-    return proof is not None and not proof.is_partial
-
-
-def _subjects(files: TokenizerFiles) -> Iterator[Subject]:
-    """Those of the fast backends that are installed, in the order in which "auto" prefers them."""
-    return filter(None, (subject_of(files, name) for name in FAST_BACKENDS))
+    return None
 
 
 def choose(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) -> Proof | None:
     """The proof of the backend to use; None for ``tokenizers`` itself.
 
-    If a backend is given by name and has no proof, the sweep runs now, which takes a minute.
+    If a backend is given by name and has no proof, that of ASCII and the special tokens is made now, in about a second.
 
     :param needs_offsets: the offsets of tokens must be proven too.
     :raises ConfigError: if the named backend is not installed, or refused.
     """
     if backend == "auto":
-        proofs = map(find, _subjects(files))
-        usable = (proof for proof in proofs if proof is not None and proof.is_usable(needs_offsets=needs_offsets))
-        first = next(usable, None)
-        return next(filter(_is_whole, usable), first) if first is not None and first.is_partial else first
+        subjects = filter(None, (subject_of(files, name) for name in FAST_BACKENDS))
+        proofs = filter(None, map(find, subjects))
+        return next((proof for proof in proofs if proof.is_usable(needs_offsets=needs_offsets)), None)
 
     return None if backend == "hf" else require(files, backend, needs_offsets=needs_offsets)
 
@@ -222,93 +231,177 @@ def require(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False)
     return proof
 
 
-def make(
-    files: TokenizerFiles, subject: Subject, progress: Callable[[str, float], object] = no_op, num_processes: int = 1
-) -> Proof:
-    """Run the sweep and store its result. Only one process of the machine does it; others wait and use its result.
+def make(files: TokenizerFiles, subject: Subject) -> Proof:
+    """The proof of ``subject``. If there is none, one of ASCII and the special tokens is made, in 0.9 s of CPU.
 
-    :param num_processes: how many processes share the work; if several, this one must have a single thread.
+    Only one process of the machine does that; others wait and use its result.
+
     :raises ConfigError: if the tokenizer cannot be loaded by ``tokenizers``.
     """
-    if _is_whole(proof := find(subject)):
+    if (proof := find(subject)) is not None:
         return proof
 
-    with _alone("proving"):
-        if _is_whole(proof := find(subject)):
-            return proof
-
-        return _prove(files, subject, progress=progress, num_processes=num_processes)
-
-
-def make_first(files: TokenizerFiles, subject: Subject) -> Proof:
-    """The proof of ``subject``. If there is none, one of the common characters is made, in 2.5 s of CPU.
-
-    :raises ConfigError: if the tokenizer cannot be loaded by ``tokenizers``.
-    """
-    from asyncdata.tokenization.encoders.equivalence_sweep import NUM_COMMON_TEXTS, common_points
-
-    with _alone("proving_first"):
-        return find(subject) or _prove(files, subject, code_points=common_points(), num_random_texts=NUM_COMMON_TEXTS)
+    with alone("proving"):
+        return find(subject) or GrowingProof(files, subject).proof
 
 
 @contextmanager
-def _alone(name: str) -> Iterator[None]:
+def alone(name: str, *, waits: bool = True) -> Iterator[int | None]:
+    """Hold a lock of the proofs for a ``with`` block; gives the descriptor of its file.
+
+    :param waits: wait until it is free; without, the block gets None if another process has it.
+    """
     try:
         fd = open_lock(name)
-    except OSError:  # no cache: every process proves for itself
-        yield
+    except OSError:  # no cache folder: every process proves for itself
+        yield -1
         return
 
     try:
-        lock(fd, waits=True)
-        yield
+        yield fd if lock(fd, waits=waits) else None
     finally:
         os.close(fd)
 
 
-def _prove(files: TokenizerFiles, subject: Subject, **settings: Any) -> Proof:
-    """The result of the sweep, which is stored.
+class GrowingProof:
+    """The stored proof of ``subject``, or a new one, which is stored; and what lets it grow.
 
-    :param settings: of the sweep; with ``code_points`` the proof is a partial one.
+    :ivar proof: what is proven.
+    :raises ConfigError: if the tokenizer cannot be loaded by ``tokenizers``.
     """
-    began = time.monotonic()
-    proof = _swept(files, subject, settings)
-    proof = msgspec.structs.replace(
-        proof, is_partial="code_points" in settings and not proof.refusal, seconds=round(time.monotonic() - began, 1)
-    )
-    before = find(subject)
-    if before is not None and before.refusal:  # an audit has revoked it meanwhile
-        return before
 
-    with suppress(OSError):  # proven all the same, for this process
-        keep(proof)
-    return proof
+    def __init__(self, files: TokenizerFiles, subject: Subject) -> None:
+        # Here, as who only reads a proof needs none of it.
+        from asyncdata.tokenization.encoders.equivalence_sweep import OffsetCheck, Sweep
+        from asyncdata.tokenization.encoders.hf_encoder import TokenLengths, ids_around, lengths_of, separator_of
+
+        began, before = time.monotonic(), find(subject)
+        self.proof = before or Proof(subject=subject)
+        if unfit := files.unfit_for_fast():
+            self._keep(began, refusal=unfit)
+            return
+
+        tokenizer = files.load()
+        try:
+            tried = load_backend(subject.backend, files.plain_json(), splits_special=files.splits_special)
+        except Exception as error:  # whatever the library raises
+            self._keep(began, refusal=f"{subject.backend} cannot load it: {type(error).__name__}: {error}")
+            return
+
+        special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+        around, lengths, separator = ids_around(tokenizer), lengths_of(files, tokenizer), separator_of(tokenizer)
+        has_lengths = lengths and not self.proof.no_offsets
+        self._trusted = OffsetCheck(tokenizer, TokenLengths(lengths, files.normal_form or "") if has_lengths else None)
+        known = (points_of(self.proof.proven), points_of(self.proof.refused))
+        self._sweep = Sweep(self._trusted, tried, special, separator=separator, proven=known[0], refused=known[1])
+        if before is None:
+            self._sweep.begin()
+            no_offsets = "" if lengths else "its tokens are not the bytes of the text"
+            self._keep(began, around=around, token_lengths=lengths, no_offsets=no_offsets, **self._found())
+
+    def grow(self, points: Iterable[int]) -> None:
+        """Try characters, unless they were tried before."""
+        began = time.monotonic()
+        if not self.proof.refusal:
+            self._sweep.grow(points)
+            self._keep(began, **self._found())
+
+    def _found(self) -> dict[str, Any]:
+        sweep, proof = self._sweep, self.proof
+        found: dict[str, Any] = {
+            "refusal": sweep.refusal,
+            "proven": ranges_of(sweep.proven),
+            "refused": ranges_of(sweep.refused),
+            "num_texts": proof.num_texts + sweep.num_texts,
+            "num_differences": proof.num_differences + sweep.num_differences,
+        }
+        sweep.num_texts = sweep.num_differences = 0
+        return found
+
+    def _keep(self, began: float, **changes: Any) -> None:
+        seconds = round(self.proof.seconds + time.monotonic() - began, 1)
+        self.proof = msgspec.structs.replace(self.proof, seconds=seconds, **changes)
+        before = find(self.proof.subject)
+        if before is not None and before.refusal:  # an audit has revoked it meanwhile
+            self.proof = before
+            return
+
+        if not self.proof.refusal and self._trusted.difference:
+            self.proof = msgspec.structs.replace(self.proof, token_lengths=b"", no_offsets=self._trusted.difference)
+        with suppress(OSError):  # proven all the same, for this process
+            keep(self.proof)
 
 
-def _swept(files: TokenizerFiles, subject: Subject, settings: dict[str, Any]) -> Proof:
-    # Here, as who only reads a proof needs none of it.
-    from asyncdata.tokenization.encoders import equivalence_sweep
-    from asyncdata.tokenization.encoders.hf_encoder import TokenLengths, ids_around, lengths_of, separator_of
+# What workers meet
 
-    if unfit := files.unfit_for_fast():
-        return Proof(subject=subject, refusal=unfit)
 
-    tokenizer = files.load()
-    try:
-        tried = load_backend(subject.backend, files.plain_json(), splits_special=files.splits_special)
-    except Exception as error:  # whatever the library raises
-        return Proof(subject=subject, refusal=f"{subject.backend} cannot load it: {type(error).__name__}: {error}")
+class ProvenTexts:
+    """Finds the texts that a backend must not be given yet, and asks that their characters be proven.
 
-    special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    around, lengths, separator = ids_around(tokenizer), lengths_of(files, tokenizer), separator_of(tokenizer)
-    token_lengths = TokenLengths(lengths, files.normal_form or "") if lengths else None
-    trusted = equivalence_sweep.OffsetCheck(tokenizer, token_lengths)
-    found = equivalence_sweep.sweep(trusted, tried, special, separator=separator, **settings)
-    no_offsets = trusted.difference if lengths else "its tokens are not the bytes of the text"
-    return Proof(
-        subject=subject,
-        around=around,
-        token_lengths=b"" if no_offsets else lengths,
-        no_offsets=no_offsets,
-        **found._asdict(),
-    )
+    :param needs_offsets: no text may be given to it once the offsets of its tokens turn out to be others.
+    """
+
+    def __init__(self, proof: Proof, *, needs_offsets: bool) -> None:
+        self._proof, self._needs_offsets = proof, needs_offsets
+        self._path = proof_path(proof.subject)
+        self._finder = self._finder_of(proof)
+        self._asked: set[int] = set()
+        self._stamp = (0, 0)
+
+    def _finder_of(self, proof: Proof) -> CharacterFinder:
+        return CharacterFinder(proof.proven if proof.is_usable(needs_offsets=self._needs_offsets) else [])
+
+    def __call__(self, texts: Sequence[str]) -> list[int]:
+        """The indices of the texts that must not reach the backend."""
+        found = self._finder(texts)
+        if found and self._has_grown():
+            found = self._finder(texts)
+        if found:
+            self._ask(set().union(*(self._finder.others_in(texts[number]) for number in found)))
+        return found
+
+    def _has_grown(self) -> bool:
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return False
+
+        stamp = status.st_ino, status.st_mtime_ns
+        if stamp == self._stamp or (proof := find(self._proof.subject)) is None:
+            return False
+
+        self._proof, self._stamp, self._finder = proof, stamp, self._finder_of(proof)
+        return True
+
+    def _ask(self, points: set[int]) -> None:
+        if new := points - self._asked:
+            self._asked |= new
+            ask_for(self._proof.subject, new - points_of(self._proof.refused))
+
+
+_MOST_ASKED_BYTES = 4 << 20
+"""No more is asked for if nobody answers."""
+
+
+def ask_for(subject: Subject, points: Collection[int]) -> None:
+    """Ask that characters be proven."""
+    with suppress(OSError), alone(subject.name) as fd:
+        if fd is not None and points and os.fstat(fd).st_size < _MOST_ASKED_BYTES:
+            os.pwrite(fd, array("I", points).tobytes(), os.fstat(fd).st_size)
+
+
+def asked_for(subject: Subject) -> list[int]:
+    """The characters that were asked for, in that order, some more than once."""
+    with suppress(OSError), alone(subject.name) as fd:
+        return [] if fd is None else [*memoryview(os.read(fd, 2 * _MOST_ASKED_BYTES)).cast("I")]
+
+    return []
+
+
+def answered(subject: Subject, number: int) -> None:
+    """The first ``number`` of the characters that were asked for were tried."""
+    with suppress(OSError), alone(subject.name) as fd:
+        if fd is not None:
+            left = os.pread(fd, 2 * _MOST_ASKED_BYTES, 4 * number)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, left, 0)

@@ -1,44 +1,37 @@
-"""Whether a fast backend gives the ids of ``tokenizers``: a sweep over all characters, and over difficult texts.
+"""Whether a fast backend gives the ids of ``tokenizers``: tried on characters in all contexts, and on difficult texts.
 
 The split of a text into words depends on the class of each character, and Unicode normalization also on its neighbours.
-So the sweep tries every character that this Python knows, alone and next to letters, digits, spaces, line ends, quotes
-and marks; every Unicode decomposition of a character; every special token in text; long runs; and random texts. A
+So a character is tried alone and next to letters, digits, spaces, line ends, quotes and marks; then every sequence that
+Unicode makes of it and of characters that are proven, every special token in text, long runs, and random texts. A
 character that causes a difference anywhere is never given to the backend. If no character explains a difference, the
 backend is refused as a whole.
 
-Every part of the sweep is the same for the same seed: it depends on the tokenizer, the backend and Unicode alone.
+ASCII and the special tokens are tried first. The other characters are tried as the data bring them: what is proven
+grows. Every part is the same for the same tokenizer, backend, Unicode, and characters in the same order.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
 import unicodedata
 from array import array
-from contextlib import suppress
+from functools import cache
 from itertools import chain, islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.platform import end_with_parent
-from asyncdata.tokenization.encoders.character_sets import complement, ranges_of, unknown_characters
+from asyncdata.tokenization.encoders.character_sets import complement, unknown_characters
 from asyncdata.tokenization.encoders.fast_backends import SWEEP_VERSION, one_by_one
 from asyncdata.tokenization.encoders.hf_encoder import flat_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from multiprocessing.connection import Connection
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from tokenizers import Tokenizer
 
-    from asyncdata.tokenization.encoders.character_sets import Ranges
     from asyncdata.tokenization.encoders.fast_backends import FlatEncoder, FlatIds
     from asyncdata.tokenization.encoders.hf_encoder import TokenLengths
 
-__all__ = ("NUM_COMMON_TEXTS", "OffsetCheck", "common_points", "sweep")
+__all__ = ("OffsetCheck", "Sweep", "known_points")
 
 
 CONTEXTS = (
@@ -75,44 +68,73 @@ CONTEXTS = (
 )
 """The contexts in which each character is tested."""
 
-COMMON = ((0, 0x600), (0x2000, 0x2400))
-"""The characters that are proven first, in 2.5 s of CPU, as ranges: of the languages that are written in Latin, Greek,
-Cyrillic, Armenian and Hebrew letters, and of mathematics."""
-
-NUM_RANDOM_TEXTS = 12_000
-NUM_COMMON_TEXTS = 3000
-"""Random texts of common characters: of each script there are more than among the others."""
+NUM_RANDOM_TEXTS = 3000
+"""Random texts of what is tried first; of what is tried later, one for two characters, and at most so many."""
 LONGEST_TEXT = 100_000
 _BATCH = 2048
 _ASCII = 0x80
+FIRST = range(_ASCII)
+"""The characters that are tried at first, with those of the special tokens."""
+
 _ROUNDS = 3
 
 
-class Findings(NamedTuple):
-    """The result of a sweep.
+class Sweep:
+    """Compares ``tried`` with ``trusted``, and keeps which characters are proven.
 
+    :param special: the tokenizer's added tokens, as text.
+    :param separator: an added token that splits a text before all other steps. The ids on one side do not depend on the
+        other side, so all contexts of a character can be one text, which takes less time.
+    :param proven: code points whose texts agreed in an earlier sweep.
+    :param refused: code points that are not to be tried again.
     :ivar refusal: why the backend cannot be used at all; empty if it can.
-    :ivar exceptions: the characters whose texts it must not get.
-    :ivar num_texts: how many texts were compared.
-    :ivar num_differences: how many of them had other ids.
+    :ivar num_texts: how many texts were compared; ``num_differences`` of them had other ids.
     """
 
-    refusal: str
-    exceptions: Ranges
-    num_texts: int
-    num_differences: int
+    def __init__(
+        self,
+        trusted: OffsetCheck,
+        tried: FlatEncoder,
+        special: Sequence[str],
+        *,
+        separator: str | None = None,
+        proven: Collection[int] = (),
+        refused: Collection[int] = (),
+    ) -> None:
+        self._trusted, self._tried = trusted, tried
+        self._special, self._separator = special, separator
+        self.proven, self.refused = set(proven), set(refused)
+        self._fixed = list(_fixed_texts(special, LONGEST_TEXT))
+        self.refusal = ""
+        self.num_texts = self.num_differences = 0
 
+    def begin(self) -> None:
+        """Try what every text may have: the difficult texts of ASCII, its characters, and the special tokens."""
+        for batch in _batches(filter(str.isascii, self._fixed)):
+            if numbers := self._differing(batch):
+                self.refusal = f"its ids differ on {_shown(batch[numbers[0]])}"
+                return
 
-class _Comparison:
-    """Encodes texts with both, and counts."""
+        self.grow({*FIRST, *map(ord, chain.from_iterable(self._special))}, NUM_RANDOM_TEXTS)
+        if not (self.proven or self.refusal):
+            self.refusal = "its ids differ for all characters"
 
-    def __init__(self, trusted: FlatEncoder, tried: FlatEncoder) -> None:
-        self._trusted = trusted
-        self._tried = tried
-        self.num_texts = 0
-        self.num_differences = 0
+    def grow(self, points: Iterable[int], num_random_texts: int | None = None) -> None:
+        """Try characters. They are among ``proven`` or ``refused`` then, unless there is a ``refusal``.
 
-    def differing(self, texts: Sequence[str]) -> list[int]:
+        :param num_random_texts: None: one for two characters.
+        """
+        new = set(points) - self.proven - self.refused
+        self.refused |= new.difference(known_points())
+        wanted = sorted(new - self.refused)
+        self.refused |= self._characters(wanted)
+        self.refused |= self._sequences(set(wanted) - self.refused)
+        if num_random_texts is None:
+            num_random_texts = min(NUM_RANDOM_TEXTS, 1 + len(wanted) // 2)
+        self.refusal = self._mixed(set(wanted), num_random_texts)
+        self.proven = (self.proven | set(wanted)) - self.refused
+
+    def _differing(self, texts: Sequence[str]) -> list[int]:
         """The indices of the texts whose ids differ, or for which the backend raises."""
         self.num_texts += len(texts)
         expected = self._trusted(list(texts))
@@ -130,202 +152,127 @@ class _Comparison:
         self.num_differences += len(numbers)
         return numbers
 
-    def findings(self, refusal: str, exceptions: Ranges | None = None) -> Findings:
-        """The result of the sweep, with the counts of all comparisons."""
-        return Findings(refusal, exceptions or [], self.num_texts, self.num_differences)
+    def _characters(self, points: Sequence[int]) -> set[int]:
+        """The characters that show a difference in any context."""
+        # A character alone is always its own text: the end of a text may act differently from a separator.
+        contexts = self._usable_contexts()
+        separator = self._separator
+        layouts = contexts if separator is None else ("{c}", " {c}", separator.join((*contexts, "{c}")))
+        bad: set[int] = set()
+        for begin in range(0, len(points), _BATCH):
+            part = points[begin : begin + _BATCH]
+            for layout in layouts:
+                texts = [layout.replace("{c}", chr(point)) for point in part]
+                bad.update(part[number] for number in self._differing(texts))
+        ascii_points = sorted(point for point in bad if point < _ASCII)
+        bad.difference_update(ascii_points)
+        return bad | self._beside_ascii(ascii_points, contexts)
+
+    def _beside_ascii(self, points: Sequence[int], contexts: Sequence[str]) -> set[int]:
+        """The characters to blame if a text with an ASCII character differs: a neighbour that is not ASCII, if there is
+        one.
+
+        Without an ASCII character hardly any text could be encoded; without a rare mark nearly all texts can.
+        """
+        texts = [context.replace("{c}", chr(point)) for point in points for context in contexts]
+        return {max(map(ord, texts[number])) for number in self._differing(texts)}
+
+    def _usable_contexts(self) -> list[str]:
+        """The contexts whose own characters agree. A wrong neighbour would make every character look wrong."""
+        wrong = {CONTEXTS[number] for number in self._differing([context.replace("{c}", "x") for context in CONTEXTS])}
+        return [context for context in CONTEXTS if context.isascii() or context not in wrong]
+
+    def _sequences(self, new: set[int]) -> set[int]:
+        """The characters of which Unicode makes another one, if that differs: the highest of each such sequence."""
+        found: set[int] = set()
+        for batch in _batches(_composed(self.proven | new, new)):
+            found.update(max(map(ord, batch[number])) for number in self._differing(batch))
+        return found
+
+    def _mixed(self, wanted: set[int], num_texts: int) -> str:
+        """Try difficult and random texts in which the wanted characters are mixed with those that are proven. If a text
+        differs, one of its characters must explain it.
+
+        These characters are refused; the last round must find no difference.
+
+        :returns: a refusal of the backend, or an empty text.
+        """
+        differing: list[str] = []
+        for number in range(_ROUNDS):
+            new = wanted - self.refused
+            known = (self.proven | new) - self.refused
+            texts = random_texts(known, new, self._special, num_texts if new else 0, seed=len(known) + number)
+            batches = _batches(chain(self._difficult(known, new), texts))
+            differing = [batch[found] for batch in batches for found in self._differing(batch)]
+            if not differing:
+                return ""
+
+            for text in differing:
+                to_blame = self._to_blame(text)
+                if to_blame is None:
+                    return f"its ids differ on {_shown(text)}, which no single character explains"
+
+                self.refused.add(to_blame)
+        return f"its ids differ on {_shown(differing[0])}, after {_ROUNDS} rounds of leaving characters out"
+
+    def _difficult(self, known: set[int], new: set[int]) -> Iterator[str]:
+        """The fixed texts that have a new character and are not pure ASCII, without what is not proven."""
+        good, fresh = set(map(chr, known)), set(map(chr, new))
+        for text in self._fixed:
+            if not (text.isascii() or fresh.isdisjoint(text)):
+                yield "".join(filter(good.__contains__, text))
+
+    def _to_blame(self, text: str) -> int | None:
+        """The character without which the two agree; never an ASCII character, which nearly every text needs."""
+        for point in sorted(set(map(ord, text)), reverse=True):
+            if point < _ASCII:
+                return None
+
+            if not self._differing([text.replace(chr(point), "")]):
+                return point
+
+        return None
 
 
-def sweep(
-    trusted: OffsetCheck,
-    tried: FlatEncoder,
-    special: Sequence[str],
-    *,
-    separator: str | None = None,
-    code_points: Sequence[int] | None = None,
-    num_processes: int = 1,
-    num_random_texts: int = NUM_RANDOM_TEXTS,
-    longest_text: int = LONGEST_TEXT,
-    progress: Callable[[str, float], object] = no_op,
-) -> Findings:
-    """Compare ``tried`` with ``trusted``.
-
-    :param special: the tokenizer's added tokens, as text.
-    :param separator: an added token that splits a text before all other steps. The ids on one side do not depend on the
-        other side, so all contexts of a character can be one text, which takes less time.
-    :param code_points: the characters to try; None: all that this Python's Unicode knows.
-    :param num_processes: how many processes try the characters; if several, this one must have a single thread.
-    :param longest_text: in characters.
-    :param progress: told the part of the sweep, and how much of it is done.
-    """
-    compare = _Comparison(trusted, tried)
-    points = known_points() if code_points is None else list(code_points)
-
-    def part(number: int) -> bytes:
-        bad = _characters(compare, points[number::num_processes], separator, no_op)
-        found = _Part(sorted(bad), compare.num_texts, compare.num_differences, trusted.difference)
-        return msgspec.msgpack.encode(found)
-
-    others = ForkedParts(num_processes, part)  # before this process encodes: that may start threads
-    fixed = list(_fixed_texts(special, longest_text))
-    if refusal := _refusal(compare, filter(str.isascii, fixed)):
-        return compare.findings(refusal)
-
-    bad = _characters(compare, points[::num_processes], separator, progress)
-    for data in others.results():
-        found = msgspec.msgpack.decode(data, type=_Part)
-        bad.update(found.bad)
-        compare.num_texts += found.num_texts
-        compare.num_differences += found.num_differences
-        trusted.difference = trusted.difference or found.offset_difference
-    bad |= _sequences(compare, points, bad)
-    if len(bad) == len(points):
-        return compare.findings("its ids differ for all characters")
-
-    refusal = _refusal(compare, _without_bad(fixed, points, bad))
-    refusal = refusal or _random_rounds(compare, points, bad, special, num_random_texts, progress)
-    return compare.findings(refusal, complement(ranges_of(point for point in points if point not in bad)))
-
-
-class _Part(NamedTuple):
-    """What one process found of its part of the characters; the first three as in :class:`Findings`."""
-
-    bad: list[int]
-    num_texts: int
-    num_differences: int
-    offset_difference: str
-
-
-def known_points() -> list[int]:
+@cache
+def known_points() -> frozenset[int]:
     """All characters that this Python's Unicode knows."""
-    return [point for start, stop in complement(unknown_characters()) for point in range(start, stop)]
+    return frozenset(point for start, stop in complement(unknown_characters()) for point in range(start, stop))
 
 
-def common_points() -> list[int]:
-    """Those of them that are proven first."""
-    points = (point for start, stop in COMMON for point in range(start, stop))
-    return [point for point in points if unicodedata.category(chr(point)) != "Cn"]
+@cache
+def _compositions() -> list[tuple[str, frozenset[int]]]:
+    """The decomposition of each character that has one, and its code points."""
+    texts = (unicodedata.normalize("NFD", chr(point)) for point in sorted(known_points()))
+    return [(text, frozenset(map(ord, text))) for text in texts if len(text) > 1]
 
 
-def _refusal(compare: _Comparison, texts: Iterable[str]) -> str:
-    """A message with the first text on which the two differ; empty if there is none."""
-    for batch in _batches(texts):
-        if numbers := compare.differing(batch):
-            return f"its ids differ on {_shown(batch[numbers[0]])}"
-
-    return ""
-
-
-def _without_bad(texts: Iterable[str], points: Sequence[int], bad: set[int]) -> Iterator[str]:
-    """The texts that are not pure ASCII, without the characters that the backend never gets."""
-    good = {chr(point) for point in points if point not in bad}.union(map(chr, range(_ASCII)))
-    yield from ("".join(filter(good.__contains__, text)) for text in texts if not text.isascii())
+def _composed(known: set[int], new: set[int]) -> Iterator[str]:
+    """Texts of the sequences that can be made of known characters, with a new one."""
+    for text, points in _compositions():
+        if points <= known and not points.isdisjoint(new):
+            yield text
+            yield f"a{text}b {text}"
+            yield text[0] + text[:0:-1] + "\u0301"  # its marks the other way round
 
 
 def _shown(text: str, limit: int = 60) -> str:
     return ascii(text) if len(text) <= limit else f"{ascii(text[:limit])}... ({len(text)} characters)"
 
 
-def _characters(
-    compare: _Comparison, points: Sequence[int], separator: str | None, progress: Callable[[str, float], object]
-) -> set[int]:
-    """The characters that show a difference in any context."""
-    # A character alone is always its own text: the end of a text may act differently from a separator.
-    contexts = _usable_contexts(compare)
-    layouts = contexts if separator is None else ("{c}", " {c}", separator.join((*contexts, "{c}")))
-    bad: set[int] = set()
-    for begin in range(0, len(points), _BATCH):
-        progress("characters", begin / len(points))
-        part = points[begin : begin + _BATCH]
-        for layout in layouts:
-            texts = [layout.replace("{c}", chr(point)) for point in part]
-            bad.update(part[number] for number in compare.differing(texts))
-    ascii_points = sorted(point for point in bad if point < _ASCII)
-    bad.difference_update(ascii_points)
-    return bad | _beside_ascii(compare, ascii_points, contexts)
+def random_texts(
+    known: Collection[int], new: Collection[int], special: Sequence[str], num_texts: int, seed: int
+) -> Iterator[str]:
+    """Texts of a few scripts each, with white space, digits, punctuation, marks and special tokens in between.
 
-
-def _beside_ascii(compare: _Comparison, points: Sequence[int], contexts: Sequence[str]) -> set[int]:
-    """The characters to blame if a text with an ASCII character differs: a neighbour that is not ASCII, if there is
-    one.
-
-    Without an ASCII character hardly any text could be encoded; without a rare mark nearly all texts can.
+    :param known: their characters; every second script is one of ``new``.
     """
-    texts = [context.replace("{c}", chr(point)) for point in points for context in contexts]
-    return {max(map(ord, texts[number])) for number in compare.differing(texts)}
-
-
-def _usable_contexts(compare: _Comparison) -> list[str]:
-    """The contexts whose own characters agree. A wrong neighbour would make every character look wrong."""
-    agreeing = {context for context in CONTEXTS if not compare.differing([context.replace("{c}", "x")])}
-    return [context for context in CONTEXTS if context.isascii() or context in agreeing]
-
-
-def _sequences(compare: _Comparison, points: Sequence[int], bad: set[int]) -> set[int]:
-    """The characters whose Unicode decomposition differs: the highest code point of each such sequence."""
-    known = set(points) - bad
-    found: set[int] = set()
-    for batch in _batches(_decomposed(known)):
-        found.update(max(map(ord, batch[number])) for number in compare.differing(batch))
-    return found
-
-
-def _decomposed(known: set[int]) -> Iterator[str]:
-    for point in sorted(known):
-        text = unicodedata.normalize("NFD", chr(point))
-        if len(text) > 1 and known.issuperset(map(ord, text)):
-            yield text
-            yield f"a{text}b {text}"
-            yield text[0] + text[:0:-1] + "\u0301"  # its marks the other way round
-
-
-def _random_rounds(
-    compare: _Comparison,
-    points: Sequence[int],
-    bad: set[int],
-    special: Sequence[str],
-    num_texts: int,
-    progress: Callable[[str, float], object],
-) -> str:
-    """Test random texts of the remaining characters. If a text differs, one of its characters must explain it.
-
-    These characters are added to ``bad``; the last round must find no difference.
-    """
-    differing: list[str] = []
-    for number in range(_ROUNDS):
-        progress("random texts", number / _ROUNDS)
-        texts = random_texts([point for point in points if point not in bad], special, num_texts, seed=number)
-        differing = [batch[found] for batch in _batches(texts) for found in compare.differing(batch)]
-        if not differing:
-            return ""
-
-        for text in differing:
-            to_blame = _to_blame(compare, text)
-            if to_blame is None:
-                return f"its ids differ on {_shown(text)}, which no single character explains"
-
-            bad.add(to_blame)
-    return f"its ids differ on {_shown(differing[0])}, after {_ROUNDS} rounds of leaving characters out"
-
-
-def _to_blame(compare: _Comparison, text: str) -> int | None:
-    """The character without which the two agree; never an ASCII character, which nearly every text needs."""
-    for point in sorted(set(map(ord, text)), reverse=True):
-        if point < _ASCII:
-            return None
-
-        if not compare.differing([text.replace(chr(point), "")]):
-            return point
-
-    return None
-
-
-def random_texts(points: Sequence[int], special: Sequence[str], num_texts: int, seed: int) -> Iterator[str]:
-    """Texts of a few scripts each, with white space, digits, punctuation, marks and special tokens in between."""
     rng = random.Random(f"asyncdata conformance {SWEEP_VERSION} {seed}")
-    scripts = _scripts(points)
+    scripts, fresh = _scripts(known), _scripts(new)
+    scripts += fresh * (len(scripts) // max(1, len(fresh)))
     ascii_words = ["the", "'s", "'LL", "don't", "HTTPServer", "3.14", "1234567", "e.g.", "://", "foo_bar", "\\n", "{}"]
     spaces = [" ", " ", " ", "  ", "\n", "\n\n", "\r\n", "\t", " \n ", "   "]
-    marks = [chr(point) for point in points if unicodedata.combining(chr(point))] or ["."]
+    marks = [chr(point) for point in sorted(known) if unicodedata.combining(chr(point))] or ["."]
     for _ in range(num_texts):
         chosen = rng.choices(scripts, k=rng.randint(1, 3))
         pieces: list[str] = []
@@ -344,10 +291,10 @@ def random_texts(points: Sequence[int], special: Sequence[str], num_texts: int, 
         yield "".join(pieces)
 
 
-def _scripts(points: Sequence[int]) -> list[str]:
+def _scripts(points: Iterable[int]) -> list[str]:
     """The characters in runs of 128 code points, nearly all of one script each; those of ASCII first, and often."""
     runs: dict[int, list[str]] = {}
-    for point in points:
+    for point in sorted(points):
         runs.setdefault(point >> 7, []).append(chr(point))
     scripts = ["".join(run) for run in runs.values()]
     return [*scripts[:1] * (len(scripts) // 4), *scripts]
@@ -434,45 +381,3 @@ class OffsetCheck:
                 self.difference = f"the offsets of tokens differ in {ascii(texts[number][:60])}"
                 break
         return flat
-
-
-class ForkedParts:
-    """Forks a process for each part but the first, which is the caller's own.
-
-    The process must have one thread. The others end with it, as they end with the thread that forked them.
-
-    :param num_parts: the first among them.
-    :param work: makes the result of a part, by its number.
-    :raises OSError: if the system has no room for one more process.
-    """
-
-    def __init__(self, num_parts: int, work: Callable[[int], bytes]) -> None:
-        context = multiprocessing.get_context("fork")
-        self._parts = []
-        for number in range(1, num_parts):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(os.getpid(), theirs, number, work), daemon=True)
-            process.start()
-            theirs.close()
-            self._parts.append((process, ours))
-
-    def results(self) -> list[bytes]:
-        """What the other processes made, once they have ended.
-
-        :raises ChildProcessError: if one of them has failed.
-        """
-        found, statuses = [], []
-        for process, pipe in self._parts:
-            with suppress(EOFError), pipe:
-                found.append(pipe.recv_bytes())
-            process.join()
-            statuses.append(process.exitcode)
-        if any(statuses):
-            raise ChildProcessError(f"processes of a proof have failed: exit statuses {statuses}")
-
-        return found
-
-
-def _work(parent: int, pipe: Connection, number: int, work: Callable[[int], bytes]) -> None:
-    end_with_parent(parent)
-    pipe.send_bytes(work(number))

@@ -40,7 +40,7 @@ FAST_BACKENDS = ("gigatoken", "fastokens")
 """In the order in which "auto" prefers them. The first loads in half the time and two thirds of the memory of the
 second, and both are much faster than the code around them."""
 
-SWEEP_VERSION = 3
+SWEEP_VERSION = 4
 """Part of a proof's name: it is raised when the sweep tests more."""
 
 PROOFS = "conformance"

@@ -1,4 +1,4 @@
-"""Encodes texts to the ids of ``tokenizers``: by a fast backend if it is proven, with an audit while it runs."""
+"""Encodes texts to the ids of ``tokenizers``: by a fast backend where it is proven, with an audit while it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.encoders import fast_backends, idle_work
-from asyncdata.tokenization.encoders.character_sets import CharacterFinder
 from asyncdata.tokenization.encoders.fast_backends import BoundedEncoder, EncodedTexts, FlatIds
 from asyncdata.tokenization.encoders.hf_encoder import NOWHERE, HfEncoder, LengthsById, Located, TokenLengths
 from asyncdata.tokenization.rows import WrongIdsError, excerpt
@@ -20,7 +19,7 @@ from asyncdata.tokenization.rows import WrongIdsError, excerpt
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from asyncdata.tokenization.encoders.equivalence_records import Proof
+    from asyncdata.tokenization.encoders.equivalence_records import Proof, ProvenTexts
     from asyncdata.tokenization.spans import Offsets
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
@@ -158,7 +157,7 @@ class Encoder:
         if self._wrong is not None:
             raise _found_out(self._fast.proof, *self._wrong, is_here=self._wrong[0] in texts)
 
-        not_proven = self._fast.finder(texts)
+        not_proven = self._fast.not_proven(texts)
         if not_proven:
             return self._routed(self._fast, texts, not_proven)
 
@@ -291,14 +290,14 @@ class _Audit:
 class _Fast(NamedTuple):
     """A proven backend.
 
-    :ivar finder: finds the texts that it must not be given.
+    :ivar not_proven: finds the texts that it must not be given.
     :ivar around: the ids to be put around those of a text.
     :ivar lengths: finds the offsets of tokens.
     """
 
     proof: Proof
     encode: BoundedEncoder
-    finder: CharacterFinder
+    not_proven: ProvenTexts
     around: tuple[list[int], list[int]]
     lengths: TokenLengths
     audit: _Audit
@@ -318,11 +317,13 @@ def open_encoder(
     if proof is None or (proof.around is None and (add_special_tokens or offsets)):
         return Encoder(files, add_special_tokens=add_special_tokens, offsets=offsets)
 
+    from asyncdata.tokenization.encoders.equivalence_records import ProvenTexts
+
     name, text, splits = proof.subject.backend, files.plain_json(), files.splits_special
     fast = _Fast(
         proof,
         encode=BoundedEncoder(lambda: fast_backends.load_backend(name, text, splits_special=splits)),
-        finder=CharacterFinder(proof.exceptions),
+        not_proven=ProvenTexts(proof, needs_offsets=offsets),
         around=(proof.around if add_special_tokens else None) or ([], []),
         lengths=TokenLengths(proof.token_lengths, files.normal_form or ""),
         audit=_Audit(),

@@ -11,7 +11,7 @@ from asyncdata.cli import main as cli
 from asyncdata.cli.commands import tokenizer as command
 from asyncdata.tokenization.encoders.equivalence_records import choose, revoke, subject_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
-from tests.support.backends import Fake, install
+from tests.support.backends import FEW, Fake, install
 from tests.unit.tokenization.trained import assistant, user
 
 
@@ -55,8 +55,8 @@ def test_a_proof_is_remembered_is_there_for_programs_and_is_made_anew_after_an_a
     status, proved, talk = run("prove")
     exact, refused = states(proved)
     assert (status, refused) == (0, "1.0 refused: its ids differ on 'aa'")
-    assert exact.startswith("1.0 exact on ")
-    assert "gigatoken: characters, 0 %" in talk
+    assert exact.startswith(f"1.0 exact for {len(FEW)} characters, on ")
+    assert talk == ""
     assert run("show")[1] == proved
     found = json.loads(run("prove", "--json")[1])["backends"]
     assert (found["gigatoken"]["state"], found["fastokens"]["state"]) == ("exact", "refused")
@@ -65,6 +65,17 @@ def test_a_proof_is_remembered_is_there_for_programs_and_is_made_anew_after_an_a
     revoke(subject_of(files, "gigatoken"), "an audit found it out")
     assert run("prove", "--backend", "gigatoken")[0] == 1
     assert run("prove", "--backend", "gigatoken", "--again")[0] == 0
+
+
+def test_all_characters_are_tried_on_request(run, monkeypatch):
+    monkeypatch.setattr(command, "known_points", lambda: {*range(0x4E00, 0x4E10)})
+    assert run("prove", "--backend", "gigatoken")[0] == 0
+
+    status, _, talk = run("prove", "--all", "--backend", "gigatoken")
+
+    assert (status, talk) == (0, "gigatoken: 0 % of all characters\n")
+    found = json.loads(run("show", "--json")[1])["backends"]["gigatoken"]
+    assert (found["num_characters"], found["num_refused"]) == (len(FEW) + 16, 0)
 
 
 def test_prove_is_status_1_if_no_backend_is_exact_or_none_is_installed(run):

@@ -19,23 +19,24 @@ from tokenizers import Tokenizer, models, normalizers, processors
 
 from asyncdata import ConfigError
 from asyncdata.tokenization.encoders import equivalence_records as records
-from asyncdata.tokenization.encoders import equivalence_sweep as sweeps
 from asyncdata.tokenization.encoders.character_sets import (
     NUM_CODE_POINTS,
     CharacterFinder,
     complement,
+    num_points,
+    points_of,
     ranges_of,
     unknown_characters,
 )
 from asyncdata.tokenization.encoders.equivalence_records import Proof
-from asyncdata.tokenization.encoders.equivalence_sweep import CONTEXTS, ForkedParts, OffsetCheck, random_texts, sweep
+from asyncdata.tokenization.encoders.equivalence_sweep import OffsetCheck, Sweep, random_texts
 from asyncdata.tokenization.encoders.hf_encoder import separator_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
-from tests.support.backends import FEW, Fake, install
+from tests.support.backends import FEW, Fake, install, shorten
 from tests.unit.tokenization.trained import variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from asyncdata.tokenization.encoders.equivalence_records import Subject
 
@@ -68,13 +69,12 @@ def subject(monkeypatch, files, right) -> Subject:
 
 
 def test_a_proof_that_was_kept_is_found_and_only_its_owner_may_read_it(subject):
-    proof = Proof(subject=subject, exceptions=[(5, 7), (9, 10)], around=([1], []), num_texts=3, seconds=1.5)
+    proof = Proof(subject=subject, proven=[(5, 7), (9, 10)], around=([1], []), num_texts=3, seconds=1.5)
     assert records.find(subject) is None
 
     records.keep(proof)
 
     assert records.find(subject) == proof
-    assert proof.num_exceptions == 3
     assert stat.S_IMODE(os.stat(records.proof_path(subject)).st_mode) == 0o600
 
 
@@ -109,24 +109,26 @@ def test_a_proof_is_made_once_and_one_that_is_damaged_anywhere_is_made_again(fil
             assert records.find(subject) is None, position
     again = records.make(files, subject)
 
-    assert (again.exceptions, records.find(subject)) == (proof.exceptions, again)
+    assert (again.proven, records.find(subject)) == (proof.proven, again)
 
 
-def test_auto_takes_the_first_whole_proof_then_a_partial_one_and_tokenizers_where_there_is_none(
-    monkeypatch, files, right
-):
+def test_auto_takes_the_first_backend_that_is_proven_and_tokenizers_where_there_is_none(monkeypatch, files, right):
     install(monkeypatch, {"gigatoken": lambda: right, "fastokens": lambda: right})
-    first, second = one_subject(files), one_subject(files, "fastokens")
-    assert (records.choose(files, "auto"), records.missing(files)) == (None, ["gigatoken", "fastokens"])
+    names = ["gigatoken", "fastokens"]
+    first, second = (one_subject(files, name) for name in names)
 
+    def state(*, needs_offsets: bool = False) -> tuple[Proof | None, bool | None]:
+        is_left = records.is_work_left(files, names, needs_offsets=needs_offsets)
+        return records.choose(files, "auto", needs_offsets=needs_offsets), is_left
+
+    assert state() == (None, True)
     records.keep(Proof(subject=first, refusal="it is wrong"))
-    assert (records.choose(files, "auto"), records.missing(files)) == (None, ["fastokens"])
-    records.keep(Proof(subject=first, is_partial=True))
-    assert records.choose(files, "auto") == records.find(first)
+    assert state() == (None, True)
     records.keep(Proof(subject=second))
-    assert (records.choose(files, "auto"), records.missing(files)) == (records.find(second), [])
+    assert state() == (records.find(second), False)
+    assert state(needs_offsets=True) == (None, None)
     records.keep(Proof(subject=first))
-    assert records.choose(files, "auto") == records.find(first)
+    assert state() == (records.find(first), False)
     assert records.choose(files, "hf") is None
 
 
@@ -189,94 +191,107 @@ def test_the_ids_around_a_text_are_part_of_the_proof(monkeypatch, small_tokenize
     assert records.find(proof.subject) == proof
 
 
-# In two parts, beside a run
+# It grows
 
 
-POINTS = [*range(0x20, 0x7F), 0xE9, 0x301, *range(0x4E00, 0x4E40)]
-
-
-# The process that proves has one thread; that of pytest-xdist has more, of which Python 3.12 and later warn.
+TEXTS = ["plain", "caf\u00e9", "\u4e00", "x\u4e01", "\ud800"]
 
 
 @pytest.fixture
-def few(monkeypatch) -> None:
-    """Sweeps are of few characters, most of which are common."""
-    monkeypatch.setattr(sweeps, "known_points", lambda: POINTS)
-    monkeypatch.setattr(sweeps, "common_points", lambda: POINTS[:-0x40])
-    monkeypatch.setattr(sweeps, "NUM_COMMON_TEXTS", 100)
-    short = partial(sweep, code_points=POINTS, num_random_texts=100, longest_text=500)
-    monkeypatch.setattr(sweeps, "sweep", short)
+def growing(files, subject) -> records.GrowingProof:
+    return records.GrowingProof(files, subject)
 
 
-@pytest.mark.parametrize("name", ["auto", "gigatoken"])
-def test_common_characters_are_proven_first_and_others_never_reach_the_backend_before_they_are(
-    files, subject, few, name
-):
-    texts = ["plain", "caf\u00e9", "\u4e2d", "x\u4e01"]
-    first = records.make_first(files, subject)
+def test_texts_reach_the_backend_once_their_characters_were_asked_for_and_proven(files, growing, subject):
+    workers = [records.ProvenTexts(growing.proof, needs_offsets=False) for _ in range(2)]
+    for _ in range(3):
+        assert [not_proven(TEXTS) for not_proven in workers] == [[2, 3, 4]] * 2
+    asked = records.asked_for(subject)
+    assert sorted(asked) == sorted([0x4E00, 0x4E01, 0xD800] * 2)  # once by each worker
 
-    assert (first.is_partial, first.refusal) == (True, "")
-    assert (records.choose(files, "auto"), records.make_first(files, subject), records.missing(files)) == (
-        first,
-        first,
-        ["gigatoken"],
-    )
-    assert CharacterFinder(first.exceptions)(texts) == [2, 3]
+    growing.grow(asked[:3])
+    records.answered(subject, 3)
+    assert sorted(records.asked_for(subject)) == sorted(asked[3:])
+    records.answered(subject, 3)
 
-    # One that is named needs the whole proof, and makes it.
-    whole = records.make(files, subject) if name == "auto" else records.choose(files, name)
-    assert whole is not None
-    assert not whole.is_partial
-    assert CharacterFinder(whole.exceptions)(texts) == []
-    assert (records.choose(files, "auto"), records.make_first(files, subject), records.missing(files)) == (
-        whole,
-        whole,
-        [],
-    )
+    assert [not_proven(TEXTS) for not_proven in workers] == [[4]] * 2
+    later = records.ProvenTexts(records.choose(files, "auto"), needs_offsets=False)
+    assert later(TEXTS) == [4]
+    assert records.asked_for(subject) == [], "what is refused is not asked for again"
 
 
-def test_a_backend_that_is_wrong_on_common_characters_is_refused_at_once(monkeypatch, files, wrong, few):
-    install(monkeypatch, {"gigatoken": lambda: wrong}, points=None)
-    subject = one_subject(files)
+def test_a_character_on_which_the_backend_is_wrong_is_refused_for_good(monkeypatch, files):
+    backend = fake(files, "\u4e05")
+    install(monkeypatch, {"gigatoken": lambda: backend})
+    growing = records.GrowingProof(files, one_subject(files))
 
-    first = records.make_first(files, subject)
+    growing.grow([0x4E05, 0x4E06])
 
-    assert (bool(first.refusal), first.is_partial, records.missing(files)) == (True, False, [])
-    assert records.make(files, subject) == first
+    not_proven = records.ProvenTexts(growing.proof, needs_offsets=False)
+    assert not_proven(["\u4e05", "\u4e06", "a\u4e05"]) == [0, 2]
+    num_texts = backend.num_texts
+    growing.grow([0x4E05])
+    assert growing.proof.refused == [(0x4E05, 0x4E06)]
+    assert num_texts <= backend.num_texts < num_texts + 100
 
 
-def test_what_an_audit_revokes_while_the_rest_is_proven_stays_revoked(files, subject, few):
-    records.make_first(files, subject)
-    revoke_at = iter([True])
+def test_what_two_proven_characters_compose_is_tried_before_both_reach_the_backend(monkeypatch, files):
+    backend = fake(files, "y\u0301")  # normalized to one character, which no text has
+    install(monkeypatch, {"gigatoken": lambda: backend}, points=range(0x20, 0x7F))
+    growing = records.GrowingProof(files, one_subject(files))
 
-    def audit(_part: str, _share: float) -> None:
-        if next(revoke_at, False):
-            records.revoke(subject, "an audit found other ids")
+    growing.grow([0x301])
 
-    assert records.make(files, subject, audit).refusal == "an audit found other ids"
+    assert (growing.proof.refusal, growing.proof.refused) == ("", [(0x301, 0x302)])
+
+
+def test_what_is_found_wrong_later_or_revoked_by_an_audit_leaves_all_texts_to_tokenizers(files, growing, subject):
+    not_proven = records.ProvenTexts(growing.proof, needs_offsets=False)
+    assert not_proven(["plain"]) == []
+    records.revoke(subject, "an audit found other ids")
+    growing.grow([0x4E01])
+
+    assert growing.proof.refusal == "an audit found other ids"
+    assert not_proven(["plain", "\u4e01"]) == [0, 1]
     assert records.choose(files, "auto") is None
-    assert records.missing(files) == []  # it would be proven again by the same sweep
+    assert records.is_work_left(files, ["gigatoken"], needs_offsets=False) is None
     with pytest.raises(ConfigError, match="an audit found other ids"):
         records.choose(files, "gigatoken")
 
 
-# The process that proves has one thread; that of pytest-xdist has more, of which Python 3.12 and later warn.
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-@pytest.mark.parametrize("is_wrong", [False, True])
-def test_several_processes_find_what_one_finds(monkeypatch, files, few, is_wrong):
-    backend = fake(files, *["\u4e05"] * is_wrong)
-    install(monkeypatch, {"gigatoken": lambda: backend}, points=None)
-    subject = one_subject(files)
+def test_offsets_that_turn_out_wrong_later_leave_texts_to_tokenizers_where_offsets_are_needed(files, growing):
+    workers = {needed: records.ProvenTexts(growing.proof, needs_offsets=needed) for needed in (False, True)}
+    growing._trusted.difference = "the offsets of tokens differ in 'x'"  # noqa: SLF001 - no tokenizer is so
 
-    alone = records.make(files, subject)
-    os.unlink(records.proof_path(subject))
-    shared = records.make(files, subject, num_processes=3)
+    growing.grow([0x4E01])
 
-    expected = msgspec.structs.replace(alone, seconds=0, num_texts=0, num_differences=0)
-    assert msgspec.structs.replace(shared, seconds=0, num_texts=0, num_differences=0) == expected
-    assert bool(CharacterFinder(shared.exceptions)(["\u4e05"])) is is_wrong
-    # Each process also tries the contexts themselves, and a difference in them would be found more than once.
-    assert shared.num_texts - alone.num_texts == 2 * len(CONTEXTS)
+    assert {needed: found(["plain", "\u4e01"]) for needed, found in workers.items()} == {False: [], True: [0, 1]}
+    assert (growing.proof.token_lengths, growing.proof.no_offsets) == (b"", "the offsets of tokens differ in 'x'")
+
+
+def test_no_more_is_asked_for_than_somebody_might_answer(monkeypatch, growing, subject):
+    monkeypatch.setattr(records, "_MOST_ASKED_BYTES", 8)
+    for point in range(0x4E00, 0x4E05):
+        records.ProvenTexts(growing.proof, needs_offsets=False)([chr(point)])
+
+    assert records.asked_for(subject) == [0x4E00, 0x4E01]
+
+
+@pytest.mark.thorough
+@given(
+    st.lists(st.sets(st.sampled_from(FEW), max_size=12), max_size=6), st.sets(st.sampled_from(FEW[100:]), max_size=3)
+)
+@settings(max_examples=15)
+def test_in_whatever_parts_it_grows_only_what_was_tried_is_proven_and_nothing_wrong(tokenizer, parts, wrong):
+    grown = Sweep(
+        OffsetCheck(tokenizer, None), Fake(tokenizer, lambda text: any(ord(char) in wrong for char in text)), SPECIAL
+    )
+    for part in parts:
+        grown.grow(part)
+
+    tried = set().union(*parts)
+    assert grown.refusal == ""
+    assert (grown.proven, grown.refused & tried) == (tried - wrong, tried & wrong)
 
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -289,12 +304,13 @@ def tokenizer(small_tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def swept(tokenizer: Tokenizer, wrong: Callable[[str], bool], separator: str | None, *, raises: bool = False) -> Any:
+def swept(tokenizer: Tokenizer, wrong: Callable[[str], bool], separator: str | None, *, raises: bool = False) -> Sweep:
     """A short sweep over a backend that is wrong on some texts."""
-    few: dict[str, Any] = {"code_points": FEW, "num_random_texts": 200, "longest_text": 600}
-    return sweep(
-        OffsetCheck(tokenizer, None), Fake(tokenizer, wrong, raises=raises), SPECIAL, separator=separator, **few
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        shorten(patch, FEW, longest_text=600)
+        done = Sweep(OffsetCheck(tokenizer, None), Fake(tokenizer, wrong, raises=raises), SPECIAL, separator=separator)
+        done.begin()
+    return done
 
 
 @pytest.fixture(params=["grouped", "apart"])
@@ -304,8 +320,8 @@ def tried(tokenizer, request) -> Any:
     return partial(swept, tokenizer, separator=separator)
 
 
-def excluded(findings: Any) -> set[int]:
-    return {point for point in FEW if any(start <= point < stop for start, stop in findings.exceptions)}
+def excluded(done: Sweep) -> set[int]:
+    return set(FEW) - done.proven
 
 
 def holds(*texts: str) -> Callable[[str], bool]:
@@ -334,8 +350,7 @@ def test_a_character_that_is_wrong_is_left_out_and_no_other(tried, wrong, points
     found = tried(wrong)
 
     assert (found.refusal, excluded(found)) == ("", points)
-    if not points:
-        assert found.exceptions == complement(ranges_of(FEW))
+    assert found.proven | points == set(FEW)
 
 
 @pytest.mark.thorough
@@ -380,11 +395,11 @@ def test_whatever_characters_are_wrong_none_of_them_is_proven(tokenizer, wrong):
 
 @pytest.mark.thorough
 def test_the_random_texts_are_the_same_each_time_and_others_for_another_seed():
-    texts = partial(random_texts, FEW, SPECIAL, 50)
+    texts = partial(random_texts, FEW, FEW, SPECIAL, 50)
 
     assert list(texts(seed=1)) == list(texts(seed=1)) != list(texts(seed=2))
     joined = "".join(texts(seed=1))
-    assert all(token in "".join(random_texts(FEW, SPECIAL, 500, seed=3)) for token in SPECIAL)
+    assert all(token in "".join(random_texts(FEW, FEW, SPECIAL, 500, seed=3)) for token in SPECIAL)
     assert any(unicodedata.combining(char) for char in joined)
 
 
@@ -393,10 +408,6 @@ def test_the_random_texts_are_the_same_each_time_and_others_for_another_seed():
 
 code_points = st.sets(st.integers(0, 0x10FFFF), max_size=30)
 NEAR = st.sampled_from(["a", "\n", "é", "ÿ", "Ā", "中", "\U0001f600", "\ud800", "\U0010ffff"])
-
-
-def to_code_points(ranges: Iterable[tuple[int, int]]) -> set[int]:
-    return {point for start, stop in ranges for point in range(start, stop)}
 
 
 @pytest.mark.thorough
@@ -408,30 +419,25 @@ def test_ranges_and_their_complement_are_all_there_is_and_the_finder_finds_the_t
     ranges = ranges_of(points)
     rest = complement(ranges)
 
-    assert to_code_points(ranges) == points
+    assert points_of(ranges) == points
+    assert num_points(ranges) == len(points)
     assert all(stop < following for (_, stop), (following, _) in pairwise(ranges))
     assert complement(rest) == ranges
-    assert sum(stop - start for start, stop in rest) == NUM_CODE_POINTS - len(points)
-    found = CharacterFinder(ranges)(texts)
-    assert found == [number for number, text in enumerate(texts) if any(ord(char) in points for char in text)]
+    assert num_points(rest) == NUM_CODE_POINTS - len(points)
+    for known in (ranges, rest):
+        finder = CharacterFinder(known)
+        others = [
+            {ord(char) for char in text if not any(start <= ord(char) < stop for start, stop in known)}
+            for text in texts
+        ]
+        assert finder(texts) == [number for number, each in enumerate(others) if each]
+        assert [finder.others_in(text) for text in texts] == others
 
 
 @pytest.mark.thorough
 def test_exactly_the_characters_that_unicode_has_not_assigned_are_unknown():
-    unknown = to_code_points([*unknown_characters()])
+    unknown = points_of(unknown_characters())
 
     assert {0xD800, 0xDFFF, 0x0378, 0xF0000, 0x10FFFF} <= unknown
     assert not {point for point in range(0x3000) if unicodedata.category(chr(point)) != "Cn"} & unknown
     assert 0x1F600 not in unknown
-
-
-# Processes. The one that proves has one thread; that of pytest-xdist has more, of which Python 3.12 and later warn.
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_part_that_fails_is_an_error_and_no_missing_result():
-    def work(number: int) -> bytes:
-        return b"x" * (1 // (number - 2))
-
-    with pytest.raises(ChildProcessError, match=r"exit statuses \[0, 1, 0\]"):
-        ForkedParts(4, work).results()
