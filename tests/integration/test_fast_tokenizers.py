@@ -16,7 +16,7 @@ from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import msgspec
 import numpy as np
@@ -27,12 +27,13 @@ from structlog.testing import capture_logs
 from asyncdata import ChatTokenizeFn, DataLoader, FixedLengthTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn
 from asyncdata.loader import background_proof
 from asyncdata.loader.background_proof import SWITCH, Prover
-from asyncdata.tokenization.encoders import equivalence_records, equivalence_sweep, fast_backends
-from asyncdata.tokenization.encoders.equivalence_records import Proof, choose, find, keep, subject_of
-from asyncdata.tokenization.encoders.equivalence_sweep import sweep
+from asyncdata.tokenization.encoders import fast_backends
+from asyncdata.tokenization.encoders.character_sets import num_points, points_of
+from asyncdata.tokenization.encoders.equivalence_records import Proof, ProvenTexts, choose, find, keep, subject_of
 from asyncdata.tokenization.encoders.fast_backends import load_backend, version_of
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, lengths_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+from tests.support.backends import FEW, Fake, install, shorten
 from tests.support.combinations import each_value
 from tests.support.faults import until
 from tests.support.function_kinds import KINDS, Kind
@@ -40,7 +41,7 @@ from tests.support.slime_source import args_for
 from tests.unit.tokenization import outcomes, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 ROWS_PER_REQUEST = 256
@@ -78,7 +79,7 @@ def proof(backend, files) -> Proof:
     subject = subject_of(files, backend)
     assert subject is not None
     lengths = lengths_of(files, files.load())
-    return Proof(subject=subject, exceptions=[(0x4E00, 0x110000)], around=([], []), token_lengths=lengths)
+    return Proof(subject=subject, proven=[(0, 0x4E00)], around=([], []), token_lengths=lengths)
 
 
 @pytest.mark.thorough
@@ -126,7 +127,7 @@ def child_of(process: psutil.Process) -> psutil.Process:
 
 
 @pytest.mark.thorough
-def test_a_loader_proves_beside_the_run_on_idle_cpus_only_and_ends_that_with_itself(
+def test_a_loader_proves_beside_the_run_at_low_priority_and_ends_that_with_itself(
     backend, small_tokenizer, jsonl_file, monkeypatch
 ):
     monkeypatch.delenv(SWITCH)
@@ -135,7 +136,7 @@ def test_a_loader_proves_beside_the_run_on_idle_cpus_only_and_ends_that_with_its
     with DataLoader(path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer)), num_workers=0) as loader:
         loader.get_next_batch(2)
         child = child_of(psutil.Process())
-        until(lambda: os.sched_getscheduler(child.pid) == os.SCHED_IDLE, math.inf)
+        until(lambda: child.nice() > psutil.Process().nice(), math.inf)
         # In a session of its own, the scheduler's autogroups would give it as much CPU time as the trainer.
         assert os.getsid(child.pid) == os.getsid(0)
         assert os.getpgid(child.pid) == child.pid  # Ctrl-C is for the trainer
@@ -178,37 +179,59 @@ def test_a_proof_ends_with_the_process_that_wanted_it_even_if_that_is_killed(
     assert not left
 
 
-def test_nothing_is_proven_where_that_is_forbidden_known_or_needless(backend, proof, small_tokenizer, monkeypatch):
-    def starts(fn: Any) -> bool:
+def test_nothing_is_proven_where_that_is_forbidden_or_needless(backend, small_tokenizer, monkeypatch):
+    def watches(fn: Any) -> bool:
         prover = Prover(fn)
         prover.start()
-        if prover._thread is not None:  # noqa: SLF001 - it ends where there is nothing to prove
-            prover._thread.join()  # noqa: SLF001
         prover.close()
-        return prover._process is not None  # noqa: SLF001
+        return prover._thread is not None  # noqa: SLF001
 
     assert (version_of(backend), version_of("surely_no_such_library")) == (version(backend), None)
-    assert not starts(PromptTokenizeFn(str(small_tokenizer)))
+    assert not watches(PromptTokenizeFn(str(small_tokenizer)))
     monkeypatch.delenv(SWITCH)
-    assert not starts(PromptTokenizeFn(str(small_tokenizer), tokenizer_backend="hf"))
-    assert not starts(len)
-    keep(proof)
-    assert not starts(PromptTokenizeFn(str(small_tokenizer)))
+    assert watches(PromptTokenizeFn(str(small_tokenizer)))
+    assert not watches(PromptTokenizeFn(str(small_tokenizer), tokenizer_backend="hf"))
+    assert not watches(len)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_what_is_proven_beside_a_run_is_used_by_the_next(backend, small_tokenizer, monkeypatch):
+SCRIPTS = [
+    "plain {}",
+    "caf\u00e9 {} \u201cquoted\u201d",
+    "\u042f \u0437\u043d\u0430\u044e {}",
+    "{} \u4f60\u597d",
+    "\uac00\ub098 {} \u0646",
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_a_proof_grows_with_the_scripts_of_the_data_while_d_is_that_of_tokenizers_and_the_next_run_has_it(
+    backend, small_tokenizer, jsonl_file, monkeypatch
+):
     monkeypatch.delenv(SWITCH)
-    prover = Prover(PromptTokenizeFn(str(small_tokenizer)))
-    prover.start()
-    assert prover._thread is not None  # noqa: SLF001 - it ends with the proof
-    prover._thread.join()  # noqa: SLF001
-    prover.close()
+    monkeypatch.setattr(background_proof, "_LOOK_S", 0.01)
+    texts = [text.format(chr(0x4E00 + number)) for number in range(100) for text in SCRIPTS]
+    path, folder = jsonl_file([{"input": text} for text in texts]), str(small_tokenizer)
+    subject = subject_of(TokenizerFiles(folder), backend)
+    assert subject is not None
+    points = {ord(char) for text in texts for char in text}
 
-    proof = choose(TokenizerFiles(str(small_tokenizer)), "auto")
-    assert proof is not None
-    assert (proof.refusal, find(proof.subject)) == ("", proof)
+    def is_proven() -> bool:
+        return points <= points_of(getattr(find(subject), "proven", []))
+
+    found = []
+    with DataLoader(path, tokenize_fn=PromptTokenizeFn(folder, tokenizer_backend=backend), num_workers=1) as loader:
+        while not is_proven():
+            found += samples_of(loader, 100)
+        found += samples_of(loader, len(texts))
+    with DataLoader(path, tokenize_fn=PromptTokenizeFn(folder, tokenizer_backend="hf"), num_workers=0) as loader:
+        assert samples_of(loader, len(found)) == found
+
+    loads = Mock(wraps=TokenizerFiles.load)
+    monkeypatch.setattr(TokenizerFiles, "load", loads)
+    with DataLoader(path, tokenize_fn=PromptTokenizeFn(folder), num_workers=0) as loader:
+        assert samples_of(loader, len(texts)) == found[: len(texts)]
+    loads.assert_not_called()
 
 
 # The first run with a tokenizer: nothing is proven yet. What is proven beside it is used by its own workers.
@@ -230,7 +253,7 @@ class Sweep:
         monkeypatch.delenv(SWITCH)
         monkeypatch.setattr(background_proof, "_spawn", self._spawn)
 
-    def _spawn(self, folder: str, backends: list[str], *_: Any) -> subprocess.Popen[bytes]:
+    def _spawn(self, folder: str, backends: list[str], **_: Any) -> subprocess.Popen[bytes]:
         self.num_started += 1
         self.may_end.wait()
         keep(self.proof)
@@ -329,8 +352,6 @@ def test_slimes_data_source_takes_over_what_is_proven_beside_its_run(backend, sm
             assert len(source.get_samples(4)) == 4
         source.close()
 
-    assert beside.num_started == 1
-
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("reason", ["refused", "no offsets", "other files"])
@@ -338,7 +359,10 @@ def test_workers_are_left_alone_if_they_cannot_use_what_was_found(
     reason, backend, small_tokenizer, jsonl_file, proof, beside, tmp_path
 ):
     folder = shutil.copytree(small_tokenizer, tmp_path / "tokenizer")
-    changes: dict[str, dict[str, Any]] = {"refused": {"refusal": "it is wrong"}, "no offsets": {"no_offsets": "none"}}
+    changes: dict[str, dict[str, Any]] = {
+        "refused": {"refusal": "it is wrong"},
+        "no offsets": {"no_offsets": "none", "token_lengths": b""},
+    }
     beside.proof = msgspec.structs.replace(proof, **changes.get(reason, {}))
     path = jsonl_file([row_of(KINDS["chat"], number) for number in range(NUM_ROWS)])
     with capture_logs() as events, DataLoader(path, tokenize_fn=ChatTokenizeFn(str(folder)), num_workers=1) as loader:
@@ -374,38 +398,34 @@ def test_without_a_fast_backend_one_line_in_a_process_says_what_it_would_bring(s
     assert 'pip install ".[fast]" in a clone' in event["remedy"]
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-def test_common_characters_are_proven_at_low_priority_and_the_others_on_idle_cpus_only(
-    is_known, small_tokenizer, proof, beside, monkeypatch, capfdbinary
+def test_the_process_that_proves_begins_with_what_every_text_has_and_goes_on_with_what_is_asked_for(
+    files, monkeypatch, capfdbinary
 ):
     steps: list[str] = []
-    first, whole = (msgspec.structs.replace(proof, is_partial=is_first) for is_first in (True, False))
+    monkeypatch.setattr(background_proof, "end_with_parent", lambda _: steps.append("ends with its parent"))
+    monkeypatch.setattr("os.nice", lambda _: steps.append("low priority"))
+    monkeypatch.setattr(background_proof, "_MOST_QUIET", 1)
+    wrong, right = Fake(files.load(), lambda text: "<|im_end|>" in text), Fake(files.load(), lambda text: False)
+    install(monkeypatch, {"gigatoken": lambda: wrong, "fastokens": lambda: right})
+    prove = partial(background_proof.main, files.folder, ["gigatoken", "fastokens"], needs_offsets=True, parent=1)
 
-    def step(name: str, found: Any = None) -> Callable[..., Any]:
-        return lambda *_, **__: steps.append(name) or found
+    def told() -> list[tuple[str, int]]:
+        lines = capfdbinary.readouterr().out.splitlines()
+        proofs = [msgspec.json.decode(line, type=Proof) for line in lines]
+        return [(proof.refusal, num_points(proof.proven)) for proof in proofs]
 
-    monkeypatch.setattr(background_proof, "end_with_parent", step("ends with its parent"))
-    monkeypatch.setattr("os.nice", step("low priority"))
-    monkeypatch.setattr("os.sched_setscheduler", step("idle only"))
-    monkeypatch.setattr(equivalence_records, "make_first", step("common", first))
-    monkeypatch.setattr(equivalence_records, "make", step("all", whole))
-    if is_known:
-        keep(first)
-
-    background_proof.main(str(small_tokenizer), [proof.subject.backend], parent=1, num_processes=1)
-
-    common = [] if is_known else ["common"]
-    assert steps == ["ends with its parent", "low priority", *common, "idle only", "all"]
-    told = [msgspec.json.decode(line, type=Proof).is_partial for line in capfdbinary.readouterr().out.splitlines()]
-    assert told == ([False] if is_known else [True, False])
-
-
-def test_spare_cpus_are_those_that_workers_and_trainer_leave(monkeypatch):
-    def spare(num_cpus: int, num_workers: int) -> int:
-        monkeypatch.setattr(background_proof, "num_usable_cpus", lambda: num_cpus)
-        return background_proof._num_spare_cpus(num_workers)  # noqa: SLF001
-
-    assert [spare(2, 2), spare(2, 0), spare(8, 4), spare(16, 4), spare(64, 8)] == [1, 1, 3, 8, 8]
+    prove()
+    assert steps == ["ends with its parent", "low priority"]
+    assert told() == [(ANY, 0), ("", len(FEW))]
+    proof = choose(files, "auto", needs_offsets=True)
+    assert proof is not None
+    not_proven = ProvenTexts(proof, needs_offsets=True)
+    assert not_proven(["plain", "\u4e00\u4e01"]) == [1]
+    prove()
+    assert told() == [("", len(FEW) + 2)]
+    assert not_proven(["plain", "\u4e00\u4e01"]) == []
+    prove()
+    assert told() == []
 
 
 # Real data
@@ -446,9 +466,8 @@ def functions_and_rows(data: Path) -> dict[str, tuple[Any, list[Any]]]:
 def test_the_rows_of_the_data_have_the_ids_and_labels_that_tokenizers_gives(
     test_data, backend, tokenizer, every, monkeypatch
 ):
-    short = partial(sweep, code_points=[10, *POINTS], num_random_texts=100, longest_text=2000)
     if every > 1:
-        monkeypatch.setattr(equivalence_sweep, "sweep", short)
+        shorten(monkeypatch, [10, *POINTS], longest_text=2000)
     folder = str(test_data / "tokenizers" / tokenizer)
 
     for kind, (make, whole) in functions_and_rows(test_data).items():
