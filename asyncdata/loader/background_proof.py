@@ -102,8 +102,8 @@ class Prover:
         is_usable, proof = self._is_usable(files), None
         while not self._closed.is_set():
             is_left = is_work_left(files, self._backends, needs_offsets=self._needs_offsets)
-            if is_left is None or (is_left and proof is not None and not is_usable):
-                return  # no backend is exact, or no proof can be stored
+            if is_left is None or (proof is not None and not is_usable):
+                return  # no backend is exact, or no proof can be stored, or the tokenizer's files have changed
 
             for line in self._lines() if is_left else [b""]:
                 if line:
