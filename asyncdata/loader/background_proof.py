@@ -36,8 +36,8 @@ _log = get_logger(__name__)
 SWITCH = "ASYNCDATA_PROVE"
 """The environment variable that forbids proofs during a run, if it is "off"."""
 
-_NICE = 10
-"""Beside a busy trainer the process that proves gets a tenth of one CPU."""
+_NICE = 7
+"""Beside workers that leave no CPU idle, the process that proves gets a sixth of one CPU."""
 
 _LOOK_S = 1.0
 """How often the loader looks whether workers have asked for characters."""

@@ -15,6 +15,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -101,6 +102,30 @@ def prompts(folder: Path, num_megabytes: int) -> Path:
         for number in count()
     )
     return made(path, _lines(rows), num_megabytes)
+
+
+_ALPHABETS = {"russian": (0x430, 32), "greek": (0x3B1, 17), "hebrew": (0x5D0, 27), "arabic": (0x627, 20)}
+_ALPHABETS |= {"hindi": (0x915, 37), "thai": (0xE01, 46)}
+_WORD_SIGNS = {"chinese": (0x4E00, 4000), "korean": (0xAC00, 2350)}
+LANGUAGES = ("english", *_ALPHABETS, *_WORD_SIGNS)
+
+
+def _translated(text: str, language: str) -> str:
+    """As long and as repetitive a text, in the characters of another language: letter by letter, or word by word."""
+    if language in _WORD_SIGNS:
+        first, number = _WORD_SIGNS[language]
+        return "".join(chr(first + crc32(word.encode()) % number) for word in text.split())
+
+    first, number = _ALPHABETS.get(language, (ord("a"), 26))
+    return text.lower().translate({ord("a") + letter: first + letter % number for letter in range(26)})
+
+
+def languages(folder: Path, num_megabytes: int, names: tuple[str, ...]) -> Path:
+    """A JSONL file of RL prompts, each in one of these languages."""
+    rng = random.Random(0)
+    rows = ({"input": _translated(_text(rng), rng.choice(names)), "label": "1"} for _ in count())
+    name = names[0] if len(names) == 1 else f"{len(names)}_languages"
+    return made(folder / f"{name}_{num_megabytes}mb.jsonl", _lines(rows), num_megabytes)
 
 
 def chats(folder: Path, num_megabytes: int) -> Path:
