@@ -18,7 +18,6 @@ from asyncdata.core.extras import from_clone
 from asyncdata.core.log import get_logger
 from asyncdata.core.platform import end_with_parent
 from asyncdata.core.threads import started
-from asyncdata.tokenization.encoders.character_sets import num_points
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
@@ -27,7 +26,8 @@ from asyncdata.workers.pool.popen import ENVIRONMENT, command_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from asyncdata.tokenization.encoders.equivalence_records import GrowingProof, Proof
+    from asyncdata.tokenization.encoders.equivalence_records import Proof
+    from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof
 
 __all__ = ("SWITCH", "Prover", "main")
 
@@ -44,9 +44,6 @@ _LOOK_S = 1.0
 
 _LOOK_AGAIN_S, _MOST_QUIET = 0.1, 200
 """How often the process that proves looks. It ends after so many times without a request, as it has 150 MB."""
-
-_BATCH = 256
-"""Characters after which the proof is stored: 0.1 s of CPU."""
 
 _REMEDY = (
     f"{from_clone('fast')}: texts are encoded about ten times as fast, once the ids are proven to be the same; "
@@ -108,7 +105,7 @@ class Prover:
             for line in self._lines() if is_left else [b""]:
                 if line:
                     proof = msgspec.json.decode(line, type=Proof)
-                    self._log_proof(proof)
+                    _log_proof(self._folder, proof)
                 if not is_usable and self._is_usable(files):
                     is_usable = True
                     self._on_usable()
@@ -125,21 +122,13 @@ class Prover:
         with process:  # waits for its end
             yield from process.stdout or ()
 
-    def _log_proof(self, proof: Proof) -> None:
-        facts = {"tokenizer": self._folder, "backend": proof.subject.backend, "seconds": proof.seconds}
-        if proof.refusal:
-            self._log.info("tokenizer.refused", **facts, reason=proof.refusal)
-        else:
-            numbers = {"num_characters": num_points(proof.proven), "num_refused": num_points(proof.refused)}
-            self._log.info("tokenizer.proved", **facts, **numbers)
-
     def _is_usable(self, files: TokenizerFiles) -> bool:
         """Whether workers that open the function now have a backend, and the same tokens as the others."""
-        from asyncdata.tokenization.encoders.equivalence_records import choose
+        from asyncdata.tokenization.encoders.equivalence_records import find_usable
 
         with contextlib.suppress(AsyncDataError):  # a changed folder: the workers keep what they have loaded
             is_same = TokenizerFiles(files.folder).digest() == files.digest()
-            return is_same and choose(files, "auto", needs_offsets=self._needs_offsets) is not None
+            return is_same and find_usable(files, needs_offsets=self._needs_offsets) is not None
 
         return False
 
@@ -161,7 +150,7 @@ def _backends_to_prove(function: object) -> list[str]:
 
     name = function.tokenizer_backend
     if name != "auto":
-        from asyncdata.tokenization.encoders.equivalence_records import require
+        from asyncdata.tokenization.encoders.equivalence_sweep import require
 
         files = TokenizerFiles(resolve(function.tokenizer, function.revision).folder)
         require(files, name, needs_offsets=function.needs_offsets)
@@ -181,6 +170,23 @@ def _say_what_is_missing() -> None:
 def _not_proven(folder: str, error: Exception) -> None:
     """Log that no proof could be made; the run continues without it."""
     _log.warning("tokenizer.not_proven", tokenizer=folder, reason=str(error))
+
+
+def _log_proof(folder: str, proof: Proof) -> None:
+    from asyncdata.tokenization.encoders.character_sets import num_points
+
+    backend, seconds = proof.subject.backend, proof.seconds
+    if proof.refusal:
+        _log.info("tokenizer.refused", tokenizer=folder, backend=backend, seconds=seconds, reason=proof.refusal)
+    else:
+        _log.info(
+            "tokenizer.proved",
+            tokenizer=folder,
+            backend=backend,
+            seconds=seconds,
+            num_characters=num_points(proof.proven),
+            num_refused=num_points(proof.refused),
+        )
 
 
 def _spawn(folder: str, backends: list[str], *, needs_offsets: bool) -> subprocess.Popen[bytes]:
@@ -205,7 +211,8 @@ def main(folder: str, backends: list[str], needs_offsets: bool, parent: int) -> 
     """
     end_with_parent(parent)
     os.nice(_NICE)
-    from asyncdata.tokenization.encoders.equivalence_records import GrowingProof, alone, find, subject_of
+    from asyncdata.tokenization.encoders.equivalence_records import alone, find, subject_of
+    from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof
 
     files = TokenizerFiles(folder)
     for subject in filter(None, (subject_of(files, backend) for backend in backends)):
@@ -229,9 +236,7 @@ def _grow(growing: GrowingProof) -> None:
     subject, num_quiet, never = growing.proof.subject, 0, threading.Event()
     while num_quiet < _MOST_QUIET and not growing.proof.refusal:
         asked = asked_for(subject)
-        points = list(dict.fromkeys(asked))
-        for start in range(0, len(points), _BATCH):
-            growing.grow(points[start : start + _BATCH])
+        growing.grow(dict.fromkeys(asked))
         answered(subject, len(asked))
         if asked:
             _told(growing.proof)

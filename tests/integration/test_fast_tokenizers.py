@@ -29,9 +29,10 @@ from asyncdata.loader import background_proof
 from asyncdata.loader.background_proof import SWITCH, Prover
 from asyncdata.tokenization.encoders import fast_backends
 from asyncdata.tokenization.encoders.character_sets import num_points, points_of
-from asyncdata.tokenization.encoders.equivalence_records import Proof, ProvenTexts, choose, find, keep, subject_of
+from asyncdata.tokenization.encoders.equivalence_records import Proof, ProvenTexts, find, keep, subject_of
 from asyncdata.tokenization.encoders.fast_backends import load_backend, version_of
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, lengths_of
+from asyncdata.tokenization.encoders.text_encoder import choose
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.support.backends import FEW, Fake, install, shorten
 from tests.support.combinations import each_value

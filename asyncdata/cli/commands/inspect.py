@@ -284,7 +284,7 @@ def _encoding_of(function: Any) -> dict[str, str] | None:
     if function.tokenizer_backend == "hf":
         return _trusted("as requested")
 
-    from asyncdata.tokenization.encoders.equivalence_records import choose
+    from asyncdata.tokenization.encoders.text_encoder import choose
 
     files = TokenizerFiles(resolve(function.tokenizer, getattr(function, "revision", None)).folder)
     proof = choose(files, function.tokenizer_backend, needs_offsets=function.needs_offsets)

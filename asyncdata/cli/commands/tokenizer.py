@@ -9,21 +9,13 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.cli.output import fields, printable, shown_path
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.encoders.character_sets import num_points
-from asyncdata.tokenization.encoders.equivalence_records import (
-    GrowingProof,
-    alone,
-    find,
-    make,
-    proof_path,
-    subject_of,
-)
-from asyncdata.tokenization.encoders.equivalence_sweep import known_points
+from asyncdata.tokenization.encoders.equivalence_records import alone, find, proof_path, subject_of
+from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof, known_points, make
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
     from asyncdata.cli.output import Output
     from asyncdata.tokenization.encoders.equivalence_records import Proof, Subject
@@ -32,8 +24,6 @@ __all__ = ("tokenizer_prove", "tokenizer_show")
 
 _NOT_INSTALLED = "not installed"
 _UNKNOWN = "not proven yet"
-_BATCH = 8192
-"""Characters after which the proof is stored."""
 
 
 def tokenizer_show(args: argparse.Namespace, output: Output) -> int:
@@ -66,34 +56,15 @@ def tokenizer_prove(args: argparse.Namespace, output: Output) -> int:
                 os.unlink(proof_path(subject))
         proof = make(files, subject)
         if args.all and not proof.refusal:
-            proof = _grown(files, subject, _said(name, output))
+            output.say(f"{name}: all characters of Unicode, about a minute")
+            with alone("growing"):
+                growing = GrowingProof(files, subject)
+                growing.grow(sorted(known_points()))
+                proof = growing.proof
         found[name] = _facts(subject, proof)
         is_exact |= not proof.refusal
     _put(files, found, output)
     return 0 if is_exact else 1
-
-
-def _grown(files: TokenizerFiles, subject: Subject, say: Callable[[float], None]) -> Proof:
-    """The proof of all characters."""
-    with alone("growing"):
-        growing, points = GrowingProof(files, subject), sorted(known_points())
-        for start in range(0, len(points), _BATCH):
-            say(start / len(points))
-            growing.grow(points[start : start + _BATCH])
-    return growing.proof
-
-
-def _said(name: str, output: Output) -> Callable[[float], None]:
-    """A function that reports the progress of the test, at every tenth."""
-    said = [""]
-
-    def say(share: float) -> None:
-        text = f"{name}: {10 * int(10 * share)} % of all characters"
-        if text != said[0]:
-            output.say(text)
-        said[0] = text
-
-    return say
 
 
 def _facts(subject: Subject | None, proof: Proof | None) -> dict[str, Any]:

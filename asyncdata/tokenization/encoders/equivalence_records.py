@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 import unicodedata
 from array import array
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import tokenizers
@@ -24,36 +23,33 @@ from asyncdata.core.atomic_file import remove_left_over, replace_file, sync_fold
 from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.checksummed_file import pack, unpack_file
 from asyncdata.core.digest import canonical, digest
-from asyncdata.core.errors import ConfigError, SnapshotError
+from asyncdata.core.errors import SnapshotError
 from asyncdata.core.file_checks import lock
 from asyncdata.core.version import __version__
-from asyncdata.tokenization.encoders.character_sets import CharacterFinder, points_of, ranges_of
+from asyncdata.tokenization.encoders.character_sets import CharacterFinder, points_of
 from asyncdata.tokenization.encoders.fast_backends import (
     FAST_BACKENDS,
     PROOFS,
     SWEEP_VERSION,
-    load_backend,
     open_lock,
     version_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = (
-    "GrowingProof",
     "Proof",
     "ProvenTexts",
     "Subject",
     "alone",
     "answered",
     "asked_for",
-    "choose",
     "find",
+    "find_usable",
     "is_work_left",
-    "make",
     "proof_path",
     "revoke",
     "subject_of",
@@ -187,62 +183,14 @@ def is_work_left(files: TokenizerFiles, backends: Sequence[str], *, needs_offset
     return None
 
 
-def choose(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) -> Proof | None:
-    """The proof of the backend to use; None for ``tokenizers`` itself.
-
-    If a backend is given by name and has no proof, that of ASCII and the special tokens is made now, in about a second.
+def find_usable(files: TokenizerFiles, *, needs_offsets: bool) -> Proof | None:
+    """The proof of the first backend that can be used; None for ``tokenizers`` itself.
 
     :param needs_offsets: the offsets of tokens must be proven too.
-    :raises ConfigError: if the named backend is not installed, or refused.
     """
-    if backend == "auto":
-        subjects = filter(None, (subject_of(files, name) for name in FAST_BACKENDS))
-        proofs = filter(None, map(find, subjects))
-        return next((proof for proof in proofs if proof.is_usable(needs_offsets=needs_offsets)), None)
-
-    return None if backend == "hf" else require(files, backend, needs_offsets=needs_offsets)
-
-
-def require(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) -> Proof:
-    """The proof of a backend that was given by name.
-
-    :param needs_offsets: the offsets of tokens must be proven too.
-    :raises ConfigError: if it is not installed, or refused.
-    """
-    subject = subject_of(files, backend)
-    if subject is None:
-        raise ConfigError(
-            f"AD435 tokenizer_backend={backend!r} is not installed; pip install {backend}, or tokenizer_backend='auto'"
-        )
-
-    proof = make(files, subject)
-    if proof.refusal:
-        raise ConfigError(
-            f"AD434 tokenizer_backend={backend!r} is not exact for the tokenizer in {files.folder}: {proof.refusal}. "
-            f"Use tokenizer_backend='auto' or 'hf'; to have it tried again, remove {proof_path(subject)}"
-        )
-
-    if not proof.is_usable(needs_offsets=needs_offsets):
-        raise ConfigError(
-            f"AD434 tokenizer_backend={backend!r} does not tell where the tokens of a text lie, for the tokenizer in "
-            f"{files.folder}: {proof.no_offsets}. Use tokenizer_backend='auto' or 'hf'"
-        )
-
-    return proof
-
-
-def make(files: TokenizerFiles, subject: Subject) -> Proof:
-    """The proof of ``subject``. If there is none, one of ASCII and the special tokens is made, in 0.9 s of CPU.
-
-    Only one process of the machine does that; others wait and use its result.
-
-    :raises ConfigError: if the tokenizer cannot be loaded by ``tokenizers``.
-    """
-    if (proof := find(subject)) is not None:
-        return proof
-
-    with alone("proving"):
-        return find(subject) or GrowingProof(files, subject).proof
+    subjects = filter(None, (subject_of(files, name) for name in FAST_BACKENDS))
+    proofs = filter(None, map(find, subjects))
+    return next((proof for proof in proofs if proof.is_usable(needs_offsets=needs_offsets)), None)
 
 
 @contextmanager
@@ -261,75 +209,6 @@ def alone(name: str, *, waits: bool = True) -> Iterator[int | None]:
         yield fd if lock(fd, waits=waits) else None
     finally:
         os.close(fd)
-
-
-class GrowingProof:
-    """The stored proof of ``subject``, or a new one, which is stored; and what lets it grow.
-
-    :ivar proof: what is proven.
-    :raises ConfigError: if the tokenizer cannot be loaded by ``tokenizers``.
-    """
-
-    def __init__(self, files: TokenizerFiles, subject: Subject) -> None:
-        # Here, as who only reads a proof needs none of it.
-        from asyncdata.tokenization.encoders.equivalence_sweep import OffsetCheck, Sweep
-        from asyncdata.tokenization.encoders.hf_encoder import TokenLengths, ids_around, lengths_of, separator_of
-
-        began, before = time.monotonic(), find(subject)
-        self.proof = before or Proof(subject=subject)
-        if unfit := files.unfit_for_fast():
-            self._keep(began, refusal=unfit)
-            return
-
-        tokenizer = files.load()
-        try:
-            tried = load_backend(subject.backend, files.plain_json(), splits_special=files.splits_special)
-        except Exception as error:  # whatever the library raises
-            self._keep(began, refusal=f"{subject.backend} cannot load it: {type(error).__name__}: {error}")
-            return
-
-        special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-        around, lengths, separator = ids_around(tokenizer), lengths_of(files, tokenizer), separator_of(tokenizer)
-        has_lengths = lengths and not self.proof.no_offsets
-        self._trusted = OffsetCheck(tokenizer, TokenLengths(lengths, files.normal_form or "") if has_lengths else None)
-        known = (points_of(self.proof.proven), points_of(self.proof.refused))
-        self._sweep = Sweep(self._trusted, tried, special, separator=separator, proven=known[0], refused=known[1])
-        if before is None:
-            self._sweep.begin()
-            no_offsets = "" if lengths else "its tokens are not the bytes of the text"
-            self._keep(began, around=around, token_lengths=lengths, no_offsets=no_offsets, **self._found())
-
-    def grow(self, points: Iterable[int]) -> None:
-        """Try characters, unless they were tried before."""
-        began = time.monotonic()
-        if not self.proof.refusal:
-            self._sweep.grow(points)
-            self._keep(began, **self._found())
-
-    def _found(self) -> dict[str, Any]:
-        sweep, proof = self._sweep, self.proof
-        found: dict[str, Any] = {
-            "refusal": sweep.refusal,
-            "proven": ranges_of(sweep.proven),
-            "refused": ranges_of(sweep.refused),
-            "num_texts": proof.num_texts + sweep.num_texts,
-            "num_differences": proof.num_differences + sweep.num_differences,
-        }
-        sweep.num_texts = sweep.num_differences = 0
-        return found
-
-    def _keep(self, began: float, **changes: Any) -> None:
-        seconds = round(self.proof.seconds + time.monotonic() - began, 1)
-        self.proof = msgspec.structs.replace(self.proof, seconds=seconds, **changes)
-        before = find(self.proof.subject)
-        if before is not None and before.refusal:  # an audit has revoked it meanwhile
-            self.proof = before
-            return
-
-        if not self.proof.refusal and self._trusted.difference:
-            self.proof = msgspec.structs.replace(self.proof, token_lengths=b"", no_offsets=self._trusted.difference)
-        with suppress(OSError):  # proven all the same, for this process
-            keep(self.proof)
 
 
 # What workers meet

@@ -13,25 +13,38 @@ grows. Every part is the same for the same tokenizer, backend, Unicode, and char
 from __future__ import annotations
 
 import random
+import time
 import unicodedata
 from array import array
+from contextlib import suppress
 from functools import cache
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from asyncdata.tokenization.encoders.character_sets import complement, unknown_characters
-from asyncdata.tokenization.encoders.fast_backends import SWEEP_VERSION, one_by_one
-from asyncdata.tokenization.encoders.hf_encoder import flat_ids
+import msgspec
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.encoders.character_sets import complement, points_of, ranges_of, unknown_characters
+from asyncdata.tokenization.encoders.equivalence_records import Proof, alone, find, keep, proof_path, subject_of
+from asyncdata.tokenization.encoders.fast_backends import SWEEP_VERSION, load_backend, one_by_one
+from asyncdata.tokenization.encoders.hf_encoder import (
+    TokenLengths,
+    flat_ids,
+    ids_around,
+    lengths_of,
+    separator_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from tokenizers import Tokenizer
 
+    from asyncdata.tokenization.encoders.equivalence_records import Subject
     from asyncdata.tokenization.encoders.fast_backends import FlatEncoder, FlatIds
-    from asyncdata.tokenization.encoders.hf_encoder import TokenLengths
+    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("OffsetCheck", "Sweep", "known_points")
+__all__ = ("GrowingProof", "OffsetCheck", "Sweep", "known_points", "make", "require")
 
 
 CONTEXTS = (
@@ -71,7 +84,7 @@ CONTEXTS = (
 NUM_RANDOM_TEXTS = 3000
 """Random texts of what is tried first; of what is tried later, one for two characters, and at most so many."""
 LONGEST_TEXT = 100_000
-_BATCH = 2048
+_BATCH, _STORE_EVERY = 2048, 512
 _ASCII = 0x80
 FIRST = range(_ASCII)
 """The characters that are tried at first, with those of the special tokens."""
@@ -381,3 +394,111 @@ class OffsetCheck:
                 self.difference = f"the offsets of tokens differ in {ascii(texts[number][:60])}"
                 break
         return flat
+
+
+class GrowingProof:
+    """The stored proof of ``subject``, or a new one, which is stored; and what lets it grow.
+
+    :ivar proof: what is proven.
+    :raises ConfigError: if the tokenizer cannot be loaded by ``tokenizers``.
+    """
+
+    def __init__(self, files: TokenizerFiles, subject: Subject) -> None:
+        began, before = time.monotonic(), find(subject)
+        self.proof = before or Proof(subject=subject)
+        if unfit := files.unfit_for_fast():
+            self._keep(began, refusal=unfit)
+            return
+
+        tokenizer = files.load()
+        try:
+            tried = load_backend(subject.backend, files.plain_json(), splits_special=files.splits_special)
+        except Exception as error:  # whatever the library raises
+            self._keep(began, refusal=f"{subject.backend} cannot load it: {type(error).__name__}: {error}")
+            return
+
+        special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+        around, lengths, separator = ids_around(tokenizer), lengths_of(files, tokenizer), separator_of(tokenizer)
+        has_lengths = lengths and not self.proof.no_offsets
+        self._trusted = OffsetCheck(tokenizer, TokenLengths(lengths, files.normal_form or "") if has_lengths else None)
+        known = (points_of(self.proof.proven), points_of(self.proof.refused))
+        self._sweep = Sweep(self._trusted, tried, special, separator=separator, proven=known[0], refused=known[1])
+        if before is None:
+            self._sweep.begin()
+            no_offsets = "" if lengths else "its tokens are not the bytes of the text"
+            self._keep(began, around=around, token_lengths=lengths, no_offsets=no_offsets, **self._found())
+
+    def grow(self, points: Collection[int]) -> None:
+        """Try characters, unless they were tried before. What is proven is stored as it grows."""
+        left = iter(points)
+        while not self.proof.refusal and (some := list(islice(left, _STORE_EVERY))):
+            began = time.monotonic()
+            self._sweep.grow(some)
+            self._keep(began, **self._found())
+
+    def _found(self) -> dict[str, Any]:
+        sweep, proof = self._sweep, self.proof
+        found: dict[str, Any] = {
+            "refusal": sweep.refusal,
+            "proven": ranges_of(sweep.proven),
+            "refused": ranges_of(sweep.refused),
+            "num_texts": proof.num_texts + sweep.num_texts,
+            "num_differences": proof.num_differences + sweep.num_differences,
+        }
+        sweep.num_texts = sweep.num_differences = 0
+        return found
+
+    def _keep(self, began: float, **changes: Any) -> None:
+        seconds = round(self.proof.seconds + time.monotonic() - began, 1)
+        self.proof = msgspec.structs.replace(self.proof, seconds=seconds, **changes)
+        before = find(self.proof.subject)
+        if before is not None and before.refusal:  # an audit has revoked it meanwhile
+            self.proof = before
+            return
+
+        if not self.proof.refusal and self._trusted.difference:
+            self.proof = msgspec.structs.replace(self.proof, token_lengths=b"", no_offsets=self._trusted.difference)
+        with suppress(OSError):  # proven all the same, for this process
+            keep(self.proof)
+
+
+def require(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) -> Proof:
+    """The proof of a backend that was given by name. If it has none, one is made: see :func:`make`.
+
+    :param needs_offsets: the offsets of tokens must be proven too.
+    :raises ConfigError: if it is not installed, or refused.
+    """
+    subject = subject_of(files, backend)
+    if subject is None:
+        raise ConfigError(
+            f"AD435 tokenizer_backend={backend!r} is not installed; pip install {backend}, or tokenizer_backend='auto'"
+        )
+
+    proof = make(files, subject)
+    if proof.refusal:
+        raise ConfigError(
+            f"AD434 tokenizer_backend={backend!r} is not exact for the tokenizer in {files.folder}: {proof.refusal}. "
+            f"Use tokenizer_backend='auto' or 'hf'; to have it tried again, remove {proof_path(subject)}"
+        )
+
+    if not proof.is_usable(needs_offsets=needs_offsets):
+        raise ConfigError(
+            f"AD434 tokenizer_backend={backend!r} does not tell where the tokens of a text lie, for the tokenizer in "
+            f"{files.folder}: {proof.no_offsets}. Use tokenizer_backend='auto' or 'hf'"
+        )
+
+    return proof
+
+
+def make(files: TokenizerFiles, subject: Subject) -> Proof:
+    """The proof of ``subject``. If there is none, one of ASCII and the special tokens is made, in 0.9 s of CPU.
+
+    Only one process of the machine does that; others wait and use its result.
+
+    :raises ConfigError: if the tokenizer cannot be loaded by ``tokenizers``.
+    """
+    if (proof := find(subject)) is not None:
+        return proof
+
+    with alone("proving"):
+        return find(subject) or GrowingProof(files, subject).proof

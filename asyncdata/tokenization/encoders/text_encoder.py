@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.spans import Offsets
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("Encoder", "open_encoder")
+__all__ = ("Encoder", "choose", "open_encoder")
 
 AUDIT_EVERY = 10_000
 """One text in so many is encoded by ``tokenizers`` too, weighed by length: 1 % of the time of a backend that is a
@@ -313,7 +313,7 @@ def open_encoder(
     :param offsets: the offsets of tokens must be proven too; not together with ``add_special_tokens``.
     :raises ConfigError: if the backend that is named is not installed, or not exact for this tokenizer.
     """
-    proof = _proof_of(files, backend, needs_offsets=offsets)
+    proof = choose(files, backend, needs_offsets=offsets)
     if proof is None or (proof.around is None and (add_special_tokens or offsets)):
         return Encoder(files, add_special_tokens=add_special_tokens, offsets=offsets)
 
@@ -331,11 +331,21 @@ def open_encoder(
     return Encoder(files, fast, add_special_tokens=add_special_tokens, offsets=offsets)
 
 
-def _proof_of(files: TokenizerFiles, backend: str, *, needs_offsets: bool) -> Proof | None:
-    """The proof of the backend to use; None for ``tokenizers`` itself."""
+def choose(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) -> Proof | None:
+    """The proof of the backend to use; None for ``tokenizers`` itself.
+
+    If a backend is given by name and has no proof, that of ASCII and the special tokens is made now, in about a second.
+
+    :raises ConfigError: as :func:`open_encoder`.
+    """
     if backend == "hf" or (backend == "auto" and not any(map(fast_backends.version_of, fast_backends.FAST_BACKENDS))):
         return None  # most workers: they need not import what reads proofs
 
-    from asyncdata.tokenization.encoders.equivalence_records import choose
+    if backend == "auto":
+        from asyncdata.tokenization.encoders.equivalence_records import find_usable
 
-    return choose(files, backend, needs_offsets=needs_offsets)
+        return find_usable(files, needs_offsets=needs_offsets)
+
+    from asyncdata.tokenization.encoders.equivalence_sweep import require
+
+    return require(files, backend, needs_offsets=needs_offsets)

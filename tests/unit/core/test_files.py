@@ -255,7 +255,7 @@ def subject(monkeypatch: pytest.MonkeyPatch, small_tokenizer: Path) -> Subject:
 
 @pytest.mark.parametrize("change", REASONS)
 def test_a_proof_that_another_user_may_have_written_is_none(subject, monkeypatch, change):
-    keep(Proof(subject=subject, exceptions=[(5, 7)]))
+    keep(Proof(subject=subject, proven=[(5, 7)]))
     path = Path(proof_path(subject))
     assert find(subject) is not None
 

@@ -32,11 +32,11 @@ from asyncdata import (
     RowShuffle,
 )
 from asyncdata.tokenization.encoders import fast_backends, idle_work, text_encoder
-from asyncdata.tokenization.encoders.equivalence_records import choose, find, keep, subject_of
+from asyncdata.tokenization.encoders.equivalence_records import find, keep, subject_of
 from asyncdata.tokenization.encoders.equivalence_sweep import OffsetCheck
 from asyncdata.tokenization.encoders.fast_backends import BoundedEncoder, FlatIds
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, LengthsById, TokenLengths, encode_here, lengths_of
-from asyncdata.tokenization.encoders.text_encoder import open_encoder
+from asyncdata.tokenization.encoders.text_encoder import choose, open_encoder
 from asyncdata.tokenization.rows import WrongIdsError
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.support.backends import Fake, install

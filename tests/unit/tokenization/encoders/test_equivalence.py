@@ -29,8 +29,9 @@ from asyncdata.tokenization.encoders.character_sets import (
     unknown_characters,
 )
 from asyncdata.tokenization.encoders.equivalence_records import Proof
-from asyncdata.tokenization.encoders.equivalence_sweep import OffsetCheck, Sweep, random_texts
+from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof, OffsetCheck, Sweep, make, random_texts
 from asyncdata.tokenization.encoders.hf_encoder import separator_of
+from asyncdata.tokenization.encoders.text_encoder import choose
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.support.backends import FEW, Fake, install, shorten
 from tests.unit.tokenization.trained import variant
@@ -95,10 +96,10 @@ def test_a_proof_of_another_subject_is_not_used(subject, name):
 
 @pytest.mark.thorough
 def test_a_proof_is_made_once_and_one_that_is_damaged_anywhere_is_made_again(files, subject, right):
-    proof = records.make(files, subject)
+    proof = make(files, subject)
     num_texts = right.num_texts
     assert num_texts == proof.num_texts > 0
-    assert records.make(files, subject) == proof == records.choose(files, "gigatoken") == records.choose(files, "auto")
+    assert make(files, subject) == proof == choose(files, "gigatoken") == choose(files, "auto")
     assert right.num_texts == num_texts
 
     path = Path(records.proof_path(subject))
@@ -107,7 +108,7 @@ def test_a_proof_is_made_once_and_one_that_is_damaged_anywhere_is_made_again(fil
         for damaged in (data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :], data[:position]):
             path.write_bytes(damaged)
             assert records.find(subject) is None, position
-    again = records.make(files, subject)
+    again = make(files, subject)
 
     assert (again.proven, records.find(subject)) == (proof.proven, again)
 
@@ -119,7 +120,7 @@ def test_auto_takes_the_first_backend_that_is_proven_and_tokenizers_where_there_
 
     def state(*, needs_offsets: bool = False) -> tuple[Proof | None, bool | None]:
         is_left = records.is_work_left(files, names, needs_offsets=needs_offsets)
-        return records.choose(files, "auto", needs_offsets=needs_offsets), is_left
+        return choose(files, "auto", needs_offsets=needs_offsets), is_left
 
     assert state() == (None, True)
     records.keep(Proof(subject=first, refusal="it is wrong"))
@@ -129,7 +130,7 @@ def test_auto_takes_the_first_backend_that_is_proven_and_tokenizers_where_there_
     assert state(needs_offsets=True) == (None, None)
     records.keep(Proof(subject=first))
     assert state() == (records.find(first), False)
-    assert records.choose(files, "hf") is None
+    assert choose(files, "hf") is None
 
 
 def test_a_backend_that_is_named_and_cannot_be_used_is_an_error_that_says_why_and_the_way_out(
@@ -145,8 +146,8 @@ def test_a_backend_that_is_named_and_cannot_be_used_is_an_error_that_says_why_an
     ):
         install(monkeypatch, backends)
         with pytest.raises(ConfigError, match=reason):
-            records.choose(files, "gigatoken" if len(backends) == 1 else "fastokens")
-    assert records.choose(files, "auto") is None
+            choose(files, "gigatoken" if len(backends) == 1 else "fastokens")
+    assert choose(files, "auto") is None
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_models_that_no_other_library_knows_are_not_even_tried(monkeypatch, tmp_
     Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
 
     with pytest.raises(ConfigError, match=says):
-        records.choose(TokenizerFiles(str(tmp_path)), "gigatoken")
+        choose(TokenizerFiles(str(tmp_path)), "gigatoken")
     assert loads == {"gigatoken": 0}
 
 
@@ -172,7 +173,7 @@ def test_without_a_cache_folder_a_proof_holds_for_the_process(monkeypatch, files
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
 
-    proof = records.choose(files, "gigatoken")
+    proof = choose(files, "gigatoken")
 
     assert proof is not None
     assert not proof.refusal
@@ -184,7 +185,7 @@ def test_the_ids_around_a_text_are_part_of_the_proof(monkeypatch, small_tokenize
     folder = variant(small_tokenizer, tmp_path / "around", post_processor=json.loads(around.__getstate__()))
     install(monkeypatch, {"gigatoken": lambda: right})
 
-    proof = records.choose(TokenizerFiles(folder), "gigatoken")
+    proof = choose(TokenizerFiles(folder), "gigatoken")
 
     assert proof is not None
     assert proof.around == ([1], [])
@@ -198,8 +199,8 @@ TEXTS = ["plain", "caf\u00e9", "\u4e00", "x\u4e01", "\ud800"]
 
 
 @pytest.fixture
-def growing(files, subject) -> records.GrowingProof:
-    return records.GrowingProof(files, subject)
+def growing(files, subject) -> GrowingProof:
+    return GrowingProof(files, subject)
 
 
 def test_texts_reach_the_backend_once_their_characters_were_asked_for_and_proven(files, growing, subject):
@@ -215,7 +216,7 @@ def test_texts_reach_the_backend_once_their_characters_were_asked_for_and_proven
     records.answered(subject, 3)
 
     assert [not_proven(TEXTS) for not_proven in workers] == [[4]] * 2
-    later = records.ProvenTexts(records.choose(files, "auto"), needs_offsets=False)
+    later = records.ProvenTexts(choose(files, "auto"), needs_offsets=False)
     assert later(TEXTS) == [4]
     assert records.asked_for(subject) == [], "what is refused is not asked for again"
 
@@ -223,7 +224,7 @@ def test_texts_reach_the_backend_once_their_characters_were_asked_for_and_proven
 def test_a_character_on_which_the_backend_is_wrong_is_refused_for_good(monkeypatch, files):
     backend = fake(files, "\u4e05")
     install(monkeypatch, {"gigatoken": lambda: backend})
-    growing = records.GrowingProof(files, one_subject(files))
+    growing = GrowingProof(files, one_subject(files))
 
     growing.grow([0x4E05, 0x4E06])
 
@@ -238,7 +239,7 @@ def test_a_character_on_which_the_backend_is_wrong_is_refused_for_good(monkeypat
 def test_what_two_proven_characters_compose_is_tried_before_both_reach_the_backend(monkeypatch, files):
     backend = fake(files, "y\u0301")  # normalized to one character, which no text has
     install(monkeypatch, {"gigatoken": lambda: backend}, points=range(0x20, 0x7F))
-    growing = records.GrowingProof(files, one_subject(files))
+    growing = GrowingProof(files, one_subject(files))
 
     growing.grow([0x301])
 
@@ -253,10 +254,10 @@ def test_what_is_found_wrong_later_or_revoked_by_an_audit_leaves_all_texts_to_to
 
     assert growing.proof.refusal == "an audit found other ids"
     assert not_proven(["plain", "\u4e01"]) == [0, 1]
-    assert records.choose(files, "auto") is None
+    assert choose(files, "auto") is None
     assert records.is_work_left(files, ["gigatoken"], needs_offsets=False) is None
     with pytest.raises(ConfigError, match="an audit found other ids"):
-        records.choose(files, "gigatoken")
+        choose(files, "gigatoken")
 
 
 def test_offsets_that_turn_out_wrong_later_leave_texts_to_tokenizers_where_offsets_are_needed(files, growing):
