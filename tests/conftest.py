@@ -28,7 +28,7 @@ from tests.support.loading import NEVER_S
 # Set here, as the libraries look once, when they are imported. No test touches the network; a tokenizer has one thread.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ["ASYNCDATA_PROVE"] = "off"  # a minute of both cores beside every loader; its own tests turn it on
+os.environ["ASYNCDATA_PROVE"] = "off"  # seconds of CPU beside every loader; its own tests turn it on
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # torch has a thread for each core in each of them, which spin as they wait
     os.environ.setdefault("OMP_NUM_THREADS", "1")
