@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import SimpleNamespace
 
-__all__ = ("commands", "main")
+__all__ = ("main",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

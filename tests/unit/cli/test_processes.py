@@ -188,6 +188,15 @@ def test_a_reader_that_stops_after_the_first_lines_causes_no_error(data):
     assert (process.returncode, err) == (0, "")
 
 
+@pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ("--version",)])
+def test_a_reader_that_is_gone_causes_no_error(words):
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with asyncdata_process(*words, stdout=theirs) as process:
+        os.close(theirs)
+        assert (process.wait(), process.stderr.read()) == (0, "")
+
+
 ROW_ID = "--tokenize-fn tests.support.tokenize_fns:row_id"
 
 
