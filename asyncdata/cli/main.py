@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
 
         try:
+            # `_run` handles the errors of commands; an OSError here is one of writing --help or --version.
             with writing_stdout(), commands.make_context("asyncdata", words, obj=_run) as context:
                 return int(commands.invoke(context))
         except click.exceptions.Exit as done:  # --help or --version
