@@ -5,32 +5,40 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from asyncdata.cli.arguments import as_options, make_parser
-from asyncdata.cli.output import Output, StdoutError, discard, hold_descriptors, logging_to_stderr, quiet_stderr
+import click
+
+from asyncdata.cli.arguments import as_options, commands
+from asyncdata.cli.output import Output, StdoutError, discard, guarded_streams, logging_to_stderr, writing_stdout
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.import_path import resolve_path
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
+    from types import SimpleNamespace
 
-__all__ = ("main", "make_parser")
+__all__ = ("main",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
     :param argv: the arguments; None for those of this process.
-    :raises SystemExit: with status 2 for a wrong command line, with 0 after ``--help``.
     """
-    hold_descriptors()
-    with quiet_stderr():
+    words = sys.argv[1:] if argv is None else list(argv)
+    with guarded_streams():
         if sys.stdout is None:
             Output().say("asyncdata: stdout is closed: open it, or send it to /dev/null", "red")
             return 1
 
         try:
-            return _run(*_parsed(argv))
+            # `_run` handles the errors of commands; an OSError here is one of writing --help or --version.
+            with writing_stdout(), commands.make_context("asyncdata", words, obj=_run) as context:
+                return int(commands.invoke(context))
+        except click.exceptions.Exit as done:  # --help or --version
+            return done.exit_code
+        except click.ClickException as error:
+            error.show(sys.stderr)
+            return error.exit_code
         except BrokenPipeError:  # the reader has closed its end, as `head` does
             discard(sys.stdout)
             return 0
@@ -40,21 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
 
 
-def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Output]:
-    parser = make_parser()
-    if not (sys.argv[1:] if argv is None else argv):
-        parser.exit(2, parser.format_help())
-
-    args = parser.parse_args(argv)
-    for error in filter(None, (check(args) for check in args.checks)):
-        parser.error(error)
-    return args, Output(as_json=args.json)
-
-
-def _run(args: argparse.Namespace, output: Output) -> int:
+def _run(path: str, args: SimpleNamespace) -> int:
+    """Run the function of a command."""
+    output = Output(as_json=args.json)
     try:  # the command's module is imported here: `--help` need not wait for the library
         with logging_to_stderr(is_verbose=args.verbose):
-            return int(resolve_path(f"asyncdata.cli.commands.{args.run}")(args, output))
+            return int(resolve_path(f"asyncdata.cli.commands.{path}")(args, output))
     except KeyboardInterrupt:
         output.say("\ninterrupted", "yellow")
         return 130
@@ -65,7 +64,7 @@ def _run(args: argparse.Namespace, output: Output) -> int:
         return 1
 
 
-def _report(error: Exception, args: argparse.Namespace, output: Output) -> None:
+def _report(error: Exception, args: SimpleNamespace, output: Output) -> None:
     name, message = type(error).__name__, as_options(str(error), vars(args))
     output.say(f"asyncdata: {name}: {message}", "red")
     if output.as_json:

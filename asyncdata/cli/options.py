@@ -31,7 +31,7 @@ from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.tokenization.user_function import XTunerTokenizeFn, is_of_xtuner
 
 if TYPE_CHECKING:
-    import argparse
+    from types import SimpleNamespace
 
     from asyncdata.cli.output import Output
 
@@ -71,10 +71,11 @@ Those that the order depends on are in :func:`order_of`.
 """
 
 
-def order_of(args: argparse.Namespace) -> dict[str, Any]:
+def order_of(args: SimpleNamespace) -> dict[str, Any]:
     """The loader's arguments on which D depends."""
     blocks = {"block_bytes": args.block_bytes, "window_blocks": args.window_blocks}
-    shuffle = "full" if args.shuffle == "full" else Shuffle(enabled=args.shuffle != "none", **blocks)
+    is_full = args.shuffle == "full" and not args.no_shuffle
+    shuffle = "full" if is_full else Shuffle(enabled=not args.no_shuffle, **blocks)
     return {"seed": args.seed, "shuffle": shuffle, **{name: _knob(name, text) for name, text in args.loader}}
 
 
@@ -88,17 +89,17 @@ def _knob(name: str, text: str) -> Any:
     return _made(LengthGrouping, value) if name == "length_grouping" and isinstance(value, dict) else value
 
 
-def order_view(args: argparse.Namespace) -> OrderView:
+def order_view(args: SimpleNamespace) -> OrderView:
     """D, to look at its rows; with samples, if the options say how to tokenize."""
     return OrderView(args.data, tokenize_fn_of(args) if has_tokenize_fn(args) else None, **order_of(args))
 
 
-def mixture_view(args: argparse.Namespace) -> MixtureView:
+def mixture_view(args: SimpleNamespace) -> MixtureView:
     """The mixture of ``--mix``, to look at its rows."""
     return MixtureView(args.mix, _function_of(args), order_of(args))
 
 
-def settle_kind(args: argparse.Namespace, output: Output, *, says_prompt: bool = False) -> None:
+def settle_kind(args: SimpleNamespace, output: Output, *, says_prompt: bool = False) -> None:
     """Set ``args.kind`` to the kind of the rows, unless options set it, and print it.
 
     With ``--prompt-key`` or ``--apply-chat-template``, rows are prompts.
@@ -115,7 +116,7 @@ def settle_kind(args: argparse.Namespace, output: Output, *, says_prompt: bool =
         output.say(f"rows are taken to be of the kind {kind!r}; --kind says otherwise", "dim")
 
 
-def _kind_of_rows(args: argparse.Namespace) -> str:
+def _kind_of_rows(args: SimpleNamespace) -> str:
     """The kind of the rows, by the keys of the first one that is a JSON object."""
     data: Any = args.data if args.mix is None else next(mix_of_file(args.mix).leaves()).part.source
     for row in islice(OrderView(data, shuffle=False).rows(), _ROWS_LOOKED_AT):
@@ -126,7 +127,7 @@ def _kind_of_rows(args: argparse.Namespace) -> str:
     raise ConfigError(f"none of the first {_ROWS_LOOKED_AT} rows is a JSON object; say what rows are by --kind")
 
 
-def tokenize_fn_of(args: argparse.Namespace) -> Any:
+def tokenize_fn_of(args: SimpleNamespace) -> Any:
     """The tokenize function, with local files in place of names. Rows are prompts unless ``args.kind`` says otherwise.
 
     :raises ConfigError: for a setting that cannot work.
@@ -145,7 +146,7 @@ def tokenize_fn_of(args: argparse.Namespace) -> Any:
     return resolved(FixedLengthTokenizeFn.babilong(args.tokenizer, **settings))
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
+def _settings(args: SimpleNamespace) -> dict[str, Any]:
     """The settings that were given, by the names of the classes' fields."""
     settings = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
     if args.chat_template is not None:
@@ -186,7 +187,7 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
         raise ConfigError(f"{kind.__name__} cannot be made of the settings {settings}: {error}") from error
 
 
-def loader_of(args: argparse.Namespace, **knobs: Any) -> DataLoader:
+def loader_of(args: SimpleNamespace, **knobs: Any) -> DataLoader:
     """The loader that the options describe, not yet started. Knobs of ``--loader`` take precedence over ``knobs``."""
     given: dict[str, Any] = {}
     for name, path in _KNOBS.items():
@@ -198,11 +199,11 @@ def loader_of(args: argparse.Namespace, **knobs: Any) -> DataLoader:
     return DataLoader(_source_of(args), tokenize_fn=tokenize_fn, **{**given, **knobs, **order_of(args)})
 
 
-def _function_of(args: argparse.Namespace) -> Any:
+def _function_of(args: SimpleNamespace) -> Any:
     """The tokenize function; of a mixture, for the parts without one, and None if it is not given."""
     return tokenize_fn_of(args) if has_tokenize_fn(args) or getattr(args, "mix", None) is None else None
 
 
-def _source_of(args: argparse.Namespace) -> Any:
+def _source_of(args: SimpleNamespace) -> Any:
     """The files, or the mixture."""
     return args.data if getattr(args, "mix", None) is None else mix_of_file(args.mix)

@@ -18,11 +18,10 @@ __all__ = (
     "StdoutError",
     "discard",
     "fields",
-    "hold_descriptors",
+    "guarded_streams",
     "is_terminal",
     "logging_to_stderr",
     "printable",
-    "quiet_stderr",
     "shown_path",
     "table",
     "to_json",
@@ -149,15 +148,6 @@ class StdoutError(Exception):
     """Stdout cannot be written."""
 
 
-def hold_descriptors() -> None:
-    """Open /dev/null for closed standard streams: otherwise the next opened file would become one."""
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
-
-
 def discard(stream: TextIO) -> None:
     """Drop buffered output, which Python would otherwise try to write at exit."""
     with contextlib.suppress(OSError, ValueError):
@@ -183,8 +173,13 @@ def writing_stdout() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet_stderr() -> Iterator[None]:
-    """Ignore errors of writing to stderr."""
+def guarded_streams() -> Iterator[None]:
+    """Ignore errors of writing to stderr, and keep the numbers of closed standard streams from other files."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
     with contextlib.redirect_stderr(_ForgivingStream(sys.stderr)):
         yield
 

@@ -69,8 +69,5 @@ def run_command(command: str) -> tuple[int, str, str]:
         return done.returncode, done.stdout, done.stderr
 
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as talk:
-        try:
-            status = main(words)
-        except SystemExit as stop:
-            status = int(stop.code or 0)
+        status = main(words)
     return status, out.getvalue(), talk.getvalue()

@@ -1,11 +1,8 @@
 """README.md and docs/: every example runs and prints what its page says, and the reference lists all there is."""
 
-import argparse
 import ast
 import asyncio
-import contextlib
 import inspect
-import io
 import itertools
 import re
 import shlex
@@ -19,13 +16,14 @@ from types import FunctionType
 from typing import Any
 from unittest.mock import AsyncMock
 
+import click
 import msgspec
 import pytest
 import structlog
 
 import asyncdata
 from asyncdata.checkpoint.snapshot import Snapshot
-from asyncdata.cli import main as cli
+from asyncdata.cli.arguments import commands
 from asyncdata.core.checksummed_file import Header
 from asyncdata.delivery.ledger import Counters
 from asyncdata.loader.config import STRUCTS
@@ -141,11 +139,10 @@ def test_an_output_is_compared():
 def test_the_shell_commands_of_a_page_are_commands(page):
     for block in blocks_of(page):
         for command in re.findall(r"^asyncdata (.*)$", block.text if block.language == "sh" else "", re.MULTILINE):
-            with contextlib.redirect_stderr(io.StringIO()) as talk:
-                try:
-                    cli.make_parser().parse_args(shlex.split(command))
-                except SystemExit:
-                    pytest.fail(f"{name_of(page)}:{block.line}\n{talk.getvalue()}", pytrace=False)
+            try:
+                commands.main(shlex.split(command), standalone_mode=False, obj=lambda *_: None)
+            except click.ClickException as error:
+                pytest.fail(f"{name_of(page)}:{block.line}\n{error.format_message()}", pytrace=False)
 
 
 # README.md
@@ -280,7 +277,7 @@ def declared_and_documented() -> dict[str, tuple[list[str], list[str]]]:
         "a snapshot's header": (list(Header.__struct_fields__), first_cells(section(snapshots, "The file"))),
         "errors": (sorted(kinds), sorted({*in_tree} & {*kinds})),
         "error codes": (sorted(used), sorted(cell for cell in first_cells(errors) if cell.startswith("AD"))),
-        "commands": (list(commands()), re.findall(r"^## `(.*)`$", read("cli.md"), re.MULTILINE)),
+        "commands": (list(CONTEXTS), re.findall(r"^## `(.*)`$", read("cli.md"), re.MULTILINE)),
     }
 
 
@@ -394,44 +391,30 @@ def test_every_event_is_documented_with_its_level_and_fields_and_no_other():
         assert documented[name][1] > fields - {"None"}
 
 
-def parsers_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    yield parser
-    for action in parser._actions:  # noqa: SLF001 - argparse does not say otherwise what it was told
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-            for child in action.choices.values():
-                yield from parsers_of(child)
+def contexts_of(command: click.Command, parent: click.Context | None = None) -> Iterator[click.Context]:
+    """A context of each command, without those that have commands themselves."""
+    context = click.Context(command, parent, command.name, **command.context_settings)
+    if not isinstance(command, click.Group):
+        yield context
+        return
+
+    for child in command.commands.values():
+        yield from contexts_of(child, context)
 
 
-def help_of(parser: argparse.ArgumentParser) -> list[str]:
-    rows = []
-    for action in parser._actions:  # noqa: SLF001
-        if isinstance(action, argparse._HelpAction | argparse._VersionAction | argparse._SubParsersAction):  # noqa: SLF001
-            continue
-
-        value = action.metavar or (f"{{{','.join(action.choices)}}}" if action.choices else "")
-        names = [f"`{f'{name} {value}'.strip()}`" for name in action.option_strings] or [f"`{value}`"]
-        meaning = str(action.help) % vars(action)
-        rows.append(f"| {', '.join(names)} | {meaning.removesuffix(' (default: True)')} |")
-    return rows
+CONTEXTS = {context.command_path: context for context in contexts_of(commands)}
 
 
-def commands() -> dict[str, argparse.ArgumentParser]:
-    return {parser.prog: parser for parser in parsers_of(cli.make_parser()) if help_of(parser)}
-
-
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", CONTEXTS)
 def test_a_command_is_documented_as_its_help_has_it_speaks_json_and_can_be_verbose(command):
-    parser = commands()[command]
-    here = section(read("cli.md"), f"`{command}`")
+    context, here = CONTEXTS[command], section(read("cli.md"), f"`{command}`")
+    records = [param.get_help_record(context) for param in context.command.params]
+    rows = [(names.replace("|", r"\|"), " ".join(about.split())) for names, about in records]
 
-    assert "\n".join(re.findall(r"^\| `.*$", here, re.MULTILINE)) == "\n".join(help_of(parser))
-    assert " ".join(str(parser.description).split()) in " ".join(here.split())
-    options = {word for action in parser._actions for word in action.option_strings}  # noqa: SLF001
-    assert {"--json", "--verbose", "--help"} <= options
-    for action in parser._actions:  # noqa: SLF001
-        assert action.help
-        if action.default not in (None, False, True, [], argparse.SUPPRESS):
-            assert re.search(rf"\(.*{action.default}.*\)|%\(default\)s", action.help), action
+    assert re.findall(r"^\| `(.*)` \| (.*) \|$", here, re.MULTILINE) == rows
+    assert " ".join(context.command.help.split()) in " ".join(here.split())
+    assert {"--json", "--verbose"} < {name for names, _ in rows for name in names.split()}
+    assert all(about for _, about in rows)
 
 
 # A new user comes from README.md to a training loop of their own framework in at most three pages.

@@ -16,8 +16,8 @@ from asyncdata.prefetch.row_index.index_file import kept_indexes, remove_index
 from asyncdata.report.charts import short
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
+    from types import SimpleNamespace
 
     from asyncdata.cli.output import Output
     from asyncdata.core.cache_dir import CacheEntry
@@ -28,7 +28,7 @@ __all__ = ("cache_ls", "cache_rm", "cache_verify")
 _SHORT = 12
 
 
-def cache_ls(args: argparse.Namespace, output: Output) -> int:
+def cache_ls(args: SimpleNamespace, output: Output) -> int:
     """``asyncdata cache ls``."""
     if args.row_index:
         root, what = _index_root(args), "row index"
@@ -57,13 +57,13 @@ def cache_ls(args: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _cache_root(args: argparse.Namespace) -> str:
+def _cache_root(args: SimpleNamespace) -> str:
     from asyncdata.prefetch.token_cache.folder import default_root
 
     return str(args.dir) if args.dir is not None else default_root()
 
 
-def _index_root(args: argparse.Namespace) -> str:
+def _index_root(args: SimpleNamespace) -> str:
     return str(args.dir) if args.dir is not None else os.path.join(cache_folder(), "index")
 
 
@@ -86,7 +86,7 @@ def _row(cache: Cache) -> tuple[str, ...]:
     )
 
 
-def cache_verify(args: argparse.Namespace, output: Output) -> int:
+def cache_verify(args: SimpleNamespace, output: Output) -> int:
     """``asyncdata cache verify``."""
     from asyncdata.prefetch.token_cache.inventory import chosen, verify
 
@@ -101,7 +101,7 @@ def cache_verify(args: argparse.Namespace, output: Output) -> int:
     return 1 if faults else 0
 
 
-def cache_rm(args: argparse.Namespace, output: Output) -> int:
+def cache_rm(args: SimpleNamespace, output: Output) -> int:
     """``asyncdata cache rm``."""
     if bool(args.key) == args.all:
         raise ConfigError("name the caches to remove, or pass --all")
@@ -113,7 +113,7 @@ def cache_rm(args: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _removed_caches(args: argparse.Namespace) -> dict[str, int]:
+def _removed_caches(args: SimpleNamespace) -> dict[str, int]:
     """Remove the chosen caches: their keys, and the bytes of each."""
     from asyncdata.prefetch.token_cache.inventory import chosen, remove
 
@@ -123,7 +123,7 @@ def _removed_caches(args: argparse.Namespace) -> dict[str, int]:
     return {cache.key: cache.num_bytes for cache in caches}
 
 
-def _removed_indexes(args: argparse.Namespace) -> dict[str, int]:
+def _removed_indexes(args: SimpleNamespace) -> dict[str, int]:
     """Remove the chosen row indexes: their keys, and the bytes of each."""
     root = _index_root(args)
     indexes = _chosen_indexes(root, args.key)

@@ -23,8 +23,8 @@ from asyncdata.report.charts import short
 from asyncdata.workers.machine import num_usable_cpus
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator, Sequence
+    from types import SimpleNamespace
 
     from asyncdata.cli.commands.run import Delivered
     from asyncdata.cli.output import Output
@@ -68,7 +68,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     first_difference: int | None
 
 
-def demo(args: argparse.Namespace, output: Output) -> int:
+def demo(args: SimpleNamespace, output: Output) -> int:
     """The command."""
     with tempfile.TemporaryDirectory(prefix="asyncdata-demo-") as temporary:
         folder = Path(temporary if args.keep is None else args.keep)
@@ -88,7 +88,7 @@ def demo(args: argparse.Namespace, output: Output) -> int:
     return 0 if outcome.is_identical and outcome.repeated_identical else 1
 
 
-def _prove(args: argparse.Namespace, output: Output, folder: Path) -> tuple[int, Outcome]:
+def _prove(args: SimpleNamespace, output: Output, folder: Path) -> tuple[int, Outcome]:
     """Make the data, run, kill, resume, run without a kill, and compare; also the number of rows."""
     num_workers: int = args.num_workers or min(_MAX_WORKERS, num_usable_cpus())
     output.say(f"asyncdata demo: Python {platform.python_version()}, {num_usable_cpus()} CPUs", "bold")

@@ -17,7 +17,7 @@ from asyncdata.cli.output import fields, printable, shown_path
 from asyncdata.delivery.quarantine import read_quarantine
 
 if TYPE_CHECKING:
-    import argparse
+    from types import SimpleNamespace
 
     from asyncdata.cli.output import Output
     from asyncdata.delivery.quarantine import Entry, Quarantined
@@ -28,7 +28,7 @@ STATUS = {Verdict.SAME: 0, Verdict.DIFFERENT: 3, Verdict.UNDECIDED: 4}
 """Exit statuses. 1 is an error, such as a file that cannot be read."""
 
 
-def snapshot_show(args: argparse.Namespace, output: Output) -> int:
+def snapshot_show(args: SimpleNamespace, output: Output) -> int:
     """The command."""
     found = describe_file(args.file)
     output.put(found, _contents)
@@ -75,7 +75,7 @@ def _pairs(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value:,}" if type(value) is int else f"{name} {value}" for name, value in values.items())
 
 
-def verify(args: argparse.Namespace, output: Output) -> int:
+def verify(args: SimpleNamespace, output: Output) -> int:
     """The command."""
     found = compare(load(args.first), load(args.second))
     paths = [shown_path(args.first), shown_path(args.second)]
@@ -94,7 +94,7 @@ def _verdict(found: Comparison, paths: list[str]) -> str:
     return fields((name, printable(value)) for name, value in lines)
 
 
-def quarantine_show(args: argparse.Namespace, output: Output) -> int:
+def quarantine_show(args: SimpleNamespace, output: Output) -> int:
     """``asyncdata quarantine show``."""
     found = _read(args.file, output)
     if found is None:

@@ -26,8 +26,8 @@ from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator, Sequence
+    from types import SimpleNamespace
 
     from asyncdata.cli.loss_mask import MaskedText
     from asyncdata.cli.output import Output
@@ -42,7 +42,7 @@ _MOST_SHOWN = 5
 _NUM, _NUM_OF_A_PAGE = 3, 200
 
 
-def inspect(args: argparse.Namespace, output: Output) -> int:
+def inspect(args: SimpleNamespace, output: Output) -> int:
     """The command."""
     if args.mix is not None and args.num == 0:
         raise ConfigError("--num 0 is not for --mix: parts may repeat, so there is no last row; say how many")
@@ -90,7 +90,7 @@ def inspect(args: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _rows(args: argparse.Namespace) -> Iterator[InspectedRow]:
+def _rows(args: SimpleNamespace) -> Iterator[InspectedRow]:
     view = order_view(args) if args.mix is None else mixture_view(args)
     if not (args.position or args.row):
         yield from islice(view.rows(), _num(args) or None) if isinstance(view, OrderView) else view.first(_num(args))
@@ -101,7 +101,7 @@ def _rows(args: argparse.Namespace) -> Iterator[InspectedRow]:
         yield view.in_file(place)
 
 
-def _num(args: argparse.Namespace) -> int:
+def _num(args: SimpleNamespace) -> int:
     default = _NUM if args.html is None else _NUM_OF_A_PAGE
     return default if args.num is None else int(args.num)
 
@@ -162,7 +162,7 @@ def _counted(num_tokens: int, num_trained: int) -> str:
     return f"{num_tokens:,} tokens, {num_trained:,} trained ({share:.1%})"
 
 
-def _show(args: argparse.Namespace, output: Output, row: InspectedRow, texts: list[MaskedText]) -> None:
+def _show(args: SimpleNamespace, output: Output, row: InspectedRow, texts: list[MaskedText]) -> None:
     is_coloured = _is_coloured(args.color)
     for heading, lines in _parts(args, row, texts):
         if is_coloured:
@@ -172,7 +172,7 @@ def _show(args: argparse.Namespace, output: Output, row: InspectedRow, texts: li
             output.data(f"{heading}\n{plain_text(lines)}" + ("\n" if lines else ""))
 
 
-def _parts(args: argparse.Namespace, row: InspectedRow, texts: list[MaskedText]) -> Iterator[tuple[str, list[Line]]]:
+def _parts(args: SimpleNamespace, row: InspectedRow, texts: list[MaskedText]) -> Iterator[tuple[str, list[Line]]]:
     """The headings of a row, each with the lines under it."""
     place = "  ".join(filter(None, [str(row.position or ""), printable(row.source_name), _place(row)]))
     if row.fault is not None:

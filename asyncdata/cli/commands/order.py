@@ -14,8 +14,8 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.types import Position
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
+    from types import SimpleNamespace
 
     from asyncdata.cli.output import Output
     from asyncdata.core.types import Sample
@@ -26,7 +26,7 @@ __all__ = ("order", "sample")
 _BATCH = 256
 
 
-def order(args: argparse.Namespace, output: Output) -> int:
+def order(args: SimpleNamespace, output: Output) -> int:
     """The command."""
     rows, columns = _rows(args, output) if args.mix is None else _samples(args), list[str]()
     while found := list(islice(rows, _BATCH)):  # a write for each row would take longer than all else
@@ -47,7 +47,7 @@ def order(args: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _rows(args: argparse.Namespace, output: Output) -> Iterator[InspectedRow]:
+def _rows(args: SimpleNamespace, output: Output) -> Iterator[InspectedRow]:
     """The rows to print.
 
     :raises ConfigError: if ``--from`` is beyond the last one.
@@ -66,7 +66,7 @@ def _rows(args: argparse.Namespace, output: Output) -> Iterator[InspectedRow]:
         raise ConfigError(f"--from {args.first} is beyond the end: {what} has {num_rows} rows")
 
 
-def _samples(args: argparse.Namespace) -> Iterator[InspectedRow]:
+def _samples(args: SimpleNamespace) -> Iterator[InspectedRow]:
     """The samples of a mixture, in the order of its schedule: found by delivering them, as rows may be dropped."""
     given = [name for name in ("epoch", "window", "lines") if getattr(args, name)]
     if given:
@@ -80,7 +80,7 @@ def _samples(args: argparse.Namespace) -> Iterator[InspectedRow]:
             )
 
 
-def _values(row: InspectedRow, args: argparse.Namespace, output: Output) -> list[Any]:
+def _values(row: InspectedRow, args: SimpleNamespace, output: Output) -> list[Any]:
     location = row.location
     path = location.path if output.as_json else printable(shown_path(location.path))
     source, line = [row.source_name] if args.mix is not None else [], [location.line_number()] if args.lines else []
@@ -88,14 +88,14 @@ def _values(row: InspectedRow, args: argparse.Namespace, output: Output) -> list
     return [str(row.position), *source, path, place, location.num_bytes, *line]
 
 
-def sample(args: argparse.Namespace, output: Output) -> int:
+def sample(args: SimpleNamespace, output: Output) -> int:
     """The command."""
     settle_kind(args, output)
     output.put(_report(args, _of_files(args) if args.mix is None else _of_mixture(args)), _text_of)
     return 0
 
 
-def _of_files(args: argparse.Namespace) -> InspectedRow:
+def _of_files(args: SimpleNamespace) -> InspectedRow:
     view = order_view(args)
     position = Position.parse(args.position) if args.position else None
     if position is None and has_tokenize_fn(args):
@@ -104,7 +104,7 @@ def _of_files(args: argparse.Namespace) -> InspectedRow:
     return view.numbered(args.ordinal) if position is None else view.at(position)
 
 
-def _of_mixture(args: argparse.Namespace) -> InspectedRow:
+def _of_mixture(args: SimpleNamespace) -> InspectedRow:
     view = mixture_view(args)
     if args.position:
         return view.at(Position.parse(args.position), args.num_workers)
@@ -114,7 +114,7 @@ def _of_mixture(args: argparse.Namespace) -> InspectedRow:
     return view.row_of(sample)
 
 
-def _sample_of(loader: DataLoader, args: argparse.Namespace) -> Sample:
+def _sample_of(loader: DataLoader, args: SimpleNamespace) -> Sample:
     """The sample with this index. As rows may have been dropped before it, all are tokenized."""
     if args.snapshot is not None:
         loader.restore(args.snapshot)
@@ -134,7 +134,7 @@ def _sample_of(loader: DataLoader, args: argparse.Namespace) -> Sample:
     return sample
 
 
-def _report(args: argparse.Namespace, row: InspectedRow) -> dict[str, Any]:
+def _report(args: SimpleNamespace, row: InspectedRow) -> dict[str, Any]:
     found, sample = row.location, row.sample
     lies_at = {"line": found.line_number(), "byte_offset": found.byte_offset}
     return {

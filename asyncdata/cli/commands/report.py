@@ -23,7 +23,7 @@ from asyncdata.telemetry.reader import read
 from asyncdata.telemetry.records import SampleRecord
 
 if TYPE_CHECKING:
-    import argparse
+    from types import SimpleNamespace
 
     from asyncdata.cli.output import Output
     from asyncdata.telemetry.reader import Run
@@ -39,7 +39,7 @@ _STEP_S = 0.01
 _BROKEN_ROW = '{"messages": [{"role": "user", "content": "this row is cut off'
 
 
-def report(args: argparse.Namespace, output: Output) -> int:
+def report(args: SimpleNamespace, output: Output) -> int:
     """The command."""
     if args.demo:
         output.say("a short run is recorded, to write a page about it")

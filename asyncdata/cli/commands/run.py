@@ -24,9 +24,9 @@ from asyncdata.core.errors import EndOfData
 from asyncdata.report.charts import short
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterable
     from io import FileIO
+    from types import SimpleNamespace
 
     from asyncdata.cli.output import Output
     from asyncdata.core.types import Sample
@@ -43,7 +43,7 @@ _WAITS = {"bar": "bar", "plain": "lines", "json": "none", "none": "none"}
 """``--progress`` -> how waits are shown."""
 
 
-def run(args: argparse.Namespace, output: Output) -> int:
+def run(args: SimpleNamespace, output: Output) -> int:
     """The command."""
     settle_kind(args, output)
     began = time.monotonic()
@@ -65,7 +65,7 @@ def _ways_of_waits(mode: str) -> str:
     return _WAITS.get(mode) or ("bar" if is_terminal(sys.stderr) else "lines")
 
 
-def _resume(args: argparse.Namespace, loader: DataLoader, output: Output) -> None:
+def _resume(args: SimpleNamespace, loader: DataLoader, output: Output) -> None:
     """Continue from the snapshot, if that was asked for and the file exists."""
     if not args.resume:
         return
@@ -82,7 +82,7 @@ class _Trial:
     """One run of the command, from where the loader is."""
 
     def __init__(
-        self, args: argparse.Namespace, loader: DataLoader, record: FileIO | None, epochs: int | None, began: float
+        self, args: SimpleNamespace, loader: DataLoader, record: FileIO | None, epochs: int | None, began: float
     ) -> None:
         self._args, self._loader, self._record = args, loader, record
         self._limit: int | None = args.num_batches * args.batch_size if args.num_batches else None

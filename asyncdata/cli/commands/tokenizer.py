@@ -15,7 +15,7 @@ from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
-    import argparse
+    from types import SimpleNamespace
 
     from asyncdata.cli.output import Output
     from asyncdata.tokenization.encoders.equivalence_records import Proof, Subject
@@ -26,7 +26,7 @@ _NOT_INSTALLED = "not installed"
 _UNKNOWN = "not proven yet"
 
 
-def tokenizer_show(args: argparse.Namespace, output: Output) -> int:
+def tokenizer_show(args: SimpleNamespace, output: Output) -> int:
     """The command."""
     files = TokenizerFiles(resolve(args.tokenizer).folder)
     found = {}
@@ -37,7 +37,7 @@ def tokenizer_show(args: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def tokenizer_prove(args: argparse.Namespace, output: Output) -> int:
+def tokenizer_prove(args: SimpleNamespace, output: Output) -> int:
     """The command; exit status 1 if no backend gives the same ids."""
     files = TokenizerFiles(resolve(args.tokenizer).folder)
     names = [args.backend] if args.backend else [name for name in FAST_BACKENDS if version_of(name)]

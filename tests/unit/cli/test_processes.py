@@ -90,7 +90,7 @@ def test_a_command_leaves_the_configuration_of_the_log_as_it_was(data, is_config
 def test_help_does_not_wait_for_the_library():
     code = (
         "import sys\nfrom asyncdata.cli.main import main\n"
-        "try:\n    main(['run', '--help'])\nexcept SystemExit:\n    pass\n"
+        "main(['run', '--help'])\n"
         "print(sorted({'anyio', 'numpy', 'structlog', 'tokenizers'} & set(sys.modules)))"
     )
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
@@ -186,6 +186,15 @@ def test_a_reader_that_stops_after_the_first_lines_causes_no_error(data):
         process.stdout.close()
         err = process.stderr.read()
     assert (process.returncode, err) == (0, "")
+
+
+@pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ("--version",)])
+def test_a_reader_that_is_gone_causes_no_error(words):
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with asyncdata_process(*words, stdout=theirs) as process:
+        os.close(theirs)
+        assert (process.wait(), process.stderr.read()) == (0, "")
 
 
 ROW_ID = "--tokenize-fn tests.support.tokenize_fns:row_id"

@@ -20,7 +20,7 @@ from tests.support.html_page import read_page
 from tests.support.pages import HOME, blocks_of, is_printed, run_block, run_command
 
 PAGES = sorted((Path(__file__).parents[2] / "transcripts").glob("*.md"))
-_USAGE = re.compile(r"\Ausage: .*\n(?: .*\n)*")
+_USAGE = re.compile(r"\AUsage: .*\n(?: .*\n)*Try .*\n\n")
 _COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 
 
