@@ -27,9 +27,18 @@ from structlog.testing import capture_logs
 from asyncdata import ChatTokenizeFn, DataLoader, FixedLengthTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn
 from asyncdata.loader import background_proof
 from asyncdata.loader.background_proof import SWITCH, Prover
-from asyncdata.tokenization.encoders import fast_backends
+from asyncdata.tokenization.encoders import equivalence_sweep, fast_backends
 from asyncdata.tokenization.encoders.character_sets import num_points, points_of
-from asyncdata.tokenization.encoders.equivalence_records import Proof, ProvenTexts, find, keep, subject_of
+from asyncdata.tokenization.encoders.equivalence_records import (
+    Proof,
+    ProvenTexts,
+    answered,
+    asked_for,
+    find,
+    keep,
+    subject_of,
+)
+from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof
 from asyncdata.tokenization.encoders.fast_backends import load_backend, version_of
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, lengths_of
 from asyncdata.tokenization.encoders.text_encoder import choose
@@ -464,16 +473,25 @@ def functions_and_rows(data: Path) -> dict[str, tuple[Any, list[Any]]]:
     "every", [pytest.param(27, marks=pytest.mark.thorough), pytest.param(1, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
-def test_the_rows_of_the_data_have_the_ids_and_labels_that_tokenizers_gives(
+def test_the_rows_of_the_data_have_the_ids_and_labels_that_tokenizers_gives_while_the_proof_grows(
     test_data, backend, tokenizer, every, monkeypatch
 ):
     if every > 1:
         shorten(monkeypatch, [10, *POINTS], longest_text=2000)
     folder = str(test_data / "tokenizers" / tokenizer)
+    files = TokenizerFiles(folder)
+    subject = subject_of(files, backend)
+    assert subject is not None
+    growing = GrowingProof(files, subject)
 
     for kind, (make, whole) in functions_and_rows(test_data).items():
         rows = whole[::every]
         fast, slow = (make(folder, tokenizer_backend=name).open() for name in (backend, "hf"))
         for start in range(0, len(rows), ROWS_PER_REQUEST):
             part = rows[start : start + ROWS_PER_REQUEST]
-            assert outcomes(run(fast, part)) == outcomes(run(slow, part)), (kind, start)
+            expected = outcomes(run(slow, part))
+            assert outcomes(run(fast, part)) == expected, (kind, start)
+            growing.grow(asked_for(subject))
+            answered(subject, len(asked_for(subject)))
+            assert outcomes(run(fast, part)) == expected, (kind, start, "grown")
+    assert num_points(growing.proof.proven) > len(equivalence_sweep.FIRST)
