@@ -74,7 +74,7 @@ def steady(
     return {"rows_per_s": num_taken / wall, "parent_cpu_us_per_row": cpu / num_taken * 1e6}
 
 
-def first_run(path: str, tokenizer: str, num_workers: int, runs_s: list[float], num_rows: int) -> dict[str, float]:
+def first_run(path: str, tokenizer: str, runs_s: list[float], num_rows: int, **knobs: Any) -> dict[str, float]:
     """Runs with nothing proven before the first, at full speed, for so many seconds each. Rows per second until the
     workers switch to a fast backend, in all of the last run, and with everything proven after the first ``num_rows``;
     and the seconds of the last run until its rate, over a second each, is 0.8 of that.
@@ -85,15 +85,14 @@ def first_run(path: str, tokenizer: str, num_workers: int, runs_s: list[float], 
         os.environ["XDG_CACHE_HOME"] = stack.enter_context(tempfile.TemporaryDirectory())
         events, num_before, num_in_second = stack.enter_context(capture_logs()), 0, list[int]()
         for run_s in runs_s:
-            with loader(path, tokenizer, "auto", num_workers=num_workers) as made:
+            with loader(path, tokenizer, "auto", **knobs) as made:
                 made.get_next_batch(BATCH)
                 began, switch_s, num_before, num_in_second = time.perf_counter(), run_s, 0, [0] * math.ceil(run_s)
                 while (second := time.perf_counter() - began) < run_s:
                     num_in_second[int(second)] += len(made.get_next_batch(BATCH))
                     if switch_s == run_s and any(event["event"] == "workers.reopened" for event in events):
                         switch_s, num_before = second, sum(num_in_second)
-        knobs: dict[str, Any] = {"num_workers": num_workers, "num_rows": num_rows, "num_warm_rows": num_rows}
-        proven = steady(path, tokenizer, backend="auto", **knobs)["rows_per_s"]
+        proven = steady(path, tokenizer, num_rows, num_rows, backend="auto", **knobs)["rows_per_s"]
     fast_s = next((second for second, number in enumerate(num_in_second) if number >= 0.8 * proven), len(num_in_second))
     rates = {"rows_per_s": num_before / switch_s, "last_rows_per_s": sum(num_in_second) / runs_s[-1]}
     return {**rates, "fast_rows_per_s": proven, "switch_s": switch_s, "fast_s": fast_s}

@@ -365,6 +365,16 @@ def test_a_filter_may_copy_the_groups_or_ask_the_source(prompts, name):
         assert labels(source.get_samples(2)) == ["4", "3"]
 
 
+def test_groups_that_a_filter_took_beyond_the_number_are_at_the_head_of_the_buffer_again(prompts):
+    with source_of(prompts) as source:
+        back = source.get_samples(5)
+        source.add_samples(back)
+        source.buffer_filter = lambda _args, _rollout_id, buffer, _number: [buffer.pop(3), buffer.pop(3)]
+        (taken,) = source.get_samples(1)
+        assert taken is back[3]
+        assert [*map(id, source.buffer)] == [id(back[number]) for number in (4, 0, 1, 2)]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
