@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import unicodedata
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ("CharacterFinder", "Ranges", "complement", "num_points", "points_of", "ranges_of", "unknown_characters")
+__all__ = ("NUM_PUBLIC", "CharacterFinder", "Ranges", "is_known", "num_points", "points_of", "ranges_of")
 
 Ranges = list[tuple[int, int]]
 """Half-open ranges of code points: sorted, disjoint and not adjacent."""
 
 NUM_CODE_POINTS = 0x110000
-_PRIVATE_PLANES = 0xF0000
+NUM_PUBLIC = 0xF0000
+"""The planes from here on are private."""
 _ASCII = 0x80
 
 
@@ -40,22 +40,13 @@ def points_of(ranges: Iterable[tuple[int, int]]) -> set[int]:
     return {point for start, stop in ranges for point in range(start, stop)}
 
 
-def complement(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """All code points that are not in ``ranges``."""
-    edges = [0, *(edge for each in ranges for edge in each), NUM_CODE_POINTS]
-    return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]
-
-
-@cache
-def unknown_characters() -> tuple[tuple[int, int], ...]:
-    """Characters that no sweep can prove: surrogates, private planes, and code points that this Python does not know.
+def is_known(point: int) -> bool:
+    """Whether a sweep can prove a character: not surrogates, private planes, and what this Python does not know.
 
     Libraries of different ages differ on characters that are newer than one of them; how two such characters combine
     no sweep over single ones would show.
     """
-    category = unicodedata.category
-    unknown = (point for point in range(_PRIVATE_PLANES) if category(chr(point)) in ("Cn", "Cs"))
-    return tuple(ranges_of([*unknown, *range(_PRIVATE_PLANES, NUM_CODE_POINTS)]))
+    return point < NUM_PUBLIC and unicodedata.category(chr(point)) not in ("Cn", "Cs")
 
 
 class CharacterFinder:

@@ -18,13 +18,13 @@ import unicodedata
 from array import array
 from contextlib import suppress
 from functools import cache
-from itertools import chain, islice
+from itertools import chain, filterfalse, islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.tokenization.encoders.character_sets import complement, points_of, ranges_of, unknown_characters
+from asyncdata.tokenization.encoders.character_sets import NUM_PUBLIC, is_known, points_of, ranges_of
 from asyncdata.tokenization.encoders.equivalence_records import Proof, alone, find, keep, proof_path, subject_of
 from asyncdata.tokenization.encoders.fast_backends import SWEEP_VERSION, load_backend, one_by_one
 from asyncdata.tokenization.encoders.hf_encoder import (
@@ -85,7 +85,7 @@ NUM_RANDOM_TEXTS = 3000
 """Random texts of what is tried first; of what is tried later, one for two characters, and at most so many."""
 LONGEST_TEXT = 100_000
 _BATCH, _STORE_EVERY = 2048, 512
-_ASCII = 0x80
+_ASCII, _FIRST_MARK = 0x80, 0x300
 FIRST = range(_ASCII)
 """The characters that are tried at first, with those of the special tokens."""
 
@@ -138,7 +138,7 @@ class Sweep:
         :param num_random_texts: None: one for two characters.
         """
         new = set(points) - self.proven - self.refused
-        self.refused |= new.difference(known_points())
+        self.refused |= set(filterfalse(is_known, new))
         wanted = sorted(new - self.refused)
         self.refused |= self._characters(wanted)
         self.refused |= self._sequences(set(wanted) - self.refused)
@@ -247,22 +247,21 @@ class Sweep:
         return None
 
 
-@cache
-def known_points() -> frozenset[int]:
-    """All characters that this Python's Unicode knows."""
-    return frozenset(point for start, stop in complement(unknown_characters()) for point in range(start, stop))
+def known_points() -> list[int]:
+    """All characters that a sweep can prove."""
+    return list(filter(is_known, range(NUM_PUBLIC)))
 
 
 @cache
 def _compositions() -> list[tuple[str, frozenset[int]]]:
     """The decomposition of each character that has one, and its code points."""
-    texts = (unicodedata.normalize("NFD", chr(point)) for point in sorted(known_points()))
+    texts = (unicodedata.normalize("NFD", chr(point)) for point in range(NUM_PUBLIC))
     return [(text, frozenset(map(ord, text))) for text in texts if len(text) > 1]
 
 
 def _composed(known: set[int], new: set[int]) -> Iterator[str]:
     """Texts of the sequences that can be made of known characters, with a new one."""
-    for text, points in _compositions():
+    for text, points in _compositions() if max(known, default=0) >= _FIRST_MARK else ():
         if points <= known and not points.isdisjoint(new):
             yield text
             yield f"a{text}b {text}"

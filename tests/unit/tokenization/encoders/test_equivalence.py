@@ -20,13 +20,11 @@ from tokenizers import Tokenizer, models, normalizers, processors
 from asyncdata import ConfigError
 from asyncdata.tokenization.encoders import equivalence_records as records
 from asyncdata.tokenization.encoders.character_sets import (
-    NUM_CODE_POINTS,
     CharacterFinder,
-    complement,
+    is_known,
     num_points,
     points_of,
     ranges_of,
-    unknown_characters,
 )
 from asyncdata.tokenization.encoders.equivalence_records import Proof
 from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof, OffsetCheck, Sweep, make, random_texts
@@ -413,32 +411,21 @@ NEAR = st.sampled_from(["a", "\n", "é", "ÿ", "Ā", "中", "\U0001f600", "\ud80
 
 @pytest.mark.thorough
 @given(code_points, st.lists(st.text(st.characters() | NEAR, max_size=8), max_size=6), st.lists(NEAR, max_size=3))
-def test_ranges_and_their_complement_are_all_there_is_and_the_finder_finds_the_texts_that_hold_a_point(
-    points, texts, near
-):
+def test_ranges_have_each_code_point_once_and_the_finder_finds_the_texts_with_any_other(points, texts, near):
     points |= set(map(ord, near))
-    ranges = ranges_of(points)
-    rest = complement(ranges)
-
-    assert points_of(ranges) == points
-    assert num_points(ranges) == len(points)
-    assert all(stop < following for (_, stop), (following, _) in pairwise(ranges))
-    assert complement(rest) == ranges
-    assert num_points(rest) == NUM_CODE_POINTS - len(points)
-    for known in (ranges, rest):
-        finder = CharacterFinder(known)
-        others = [
-            {ord(char) for char in text if not any(start <= ord(char) < stop for start, stop in known)}
-            for text in texts
-        ]
+    for known in (points, points | set(range(0x80))):
+        ranges = ranges_of(known)
+        assert points_of(ranges) == known
+        assert num_points(ranges) == len(known)
+        assert all(stop < following for (_, stop), (following, _) in pairwise(ranges))
+        finder, others = CharacterFinder(ranges), [set(map(ord, text)) - known for text in texts]
         assert finder(texts) == [number for number, each in enumerate(others) if each]
         assert [finder.others_in(text) for text in texts] == others
 
 
-@pytest.mark.thorough
-def test_exactly_the_characters_that_unicode_has_not_assigned_are_unknown():
-    unknown = points_of(unknown_characters())
+def test_what_unicode_has_not_assigned_is_not_known():
+    unknown = {0xD800, 0xDFFF, 0x0378, 0xF0000, 0x10FFFF}
 
-    assert {0xD800, 0xDFFF, 0x0378, 0xF0000, 0x10FFFF} <= unknown
-    assert not {point for point in range(0x3000) if unicodedata.category(chr(point)) != "Cn"} & unknown
-    assert 0x1F600 not in unknown
+    assert not any(map(is_known, unknown))
+    assert all(is_known(point) for point in range(0x3000) if unicodedata.category(chr(point)) != "Cn")
+    assert is_known(0x1F600)
