@@ -139,6 +139,10 @@ class _Subject:
             cached_rows=now.cached_rows_total,
             cache_bytes=now.token_cache_bytes,
             indexed_rows=now.indexed_rows,
+            media_loaded=now.media_loaded_total,
+            media_bytes=now.media_bytes_total,
+            media_s=now.media_load_seconds_total,
+            media_failed=now.media_failed_total,
         )
 
     def waits_for(self) -> str:

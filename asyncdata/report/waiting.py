@@ -178,7 +178,20 @@ def _total_tiles(run: Run, ranks: list[RankFigures]) -> list[Tile]:
         Tile("Rows dropped", f"{dropped:,}", f"of which {totals.bad_rows:,} are bad rows"),
         Tile("Time", duration(seconds), f"in {starts:,} starts" if starts > 1 else "in one start"),
         Tile("Ranks", f"{len(ranks):,}", f"{totals.workers:,} workers each"),
+        *_media_tiles(run),
     ]
+
+
+def _media_tiles(run: Run) -> list[Tile]:
+    """What all ranks have loaded of media, if the samples have any."""
+    last = [start.intervals[-1] for start in run.starts if start.intervals]
+    loaded, failed = (sum(getattr(each, name) for each in last) for name in ("media_loaded", "media_failed"))
+    if not loaded and not failed:
+        return []
+
+    num_bytes, seconds = sum(each.media_bytes for each in last), sum(each.media_s for each in last)
+    about = f"{short(num_bytes)}B, {1000 * seconds / max(1, loaded):,.3g} ms of a worker each; {failed:,} failed"
+    return [Tile("Samples with media loaded", f"{loaded:,}", about)]
 
 
 # What the time went to

@@ -250,6 +250,8 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar degenerate: start: those of at least two scores that were all equal.
     :ivar cached_rows: start: rows read from the token cache; ``cache_bytes``: its size.
     :ivar indexed_rows: rows in the row index.
+    :ivar media_loaded: start: samples whose media workers have loaded; ``media_bytes``: what they have, in bytes;
+        ``media_s``: seconds that workers needed for them; ``media_failed``: samples whose media cannot be loaded.
     :ivar lost: start: what was not recorded, by reason.
     """
 
@@ -292,6 +294,10 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     cached_rows: Count = 0
     cache_bytes: Count = 0
     indexed_rows: Count = 0
+    media_loaded: Count = 0
+    media_bytes: Count = 0
+    media_s: Amount = 0.0
+    media_failed: Count = 0
     lost: dict[str, Count] = {}
 
 

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from asyncdata import (
     PromptTokenizeFn,
 )
 from asyncdata.cli.main import main
+from asyncdata.telemetry.reader import read
 from tests.support.html_page import read_page
 from tests.support.pictures import draw, processor_of, save_processor
 
@@ -317,6 +319,23 @@ def check_damaged(tmp_path, folder, number):
     assert num_samples + now.bad_rows_total == number
     assert now.worker_restarts_total == 0
     assert 0 < num_samples < number
+
+
+def test_the_report_says_what_was_loaded_of_pictures_and_what_failed(tmp_path, folders, picture):
+    (tmp_path / "cut.png").write_bytes(Path(picture).read_bytes()[:-60])
+    rows = [asks(image(path)) for path in [picture] * 3 + [str(tmp_path / "cut.png")]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    knobs = {"epochs": 1, "batch_size": 3, "bad_rows": BadRows(policy="skip"), "telemetry": tmp_path / "run"}
+    fn = ChatTokenizeFn(folders["qwen3_vl"], processor=Processor())
+    with DataLoader(tmp_path / "rows.jsonl", tokenize_fn=fn, num_workers=1, **knobs) as loader:
+        assert [len(batch) for batch in loader] == [3]
+        num_bytes = loader.statistics().media_bytes_total
+
+    last = read(tmp_path / "run").starts[0].intervals[-1]
+    assert (last.media_loaded, last.media_failed, last.media_bytes) == (3, 1, num_bytes)
+    assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")]) == 0
+    overview = read_page((tmp_path / "page.html").read_bytes()).shown("overview")
+    assert re.search(r"Samples with media loaded\W+3\W[^;]+; 1 failed", overview), overview
 
 
 @pytest.mark.filterwarnings("ignore")
