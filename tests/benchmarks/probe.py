@@ -17,7 +17,7 @@ PROBES = {
         "rendered_chats",
     ),
     "trainer": ("busy_trainer", "call_cost", "data_wait", "group_calls", "idle_trainer"),
-    "pictures": ("draw_inputs", "pictures", "plain_loop", "torch_loader"),
+    "pictures": ("draw_inputs", "pictures", "plain_loop", "torch_loader", "trl_loader"),
     "remote": ("many_objects", "remote_rate", "remote_wait", "streaming_rate", "streaming_wait"),
 }
 

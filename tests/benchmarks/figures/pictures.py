@@ -1,4 +1,4 @@
-"""S22: pictures, beside a plain loop of Pillow and the processor in as many processes, and beside torch's loader."""
+"""S22: pictures, beside a plain loop of Pillow and the processor, and torch's loader, alone and with TRL's collator."""
 
 from __future__ import annotations
 
@@ -25,12 +25,20 @@ def pictures(bench: Bench) -> None:
     bench.probe("draw_inputs", folder=folder, num_rows=64 if bench.quick else 256)
     knobs = {"folder": folder, "num_rows": num_rows}
     ours = partial(bench.probe, "pictures", max_media_bytes=_LIMIT, **knobs)
-    others = [partial(bench.probe, name, **knobs) for name in ("plain_loop", "torch_loader")]
-    found, plain, torch = rounds(ours, *others, num_rounds=bench.num_long_rounds)
+    names = ["plain_loop", "torch_loader", *["trl_loader"] * (find_spec("trl") is not None)]
+    others = [partial(bench.probe, name, **knobs) for name in names]
+    found, plain, torch, *of_trl = rounds(ours, *others, num_rounds=bench.num_long_rounds)
     bench.report("S22", "pictures of 800 x 600, two workers", found["rows_per_s"], "rows/s")
     over = ratios(found["rows_per_s"], plain["rows_per_s"])
     bench.report("S22", "over Pillow and the processor in two processes", over, "x", at_least(0.9))
     bench.report("S22", "over torch's loader", ratios(found["rows_per_s"], torch["rows_per_s"]), "x")
+    for trl in of_trl:
+        over = ratios(found["rows_per_s"], trl["rows_per_s"])
+        bench.report("S22", "over datasets, torch's loader and TRL's collator", over, "x")
+        first = ratios(found["first_batch_s"], trl["first_batch_s"])
+        bench.report("S22", "first batch, over datasets, torch's loader and TRL's collator", first, "x", at_most(1))
+    if not of_trl:
+        bench.note("S22", "over datasets, torch's loader and TRL's collator", "needs trl")
     first = ratios(found["first_batch_s"], torch["first_batch_s"])
     bench.report("S22", "first batch, over torch's loader", first, "x", at_most(1))
     bench.report("S22", "media that are held, over the limit", found["held_over_limit"], "x", at_most(1.2))

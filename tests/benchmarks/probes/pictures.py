@@ -14,6 +14,8 @@ import psutil
 from tests.benchmarks.clock import seconds
 
 _FAMILY, _BATCH = "qwen3_vl", 4
+_TEXT = "<|vision_start|><|image_pad|><|vision_end|>what is it?"
+_TWO_WORKERS: dict[str, Any] = {"batch_size": _BATCH, "num_workers": 2, "persistent_workers": True}
 
 
 def draw_inputs(folder: str, num_rows: int, width: int = 800, height: int = 600) -> dict[str, float]:
@@ -76,13 +78,12 @@ def _processed(folder: str, paths: list[str], queue: Any) -> None:
     from tests.support.pictures import processor_of
 
     processor = processor_of(_FAMILY, max_pixels=1 << 20)
-    text = "<|vision_start|><|image_pad|><|vision_end|>what is it?"
     for number, path in enumerate([paths[0], *paths]):
         if number == 1:
             queue.put(time.perf_counter())
         with Image.open(path) as image:
             picture = ImageOps.exif_transpose(image).convert("RGB")
-        processor(text=[text], images=[[picture]], return_tensors="np")
+        processor(text=[_TEXT], images=[[picture]], return_tensors="np")
     queue.put(time.perf_counter())
 
 
@@ -115,17 +116,33 @@ class _Rows:
 
         from tests.support.pictures import processor_of
 
-        text = "<|vision_start|><|image_pad|><|vision_end|>what is it?"
         image = Image.open(self._paths[number]).convert("RGB")
-        return processor_of(_FAMILY, max_pixels=1 << 20)(text=[text], images=[[image]], return_tensors="pt")
+        return processor_of(_FAMILY, max_pixels=1 << 20)(text=[_TEXT], images=[[image]], return_tensors="pt")
 
 
 def torch_loader(folder: str, num_rows: int) -> dict[str, float]:
     """Rows per second of torch's DataLoader with two workers, and its first batch."""
     import torch
 
-    rows = _Rows(folder)
-    made = torch.utils.data.DataLoader(rows, batch_size=_BATCH, num_workers=2, collate_fn=list, persistent_workers=True)
+    return _through(torch.utils.data.DataLoader(_Rows(folder), collate_fn=list, **_TWO_WORKERS), num_rows)
+
+
+def trl_loader(folder: str, num_rows: int) -> dict[str, float]:
+    """The same of rows of `datasets`, with TRL's collator in the workers."""
+    import datasets
+    import torch
+    from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
+
+    from tests.support.pictures import processor_of
+
+    paths = sorted(str(path) for path in Path(folder).glob("*.jpg"))
+    rows = datasets.Dataset.from_dict({"images": [[path] for path in paths], "text": [_TEXT] * len(paths)})
+    rows = rows.cast_column("images", datasets.List(datasets.Image()))
+    collate = DataCollatorForVisionLanguageModeling(processor_of(_FAMILY, max_pixels=1 << 20))
+    return _through(torch.utils.data.DataLoader(rows, collate_fn=collate, **_TWO_WORKERS), num_rows)
+
+
+def _through(made: Any, num_rows: int) -> dict[str, float]:
     batches = itertools.chain.from_iterable(itertools.repeat(made))
     next(batches)
     first_s = seconds()
