@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -94,22 +95,25 @@ class Prover:
 
     def _watch(self, files: TokenizerFiles) -> None:
         """Start the process whenever there is something to prove, until the loader is closed."""
-        from asyncdata.tokenization.encoders.equivalence_records import Proof, is_work_left
+        from asyncdata.tokenization.encoders.equivalence_records import Proof, is_asked, to_prove
 
-        is_usable, proof = self._is_usable(files), None
+        is_usable = self._is_usable(files)
         while not self._closed.is_set():
-            is_left = is_work_left(files, self._backends, needs_offsets=self._needs_offsets)
-            if is_left is None or (proof is not None and not is_usable):
-                return  # no backend is exact, or no proof can be stored, or the tokenizer's files have changed
+            subject = to_prove(files, self._backends, needs_offsets=self._needs_offsets)
+            if subject is None:
+                return  # every backend is refused
 
-            for line in self._lines() if is_left else [b""]:
+            for line in [] if is_usable and not is_asked(subject) else chain(self._lines(), [b""]):
                 if line:
-                    proof = msgspec.json.decode(line, type=Proof)
-                    _log_proof(self._folder, proof)
+                    _log_proof(self._folder, msgspec.json.decode(line, type=Proof))
                 if not is_usable and self._is_usable(files):
                     is_usable = True
                     self._on_usable()
-            self._closed.wait(_LOOK_S)
+            if not is_usable:
+                return  # no proof can be stored, or the tokenizer's files have changed
+
+            while not (self._closed.wait(_LOOK_S) or is_asked(subject)):
+                pass
 
     def _lines(self) -> Iterator[bytes]:
         """What the process says that proves, until it ends."""
@@ -121,6 +125,8 @@ class Prover:
         self._log.info("tokenizer.proving", tokenizer=self._folder, backends=self._backends, pid=process.pid)
         with process:  # waits for its end
             yield from process.stdout or ()
+        if process.returncode and not self._closed.is_set():
+            raise WorkerError(f"the process that proves has ended with status {process.returncode}")
 
     def _is_usable(self, files: TokenizerFiles) -> bool:
         """Whether workers that open the function now have a backend, and the same tokens as the others."""

@@ -392,6 +392,24 @@ def test_workers_are_left_alone_if_they_cannot_use_what_was_found(
     assert "workers.reopened" not in names_of(events)
 
 
+def test_a_process_that_proves_and_fails_is_said_once_and_the_run_goes_on_without_it(
+    backend, small_tokenizer, jsonl_file, monkeypatch
+):
+    monkeypatch.delenv(SWITCH)
+    fails = [sys.executable, "-c", "import sys; sys.exit(3)"]
+    spawn = Mock(side_effect=lambda *_, **__: subprocess.Popen(fails, stdout=subprocess.PIPE))
+    monkeypatch.setattr(background_proof, "_spawn", spawn)
+    path = jsonl_file([{"input": "one"}] * 10)
+    with capture_logs() as events, DataLoader(path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer))) as loader:
+        (prover,) = loader._engine._provers  # noqa: SLF001 - its thread ends then
+        loader.get_next_batch(2)
+        until(lambda: prover._thread is not None and not prover._thread.is_alive(), math.inf)  # noqa: SLF001
+
+    (event,) = [event for event in events if event["event"] == "tokenizer.not_proven"]
+    assert event["reason"] == "the process that proves has ended with status 3"
+    assert spawn.call_count == 1
+
+
 def test_without_a_fast_backend_one_line_in_a_process_says_what_it_would_bring(small_tokenizer, monkeypatch):
     monkeypatch.setattr(background_proof, "version_of", lambda name: None)
     background_proof._say_what_is_missing.cache_clear()  # noqa: SLF001 - as in a new process

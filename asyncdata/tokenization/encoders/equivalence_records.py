@@ -49,10 +49,11 @@ __all__ = (
     "asked_for",
     "find",
     "find_usable",
-    "is_work_left",
+    "is_asked",
     "proof_path",
     "revoke",
     "subject_of",
+    "to_prove",
 )
 
 _SCHEMA = 1
@@ -169,16 +170,12 @@ def revoke(subject: Subject, reason: str) -> None:
         keep(Proof(subject=subject, refusal=reason))
 
 
-def is_work_left(files: TokenizerFiles, backends: Sequence[str], *, needs_offsets: bool) -> bool | None:
-    """Whether there is something to prove that no other process proves now; None if every backend is refused."""
+def to_prove(files: TokenizerFiles, backends: Sequence[str], *, needs_offsets: bool) -> Subject | None:
+    """The first of the backends that can be used, or has no proof yet; None if every one is refused."""
     for subject in filter(None, (subject_of(files, backend) for backend in backends)):
         proof = find(subject)
-        if proof is None:
-            return True
-
-        if proof.is_usable(needs_offsets=needs_offsets):
-            with alone("growing", waits=False) as is_ours:
-                return is_ours is not None and bool(asked_for(subject))
+        if proof is None or proof.is_usable(needs_offsets=needs_offsets):
+            return subject
 
     return None
 
@@ -267,6 +264,16 @@ def ask_for(subject: Subject, points: Collection[int]) -> None:
     with suppress(OSError), alone(subject.name) as fd:
         if fd is not None and points and os.fstat(fd).st_size < _MOST_ASKED_BYTES:
             os.pwrite(fd, array("I", points).tobytes(), os.fstat(fd).st_size)
+
+
+def is_asked(subject: Subject) -> bool:
+    """Whether a character was asked for, and no process proves it now."""
+    with suppress(OSError):
+        if os.stat(os.path.join(cache_folder(), PROOFS, f"{subject.name}.lock")).st_size:
+            with alone("growing", waits=False) as is_ours:
+                return is_ours is not None
+
+    return False
 
 
 def asked_for(subject: Subject) -> list[int]:

@@ -116,18 +116,18 @@ def test_auto_takes_the_first_backend_that_is_proven_and_tokenizers_where_there_
     names = ["gigatoken", "fastokens"]
     first, second = (one_subject(files, name) for name in names)
 
-    def state(*, needs_offsets: bool = False) -> tuple[Proof | None, bool | None]:
-        is_left = records.is_work_left(files, names, needs_offsets=needs_offsets)
-        return choose(files, "auto", needs_offsets=needs_offsets), is_left
+    def state(*, needs_offsets: bool = False) -> tuple[Proof | None, Subject | None]:
+        wanted = records.to_prove(files, names, needs_offsets=needs_offsets)
+        return choose(files, "auto", needs_offsets=needs_offsets), wanted
 
-    assert state() == (None, True)
+    assert state() == (None, first)
     records.keep(Proof(subject=first, refusal="it is wrong"))
-    assert state() == (None, True)
+    assert state() == (None, second)
     records.keep(Proof(subject=second))
-    assert state() == (records.find(second), False)
+    assert state() == (records.find(second), second)
     assert state(needs_offsets=True) == (None, None)
     records.keep(Proof(subject=first))
-    assert state() == (records.find(first), False)
+    assert state() == (records.find(first), first)
     assert choose(files, "hf") is None
 
 
@@ -206,6 +206,9 @@ def test_texts_reach_the_backend_once_their_characters_were_asked_for_and_proven
     for _ in range(3):
         assert [not_proven(TEXTS) for not_proven in workers] == [[2, 3, 4]] * 2
     asked = records.asked_for(subject)
+    assert records.is_asked(subject)
+    with records.alone("growing"):
+        assert not records.is_asked(subject), "another process proves them"
     assert sorted(asked) == sorted([0x4E00, 0x4E01, 0xD800] * 2)  # once by each worker
 
     growing.grow(asked[:3])
@@ -217,6 +220,7 @@ def test_texts_reach_the_backend_once_their_characters_were_asked_for_and_proven
     later = records.ProvenTexts(choose(files, "auto"), needs_offsets=False)
     assert later(TEXTS) == [4]
     assert records.asked_for(subject) == [], "what is refused is not asked for again"
+    assert not records.is_asked(subject)
 
 
 def test_a_character_on_which_the_backend_is_wrong_is_refused_for_good(monkeypatch, files):
@@ -253,7 +257,7 @@ def test_what_is_found_wrong_later_or_revoked_by_an_audit_leaves_all_texts_to_to
     assert growing.proof.refusal == "an audit found other ids"
     assert not_proven(["plain", "\u4e01"]) == [0, 1]
     assert choose(files, "auto") is None
-    assert records.is_work_left(files, ["gigatoken"], needs_offsets=False) is None
+    assert records.to_prove(files, ["gigatoken"], needs_offsets=False) is None
     with pytest.raises(ConfigError, match="an audit found other ids"):
         choose(files, "gigatoken")
 
