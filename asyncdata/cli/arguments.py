@@ -335,9 +335,9 @@ _QUARANTINE = [
 _TOKENIZERS = [
     _Command(
         "tokenizer:tokenizer_prove",
-        "Test whether the installed fast backends give the same ids as tokenizers, and store the result. ASCII and the "
-        "special tokens are tried, in a second for each; other characters are tried as a run meets them. A stored "
-        "result is shown, unless --all or --again is given.",
+        "Test whether the installed fast backends give the same ids as tokenizers, and store the result. Latin text "
+        "and the special tokens are tried, in a second for each; other characters are tried as a run meets them. A "
+        "stored result is shown, unless --all or --again is given.",
         *(_TOKENIZER, *_PROVE),
     ),
     _Command("tokenizer:tokenizer_show", "Show the stored results for a tokenizer.", _TOKENIZER),

@@ -6,8 +6,8 @@ Unicode makes of it and of characters that are proven, every special token in te
 character that causes a difference anywhere is never given to the backend. If no character explains a difference, the
 backend is refused as a whole.
 
-ASCII and the special tokens are tried first. The other characters are tried as the data bring them: what is proven
-grows. Every part is the same for the same tokenizer, backend, Unicode, and characters in the same order.
+Latin text (``FIRST``) and the special tokens are tried first. The other characters are tried as the data bring them:
+what is proven grows. Every part is the same for the same tokenizer, backend, Unicode, and characters in the same order.
 """
 
 from __future__ import annotations
@@ -85,9 +85,10 @@ NUM_RANDOM_TEXTS = 3000
 """Random texts of what is tried first; of what is tried later, one for two characters, and at most so many."""
 LONGEST_TEXT = 100_000
 _BATCH, _STORE_EVERY = 2048, 512
-_ASCII, _FIRST_MARK = 0x80, 0x300
-FIRST = range(_ASCII)
-"""The characters that are tried at first, with those of the special tokens."""
+_ASCII, _MOST_COMPOSED, _ACUTE = 0x80, 0x30000, "\u0301"
+FIRST = (*range(0x100), *range(0x2010, 0x2065))
+"""The characters that are tried at first, with those of the special tokens: Latin-1, and the quotes, dashes and other
+marks that typography adds. For a text with another one a worker must load ``tokenizers``."""
 
 _ROUNDS = 3
 
@@ -122,7 +123,7 @@ class Sweep:
         self.num_texts = self.num_differences = 0
 
     def begin(self) -> None:
-        """Try what every text may have: the difficult texts of ASCII, its characters, and the special tokens."""
+        """Try what every text may have: the difficult texts of ASCII, Latin text, and the special tokens."""
         for batch in _batches(filter(str.isascii, self._fixed)):
             if numbers := self._differing(batch):
                 self.refusal = f"its ids differ on {_shown(batch[numbers[0]])}"
@@ -255,17 +256,17 @@ def known_points() -> list[int]:
 @cache
 def _compositions() -> list[tuple[str, frozenset[int]]]:
     """The decomposition of each character that has one, and its code points."""
-    texts = (unicodedata.normalize("NFD", chr(point)) for point in range(NUM_PUBLIC))
+    texts = (unicodedata.normalize("NFD", chr(point)) for point in range(_MOST_COMPOSED))
     return [(text, frozenset(map(ord, text))) for text in texts if len(text) > 1]
 
 
 def _composed(known: set[int], new: set[int]) -> Iterator[str]:
     """Texts of the sequences that can be made of known characters, with a new one."""
-    for text, points in _compositions() if max(known, default=0) >= _FIRST_MARK else ():
+    for text, points in _compositions():
         if points <= known and not points.isdisjoint(new):
             yield text
             yield f"a{text}b {text}"
-            yield text[0] + text[:0:-1] + "\u0301"  # its marks the other way round
+            yield text[0] + text[:0:-1] + _ACUTE * (ord(_ACUTE) in known)  # its marks the other way round
 
 
 def _shown(text: str, limit: int = 60) -> str:
@@ -490,7 +491,7 @@ def require(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False)
 
 
 def make(files: TokenizerFiles, subject: Subject) -> Proof:
-    """The proof of ``subject``. If there is none, one of ASCII and the special tokens is made, in 0.9 s of CPU.
+    """The proof of ``subject``. If there is none, one of Latin text and the special tokens is made, in 0.9 s of CPU.
 
     Only one process of the machine does that; others wait and use its result.
 

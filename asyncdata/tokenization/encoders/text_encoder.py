@@ -334,7 +334,8 @@ def open_encoder(
 def choose(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) -> Proof | None:
     """The proof of the backend to use; None for ``tokenizers`` itself.
 
-    If a backend is given by name and has no proof, that of ASCII and the special tokens is made now, in about a second.
+    If a backend is given by name and has no proof, that of Latin text and the special tokens is made now, in a second
+    or two.
 
     :raises ConfigError: as :func:`open_encoder`.
     """

@@ -100,7 +100,13 @@ def raw_in_processes(
 
 
 def prove(path: str, tokenizer: str, backend: str) -> dict[str, float]:
-    """Have one batch of a backend, so that whatever it does once per tokenizer has been done."""
+    """Prove all characters, as runs do in time, and have one batch of a backend."""
+    from asyncdata.tokenization.encoders.equivalence_records import subject_of
+    from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof, known_points
+    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+
+    files = TokenizerFiles(tokenizer)
+    GrowingProof(files, subject_of(files, backend)).grow(known_points())
     with loading.loader(path, tokenizer, backend, num_workers=1) as made:
         return {"rows": len(made.get_next_batch(loading.BATCH))}
 
