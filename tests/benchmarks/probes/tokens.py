@@ -101,12 +101,9 @@ def raw_in_processes(
 
 def prove(path: str, tokenizer: str, backend: str) -> dict[str, float]:
     """Prove all characters, as runs do in time, and have one batch of a backend."""
-    from asyncdata.tokenization.encoders.equivalence_records import subject_of
-    from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof, known_points
-    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+    from asyncdata.cli.main import main
 
-    files = TokenizerFiles(tokenizer)
-    GrowingProof(files, subject_of(files, backend)).grow(known_points())
+    main(["tokenizer", "prove", "--all", "--backend", backend, tokenizer])
     with loading.loader(path, tokenizer, backend, num_workers=1) as made:
         return {"rows": len(made.get_next_batch(loading.BATCH))}
 
