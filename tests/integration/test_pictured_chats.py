@@ -6,6 +6,8 @@ import json
 import random
 import re
 import shutil
+import struct
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -294,6 +296,9 @@ def damaged(rng, picture):
     elif kind == 1:
         for _ in range(rng.randint(1, 30)):
             data[rng.randrange(len(data))] = rng.randrange(256)
+    elif kind == 2 and data[:4] == b"\x89PNG":  # a size that may be a bomb, with the checksum that belongs to it
+        data[16:24] = struct.pack(">II", rng.choice([1, 30_000, 1 << 30]), rng.randint(1, 60_000))
+        data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
     elif kind == 2:
         data[16:24] = rng.randbytes(8)
     else:
