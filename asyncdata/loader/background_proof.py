@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -95,25 +95,24 @@ class Prover:
 
     def _watch(self, files: TokenizerFiles) -> None:
         """Start the process whenever there is something to prove, until the loader is closed."""
-        from asyncdata.tokenization.encoders.equivalence_records import Proof, is_asked, to_prove
+        from asyncdata.tokenization.encoders.equivalence_records import Proof, find_usable, is_asked, to_prove
 
-        is_usable = self._is_usable(files)
-        while not self._closed.is_set():
-            subject = to_prove(files, self._backends, needs_offsets=self._needs_offsets)
-            if subject is None:
-                return  # every backend is refused
+        find_subjects = partial(to_prove, files, self._backends, needs_offsets=self._needs_offsets)
+        is_usable = find_usable(files, self._backends, needs_offsets=self._needs_offsets) is not None
+        subjects = find_subjects()
+        while subjects and not self._closed.is_set():
+            if not is_usable or is_asked(subjects[0]):
+                for line in chain(self._lines(), [b""]):
+                    if line:
+                        _log_proof(self._folder, msgspec.json.decode(line, type=Proof))
+                    if not is_usable and self._is_usable(files):
+                        is_usable = True
+                        self._on_usable()
+                if not is_usable:
+                    return  # no proof can be stored, every backend is refused, or the tokenizer's files have changed
 
-            for line in [] if is_usable and not is_asked(subject) else chain(self._lines(), [b""]):
-                if line:
-                    _log_proof(self._folder, msgspec.json.decode(line, type=Proof))
-                if not is_usable and self._is_usable(files):
-                    is_usable = True
-                    self._on_usable()
-            if not is_usable:
-                return  # no proof can be stored, or the tokenizer's files have changed
-
-            while not (self._closed.wait(_LOOK_S) or is_asked(subject)):
-                pass
+                subjects = find_subjects()
+            self._closed.wait(_LOOK_S)
 
     def _lines(self) -> Iterator[bytes]:
         """What the process says that proves, until it ends."""
@@ -134,7 +133,7 @@ class Prover:
 
         with contextlib.suppress(AsyncDataError):  # a changed folder: the workers keep what they have loaded
             is_same = TokenizerFiles(files.folder).digest() == files.digest()
-            return is_same and find_usable(files, needs_offsets=self._needs_offsets) is not None
+            return is_same and find_usable(files, self._backends, needs_offsets=self._needs_offsets) is not None
 
         return False
 
@@ -210,18 +209,18 @@ def _spawn(folder: str, backends: list[str], *, needs_offsets: bool) -> subproce
 
 
 def main(folder: str, backends: list[str], needs_offsets: bool, parent: int) -> None:
-    """The child process: find the first backend that is exact, and prove what workers ask for; print each proof as a
-    line of JSON.
+    """The child process: find the backend that workers use, or the first that is exact, and prove what workers request;
+    print each proof as a line of JSON.
 
     It ends with the thread of ``parent`` that started it, or if nothing is asked for any more.
     """
     end_with_parent(parent)
     os.nice(_NICE)
-    from asyncdata.tokenization.encoders.equivalence_records import alone, find, subject_of
+    from asyncdata.tokenization.encoders.equivalence_records import alone, find, to_prove
     from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof
 
     files = TokenizerFiles(folder)
-    for subject in filter(None, (subject_of(files, backend) for backend in backends)):
+    for subject in to_prove(files, backends, needs_offsets=needs_offsets):
         made = None
         with alone("proving"):
             proof = find(subject)

@@ -33,6 +33,7 @@ from asyncdata.tokenization.encoders.equivalence_records import (
     Proof,
     ProvenTexts,
     answered,
+    ask_for,
     asked_for,
     find,
     keep,
@@ -408,6 +409,31 @@ def test_a_process_that_proves_and_fails_is_said_once_and_the_run_goes_on_withou
     (event,) = [event for event in events if event["event"] == "tokenizer.not_proven"]
     assert event["reason"] == "the process that proves has ended with status 3"
     assert spawn.call_count == 1
+
+
+def test_what_workers_ask_of_the_second_backend_is_proven_where_the_first_is_refused(
+    small_tokenizer, files, monkeypatch, tmp_path
+):
+    monkeypatch.delenv(SWITCH)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing is proven"))
+    monkeypatch.setattr(background_proof, "_LOOK_S", 0.01)
+    first, second = (subject_of(files, pytest.importorskip(name).__name__) for name in fast_backends.FAST_BACKENDS)
+    assert first is not None
+    assert second is not None
+
+    def prove(*_: Any, **__: Any) -> subprocess.Popen[bytes]:
+        keep(Proof(subject=first, refusal="it is wrong"))
+        keep(Proof(subject=second, proven=[(0, 0x100)]))
+        return subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+
+    spawn = Mock(side_effect=prove)
+    monkeypatch.setattr(background_proof, "_spawn", spawn)
+    prover = Prover(PromptTokenizeFn(str(small_tokenizer)))
+    prover.start()
+    until(lambda: find(second) is not None, math.inf)
+    ask_for(second, [0x4E00])
+    until(lambda: spawn.call_count > 1, math.inf)
+    prover.close()
 
 
 def test_without_a_fast_backend_one_line_in_a_process_says_what_it_would_bring(small_tokenizer, monkeypatch):

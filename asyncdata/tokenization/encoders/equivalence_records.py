@@ -28,7 +28,6 @@ from asyncdata.core.file_checks import lock
 from asyncdata.core.version import __version__
 from asyncdata.tokenization.encoders.character_sets import CharacterFinder, points_of
 from asyncdata.tokenization.encoders.fast_backends import (
-    FAST_BACKENDS,
     PROOFS,
     SWEEP_VERSION,
     open_lock,
@@ -46,6 +45,7 @@ __all__ = (
     "Subject",
     "alone",
     "answered",
+    "ask_for",
     "asked_for",
     "find",
     "find_usable",
@@ -53,6 +53,7 @@ __all__ = (
     "proof_path",
     "revoke",
     "subject_of",
+    "subjects_of",
     "to_prove",
 )
 
@@ -170,24 +171,27 @@ def revoke(subject: Subject, reason: str) -> None:
         keep(Proof(subject=subject, refusal=reason))
 
 
-def to_prove(files: TokenizerFiles, backends: Sequence[str], *, needs_offsets: bool) -> Subject | None:
-    """The first of the backends that can be used, or has no proof yet; None if every one is refused."""
-    for subject in filter(None, (subject_of(files, backend) for backend in backends)):
-        proof = find(subject)
-        if proof is None or proof.is_usable(needs_offsets=needs_offsets):
-            return subject
-
-    return None
+def subjects_of(files: TokenizerFiles, backends: Sequence[str]) -> Iterator[Subject]:
+    """Those of the backends that are installed."""
+    return filter(None, (subject_of(files, backend) for backend in backends))
 
 
-def find_usable(files: TokenizerFiles, *, needs_offsets: bool) -> Proof | None:
-    """The proof of the first backend that can be used; None for ``tokenizers`` itself.
+def find_usable(files: TokenizerFiles, backends: Sequence[str], *, needs_offsets: bool) -> Proof | None:
+    """The proof of the first backend that can be used; None if there is none.
 
     :param needs_offsets: the offsets of tokens must be proven too.
     """
-    subjects = filter(None, (subject_of(files, name) for name in FAST_BACKENDS))
-    proofs = filter(None, map(find, subjects))
+    proofs = filter(None, map(find, subjects_of(files, backends)))
     return next((proof for proof in proofs if proof.is_usable(needs_offsets=needs_offsets)), None)
+
+
+def to_prove(files: TokenizerFiles, backends: Sequence[str], *, needs_offsets: bool) -> list[Subject]:
+    """What to prove, in this order: the backend that workers use; if there is none, those that have no proof."""
+    used = find_usable(files, backends, needs_offsets=needs_offsets)
+    if used is not None:
+        return [used.subject]
+
+    return [subject for subject in subjects_of(files, backends) if find(subject) is None]
 
 
 @contextmanager

@@ -345,7 +345,7 @@ def choose(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) 
     if backend == "auto":
         from asyncdata.tokenization.encoders.equivalence_records import find_usable
 
-        return find_usable(files, needs_offsets=needs_offsets)
+        return find_usable(files, fast_backends.FAST_BACKENDS, needs_offsets=needs_offsets)
 
     from asyncdata.tokenization.encoders.equivalence_sweep import require
 

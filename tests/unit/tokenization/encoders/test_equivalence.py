@@ -116,18 +116,21 @@ def test_auto_takes_the_first_backend_that_is_proven_and_tokenizers_where_there_
     names = ["gigatoken", "fastokens"]
     first, second = (one_subject(files, name) for name in names)
 
-    def state(*, needs_offsets: bool = False) -> tuple[Proof | None, Subject | None]:
+    def state(*, needs_offsets: bool = False) -> tuple[Proof | None, list[Subject]]:
         wanted = records.to_prove(files, names, needs_offsets=needs_offsets)
         return choose(files, "auto", needs_offsets=needs_offsets), wanted
 
-    assert state() == (None, first)
-    records.keep(Proof(subject=first, refusal="it is wrong"))
-    assert state() == (None, second)
+    assert state() == (None, [first, second])
     records.keep(Proof(subject=second))
-    assert state() == (records.find(second), second)
-    assert state(needs_offsets=True) == (None, None)
+    assert state() == (records.find(second), [second]), "the workers use it, so it grows"
+    records.keep(Proof(subject=first, refusal="it is wrong"))
+    assert state() == (records.find(second), [second])
+    assert state(needs_offsets=True) == (None, [])
+    os.unlink(records.proof_path(second))
+    assert state() == (None, [second])
+    records.keep(Proof(subject=second))
     records.keep(Proof(subject=first))
-    assert state() == (records.find(first), first)
+    assert state() == (records.find(first), [first])
     assert choose(files, "hf") is None
 
 
@@ -257,7 +260,7 @@ def test_what_is_found_wrong_later_or_revoked_by_an_audit_leaves_all_texts_to_to
     assert growing.proof.refusal == "an audit found other ids"
     assert not_proven(["plain", "\u4e01"]) == [0, 1]
     assert choose(files, "auto") is None
-    assert records.to_prove(files, ["gigatoken"], needs_offsets=False) is None
+    assert records.to_prove(files, ["gigatoken"], needs_offsets=False) == []
     with pytest.raises(ConfigError, match="an audit found other ids"):
         choose(files, "gigatoken")
 
