@@ -30,6 +30,7 @@ from asyncdata.tokenization.encoders.character_sets import CharacterFinder, poin
 from asyncdata.tokenization.encoders.fast_backends import (
     PROOFS,
     SWEEP_VERSION,
+    lock_path,
     open_lock,
     version_of,
 )
@@ -222,14 +223,14 @@ class ProvenTexts:
     """
 
     def __init__(self, proof: Proof, *, needs_offsets: bool) -> None:
-        self._proof, self._needs_offsets = proof, needs_offsets
-        self._path = proof_path(proof.subject)
-        self._finder = self._finder_of(proof)
+        self._subject, self._needs_offsets = proof.subject, needs_offsets
+        self._path, self._stamp = proof_path(proof.subject), (0, 0)
         self._asked: set[int] = set()
-        self._stamp = (0, 0)
+        self._follow(proof)
 
-    def _finder_of(self, proof: Proof) -> CharacterFinder:
-        return CharacterFinder(proof.proven if proof.is_usable(needs_offsets=self._needs_offsets) else [])
+    def _follow(self, proof: Proof) -> None:
+        self._finder = CharacterFinder(proof.proven if proof.is_usable(needs_offsets=self._needs_offsets) else [])
+        self._asked |= points_of(proof.refused)  # these are answered
 
     def __call__(self, texts: Sequence[str]) -> list[int]:
         """The indices of the texts that must not reach the backend."""
@@ -237,7 +238,10 @@ class ProvenTexts:
         if found and self._has_grown():
             found = self._finder(texts)
         if found:
-            self._ask(set().union(*(self._finder.others_in(texts[number]) for number in found)))
+            new = set().union(*(self._finder.others_in(texts[number]) for number in found)) - self._asked
+            if new:
+                self._asked |= new
+                ask_for(self._subject, new)
         return found
 
     def _has_grown(self) -> bool:
@@ -247,33 +251,29 @@ class ProvenTexts:
             return False
 
         stamp = status.st_ino, status.st_mtime_ns
-        if stamp == self._stamp or (proof := find(self._proof.subject)) is None:
+        if stamp == self._stamp or (proof := find(self._subject)) is None:
             return False
 
-        self._proof, self._stamp, self._finder = proof, stamp, self._finder_of(proof)
+        self._stamp = stamp
+        self._follow(proof)
         return True
-
-    def _ask(self, points: set[int]) -> None:
-        if new := points - self._asked:
-            self._asked |= new
-            ask_for(self._proof.subject, new - points_of(self._proof.refused))
 
 
 _MOST_ASKED_BYTES = 4 << 20
-"""No more is asked for if nobody answers."""
+"""The requests that are kept for a process that proves; more are dropped."""
 
 
 def ask_for(subject: Subject, points: Collection[int]) -> None:
     """Ask that characters be proven."""
     with suppress(OSError), alone(subject.name) as fd:
-        if fd is not None and points and os.fstat(fd).st_size < _MOST_ASKED_BYTES:
+        if fd is not None and os.fstat(fd).st_size < _MOST_ASKED_BYTES:
             os.pwrite(fd, array("I", points).tobytes(), os.fstat(fd).st_size)
 
 
 def is_asked(subject: Subject) -> bool:
     """Whether a character was asked for, and no process proves it now."""
     with suppress(OSError):
-        if os.stat(os.path.join(cache_folder(), PROOFS, f"{subject.name}.lock")).st_size:
+        if os.stat(lock_path(subject.name)).st_size:
             with alone("growing", waits=False) as is_ours:
                 return is_ours is not None
 

@@ -421,8 +421,9 @@ class GrowingProof:
         around, lengths, separator = ids_around(tokenizer), lengths_of(files, tokenizer), separator_of(tokenizer)
         has_lengths = lengths and not self.proof.no_offsets
         self._trusted = OffsetCheck(tokenizer, TokenLengths(lengths, files.normal_form or "") if has_lengths else None)
-        known = (points_of(self.proof.proven), points_of(self.proof.refused))
-        self._sweep = Sweep(self._trusted, tried, special, separator=separator, proven=known[0], refused=known[1])
+        known = {"proven": points_of(self.proof.proven), "refused": points_of(self.proof.refused)}
+        self._sweep = Sweep(self._trusted, tried, special, separator=separator, **known)
+        self._sweep.num_texts, self._sweep.num_differences = self.proof.num_texts, self.proof.num_differences
         if before is None:
             self._sweep.begin()
             no_offsets = "" if lengths else "its tokens are not the bytes of the text"
@@ -431,22 +432,21 @@ class GrowingProof:
     def grow(self, points: Collection[int]) -> None:
         """Try characters, unless they were tried before. What is proven is stored as it grows."""
         left = iter(points)
-        while not self.proof.refusal and (some := list(islice(left, _STORE_EVERY))):
+        # To store, and to mix with what is proven, takes longer the more is proven: so there is more to try each time.
+        while not self.proof.refusal and (some := list(islice(left, max(_STORE_EVERY, len(self._sweep.proven) // 8)))):
             began = time.monotonic()
             self._sweep.grow(some)
             self._keep(began, **self._found())
 
     def _found(self) -> dict[str, Any]:
-        sweep, proof = self._sweep, self.proof
-        found: dict[str, Any] = {
+        sweep = self._sweep
+        return {
             "refusal": sweep.refusal,
             "proven": ranges_of(sweep.proven),
             "refused": ranges_of(sweep.refused),
-            "num_texts": proof.num_texts + sweep.num_texts,
-            "num_differences": proof.num_differences + sweep.num_differences,
+            "num_texts": sweep.num_texts,
+            "num_differences": sweep.num_differences,
         }
-        sweep.num_texts = sweep.num_differences = 0
-        return found
 
     def _keep(self, began: float, **changes: Any) -> None:
         seconds = round(self.proof.seconds + time.monotonic() - began, 1)
@@ -491,7 +491,8 @@ def require(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False)
 
 
 def make(files: TokenizerFiles, subject: Subject) -> Proof:
-    """The proof of ``subject``. If there is none, one of Latin text and the special tokens is made, in 0.9 s of CPU.
+    """The proof of ``subject``. If there is none, one of Latin text and the special tokens is made, in 1.3 s of CPU
+    for a vocabulary of 151,000.
 
     Only one process of the machine does that; others wait and use its result.
 

@@ -31,6 +31,7 @@ __all__ = (
     "FlatIds",
     "give_back_memory",
     "load_backend",
+    "lock_path",
     "one_by_one",
     "open_lock",
     "version_of",
@@ -124,9 +125,14 @@ def open_lock(name: str) -> int:
 
     :raises OSError: if there is no cache folder.
     """
-    folder = os.path.join(cache_folder(), PROOFS)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    return os.open(os.path.join(folder, f"{name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    path = lock_path(name)
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def lock_path(name: str) -> str:
+    """The path of that file."""
+    return os.path.join(cache_folder(), PROOFS, f"{name}.lock")
 
 
 def version_of(name: str) -> str | None:
