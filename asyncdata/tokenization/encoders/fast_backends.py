@@ -65,10 +65,12 @@ class FlatIds(NamedTuple):
 
     :ivar ids: bytes of int32, in native (little-endian) order.
     :ivar ends: uint32: the end of each text's ids.
+    :ivar utf8: the texts in UTF-8, if the library needed them so; None: it did not.
     """
 
     ids: Buffer
     ends: array[int]
+    utf8: list[bytes] | None = None
 
     def of_each(self) -> list[bytes]:
         """Each text's ids."""
@@ -165,6 +167,7 @@ def load_backend(name: str, tokenizer_json: bytes, *, splits_special: bool = Fal
 
 
 def _load_gigatoken(tokenizer_json: bytes, splits_special: bool) -> FlatEncoder:
+    import numpy  # noqa: F401 - its first call would import it: 0.1 s and 15 MB in each worker, instead of in their parent
     from gigatoken.gigatoken_rs import BytesSource, PadTruncate, load_hf_json
 
     if splits_special:
@@ -179,9 +182,10 @@ def _load_gigatoken(tokenizer_json: bytes, splits_special: bool) -> FlatEncoder:
         longest, total = max(map(len, data), default=0), sum(map(len, data))
         if longest * len(data) > _MAX_PADDING * total:
             rows: list[Any] = [tokenizer.encode(each) for each in data]  # arrays of uint32
-            return FlatIds(b"".join(rows), array("I", accumulate(map(len, rows))))
+            return FlatIds(b"".join(rows), array("I", accumulate(map(len, rows))), data)
 
-        return _without_padding(*tokenizer.encode_batch_padded(BytesSource(data), padded, parallel=False))
+        matrix, counts = tokenizer.encode_batch_padded(BytesSource(data), padded, parallel=False)
+        return _without_padding(matrix, counts)._replace(utf8=data)
 
     return encode_all
 

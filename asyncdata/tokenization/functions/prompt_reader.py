@@ -65,6 +65,8 @@ class PromptTokenizer(RowTokenizer):
         if errors:
             return False
 
+        if flat.utf8 is not None:  # encoded once
+            plain.columns["prompt_text"] = flat.utf8
         _write_prompts(plain, flat, self._max_length, out)
         return True
 
