@@ -33,6 +33,7 @@ AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 Policy = Literal["raise", "skip", "quarantine"]
+Exchange = Annotated[Any, msgspec.Meta(description="function of bytes")]
 Order = Annotated[Any, msgspec.Meta(description='bool, `"full"`, `Shuffle` or `RowShuffle`')]
 
 
@@ -51,6 +52,10 @@ class Ranks(Description, frozen=True, kw_only=True):
     :ivar gradient_accumulation: batches of each rank in an optimizer step. Length grouping balances whole steps.
     :ivar round_up: fill the last batch of all ranks by repeating its samples, so that all ranks have equally many
         batches. None: True if there is more than one rank. ``drop_last=True`` takes precedence.
+    :ivar exchange: a function that all ranks call with bytes, one call after another, and that returns to each the
+        bytes of all ranks, by rank: then each rank counts the rows of its share only. For planned packs and
+        ``shuffle="full"``. ``asyncdata.integrations.torch.exchange()`` is one. None: each rank counts all rows.
+    :ivar exchange_timeout_s: seconds that a rank waits for the others in such a call.
     :raises ConfigError: for a value of the wrong type or out of range, or a rank that is not below ``world_size``.
     """
 
@@ -58,9 +63,14 @@ class Ranks(Description, frozen=True, kw_only=True):
     world_size: Positive = 1
     gradient_accumulation: Positive = 1
     round_up: bool | None = None
+    exchange: Exchange = None
+    exchange_timeout_s: PositiveSeconds = 600.0
 
     def check(self) -> None:
-        """Whether there is such a rank."""
+        """Whether there is such a rank, and the exchange can be called."""
+        if not (self.exchange is None or callable(self.exchange)):
+            raise ConfigError(f"Ranks: exchange is a function of bytes; got {self.exchange!r}")
+
         if self.rank >= self.world_size:
             raise ConfigError(
                 f"Ranks: rank={self.rank} is too large for world_size={self.world_size}: ranks are counted from 0"

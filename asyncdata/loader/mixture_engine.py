@@ -213,6 +213,11 @@ class MixtureEngine(Engine):
 
 
 def _opened_part(name: str, source: Any, config: LoaderConfig, function: Any) -> OpenedPart:
+    if config.ranks.exchange is not None:
+        raise ConfigError(
+            "AD487 Ranks(exchange=...) shares the row index of one source, not those of a mixture's parts"
+        )
+
     try:
         return opened_part(name, source, config, function)
     except (SourceError, ConfigError) as error:

@@ -170,7 +170,9 @@ class _IndexedSource:
         self._job = self._cached.job
         self._identity = index_identity(files, self._job, shuffle.looks_at, function)
         self._folder = _index_folder(config)
+        self._ranks = config.ranks
         self._remove: Callable[[], object] = no_op
+        self._leave: Callable[[], object] = no_op
         self._refuse_foreign()
         self._make_room(config.cache.max_row_index_bytes)
         self._index = RowIndex(files, shuffle, "" if files.reads_single_rows else self._spool_folder())
@@ -189,11 +191,26 @@ class _IndexedSource:
         slot_bytes = min(_MAX_CANARY_BLOCKS, files.num_blocks) * job.stride
         return OpenedSource(files, self._order, job, slot_bytes, canary_blocks, self._open, self._close, self._index)
 
-    def _open(self, executor: Executor, restart_point: Place, _: Call) -> tuple[Windows, TokenCache | None]:
+    def _open(self, executor: Executor, restart_point: Place, on_ready: Call) -> tuple[Windows, TokenCache | None]:
         def indexer(on_growth: Callable[[], object]) -> Indexer:
             check, excerpts = self._order.shuffle.looks_at, self._bad_rows.shows_row
             knobs: dict[str, Any] = {"shows_rows": excerpts, "cache": cache if check == "samples" else None}
-            return Indexer(files, executor, index, check, self._file(), self._pass_over, on_growth, **knobs)
+            settings = files, executor, index, check, self._file(), self._pass_over, on_growth
+            if self._ranks.exchange is None or self._ranks.world_size == 1:
+                return Indexer(*settings, **knobs)
+
+            if index.spool:
+                raise ConfigError(
+                    f"AD487 Ranks(exchange=...) cannot share the row index of {files.files[0].path}: each rank copies "
+                    "all its rows out to read them one by one. Leave exchange out, or convert the data to JSONL"
+                )
+
+            from asyncdata.prefetch.row_index.shared_builder import SharedIndexer
+
+            identity = f"{files.fingerprint()['digest']} {self._identity} {check} {files.num_blocks}"
+            indexer = SharedIndexer(*settings, ranks=self._ranks, identity=identity, on_ready=on_ready, **knobs)
+            self._leave = indexer.leave
+            return indexer
 
         files, index = self._files, self._index
         cache = self._cached.open(executor)
@@ -201,6 +218,7 @@ class _IndexedSource:
         return IndexedWindows(files, self._order, executor, index, indexer, self._share, **knobs), cache
 
     def _close(self) -> None:
+        self._leave()
         if not self._index.is_complete:  # calls may wait for it
             self._index.fail(LoaderClosedError("the loader was closed before its rows were counted"))
         self._cached.close()

@@ -3,7 +3,7 @@
 - :class:`StatefulDataLoader` is a :class:`~asyncdata.DataLoader` for a training loop, and the best way of the two.
 - :class:`AsyncDataset` is for loops that insist on a ``torch.utils.data.DataLoader``, or on torchdata's.
 - :class:`OrderView` and :class:`RowView` are map-style datasets, for frameworks that demand ``len()`` and an index.
-- :func:`ranks` says which rank of how many this process is.
+- :func:`ranks` says which rank of how many this process is; :func:`exchange` lets ranks share what they count.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.integrations.adapters import made_on_first_use
 from asyncdata.integrations.torch.dataset import LoaderDataset
 from asyncdata.integrations.torch.loader import StatefulDataLoader
-from asyncdata.integrations.torch.process import ranks
+from asyncdata.integrations.torch.process import exchange, ranks
 from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
 
-__all__ = ("AsyncDataset", "OrderView", "RowView", "StatefulDataLoader", "ranks")
+__all__ = ("AsyncDataset", "OrderView", "RowView", "StatefulDataLoader", "exchange", "ranks")
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset, IterableDataset

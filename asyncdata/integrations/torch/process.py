@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.loader.config import Ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-__all__ = ("from_torch_state", "ranks", "refuse_in_torch_worker", "to_torch_state")
+__all__ = ("exchange", "from_torch_state", "ranks", "refuse_in_torch_worker", "to_torch_state")
 
 _KEY = "asyncdata"
 
@@ -42,6 +43,29 @@ def ranks(group: Any = None, *, gradient_accumulation: int = 1, round_up: bool |
         rank, world_size = _of_ray_train() or _of_environment(os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
 
     return Ranks(rank=rank, world_size=world_size, gradient_accumulation=gradient_accumulation, round_up=round_up)
+
+
+def exchange(group: Any = None, *, timeout_s: float = 600.0) -> Callable[[bytes], list[bytes]]:
+    """``Ranks(exchange=...)`` over torch.distributed, with a gloo group of its own. All ranks must call it, in the
+    same order; each loader needs one of its own.
+
+    :param group: the process group of data parallelism, as in :func:`ranks`.
+    :param timeout_s: seconds after which a call ends with torch's error, if a rank does not take part.
+    :raises ConfigError: if torch.distributed is not initialised.
+    """
+    distributed = _initialised()
+    if distributed is None:
+        raise ConfigError("exchange() needs torch.distributed: call init_process_group() before")
+
+    members = distributed.get_process_group_ranks(group or distributed.group.WORLD)
+    own = distributed.new_group(members, timedelta(seconds=timeout_s), "gloo", use_local_synchronization=True)
+
+    def all_gather(data: bytes) -> list[bytes]:
+        found: list[Any] = [None] * len(members)
+        distributed.all_gather_object(found, data, group=own)
+        return found
+
+    return all_gather
 
 
 def _initialised() -> Any:

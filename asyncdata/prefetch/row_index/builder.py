@@ -73,7 +73,7 @@ class Indexer:
         self._cache = cache
         self._mass_drops = MassDrops("", len(source.files))
         self._is_read = False
-        self._next_block = 0
+        self._next_block, self._end_block = 0, source.num_blocks  # of those to ask for
         self._num_asked = 0
         self._leaves_room = False
         self._found: dict[int, Indexed] = {}
@@ -119,7 +119,7 @@ class Indexer:
 
     def _ask(self) -> None:
         """Keep every worker busy."""
-        index, num_blocks = self._index, self._source.num_blocks
+        index, num_blocks = self._index, self._end_block
         if index.is_complete or index.fault is not None:
             return
 

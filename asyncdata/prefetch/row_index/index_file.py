@@ -81,6 +81,10 @@ class IndexFile:
         """Refuse the part that :meth:`parts` gave last: what is appended next overwrites it."""
         self._end = self._start
 
+    def refuse_all(self) -> None:
+        """Refuse all parts: what is appended next overwrites the first of them."""
+        self._start = self._end = 0
+
     def _frame(self) -> bytes | None:
         head = os.pread(self._fd, _FRAME.size, self._end)
         if len(head) < _FRAME.size:

@@ -1,0 +1,266 @@
+"""Builds the row index together with the other ranks: each finds the rows of its share, and all exchange them.
+
+The ranks work in rounds. A round is the next blocks, divided among the ranks; later rounds are larger, so that the first
+rows are known soon. At its end all ranks exchange what they found, and append the same parts, in the order of the
+blocks. So the index is the one that each rank would build by itself, and all ranks make the same calls of the exchange.
+Before the first round, they compare what earlier runs have stored; if that differs, a rank with the most of it gives it
+to the others.
+
+A rank that fails or is closed says so in its next call, and the others end with an error that names it.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from itertools import chain
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError
+from asyncdata.core.messages import Indexed  # noqa: TC001 - msgspec reads it
+from asyncdata.core.threads import call_soon_in_this_loop, started
+from asyncdata.prefetch.row_index.builder import Indexer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from asyncdata.loader.config import Ranks
+
+__all__ = ("SharedIndexer",)
+
+_MAX_BLOCKS_PER_ROUND = 4096
+"""Of all ranks together: some 5,000,000 rows of 860 bytes, and 65 MB in each rank while they are exchanged."""
+
+_PARTS_AT_ONCE = 256
+"""Stored parts that a rank gives to the others in one call."""
+
+
+class _Message(msgspec.Struct, array_like=True):
+    """What a rank says in one call.
+
+    :ivar call: the number of the call, from 0.
+    :ivar identity: of all that the index depends on.
+    :ivar num_stored: blocks that the rank has from earlier runs.
+    """
+
+    call: int
+    identity: str
+    num_stored: int = 0
+    parts: list[Indexed] = []
+    error: str = ""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Message).decode
+
+
+class SharedIndexer(Indexer):
+    """Fills ``index`` as :class:`~asyncdata.prefetch.row_index.builder.Indexer` does, whose parameters it has.
+
+    :param ranks: the ranks, with their exchange.
+    :param identity: of all that the index depends on; equal for all ranks.
+    :param on_ready: called when rows are known that no worker has answered with.
+    """
+
+    def __init__(self, *args: Any, ranks: Ranks, identity: str, on_ready: Callable[[], object], **knobs: Any) -> None:
+        super().__init__(*args, **knobs)
+        self._ranks, self._identity, self._on_ready = ranks, identity, on_ready
+        self._calls = _Calls(ranks.exchange, ranks.exchange_timeout_s)
+        self._num_calls = self._round_size = self._first_block = self._end_block = 0
+        self._stored: list[Indexed] = []
+        self._giver, self._num_to_give = -1, 0
+        self._is_waiting = self._has_left = False
+
+    def restart(self) -> None:
+        """As the base class says. What was said to the other ranks is not said again."""
+        if self._is_read:
+            if not self._is_waiting:
+                self._find_own()
+            return
+
+        self._is_read = True
+        self._calls.start(self._on_answers, self._on_failed)
+        try:
+            for part in () if self._file is None else self._file.parts():
+                if not self._is_usable(part):
+                    break
+
+                self._stored.append(part)
+        except OSError as error:
+            self._forget_file(error)
+        self._say(num_stored=sum(len(part.counts) // 4 for part in self._stored))
+
+    def leave(self) -> None:
+        """The loader is closing: tell the other ranks, if they still need this one. The service has ended."""
+        if self._is_read and not self._has_left and not self._index.is_complete:
+            self._say(error="its loader was closed")
+        self._has_left = True
+        self._calls.end()
+
+    # This rank's share of a round.
+
+    def _begin_round(self) -> None:
+        start, world_size = self._index.num_blocks, self._ranks.world_size
+        self._round_size = min(max(world_size, 2 * self._round_size), max(world_size, _MAX_BLOCKS_PER_ROUND))
+        size, rank = min(self._round_size, self._source.num_blocks - start), self._ranks.rank
+        self._first_block, self._end_block = (start + size * number // world_size for number in (rank, rank + 1))
+        self._find_own()
+
+    def _find_own(self) -> None:
+        self._next_block, self._num_asked = self._first_block, 0
+        self._found.clear()
+        self._append_found()
+
+    def _append_found(self) -> None:
+        self._ask()
+        if not self._num_asked and self._index.fault is None:
+            parts = [self._found[first] for first in sorted(self._found)]
+            self._found.clear()
+            self._say(parts=parts)
+
+    # What the ranks say.
+
+    def _say(self, **what: Any) -> None:
+        self._is_waiting = True
+        self._calls.put(_encode(_Message(self._num_calls, self._identity, **what)))
+        self._num_calls += 1
+
+    def _on_failed(self, error: AsyncDataError) -> None:
+        """There is nobody to talk to any more."""
+        self._has_left = True
+        self._give_up(error)
+        self._on_ready()
+
+    def _give_up(self, error: AsyncDataError | OSError) -> None:
+        super()._give_up(error)
+        if self._index.fault is not None and not self._has_left:
+            self._has_left = True
+            self._say(error=str(error))
+
+    def _on_answers(self, answers: list[bytes]) -> None:
+        if self._index.fault is not None or self._index.is_complete:
+            return
+
+        self._is_waiting = False
+        try:
+            self._take_all(self._checked(answers))
+        except AsyncDataError as error:
+            self._give_up(error)
+        self._on_growth()
+        self._on_ready()
+
+    def _checked(self, answers: list[bytes]) -> list[_Message]:
+        """What all ranks said in the last call.
+
+        :raises WorkerError: if one of them has failed.
+        :raises ConfigError: if they are not those of one run.
+        """
+        try:
+            messages = list(map(_decode, answers))
+        except (msgspec.DecodeError, TypeError) as error:
+            raise ConfigError(f"AD487 Ranks(exchange=...) did not return the bytes of each rank: {error}") from error
+
+        if len(messages) != self._ranks.world_size:
+            raise ConfigError(
+                f"AD487 Ranks(exchange=...) returned the bytes of {len(messages)} ranks; world_size is "
+                f"{self._ranks.world_size}"
+            )
+
+        for rank, message in enumerate(messages):
+            if message.error:
+                self._has_left = True  # the others know it, too
+                raise WorkerError(f"AD486 rank {rank} takes no part in the exchange any more: {message.error}")
+
+            if message.identity != self._identity or message.call != self._num_calls - 1:
+                raise ConfigError(
+                    f"AD487 rank {rank} counts other rows than rank {self._ranks.rank}: its data, its tokenize "
+                    "function or its settings differ, or two loaders have one exchange"
+                )
+
+        return messages
+
+    def _take_all(self, messages: list[_Message]) -> None:
+        """Append what was said, and do what is next."""
+        if self._num_calls == 1:
+            self._agree([message.num_stored for message in messages])
+        else:
+            is_mine = self._giver == self._ranks.rank and self._index.num_blocks < self._num_to_give
+            self._append(chain.from_iterable(message.parts for message in messages), is_stored=is_mine)
+        if self._index.is_complete:
+            return
+
+        if self._index.num_blocks < self._num_to_give:
+            given, self._stored = self._stored[:_PARTS_AT_ONCE], self._stored[_PARTS_AT_ONCE:]
+            self._say(parts=given)
+        else:
+            self._begin_round()
+
+    def _agree(self, counts: list[int]) -> None:
+        """Take what is stored, if all ranks have equally much; otherwise one with the most will give it to all."""
+        stored, most = self._stored, max(counts)
+        if min(counts) == most:
+            self._stored = []
+            self._append(stored, is_stored=True)
+            return
+
+        self._giver, self._num_to_give = counts.index(most), most
+        if self._giver != self._ranks.rank:
+            self._stored = []
+            if self._file is not None:
+                self._file.refuse_all()
+
+    def _append(self, parts: Iterable[Indexed], *, is_stored: bool) -> None:
+        for part in parts:
+            if self._index.is_complete:
+                return
+
+            self._take(part)
+            if not is_stored:
+                self._write(part)
+            self._finish_if_complete()
+
+
+class _Calls:
+    """Calls the exchange in a thread of its own, one call after another."""
+
+    def __init__(self, exchange: Callable[[bytes], list[bytes]], timeout_s: float) -> None:
+        self._exchange, self._timeout_s = exchange, timeout_s
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+
+    def start(self, on_answers: Callable[[list[bytes]], object], on_failed: Callable[[WorkerError], object]) -> None:
+        """From now on, call these in the loop that is running here."""
+        self._call_soon, self._on_answers, self._on_failed = call_soon_in_this_loop(), on_answers, on_failed
+        started(self._run, "asyncdata-exchange")
+
+    def put(self, data: bytes) -> None:
+        """What to say next. From any thread."""
+        self._queue.put(data)
+
+    def end(self) -> None:
+        """Nothing else is said. Nobody waits for a call that does not return."""
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while (data := self._queue.get()) is not None:
+            late = threading.Timer(self._timeout_s, self._fail, ["did not take part"])
+            late.daemon = True
+            late.start()
+            try:
+                answers = self._exchange(data)
+            except Exception as error:  # whatever the trainer's library raises
+                self._fail(f"cannot be reached: {error!r}")
+                return
+            finally:
+                late.cancel()
+            self._call_soon(partial(self._on_answers, answers))
+
+    def _fail(self, what: str) -> None:
+        error = WorkerError(
+            f"AD486 the other ranks {what} in an exchange of rows' lengths "
+            f"(exchange_timeout_s={self._timeout_s:g}): one of them has died, or does not read from its loader. Restart "
+            "all of them from a snapshot"
+        )
+        self._call_soon(partial(self._on_failed, error))

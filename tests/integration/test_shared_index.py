@@ -1,0 +1,338 @@
+"""Ranks that share the row index have the same batches for fewer rows, and what goes wrong is named."""
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import asyncdata
+from asyncdata import (
+    BadRowError,
+    ConfigError,
+    HardPacking,
+    Mix,
+    Part,
+    RowShuffle,
+    SoftPacking,
+    WorkerError,
+    XTunerPacking,
+)
+from tests.support.exchanges import Meeting
+from tests.support.planned_fns import numbered
+from tests.support.ranks import make
+
+Knobs = dict[str, Any]
+
+NUM_ROWS = 240
+PLANS: dict[str, Knobs] = {
+    "xtuner": {"packing": XTunerPacking(max_length=24, seed=5), "shuffle": True},
+    "soft": {"packing": SoftPacking(max_length=24), "plan_packs": True, "shuffle": "full"},
+    "hard": {"packing": HardPacking(max_length=24), "plan_packs": True, "shuffle": "full"},
+    "rows": {"shuffle": RowShuffle(only_kept=True), "bad_rows": "raise"},
+    "every row": {"shuffle": "full"},
+    "some rows": {"shuffle": RowShuffle(method="none", first=10, stop=120)},
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """So that a few rows fill dozens of blocks."""
+    monkeypatch.setattr("asyncdata.loader.opened_rows._INDEX_BLOCK_BYTES", 256)
+
+
+@pytest.fixture
+def path(jsonl_file):
+    """Each 17th row has no token, and is dropped."""
+    return jsonl_file([{"id": number, "n": number * 7 % 17} for number in range(NUM_ROWS)])
+
+
+class Calls:
+    """A tokenize function that counts its calls by row."""
+
+    version = "1"
+
+    def __init__(self) -> None:
+        self.of_row: Counter[int] = Counter()
+
+    def __call__(self, row: Knobs) -> Any:
+        self.of_row[row["id"]] += 1
+        return numbered(row)
+
+
+def epoch_of_all(
+    path: Any, world_size: int, meeting: Meeting | None, knobs: Any = {}, round_up: bool = True, **settings: Any
+) -> list[Any]:
+    """The batches of one epoch of each rank. ``knobs``: by rank."""
+    with ExitStack() as stack:
+        loaders = []
+        for rank in range(world_size):
+            exchange = None if meeting is None else meeting.of(rank)
+            ranks = asyncdata.Ranks(rank=rank, world_size=world_size, exchange=exchange, round_up=round_up)
+            own = {
+                "cache": {"folder": ""},
+                "seed": 3,
+                "epochs": 1,
+                "tokenize_fn": numbered,
+                **settings,
+                **(knobs[rank] if knobs else {}),
+            }
+            loaders.append(stack.enter_context(make(path, ranks=ranks, **own)))
+        iterators = [iter(loader) for loader in loaders]
+        found: list[Any] = [[] for _ in loaders]
+        for batches in itertools.zip_longest(*iterators):
+            for rank, batch in enumerate(batches):
+                found[rank].append(batch)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_the_batches_are_those_without_an_exchange(path, plan, world_size):
+    alone = epoch_of_all(path, world_size, None, **plan)
+
+    assert epoch_of_all(path, world_size, Meeting(world_size), **plan) == alone
+
+
+@pytest.mark.parametrize("plan", ["xtuner", "soft", "rows"])
+def test_each_row_is_counted_by_one_rank_and_tokenized_by_its_own(path, plan):
+    calls = Calls()
+
+    epoch_of_all(path, 4, Meeting(4), tokenize_fn=calls, round_up=False, **PLANS[plan])
+
+    twice = sum(number == 2 for row, number in calls.of_row.items() if row * 7 % 17)
+    assert twice >= 0.9 * NUM_ROWS * 16 / 17  # but for those of packs at the end, which are every rank's
+    assert sum(calls.of_row.values()) < 2.3 * NUM_ROWS  # the canaries are every rank's, too
+
+
+def test_what_one_rank_has_stored_is_given_to_the_others(path, tmp_path):
+    first, calls = Calls(), Calls()
+    folders = [{"cache": {"folder": str(tmp_path / str(rank))}} for rank in range(3)]
+    alone = epoch_of_all(path, 1, None, folders, tokenize_fn=first, **PLANS["soft"])
+    assert len(alone[0]) > 3
+    expected = epoch_of_all(path, 3, None, **PLANS["soft"])
+
+    assert epoch_of_all(path, 3, Meeting(3), folders, tokenize_fn=calls, **PLANS["soft"]) == expected
+    again = Calls()
+    assert epoch_of_all(path, 3, Meeting(3), folders, tokenize_fn=again, **PLANS["soft"]) == expected
+
+    assert sum(calls.of_row.values()) < 1.3 * NUM_ROWS
+    assert again.of_row == calls.of_row
+
+
+@pytest.mark.parametrize("num_bytes", [0, 30, 700, 2000])
+def test_what_is_stored_in_part_is_completed(path, tmp_path, num_bytes):
+    folders = [{"cache": {"folder": str(tmp_path / str(rank))}} for rank in range(2)]
+    expected = epoch_of_all(path, 2, Meeting(2), folders, **PLANS["hard"])
+    (file,) = (tmp_path / "1" / "index").glob("*.index")
+    whole = file.read_bytes()
+    assert len(whole) > 2000
+    for rank in range(2):
+        (one,) = (tmp_path / str(rank) / "index").glob("*.index")
+        one.write_bytes(whole[: (rank + 1) * num_bytes])
+
+    assert epoch_of_all(path, 2, Meeting(2), folders, **PLANS["hard"]) == expected
+    assert epoch_of_all(path, 2, None, folders, **PLANS["hard"]) == expected
+
+
+def failures_of(path: Any, meeting: Meeting, num_ranks: int, world_size: int, **settings: Any) -> list[BaseException]:
+    """The error with which each rank's first batch ends."""
+    with ExitStack() as stack:
+        loaders = []
+        for rank in range(num_ranks):
+            sources = path if isinstance(path, list) else [path] * num_ranks
+            ranks = asyncdata.Ranks(rank=rank, world_size=world_size, exchange=meeting.of(rank), exchange_timeout_s=60)
+            knobs = {"cache": {"folder": ""}, "tokenize_fn": numbered, **PLANS["soft"], **settings}
+            loaders.append(stack.enter_context(make(sources[rank], ranks=ranks, **knobs)))
+        stack.callback(meeting.end)
+        errors = []
+        for loader in loaders:
+            with pytest.raises(asyncdata.AsyncDataError) as caught:
+                next(iter(loader))
+            errors.append(caught.value)
+    return errors
+
+
+def test_ranks_with_other_data_are_named(path, jsonl_file):
+    other = jsonl_file([{"id": 0, "n": 3}], "other.jsonl")
+
+    errors = failures_of([path, other, path], Meeting(3), 3, 3)
+
+    assert all(isinstance(error, ConfigError) and "AD487" in str(error) for error in errors)
+    assert "rank 1 counts other rows than rank 0" in str(errors[0])
+
+
+def test_a_bad_row_ends_all_ranks_with_the_same_error(jsonl_file):
+    rows = [json.dumps({"id": number, "n": 3}) for number in range(NUM_ROWS)]
+    rows[200] = "{"
+    bad = jsonl_file(rows, "bad.jsonl") if False else None
+    assert bad is None
+    path = jsonl_file([{"id": 0, "n": 1}], "bad.jsonl")
+    Path(path).write_text("\n".join(rows) + "\n")
+
+    errors = failures_of(path, Meeting(2), 2, 2)
+
+    assert all(isinstance(error, BadRowError) and ":201" in str(error) for error in errors)
+
+
+def test_a_rank_that_is_closed_is_named_by_the_others(path):
+    gate = threading.Event()
+
+    def waits(row: Knobs) -> Any:
+        gate.wait()
+        return numbered(row)
+
+    meeting = Meeting(3)
+    with ExitStack() as stack:
+        loaders = []
+        for rank in range(3):
+            ranks = asyncdata.Ranks(rank=rank, world_size=3, exchange=meeting.of(rank))
+            loader = make(path, waits, ranks=ranks, cache={"folder": ""}, **PLANS["soft"])
+            loaders.append(stack.enter_context(loader))
+        threading.Thread(target=loaders[2].close).start()
+        gate.set()
+        for loader in loaders[:2]:
+            with pytest.raises(WorkerError, match=r"AD486 rank 2 takes no part .* closed"):
+                next(iter(loader))
+
+
+def test_an_exchange_that_fails_is_an_error(path):
+    def broken(_: bytes) -> list[bytes]:
+        raise ConnectionResetError("peer")
+
+    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=broken)
+    with (
+        make(path, ranks=ranks, tokenize_fn=numbered, **PLANS["soft"]) as loader,
+        pytest.raises(WorkerError, match=r"AD486 .*peer"),
+    ):
+        next(iter(loader))
+
+
+def test_a_rank_that_never_comes_is_an_error_in_time_and_close_does_not_wait(path):
+    never = threading.Event()
+
+    def hangs(_: bytes) -> list[bytes]:
+        never.wait()
+        raise ConnectionResetError
+
+    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=hangs, exchange_timeout_s=0.05)
+    with (
+        make(path, ranks=ranks, tokenize_fn=numbered, **PLANS["soft"]) as loader,
+        pytest.raises(WorkerError, match=r"AD486 .*did not take"),
+    ):
+        next(iter(loader))
+    never.set()
+
+
+@pytest.mark.parametrize("answer", [[b""], [b"", b""], None, [b"\xc0"] * 2], ids=["too few", "empty", "none", "other"])
+def test_an_exchange_that_returns_something_else_is_an_error(path, answer):
+    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=lambda _: answer)
+    with (
+        make(path, ranks=ranks, tokenize_fn=numbered, **PLANS["soft"]) as loader,
+        pytest.raises(ConfigError, match="AD487"),
+    ):
+        next(iter(loader))
+
+
+def test_settings_for_which_nothing_can_be_shared_are_refused(path):
+    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=Meeting(2).of(0))
+    with pytest.raises(ConfigError, match=r"AD487 .*plan_packs=True"):
+        make(path, ranks=ranks)
+    with pytest.raises(ConfigError, match=r"AD487 .*mixture"):
+        make(Mix({"a": Part(path), "b": Part(path)}), ranks=ranks, shuffle="full")
+    with pytest.raises(ConfigError, match=r"exchange is a function"):
+        asyncdata.Ranks(rank=0, world_size=2, exchange="gloo")
+
+
+def test_a_restore_while_rows_are_counted_goes_on_with_the_round(path):
+    expected = epoch_of_all(path, 2, None, **PLANS["soft"])
+    meeting, gate = Meeting(2), threading.Event()
+
+    def waits(row: Knobs) -> Any:
+        if row["id"] == 100:
+            gate.wait()
+        return numbered(row)
+
+    with ExitStack() as stack:
+        loaders = []
+        for rank in range(2):
+            ranks = asyncdata.Ranks(rank=rank, world_size=2, exchange=meeting.of(rank))
+            knobs = {"cache": {"folder": ""}, "seed": 3, "epochs": 1, **PLANS["soft"]}
+            loaders.append(stack.enter_context(make(path, waits, ranks=ranks, **knobs)))
+        state = loaders[0].state_dict()
+        for loader in loaders:
+            loader.load_state_dict(state)
+        gate.set()
+        found: list[Any] = [[], []]
+        for batches in itertools.zip_longest(*map(iter, loaders)):
+            for rank, batch in enumerate(batches):
+                found[rank].append(batch)
+    assert found == expected
+
+
+RANK = """
+import hashlib, os, signal, sys
+import torch.distributed as dist
+from asyncdata import DataLoader, HardPacking, Ranks
+from asyncdata.integrations.torch import exchange
+import asyncdata.loader.opened_rows as opened_rows
+opened_rows._INDEX_BLOCK_BYTES = 256
+path, rank, world_size, store, dies_at = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4], int(sys.argv[5])
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+share, calls = exchange(timeout_s=60), iter(range(10**6))
+
+def shares(data):
+    if next(calls) == dies_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return share(data)
+
+knobs = dict(packing=HardPacking(max_length=24), plan_packs=True, shuffle="full", batch_size=1, epochs=1, num_workers=1)
+ranks = Ranks(rank=rank, world_size=world_size, exchange=shares if world_size > 1 else None)
+found = []
+try:
+    fn = "tests.support.planned_fns:numbered"
+    with DataLoader(path, tokenize_fn=fn, ranks=ranks, cache={"folder": ""}, timeout_s=100, **knobs) as loader:
+        for (pack,) in loader:
+            found.append([int(token) for document in pack for token in document.tokens])
+except Exception as error:
+    print("ERROR", str(error).split()[0])
+else:
+    print(found)
+os._exit(0)  # the others may be gone, and gloo would wait for them
+"""
+
+
+def run_ranks(path: Any, tmp_path: Path, world_size: int, dying: Any = {}) -> list[str]:
+    """What each rank of a run over gloo says; ``dying``: the call before which a rank kills itself."""
+    pytest.importorskip("torch")
+    store = tmp_path / f"store{world_size}{len(dying)}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(path), str(rank), str(world_size), str(store), str(dying.get(rank, -1))],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    return [process.communicate(timeout=240)[0].strip() for process in processes]
+
+
+@pytest.mark.thorough
+def test_ranks_share_over_gloo_and_a_rank_that_is_killed_is_an_error_of_the_others(path, tmp_path):
+    (alone,) = run_ranks(path, tmp_path, 1)
+    packs = json.loads(alone)
+
+    dealt = [json.loads(said) for said in run_ranks(path, tmp_path, 2)]
+
+    assert [pack for step in itertools.zip_longest(*dealt) for pack in step][: len(packs)] == packs
+    for call in (0, 2):
+        folder = tmp_path / str(call)
+        folder.mkdir()
+        first, second = run_ranks(path, folder, 2, {1: call})
+        assert (first, second) == ("ERROR AD486", "")

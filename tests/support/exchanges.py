@@ -1,0 +1,44 @@
+"""Exchanges between ranks that are threads of this process."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WAIT_S = 120
+"""Nothing takes so long: a rank that is waited for has been lost."""
+
+
+class Meeting:
+    """What all ranks say is handed to each, when all have said something.
+
+    :ivar num_bytes: what each rank has said so far.
+    :ivar num_calls: the calls of all ranks together that were answered.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._barrier = threading.Barrier(world_size)
+        self._said = [b""] * world_size
+        self.num_bytes = [0] * world_size
+        self.num_calls = 0
+
+    def of(self, rank: int) -> Callable[[bytes], list[bytes]]:
+        """The exchange of one rank."""
+
+        def exchange(data: bytes) -> list[bytes]:
+            self._said[rank] = data
+            self.num_bytes[rank] += len(data)
+            self._barrier.wait(WAIT_S)
+            answers = list(self._said)
+            self._barrier.wait(WAIT_S)  # nobody says the next thing before all have heard this one
+            self.num_calls += 1
+            return answers
+
+        return exchange
+
+    def end(self) -> None:
+        """Every call fails from now on."""
+        self._barrier.abort()
