@@ -137,7 +137,8 @@ def page(name):
 
 
 def test_the_pages_list_every_check_knob_and_feature_and_that_ours_passes():
-    reference, results = page("reference/testing.md"), page("explanation/resume-conformance.md")
+    reference = page("reference/testing.md")
+    results = reference.partition("\n## Who passes what\n")[2]
 
     assert len(CHECKS) == 16
     for name, check in CHECKS.items():
