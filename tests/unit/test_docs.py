@@ -234,7 +234,6 @@ def declared_and_documented() -> dict[str, tuple[list[str], list[str]]]:
     """What the source has, and what the reference has, by what it is."""
     errors, snapshots, configuration = read("errors.md"), read("snapshot-format.md"), read("configuration.md")
     used = {code for path in PACKAGE.rglob("*.py") for code in re.findall(r"\bAD\d{3}\b", path.read_text("utf-8"))}
-    counters = [name for name in Counters.__struct_fields__ if name != "mixture"]  # a snapshot has it beside them
     kinds = [name for name in asyncdata.__all__ if issubclass(of_type(getattr(asyncdata, name)), BaseException)]
     in_tree = re.findall(r"\b[A-Z]\w+(?=[ \n])", errors.split("```")[1])
     settings = [name for kind in (asyncdata.LoaderConfig, *STRUCTS.values()) for name in kind.__struct_fields__]
@@ -252,7 +251,7 @@ def declared_and_documented() -> dict[str, tuple[list[str], list[str]]]:
             sorted(first_cells(section(read("statistics.md"), "Fields").partition("| dict |")[0])),
         ),
         "a state": (
-            ["format", *Snapshot.__struct_fields__, *counters],
+            [*Snapshot.__struct_fields__, *Counters.__struct_fields__],
             first_cells(section(snapshots, "The state dict")),
         ),
         "a snapshot's header": (list(Header.__struct_fields__), first_cells(section(snapshots, "The file"))),
