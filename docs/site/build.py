@@ -1,9 +1,8 @@
-"""Builds the documentation as a site; needs the extra ``docs``.
+"""Builds the documentation as a site: ``python docs/site/build.py FOLDER [VERSION]``; needs the extra ``docs``.
 
-``python docs/site/build.py FOLDER [VERSION]``. The pages are those of this folder, with the tables that
-``reference.py`` makes from the code, the changelog, and the examples, which the search leaves out. Their order in the
-navigation is that of ``docs/index.md``. Nothing is loaded from the network. A link that leads nowhere, and a page that
-is not in the index, are errors.
+The pages are those of this folder, with the tables that ``reference.py`` makes from the code, the changelog, and the
+examples, which the search leaves out. Their order in the navigation is that of ``docs/index.md``. Nothing is loaded
+from the network. A link that leads nowhere, and a page that is not in the index, are errors.
 
 With a version, such as ``0.1``, the site is built into a folder of that name, beside those of other versions. Each page
 has a menu of all versions, and the start page leads to the newest.
@@ -33,29 +32,12 @@ def main(site: Path, version: str = "") -> None:
         gather(folder / "docs")
         settings = (ROOT / "docs/site/mkdocs.yml").read_text()
         settings += "\nextra:\n  version: {provider: mike}\n" if version else ""
-        (folder / "mkdocs.yml").write_text(
-            f"{settings}\ndocs_dir: docs\nnav:\n{navigation(folder / 'docs')}"
-        )
+        (folder / "mkdocs.yml").write_text(f"{settings}\ndocs_dir: docs\nnav:\n{navigation(folder / 'docs')}")
         shutil.copy(ROOT / "docs/site/docstrings.py", folder)
         target = str((site / version).resolve())
-        command = [
-            sys.executable,
-            "-m",
-            "mkdocs",
-            "build",
-            "--strict",
-            "--quiet",
-            "--site-dir",
-            target,
-        ]
-        paths = [
-            str(ROOT),
-            *filter(None, [os.environ.get("PYTHONPATH")]),
-        ]  # its docstrings, not an installed package's
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(paths),
-            "NO_MKDOCS_2_WARNING": "1",
-        }
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", target]
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # its docstrings, not an installed package's
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NO_MKDOCS_2_WARNING": "1"}
         subprocess.run(command, cwd=folder, env=environment, check=True)
     if version:
         list_versions(site)
@@ -63,25 +45,12 @@ def main(site: Path, version: str = "") -> None:
 
 def list_versions(site: Path) -> None:
     """Write what the menu of versions reads, and the start page."""
-    found = [
-        folder.name
-        for folder in site.iterdir()
-        if (folder / "index.html").is_file()
-    ]
-    found.sort(
-        key=lambda name: [
-            int(part) if part.isdecimal() else -1 for part in name.split(".")
-        ],
-        reverse=True,
-    )
-    versions = [
-        {"version": name, "title": name, "aliases": []} for name in found
-    ]
+    found = [folder.name for folder in site.iterdir() if (folder / "index.html").is_file()]
+    found.sort(key=lambda name: [int(part) if part.isdecimal() else -1 for part in name.split(".")], reverse=True)
+    versions = [{"version": name, "title": name, "aliases": []} for name in found]
     (site / "versions.json").write_text(json.dumps(versions))
     newest = html.escape(found[0])
-    (site / "index.html").write_text(
-        f'<!doctype html><meta http-equiv="refresh" content="0; url={newest}/">\n'
-    )
+    (site / "index.html").write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={newest}/">\n')
 
 
 def gather(target: Path) -> None:
@@ -89,11 +58,7 @@ def gather(target: Path) -> None:
     sys.path.insert(0, str(ROOT))
     from reference import filled
 
-    shutil.copytree(
-        ROOT / "docs",
-        target,
-        ignore=shutil.ignore_patterns("site", "ruff.toml"),
-    )
+    shutil.copytree(ROOT / "docs", target, ignore=shutil.ignore_patterns("site", "ruff.toml"))
     shutil.copy(ROOT / "docs/site/tables.css", target)
     shutil.copy(ROOT / "CHANGELOG.md", target / "changelog.md")
     for program in sorted((ROOT / "examples").rglob("*.py")):
@@ -101,12 +66,7 @@ def gather(target: Path) -> None:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(page_of(program))
     for page in target.rglob("*.md"):
-        page.write_text(
-            _LINK.sub(
-                lambda link, at=page: relinked(link, at, target),
-                filled(page.read_text()),
-            )
-        )
+        page.write_text(_LINK.sub(lambda link, at=page: relinked(link, at, target), filled(page.read_text())))
 
 
 def relinked(link: re.Match[str], page: Path, target: Path) -> str:
@@ -115,16 +75,12 @@ def relinked(link: re.Match[str], page: Path, target: Path) -> str:
     if "://" in path:
         return link[0]
 
-    source = Path(
-        os.path.normpath(ROOT / "docs" / page.relative_to(target).parent / path)
-    )
+    source = Path(os.path.normpath(ROOT / "docs" / page.relative_to(target).parent / path))
     if source == ROOT / "CHANGELOG.md":
         found = target / "changelog.md"
     elif source.is_relative_to(ROOT / "examples"):
         found = (target / source.relative_to(ROOT)).with_suffix(".md")
-    elif page == target / "changelog.md" and source.is_relative_to(
-        ROOT / "docs/docs"
-    ):
+    elif page == target / "changelog.md" and source.is_relative_to(ROOT / "docs/docs"):
         found = target / source.relative_to(ROOT / "docs/docs")
     else:
         return link[0]
@@ -135,11 +91,7 @@ def relinked(link: re.Match[str], page: Path, target: Path) -> str:
 def page_of(program: Path) -> str:
     """The page of an example: its docstring's first line as the title, and its text."""
     text = program.read_text()
-    title = (
-        (ast.get_docstring(ast.parse(text)) or program.stem)
-        .splitlines()[0]
-        .rstrip(".")
-    )
+    title = (ast.get_docstring(ast.parse(text)) or program.stem).splitlines()[0].rstrip(".")
     no_search = "---\nsearch:\n  exclude: true\n---\n\n"
     return f"{no_search}# {title}\n\n`{program.relative_to(ROOT)}`\n\n````python\n{text}````\n"
 
@@ -149,26 +101,12 @@ def navigation(docs: Path) -> str:
     lines, seen = ["- index.md"], {"index.md"}
     for section in (docs / "index.md").read_text().split("\n## ")[1:]:
         title = section.partition("\n")[0]
-        pages = [
-            page
-            for page, _ in _LINK.findall(section)
-            if page not in seen and not page.startswith("examples/")
-        ]
+        pages = [page for page, _ in _LINK.findall(section) if page not in seen and not page.startswith("examples/")]
         pages = list(dict.fromkeys(pages))
         seen.update(pages)
-        lines += (
-            [f"- {title}:", *(f"  - {page}" for page in pages)] if pages else []
-        )
-    examples = sorted(
-        str(page.relative_to(docs))
-        for page in (docs / "examples").rglob("*.md")
-    )
-    return (
-        "\n".join(
-            [*lines, "- Examples:", *(f"  - {page}" for page in examples)]
-        )
-        + "\n"
-    )
+        lines += [f"- {title}:", *(f"  - {page}" for page in pages)] if pages else []
+    examples = sorted(str(page.relative_to(docs)) for page in (docs / "examples").rglob("*.md"))
+    return "\n".join([*lines, "- Examples:", *(f"  - {page}" for page in examples)]) + "\n"
 
 
 if __name__ == "__main__":

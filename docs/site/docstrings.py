@@ -5,15 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from griffe import (
-    Class,
-    Extension,
-    Function,
-    Object,
-    Parameter,
-    ParameterKind,
-    Parameters,
-)
+from griffe import Class, Extension, Function, Object, Parameter, ParameterKind, Parameters
 
 _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):`(~?)([^`]+)`")
 _CODE_FOLLOWS = re.compile(r"^::$|(?<=:):$", re.MULTILINE)
@@ -38,18 +30,10 @@ class Structs(Extension):
         for class_ in _classes(pkg):
             line = [class_, *class_.mro()]
             if (
-                any(
-                    str(base).endswith("Struct")
-                    for each in line
-                    for base in each.bases
-                )
+                any(str(base).endswith("Struct") for each in line for base in each.bases)
                 and "__init__" not in class_.members
             ):
-                fields = {
-                    name: field
-                    for each in reversed(line)
-                    for name, field in _fields(each)
-                }
+                fields = {name: field for each in reversed(line) for name, field in _fields(each)}
                 class_.set_member("__init__", _constructor(fields))
 
 
@@ -83,9 +67,6 @@ def _constructor(fields: dict[str, Any]) -> Function:
     kind = ParameterKind.positional_or_keyword
     own = [Parameter("self", kind=kind)]
     own += [
-        Parameter(
-            name, annotation=field.annotation, kind=kind, default=field.value
-        )
-        for name, field in fields.items()
+        Parameter(name, annotation=field.annotation, kind=kind, default=field.value) for name, field in fields.items()
     ]
     return Function("__init__", parameters=Parameters(*own))

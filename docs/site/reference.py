@@ -35,9 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "asyncdata"
 
 _MARK = re.compile(r"^<!-- generated: (\w+)(?: (.*?))? -->$", re.MULTILINE)
-_ENTRY = re.compile(
-    r"^:ivar (\w+): (.*?)(?=^:|^\S|\Z)", re.DOTALL | re.MULTILINE
-)
+_ENTRY = re.compile(r"^:ivar (\w+): (.*?)(?=^:|^\S|\Z)", re.DOTALL | re.MULTILINE)
 _ROLE = re.compile(r":\w+:`~?(?:[\w.]*\.)?(\w+)`")
 _EVENT = re.compile(r"^\| `([\w.]+)` \| (.*) \|$", re.MULTILINE)
 _PLAIN = {int: "any integer", bool: "bool", str: "text"}
@@ -60,17 +58,13 @@ def filled(text: str) -> str:
     if "<!-- generated: events -->" in text:
         found = logged_events()
         text = _EVENT.sub(
-            lambda row: (
-                f"| `{row[1]}` | {_of_event(*found[row[1]])} | {row[2]} |"
-            ),
+            lambda row: f"| `{row[1]}` | {_of_event(*found[row[1]])} | {row[2]} |",
             text,
         )
     return _MARK.sub(lambda mark: makers[mark[1]](mark[2] or ""), text)
 
 
-def _table(
-    columns: str, rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]
-) -> str:
+def _table(columns: str, rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
     head = f"| {columns} |\n|{'---|' * (columns.count('|') + 1)}\n"
     return head + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -78,9 +72,7 @@ def _table(
 def _named(path: str) -> type:
     module, _, name = path.rpartition(".")
     found: type = getattr(
-        importlib.import_module(
-            f"asyncdata.{module}" if module else "asyncdata"
-        ),
+        importlib.import_module(f"asyncdata.{module}" if module else "asyncdata"),
         name,
     )
     return found
@@ -93,11 +85,7 @@ def meanings_of(kind: type) -> dict[str, str]:
     """What the class's docstring says of each field, in one line of Markdown."""
     found = {}
     for name, text in _ENTRY.findall(inspect.cleandoc(kind.__doc__ or "")):
-        line = (
-            _ROLE.sub(r"`\1`", " ".join(text.split()))
-            .replace("``", "`")
-            .removesuffix(".")
-        )
+        line = _ROLE.sub(r"`\1`", " ".join(text.split())).replace("``", "`").removesuffix(".")
         found[name] = line.replace("|", r"\|")
     return found
 
@@ -109,13 +97,7 @@ def values_of(annotation: Any) -> str:
         if meta.description is not None:
             return str(meta.description)
 
-        return (
-            f"above {meta.gt}"
-            if meta.gt is not None
-            else f"from {meta.ge}"
-            if meta.ge is not None
-            else str(kind)
-        )
+        return f"above {meta.gt}" if meta.gt is not None else f"from {meta.ge}" if meta.ge is not None else str(kind)
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{word}`" for word in get_args(annotation))
     if get_origin(annotation) in (Union, UnionType):
@@ -124,9 +106,7 @@ def values_of(annotation: Any) -> str:
         return f"a {get_origin(annotation).__name__}"
     if annotation is NoneType:
         return "None"
-    if isinstance(annotation, type) and hasattr(
-        annotation, "__struct_fields__"
-    ):
+    if isinstance(annotation, type) and hasattr(annotation, "__struct_fields__"):
         return f"`{annotation.__name__}` or a dict"
 
     return _PLAIN[annotation]
@@ -144,14 +124,8 @@ def settings(what: str) -> str:
     rows = []
     for name in names or kind.__struct_fields__:
         default = getattr(config, name)
-        shown = (
-            repr(default)
-            if not hasattr(default, "__struct_fields__")
-            else f"{type(default).__name__}()"
-        )
-        rows.append(
-            (f"`{name}`", f"`{shown}`", values_of(types[name]), meanings[name])
-        )
+        shown = repr(default) if not hasattr(default, "__struct_fields__") else f"{type(default).__name__}()"
+        rows.append((f"`{name}`", f"`{shown}`", values_of(types[name]), meanings[name]))
     return _table("setting | default | values | meaning", rows)
 
 
@@ -174,9 +148,7 @@ def keys() -> str:
 
 def fields(path: str) -> str:
     """A row for each field that the docstring of a class explains."""
-    rows = [
-        (f"`{name}`", text) for name, text in meanings_of(_named(path)).items()
-    ]
+    rows = [(f"`{name}`", text) for name, text in meanings_of(_named(path)).items()]
     return _table("field | meaning", rows)
 
 
@@ -186,10 +158,7 @@ def fields(path: str) -> str:
 def checks() -> str:
     """A row for each check of the kit."""
     kit = importlib.import_module("asyncdata.testing")
-    rows = [
-        (f"`{name}`", check.about, check.seen_in)
-        for name, check in kit.CHECKS.items()
-    ]
+    rows = [(f"`{name}`", check.about, check.seen_in) for name, check in kit.CHECKS.items()]
     return _table("check | what goes wrong | seen in", rows)
 
 
@@ -205,13 +174,9 @@ def features() -> str:
 # Commands
 
 
-def contexts_of(
-    command: click.Command, parent: click.Context | None = None
-) -> Iterator[click.Context]:
+def contexts_of(command: click.Command, parent: click.Context | None = None) -> Iterator[click.Context]:
     """A context of each command, without those that have commands themselves."""
-    context = click.Context(
-        command, parent, command.name, **command.context_settings
-    )
+    context = click.Context(command, parent, command.name, **command.context_settings)
     if not isinstance(command, click.Group):
         yield context
         return
@@ -224,16 +189,9 @@ def command(path: str) -> str:
     """What ``--help`` says of a command, and its arguments and options."""
     from asyncdata.cli.arguments import commands
 
-    context = {
-        context.command_path: context for context in contexts_of(commands)
-    }[path]
-    records = [
-        param.get_help_record(context) for param in context.command.params
-    ]
-    rows = [
-        (f"`{names}`".replace("|", r"\|"), " ".join(about.split()))
-        for names, about in filter(None, records)
-    ]
+    context = {context.command_path: context for context in contexts_of(commands)}[path]
+    records = [param.get_help_record(context) for param in context.command.params]
+    rows = [(f"`{names}`".replace("|", r"\|"), " ".join(about.split())) for names, about in filter(None, records)]
     return f"{inspect.cleandoc(context.command.help or '')}\n\n{_table('argument | meaning', rows)}"
 
 
@@ -242,10 +200,7 @@ def command(path: str) -> str:
 
 @functools.cache
 def _trees() -> list[ast.Module]:
-    return [
-        ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(PACKAGE.rglob("*.py"))
-    ]
+    return [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))]
 
 
 def _text_of(node: ast.AST) -> str | None:
@@ -262,13 +217,7 @@ def _text_of(node: ast.AST) -> str | None:
             if isinstance(part, ast.FormattedValue)
             else None
         )
-        parts.append(
-            str(part.value)
-            if isinstance(part, ast.Constant)
-            else f"{{{name[1]}}}"
-            if name
-            else "..."
-        )
+        parts.append(str(part.value) if isinstance(part, ast.Constant) else f"{{{name[1]}}}" if name else "...")
     return "".join(parts)
 
 
@@ -278,22 +227,11 @@ def messages() -> dict[str, list[tuple[str, str]]]:
     found: dict[str, list[tuple[str, str]]] = {}
     for tree in _trees():
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        names = {
-            id(word): ast.unparse(call.func)
-            for call in calls
-            for word in call.args
-        }
-        inner = {
-            id(part)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.JoinedStr)
-            for part in node.values
-        }
+        names = {id(word): ast.unparse(call.func) for call in calls for word in call.args}
+        inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
         for node in ast.walk(tree):
             text = None if id(node) in inner else _text_of(node)
-            if text and (
-                coded := re.match(r"(AD\d{3})(?: (.+))?$", text, re.DOTALL)
-            ):
+            if text and (coded := re.match(r"(AD\d{3})(?: (.+))?$", text, re.DOTALL)):
                 name = names.get(id(node), "")
                 of_code = found.setdefault(coded[1], [])
                 if coded[2] and not coded[2].strip("{}").isidentifier():
@@ -312,22 +250,15 @@ def errors(bounds: str) -> str:
     rows = []
     for code, of_code in sorted(messages().items()):
         if of_code and f"AD{first}" <= code <= f"AD{last}":
-            names = ", ".join(
-                f"`{name}`"
-                for name in sorted({name for name, _ in of_code} - {""})
-            )
-            texts = dict.fromkeys(
-                re.sub(r"[|<>*]", r"\\\g<0>", text) for _, text in of_code
-            )
+            names = ", ".join(f"`{name}`" for name in sorted({name for name, _ in of_code} - {""}))
+            texts = dict.fromkeys(re.sub(r"[|<>*]", r"\\\g<0>", text) for _, text in of_code)
             rows.append((f"`{code}`", names, "<br>".join(texts)))
     return _table("code | error | messages", rows)
 
 
 def tree() -> str:
     """The tree of errors in their module's docstring."""
-    text = inspect.cleandoc(
-        importlib.import_module("asyncdata.core.errors").__doc__ or ""
-    )
+    text = inspect.cleandoc(importlib.import_module("asyncdata.core.errors").__doc__ or "")
     found = re.search(r"^::\n\n(.*?)\n\n(?=\S)", text, re.DOTALL | re.MULTILINE)
     assert found is not None
     return f"```text\n{inspect.cleandoc(found[1]).replace('``', '')}\n```"
@@ -337,12 +268,7 @@ def tree() -> str:
 def logged_events() -> dict[str, tuple[str, list[str]]]:
     """What the package logs: event -> level and fields, without those that are given as a dict."""
     found: dict[str, tuple[str, list[str]]] = {}
-    for call in (
-        node
-        for one in _trees()
-        for node in ast.walk(one)
-        if isinstance(node, ast.Call)
-    ):
+    for call in (node for one in _trees() for node in ast.walk(one) if isinstance(node, ast.Call)):
         if logged := _LOG.fullmatch(ast.unparse(call.func)):
             level = logged[1].replace("exception", "error")
             names = [word.arg for word in call.keywords if word.arg]
