@@ -137,7 +137,7 @@ class PackState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     D is read again from the snapshot's position. Samples up to ``last`` are skipped, except those that waited.
 
     :ivar epoch: the epoch that is being delivered.
-    :ivar last: the last sample of D that was taken in before the window; None: none was.
+    :ivar last: the last sample of the order that was taken in before the window; None: none was.
     :ivar packer: the packer's state at the start of the window; its references are positions.
     :ivar packs: packs that were closed before the start of the window, and belong to it.
     :ivar num_gone: packs of this window, and of later ones, that are delivered.

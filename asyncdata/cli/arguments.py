@@ -1,6 +1,6 @@
 """The command line: every command, its options, their checks, and what the help says of them, as objects of click.
 
-A test compares them with docs/reference/cli.md. Nothing of the library is imported here, so that ``--help`` is quick.
+docs/reference/cli.md is made of them. Nothing of the library is imported here, so that ``--help`` is quick.
 """
 
 from __future__ import annotations

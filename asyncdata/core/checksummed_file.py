@@ -50,7 +50,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     :ivar blake2b: checksum of the whole file with zeros in this place. It is the first field, so that no other run of
         64 zeros can come before it.
+    :ivar schema: layout of the payload.
+    :ivar library: version of asyncdata that wrote it.
     :ivar created: Unix time, for people; nothing depends on it.
+    :ivar payload_len: bytes of the payload.
     :ivar encoding: of the payload: msgpack or json.
     :ivar files: names of other files that belong to this one; unset where there are none.
     """

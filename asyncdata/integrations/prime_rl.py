@@ -211,7 +211,7 @@ def _plug_in(orchestrator: type) -> None:
         if theirs is None:
             raise ConfigError(
                 f"AD464 this version of prime-rl has no {kind.__name__}.{name}, so that asyncdata cannot tell which "
-                "tasks were trained on: use the version that docs/how-to/use-it-with-prime-rl.md names"
+                "tasks were trained on: use the version that docs/how-to/use-it-with-rl-trainers.md names"
             )
 
         if not isinstance(vars(kind).get(name), functools.partialmethod):

@@ -1,6 +1,6 @@
 """The loader's knobs: their defaults, their checks, and their meaning in one place.
 
-The docstrings and annotations here are also the tables of ``docs/reference/configuration.md``: a test compares them.
+The docstrings and annotations here are also the tables of ``docs/reference/configuration.md``, which is made of them.
 What may be given for a knob is the signature of :class:`~asyncdata.loader.base.BaseLoader`; a test compares it too.
 """
 

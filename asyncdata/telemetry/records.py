@@ -1,4 +1,4 @@
-"""The records of a telemetry file, one JSON object a line. ``docs/reference/telemetry.md`` has their fields.
+"""The records of a telemetry file, one JSON object a line. ``docs/reference/statistics.md`` shows their fields.
 
 A file begins with a :class:`RunStart`. Counts are totals, not differences: a record that is lost costs resolution, and
 no count. A field that has its default is left out.

@@ -1,8 +1,8 @@
 """Builds the documentation as a site: ``python docs/site/build.py FOLDER [VERSION]``; needs the extra ``docs``.
 
-The pages are those of this folder, the changelog, the examples, and the docstrings of every public name. What they are
-called in the navigation, and their order, is that of ``docs/index.md``. Nothing is loaded from the network. A link
-that leads nowhere, and a page that is not in the index, are errors.
+The pages are those of this folder, with the tables that ``reference.py`` makes from the code, the changelog, and the
+examples, which the search leaves out. Their order in the navigation is that of ``docs/index.md``. Nothing is loaded
+from the network. A link that leads nowhere, and a page that is not in the index, are errors.
 
 With a version, such as ``0.1``, the site is built into a folder of that name, beside those of other versions. Each page
 has a menu of all versions, and the start page leads to the newest.
@@ -23,7 +23,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
-_DOCSTRINGS = "reference/docstrings.md"
 
 
 def main(site: Path, version: str = "") -> None:
@@ -56,15 +55,18 @@ def list_versions(site: Path) -> None:
 
 def gather(target: Path) -> None:
     """Put all pages into one folder."""
-    shutil.copytree(ROOT / "docs", target, ignore=shutil.ignore_patterns("site"))
+    sys.path.insert(0, str(ROOT))
+    from reference import filled
+
+    shutil.copytree(ROOT / "docs", target, ignore=shutil.ignore_patterns("site", "ruff.toml"))
+    shutil.copy(ROOT / "docs/site/tables.css", target)
     shutil.copy(ROOT / "CHANGELOG.md", target / "changelog.md")
     for program in sorted((ROOT / "examples").rglob("*.py")):
         page = (target / program.relative_to(ROOT)).with_suffix(".md")
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(page_of(program))
-    (target / _DOCSTRINGS).write_text(docstrings())
     for page in target.rglob("*.md"):
-        page.write_text(_LINK.sub(lambda link, at=page: relinked(link, at, target), page.read_text()))
+        page.write_text(_LINK.sub(lambda link, at=page: relinked(link, at, target), filled(page.read_text())))
 
 
 def relinked(link: re.Match[str], page: Path, target: Path) -> str:
@@ -90,18 +92,8 @@ def page_of(program: Path) -> str:
     """The page of an example: its docstring's first line as the title, and its text."""
     text = program.read_text()
     title = (ast.get_docstring(ast.parse(text)) or program.stem).splitlines()[0].rstrip(".")
-    return f"# {title}\n\n`{program.relative_to(ROOT)}`\n\n````python\n{text}````\n"
-
-
-def docstrings() -> str:
-    """The page with the docstring of each public name."""
-    sys.path.insert(0, str(ROOT))
-    import asyncdata
-
-    names = sorted(name for name in asyncdata.__all__ if not name.startswith("_"))
-    entries = "".join(f"::: asyncdata.{name}\n\n" for name in names)
-    words = "Every public name, by the alphabet. [The API](api.md) explains them in the order of use."
-    return f"# Docstrings\n\n{words}\n\n{entries}"
+    no_search = "---\nsearch:\n  exclude: true\n---\n\n"
+    return f"{no_search}# {title}\n\n`{program.relative_to(ROOT)}`\n\n````python\n{text}````\n"
 
 
 def navigation(docs: Path) -> str:
@@ -112,9 +104,7 @@ def navigation(docs: Path) -> str:
         pages = [page for page, _ in _LINK.findall(section) if page not in seen and not page.startswith("examples/")]
         pages = list(dict.fromkeys(pages))
         seen.update(pages)
-        if title == "Reference":
-            pages.insert(1, _DOCSTRINGS)
-        lines += [f"- {title}:", *(f"  - {page}" for page in pages)]
+        lines += [f"- {title}:", *(f"  - {page}" for page in pages)] if pages else []
     examples = sorted(str(page.relative_to(docs)) for page in (docs / "examples").rglob("*.md"))
     return "\n".join([*lines, "- Examples:", *(f"  - {page}" for page in examples)]) + "\n"
 

@@ -1,4 +1,4 @@
-"""The conformance kit, run on ours and on the peers: the tables of docs/explanation/resume-conformance.md.
+"""The conformance kit, run on ours and on the peers: the tables of docs/reference/testing.md.
 
 ``python -m tests.benchmarks.conformance --peers DIR`` makes the peers' environments where they are not there yet, and
 prints the tables. Each check runs in a process of its own, so that one that hangs is a failure and not the end.

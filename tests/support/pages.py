@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import importlib
+import importlib.util
 import io
 import re
 import shlex
@@ -14,7 +15,14 @@ from typing import Any, NamedTuple
 
 from asyncdata.cli.main import main
 
-__all__ = ("HOME", "Block", "blocks_of", "is_printed", "run_block", "run_command")
+__all__ = ("HOME", "Block", "blocks_of", "is_printed", "reference", "run_block", "run_command")
+
+_SPEC = importlib.util.spec_from_file_location("reference", Path(__file__).parents[2] / "docs/site/reference.py")
+assert _SPEC is not None
+assert _SPEC.loader is not None
+reference = importlib.util.module_from_spec(_SPEC)
+"""What makes the tables of the reference."""
+_SPEC.loader.exec_module(reference)
 
 HOME = "/home/me"
 """What the pages call the folder that their examples run in."""

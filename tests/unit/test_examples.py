@@ -26,7 +26,7 @@ SAID = {
     "06_partial_rollout": "steps 3 to 5 trained on the same bytes as without interruption\n",
     "11_exact_refill": "the 24 steps trained on the same groups as without the kill\n",
 }
-PACKED, FIXED = "07_sft_packed", "08_babilong_fixed_length"
+PACKED, FIXED, PICTURES = "07_sft_packed", "08_babilong_fixed_length", "12_pictures"
 TRL = {
     "09_trl_sft": "resumed: steps 9 to 12 trained on the same rows, with the same losses\n",
     "10_trl_grpo": "the 8 losses are the same\n",
@@ -57,7 +57,7 @@ def run(name, *words):
 
 
 def test_every_example_is_known_here():
-    assert {path.stem for path in EXAMPLES} == {*SAID, PACKED, FIXED, *TRL, *HELPERS}
+    assert {path.stem for path in EXAMPLES} == {*SAID, PACKED, FIXED, PICTURES, *TRL, *HELPERS}
     assert {path.stem for path in OF_FRAMEWORKS} == {f"train_{name}" for name in FRAMEWORKS}
 
 
@@ -88,6 +88,15 @@ def test_a_training_example_resumes_with_the_same_losses_and_draws_them(
     drawn = tmp_path / ("losses.png" if importlib.util.find_spec("matplotlib") else "losses.csv")
     assert f"the {num_losses} losses are the same, bit for bit\n" in run(name, *words)
     assert drawn.stat().st_size > 0
+
+
+@pytest.mark.thorough
+def test_a_model_is_trained_on_pictures_and_resumes_with_the_same_losses():
+    for package in ("torch", "transformers", "PIL"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    done = started("-W", "ignore", ROOT / "examples" / f"{PICTURES}.py", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.endswith("the losses are the same, bit for bit\n")
 
 
 @pytest.mark.thorough
@@ -131,7 +140,7 @@ def test_losses_are_a_table_where_matplotlib_is_not_installed(tmp_path, monkeypa
 @pytest.mark.parametrize("path", [*EXAMPLES, *OF_FRAMEWORKS], ids=lambda path: path.stem)
 def test_an_example_is_short(path):
     is_a_loop = path.stem[0] == "_" or path.stem[:2] in {"04", "05", "06", "11"}
-    is_a_training = path.stem in {PACKED, FIXED, *NEEDED}
+    is_a_training = path.stem in {PACKED, FIXED, PICTURES, *NEEDED}
     assert len(path.read_text().splitlines()) <= (MAX_LINES_OF_A_LOOP if is_a_loop or is_a_training else MAX_LINES)
 
 

@@ -12,10 +12,7 @@ import pytest
 from tests.support.release import ROOT, TYPED
 
 pytestmark = pytest.mark.thorough
-TUTORIALS = sorted(
-    set((ROOT / "docs" / "tutorial").glob("*.md")) - {ROOT / "docs" / "tutorial" / "train-on-pictures.md"}
-)
-"""Not the one whose types are those of transformers."""
+TUTORIALS = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
 
 
 @pytest.fixture(scope="module")

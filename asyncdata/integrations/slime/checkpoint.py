@@ -53,7 +53,9 @@ class SlimeState(msgspec.Struct, frozen=True, kw_only=True):
     """What the snapshot of slime's data source has in addition to a loader's.
 
     :ivar rollout_id: the last rollout that it includes.
-    :ivar kind: where prompts came from.
+    :ivar samples_per_group: ``n_samples_per_prompt``.
+    :ivar numbering: the four numbers.
+    :ivar kind: where prompts came from: ``loader``, ``adapter``, ``sequence`` (a dataset with ``samples``) or ``none``.
     :ivar dataset: the state of a dataset other than this library's loader.
     :ivar metadata: the plugins' metadata, as pairs, as keys need not be text.
     :ivar drops: groups that left the buffer and were not served, by reason.

@@ -23,5 +23,5 @@ The method is *concolic execution*: the template runs on a real chat whose value
    ``texts.UnknownTexts`` answers their questions if the answer is the same for every chat, or records a guard.
 10. The first text of each program is compared with Jinja's, which would show a change in a later release of Jinja.
 
-``docs/explanation/chat-templates.md`` has an example, and says why a rendering with placeholders cannot replace this.
+A rendering with placeholders cannot replace this: a template that looks into a text does so silently.
 """

@@ -38,8 +38,11 @@ def checkout(variable, file, packages=()):
 
 
 def blocks_of(page, language):
-    """The blocks of this language on a how-to page, which tell a user what to write."""
+    """The blocks of this language on a how-to page, or ``page#section`` of it, which tell a user what to write."""
+    page, _, heading = page.partition("#")
     text = (ROOT / "docs/how-to" / page).read_text(encoding="utf-8")
+    if heading:
+        text = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 

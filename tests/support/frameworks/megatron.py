@@ -83,7 +83,9 @@ def framework():
 
 def provider(rows):
     """The class that the page tells a user to write, for these rows."""
-    code = blocks_of("use-it-with-megatron-bridge.md", "py")[0].replace('"rows.jsonl"', "ROWS_PATH")
+    code = blocks_of("use-it-with-torchtitan-and-megatron.md#Megatron-Bridge", "py")[0].replace(
+        '"rows.jsonl"', "ROWS_PATH"
+    )
     imports = "from megatron.bridge.data.base import DatasetProvider"
     assert imports in code
     names = {

@@ -40,7 +40,7 @@ DEFAULTS = {  # what miles' parser gives, and what makes a run short
     # What the how-to page tells a user to set.
     **{
         name.replace("-", "_"): value
-        for name, value in re.findall(r"--([\w-]+) (asyncdata\.\S+)", blocks_of("use-it-with-miles.md", "sh")[0])
+        for name, value in re.findall(r"--([\w-]+) (asyncdata\.\S+)", blocks_of("move-a-slime-run.md#miles", "sh")[0])
     },
 }
 

@@ -13,7 +13,7 @@ from tests.support.frameworks.killed_runs import blocks_of, kill_and_resume, wri
 VARIABLE = "ASYNCDATA_NEMO_RL"
 NEEDS = {VARIABLE: "nemo_rl/data/utils.py"}
 PACKAGES = ("torch", "ray", "torchdata", "yaml")
-PAGE = "use-it-with-nemo-rl.md"
+PAGE = "use-it-with-rl-trainers.md#NeMo-RL"
 ROWS = 42
 BATCH = 4
 

@@ -110,7 +110,7 @@ def _as_the_page_does(index):
     try:
         openrlhf.plug_in = lambda **knobs: plug_in(**{**knobs, "cache": {"folder": str(index)}, "timeout_s": 240})
         runpy.run_module = lambda *_, **__: {}
-        exec(blocks_of("use-it-with-openrlhf.md", "py")[0], {})  # noqa: S102 - the project's own pages
+        exec(blocks_of("use-it-with-rl-trainers.md#OpenRLHF", "py")[0], {})  # noqa: S102 - the project's own pages
     finally:
         openrlhf.plug_in, runpy.run_module = plug_in, own
 

@@ -28,7 +28,7 @@ GROUP = 2
 BATCH = 8
 """Rollouts of a batch: those of four tasks."""
 NUM_BATCHES = 20
-PAGE = "use-it-with-prime-rl.md"
+PAGE = "use-it-with-rl-trainers.md#prime-rl"
 
 
 STAND_INS = {

@@ -14,8 +14,8 @@ from types import ModuleType
 from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, blocks_of
 from tests.support.frameworks.stand_ins import stand_in_for_missing
 
-PAGE = "use-it-with-llama-factory-and-ms-swift.md"
-PAGE_OF_AXOLOTL = "use-it-with-axolotl.md"
+PAGE = "use-it-with-trl.md#LLaMA-Factory and ms-swift"
+PAGE_OF_AXOLOTL = "use-it-with-trl.md#axolotl"
 UNUSED = ("jieba", "matplotlib", "nltk", "rouge_chinese", "tensorboard", "torchaudio")
 ROWS = 40
 BATCH = 2

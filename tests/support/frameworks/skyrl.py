@@ -20,7 +20,7 @@ from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, Stepped, blocks
 VARIABLE = "ASYNCDATA_SKYRL"
 NEEDS = {VARIABLE: "skyrl/train/fully_async_trainer.py"}
 PACKAGES = ("torch", "ray", "torchdata", "loguru", "jaxtyping", "httpx", "cloudpathlib", "pybase64", "tabulate")
-PAGE = "use-it-with-skyrl.md"
+PAGE = "use-it-with-rl-trainers.md#SkyRL"
 ROWS = 42
 EPOCHS = 3
 BATCHES = 48  # more than the training has

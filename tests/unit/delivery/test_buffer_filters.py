@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import statistics
 from collections import Counter
 from fractions import Fraction
-from pathlib import Path
 
 import hypothesis.strategies as st
 import msgspec
@@ -27,7 +25,6 @@ from asyncdata import (
     InvalidGroupError,
     Sample,
     Status,
-    filters,
     has_reward_spread,
     reset_response,
 )
@@ -112,19 +109,6 @@ def test_a_setting_that_cannot_work_is_refused_at_once(make, message):
         make()
 
     assert message in str(caught.value)
-
-
-def test_the_reference_has_every_name_with_its_settings_and_their_defaults():
-    text = (Path(__file__).parents[3] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
-    here = text.partition("\n## Filters\n")[2].partition("\n## ")[0]
-
-    for name in filters.__all__:
-        signature = inspect.signature(getattr(filters, name))
-        plain = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
-        shown = name + str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
-        assert shown.replace("'", '"') in here
-        for field in getattr(getattr(filters, name), "__struct_fields__", ()):
-            assert f"`{field}`" in here
 
 
 # Which groups are served, in which order: models that take one group after the other

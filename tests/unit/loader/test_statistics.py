@@ -141,7 +141,7 @@ def test_opentelemetry_reads_the_numbers_of_a_loader_and_its_parts_until_it_is_g
 
 # Dashboards: the programs of their page run, and log numbers only. The packages are stood in for.
 
-PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "send-numbers-to-a-dashboard.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "look-at-a-run.md"
 MAX_LINES = 7
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 from functools import cache
@@ -16,7 +17,7 @@ from asyncdata.integrations.slime import AsyncDataSource
 from asyncdata.integrations.slime.checkpoint import SlimeState
 from asyncdata.integrations.slime.config import PREFIX, Options, settings_of
 from asyncdata.integrations.slime.rollout_ledger import Numbering
-from tests.support.slime_source import source_of, write_prompts
+from tests.support.slime_source import source_of
 from tests.unit.test_docs import (
     DOCS,
     PACKAGE,
@@ -25,12 +26,10 @@ from tests.unit.test_docs import (
     prose_of,
     read,
     section,
-    signature_of,
     table_rows,
 )
 
 MOVE = DOCS / "how-to" / "move-a-slime-run.md"
-MIGRATE = DOCS / "how-to" / "migrate-to-the-dataset-adapter.md"
 GETATTR = re.compile(r'getattr\(args, "(\w+)", ([^()]*?|\(\)|\{\})\)')
 INTEGRATIONS = sorted((PACKAGE / "integrations" / "slime").glob("*.py"))
 
@@ -92,29 +91,17 @@ def test_every_default_of_an_argument_is_documented():
     assert {name: ast.literal_eval(rows[name][0].strip("`")) for name in defaults} == defaults
 
 
-def test_every_method_and_attribute_of_the_data_source_is_documented(tmp_path):
-    methods, attributes = table("The class", "method"), table("The class", "attribute")
-    names = [name for name in dir(AsyncDataSource) if not name.startswith("_")] + ["__len__"]
-    callables = [getattr(AsyncDataSource, name) for name in names if callable(getattr(AsyncDataSource, name))]
-    assert set(methods) == set(map(signature_of, callables))
-    with source_of(write_prompts(tmp_path / "p.jsonl", 1)) as source:
-        public = {name for name in vars(source) if not name.startswith("_")}
-    assert set(attributes) == public | {name for name in names if not callable(getattr(AsyncDataSource, name))}
+@pytest.mark.parametrize("kind", [AsyncDataSource, HFDatasetAdapterBase, AsyncDatasetAdapter])
+def test_every_method_has_a_docstring_and_its_class_is_in_the_reference(kind):
+    members = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
+
+    assert [name for name, member in members.items() if not inspect.getdoc(member)] == []
+    assert re.search(rf"^::: asyncdata\.[\w.]+\.{kind.__name__}$", read("slime.md"), re.MULTILINE)
 
 
-def test_every_method_of_a_dataset_is_documented():
-    base = table("Datasets", "method of `HFDatasetAdapterBase`")
-    ours = table("Datasets", "member of `AsyncDatasetAdapter`")
-    abstract = [getattr(HFDatasetAdapterBase, name) for name in HFDatasetAdapterBase.__abstractmethods__]
-    assert set(base) == set(map(signature_of, abstract))
-    members = {name: member for name, member in vars(AsyncDatasetAdapter).items() if not name.startswith("_")}
-    own = {name: member for name, member in members.items() if name not in HFDatasetAdapterBase.__abstractmethods__}
-    assert set(ours) == {signature_of(member) if callable(member) else name for name, member in own.items()}
-
-
-def test_the_layout_of_a_checkpoint_is_documented():
-    assert set(table("Checkpoints", "key of slime's file")) == {*Numbering.__struct_fields__, "metadata"}
-    assert list(table("Checkpoints", "field of `slime`")) == list(SlimeState.__struct_fields__)
+@pytest.mark.parametrize("kind", [Numbering, SlimeState])
+def test_the_layout_of_a_checkpoint_is_documented(kind):
+    assert set(kind.__struct_fields__) <= set(first_cells(section(read("slime.md"), "Checkpoints")))
 
 
 def test_every_number_of_its_own_is_documented():
@@ -174,8 +161,7 @@ def test_a_symptom_is_in_the_words_of_our_messages():
         assert any(re.search(".*".join(pieces), message, re.DOTALL) for message in messages()), text
 
 
-@pytest.mark.parametrize("page", [MOVE, MIGRATE], ids=lambda page: page.stem)
-def test_every_key_that_a_page_names_is_one(page):
-    named = set(re.findall(rf"\b{PREFIX}(\w+)\b", prose_of(page)))
+def test_every_key_that_the_page_names_is_one():
+    named = set(re.findall(rf"\b{PREFIX}(\w+)\b", prose_of(MOVE)))
     assert named <= set(Options.__struct_fields__)
     assert named
