@@ -283,7 +283,7 @@ class LoaderOutcomes:
         return reports
 
     def _refuse_other_keys(self, keys: set[str]) -> None:
-        """Refuse the first reports that have rewards, but not the one that the policy reads.
+        """Refuse reports without the reward that the policy reads, as long as that has no score.
 
         :raises InvalidGroupError: AD484.
         """
@@ -292,15 +292,14 @@ class LoaderOutcomes:
         if wanted is None or not keys or wanted in keys:
             return
 
-        known = [part.memories[wanted] for part in parts if wanted in part.memories]
-        if any(memory.num_scores or memory.num_skipped for memory in known):
+        if any(part.memories[wanted].num_scores for part in parts if wanted in part.memories):
             return
 
         names = ", ".join(repr(key) if key else "one without a key" for key in sorted(keys))
         policy = f"key={wanted!r}" if wanted else "without a key"
         raise InvalidGroupError(
-            f"AD484 report() was given the rewards {names}, and the policy reads scores {policy}: give the first "
-            "report that reward, too, or let the policy read another, PassRate(key=...)"
+            f"AD484 report() was given the rewards {names}, and the policy reads scores {policy}, of which "
+            "there are none yet: report that reward, too, or let the policy read another, PassRate(key=...)"
         )
 
     def key_of(self, sample: Sample) -> list[Any]:

@@ -243,7 +243,7 @@ class Rollouts:
             is_degenerate = len(group) > 1 and min(group) == max(group)
             if key:
                 more = RewardCounts(1, len(group), len(given) - len(group), int(is_degenerate), math.fsum(group))
-                self._rewards[key] = self._rewards.get(key, RewardCounts()).plus(more)
+                self._rewards[key] = self._rewards.get(key, RewardCounts()) + more
             else:
                 self._sizes[len(group)] = self._sizes.get(len(group), 0) + 1
                 self.num_degenerate += is_degenerate

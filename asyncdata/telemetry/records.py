@@ -226,9 +226,14 @@ class RewardCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     degenerate: Count = 0
     total: float = 0.0
 
-    def plus(self, more: RewardCounts) -> RewardCounts:
-        """The totals with more groups."""
-        return RewardCounts(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(more)))
+    def __bool__(self) -> bool:
+        return any(msgspec.structs.astuple(self))
+
+    def __add__(self, other: RewardCounts) -> RewardCounts:
+        return RewardCounts(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
+
+    def __sub__(self, other: RewardCounts) -> RewardCounts:
+        return RewardCounts(*map(operator.sub, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 class Interval(_Record, frozen=True, kw_only=True, tag="interval"):

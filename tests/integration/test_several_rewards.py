@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import InvalidGroupError, Mix, Outcomes, Part, PassRate
+from asyncdata.cli.main import main
 from tests.support.examples import in_ci
 from tests.support.loaders import make
 from tests.support.loading import ids, write_rows
@@ -162,16 +163,21 @@ def test_each_part_of_a_mixture_has_its_own(tmp_path):
     assert 'asyncdata_outcome_rewards_total{reward="format"} 10' in now.to_prometheus()
 
 
-def test_a_recorded_run_has_the_totals_of_each_reward(rows, tmp_path):
+def test_a_recorded_run_has_the_totals_of_each_reward_of_each_start_and_its_page_has_their_means(rows, tmp_path):
     with remembering(rows, telemetry=tmp_path / "telemetry") as loader:
         groups = loader.get_samples(3)
-        loader.report(groups, {"accuracy": [0.5, [0.0, 1.0], None], "format": [[None, 1.0], 1.0, 0.5]})
+        loader.report(groups[:1], {"accuracy": [0.5], "format": [[None, 1.0]]})
+        loader.report(groups[1:], {"accuracy": [[0.0, 1.0], None], "format": [1.0, 0.5]})
     (file,) = (tmp_path / "telemetry").glob("*.jsonl")
     last = [record for line in file.read_text().splitlines() if (record := json.loads(line))["kind"] == "interval"][-1]
     assert last["rewards"] == {
         "accuracy": {"groups": 3, "scores": 4, "skipped": 2, "degenerate": 1, "total": 2.0},
         "format": {"groups": 3, "scores": 5, "skipped": 1, "degenerate": 2, "total": 4.0},
     }
+    assert main(["report", str(file.parent), "-o", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "Reward accuracy" in page
+    assert "mean of 5 scores, 1 skipped; 2 of 3 groups have equal scores" in page
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ FIRST = "rank-00000-0000.jsonl"
 
 def fields_in_page(heading):
     page = PAGE.read_text(encoding="utf-8")
-    section = page.split(heading, 1)[1].split("\n## ")[0].split("`by_source` has")[0]
+    section = page.split(heading, 1)[1].split("\n## ")[0].split("\n`")[0]
     return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
 
 
@@ -45,6 +45,7 @@ def test_every_field_of_a_record_is_explained_where_it_is_declared_and_on_the_pa
 
 def test_the_page_has_every_total_of_a_part():
     assert fields_in_page("`by_source` has for each part:") == list(SourceCounts.__struct_fields__)
+    assert fields_in_page("`rewards` has for each of several rewards,") == list(records.RewardCounts.__struct_fields__)
 
 
 def test_a_run_reads_as_it_was_written(tmp_path):
