@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.core.version import __version__
 
 if TYPE_CHECKING:
+    from asyncdata.batching.balance import balance
     from asyncdata.batching.collators.base import Document
     from asyncdata.batching.collators.packed import PackedCollator, XTunerCollator
     from asyncdata.batching.collators.padded import FixedCollator, PaddedCollator, PreferenceCollator
@@ -74,6 +75,7 @@ __all__ = (
     "AsyncDataLoader",
     "BadRowError",
     "BadRows",
+    "balance",
     "BalancedByMetadata",
     "ByMetadata",
     "ByReward",
@@ -148,6 +150,7 @@ __all__ = (
 
 # A worker imports only the modules it needs, and `import asyncdata` none of them.
 _HOMES = {
+    "batching.balance": "balance",
     "batching.collators.base": "Document",
     "batching.collators.packed": "PackedCollator XTunerCollator",
     "batching.collators.padded": "FixedCollator PaddedCollator PreferenceCollator",

@@ -81,6 +81,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         remembered.
     :ivar rows_left: rows of the epoch from :attr:`position` on. An estimate where they lie in windows that were not
         read yet; unset if that cannot be known.
+    :ivar group_drops: tracked groups that the trainer has dropped, by reason; unset if there are none.
     :ivar mixture: a :class:`SavedMixture`: how far each part of a mixture was delivered; unset for a single source.
     """
 
@@ -99,6 +100,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     packing: Any = msgspec.UNSET
     outcomes: Any = msgspec.UNSET
     rows_left: Count | msgspec.UnsetType = msgspec.UNSET
+    group_drops: dict[str, Count] | msgspec.UnsetType = msgspec.UNSET
     mixture: Any = msgspec.UNSET
 
 

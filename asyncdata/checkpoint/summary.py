@@ -59,7 +59,7 @@ def _outcomes(state: OutcomeState | msgspec.UnsetType) -> dict[str, Any] | None:
     if state is msgspec.UNSET:
         return None
 
-    text = None if state.memory is None else state.memory.encode()
+    text = None if state.memory is None else "".join((state.memory, *state.by_key.values())).encode()
     return {
         "num_rows": state.num_rows,
         "num_scores": state.num_scores,

@@ -18,7 +18,7 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import EndOfData, LoaderClosedError
 from asyncdata.core.types import Sample, SampleRange
 from asyncdata.delivery.channel import Channel
-from asyncdata.delivery.ledger import Counters, DeliveryRules, Ledger, Request, State
+from asyncdata.delivery.ledger import Counters, DeliveryRules, Ledger, Request, State, not_tracked
 from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped
 from asyncdata.delivery.rollout_buffer import Chooser, first_in_first_out, validate_groups, without
 from asyncdata.delivery.stream_digest import StreamDigest
@@ -366,6 +366,28 @@ class Coordinator:
         with self._lock:
             self._chooser.refuse_calls()
             self._state = State(self.ledger.acknowledged(keys))
+
+    def track(self) -> None:
+        """Keep groups that are served from now on until they are acknowledged, as under ``commit="on_ack"``."""
+        with self._lock:
+            self._chooser.refuse_calls()
+            self.rules = _structs.replace(self.rules, commit_on_ack=True)
+            self._state = State(self.ledger)  # a new one, which `take_ready` of another thread notices
+
+    def end_groups(self, call: str, keys: Iterable[int], reason: str | None = None) -> int:
+        """Tracked groups are over; return how many were out. See :meth:`~asyncdata.delivery.ledger.Ledger.ended`.
+
+        :raises ConfigError: AD437, if groups are not tracked, or were trained and not out.
+        """
+        with self._lock:
+            self._chooser.refuse_calls()
+            if not self.rules.commit_on_ack:
+                raise not_tracked("track")
+
+            before = self.ledger
+            after = before.ended(call, keys, reason)
+            self._state = State(after)
+            return before.num_out - after.num_out
 
     # The service's side.
 

@@ -12,7 +12,7 @@ from zlib import crc32
 import msgspec
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import InvalidGroupError
+from asyncdata.core.errors import ConfigError, InvalidGroupError
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.delivery.stream_digest import StreamDigest
@@ -32,10 +32,13 @@ __all__ = (
     "RestartPoint",
     "Returned",
     "State",
+    "counted",
     "grouped",
     "journal_key",
     "journal_of",
     "lease_key",
+    "not_out",
+    "not_tracked",
 )
 
 _FILE_BITS = 24
@@ -56,6 +59,25 @@ def grouped(items: Iterable[Sample] | Iterable[Group], call: str) -> list[Group]
         )
 
     return groups
+
+
+def not_out(call: str, group_index: int | None) -> ConfigError:
+    """The error for a group that is not out, and so cannot be consumed."""
+    number = "without a number" if group_index is None or group_index < 0 else group_index
+    return ConfigError(
+        f"AD437 {call} takes a group that get_samples returned, once: group {number} was not served, or was consumed, "
+        "dropped or given back, or was served before groups were tracked"
+    )
+
+
+def not_tracked(call: str) -> ConfigError:
+    """The error where groups are not tracked."""
+    return ConfigError(f"AD437 groups are not tracked: call {call}() before the first group is served")
+
+
+def counted(drops: Mapping[str, int], reason: str, number: int) -> dict[str, int]:
+    """The drops after ``number`` more for this reason."""
+    return {**drops, reason: drops.get(reason, 0) + number} if number else dict(drops)
 
 
 def _is_group(group: Any) -> bool:
@@ -157,6 +179,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     :ivar leases: requests that wait for an acknowledgement, oldest first.
     :ivar acked: positions from ``position`` on that were acknowledged before a restart.
     :ivar journal: rows (file number, byte offset) that are always skipped, because they kill workers.
+    :ivar group_drops: tracked groups that the trainer has dropped, by reason.
     :ivar packs: the progress of packing, an immutable value of ``asyncdata.batching``; None if nothing is packed.
     :ivar head: number of the channel's next item.
     :ivar offset: samples of that item that are delivered.
@@ -169,6 +192,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     leases: tuple[Lease, ...] = ()
     acked: frozenset[Position] = frozenset()
     journal: frozenset[tuple[int, int]] = frozenset()
+    group_drops: dict[str, int] = {}
     packs: Any = None
     head: int = 0
     offset: int = 0
@@ -203,6 +227,26 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         while leases and not leases[0].open:
             del leases[0]
         return msgspec.structs.replace(self, leases=tuple(leases))
+
+    @property
+    def num_out(self) -> int:
+        """Groups that are tracked: served, and not acknowledged."""
+        return sum(len(lease.open) for lease in self.leases)
+
+    def ended(self, call: str, keys: Iterable[int], reason: str | None) -> Ledger:
+        """The ledger after tracked groups are over: they are acknowledged.
+
+        :param call: its name in errors.
+        :param reason: why they were dropped, those that are out; None: they were trained, and all must be out.
+        :raises ConfigError: AD437, if one of those is not.
+        """
+        out, wanted = {key for lease in self.leases for key, _ in lease.open}, set(keys)
+        if reason is None and (missing := wanted - out):
+            raise not_out(call, max(missing))
+
+        ended = wanted & out
+        drops = self.group_drops if reason is None else counted(self.group_drops, reason, len(ended))
+        return msgspec.structs.replace(self.acknowledged(ended), group_drops=drops)
 
     def restart_point(self) -> tuple[Position, Counters, frozenset[Position]]:
         """Where a restart continues: before the oldest lease, or at the position if there is none."""

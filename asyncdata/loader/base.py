@@ -155,16 +155,65 @@ class BaseLoader:
 
         self._engine.coordinator.acknowledge([lease_key(group) for group in grouped(delivered, "ack")])
 
-    def report(self, samples_or_groups: Iterable[Sample] | Iterable[Group], scores: Sequence[Any] | None = None) -> int:
+    def track(self) -> None:
+        """From now on, a group that is served is in every state until it is consumed, dropped or given back.
+
+        For loops that generate without end, beside the training. Say where each group ends: :meth:`consume`,
+        :meth:`drop` or :meth:`add_samples`. A restart serves all others again, in their order: those of the stream are
+        made again from their rows. ``commit="on_ack"`` is the same from the start; a second call has no effect.
+
+        :raises ConfigError: for a loader that packs samples.
+        """
+        self._check()
+        if self._loops_only:
+            self._refuse_call("track")
+        self._engine.coordinator.track()
+
+    def consume(self, groups: Iterable[Sample] | Iterable[Group]) -> None:
+        """Tracked groups were trained: no state has them any more. To be called before the state of that step is taken.
+
+        :param groups: the groups, copies of them, or a sample of each.
+        :raises ConfigError: AD437, if groups are not tracked, or one of these is not out: it was not served, or was
+            already consumed, dropped or given back. Nothing has changed then.
+        """
+        self._end("consume", groups)
+
+    def drop(self, groups: Iterable[Sample] | Iterable[Group], reason: str) -> int:
+        """Tracked groups are not trained, and will not be served again; return how many of them were out.
+
+        A group that is not out, such as one that was given back, is no longer the loop's: nothing happens to it.
+
+        :param reason: under which ``statistics().dropped_groups_total`` and states count them, such as ``stale``.
+        :raises ConfigError: AD437, if groups are not tracked, or the reason is empty.
+        """
+        if not isinstance(reason, str) or not reason:
+            raise ConfigError(f"AD437 drop() takes a reason, such as 'stale', got {reason!r}")
+
+        return self._end("drop", groups, reason)
+
+    def _end(self, call: str, groups: Any, reason: str | None = None) -> int:
+        self._check()
+        from asyncdata.delivery.ledger import grouped, lease_key
+
+        keys = [lease_key(group) for group in grouped(groups, call)]
+        return self._engine.coordinator.end_groups(call, keys, reason)
+
+    def report(
+        self,
+        samples_or_groups: Iterable[Sample] | Iterable[Group],
+        scores: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+    ) -> int:
         """Remember the scores of delivered samples, for ``Outcomes(policy=...)``. For a loader with ``outcomes``.
 
         Each sample counts once an epoch: a score that is reported again, as after a restart, changes nothing. Nor does
         one of an earlier epoch than the last that its row has scores of.
 
         :param scores: for each sample a finite number; for each group one for all its samples, or one for each. None:
-            the samples' ``reward``.
+            the samples' ``reward``. Of several rewards, a dict of these by name; a score that is None is skipped, and
+            counted as such. Each reward is remembered by itself; ``PassRate(key=...)`` reads one of them.
         :return: how many scores were new.
-        :raises InvalidGroupError: if one of them cannot be counted (AD482); none is then.
+        :raises InvalidGroupError: if one of them cannot be counted (AD482), or they lack the reward that the policy
+            reads (AD484); none is then.
         :raises ConfigError: if the loader has no ``outcomes`` (AD483).
         """
         self._check()
@@ -173,7 +222,7 @@ class BaseLoader:
             raise ConfigError("AD483 this loader remembers no scores: give it outcomes=Outcomes(...)")
 
         reports = outcomes.reports_of(samples_or_groups, scores)  # not under the lock, which delivery needs
-        self._recorder.scored([[score for _, score in report.scores] for report in reports])
+        self._recorder.scored([(report.key, [score for _, score in report.scores]) for report in reports])
         with coordinator.lock:
             return outcomes.count(reports)
 

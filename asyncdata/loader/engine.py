@@ -283,6 +283,7 @@ class Engine:
             journal=sorted(ledger.journal),
             canaries=list(self.service.canaries),
             packing=self.batching.saved(ledger),
+            group_drops=ledger.group_drops or msgspec.UNSET,
             **self._saved(ledger, position, outcomes),
         )
 

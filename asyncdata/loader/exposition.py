@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Measurement", "help_of", "measurements", "prometheus_text")
 
-_LABELS = {"noted_total": "note", "workers": "state"}
+_LABELS = {"noted_total": "note", "outcome_rewards_total": "reward", "workers": "state"}
 _LABEL = "reason"
 _WORKER_STATES = ("starting", "idle", "busy")
 _HELP = re.compile(r":ivar (\w+): (.+?)(?=\n\s*:ivar|\Z)", re.DOTALL)

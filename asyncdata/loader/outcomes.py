@@ -7,6 +7,7 @@ import binascii
 import math
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -20,7 +21,7 @@ from asyncdata.delivery.outcomes.memory import BASE, MAX_SCORE, OutcomeMemory, O
 from asyncdata.delivery.outcomes.policy import policy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from asyncdata.core.types import Group, Sample
@@ -40,29 +41,30 @@ _MAX_REWRITES = 8
 
 
 class Restored(NamedTuple):
-    """A memory, and where its file continues."""
+    """The memory of each reward, and where their file continues."""
 
-    memory: OutcomeMemory
+    memories: dict[str, OutcomeMemory]
     found: Found
 
 
 class Due(NamedTuple):
     """A state, and what its file must have before.
 
-    :ivar base: the memory as one record, with which the file begins anew; None: ``records`` are appended.
+    :ivar records: what is new, by the key of the reward.
+    :ivar bases: the memories as one record each, with which the file begins anew; empty: ``records`` are appended.
     """
 
-    memory: OutcomeMemory
+    memories: dict[str, OutcomeMemory]
     state: OutcomeState
-    records: list[Record] = []
-    base: Record | None = None
+    records: dict[str, list[Record]] = {}
+    bases: list[Record] = []
 
 
 class _Scored(NamedTuple):
     item: int
     sample: Any
     attempt: int
-    score: float
+    score: float | None
 
 
 def check_outcomes(config: LoaderConfig, *, is_packed: bool) -> None:
@@ -82,6 +84,9 @@ def check_outcomes(config: LoaderConfig, *, is_packed: bool) -> None:
 class PartOutcomes:
     """The memory of one source, its file, and the policy. It changes only while the coordinator's lock is held.
 
+    Several rewards are remembered each by itself, as if it were the only one.
+
+    :ivar memories: by the key of the reward; empty: scores have no key.
     :raises ConfigError: if the file or the policy cannot be used.
     """
 
@@ -90,10 +95,21 @@ class PartOutcomes:
         self._files = {file.path: number for number, file in enumerate(files.files)}
         self._counts_rows = files.location(0, 5, 1).byte_offset != 5  # rows are located by their numbers
         self._file = None if settings.path is None else OutcomeFile(settings.path)
-        self.memory = OutcomeMemory(keeps_records=self._file is not None)
+        self.memories = {"": self._new_memory()}
         self._log = _log.owned()
 
+    def of(self, key: str) -> OutcomeMemory:
+        """The memory of a reward."""
+        if key not in self.memories:
+            self.memories = {**self.memories, key: self._new_memory()}  # one assignment, as others may read it now
+        return self.memories[key]
+
     # Exclusions.
+
+    @property
+    def key(self) -> str | None:
+        """The reward that the policy reads; empty: scores without a key. None: there is no policy."""
+        return None if self._policy is None else getattr(self._policy, "key", None) or ""
 
     @property
     def exclusions(self) -> PartOutcomes | None:
@@ -102,17 +118,24 @@ class PartOutcomes:
 
     def is_decided(self, epoch: int) -> bool:
         """Whether it is decided which rows ``epoch`` excludes."""
-        return epoch in self.memory.excluded
+        return any(epoch in memory.excluded for memory in self.memories.values())
 
     def decide(self, epoch: int) -> None:
         """Decide which rows ``epoch`` excludes."""
         assert self._policy is not None, "without a policy each epoch has all rows"
-        excluded = self.memory.decide(epoch, self._policy)
-        self._log.info("outcomes.decided", epoch=epoch, num_known=len(self.memory.rows), num_excluded=len(excluded))
+        memory = self.of(self.key or "")
+        excluded = self.excluded(epoch) if self.is_decided(epoch) else memory.decide(epoch, self._policy)
+        self._log.info("outcomes.decided", epoch=epoch, num_known=len(memory.rows), num_excluded=len(excluded))
 
     def excluded(self, epoch: int) -> Ids:
         """The ids of the rows that ``epoch`` excludes, ascending; none before that is decided."""
-        return self.memory.excluded.get(epoch, NO_IDS)
+        found = (memory.excluded.get(epoch) for memory in self.memories.values())
+        return next((ids for ids in found if ids is not None), NO_IDS)
+
+    def forget_decisions(self, first: int, stop: int | None = None) -> None:
+        """Keep the decisions of the epochs ``[first, stop)`` only."""
+        for memory in self.memories.values():
+            memory.forget_decisions(first, stop)
 
     def row_id(self, sample: Sample) -> int:
         """The id of a sample's row."""
@@ -131,20 +154,18 @@ class PartOutcomes:
 
         :param epoch: the first whose decisions a restart needs.
         """
-        memory = self.memory
-        memory.forget_decisions(epoch)
-        state = OutcomeState(
-            decided=sorted(memory.excluded),
-            num_rows=len(memory.rows),
-            num_scores=memory.num_scores,
-            num_repeated=memory.num_repeated,
-            num_late=memory.num_late,
-        )
+        self.forget_decisions(epoch)
+        memories = self.memories
+        decided = sorted(epoch for memory in memories.values() for epoch in memory.excluded)
+        state = OutcomeState(decided=decided, **self._totals())
         if self._file is None:
-            return Due(memory, msgspec.structs.replace(state, memory=base64.b64encode(memory.base().payload).decode()))
+            texts = {key: base64.b64encode(memory.base().payload).decode() for key, memory in memories.items()}
+            return Due(memories, msgspec.structs.replace(state, memory=texts.pop(""), by_key=texts))
 
-        limit = max(_MIN_FILE_BYTES, _MAX_REWRITES * memory.rows.num_bytes)
-        return Due(memory, state, list(memory.pending), memory.base() if self._file.num_bytes > limit else None)
+        limit = max(_MIN_FILE_BYTES, _MAX_REWRITES * sum(memory.rows.num_bytes for memory in memories.values()))
+        is_grown = self._file.num_bytes > limit
+        bases = [memory.base().of(key) for key, memory in memories.items()] if is_grown else []
+        return Due(memories, state, {key: list(memory.pending) for key, memory in memories.items()}, bases)
 
     def written(self, due: Due, lock: AbstractContextManager[Any]) -> OutcomeState:
         """The state, after the file has what is due.
@@ -155,12 +176,13 @@ class PartOutcomes:
         if self._file is None:
             return due.state
 
-        if due.base is not None:
-            self._file.replace(due.base)
+        if due.bases:
+            self._file.replace(*due.bases)
         else:
-            self._file.append(due.records)
+            self._file.append(record.of(key) for key, records in due.records.items() for record in records)
         with lock:
-            due.memory.written(due.records)
+            for key, records in due.records.items():
+                due.memories[key].written(records)
         return msgspec.structs.replace(due.state, num_bytes=self._file.num_bytes, digest=self._file.digest)
 
     def find(self, saved: OutcomeState | None) -> Restored:
@@ -169,14 +191,17 @@ class PartOutcomes:
         :raises SnapshotMismatchError: if the file does not have it.
         :raises SnapshotError: if it cannot be read.
         """
-        memory, found = OutcomeMemory(keeps_records=self._file is not None), Found(None, b"", [])
+        memory, found = self._new_memory(), Found(None, b"", [])
+        memories = {"": memory}
         if saved is None:
-            return Restored(memory, found)
+            return Restored(memories, found)
 
         if saved.memory is not None:
-            memory.apply(_record_in(saved.memory))
-            if self._file is not None:
-                memory.pending.append(memory.base())
+            for key, text in {"": saved.memory, **saved.by_key}.items():
+                memories[key] = one = memories.get(key) or self._new_memory()
+                one.apply(_record_in(text))
+                if self._file is not None:
+                    one.pending.append(one.base())
         elif self._file is None and saved.num_bytes:
             raise SnapshotMismatchError(
                 "AD606 the outcome memory of this snapshot is in a file: give Outcomes(path=...) with its name; or "
@@ -185,27 +210,36 @@ class PartOutcomes:
             )
         elif self._file is not None:
             found = self._file.find(saved.num_bytes, saved.digest)
-            for record in found.records:
-                memory.apply(record)
+            for key, record in map(Record.opened, found.records):
+                memories[key] = memories.get(key) or self._new_memory()
+                memories[key].apply(record)
         memory.num_repeated, memory.num_late = saved.num_repeated, saved.num_late
-        memory.excluded = {epoch: ids for epoch, ids in memory.excluded.items() if epoch in saved.decided}
-        return Restored(memory, found)
+        memory.num_skipped = saved.num_skipped
+        for one in memories.values():
+            one.excluded = {epoch: ids for epoch, ids in one.excluded.items() if epoch in saved.decided}
+        return Restored(memories, found)
 
     def take(self, restored: Restored) -> None:
         """Continue with this memory."""
-        self.memory = restored.memory
+        self.memories = restored.memories
         if self._file is not None:
             self._file.continue_after(restored.found.path, restored.found.data)
 
     def numbers(self) -> dict[str, Any]:
         """Numbers for :class:`~asyncdata.Statistics`."""
-        memory = self.memory
-        return {
-            "outcome_rows": len(memory.rows),
-            "outcome_scores_total": memory.num_scores,
-            "outcome_repeated_total": memory.num_repeated,
-            "outcome_late_total": memory.num_late,
-        }
+        totals = self._totals()
+        rows = totals.pop("num_rows")
+        return {"outcome_rows": rows} | {f"outcome_{name[4:]}_total": number for name, number in totals.items()}
+
+    def _totals(self) -> dict[str, Any]:
+        """Of all rewards together; the rows are those of the reward that has the most."""
+        memories = list(self.memories.values())
+        names = ("num_scores", "num_repeated", "num_late", "num_skipped")
+        rows = max(len(memory.rows) for memory in memories)
+        return {"num_rows": rows, **{name: sum(getattr(memory, name) for memory in memories) for name in names}}
+
+    def _new_memory(self) -> OutcomeMemory:
+        return OutcomeMemory(keeps_records=self._file is not None)
 
     def close(self) -> None:
         """Close the file."""
@@ -231,19 +265,42 @@ class LoaderOutcomes:
             path = f"{settings.path}.{name}" if name and settings.path is not None else settings.path
             self.parts[name] = PartOutcomes(msgspec.structs.replace(settings, path=path), files)
 
-    def reports_of(self, items: Iterable[Sample] | Iterable[Group], scores: Sequence[Any] | None) -> list[RowReport]:
+    def reports_of(self, items: Iterable[Sample] | Iterable[Group], scores: Any) -> list[RowReport]:
         """The scores of each row.
 
         :raises InvalidGroupError: if one of them cannot be counted.
         """
         reports: list[RowReport] = []
-        row = None
-        for item, sample, attempt, score in _scored(grouped(items, "report"), scores, self._group_size):
-            if row != (row := (item, sample.position)):  # the samples of a group are of one row
-                epoch, row_id, *part = self.key_of(sample)
-                reports.append(RowReport(row_id, epoch, [], *part))
-            reports[-1].scores.append((attempt, score))
+        groups = grouped(items, "report")
+        for key, column in _by_key(groups, scores).items():
+            row, of_row = None, list[tuple[int, float | None]]()
+            for item, sample, attempt, score in _scored(groups, column, self._group_size, key):
+                if row != (row := (item, sample.position)):  # the samples of a group are of one row
+                    epoch, row_id, *part = self.key_of(sample)
+                    of_row = []
+                    reports.append(RowReport(row_id, epoch, of_row, "".join(part), key))
+                of_row.append((attempt, score))
         return reports
+
+    def _refuse_other_keys(self, keys: set[str]) -> None:
+        """Refuse reports without the reward that the policy reads, as long as that has no score.
+
+        :raises InvalidGroupError: AD484.
+        """
+        parts = self.parts.values()
+        wanted = next(iter(parts)).key
+        if wanted is None or not keys or wanted in keys:
+            return
+
+        if any(part.memories[wanted].num_scores for part in parts if wanted in part.memories):
+            return
+
+        names = ", ".join(repr(key) if key else "one without a key" for key in sorted(keys))
+        policy = f"key={wanted!r}" if wanted else "without a key"
+        raise InvalidGroupError(
+            f"AD484 report() was given the rewards {names}, and the policy reads scores {policy}, of which "
+            "there are none yet: report that reward, too, or let the policy read another, PassRate(key=...)"
+        )
 
     def key_of(self, sample: Sample) -> list[Any]:
         """The epoch and the id of a sample's row, and in a mixture its part: it can be reported in another process."""
@@ -263,16 +320,19 @@ class LoaderOutcomes:
         """Count scores of rows; return how many were new. Those of parts that are not there any more are left out.
 
         :param attempts: samples of a row in an epoch; None: those of a group.
+        :raises InvalidGroupError: if they lack the reward that the policy reads (AD484); none is counted.
         """
-        of_parts: dict[str, list[RowReport]] = {}
+        found: dict[tuple[str, str], list[RowReport]] = {}
         for report in reports:
-            of_parts.setdefault(report.source, []).append(report)
+            if report.source in self.parts:
+                found.setdefault((report.source, report.key), []).append(report)
+        self._refuse_other_keys({key for _, key in found})
         size = attempts or self._group_size
-        return sum(part.memory.report(of_parts[name], size) for name, part in self.parts.items() if name in of_parts)
+        return sum(self.parts[name].of(key).report(some, size) for (name, key), some in found.items())
 
     def begin_at(self, epoch: int) -> None:
         """Delivery of a single source goes to ``epoch``, whose rows are decided anew, as those of later epochs."""
-        self.parts[""].memory.forget_decisions(0, epoch)
+        self.parts[""].forget_decisions(0, epoch)
 
     def state(
         self, coordinator: Coordinator, epochs_of: Callable[[Ledger], Mapping[str, int]]
@@ -298,9 +358,11 @@ class LoaderOutcomes:
     def numbers(self) -> dict[str, Any]:
         """Numbers for :class:`~asyncdata.Statistics`: of all parts together."""
         total: Counter[str] = Counter()
+        by_key: Counter[str] = Counter()
         for part in self.parts.values():
             total.update(part.numbers())
-        return dict(total)
+            by_key.update({key: memory.num_scores for key, memory in part.memories.items() if key})
+        return {**total, "outcome_rewards_total": dict(by_key)}
 
     def close(self) -> None:
         """Close the files."""
@@ -354,8 +416,30 @@ def _record_in(text: str) -> Record:
         raise SnapshotError(f"AD602 the outcome memory in the snapshot cannot be read: {error}") from error
 
 
-def _scored(items: Sequence[Group], scores: Sequence[Any] | None, group_size: int) -> Iterable[_Scored]:
-    """Every sample with its attempt and its score."""
+def _by_key(groups: Sequence[Group], scores: Any) -> dict[str, Any]:
+    """The scores of each reward by its key; empty: scores without a key."""
+    if scores is None and any(isinstance(sample.reward, Mapping) for group in groups for sample in group):
+        rewards = [[_rewards(sample) for sample in group] for group in groups]
+        keys = dict.fromkeys(key for group in rewards for reward in group for key in reward)
+        scores = {key: [[reward.get(key) for reward in group] for group in rewards] for key in keys}
+    if not isinstance(scores, Mapping):
+        return {"": scores}
+
+    if not scores or not all(isinstance(key, str) and key for key in scores):
+        raise InvalidGroupError(f"AD482 the keys of several rewards are names, got {list(scores)!r}")
+
+    return dict(scores)
+
+
+def _rewards(sample: Sample) -> Mapping[str, Any]:
+    if sample.reward is None or isinstance(sample.reward, Mapping):
+        return sample.reward or {}
+
+    raise InvalidGroupError(f"AD482 {sample!r} has the reward {sample.reward!r}, and others a dict of several rewards")
+
+
+def _scored(items: Sequence[Group], scores: Sequence[Any] | None, group_size: int, key: str) -> Iterable[_Scored]:
+    """Every sample with its attempt and its score, of the reward ``key``."""
     try:
         given = [None] * len(items) if scores is None else list(scores)
     except TypeError:
@@ -365,19 +449,19 @@ def _scored(items: Sequence[Group], scores: Sequence[Any] | None, group_size: in
         raise InvalidGroupError(f"AD482 report() was given {len(items)} samples or groups, and {len(given)} scores")
 
     for place, (samples, score) in enumerate(zip(items, given, strict=True)):
-        for number, (sample, value) in enumerate(zip(samples, _values(samples, score), strict=True)):
+        is_reward = score is None and not key  # its samples have their own, all of them
+        values = [sample.reward for sample in samples] if is_reward else _values(samples, score)
+        for number, (sample, value) in enumerate(zip(samples, values, strict=True)):
             if sample.position is None:
                 raise InvalidGroupError(f"AD482 {sample!r} was not made by a loader: its row is not known")
 
             attempt = number if sample.index is None else sample.index % group_size
-            yield _Scored(place, sample, attempt, _score(sample, value))
+            is_skipped = value is None and not is_reward
+            yield _Scored(place, sample, attempt, None if is_skipped else _score(sample, value))
 
 
 def _values(samples: list[Any], score: Any) -> list[Any]:
-    """A score for each sample: its own, the same for all, or, with None, its reward."""
-    if score is None:
-        return [sample.reward for sample in samples]
-
+    """A score for each sample: its own, or the same for all."""
     if not hasattr(score, "__len__") or getattr(score, "ndim", 1) == 0:  # numpy's and torch's numbers have one, too
         return [score] * len(samples)
 

@@ -31,7 +31,10 @@ __all__ = (
     "waited_for",
 )
 
-_OF_OUTCOMES = ("outcome_rows", "outcome_scores_total", "outcome_repeated_total", "outcome_late_total")
+_OF_OUTCOMES = (
+    *("outcome_rows", "outcome_scores_total", "outcome_repeated_total", "outcome_late_total"),
+    "outcome_skipped_total",
+)
 _COUNT_LINES_S = 0.25
 """Longest time for which counting the lines of a file may delay the error of a timeout."""
 _MAKE_ROOM = "room in the cluster (see `ray status`), a smaller RayExecutor(num_workers=...), or ask its administrators"
@@ -50,6 +53,7 @@ class SourceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar outcome_scores_total: scores that were counted in it.
     :ivar outcome_repeated_total: scores that were reported again, and not counted.
     :ivar outcome_late_total: scores of an earlier epoch than the last one of their row, which were not counted.
+    :ivar outcome_skipped_total: scores that were None.
     """
 
     samples: int
@@ -62,6 +66,7 @@ class SourceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     outcome_scores_total: int = 0
     outcome_repeated_total: int = 0
     outcome_late_total: int = 0
+    outcome_skipped_total: int = 0
 
     def to_dict(self, prefix: str) -> dict[str, float]:
         """Flat numbers, named by the prefix."""
@@ -90,6 +95,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar bad_rows_total: bad rows that were passed over; they are also in ``dropped_total``.
     :ivar buffered_groups: groups given back that wait to be served.
     :ivar leased_requests: requests that are not fully acknowledged.
+    :ivar tracked_groups: groups that were served and are neither acknowledged, consumed, dropped nor given back; 0 if
+        groups are not tracked.
+    :ivar dropped_groups_total: tracked groups that the trainer has dropped, by reason.
     :ivar ready_samples: samples that a call would get without waiting.
     :ivar in_flight_rows: rows that workers have, or that wait for earlier rows.
     :ivar capacity_samples: the channel's capacity.
@@ -128,6 +136,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar outcome_scores_total: scores that were reported and counted, in this run and in those that it resumed.
     :ivar outcome_repeated_total: scores that were reported again, and not counted.
     :ivar outcome_late_total: scores of an earlier epoch than the last one of their row, which were not counted.
+    :ivar outcome_skipped_total: scores that were None.
+    :ivar outcome_rewards_total: of several rewards, the scores that were counted, by key.
     :ivar telemetry_lost_total: records of the telemetry that could not be written, by reason.
     :ivar workers: what each worker is doing.
     """
@@ -143,6 +153,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     bad_rows_total: int
     buffered_groups: int
     leased_requests: int
+    tracked_groups: int = 0
+    dropped_groups_total: dict[str, int] = {}
     ready_samples: int
     in_flight_rows: int
     capacity_samples: int
@@ -181,6 +193,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     outcome_scores_total: int = 0
     outcome_repeated_total: int = 0
     outcome_late_total: int = 0
+    outcome_skipped_total: int = 0
+    outcome_rewards_total: dict[str, int] = {}
     telemetry_lost_total: dict[str, int] = {}
     workers: list[WorkerState]
 
@@ -238,6 +252,8 @@ def numbers_of(
         "bad_rows_total": counters.num_bad_rows + sum(packs.bad_rows.values()),
         "buffered_groups": len(ledger.buffer),
         "leased_requests": len(ledger.leases),
+        "tracked_groups": ledger.num_out,
+        "dropped_groups_total": dict(ledger.group_drops),
         "ready_samples": channel.num_produced - ledger.taken,
         "in_flight_rows": channel.num_rows_in_flight,
         "capacity_samples": channel.capacity,

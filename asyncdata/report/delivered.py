@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncdata.report.figures import OverTime, Step
     from asyncdata.report.page import Block
     from asyncdata.telemetry.reader import Run
-    from asyncdata.telemetry.records import Interval, SourceCounts
+    from asyncdata.telemetry.records import Interval, RewardCounts, SourceCounts
 
 __all__ = ("left_out_section", "lengths_section", "mix_section", "rates_section", "rollouts_section")
 
@@ -227,11 +227,20 @@ def rollouts_section(run: Run, over_time: OverTime) -> Section:
         blocks += [chart, Note("Staleness is counted in groups of the stream, delivered while a group was away.")]
     else:
         blocks.append(Note("No group was given back (add_samples), so there is no staleness."))
+    rewards = summed(one.rewards for one in last)
     if sizes:
         blocks += _degeneracy(over_time, sizes, sum(one.degenerate for one in last))
-    else:
+    if rewards:
+        blocks.append(Tiles([_reward_tile(key, counts) for key, counts in sorted(rewards.items())]))
+    if not sizes and not rewards:
         blocks.append(Note("This run reported no scores, so it is not known which groups teach nothing."))
     return Section("rollouts", "RL: staleness and groups", blocks)
+
+
+def _reward_tile(key: str, counts: RewardCounts) -> Tile:
+    mean = f"{counts.total / counts.scores:.3g}" if counts.scores else "–"
+    about = f"mean of {counts.scores:,} scores, {counts.skipped:,} skipped"
+    return Tile(f"Reward {key}", mean, f"{about}; {counts.degenerate:,} of {counts.groups:,} groups have equal scores")
 
 
 def _degeneracy(over_time: OverTime, sizes: dict[int, int], degenerate: int) -> list[Block]:

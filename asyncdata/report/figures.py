@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from asyncdata.report.charts import Chart
     from asyncdata.telemetry.reader import Run, Start
-    from asyncdata.telemetry.records import Interval
+    from asyncdata.telemetry.records import Interval, RewardCounts
 
 _Key = TypeVar("_Key", int, str)
-_Number = TypeVar("_Number", int, float)
+_Number = TypeVar("_Number", int, float, "RewardCounts")
 
 __all__ = (
     "RankFigures",

@@ -6,6 +6,7 @@ is missing is looked at again while a wait lasts, and the time since the last lo
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_right
 from collections import deque
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.telemetry.records import EDGES
+from asyncdata.telemetry.records import EDGES, RewardCounts
 from asyncdata.workers.machine import cpu_times
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ class Rollouts:
     """
 
     def __init__(self) -> None:
-        self._staleness, self._sizes = Histogram(), dict[int, int]()
+        self._staleness, self._sizes, self._rewards = Histogram(), dict[int, int](), dict[str, RewardCounts]()
         self.num_returned = self.num_degenerate = 0
 
     def returned(self, groups: Iterable[Sequence[Any]], num_groups: int) -> None:
@@ -235,11 +236,17 @@ class Rollouts:
         self.num_returned += len(indexes)
         self._staleness.add([num_groups - 1 - index for index in indexes if index is not None])
 
-    def scored(self, scores: Iterable[Sequence[float]]) -> None:
-        """Scores of groups were reported."""
-        for group in scores:
-            self._sizes[len(group)] = self._sizes.get(len(group), 0) + 1
-            self.num_degenerate += len(group) > 1 and min(group) == max(group)
+    def scored(self, scores: Iterable[tuple[str, Sequence[float | None]]]) -> None:
+        """Scores of groups were reported, each with the key of its reward."""
+        for key, given in scores:
+            group = [score for score in given if score is not None]
+            is_degenerate = len(group) > 1 and min(group) == max(group)
+            if key:
+                more = RewardCounts(1, len(group), len(given) - len(group), int(is_degenerate), math.fsum(group))
+                self._rewards[key] = self._rewards.get(key, RewardCounts()) + more
+            else:
+                self._sizes[len(group)] = self._sizes.get(len(group), 0) + 1
+                self.num_degenerate += is_degenerate
 
     def totals(self) -> dict[str, Any]:
         """The fields of an interval."""
@@ -248,6 +255,7 @@ class Rollouts:
             "staleness": self._staleness.counts(),
             "group_sizes": dict(sorted(self._sizes.copy().items())),
             "degenerate": self.num_degenerate,
+            "rewards": self._rewards.copy(),
         }
 
 

@@ -206,8 +206,8 @@ class Recorder:
         self.rollouts.returned(groups, self._subject.coordinator.ledger.counters.num_groups)
 
     @_guarded
-    def scored(self, scores: Iterable[Sequence[float]]) -> None:
-        """Scores of groups were reported."""
+    def scored(self, scores: Iterable[tuple[str, Sequence[float | None]]]) -> None:
+        """Scores of groups were reported, each with the key of its reward."""
         self.rollouts.scored(scores)
 
     def close(self, reason: str) -> None:

@@ -6,6 +6,7 @@ no count. A field that has its default is left out.
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ __all__ = (
     "Interval",
     "Place",
     "Record",
+    "RewardCounts",
     "RunStart",
     "SampleRecord",
     "SourceCounts",
@@ -210,6 +212,30 @@ class SourceCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     target: Amount = 0.0
 
 
+class RewardCounts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Totals of one of several rewards, of this start.
+
+    :ivar groups: groups that were reported; ``scores``: their scores; ``skipped``: those that were None.
+    :ivar degenerate: groups of at least two scores that were all equal.
+    :ivar total: sum of the scores.
+    """
+
+    groups: Count = 0
+    scores: Count = 0
+    skipped: Count = 0
+    degenerate: Count = 0
+    total: float = 0.0
+
+    def __bool__(self) -> bool:
+        return any(msgspec.structs.astuple(self))
+
+    def __add__(self, other: RewardCounts) -> RewardCounts:
+        return RewardCounts(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
+
+    def __sub__(self, other: RewardCounts) -> RewardCounts:
+        return RewardCounts(*map(operator.sub, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
+
+
 class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     """Totals and the current state, at the end of an interval.
 
@@ -246,8 +272,9 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar returned: start: groups given back.
     :ivar staleness: start: histogram of how many groups were delivered from the stream between the delivery of a group
         and the moment it was given back.
-    :ivar group_sizes: start: groups whose scores were reported, by how many scores each had.
+    :ivar group_sizes: start: groups whose scores were reported without a key, by how many scores each had.
     :ivar degenerate: start: those of at least two scores that were all equal.
+    :ivar rewards: start: the scores of each of several rewards, by key.
     :ivar cached_rows: start: rows read from the token cache; ``cache_bytes``: its size.
     :ivar indexed_rows: rows in the row index.
     :ivar media_loaded: start: samples whose media workers have loaded; ``media_bytes``: what they have, in bytes;
@@ -291,6 +318,7 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     staleness: dict[Count, Count] = {}
     group_sizes: dict[Count, Count] = {}
     degenerate: Count = 0
+    rewards: dict[str, RewardCounts] = {}
     cached_rows: Count = 0
     cache_bytes: Count = 0
     indexed_rows: Count = 0

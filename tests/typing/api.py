@@ -70,6 +70,12 @@ async def outcomes() -> None:
     ) as loader:
         groups = await loader.get_samples(4)
         loader.report(groups, [1.0] * 4)
+        loader.report(groups, {"accuracy": [1.0] * 4, "format": [None, 1.0, [0.5], 0.0]})
+        loader.track()
+        loader.consume(groups[:1])
+        dropped: int = loader.drop(groups[1:], "stale")
+        rows: list[int] = ad.balance(groups, ranks=8, token_budget=4096)[dropped][0]
+        del rows
         async for batch in loader:
             del batch
 

@@ -2,7 +2,7 @@
 
 A state names a prefix of it, by its length and its digest. So taking a state costs one append, and restoring one reads
 the prefix: what a killed run appended later is cut off before the next append. A file that has grown is replaced by one
-record of the whole memory; the last two files stay beside it, for older states::
+record of the whole memory, for each reward; the last two files stay beside it, for older states::
 
     ADOUTC1\\n | kind, 1 byte | length, u32 | crc32 of the payload, u32 | payload | kind ...
 """
@@ -147,13 +147,13 @@ class OutcomeFile:
 
         self._extend(data)
 
-    def replace(self, record: Record) -> None:
-        """Begin a new file with one record; the older ones stay as ``path.1`` and ``path.2``.
+    def replace(self, *records: Record) -> None:
+        """Begin a new file with these records; the older ones stay as ``path.1`` and ``path.2``.
 
         :raises SnapshotError: if it cannot be written (AD601); the file is as it was.
         """
         self._locked()
-        data = _MAGIC + _frame(record)
+        data = _MAGIC + b"".join(map(_frame, records))
         try:
             replace_file(self.path, [data], _KEPT)
             sync_folder(self.path)

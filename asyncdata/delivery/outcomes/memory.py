@@ -25,7 +25,7 @@ __all__ = ("BASE", "ENTRY", "MAX_SCORE", "OutcomeMemory", "OutcomeState", "Recor
 MAX_SCORE = 1e30
 """Larger scores, of either sign, are refused: their sums could not be stored."""
 
-ENTRIES, EXCLUDED, BASE = b"S", b"X", b"B"
+ENTRIES, EXCLUDED, BASE, KEYED = b"S", b"X", b"B", b"K"
 _OLD_ENTRIES = b"E"
 _IS_COMPLETE = 1 << 15
 _OF_REPLAY = 1 << 14
@@ -60,25 +60,46 @@ _MIN_FRESH = 1024
 class RowReport(NamedTuple):
     """Scores of a row in an epoch.
 
-    :ivar scores: pairs of an attempt, its number among the samples of the row, and its score.
+    :ivar scores: pairs of an attempt, its number among the samples of the row, and its score; None: it has none.
     :ivar source: the part of the mixture that delivered it, if it is one.
+    :ivar key: which of several rewards it is; empty: scores have no key.
     """
 
     row_id: int
     epoch: int
-    scores: list[tuple[int, float]]
+    scores: Sequence[tuple[int, float | None]]
     source: str = ""
+    key: str = ""
 
 
 class Record(NamedTuple):
     """A change of the memory.
 
     :ivar kind: ``S``: an array of :data:`ENTRY`; ``E``: of ``OLD_ENTRY``; ``X``: the rows that an epoch excludes;
-        ``B``: a whole memory.
+        ``B``: a whole memory; ``K``: one of these, of the reward that it names.
     """
 
     kind: bytes
     payload: bytes
+
+    def of(self, key: str) -> Record:
+        """The record as one of the reward ``key``; the same without a key."""
+        return Record(KEYED, msgspec.msgpack.encode((key, self.kind, self.payload))) if key else self
+
+    def opened(self) -> tuple[str, Record]:
+        """The reward of which it is, and the record that :meth:`of` was called on.
+
+        :raises SnapshotError: if it is no record; the message is the reason alone.
+        """
+        if self.kind != KEYED:
+            return "", self
+
+        try:
+            key, *fields = msgspec.msgpack.decode(self.payload, type=tuple[str, bytes, bytes])
+        except ValueError as error:
+            raise SnapshotError(f"a record in it cannot be read: {error}") from error
+
+        return key, Record(*fields)
 
 
 class _Base(msgspec.Struct, array_like=True):
@@ -97,6 +118,7 @@ class OutcomeState(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of a moment: itself, or where it is in its file.
 
     :ivar memory: the memory as base64 text; None: it is in the file, unless that is not needed.
+    :ivar by_key: the same of each of several rewards.
     :ivar num_bytes: bytes of the file.
     :ivar digest: of these bytes, BLAKE2b of 16 bytes in hex digits.
     :ivar decided: epochs whose exclusions the memory has and a restart needs.
@@ -104,9 +126,11 @@ class OutcomeState(msgspec.Struct, frozen=True, kw_only=True):
     :ivar num_scores: scores that were counted.
     :ivar num_repeated: scores that had been reported before.
     :ivar num_late: scores of an earlier epoch than the last one of their row.
+    :ivar num_skipped: scores that were None.
     """
 
     memory: str | None = None
+    by_key: dict[str, str] = {}
     num_bytes: Count = 0
     digest: str = ""
     decided: list[Count] = []
@@ -114,6 +138,7 @@ class OutcomeState(msgspec.Struct, frozen=True, kw_only=True):
     num_scores: Count = 0
     num_repeated: Count = 0
     num_late: Count = 0
+    num_skipped: Count = 0
 
 
 class RowTable:
@@ -191,13 +216,14 @@ class OutcomeMemory:
     :ivar num_scores: scores that were counted.
     :ivar num_repeated: scores that had been reported before, and were not counted again.
     :ivar num_late: scores of an earlier epoch than the row's last one, which were not counted.
+    :ivar num_skipped: scores that were None.
     """
 
     def __init__(self, *, keeps_records: bool = False) -> None:
         self.rows = RowTable()
         self.excluded: dict[int, Ids] = {}
         self.pending: list[Record] = []
-        self.num_scores = self.num_repeated = self.num_late = 0
+        self.num_scores = self.num_repeated = self.num_late = self.num_skipped = 0
         self._keeps_records = keeps_records
         self._open: dict[int, int] = {}  # reported attempts of rows of whose last epoch some are missing
         self._num_pending_bytes = 0
@@ -236,13 +262,15 @@ class OutcomeMemory:
     def _entries(self, report: RowReport, attempts: int) -> list[tuple[int, int, float, int, int]]:
         row = self.rows.find(report.row_id)
         last = -1 if row is None else int(row["epoch"])
+        scores = [(attempt, score) for attempt, score in report.scores if score is not None]
+        self.num_skipped += len(report.scores) - len(scores)
         if report.epoch < last:
-            self.num_late += len(report.scores)
+            self.num_late += len(scores)
             return []
 
         seen = self._open.get(report.row_id, -1) if report.epoch == last else 0  # -1: all, as it is complete
         new: dict[int, float] = {}
-        for attempt, score in report.scores:
+        for attempt, score in scores:
             if seen == -1 or seen >> attempt & 1 or attempt in new:
                 self.num_repeated += 1
             else:

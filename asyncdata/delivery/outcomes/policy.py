@@ -6,6 +6,7 @@ Imported without numpy, as the loader's knobs are.
 from __future__ import annotations
 
 import math
+from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -64,6 +65,7 @@ class PassRate(Description, frozen=True, kw_only=False):
     :ivar after: scores that a row needs before it may be left out.
     :ivar revisit_every: a row that is left out comes again this many epochs after its last scores; None: never.
     :ivar over: ``last``: the mean of the last epoch in which the row has scores; ``all``: of all its scores.
+    :ivar key: of several rewards, the one whose scores are read; None: scores that were reported without a key.
     :raises ConfigError: for a value of the wrong type or out of range, or limits that leave no mean.
     """
 
@@ -72,6 +74,7 @@ class PassRate(Description, frozen=True, kw_only=False):
     after: Positive = 1
     revisit_every: Positive | None = None
     over: Literal["last", "all"] = "last"
+    key: str | None = None
 
     def check(self) -> None:
         """Whether some mean is between the limits."""
@@ -108,7 +111,8 @@ class Outcomes(Description, frozen=True, kw_only=True):
     :ivar path: the file of the memory, in a folder that outlives the machine, beside the checkpoints. A state then has
         only its length and digest. None: the memory is in the state itself, 46 bytes of text a row.
     :ivar policy: which rows the next epochs leave out: a :class:`PassRate`, or the import path of a function of
-        (outcomes, epoch) that returns a bool for each row. None: rows are only remembered.
+        (outcomes, epoch) that returns a bool for each row. None: rows are only remembered. Of several rewards, the
+        function gets the one that its attribute ``key`` names.
     :raises ConfigError: for a value of the wrong type, or a path that cannot be one.
     """
 
@@ -140,6 +144,7 @@ def policy_of(outcomes: Outcomes) -> Policy | None:
 def _checked(function: Any, name: str) -> Policy:
     import numpy as np
 
+    @wraps(function)  # also its attribute ``key``
     def call(outcomes: OutcomeTable, epoch: int) -> Bools:
         try:
             found = np.asarray(function(outcomes, epoch))

@@ -26,6 +26,7 @@ import msgspec
 from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
 from asyncdata.core.settings import whole_number
+from asyncdata.delivery.ledger import not_out, not_tracked
 from asyncdata.integrations.slime import checkpoint as slime_checkpoint
 from asyncdata.integrations.slime.buffer import BadGroupError, GroupKeeper, group_index_of, pop_first, scores_of, take
 from asyncdata.integrations.slime.config import dump_tokenizer, settings_of
@@ -494,10 +495,7 @@ class AsyncDataSource(ReadOnlyDataSource):
             number = group_index_of(group)
             entry = self._tracking().find(group, number)
             if entry is None:
-                raise ConfigError(
-                    f"consume_group takes a group that get_samples returned, once: group {number} was not served, or "
-                    "was consumed, dropped or given back"
-                )
+                raise not_out("consume_group", number)
 
             self._ledger = self._ledger.consumed(entry)
             self._report([group])
@@ -526,7 +524,7 @@ class AsyncDataSource(ReadOnlyDataSource):
 
     def _tracking(self) -> RolloutLedger:
         if self._ledger.out is None:
-            raise ConfigError("groups are not tracked: call track_groups() before the first group is served")
+            raise not_tracked("track_groups")
 
         return self._ledger
 

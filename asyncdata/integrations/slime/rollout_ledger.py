@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.core.errors import SnapshotError
+from asyncdata.delivery.ledger import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -202,7 +203,7 @@ class RolloutLedger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def dropping(self, reason: str, number: int) -> RolloutLedger:
         """The ledger after ``number`` groups were dropped."""
-        return _replace(self, drops={**self.drops, reason: self.drops.get(reason, 0) + number}) if number else self
+        return _replace(self, drops=counted(self.drops, reason, number))
 
     # Tracked groups.
 

@@ -1,7 +1,7 @@
 """Builds the row index together with the other ranks: each finds the rows of its share, and all exchange them.
 
-The ranks work in rounds. A round is the next blocks, divided among the ranks; later rounds are larger, so that the first
-rows are known soon. At its end all ranks exchange what they found, and append the same parts, in the order of the
+The ranks work in rounds. A round is the next blocks, divided among the ranks; later rounds are larger, so that the
+first rows are known soon. At its end all ranks exchange what they found, and append the same parts, in the order of the
 blocks. So the index is the one that each rank would build by itself, and all ranks make the same calls of the exchange.
 Before the first round, they compare what earlier runs have stored; if that differs, a rank with the most of it gives it
 to the others.

@@ -1,0 +1,160 @@
+"""Tracked groups: each that was served is consumed, dropped and counted, given back, or in the state."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncdata import AsyncDataLoader, ConfigError, SoftPacking
+from tests.support.examples import in_ci
+from tests.support.loaders import make
+from tests.support.loading import SHUFFLE, write_rows
+from tests.support.tokenize_fns import row_id
+
+NUM_ROWS, SIZE = 24, 2
+
+
+@pytest.fixture
+def rows(tmp_path):
+    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+
+
+def numbers(groups):
+    return [group[0].group_index for group in groups]
+
+
+class Model:
+    """Which groups come next, as plain lists of their numbers."""
+
+    def __init__(self):
+        self.buffer, self.again, self.next = [], [], 0
+        self.out = {}  # group -> whether it came from the buffer, in the order of serving
+
+    def get(self, number):
+        from_buffer, self.buffer = self.buffer[:number], self.buffer[number:]
+        fresh = number - len(from_buffer)
+        num_new = max(0, fresh - len(self.again))
+        self.again += range(self.next, self.next + num_new)
+        self.next += num_new
+        served, self.again = self.again[:fresh], self.again[fresh:]
+        self.out |= dict.fromkeys(from_buffer, True) | dict.fromkeys(served, False)
+        return from_buffer + served
+
+    def restart(self):
+        self.buffer = [group for group, was_given_back in self.out.items() if was_given_back] + self.buffer
+        self.again = sorted([*self.again, *(group for group, was_given_back in self.out.items() if not was_given_back)])
+        self.out = {}
+
+
+ends = st.tuples(st.sampled_from(["consume", "stale", "aborted", "back"]), st.lists(st.integers(0, 9), max_size=4))
+steps = st.tuples(st.just("get"), st.integers(1, 5)) | ends | st.tuples(st.just("restart"), st.none())
+
+
+@in_ci(max_examples=60)
+@given(st.lists(steps, max_size=16))
+def test_no_group_is_lost_or_served_twice(steps):
+    model, drops, held = Model(), Counter(), {}
+    with tempfile.TemporaryDirectory() as folder:
+        rows = write_rows(Path(folder) / "rows.jsonl", NUM_ROWS)
+        loader = make(rows, n_samples_per_prompt=SIZE)
+        loader.track()
+        for name, value in steps:
+            if name == "get":
+                groups = loader.get_samples(value)
+                assert numbers(groups) == model.get(value)
+                held |= zip(numbers(groups), groups, strict=True)
+            elif name == "restart":
+                state = json.loads(json.dumps(loader.state_dict()))
+                loader.close()
+                loader = make(rows, n_samples_per_prompt=SIZE)
+                loader.track()
+                loader.load_state_dict(state)
+                model.restart()
+                held = {}
+            else:
+                chosen = sorted({list(model.out)[place] for place in value if place < len(model.out)})
+                groups = [held[number] for number in chosen]
+                if name == "consume":
+                    loader.consume(groups)
+                elif name == "back":
+                    loader.add_samples(groups)
+                    model.buffer += chosen
+                else:
+                    assert loader.drop(groups, name) == len(chosen)
+                    assert loader.drop(groups, name) == 0  # they are no longer out
+                    drops[name] += len(chosen)
+                for number in chosen:
+                    del model.out[number]
+            now = loader.statistics()
+            assert now.tracked_groups == len(model.out)
+            assert now.buffered_groups == len(model.buffer)
+            assert now.dropped_groups_total == +drops
+        loader.close()
+
+
+def test_a_loop_that_generates_without_end_loses_nothing_when_its_process_dies(rows):
+    """Of eight groups, two are trained, one is stale, one is given back with half an answer; the others are out."""
+
+    async def first_run():
+        async with AsyncDataLoader(rows, tokenize_fn=row_id, shuffle=SHUFFLE, num_workers=0) as loader:
+            loader.track()
+            groups = await loader.get_samples(8)
+            loader.consume([groups[1], groups[4]])
+            loader.drop([groups[2]], "stale")
+            groups[6][0].response = "half an ans"
+            loader.add_samples([groups[6]])
+            return loader.state_dict(), groups
+
+    async def second_run(state):
+        async with AsyncDataLoader(rows, tokenize_fn=row_id, shuffle=SHUFFLE, num_workers=0) as loader:
+            loader.load_state_dict(state)
+            loader.track()
+            again = await loader.get_samples(6)
+            return again, loader.statistics()
+
+    state, groups = anyio.run(first_run)
+    again, now = anyio.run(second_run, state)
+    assert numbers(again) == [6, 0, 3, 5, 7, 8]
+    assert again[0][0].response == "half an ans"
+    assert [group[0].tokens.tolist() for group in again[1:5]] == [groups[n][0].tokens.tolist() for n in (0, 3, 5, 7)]
+    assert now.dropped_groups_total == {"stale": 1}
+    assert now.to_dict()["asyncdata_dropped_groups_stale_total"] == 1
+    assert now.tracked_groups == 6
+
+
+def test_what_was_served_before_is_not_tracked_and_a_sample_or_a_copy_stands_for_its_group(rows):
+    with make(rows, n_samples_per_prompt=SIZE) as loader:
+        early = loader.get_samples(1)
+        loader.track()
+        loader.track()
+        groups = loader.get_samples(3)
+        loader.consume([groups[0][1], groups[0][0]])
+        loader.consume([list(groups[1])])
+        with pytest.raises(ConfigError, match="AD437 consume takes .* once: group 0 was not served, or"):
+            loader.consume([*groups[2:], *early])
+        assert loader.drop([*groups[2:], *early], "stale") == 1
+
+
+def test_what_is_not_tracked_is_refused(rows):
+    with make(rows) as loader:
+        groups = loader.get_samples(2)
+        with pytest.raises(ConfigError, match=r"AD437 groups are not tracked: call track\(\) before the first"):
+            loader.consume(groups)
+        with pytest.raises(ConfigError, match="AD437 groups are not tracked"):
+            loader.drop(groups, "stale")
+        with pytest.raises(ConfigError, match=r"AD437 drop\(\) takes a reason, such as 'stale', got ''"):
+            loader.drop(groups, "")
+    with make(rows, commit="on_ack") as loader:
+        groups = loader.get_samples(2)
+        loader.consume(groups)
+        assert loader.statistics().tracked_groups == 0
+    packed = make(rows, packing=SoftPacking(max_length=64), batch_size=1)
+    with packed as loader, pytest.raises(ConfigError, match=r"not from track\(\)"):
+        loader.track()

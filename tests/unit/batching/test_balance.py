@@ -1,0 +1,134 @@
+"""`balance`: rows dealt to ranks and micro-batches, against a slow model of the method that its docstring names."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncdata import ConfigError, Sample, balance
+
+rows = st.lists(st.integers(1, 40), max_size=40)
+ranks = st.integers(1, 5)
+budgets = st.integers(1, 60)
+
+
+def first_fit_decreasing(lengths, budget):
+    bins = []
+    for length in sorted(lengths, reverse=True):
+        room = next((one for one in bins if sum(one) + length <= budget), None)
+        if room is None:
+            bins.append(room := [])
+        room.append(length)
+    return len(bins)
+
+
+def room_for(batches, row, lengths, budget, is_tight, needs_empty):
+    """Where a rank puts a row: a batch with room, by tokens and number; None: there is no such batch."""
+    loads = [(sum(lengths[one] for one in batch), number) for number, batch in enumerate(batches)]
+    fits = [(load, n) for load, n in loads if not load or (load + lengths[row] <= budget and not needs_empty)]
+    is_fullest = is_tight and not needs_empty and lengths[row] <= budget
+    return (max if is_fullest else min)(fits)[1] if fits else None
+
+
+def dealt(lengths, num_ranks, number, budget, is_tight):
+    found = [[[] for _ in range(number)] for _ in range(num_ranks)]
+
+    def tokens(rank):
+        return sum(lengths[row] for batch in found[rank] for row in batch)
+
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    for place, row in enumerate(order):
+        num_empty = sum(not batch for batches in found for batch in batches)
+        needs_empty = len(order) - place <= num_empty
+        for rank in sorted(range(num_ranks), key=lambda rank: (tokens(rank), rank)):
+            batch = room_for(found[rank], row, lengths, budget, is_tight, needs_empty)
+            if batch is not None:
+                found[rank][batch].append(row)
+                break
+        else:
+            return None
+    return found
+
+
+def model(lengths, num_ranks, budget):
+    """The batches of each rank, sorted; None: there are more batches than rows."""
+    num_overlong = sum(length > budget for length in lengths)
+    number = -(-(first_fit_decreasing([one for one in lengths if one <= budget], budget) + num_overlong) // num_ranks)
+    while number * num_ranks <= len(lengths):
+        for is_tight in (False, True):
+            found = dealt(lengths, num_ranks, number, budget, is_tight)
+            if found is not None:
+                return [sorted(map(sorted, batches)) for batches in found]
+        number += 1
+    return None
+
+
+@given(rows, ranks, budgets)
+def test_it_is_the_method_that_it_names(lengths, num_ranks, budget):
+    expected = model(lengths, num_ranks, budget)
+    if expected is None:
+        with pytest.raises(ConfigError, match=r"AD454 \d+ rows are fewer than \d+ ranks with .*allow_empty=True"):
+            balance(lengths, num_ranks, budget, overlong="alone")
+    else:
+        found = balance(lengths, num_ranks, budget, overlong="alone")
+        assert [sorted(batches) for batches in found] == expected
+
+
+@given(rows, ranks, budgets)
+def test_each_row_is_dealt_once_within_the_budget_and_ranks_have_as_many_micro_batches(lengths, num_ranks, budget):
+    found = balance(lengths, num_ranks, budget, overlong="alone", allow_empty=True)
+
+    assert sorted(row for batches in found for batch in batches for row in batch) == list(range(len(lengths)))
+    assert len(found) == num_ranks
+    assert len({len(batches) for batches in found}) == 1
+    for batches in found:
+        sums = [sum(lengths[row] for row in batch) for batch in batches]
+        assert sums == sorted(sums, reverse=True)
+        assert all(total <= budget or len(batch) == 1 for total, batch in zip(sums, batches, strict=True))
+    num_empty = sum(not batch for batches in found for batch in batches)
+    assert num_empty == max(0, num_ranks * len(found[0]) - len(lengths))
+
+
+@given(rows.filter(bool), ranks)
+def test_ranks_differ_by_no_more_than_the_longest_row(lengths, num_ranks):
+    found = balance(lengths, num_ranks, sum(lengths), allow_empty=True)
+    sums = [sum(lengths[row] for batch in batches for row in batch) for batches in found]
+    assert max(sums) - min(sums) <= max(lengths)
+
+
+def test_ragged_rollouts_are_dealt_evenly_and_fill_the_micro_batches():
+    lengths = np.random.default_rng(1).lognormal(7.8, 0.8, 1024).clip(50, 16_384).astype(int)
+    found = balance(lengths, 8, 32_768)
+    sums = [sum(lengths[row] for batch in batches for row in batch) for batches in found]
+    assert max(sums) - min(sums) < 0.001 * sum(sums) / 8
+    assert len(found[0]) == -(-sum(sums) // (8 * 32_768))
+
+
+def test_rows_are_samples_or_whatever_has_tokens_alone_or_in_groups():
+    samples = [Sample(tokens=np.zeros(length, np.int32)) for length in (5, 3, 4, 4)]
+    others = [SimpleNamespace(tokens=[0] * len(sample.tokens)) for sample in samples]
+
+    assert balance([samples[:2], samples[2:]], 2, 8) == balance(others, 2, 8) == balance([(5, 3), (4, 4)], 2, 8)
+    assert balance([5, 3, 4, 4], 2, 8) == [[[0, 1]], [[2, 3]]]
+    assert balance([], 2, 8) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("args", "settings", "message"),
+    [
+        (([3, 9], 1, 8), {}, 'row 1 has 9 tokens, more than token_budget=8: .*overlong="alone"'),
+        (([3, 0], 1, 8), {}, "row 1 is 0: a row is a number of tokens from 1 on"),
+        (([[3], [2.5]], 1, 8), {}, "row 1 is 2.5"),
+        (([3], 0, 8), {}, "ranks must be a whole number from 1 on, got 0"),
+        (([3], 1, "8"), {}, "token_budget must be a whole number from 1 on, got '8'"),
+        (([3], 1, 8), {"overlong": "drop"}, 'overlong must be "error" or "alone", got \'drop\''),
+        (([5] * 3, 2, 8), {}, "3 rows are fewer than 2 ranks with 2 micro-batches each, which token_budget=8 needs"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused_with_the_way_out(args, settings, message):
+    with pytest.raises(ConfigError, match=f"AD454 {message}"):
+        balance(*args, **settings)
