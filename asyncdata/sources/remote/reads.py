@@ -164,7 +164,7 @@ class Reads:
 
     def cached(self, stamp: ObjectStamp, start: int, stop: int) -> bytes | None:
         """The bytes ``[start, stop)``, if the local disk has them; never of an object without an identity."""
-        if self._cache is None or not (stamp.etag or stamp.version):
+        if self._cache is None or not self.keeps(stamp):
             return None
 
         found = self._cache.find(stamp, start, stop)
@@ -173,9 +173,13 @@ class Reads:
             self.on_progress()
         return found
 
+    def keeps(self, stamp: ObjectStamp) -> bool:
+        """Whether the bytes of an object are kept on the local disk."""
+        return self._cache is not None and bool(stamp.etag or stamp.version)
+
     def keep(self, stamp: ObjectStamp, start: int, stop: int, data: bytes) -> None:
         """Keep the bytes ``[start, stop)`` on the local disk, if there is a place for them."""
-        if self._cache is not None and (stamp.etag or stamp.version):
+        if self._cache is not None and self.keeps(stamp):
             self._cache.keep(stamp, start, stop, data)
 
     def load(self, stamp: ObjectStamp, start: int, stop: int) -> bytes:
