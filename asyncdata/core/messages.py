@@ -82,6 +82,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keeps_rows: bool = False
 
     @property
+    def keeps_blocks(self) -> bool:
+        """Whether blocks of objects are kept on the local disk."""
+        return any(store.cache for job in (self, *self.parts) for store in job.stores)
+
+    @property
     def stride(self) -> int:
         """Bytes of a slot for one block: the byte before it, the block, and the over-read."""
         return 1 + self.block_bytes + self.slack_bytes
