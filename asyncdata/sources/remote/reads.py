@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import SourceChangedError, SourceError
+from asyncdata.core.errors import LoaderClosedError, SourceChangedError, SourceError
 from asyncdata.core.log import get_logger
 from asyncdata.core.read_counts import ReadCounts
 from asyncdata.core.specs import ReadLimits
@@ -205,8 +205,12 @@ class Reads:
         :raises SourceChangedError: AD322, if the object is not the one that was stamped.
         :raises SourceError: AD324 if it may not be read, AD325 if the store refuses the request, AD326 if it fails for
             longer than ``retry_timeout_s``.
+        :raises LoaderClosedError: after :meth:`close`.
         """
         with self._room.of(stop - start):
+            if self._is_closed.is_set():
+                raise LoaderClosedError("the loader is closed")
+
             store = self.store(stamp.store)
             where = f"{stamp.path} (bucket {stamp.address.bucket}, key {stamp.address.key}, bytes {start}-{stop})"
             data: bytes = self._tried(lambda: store.read(stamp, start, stop), where, stamp)
