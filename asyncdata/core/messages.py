@@ -82,6 +82,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keeps_rows: bool = False
 
     @property
+    def keeps_blocks(self) -> bool:
+        """Whether blocks of objects are kept on the local disk."""
+        return any(store.cache for job in (self, *self.parts) for store in job.stores)
+
+    @property
     def stride(self) -> int:
         """Bytes of a slot for one block: the byte before it, the block, and the over-read."""
         return 1 + self.block_bytes + self.slack_bytes
@@ -113,6 +118,7 @@ class Overflow(msgspec.Struct, frozen=True, array_like=True):
 
 class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Read ``blocks`` into the slot, one after the other from ``base`` on, a stride each at most; find their rows.
+    ``has_slot`` says that no other request reads into the slot: then they may take all of it.
 
     ``with_samples`` asks for the samples of all rows instead of their text: nothing is put into the slot. Blocks that
     are ``cached`` need not be tokenized for that. ``num_storing`` asks that those that are not are appended to the
@@ -126,6 +132,7 @@ class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
     cached: list[CachedBlock] = []
     num_storing: int = 0
     part: int = 0
+    has_slot: bool = False
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):

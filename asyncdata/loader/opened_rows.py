@@ -56,6 +56,10 @@ __all__ = (
 _log = get_logger(__name__)
 _INDEX_BLOCK_BYTES = 1 << 20
 _MAX_CANARY_BLOCKS = 8
+_NO_VERSION = (
+    "the tokenize function has no attribute version, so it is not known when its samples change; with one, the index "
+    "is stored"
+)
 
 
 def _index_folder(config: LoaderConfig) -> str:
@@ -171,6 +175,8 @@ class _IndexedSource:
         self._identity = index_identity(files, self._job, shuffle.looks_at, function)
         self._folder = _index_folder(config)
         self._ranks = config.ranks
+        if self._folder and not self._identity:
+            _log.info("index.not_stored", reason=_NO_VERSION)
         self._remove: Callable[[], object] = no_op
         self._leave: Callable[[], object] = no_op
         self._refuse_foreign()

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ("opened_part", "opened_source")
 
+_LONG_ROWS_BYTES = 64 << 20
+"""More room in a slot, where rows that do not fit would be read again, from a store. It takes memory only when used."""
+
 
 def opened_part(
     name: str,
@@ -114,7 +117,8 @@ def _opened_blocks(files: Blocks, shuffle: Shuffle, config: LoaderConfig, functi
             cached.close()
         files.close()
 
-    return OpenedSource(files, order, job, num_blocks * job.stride, num_blocks, open_windows, close)
+    slot_bytes = num_blocks * job.stride + _LONG_ROWS_BYTES * bool(job.stores)
+    return OpenedSource(files, order, job, slot_bytes, num_blocks, open_windows, close)
 
 
 def _opened_stream(stream: RowStream, shuffle: Shuffle, config: LoaderConfig, function: Any) -> OpenedSource:

@@ -227,8 +227,9 @@ class _PartHandler:
             found = [self._reader.read_block(block, ALL_BYTES) for block in request.blocks]
             return msgspec.structs.replace(scanned(found), samples=self._samples_of(request.blocks, found))
 
-        stop = request.base + len(request.blocks) * self._job.stride
-        return scanned_into(self._slots[request.slot], request.base, stop, request.blocks, self._reader)
+        slot = self._slots[request.slot]
+        stop = len(slot) if request.has_slot else request.base + len(request.blocks) * self._job.stride
+        return scanned_into(slot, request.base, stop, request.blocks, self._reader)
 
     def _samples_of(self, blocks: Sequence[Block], found: Sequence[BlockRows]) -> Tokenized:
         """The samples of all rows of these blocks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import random
 import socket
 import threading
 from pathlib import Path
@@ -23,6 +24,7 @@ from asyncdata import (
     JsonlSource,
     Mix,
     ParquetSource,
+    Shuffle,
     SnapshotMismatchError,
     SourceChangedError,
     SourceError,
@@ -31,6 +33,7 @@ from asyncdata.sources.remote.obstore_store import Redirects
 from asyncdata.sources.remote.store import StoreError
 from tests.support import loaders
 from tests.support.fault_proxy import FaultProxy, Faults
+from tests.support.http_server import byte_range
 from tests.support.hub_server import HubServer
 from tests.support.loading import NEVER_S, ids
 from tests.support.reading_rows import rows_of
@@ -399,6 +402,53 @@ def test_a_second_epoch_and_a_second_run_read_no_block_from_the_store(host, tmp_
     assert num_asked <= 3 < num_first  # looks at it, and at its first bytes
     host.put("/a.jsonl", OTHER)
     assert cached(host, tmp_path, num_workers=num_workers)[1] > 3, "of another version"
+
+
+def long_rows(kind: str) -> bytes:
+    """8 MB of rows of a length, in bytes."""
+    chance = random.Random(7)
+    sizes = {"200 B": (160, 240), "2 KB": (1600, 2400), "60 KB": (200, 60_000), "1 MB": (400_000, 1_000_000)}
+    rows, num_bytes = [], 0
+    while num_bytes < 8_000_000:
+        bounds = sizes["60 KB" if chance.random() < 0.01 else "200 B"] if kind == "1 % long" else sizes[kind]
+        rows.append({"id": len(rows), "pad": "x" * chance.randint(*bounds)})
+        num_bytes += len(rows[-1]["pad"])
+    return jsonl(rows)
+
+
+def ranges_of(host: HttpHost) -> list[tuple[int, int]]:
+    """The parts of the object that were asked for, without the look at its start."""
+    asked = (byte_range(request, 1 << 40) for request in host.requests if request.method == "GET")
+    return [found for found in asked if found is not None and found != (0, 4096)]
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kind", ["200 B", "2 KB", "60 KB", "1 MB", "1 % long"])
+def test_rows_of_all_lengths_are_fetched_about_once_in_shuffled_order(host, tmp_path, kind, num_workers):
+    data = long_rows(kind)
+    num_rows = data.count(b"\n")
+    knobs = {"shuffle": Shuffle(window_blocks=32), "num_workers": num_workers, "epochs": 1}
+    expected = take(on_file(tmp_path, "rows.jsonl", data), num_rows, **knobs)
+    host.requests.clear()
+
+    assert take(JsonlSource(host.put("/a.jsonl", data)), num_rows, **knobs) == expected
+    assert len(data) <= sum(stop - start for start, stop in ranges_of(host)) <= 1.3 * len(data)
+
+
+@WORKERS
+@pytest.mark.parametrize("kind", ["2 KB", "1 MB", "1 % long"])
+def test_what_a_short_run_has_read_is_on_the_disk_once_when_it_is_closed(host, tmp_path, kind, num_workers):
+    address, cache = host.put("/a.jsonl", long_rows(kind)), Cache(folder=str(tmp_path), remote_max_bytes=1 << 30)
+    knobs = {"shuffle": Shuffle(window_blocks=32), "num_workers": num_workers, "cache": cache}
+    expected = take(JsonlSource(address), 5, **knobs)
+    first = {page for start, stop in ranges_of(host) for page in range(start >> 12, stop >> 12)}
+    num_kept_bytes = sum(path.stat().st_size for path in tmp_path.glob("blocks/*/*"))
+    assert num_kept_bytes <= 1.3 * (len(first) << 12)  # a block with the start of the next one
+    host.requests.clear()
+
+    assert take(JsonlSource(address), 5, **knobs) == expected
+    again = {page for start, stop in ranges_of(host) for page in range((start + 16384) >> 12, (stop - 16384) >> 12)}
+    assert not again & first
 
 
 @pytest.mark.parametrize("how", ["damaged", "a small limit"])

@@ -139,9 +139,11 @@ def test_the_index_is_made_once_for_the_same_data(path, tmp_path):
         assert ids(data.get_next_batch(50)) == expected
     with loader(path, RowShuffle(only_kept=True), drops_odd, folder="") as data:
         assert ids(data.get_next_batch(50)) == expected
-    with loader(path, RowShuffle(only_kept=True), folder=tmp_path / "kept") as data:
+    with capture_logs() as logs, loader(path, RowShuffle(only_kept=True), folder=tmp_path / "kept") as data:
         data.num_rows()
 
+    (event,) = [log for log in logs if log["event"] == "index.not_stored"]
+    assert "the tokenize function has no attribute version" in event["reason"]
     assert file.stat().st_mtime_ns == before
     assert list((tmp_path / "kept" / "index").iterdir()) == [file], "a function without a version has no fingerprint"
 

@@ -95,6 +95,7 @@ class BlockWindow(OpenWindow):
                 with_samples=self._ready is not None,
                 cached=[_moved(item, first) for item in cached if first <= item.block < stop],
                 num_storing=len(self._parts) if is_stored else 0,
+                has_slot=len(self._parts) == 1,
             )
 
     def add(self, part: int, reply: Scanned, cached: Sequence[CachedBlock] = ()) -> bool:

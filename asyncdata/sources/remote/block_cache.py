@@ -50,8 +50,7 @@ class BlockCache:
         self._folder = folder
         self._limit = max_bytes - max_bytes // 8
         self._share = max(_PAGE_BYTES, max_bytes // _SHARES)
-        self._left = 0
-        self._is_reserving = False
+        self._left = self._owed = 0
         self._lock = threading.Lock()
         self.on_failure: Callable[[], object] = no_op
 
@@ -116,25 +115,18 @@ class BlockCache:
     def _may_write(self, num_bytes: int) -> bool:
         """Whether so much may be written: taken from this process's part of the limit, or from a new part."""
         with self._lock:
-            if self._left >= num_bytes:
-                self._left -= num_bytes
-                return True
-
-            if self._is_reserving or num_bytes > self._limit // 8:
+            if self._left < num_bytes <= self._limit // 8:
+                self._left += self._reserve(max(num_bytes, self._share))
+            if self._left < num_bytes:
                 return False
 
-            self._is_reserving = True
-        part = 0
-        try:
-            part = self._reserve(max(num_bytes, self._share))
-        finally:
-            with self._lock:
-                self._is_reserving = False
-                self._left += part - num_bytes if part else 0
-        return part > 0
+            self._left -= num_bytes
+            return True
 
     def _reserve(self, num_bytes: int) -> int:
-        """Take so much of the limit for this process, and remove blocks for it; 0 if another process does it now.
+        """Take so much of the limit for this process, and remove blocks for it.
+
+        If another process does the same now, one part is taken all the same, and tallied later; then 0.
 
         What is on the disk and what processes have taken is tallied in a file. A process that ends takes the rest of
         its part with it, until the files are counted again.
@@ -145,13 +137,17 @@ class BlockCache:
         try:
             refuse_foreign(fd, self._folder)
             if not lock(fd):
-                return 0
+                part = 0 if self._owed else num_bytes
+                self._owed += part
+                return part
 
+            num_bytes += self._owed
             tally = os.pread(fd, _TALLY_BYTES, 0)
             used = int.from_bytes(tally, "little") if len(tally) == _TALLY_BYTES else self._limit
             if used + num_bytes > self._limit:
                 used = self._make_room(num_bytes)
             os.pwrite(fd, (used + num_bytes).to_bytes(_TALLY_BYTES, "little"), 0)
+            num_bytes, self._owed = num_bytes - self._owed, 0
         finally:
             os.close(fd)
         return num_bytes

@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import SourceChangedError, SourceError
+from asyncdata.core.errors import LoaderClosedError, SourceChangedError, SourceError
 from asyncdata.core.log import get_logger
 from asyncdata.core.read_counts import ReadCounts
 from asyncdata.core.specs import ReadLimits
@@ -41,6 +41,7 @@ _log = get_logger(__name__)
 _MAX_GAP_BYTES = 16 << 10
 """Bytes between two wanted ranges that are read and dropped: they cost less than another request."""
 _LOUD_TRIES = 4
+_LAST_WRITES_S = 1.0
 _MAX_REQUEST_BYTES = 4 << 20
 _PART_BYTES = 1 << 20
 _PARTS_AHEAD = 16
@@ -117,6 +118,7 @@ class Reads:
         if self._cache is not None:
             self._cache.on_failure = lambda: self.counts.add_cached(has_failed=True)
         self._pool: ThreadPoolExecutor | None = None
+        self._under_way: set[Future[Any]] = set()
         self._log = _log.owned()
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
@@ -126,7 +128,11 @@ class Reads:
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(int(self._limits.max_reads), "asyncdata-read")
-            return self._pool.submit(function, *args)
+            future = self._pool.submit(function, *args)
+        if self._cache is not None:
+            self._under_way.add(future)
+            future.add_done_callback(self._under_way.discard)
+        return future
 
     def read(self, wanted: Sequence[tuple[ObjectStamp, int, int]]) -> list[bytes]:
         """The bytes ``[start, stop)`` of objects, all requests in flight at once.
@@ -164,7 +170,7 @@ class Reads:
 
     def cached(self, stamp: ObjectStamp, start: int, stop: int) -> bytes | None:
         """The bytes ``[start, stop)``, if the local disk has them; never of an object without an identity."""
-        if self._cache is None or not (stamp.etag or stamp.version):
+        if self._cache is None or not self.keeps(stamp):
             return None
 
         found = self._cache.find(stamp, start, stop)
@@ -173,9 +179,13 @@ class Reads:
             self.on_progress()
         return found
 
+    def keeps(self, stamp: ObjectStamp) -> bool:
+        """Whether the bytes of an object are kept on the local disk."""
+        return self._cache is not None and bool(stamp.etag or stamp.version)
+
     def keep(self, stamp: ObjectStamp, start: int, stop: int, data: bytes) -> None:
         """Keep the bytes ``[start, stop)`` on the local disk, if there is a place for them."""
-        if self._cache is not None and (stamp.etag or stamp.version):
+        if self._cache is not None and self.keeps(stamp):
             self._cache.keep(stamp, start, stop, data)
 
     def load(self, stamp: ObjectStamp, start: int, stop: int) -> bytes:
@@ -195,8 +205,12 @@ class Reads:
         :raises SourceChangedError: AD322, if the object is not the one that was stamped.
         :raises SourceError: AD324 if it may not be read, AD325 if the store refuses the request, AD326 if it fails for
             longer than ``retry_timeout_s``.
+        :raises LoaderClosedError: after :meth:`close`.
         """
         with self._room.of(stop - start):
+            if self._is_closed.is_set():
+                raise LoaderClosedError("the loader is closed")
+
             store = self.store(stamp.store)
             where = f"{stamp.path} (bucket {stamp.address.bucket}, key {stamp.address.key}, bytes {start}-{stop})"
             data: bytes = self._tried(lambda: store.read(stamp, start, stop), where, stamp)
@@ -293,10 +307,14 @@ class Reads:
             return self._stores[number]
 
     def close(self) -> None:
-        """Cancel what is not begun, and end the threads when their requests have ended."""
+        """Cancel what is not begun, and end the threads when their requests have ended.
+
+        What is kept on the local disk is written before this returns, unless a request takes longer than 1 s.
+        """
         self._is_closed.set()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+            wait(list(self._under_way), _LAST_WRITES_S)
         while self._stores:
             self._stores.popitem()[1].close()
 

@@ -21,7 +21,7 @@ __all__ = ("LineReader", "PythonLineReader", "read_block", "read_row")
 
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = frozenset(b" \t\r\v\f")
-_PIECE_BYTES = 256 * 1024
+_PIECE_BYTES = 16 * 1024
 _OPENS, _CLOSES = ord("{"), ord("}")
 
 
@@ -59,14 +59,21 @@ class LineReader:
 
 
 def read_block(
-    fd: int, file: FileRef, block: Block, slack_bytes: int, max_row_bytes: int, read: Read | None = None
+    fd: int,
+    file: FileRef,
+    block: Block,
+    slack_bytes: int,
+    max_row_bytes: int,
+    read: Read | None = None,
+    max_kept_bytes: int = 0,
 ) -> BlockRows:
     """Read ``block`` with the byte before it and ``slack_bytes`` after it, and find the rows that begin in it.
 
     ``data[0]`` is the byte before the block, or a newline where the block begins its file.
 
     :param read: gives (fd, file, offset, number of bytes) the file's text with ``\\n`` wherever a line ends; None: the
-        text as it is.
+        text as it is. Of what is beyond the over-read it may give more or less than asked for, but at least a byte.
+    :param max_kept_bytes: the last row is in ``data``, even if it goes beyond the over-read, if so much of it is there.
     :raises FileChangedError: if the file has become shorter.
     """
     read = read or read_row
@@ -88,7 +95,14 @@ def read_block(
         cut = end < 0 and tail > 0
         if end < 0:
             end = len(data)
-        length = end - start + (_length_after(fd, file, file.num_bytes - tail, max_row_bytes, read) if cut else 0)
+        length = end - start
+        if cut:
+            limits = max_row_bytes, max_kept_bytes
+            rest, pieces = _rest_of_row(fd, file, file.num_bytes - tail, length, limits, read)
+            length += rest
+            if rest <= max_kept_bytes and length <= max_row_bytes:
+                data, cut = b"".join((data, *pieces)), False
+                end = len(data)
         if length > max_row_bytes:
             length = -1
         elif length and data[start] in _BLANKS:
@@ -123,19 +137,26 @@ def _ordinary_rows(data: bytes, start: int, limit: int, max_row_bytes: int) -> t
     return array("i", begins), array("i", lengths), begin
 
 
-def _length_after(fd: int, file: FileRef, offset: int, max_row_bytes: int, read: Read) -> int:
-    """Bytes from ``offset`` to the row's end, found without storing them; more than ``max_row_bytes`` if the row is too
-    long.
-    """
-    length = 0
-    while length <= max_row_bytes and offset + length < file.num_bytes:
-        piece = read(fd, file, offset + length, min(_PIECE_BYTES, file.num_bytes - offset - length))
-        end = piece.find(b"\n")
-        if end >= 0:
-            return length + end
+def _rest_of_row(
+    fd: int, file: FileRef, offset: int, had: int, limits: tuple[int, int], read: Read
+) -> tuple[int, list[bytes]]:
+    """How many bytes a row has from ``offset`` on, and these bytes, in pieces. They grow with the row.
 
-        length += len(piece)
-    return length
+    :param had: bytes of the row before ``offset``.
+    :param limits: the row is looked at no further than the first; if its rest is longer than the second, it is not
+        stored.
+    """
+    length, end, pieces = 0, -1, list[bytes]()
+    max_row_bytes, max_kept_bytes = limits
+    while end < 0 and length <= max_row_bytes and offset + length < file.num_bytes:
+        size = max(_PIECE_BYTES, (had + length) // 4)
+        piece = read(fd, file, offset + length, min(size, file.num_bytes - offset - length))
+        end = piece.find(b"\n")
+        pieces.append(piece if end < 0 else piece[:end])
+        length += len(pieces[-1])
+        if length > max_kept_bytes:
+            pieces.clear()
+    return length, pieces
 
 
 def read_row(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:

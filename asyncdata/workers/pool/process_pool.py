@@ -42,6 +42,7 @@ __all__ = ("Processes",)
 _log = get_logger(__name__)
 _MAX_WORKERS = 64
 _LOOK_EVERY_S = 0.5
+_FINISH_S = 1.5
 
 
 class ProcessWorker(Worker):
@@ -49,7 +50,10 @@ class ProcessWorker(Worker):
 
     :param page: where it writes its progress.
     :param max_bytes: memory that it may use; None means no limit.
+    :ivar finish_s: seconds that it gets to write what it has read, when the pool closes.
     """
+
+    finish_s = 0.0
 
     def __init__(
         self, number: int, process: ChildProcess, page: mmap.mmap, max_bytes: int | None, row_timeout_s: float
@@ -143,7 +147,7 @@ class ProcessWorker(Worker):
         )
 
     def kill(self) -> None:
-        self._process.kill()
+        self._process.kill(self.finish_s)
         self._process.handle.wait()
 
 
@@ -214,7 +218,10 @@ class Processes(Transport):
                 if self._is_shareable:
                     self._fork_server = self._fork_server or self._new_fork_server(self._shared)
                     process = await self._start_from(self._fork_server, number)
-        return ProcessWorker(number, process, self._shared.page, self._max_bytes, self._row_timeout_s)
+        worker = ProcessWorker(number, process, self._shared.page, self._max_bytes, self._row_timeout_s)
+        if self._job.keeps_blocks and number in self._reader.numbers():
+            worker.finish_s = _FINISH_S
+        return worker
 
     def _new_fork_server(self, shared: SharedResources) -> ForkServer:
         server = ForkServer(shared, StartedForkServer(shared.alive))

@@ -75,6 +75,11 @@ class Executed:
         """Kill it. A process that has got its pid since then is not hit."""
         self._process.kill()
 
+    def finish(self, timeout_s: float) -> None:
+        """Ask it to end by itself, and wait for that."""
+        self._process.terminate()
+        self.wait_or_kill(timeout_s)
+
     async def ended(self) -> None:
         """Wait until it has ended, and can no longer write to shared memory."""
         if self._process.poll() is not None:
@@ -128,6 +133,13 @@ class Forked:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def finish(self, timeout_s: float) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            poll.poll(timeout_s * 1000)
 
     async def ended(self) -> None:
         await anyio.wait_readable(self._pidfd)
@@ -343,9 +355,14 @@ class ChildProcess:
             os.close(self._output_fd)
             self._output_fd = -1
 
-    def kill(self) -> None:
-        """Kill it and close our descriptors; calling this again does nothing."""
+    def kill(self, finish_s: float = 0) -> None:
+        """Kill it and close our descriptors; calling this again does nothing.
+
+        :param finish_s: it is asked to end by itself before, and gets so many seconds.
+        """
         if self._output_fd >= 0:
+            if finish_s:
+                self.handle.finish(finish_s)
             self.handle.kill()
             self.connection.close()
             self.read_remaining_output()

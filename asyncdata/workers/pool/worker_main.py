@@ -353,6 +353,8 @@ def _serve(number: int, sock: socket.socket, opened: _Opened) -> None:
     start = read_counts_at(number)
     counts = ReadCounts(memoryview(opened.page)[start : start + READ_COUNTS.size])
     handler = Handler(opened.job, opened.slots, opened.tokenizer, progress, counts)
+    if opened.job.keeps_blocks:
+        signal.signal(signal.SIGTERM, lambda *_: _finish(handler))
     while True:
         if idle_work.is_awaited() and _is_quiet(sock):
             idle_work.pause()
@@ -362,6 +364,13 @@ def _serve(number: int, sock: socket.socket, opened: _Opened) -> None:
         reply = handler(request)
         progress.begin(0)
         send_pieces(sock, pieces(request_id, reply))
+
+
+def _finish(handler: Handler) -> None:
+    """End when what was read is on the disk."""
+    handler.close()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _is_quiet(sock: socket.socket) -> bool:

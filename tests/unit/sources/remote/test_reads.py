@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from asyncdata.sources.remote.block_cache import BlockCache
 from asyncdata.sources.remote.reads import Reads, coalesced
 from asyncdata.sources.remote.store import ObjectStamp, StoreError
 from tests.support.fake_store import FakeStore
+from tests.support.loading import NEVER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -368,11 +370,36 @@ def test_a_link_or_a_file_that_others_may_write_is_not_read(cache, tmp_path):
 
 
 def test_another_process_that_makes_room_is_not_waited_for(cache, tmp_path):
+    """One part of the limit is taken meanwhile, and counted at the next time."""
+    other = BlockCache(str(tmp_path), MIB)
     keep(cache, 0)
     with locked(str(tmp_path / "used")) as is_locked:
         assert is_locked
-        keep(BlockCache(str(tmp_path), MIB), 1)
-        assert found(cache, 0, 1) == [0]
+        keep(other, 1, 2)
+        assert found(cache, 0, 1, 2) == [0, 1]
+    before = int.from_bytes((tmp_path / "used").read_bytes(), "little")
+    keep(other, 3)
+    assert found(cache, 3) == [3]
+    assert int.from_bytes((tmp_path / "used").read_bytes(), "little") == before + 2 * 8192
+
+
+def test_no_block_is_passed_over_while_another_thread_makes_room(cache, monkeypatch):
+    makes_room, is_asked, reserve = threading.Event(), threading.Event(), cache._reserve  # noqa: SLF001
+
+    def slowly(num_bytes: int) -> int:
+        makes_room.set()
+        assert is_asked.wait(NEVER_S)
+        return reserve(num_bytes)
+
+    monkeypatch.setattr(cache, "_reserve", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(keep, cache, 0)
+        assert makes_room.wait(NEVER_S)
+        second = threads.submit(keep, cache, 1)
+        assert not second.done()
+        is_asked.set()
+        first.result(), second.result()
+    assert found(cache, 0, 1) == [0, 1]
 
 
 def test_names_and_files_have_no_address_in_them(cache, tmp_path):
