@@ -38,6 +38,7 @@ def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = 
         buffer=tuple(_returned(record, group_size) for record in (*saved.leases, *saved.buffer)),
         acked=frozenset(Position(*place) for place in saved.acked),
         journal=frozenset(saved.journal),
+        excluded=frozenset(saved.excluded or ()),
         packs=packs,
     )
 

@@ -166,7 +166,7 @@ class MixtureEngine(Engine):
         for part in self.parts:
             memories[part.name] = self._memory_of(part.name, *match.outcomes(part.name), allow_changed)
         state = match.state(self._node)
-        ledger = self._ledger_of(saved)
+        ledger = self._ledger_of(saved, match.other_data)
         counters = structs.replace(ledger.counters, mixture=MixturePoint(MergeRecord((), state)))
         ledger = structs.replace(ledger, counters=counters)
         if saved.packing:
