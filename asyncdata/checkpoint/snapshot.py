@@ -82,6 +82,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         remembered.
     :ivar rows_left: rows of the epoch from :attr:`position` on. An estimate where they lie in windows that were not
         read yet; unset if that cannot be known.
+    :ivar growth: a :class:`GrowthState`: what the epochs of a source that grows cover; unset for any other.
     :ivar mixture: a :class:`SavedMixture`: how far each part of a mixture was delivered; unset for a single source.
     """
 
@@ -101,12 +102,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     packing: Any = msgspec.UNSET
     outcomes: Any = msgspec.UNSET
     rows_left: Count | msgspec.UnsetType = msgspec.UNSET
+    growth: Any = msgspec.UNSET
     mixture: Any = msgspec.UNSET
 
 
 SECTIONS = {
     "packing": "asyncdata.batching.packs:PackState",
     "outcomes": "asyncdata.delivery.outcomes.memory:OutcomeState",
+    "growth": "asyncdata.sources.growing:GrowthState",
     "mixture": "asyncdata.checkpoint.saved_mixture:SavedMixture",
 }
 """The struct of each section. Its module is imported where a snapshot has the section."""

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from asyncdata.prefetch.mixture_producer import MixtureProducer
     from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.sources.base import Source
+    from asyncdata.sources.growing import Grown
     from asyncdata.sources.resolve import Paths
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.workers.base import Executor
@@ -83,12 +84,14 @@ class Matched(NamedTuple):
     :ivar canaries: the digests that those of now must agree with.
     :ivar memories: what is remembered of the rows of each part.
     :ivar keeps_place: whether the run continues at the saved position, and not at an epoch's start.
+    :ivar growth: what epochs of a source that grows cover.
     """
 
     ledger: Ledger
     canaries: list[str]
     memories: dict[str, Restored | None]
     keeps_place: bool = True
+    growth: Grown | None = None
 
 
 class Engine:
@@ -303,7 +306,9 @@ class Engine:
         rows_left = part.windows.rows_after(position)
         if rows_left is None and position == self._resumed[0]:
             rows_left = self._resumed[1]
+        growth = part.source.growth
         return {
+            "growth": msgspec.UNSET if growth is None else growth.saved(position.epoch),  # before the fingerprints
             "order": self._order(),
             "fingerprints": part.fingerprints(),
             "stream": part.windows.state_at(position) or msgspec.UNSET,
@@ -323,7 +328,7 @@ class Engine:
             raise
 
         ledger = match.ledger
-        self.service.restart(partial(self._taking, match.memories, ledger), match.canaries)
+        self.service.restart(partial(self._taking, match, ledger), match.canaries)
         self._restored_epoch, self._restored = self.epoch, self._delivered()
         _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))
         return match.keeps_place
@@ -331,7 +336,11 @@ class Engine:
     def _matched(self, saved: Snapshot, allow_changed: Collection[str], *, same_rows: bool) -> Matched:
         """What a snapshot of the same source says: of the same kind of rows, in the same order."""
         (part,) = self.parts
-        changed = check(saved, self._order(), part.fingerprints(), allow_changed, same_rows=same_rows)
+        fingerprints, growth = part.fingerprints(), part.source.growth
+        grown = growth.matched(saved.growth) if growth is not None and saved.growth else None
+        if grown is not None:
+            fingerprints["data"] = grown.fingerprint
+        changed = check(saved, self._order(), fingerprints, allow_changed, same_rows=same_rows)
         memory = self._memory_of("", saved.outcomes, changed, allow_changed)
         ledger = self._ledger_of(saved, [""] if "data" in changed else [])
         # With another data, seed or order, windows differ. With packing, any change gives other packs.
@@ -345,7 +354,7 @@ class Engine:
             ledger = self.batching.at_epoch(ledger, epoch_to_begin(saved, ledger, changed))
         is_other_text = bool(changed - {"seed"})
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))
-        return Matched(ledger, [] if is_other_text or is_allowed else saved.canaries, {"": memory}, keeps_place)
+        return Matched(ledger, [] if is_other_text or is_allowed else saved.canaries, {"": memory}, keeps_place, grown)
 
     def _memory_of(
         self,
@@ -363,10 +372,13 @@ class Engine:
 
         return memory_of(saved, changed, memory, allow_changed)
 
-    def _taking(self, memories: dict[str, Restored | None], ledger: Ledger, _: Ledger) -> Ledger:
-        """``ledger``, after the memories have taken what a snapshot had. The coordinator's lock is held."""
+    def _taking(self, match: Matched, ledger: Ledger, _: Ledger) -> Ledger:
+        """``ledger``, after memories and growth have taken what a snapshot had. The coordinator's lock is held."""
         if self.outcomes is not None:
-            self.outcomes.take(memories)
+            self.outcomes.take(match.memories)
+        growth = self.parts[0].source.growth
+        if growth is not None and match.growth is not None:
+            growth.take(match.growth)
         return ledger
 
     def _ledger_of(self, saved: Snapshot, other_data: Collection[str]) -> Ledger:

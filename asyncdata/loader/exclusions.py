@@ -34,12 +34,14 @@ class RowKeys:
     """
 
     def __init__(self, parts: list[OpenedPart]) -> None:
+        self._parts = parts
+        self._counts_rows = {part.name: part.source.files.location(0, 5, 1).byte_offset != 5 for part in parts}
+        self._look()
+
+    def _look(self) -> None:
         self._files: dict[tuple[str, str], list[int]] = {}
-        self._counts_rows: dict[str, bool] = {}
-        for part in parts:
-            files = part.source.files
-            self._counts_rows[part.name] = files.location(0, 5, 1).byte_offset != 5
-            for number, file in enumerate(files.files):
+        for part in self._parts:
+            for number, file in enumerate(part.source.files.files):
                 self._files.setdefault((part.name, file.path), []).append(number)
 
     def __call__(self, rows: Iterable[Any]) -> set[Key]:
@@ -59,6 +61,8 @@ class RowKeys:
 
         name, path, offset, number = _place_of(row)
         place = number if self._counts_rows.get(name) else offset
+        if (name, path) not in self._files and any(part.source.growth is not None for part in self._parts):
+            self._look()
         files = self._files.get((name, path), ())
         if not files or not isinstance(place, int) or place < 0:
             of = f" of part {name!r}" if name else ""

@@ -87,11 +87,15 @@ class PartOutcomes:
 
     def __init__(self, settings: Outcomes, files: Blocks) -> None:
         self._policy = policy_of(settings)
-        self._files = {file.path: number for number, file in enumerate(files.files)}
+        self._source = files
+        self._look()
         self._counts_rows = files.location(0, 5, 1).byte_offset != 5  # rows are located by their numbers
         self._file = None if settings.path is None else OutcomeFile(settings.path)
         self.memory = OutcomeMemory(keeps_records=self._file is not None)
         self._log = _log.owned()
+
+    def _look(self) -> None:
+        self._files = {file.path: number for number, file in enumerate(self._source.files)}
 
     # Exclusions.
 
@@ -117,6 +121,8 @@ class PartOutcomes:
     def row_id(self, sample: Sample) -> int:
         """The id of a sample's row."""
         source = sample.source
+        if source is not None and source.path not in self._files and len(self._files) < len(self._source.files):
+            self._look()  # the source has grown
         number = None if source is None else self._files.get(source.path)
         if source is None or number is None:
             where = "of no file" if source is None else f"of {source.path}, which is not a file of this loader"
