@@ -39,6 +39,7 @@ class RowKeys:
         self._look()
 
     def _look(self) -> None:
+        self._refs = self._parts[0].source.files.files
         self._files: dict[tuple[str, str], list[int]] = {}
         for part in self._parts:
             for number, file in enumerate(part.source.files.files):
@@ -61,7 +62,7 @@ class RowKeys:
 
         name, path, offset, number = _place_of(row)
         place = number if self._counts_rows.get(name) else offset
-        if (name, path) not in self._files and any(part.source.growth is not None for part in self._parts):
+        if self._refs is not self._parts[0].source.files.files:  # it has grown; parts of a mixture do not
             self._look()
         files = self._files.get((name, path), ())
         if not files or not isinstance(place, int) or place < 0:

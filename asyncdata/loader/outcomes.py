@@ -95,7 +95,8 @@ class PartOutcomes:
         self._log = _log.owned()
 
     def _look(self) -> None:
-        self._files = {file.path: number for number, file in enumerate(self._source.files)}
+        self._refs = self._source.files
+        self._files = {file.path: number for number, file in enumerate(self._refs)}
 
     # Exclusions.
 
@@ -121,8 +122,8 @@ class PartOutcomes:
     def row_id(self, sample: Sample) -> int:
         """The id of a sample's row."""
         source = sample.source
-        if source is not None and source.path not in self._files and len(self._files) < len(self._source.files):
-            self._look()  # the source has grown
+        if self._refs is not self._source.files:  # it has grown
+            self._look()
         number = None if source is None else self._files.get(source.path)
         if source is None or number is None:
             where = "of no file" if source is None else f"of {source.path}, which is not a file of this loader"

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata import ChatTokenizeFn, DataLoader, EndOfData, IterableSource, Mix, Part, Shuffle
+from asyncdata import ChatTokenizeFn, DataLoader, EndOfData, IterableSource, JsonlSource, Mix, Part, Shuffle
 from tests.support.pictures import draw, save_processor
 from tests.support.planned_media import NumberedMedia
 from tests.support.tokenize_fns import id_and_text
@@ -95,6 +95,9 @@ def source_of(kind: str, paths: list[str]) -> Any:
         from asyncdata import HuggingFaceSource
 
         return HuggingFaceSource(datasets.load_dataset("json", data_files=paths, split="train", streaming=True))
+
+    if kind == "growing":
+        return JsonlSource(paths, grows=True)
 
     if kind == "mixture":  # an epoch of it has every row of every part once
         parts = zip("abc", paths, (5, 1, 3), strict=True)
