@@ -82,7 +82,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         remembered.
     :ivar rows_left: rows of the epoch from :attr:`position` on. An estimate where they lie in windows that were not
         read yet; unset if that cannot be known.
-    :ivar growth: a :class:`GrowthState`: what the epochs of a source that grows cover; unset for any other.
+    :ivar growth: ``GrowthState``: what the epochs of a source that grows cover; unset for any other.
     :ivar mixture: a :class:`SavedMixture`: how far each part of a mixture was delivered; unset for a single source.
     """
 

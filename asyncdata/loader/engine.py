@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from asyncdata.prefetch.mixture_producer import MixtureProducer
     from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.sources.base import Source
-    from asyncdata.sources.growing import Grown
+    from asyncdata.sources.growing import Listing
     from asyncdata.sources.resolve import Paths
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.workers.base import Executor
@@ -91,7 +91,7 @@ class Matched(NamedTuple):
     canaries: list[str]
     memories: dict[str, Restored | None]
     keeps_place: bool = True
-    growth: Grown | None = None
+    growth: dict[int, Listing] | None = None
 
 
 class Engine:
@@ -338,8 +338,8 @@ class Engine:
         (part,) = self.parts
         fingerprints, growth = part.fingerprints(), part.source.growth
         grown = growth.matched(saved.growth) if growth is not None and saved.growth else None
-        if grown is not None:
-            fingerprints["data"] = grown.fingerprint
+        if growth is not None and grown is not None:
+            fingerprints["data"] = growth.fingerprint(grown)
         changed = check(saved, self._order(), fingerprints, allow_changed, same_rows=same_rows)
         memory = self._memory_of("", saved.outcomes, changed, allow_changed)
         ledger = self._ledger_of(saved, [""] if "data" in changed else [])
@@ -405,9 +405,7 @@ class Engine:
 
         :raises ConfigError: AD484, if one of them is no row of this loader; nothing has changed then.
         """
-        from asyncdata.loader.exclusions import excluding
-
-        change = excluding(self._row_keys(rows), self._row_keys)
+        change = self._row_keys.excluding(rows)
         if self.coordinator.rules.leaves_gaps:
             self.coordinator.exclude(change)
         else:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from asyncdata.batching.packs import Pack
-    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.delivery.ledger import Ledger, Returned
     from asyncdata.loader.opened_source import OpenedPart
 
     Key = tuple[int, int]
 
-__all__ = ("RowKeys", "excluding")
+__all__ = ("RowKeys",)
 
 _GAP, _NOT_TRAINED = 2, -100
 
@@ -75,6 +75,19 @@ class RowKeys:
         for file in files:
             yield journal_key(name, (file, place))
 
+    def excluding(self, rows: Iterable[Any]) -> Callable[[Ledger], Ledger]:
+        """The change of a ledger to one without these rows, also without the groups of them that were given back."""
+        keys = self(rows)
+
+        def is_out(item: Returned) -> bool:
+            return item.group[0].source is not None and not keys.isdisjoint(self._of(item.group[0]))
+
+        return lambda ledger: replace(
+            ledger,
+            excluded=ledger.excluded | keys,
+            buffer=tuple(item for item in ledger.buffer if not is_out(item)),
+        )
+
     def without(self, packs: Iterable[Pack], excluded: AbstractSet[Key]) -> list[Pack]:
         """The packs without the pieces of these rows; the references of the packs are samples.
 
@@ -100,16 +113,3 @@ def _place_of(row: Any) -> tuple[str, Any, Any, Any]:
         return "", None, None, None
 
     return name or "", source.path, source.byte_offset, source.row_number
-
-
-def excluding(keys: set[Key], key_of: Callable[[Iterable[Any]], set[Key]]) -> Callable[[Ledger], Ledger]:
-    """The change of a ledger to one without these rows, also without the groups of them that were given back."""
-
-    def change(ledger: Ledger) -> Ledger:
-        buffer = tuple(item for item in ledger.buffer if not _is_out(item.group[0]))
-        return replace(ledger, excluded=ledger.excluded | keys, buffer=buffer)
-
-    def _is_out(sample: Sample) -> bool:
-        return sample.source is not None and not keys.isdisjoint(key_of([sample]))
-
-    return change

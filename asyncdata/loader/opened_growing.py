@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ("opened_growing",)
 
+_REFUSED = "AD311 a source that grows does not work with"
+_NO_FOLDER = (
+    "world_size above 1 and no folder, as each rank could see other sizes: name one that all ranks share, and no other "
+    'run: JsonlSource(..., grows="checkpoints/run-1/files")'
+)
+_NO_CACHE = "a token cache, or workers on other machines: leave Cache(tokens=...) and executor out"
+
 
 def opened_growing(
     source: JsonlSource, shuffle: Shuffle | RowShuffle, config: LoaderConfig, function: Any
@@ -30,19 +37,11 @@ def opened_growing(
     :raises ConfigError: AD311, for settings that need to know all rows, or all ranks, in advance.
     """
     if isinstance(shuffle, RowShuffle):
-        raise _refused("an order of single rows, or planned packs, as its row index has all rows: use shuffle=True")
+        raise ConfigError(f"{_REFUSED} an order of single rows, whose index has all rows: use shuffle=True")
 
-    if config.executor is not None:
-        raise _refused("workers on other machines, as they are told on this one what is new: leave executor out")
-
-    if config.cache.tokens:
-        raise _refused("a token cache, which stores files as they are: leave Cache(tokens=...) out")
-
-    if config.ranks.world_size > 1 and not isinstance(source.grows, str):
-        raise _refused(
-            "world_size above 1 and no folder, as each rank could see other sizes: name one that all ranks share, and "
-            'no other run: JsonlSource(..., grows="checkpoints/run-1/files")'
-        )
+    has_no_folder = config.ranks.world_size > 1 and not isinstance(source.grows, str)
+    if config.executor is not None or config.cache.tokens or has_no_folder:
+        raise ConfigError(f"{_REFUSED} {_NO_FOLDER if has_no_folder else _NO_CACHE}")
 
     files = with_block_cache(cast("GrowingBlocks", source.open(shuffle.block_bytes)), config.cache)
     order = GrowingOrder(shuffle, config.seed, files.num_blocks)
@@ -53,7 +52,3 @@ def opened_growing(
         return GrowingWindows(files, order, executor, job.stride), None
 
     return OpenedSource(files, order, job, num_blocks * job.stride, 0, open_windows, files.close, growth=files)
-
-
-def _refused(what: str) -> ConfigError:
-    return ConfigError(f"AD311 a source that grows does not work with {what}")

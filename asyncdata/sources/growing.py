@@ -24,12 +24,11 @@ from asyncdata.sources.fingerprint import data_fingerprint, file_digest, stamp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from asyncdata.core.messages import Block, Job, Overflow
+    from asyncdata.core.messages import Job
     from asyncdata.core.read_counts import ReadCounts
     from asyncdata.core.specs import StoreSpec
-    from asyncdata.sources.reader import BlockRows
 
-__all__ = ("Grown", "GrowingBlocks", "GrowingReader", "GrowthState", "SavedListing")
+__all__ = ("GrowingBlocks", "GrowingReader", "GrowthState", "Listing")
 
 _log = get_logger(__name__)
 _PIECE_BYTES = 1 << 16
@@ -45,31 +44,21 @@ class SavedListing(msgspec.Struct, frozen=True):
     files: list[tuple[str, Count, str]]
 
 
-class GrowthState(msgspec.Struct, frozen=True):
-    """What a snapshot keeps: the listings of the epochs that have begun, and else the last one before."""
-
-    listings: list[SavedListing]
+GrowthState = list[SavedListing]
+"""What a snapshot keeps: the listings of the epochs that have begun, and else the last one before."""
 
 
-class _Listing(NamedTuple):
+class Listing(NamedTuple):
+    """What an epoch covers, as files, as a fingerprint, and as a snapshot keeps it."""
+
     refs: list[FileRef]
     fingerprint: dict[str, Any]
     saved: list[tuple[str, int, str]]
 
     @classmethod
-    def of(cls, refs: list[FileRef]) -> _Listing:
+    def of(cls, refs: list[FileRef]) -> Listing:
+        """That of these files."""
         return cls(refs, data_fingerprint(refs), [(base_name(ref.path), ref.num_bytes, ref.digest) for ref in refs])
-
-
-class Grown(NamedTuple):
-    """The listings of a snapshot, found in the files of now; ``fingerprint`` is that of the first one."""
-
-    listings: dict[int, _Listing]
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        """As :meth:`GrowingBlocks.fingerprint`."""
-        return self.listings[min(self.listings)].fingerprint
 
 
 class GrowingBlocks(FileBlocks):
@@ -102,8 +91,8 @@ class GrowingBlocks(FileBlocks):
         super().__init__(refs, block_bytes, max_row_bytes, reader, stores)
         self._find, self._shared = find, shared
         self._lock = threading.Lock()
-        self._base, self._is_new = _Listing.of(refs), True
-        self._listings: dict[int, _Listing] = {}
+        self._base, self._is_new = Listing.of(refs), True
+        self._listings: dict[int, Listing] = {}
         self._opened: FileBlocks | None = None
         self._num_told = 0
         self._folder = TemporaryFolder("grows")
@@ -122,12 +111,11 @@ class GrowingBlocks(FileBlocks):
         with self._lock:
             found = self._listings.get(epoch)
             if found is None:
-                before = max((number for number in self._listings if number < epoch), default=None)
-                last = self._base if before is None else self._listings[before]
-                refs = last.refs if self._is_new else self._grown(last.refs)
-                refs = self._agreed(epoch, refs, last.refs) if self._shared else refs
+                before = list(self.refs)
+                refs = before if self._is_new else self._grown(before)
+                refs = self._agreed(epoch, refs, [] if self._is_new else before) if self._shared else refs
                 self._tell(refs)
-                found = _Listing.of(refs)
+                found = Listing.of(refs)
                 self._listings, self._is_new = {**self._listings, epoch: found}, False
                 num_bytes = sum(ref.num_bytes for ref in refs)
                 _log.info("source.listed", epoch=epoch, num_files=len(refs), num_bytes=num_bytes)
@@ -170,11 +158,12 @@ class GrowingBlocks(FileBlocks):
         except (OSError, msgspec.DecodeError) as error:
             raise SourceError(f"AD311 the ranks cannot agree by {path} what epoch {epoch} covers: {error}") from error
 
-        if [ref.path for ref in found[: len(before)]] != [ref.path for ref in before]:
+        here, paths = {ref.path for ref in self._find()}, [ref.path for ref in found]
+        if paths[: len(before)] != [ref.path for ref in before] or not here.issuperset(paths):
             raise SourceChangedError(
                 f"AD311 {path} was written by a rank, or a run, that has other files than this one, or in another "
-                f"order: {len(found)} files, of which the first is {found[0].path}; here {len(before)} files, of which "
-                f"the first is {before[0].path}. Give each run a folder of its own, and all its ranks the same state"
+                f"order: {len(paths)} files, of which the first is {paths[0]}; here {len(refs)} files, of which the "
+                f"first is {refs[0].path}. Give each run a folder of its own, and all its ranks the same state"
             )
 
         return list(map(_as_here, found))
@@ -182,12 +171,14 @@ class GrowingBlocks(FileBlocks):
     def _tell(self, refs: list[FileRef]) -> None:
         """Tell the workers, before a request names what is new."""
         self.files = self.refs = refs
-        path = self.reader.settings["listing"]
-        with open(f"{path}.new", "wb") as file:
-            file.write(msgspec.msgpack.encode(refs))
-        self._num_told += 1
-        os.utime(f"{path}.new", ns=(self._num_told, self._num_told))  # clocks are coarse: by this, workers notice it
-        os.replace(f"{path}.new", path)
+        path, self._num_told = self.reader.settings["listing"], self._num_told + 1
+        try:
+            with open(f"{path}.new", "wb") as file:
+                file.write(msgspec.msgpack.encode(refs))
+            os.utime(f"{path}.new", ns=(self._num_told,) * 2)  # clocks are coarse: by this, workers notice it
+            os.replace(f"{path}.new", path)
+        except OSError as error:
+            raise SourceError(f"AD311 the workers cannot be told by {path} which files there are: {error}") from error
 
     def close(self) -> None:
         """Remove what tells the workers."""
@@ -195,9 +186,10 @@ class GrowingBlocks(FileBlocks):
 
     # What a snapshot keeps.
 
-    def fingerprint(self) -> dict[str, Any]:
-        """That of the first epoch whose listing is kept."""
-        return (self._listings[min(self._listings)] if self._listings else self._base).fingerprint
+    def fingerprint(self, found: dict[int, Listing] | None = None) -> dict[str, Any]:
+        """That of the first epoch whose listing is kept; or that :meth:`matched` has found."""
+        listings = found or self._listings
+        return listings[min(listings)].fingerprint if listings else self._base.fingerprint
 
     def saved(self, epoch: int) -> GrowthState:
         """The state of a restart in ``epoch``; listings that it does not need are forgotten."""
@@ -207,16 +199,16 @@ class GrowingBlocks(FileBlocks):
             known = {one: known[one] for one in sorted(known) if one >= first}
             if self._listings:
                 self._listings = known
-        return GrowthState([SavedListing(one, listing.saved) for one, listing in known.items()])
+        return [SavedListing(one, listing.saved) for one, listing in known.items()]
 
-    def matched(self, saved: GrowthState) -> Grown | None:
+    def matched(self, saved: GrowthState) -> dict[int, Listing] | None:
         """The listings of a snapshot; None if what they cover is not there any more. Nothing changes."""
         unused: dict[str, list[FileRef]] = {}
         for ref in self._find():
             unused.setdefault(base_name(ref.path), []).append(ref)
         files: list[FileRef] = []
-        found: dict[int, _Listing] = {}
-        for listing in sorted(saved.listings, key=lambda one: one.epoch):
+        found: dict[int, Listing] = {}
+        for listing in sorted(saved, key=lambda one: one.epoch):
             refs = []
             for number, (name, num_bytes, digest) in enumerate(listing.files):
                 among = files[number : number + 1] or unused.get(name, [])
@@ -228,13 +220,13 @@ class GrowingBlocks(FileBlocks):
                     files.append(here)
                     unused[name].remove(here)
                 refs.append(replace(here, num_bytes=num_bytes, digest=digest))
-            found[listing.epoch] = _Listing.of(refs)
-        return Grown(found) if found else None
+            found[listing.epoch] = Listing.of(refs)
+        return found or None
 
-    def take(self, found: Grown) -> None:
+    def take(self, found: dict[int, Listing]) -> None:
         """Continue with these listings."""
         with self._lock:
-            self._listings, self._is_new = dict(found.listings), False
+            self._listings, self._is_new = found, False
             self._tell(self._listings[max(self._listings)].refs)
 
 
@@ -314,32 +306,14 @@ class GrowingReader:
                 self._reader.watch(*self._watch)
         return self._reader
 
-    def read_block(self, block: Block, num_bytes: int) -> BlockRows:
-        """As the protocol says."""
-        found: BlockRows = self._now().read_block(block, num_bytes)
-        return found
-
-    def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
-        """As the protocol says."""
-        found: list[bytes] = self._now().read_rows(places, lengths)
-        return found
-
-    def expect(self, blocks: Sequence[Block]) -> None:
-        """As the protocol says."""
-        self._now().expect(blocks)
+    def __getattr__(self, name: str) -> Any:
+        """As the protocol says: of the reader of the files of now."""
+        return getattr(self._now(), name)
 
     def watch(self, on_progress: Callable[[], object], counts: ReadCounts) -> None:
         """As the protocol says."""
         self._watch = on_progress, counts
         self._reader.watch(on_progress, counts)
-
-    def give_up(self) -> None:
-        """As the protocol says."""
-        self._reader.give_up()
-
-    def check(self) -> None:
-        """As the protocol says."""
-        self._reader.check()
 
     def close(self) -> None:
         """As the protocol says."""

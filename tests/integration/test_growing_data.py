@@ -112,7 +112,7 @@ def test_an_epoch_that_was_looked_up_is_the_same_in_every_run_from_a_state_that_
     with make(growing(folder)) as loader:
         loader.load_state_dict(state)
         assert ids(loader.get_next_batch(299)) == whole
-        known = [listing["epoch"] for listing in state["growth"]["listings"]]
+        known = [listing["epoch"] for listing in state["growth"]]
         loader.get_next_batch(100 * (known[-1] - 2))
         assert sorted(ids(loader.get_next_batch(130))) == list(range(130))
     assert known[:3] == [0, 1, 2]
@@ -141,7 +141,7 @@ def epoch_of(state):
 
 
 def last_known(state):
-    return max(listing["epoch"] for listing in state["growth"]["listings"]) - 1
+    return max(listing["epoch"] for listing in state["growth"]) - 1
 
 
 @pytest.mark.parametrize("how", ["shrinks", "is edited", "is gone", "becomes an array"])
