@@ -39,6 +39,7 @@ def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = 
         acked=frozenset(Position(*place) for place in saved.acked),
         journal=frozenset(saved.journal),
         group_drops=dict(saved.group_drops or {}),
+        excluded=frozenset(saved.excluded or ()),
         packs=packs,
     )
 

@@ -136,6 +136,11 @@ class MixtureMatch:
             message = str(error).removeprefix("AD603 ")
             raise SnapshotMismatchError(f"AD603 part {name!r} of the mixture: {message}", differences) from None
 
+    @property
+    def other_data(self) -> list[str]:
+        """The parts that have other data now."""
+        return [name for name, changed in self._changed.items() if "data" in changed]
+
     def outcomes(self, name: str) -> tuple[OutcomeState | msgspec.UnsetType, set[str]]:
         """What a snapshot has of the outcome memory of a part, and what has changed of the part."""
         saved = self._known.get(name)

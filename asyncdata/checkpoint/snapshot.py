@@ -72,6 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar leases: groups served from the buffer and not acknowledged.
     :ivar acked: positions after :attr:`position` that are acknowledged already.
     :ivar journal: (file_id, byte_offset) of rows dropped because they killed workers.
+    :ivar excluded: (file_id, byte_offset) of rows that the trainer goes on without; unset: none.
     :ivar canaries: token hashes of up to 8 fixed rows; empty if unknown.
     :ivar stream: where to begin reading for :attr:`position`, if the source is read from front to back and that is not
         the epoch's start; else unset.
@@ -82,6 +83,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar rows_left: rows of the epoch from :attr:`position` on. An estimate where they lie in windows that were not
         read yet; unset if that cannot be known.
     :ivar group_drops: tracked groups that the trainer has dropped, by reason; unset if there are none.
+    :ivar growth: ``GrowthState``: what the epochs of a source that grows cover; unset for any other.
     :ivar mixture: a :class:`SavedMixture`: how far each part of a mixture was delivered; unset for a single source.
     """
 
@@ -95,18 +97,21 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     leases: list[list[dict[str, Any]]] = []
     acked: list[tuple[Number, Number, Number]] = []
     journal: list[tuple[Count, Count]] = []
+    excluded: list[tuple[Count, Count]] | msgspec.UnsetType = msgspec.UNSET
     canaries: list[str] = []
     stream: StreamState | msgspec.UnsetType = msgspec.UNSET  # not written where it is not needed
     packing: Any = msgspec.UNSET
     outcomes: Any = msgspec.UNSET
     rows_left: Count | msgspec.UnsetType = msgspec.UNSET
     group_drops: dict[str, Count] | msgspec.UnsetType = msgspec.UNSET
+    growth: Any = msgspec.UNSET
     mixture: Any = msgspec.UNSET
 
 
 SECTIONS = {
     "packing": "asyncdata.batching.packs:PackState",
     "outcomes": "asyncdata.delivery.outcomes.memory:OutcomeState",
+    "growth": "asyncdata.sources.growing:GrowthState",
     "mixture": "asyncdata.checkpoint.saved_mixture:SavedMixture",
 }
 """The struct of each section. Its module is imported where a snapshot has the section."""

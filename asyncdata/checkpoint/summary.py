@@ -45,6 +45,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
         "num_leased_groups": len(snapshot.leases),
         "num_acked": len(snapshot.acked),
         "num_journalled_rows": len(snapshot.journal),
+        "num_excluded_rows": len(snapshot.excluded or ()),
         "num_canaries": len(snapshot.canaries),
         "outcomes": _outcomes(snapshot.outcomes),
         "parts": _parts(snapshot.mixture),

@@ -126,14 +126,14 @@ def written(pattern: str, rule: str, convert: Callable[[str], Any] = str) -> Cal
 # Checks of options that depend on each other: each returns an error, or None
 
 
-def one_of(first: str, second: str) -> Check:
-    """Exactly one of the two is needed."""
+def one_of(*names: str) -> Check:
+    """Exactly one of them is needed."""
 
     def check(args: SimpleNamespace) -> str | None:
-        values = (getattr(args, name.lstrip("-").lower()) for name in (first, second))
-        num_given = sum(value not in (None, ()) and value is not False for value in values)
-        excess = f"{first} and {second} exclude each other"
-        return None if num_given == 1 else excess if num_given else f"{first} or {second} is required"
+        values = {name: getattr(args, name.lstrip("-").lower()) for name in names}
+        given = [name for name, value in values.items() if value not in (None, ()) and value is not False]
+        excess = f"{' and '.join(given)} exclude each other"
+        return None if len(given) == 1 else excess if given else f"{' or '.join(names)} is required"
 
     return check
 
@@ -168,10 +168,15 @@ def overwrites_nothing(args: SimpleNamespace) -> str | None:
 
 def uses_the_snapshot(args: SimpleNamespace) -> str | None:
     """A snapshot is no help where no row before the sample is tokenized."""
-    if args.snapshot is None or (args.ordinal is not None and needs_tokens(args) is None):
+    if args.snapshot is None or (args.position is None and needs_tokens(args) is None):
         return None
 
-    return "--snapshot is for --ordinal with --tokenizer; it does nothing else"
+    return "--snapshot is for --ordinal or --step with --tokenizer; it does nothing else"
+
+
+def needs_a_batch_size(args: SimpleNamespace) -> str | None:
+    """Which rows a step has depends on it."""
+    return "--step needs --batch-size N" if args.step is not None and args.batch_size is None else None
 
 
 # The table
@@ -269,6 +274,10 @@ _ORDER_OF = (
 _SAMPLE = (
     option("--position E:W:R", "by its position, as in 0:3:128", _POSITION),
     option("--ordinal N", "by its number in the run, from 0, across epochs (Sample.index)", _FROM_0),
+    option("--step N", "all rows of batch N of the run's loops, from 0, across epochs", _FROM_0),
+    option("--rank R", "for --step: the batch of this rank", _FROM_0, default=0),
+    option("--world-size W", "for --step: the number of ranks", _FROM_1, default=1),
+    option("--batch-size N", "for --step: samples per batch, or packs, of each rank", _FROM_1),
 )
 _INSPECT = (
     option("--loss-mask", "show which tokens are trained, and count them"),
@@ -373,10 +382,17 @@ _COMMANDS = [
         "--position reads one window. --ordinal without --tokenizer counts every row as a sample, and reads all "
         "windows before it. --ordinal with --tokenizer does not count rows that the run dropped: it tokenizes all rows "
         "before it, in worker processes, which takes as long as the run took; a --snapshot of the run shortens this. "
-        "With --mix, all samples before it are delivered, for --position too.",
+        "--step delivers all batches before it in the same way, and prints one line a row; packs need --tokenizer, and "
+        "their settings as --loader packing=.... With --mix, all samples before it are delivered, for --position too.",
         *(*_DATA_OR_MIX, *_SAMPLE, *_TOKENS, *_ORDER, *_WORK),
-        option("--snapshot FILE", "for --ordinal: begin to count at this snapshot of the run"),
-        checks=(_ONE_SOURCE, one_of("--position", "--ordinal"), names_one_function, uses_the_snapshot),
+        option("--snapshot FILE", "begin at this snapshot of the run; --step then counts the batches after it"),
+        checks=(
+            _ONE_SOURCE,
+            one_of("--position", "--ordinal", "--step"),
+            names_one_function,
+            uses_the_snapshot,
+            needs_a_batch_size,
+        ),
     ),
     _Command(
         "inspect:inspect",

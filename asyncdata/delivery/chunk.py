@@ -363,7 +363,8 @@ def _with_every_row(reply: Tokenized, expected: Int32, is_ours: Bools) -> Tokeni
     lengths[kept] = np.diff(ends, prepend=np.uint32(0))
     is_wrong = is_ours & (lengths != expected)
     is_wrong[[error.row for error in reply.errors]] = False
-    is_wrong[np.frombuffer(reply.drops.get(JOURNAL_REASON, b""), np.int32)] = False
+    for reason in (JOURNAL_REASON, EXCLUDED_REASON):
+        is_wrong[np.frombuffer(reply.drops.get(reason, b""), np.int32)] = False
     if is_wrong.any():
         reply = _without(reply, kept, lengths, expected, is_wrong)
         lengths[is_wrong] = 0

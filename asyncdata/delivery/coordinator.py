@@ -19,7 +19,7 @@ from asyncdata.core.errors import EndOfData, LoaderClosedError
 from asyncdata.core.types import Sample, SampleRange
 from asyncdata.delivery.channel import Channel
 from asyncdata.delivery.ledger import Counters, DeliveryRules, Ledger, Request, State, not_tracked
-from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped
+from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped, upcoming
 from asyncdata.delivery.rollout_buffer import Chooser, first_in_first_out, validate_groups, without
 from asyncdata.delivery.stream_digest import StreamDigest
 
@@ -196,6 +196,11 @@ class Coordinator:
             return True
 
     def _serve(self, request: Request) -> list[Sample] | None:
+        if request.is_peek:
+            ledger, size, last_epoch = self.ledger, self.rules.samples_per_group, self.rules.last_epoch(None)
+            ranges = upcoming(self.channel.items(ledger.head), ledger, request.num_groups, size, last_epoch)
+            return None if ranges is None else [sample for one in ranges for sample in one.samples()[::size]]
+
         chosen = self._chosen(request)
         if chosen is None or not self._are_loaded(request):
             return None
@@ -388,6 +393,12 @@ class Coordinator:
             after = before.ended(call, keys, reason)
             self._state = State(after)
             return before.num_out - after.num_out
+
+    def exclude(self, change: Callable[[Ledger], Ledger]) -> None:
+        """Replace the ledger by ``change(ledger)``, which has the same place in D: the read-ahead stays."""
+        with self._lock:
+            self._chooser.refuse_calls()
+            self._state = State(change(self.ledger))
 
     # The service's side.
 

@@ -34,6 +34,7 @@ __all__ = (
     "State",
     "counted",
     "grouped",
+    "is_key_of",
     "journal_key",
     "journal_of",
     "lease_key",
@@ -180,6 +181,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     :ivar acked: positions from ``position`` on that were acknowledged before a restart.
     :ivar journal: rows (file number, byte offset) that are always skipped, because they kill workers.
     :ivar group_drops: tracked groups that the trainer has dropped, by reason.
+    :ivar excluded: rows, named in the same way, that the trainer goes on without.
     :ivar packs: the progress of packing, an immutable value of ``asyncdata.batching``; None if nothing is packed.
     :ivar head: number of the channel's next item.
     :ivar offset: samples of that item that are delivered.
@@ -193,6 +195,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     acked: frozenset[Position] = frozenset()
     journal: frozenset[tuple[int, int]] = frozenset()
     group_drops: dict[str, int] = {}
+    excluded: frozenset[tuple[int, int]] = frozenset()
     packs: Any = None
     head: int = 0
     offset: int = 0
@@ -281,12 +284,20 @@ def journal_key(source: str, key: tuple[int, int]) -> tuple[int, int]:
 
 def journal_of(source: str, journal: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
     """The rows of one part in the journal of a mixture, as the part itself names them."""
-    tag, files = crc32(source.encode()), (1 << _FILE_BITS) - 1
-    return frozenset((key & files, offset) for key, offset in journal if key >> _FILE_BITS == tag)
+    files = (1 << _FILE_BITS) - 1
+    return frozenset((key & files, offset) for key, offset in journal if is_key_of(source, (key, offset)))
+
+
+def is_key_of(source: str, key: tuple[int, int]) -> bool:
+    """Whether a row in the journal is one of this part. Without a mixture all are of the only source."""
+    return not source or key[0] >> _FILE_BITS == crc32(source.encode())
 
 
 class DeliveryRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The loader's knobs that delivery depends on; see :class:`~asyncdata.LoaderConfig`."""
+    """The loader's knobs that delivery depends on; see :class:`~asyncdata.LoaderConfig`.
+
+    :ivar leaves_gaps: whether excluded rows are left out of packs that are made, and not out of D.
+    """
 
     capacity: int
     max_ready_bytes: int
@@ -296,6 +307,7 @@ class DeliveryRules(msgspec.Struct, frozen=True, kw_only=True):
     bad_rows: BadRowPolicy = BadRowPolicy()
     commit_on_ack: bool = False
     digest: str = "positions"
+    leaves_gaps: bool = False
 
     def last_epoch(self, wanted: int | None) -> int | None:
         """The last epoch that a request may be served from, if its caller wants none after ``wanted``."""
@@ -332,6 +344,7 @@ class Request:
     :param last_epoch: do not go beyond this epoch; there may be fewer groups then.
     :param is_for_packs: the caller packs the samples, and then commits the delivery together with the progress of
         packing (:meth:`~asyncdata.delivery.coordinator.Coordinator.commit`). Until then nothing is delivered.
+    :param is_peek: the caller only looks at what comes next: nothing is delivered.
     :ivar packed: the samples of the packs that are delivered next, if they have media: those that it waits for, and
         those whose media are loaded ahead.
     :ivar wake: called, from any thread, when the caller should poll again.
@@ -340,12 +353,19 @@ class Request:
     :ivar commit: the states before and after the commit of that delivery, so that it can be rolled back.
     """
 
-    __slots__ = ("chosen", "commit", "is_for_packs", "last_epoch", "num_groups", "packed", "served", "wake")
+    __slots__ = ("chosen", "commit", "is_for_packs", "is_peek", "last_epoch", "num_groups", "packed", "served", "wake")
 
-    def __init__(self, num_groups: int, last_epoch: int | None = None, *, is_for_packs: bool = False) -> None:
+    def __init__(
+        self,
+        num_groups: int,
+        last_epoch: int | None = None,
+        *,
+        is_for_packs: bool = False,
+        is_peek: bool = False,
+    ) -> None:
         self.num_groups = num_groups
         self.last_epoch = last_epoch
-        self.is_for_packs = is_for_packs
+        self.is_for_packs, self.is_peek = is_for_packs, is_peek
         self.packed: tuple[list[Sample], list[Sample]] | None = None
         self.wake: Callable[[], object] = no_op
         self.chosen: list[Returned] | None = None

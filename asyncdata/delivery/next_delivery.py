@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from asyncdata.core.errors import NoSamplesError, by_reason
+from asyncdata.core.errors import AsyncDataError, NoSamplesError, by_reason
 from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.core.types import Position, SampleRange
 from asyncdata.delivery.chunk import BadRow
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.items import Item
     from asyncdata.delivery.ledger import Ledger
 
-__all__ = ("BadRowStop", "Delivery", "advanced", "deliver", "dropped")
+__all__ = ("BadRowStop", "Delivery", "advanced", "deliver", "dropped", "upcoming")
 
 POISON_CODES = frozenset({"AD422", "AD423"})
 """Codes of rows that hung or killed their worker. They may not do so again, so a snapshot names them in its journal."""
@@ -87,6 +87,27 @@ def deliver(
             return walk.result(is_last=walk.need > 0)
 
     return None if walk.need else walk.result()
+
+
+def upcoming(
+    items: Iterable[Item], ledger: Ledger, num_groups: int, samples_per_group: int, last_epoch: int | None
+) -> list[SampleRange] | None:
+    """The next ``num_groups`` samples of the stream, each as a group; None if they are not ready yet.
+
+    There are fewer if the stream ends before, or stops at an error, which the delivery that comes to it raises.
+    """
+    walk = _Walk(ledger, num_groups, samples_per_group)
+    try:
+        for item in items:
+            if not walk.need or (last_epoch is not None and walk.position.epoch > last_epoch):
+                return walk.ranges
+
+            walk.step(item)
+    except (BadRowStop, AsyncDataError):
+        return walk.ranges
+
+    is_end = last_epoch is not None and walk.position.epoch > last_epoch
+    return None if walk.need and not is_end else walk.ranges
 
 
 def advanced(ledger: Ledger, run: Run, num_groups: int, samples_per_group: int) -> Ledger:
@@ -216,7 +237,7 @@ def _num_between(rows: Any, start: int, stop: int) -> int:
 
 def _no_samples(epoch: int, drops: dict[str, int]) -> str:
     num_rows = sum(drops.values())
-    remedy = f'; rows are "{EXCLUDED_REASON}" by Outcomes(policy=...)' if EXCLUDED_REASON in drops else ""
+    remedy = f'; rows are "{EXCLUDED_REASON}" by Outcomes(policy=...) or exclude()' if EXCLUDED_REASON in drops else ""
     return f"AD401 epoch {epoch}: {num_rows} rows read, 0 kept: {by_reason(drops)}{remedy}"
 
 

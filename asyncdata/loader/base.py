@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.types import Group, Position, Sample
+    from asyncdata.delivery.ledger import Request
     from asyncdata.delivery.outcomes.policy import Outcomes
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.batches.pack_batches import PackBatches
@@ -226,6 +227,23 @@ class BaseLoader:
         with coordinator.lock:
             return outcomes.count(reports)
 
+    def exclude(self, rows: Iterable[Any]) -> int:
+        """Go on without these rows, from here on and in all epochs; the others keep their order.
+
+        The state keeps them by file and place, so that every run that resumes from it goes on without them, too.
+        They count in ``dropped_total`` as ``excluded``. Their groups in the buffer are removed. From packs that are
+        made of samples as they come, and from planned packs, they are left out as a gap: no other pack changes.
+        With several ranks, exclude the same rows on all of them.
+
+        :param rows: samples or groups that a loader of these data delivered, their ``source``, or the objects that
+            ``asyncdata sample --json`` prints.
+        :return: the number of rows that are excluded now.
+        :raises ConfigError: if one of them is no row of this loader (AD485); nothing is excluded then.
+        """
+        self._check()
+        with owning_events(self._events_owner):
+            return self._engine.exclude(rows)
+
     # State.
 
     def state_dict(self) -> dict[str, Any]:
@@ -419,6 +437,18 @@ class BaseLoader:
             )
 
         return number // size
+
+    def _peek(self, num_groups: int) -> Request:
+        """The request of a call of ``peek``."""
+        number = whole_number(num_groups)
+        if number < 0:
+            raise ConfigError(f"AD440 num_groups must be a whole number from 0 on, got {num_groups!r}")
+
+        self._check()
+        self._begin()
+        from asyncdata.delivery.ledger import Request
+
+        return Request(number, is_peek=True)
 
     def _groups(self, num_groups: int) -> int:
         if self._loops_only:

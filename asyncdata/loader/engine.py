@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -17,7 +17,7 @@ from asyncdata.core.settings import checked_timeout
 from asyncdata.core.types import Position
 from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
-from asyncdata.delivery.ledger import DeliveryRules
+from asyncdata.delivery.ledger import DeliveryRules, is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
 from asyncdata.loader.executors import check_cluster, executor_of, is_tuned, limits_of
 from asyncdata.loader.opening import opened_part
@@ -37,7 +37,7 @@ from asyncdata.tokenization.base import has_media
 from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.xtuner_packing import LoaderPacking
@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from asyncdata.loader.autotune import Tuner
     from asyncdata.loader.background_proof import Prover
     from asyncdata.loader.batches.pack_batches import PackBatches
-    from asyncdata.loader.batches.sample_batches import SampleBatches
+    from asyncdata.loader.batches.sample_batches import Batching, SampleBatches
     from asyncdata.loader.config import LoaderConfig
+    from asyncdata.loader.exclusions import RowKeys
     from asyncdata.loader.loader_media import LoaderMedia
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from asyncdata.prefetch.mixture_producer import MixtureProducer
     from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.sources.base import Source
+    from asyncdata.sources.growing import Listing
     from asyncdata.sources.resolve import Paths
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.workers.base import Executor
@@ -82,12 +84,14 @@ class Matched(NamedTuple):
     :ivar canaries: the digests that those of now must agree with.
     :ivar memories: what is remembered of the rows of each part.
     :ivar keeps_place: whether the run continues at the saved position, and not at an epoch's start.
+    :ivar growth: what epochs of a source that grows cover.
     """
 
     ledger: Ledger
     canaries: list[str]
     memories: dict[str, Restored | None]
     keeps_place: bool = True
+    growth: dict[int, Listing] | None = None
 
 
 class Engine:
@@ -126,12 +130,13 @@ class Engine:
             part.open(self._executor_of(number), restart_point, lambda: self._producer.pump())
         functions = list({id(part.function): part.function for part in self.parts}.values())
         self.batching = choice.batching(config, collate_fn, self.parts[0].windows, functions)
+        self.batching.without = lambda packs, excluded: self._row_keys.without(packs, excluded)
         is_packed = self.batching.is_packed or bool(self.batching.loops_only)
         self.outcomes = self._checked_outcomes(is_packed=is_packed)
         memory = self._memory("")
         self._media = self._made_media(functions)
         self.coordinator = _coordinator_class(config)(
-            _delivery_rules(config, self.parts[0].bad_rows, is_packed=self.batching.is_packed),
+            _delivery_rules(config, self.parts[0].bad_rows, self.batching),
             buffer_filter=chosen_filter,
             begin_packs=self.batching.begin,
             mixture=self._start_of_mixture(),
@@ -281,6 +286,7 @@ class Engine:
             leases=[item.record for item in ledger.leased_groups()],
             acked=[structs.astuple(place) for place in sorted(ledger.restart_point()[2])],
             journal=sorted(ledger.journal),
+            excluded=sorted(ledger.excluded) or msgspec.UNSET,
             canaries=list(self.service.canaries),
             packing=self.batching.saved(ledger),
             group_drops=ledger.group_drops or msgspec.UNSET,
@@ -301,7 +307,9 @@ class Engine:
         rows_left = part.windows.rows_after(position)
         if rows_left is None and position == self._resumed[0]:
             rows_left = self._resumed[1]
+        growth = part.source.growth
         return {
+            "growth": msgspec.UNSET if growth is None else growth.saved(position.epoch),  # before the fingerprints
             "order": self._order(),
             "fingerprints": part.fingerprints(),
             "stream": part.windows.state_at(position) or msgspec.UNSET,
@@ -321,7 +329,7 @@ class Engine:
             raise
 
         ledger = match.ledger
-        self.service.restart(partial(self._taking, match.memories, ledger), match.canaries)
+        self.service.restart(partial(self._taking, match, ledger), match.canaries)
         self._restored_epoch, self._restored = self.epoch, self._delivered()
         _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))
         return match.keeps_place
@@ -329,9 +337,13 @@ class Engine:
     def _matched(self, saved: Snapshot, allow_changed: Collection[str], *, same_rows: bool) -> Matched:
         """What a snapshot of the same source says: of the same kind of rows, in the same order."""
         (part,) = self.parts
-        changed = check(saved, self._order(), part.fingerprints(), allow_changed, same_rows=same_rows)
+        fingerprints, growth = part.fingerprints(), part.source.growth
+        grown = growth.matched(saved.growth) if growth is not None and saved.growth else None
+        if growth is not None and grown is not None:
+            fingerprints["data"] = growth.fingerprint(grown)
+        changed = check(saved, self._order(), fingerprints, allow_changed, same_rows=same_rows)
         memory = self._memory_of("", saved.outcomes, changed, allow_changed)
-        ledger = self._ledger_of(saved)
+        ledger = self._ledger_of(saved, [""] if "data" in changed else [])
         # With another data, seed or order, windows differ. With packing, any change gives other packs.
         keeps_place = not (changed & {"data", "seed", "order"} or (changed and saved.packing))
         if keeps_place:
@@ -343,7 +355,7 @@ class Engine:
             ledger = self.batching.at_epoch(ledger, epoch_to_begin(saved, ledger, changed))
         is_other_text = bool(changed - {"seed"})
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))
-        return Matched(ledger, [] if is_other_text or is_allowed else saved.canaries, {"": memory}, keeps_place)
+        return Matched(ledger, [] if is_other_text or is_allowed else saved.canaries, {"": memory}, keeps_place, grown)
 
     def _memory_of(
         self,
@@ -361,15 +373,47 @@ class Engine:
 
         return memory_of(saved, changed, memory, allow_changed)
 
-    def _taking(self, memories: dict[str, Restored | None], ledger: Ledger, _: Ledger) -> Ledger:
-        """``ledger``, after the memories have taken what a snapshot had. The coordinator's lock is held."""
+    def _taking(self, match: Matched, ledger: Ledger, _: Ledger) -> Ledger:
+        """``ledger``, after memories and growth have taken what a snapshot had. The coordinator's lock is held."""
         if self.outcomes is not None:
-            self.outcomes.take(memories)
+            self.outcomes.take(match.memories)
+        growth = self.parts[0].source.growth
+        if growth is not None and match.growth is not None:
+            growth.take(match.growth)
         return ledger
 
-    def _ledger_of(self, saved: Snapshot) -> Ledger:
+    def _ledger_of(self, saved: Snapshot, other_data: Collection[str]) -> Ledger:
+        """The ledger of a snapshot.
+
+        :param other_data: parts that have other data now: which of their rows were excluded is not known any more.
+        """
         packs = self.coordinator.ledger.packs
-        return ledger_of(saved, digest=self.config.digest, group_size=self.config.n_samples_per_prompt, packs=packs)
+        size = self.config.n_samples_per_prompt
+        ledger = ledger_of(saved, digest=self.config.digest, group_size=size, packs=packs)
+        unknown = {key for part in other_data for key in ledger.excluded if is_key_of(part, key)}
+        if unknown:
+            _log.warning("snapshot.exclusions_forgotten", num_rows=len(unknown))
+        return structs.replace(ledger, excluded=ledger.excluded - unknown)
+
+    @cached_property
+    def _row_keys(self) -> RowKeys:
+        from asyncdata.loader.exclusions import RowKeys
+
+        return RowKeys(self.parts)
+
+    def exclude(self, rows: Iterable[Any]) -> int:
+        """Go on without these rows; return how many are excluded now.
+
+        :raises ConfigError: AD485, if one of them is no row of this loader; nothing has changed then.
+        """
+        change = self._row_keys.excluding(rows)
+        if self.coordinator.rules.leaves_gaps:
+            self.coordinator.exclude(change)
+        else:
+            self.service.restart(change)
+        num_rows = len(self.coordinator.ledger.excluded)
+        _log.info("loader.excluded", num_rows=num_rows)
+        return num_rows
 
     def _delivered(self) -> tuple[int, int]:
         """Numbers of samples and packs delivered so far."""
@@ -485,17 +529,18 @@ def _coordinator_class(config: LoaderConfig) -> type[Coordinator]:
     return WatchedCoordinator
 
 
-def _delivery_rules(config: LoaderConfig, bad_rows: BadRowPolicy, *, is_packed: bool) -> DeliveryRules:
+def _delivery_rules(config: LoaderConfig, bad_rows: BadRowPolicy, batching: Batching) -> DeliveryRules:
     """The rules of a configuration; packs drop what is left of an epoch by themselves."""
     return DeliveryRules(
         capacity=config.capacity,
         max_ready_bytes=config.limits.max_ready_bytes,
         samples_per_group=config.n_samples_per_prompt,
         epochs=config.epochs,
-        drop_last=config.drop_last and not is_packed,
+        drop_last=config.drop_last and not batching.is_packed,
         bad_rows=bad_rows,
         commit_on_ack=config.commit == "on_ack",
         digest=config.digest,
+        leaves_gaps=batching.is_packed,
     )
 
 

@@ -73,6 +73,23 @@ class DataLoader(BaseLoader):
         """Exactly ``num_groups`` groups of ``n_samples_per_prompt`` samples; otherwise like :meth:`get_next_batch`."""
         return self._take(self._groups(num_groups), None, self._regroup, timeout_s)
 
+    def peek(self, num_groups: int, *, timeout_s: float | None = None) -> list[Sample]:
+        """The samples of the stream that come next, one for each group, without delivering them.
+
+        To warm sandboxes or prefix caches. They have the ``index``, ``source`` and tokens with which they will be
+        delivered; pictures and other media are not loaded. Groups that were given back, which come first, are not
+        among them. With several ranks, they are those of all ranks; with packing, those that are packed next. There
+        are fewer if the data ends, or if a row stops the run: the call that comes to it raises.
+
+        :param num_groups: more than the read-ahead has are read first.
+        :raises PrefetchTimeoutError: if they are not ready in time.
+        """
+        request = self._peek(num_groups)
+        try:
+            return self._serve(request, checked_timeout(timeout_s))
+        finally:
+            self._engine.coordinator.withdraw(request)
+
     def num_rows(self, *, timeout_s: float | None = None) -> int:
         """Rows of an epoch; builds the row index and waits until it is complete. For ``shuffle="full"``.
 
@@ -207,6 +224,14 @@ class AsyncDataLoader(BaseLoader):
     async def get_samples(self, num_groups: int, *, timeout_s: float | None = None) -> list[Group]:
         """Like :meth:`DataLoader.get_samples`. If it is cancelled, no sample is consumed."""
         return await self._take(self._groups(num_groups), None, self._regroup, timeout_s)
+
+    async def peek(self, num_groups: int, *, timeout_s: float | None = None) -> list[Sample]:
+        """Like :meth:`DataLoader.peek`."""
+        request = self._peek(num_groups)
+        try:
+            return await self._serve(request, checked_timeout(timeout_s))
+        finally:
+            self._engine.coordinator.withdraw(request)
 
     async def num_rows(self, *, timeout_s: float | None = None) -> int:
         """Like :meth:`DataLoader.num_rows`."""

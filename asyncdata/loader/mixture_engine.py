@@ -62,6 +62,9 @@ class MixtureEngine(Engine):
             for leaf, function in zip(source.leaves(), self._function.functions, strict=True):
                 own = leaf.part.config(self.config, leaf.name)
                 parts.append(_opened_part(leaf.name, leaf.part.source, own, function))
+                if parts[-1].source.growth is not None:
+                    raise ConfigError(f"AD471 part {leaf.name!r} grows, and a part of a mixture cannot: leave it out")
+
             sizes = {part.name: sum(file.num_bytes for file in part.source.files.files) for part in parts}
             self._node = source.node(sizes)
             self._check_end()
@@ -166,7 +169,7 @@ class MixtureEngine(Engine):
         for part in self.parts:
             memories[part.name] = self._memory_of(part.name, *match.outcomes(part.name), allow_changed)
         state = match.state(self._node)
-        ledger = self._ledger_of(saved)
+        ledger = self._ledger_of(saved, match.other_data)
         counters = structs.replace(ledger.counters, mixture=MixturePoint(MergeRecord((), state)))
         ledger = structs.replace(ledger, counters=counters)
         if saved.packing:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.prefetch.windows.base import Windows
     from asyncdata.sources.base import Blocks
+    from asyncdata.sources.growing import GrowingBlocks
     from asyncdata.sources.stream import StreamOrder
     from asyncdata.workers.base import Executor
 
@@ -51,6 +52,7 @@ class OpenedSource(msgspec.Struct, frozen=True):
         or has a fault, without a reply.
     :ivar close: closes the source; removes files that were written only for this run.
     :ivar index: the row index; None if the order needs none.
+    :ivar growth: what each epoch covers; None if all cover the same.
     """
 
     files: Blocks
@@ -61,6 +63,7 @@ class OpenedSource(msgspec.Struct, frozen=True):
     open: Callable[[Executor, Place, Call], tuple[Windows, TokenCache | None]]
     close: Call
     index: RowIndex | None = None
+    growth: GrowingBlocks | None = None
 
 
 class OpenedPart:

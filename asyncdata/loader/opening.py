@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from asyncdata.prefetch.windows.base import Windows
     from asyncdata.sources.base import Blocks, Source
     from asyncdata.sources.stream import RowStream
+    from asyncdata.sources.text.jsonl import JsonlSource
     from asyncdata.workers.base import Executor
 
 
@@ -83,6 +84,11 @@ def opened_source(
             "AD453 a rank can leave rows to others only where every row is known to be one sample: use "
             "shuffle=RowShuffle(only_kept=True) or planned packs, or let every rank tokenize all rows"
         )
+
+    if getattr(source, "grows", False):
+        from asyncdata.loader.opened_growing import opened_growing
+
+        return opened_growing(cast("JsonlSource", source), shuffle, config, function)
 
     if isinstance(shuffle, RowShuffle):
         from asyncdata.loader.opened_rows import opened_rows

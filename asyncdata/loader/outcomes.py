@@ -92,7 +92,8 @@ class PartOutcomes:
 
     def __init__(self, settings: Outcomes, files: Blocks) -> None:
         self._policy = policy_of(settings)
-        self._files = {file.path: number for number, file in enumerate(files.files)}
+        self._source = files
+        self._look()
         self._counts_rows = files.location(0, 5, 1).byte_offset != 5  # rows are located by their numbers
         self._file = None if settings.path is None else OutcomeFile(settings.path)
         self.memories = {"": self._new_memory()}
@@ -103,6 +104,10 @@ class PartOutcomes:
         if key not in self.memories:
             self.memories = {**self.memories, key: self._new_memory()}  # one assignment, as others may read it now
         return self.memories[key]
+
+    def _look(self) -> None:
+        self._refs = self._source.files
+        self._files = {file.path: number for number, file in enumerate(self._refs)}
 
     # Exclusions.
 
@@ -140,6 +145,8 @@ class PartOutcomes:
     def row_id(self, sample: Sample) -> int:
         """The id of a sample's row."""
         source = sample.source
+        if self._refs is not self._source.files:  # it has grown
+            self._look()
         number = None if source is None else self._files.get(source.path)
         if source is None or number is None:
             where = "of no file" if source is None else f"of {source.path}, which is not a file of this loader"

@@ -152,9 +152,11 @@ class MixtureProducer:
         self._num_merged, self._is_starting = 0, True
         for part in self._parts:
             part.executor.set_limit(0)
+        excluded = frozenset[tuple[int, int]]() if self._coordinator.rules.leaves_gaps else ledger.excluded
         for part, cursor in zip(self._parts, cursors, strict=True):
             part.expected = _of_part(part.name, expected_canaries or [])
-            part_ledger = Ledger(position=cursor.position, journal=journal_of(part.name, ledger.journal))
+            journal, out = journal_of(part.name, ledger.journal), journal_of(part.name, excluded)
+            part_ledger = Ledger(position=cursor.position, journal=journal, excluded=out)
             part.producer.start(part_ledger, part.expected or None)
         self._is_finished = False
         self.pump()

@@ -59,6 +59,7 @@ next row of the order is waited for. Median CPU time per row, all processes, two
 on a busy machine: 5 ms 685 us, 10 ms 572, 20 ms 522, 30 ms 520, 50 ms 477, 100 ms 486. A function of 13 us per row
 reaches the limit of 1024 rows first: 15.9 us at 5 ms, 15.1 from 20 ms on."""
 _JOURNALED = msgspec.structs.replace(_NOTHING, drops={JOURNAL_REASON: bytes(4)})
+_EXCLUDED = msgspec.structs.replace(_NOTHING, drops={EXCLUDED_REASON: bytes(4)})
 
 
 class Producer:
@@ -92,8 +93,8 @@ class Producer:
         self.pacer = ChunkPacer(coordinator.rules.capacity, executor.num_workers)
         self._windows: deque[OpenWindow] = deque()
         self._channel = coordinator.channel
-        self._journal: frozenset[tuple[int, int]] = frozenset()
-        self._skips: list[int] | None = None  # rows of the current window that the journal names; None: not known yet
+        self._journal = self._left_out = frozenset[tuple[int, int]]()
+        self._skips: list[int] | None = None  # rows of the current window that are left out; None: not known yet
         self._row = 0
         self._current = (0, 0)
         self._is_finished = True
@@ -115,7 +116,9 @@ class Producer:
         self._mass_drops.restart()
         position = ledger.position
         self._channel = self._coordinator.channel
-        self._journal = ledger.journal
+        self._journal, self._left_out = ledger.journal, ledger.journal
+        if not self._coordinator.rules.leaves_gaps:
+            self._left_out |= ledger.excluded
         self._current = (position.epoch, position.window)
         self._row = position.row
         self._skips = None
@@ -218,7 +221,7 @@ class Producer:
         return max(1, min(_MAX_PLACED_ROWS, self._coordinator.rules.capacity))
 
     def _send(self, window: OpenWindow, entry: Entry) -> None:
-        skips = window.find(self._journal) if self._skips is None else self._skips
+        skips = window.find(self._left_out) if self._skips is None else self._skips
         self._skips = skips if window.is_ready else None
         skip = next((row for row in skips if row >= self._row), None)
         if skip is not None and skip < self._row + entry.num_rows:
@@ -229,7 +232,7 @@ class Producer:
         entry.location = partial(window.location, first) if first < stop else None
         self._row = stop
         if first == skip and first < stop:
-            self._deliver_without(part, _JOURNALED)
+            self._deliver_without(part, _JOURNALED if window.key(first) in self._journal else _EXCLUDED)
         else:
             self._submit(part)
         if ends_epoch or (stop == window.num_rows and window.is_ready and not window.is_last):

@@ -217,7 +217,7 @@ def _is_touched(ref: FileRef) -> bool:
 
 def _with_content(file: FileRef) -> FileRef:
     """The file with the digest of its content, if it is still the same."""
-    if file.pin is not None:
+    if file.pin is not None or file.digest:
         return file
 
     with suppress(SourceError):  # the reader reports it

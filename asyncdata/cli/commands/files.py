@@ -51,6 +51,7 @@ def _contents(found: dict[str, Any]) -> str:
         *((name, prints[name]) for name in ("tokenizer", "template", "tokenize_fn") if prints.get(name)),
         ("buffer", f"{found['num_buffered_groups']:,} groups, {found['num_buffered_tokens']:,} tokens"),
         ("leased", f"{found['num_leased_groups']:,} groups; {found['num_acked']:,} positions acknowledged"),
+        *([("excluded", f"{found['num_excluded_rows']:,} rows")] if found["num_excluded_rows"] else []),
         *([("outcomes", _outcomes(found["outcomes"]))] if found["outcomes"] else []),
         *((f"part {name}", _part(part)) for name, part in found["parts"].items()),
     ]

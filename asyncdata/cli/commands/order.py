@@ -1,8 +1,8 @@
-"""``asyncdata order``: prints D, the order in which rows are delivered. ``asyncdata sample``: shows one row of it."""
+"""``asyncdata order``: prints D, the order of rows. ``asyncdata sample``: shows one row of it, or those of a step."""
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.arguments import has_tokenize_fn
@@ -12,6 +12,7 @@ from asyncdata.cli.output import fields, printable, shown_path, to_json
 from asyncdata.cli.rows import InspectedRow
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.types import Position
+from asyncdata.tokenization.functions.untokenized import RowFn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,8 +92,47 @@ def _values(row: InspectedRow, args: SimpleNamespace, output: Output) -> list[An
 def sample(args: SimpleNamespace, output: Output) -> int:
     """The command."""
     settle_kind(args, output)
+    if args.step is not None:
+        _print_step(args, output)
+        return 0
+
     output.put(_report(args, _of_files(args) if args.mix is None else _of_mixture(args)), _text_of)
     return 0
+
+
+def _print_step(args: SimpleNamespace, output: Output) -> None:
+    """The rows of a rank's batch, found by delivering the batches before it."""
+    ranks = {"rank": args.rank, "world_size": args.world_size}
+    tokenize_fn = None if has_tokenize_fn(args) else RowFn()
+    with loader_of(args, tokenize_fn=tokenize_fn, batch_size=args.batch_size, ranks=ranks) as loader:
+        if args.snapshot is not None:
+            loader.restore(args.snapshot)
+        batch = next(islice(chain.from_iterable(repeat(loader)), args.step, None))
+        items = [item if isinstance(item, list) else [item] for item in batch]
+        rows = [_row_of_step(number, item) for number, pack in enumerate(items) for item in pack]
+    if output.as_json:
+        output.data("\n".join(map(to_json, rows)))
+    else:
+        shown = [{**row, "path": printable(shown_path(row["path"]))} for row in rows]
+        output.data("\n".join("\t".join(map(str, line)) for line in (shown[0], *(row.values() for row in shown))))
+
+
+def _row_of_step(number: int, item: Any) -> dict[str, Any]:
+    """A row of a batch, which ``exclude`` takes.
+
+    :param number: of its sample in the batch, or of its pack.
+    """
+    sample = getattr(item, "sample", item)
+    found = sample.source
+    return {
+        "item": number,
+        "position": str(sample.position),
+        **({"source": sample.source_name} if sample.source_name else {}),
+        "path": found.path,
+        **({"byte_offset": found.byte_offset} if found.row_number is None else {"row_number": found.row_number}),
+        "num_bytes": found.num_bytes,
+        **({"num_tokens": len(item.tokens)} if len(item.tokens) else {}),
+    }
 
 
 def _of_files(args: SimpleNamespace) -> InspectedRow:

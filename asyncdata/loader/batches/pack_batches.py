@@ -57,8 +57,13 @@ class PackBatching(Batching):
         num_packs, _, num_tokens, bad_rows = progress.delivered
         return PackTotals(num_packs, num_tokens, progress.counts, progress.num_held, bad_rows)
 
-    def collated(self, packs: Iterable[Pack]) -> Batch:
-        """The batch of a rank's packs, whose references are samples; () if there are none."""
+    def collated(self, packs: Iterable[Pack], excluded: frozenset[tuple[int, int]]) -> Batch:
+        """The batch of a rank's packs, whose references are samples; () if there are none.
+
+        :param excluded: rows that are left out of them.
+        """
+        if excluded:
+            packs = self.without(packs, excluded)
         if self._packs_samples:
             items: list[Any] = [[_document(*piece) for piece in pack] for pack in packs]
         else:
@@ -249,7 +254,7 @@ class _OnlineBatches(PackBatches):
 
             found, bad_rows = given
             packs = [[(found.get(piece[0].position, piece[0]), *piece[1:]) for piece in pack] for pack in packs]
-        batch = self._batching.collated(packs)
+        batch = self._batching.collated(packs, request.after.excluded)
         progress = self._packs.delivered(progress, num_packs, bad_rows)
         return self._commit(request, self._packs.at_next_epoch(progress) if is_end else progress, batch)
 
@@ -442,7 +447,7 @@ class _PlannedBatches(PackBatches):
         if len(samples) != int(plan.offsets[packs.stop]) - row:
             return ()
 
-        progress, batch = self._batch(progress, plan, packs, row, samples)
+        progress, batch = self._batch(progress, plan, packs, row, samples, request.after.excluded)
         return self._commit(request, progress, batch)
 
     def _at_end_of_epoch(self, request: Request, progress: PlannedProgress) -> PlannedProgress:
@@ -452,7 +457,13 @@ class _PlannedBatches(PackBatches):
         return progress if plan is None or not progress.delivered.epoch_packs else progress.at_next_epoch(plan)
 
     def _batch(
-        self, progress: PlannedProgress, plan: PlannedEpoch, packs: range, row: int, samples: list[Sample]
+        self,
+        progress: PlannedProgress,
+        plan: PlannedEpoch,
+        packs: range,
+        row: int,
+        samples: list[Sample],
+        excluded: frozenset[tuple[int, int]],
     ) -> tuple[PlannedProgress, Batch]:
         """The progress after these packs are delivered, and this rank's share of them, collated."""
         pieces = plan.pieces(int(plan.offsets[packs.start]), int(plan.offsets[packs.stop]))
@@ -463,7 +474,8 @@ class _PlannedBatches(PackBatches):
                 self._refuse_to_drop_all(self._epoch or 0, len(packs))
             progress = progress.dropped("drop_last", len(pieces.rows), num_tokens)
         else:
-            batch = self._batching.collated(_pack(plan, number, row, samples) for number in self._numbers(packs))
+            found = (_pack(plan, number, row, samples) for number in self._numbers(packs))
+            batch = self._batching.collated(found, excluded)
             progress = progress._replace(delivered=progress.delivered.plus(len(packs), num_tokens))
         return progress.at_next_epoch(plan) if packs.stop == plan.num_packs else progress, batch
 

@@ -10,9 +10,9 @@ from asyncdata.core.errors import ConfigError, NoSamplesError
 from asyncdata.delivery.ledger import RestartPoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from asyncdata.batching.packs import Counts, PackState
+    from asyncdata.batching.packs import Counts, Pack, PackState
     from asyncdata.core.errors import EndOfData
     from asyncdata.core.types import Sample
     from asyncdata.delivery.coordinator import Coordinator
@@ -81,11 +81,13 @@ class Batching:
     :param collate: makes a batch of samples, or of packs.
     :ivar is_packed: whether batches are made of packs.
     :ivar is_planned: whether each row of D is at its place in a batch: samples as they come, or planned packs.
+    :ivar without: packs of samples without the pieces of the rows that are excluded.
     :ivar loops_only: why only a ``for`` loop may take samples; empty if other calls may.
     """
 
     is_packed = False
     is_planned = True
+    without: Callable[[Iterable[Pack], frozenset[tuple[int, int]]], list[Pack]]
 
     def __init__(self, config: LoaderConfig, collate: Callable[[list[Any]], Any]) -> None:
         self.config = config

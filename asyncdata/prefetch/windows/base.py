@@ -147,7 +147,8 @@ class OpenWindow:
             return []
 
         file_ids, offsets = self.keys(0, self.num_rows)
-        return sorted({int(row) for key in keys for row in np.flatnonzero((file_ids == key[0]) & (offsets == key[1]))})
+        rows = np.flatnonzero(np.isin(offsets, [offset for _, offset in keys])).tolist()
+        return [row for row in rows if (int(file_ids[row]), int(offsets[row])) in keys]
 
 
 def leaving_out(request: Tokenize, is_out: np.ndarray[Any, np.dtype[np.bool_]]) -> Tokenize:

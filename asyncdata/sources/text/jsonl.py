@@ -15,7 +15,7 @@ from asyncdata.sources.paths import find_files, noting, open_regular
 from asyncdata.sources.remote.address import names_objects, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.specs import StoreSpec
@@ -62,6 +62,9 @@ class JsonlSource(Settings, frozen=True, forbid_unknown_fields=True):
         and Unicode white space around a row is not part of it. Not for compressed
         files and arrays.
     :param allow_repeats: a file may be listed several times; its rows then occur as often in an epoch.
+    :param grows: files may get more lines, and a glob, folder or store more files, while the run lasts: each epoch
+        covers what is there when the loader begins to read it, in whole lines. A folder's name, instead of True, is
+        where ranks that each have a loader agree on that. Only for files of lines that are not compressed.
     :param storage_options: for addresses of objects, such as ``s3://bucket/folder``: credentials, endpoint, limits.
         They are given to the store only, and never shown or stored.
     """
@@ -70,6 +73,7 @@ class JsonlSource(Settings, frozen=True, forbid_unknown_fields=True):
     max_row_bytes: int = 64 * 1024 * 1024
     python_lines: bool = False
     allow_repeats: bool = False
+    grows: bool | str = False
     storage_options: dict[str, Any] = {}
 
     def __repr__(self) -> str:
@@ -83,6 +87,9 @@ class JsonlSource(Settings, frozen=True, forbid_unknown_fields=True):
         """
         suffixes = (".jsonl",), (".jsonl.gz", ".jsonl.zst")
         found = _find(self, suffixes, must_be_array=False)
+        if self.grows:
+            return self._growing(found, block_bytes, lambda: _find(self, suffixes, must_be_array=False))
+
         if any(looks != ("plain", False) for looks in found.looks):
             return _stream(found, self.max_row_bytes)
 
@@ -91,6 +98,27 @@ class JsonlSource(Settings, frozen=True, forbid_unknown_fields=True):
 
         reader = _PYTHON_LINES if self.python_lines else None
         return FileBlocks(found.files, block_bytes, self.max_row_bytes, reader, found.stores)
+
+    def _growing(self, found: _Found, block_bytes: int, find: Callable[[], _Found]) -> FileBlocks:
+        from asyncdata.sources.growing import GrowingBlocks
+
+        if self.python_lines or self.allow_repeats:
+            raise ConfigError("AD311 grows does not work with python_lines or allow_repeats; leave one of them out")
+
+        shared = self.grows if isinstance(self.grows, str) else ""
+        knobs = block_bytes, self.max_row_bytes, None, found.stores
+        return GrowingBlocks(_lines_of(found), *knobs, lambda: _lines_of(find()), shared)
+
+
+def _lines_of(found: _Found) -> FileRefs:
+    """The files, all of which must be lines that are not compressed.
+
+    :raises SourceError: naming one that is not.
+    """
+    for file, looks in zip(found.files, found.looks, strict=True):
+        if looks != ("plain", False):
+            raise SourceError(f"AD311 {file.path} is compressed, or a JSON array; with grows, all files must be lines")
+    return found.files
 
 
 class JsonArraySource(Settings, frozen=True, forbid_unknown_fields=True):

@@ -168,6 +168,7 @@ class TestDescribe:
             "num_leased_groups": 1,
             "num_acked": 2,
             "num_journalled_rows": 1,
+            "num_excluded_rows": 0,
             "num_canaries": 2,
             "outcomes": None,
             "parts": {},

@@ -1,0 +1,293 @@
+"""What comes next, which rows a step had, and a run that goes back and continues without some of them."""
+
+import json
+import random
+import shlex
+
+import pytest
+from structlog.testing import capture_logs
+
+from asyncdata import (
+    ConfigError,
+    HardPacking,
+    LengthGrouping,
+    Mix,
+    PackedCollator,
+    Part,
+    PrefetchTimeoutError,
+    RowFn,
+    RowShuffle,
+    SoftPacking,
+)
+from tests.support.faces import FACES
+from tests.support.loaders import gated, make
+from tests.support.loading import NUM_ROWS, ids, write_rows
+from tests.support.pages import run_command
+from tests.support.sources import KINDS, make_rows
+from tests.support.tokenize_fns import fails_on_13, id_and_text, row_id, waits_for_a_file
+
+
+@pytest.fixture
+def rows(tmp_path):
+    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+
+
+# What comes next
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("face", FACES)
+def test_what_comes_next_is_seen_and_not_delivered(rows, face, num_workers):
+    with FACES[face](rows, num_workers=num_workers, buffer_size=16, n_samples_per_prompt=2, epochs=2) as loader:
+        for number in (5, 40, 0, NUM_ROWS):  # the last more than the read-ahead has, and into the second epoch
+            before, seen = loader.state_dict(), loader.peek(number)
+            assert loader.state_dict()["position"] == before["position"]
+            assert loader.state_dict()["counters"] == before["counters"]
+            delivered = [group[0] for group in loader.get_samples(number)]
+            assert [(each.index, each.source, each.prompt) for each in seen] == [
+                (each.index, each.source, each.prompt) for each in delivered
+            ]
+        left = 2 * NUM_ROWS - 45 - NUM_ROWS
+        assert len(loader.peek(10_000)) == left
+        assert len(loader.get_samples(left)) == left
+        assert loader.peek(3) == []
+
+
+def test_what_comes_next_ends_before_a_bad_row_which_is_raised_where_it_is_delivered(tmp_path):
+    path, told = write_rows(tmp_path / "rows.jsonl", 30), tmp_path / "bad"
+    with make(path, fails_on_13, shuffle=False) as loader:
+        assert ids(loader.peek(20)) == list(range(13))
+        assert ids(loader.get_next_batch(13)) == list(range(13))
+        assert loader.peek(1) == []
+    with make(path, fails_on_13, shuffle=False, bad_rows={"policy": "quarantine", "path": str(told)}) as loader:
+        assert ids(loader.peek(20)) == [*range(13), *range(14, 21)]
+        assert not told.exists() or not told.read_bytes(), "it is not passed over yet"
+        assert ids(loader.get_next_batch(20)) == [*range(13), *range(14, 21)]
+        assert len(told.read_bytes().splitlines()) == 1
+
+
+def test_to_look_at_what_comes_next_waits_no_longer_than_it_may_and_then_asks_for_nothing_more(tmp_path):
+    path, gate = gated(tmp_path, 20)
+    with make(path, waits_for_a_file, shuffle=False, num_workers=1, buffer_size=8) as loader:
+        assert ids(loader.peek(4)) == [0, 1, 2, 3]
+        with pytest.raises(PrefetchTimeoutError):
+            loader.peek(150, timeout_s=0.01)
+        gate.touch()
+        assert ids(loader.get_next_batch(30)) == list(range(30))
+        with pytest.raises(ConfigError, match="AD440"):
+            loader.peek(-1)
+
+
+# From a loss spike to its rows, and to a run without them
+
+
+def loss_of(sample):
+    """What a trainer would see: the bad row stands out."""
+    return 90.0 if "poison" in str(sample.extra) else 1.0
+
+
+def trained(path, rank, steps, state=None, excluded=()):
+    """The rows and the loss of each step of a rank, and the states after them."""
+    knobs = {"ranks": {"rank": rank, "world_size": 2}, "batch_size": 4, "seed": 7, "shuffle": True}
+    found, states = [], []
+    with make(path, RowFn(), **knobs) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+            loader.exclude(excluded)
+        while len(found) < steps:
+            for batch in loader:
+                found.append(([sample.extra["id"] for sample in batch], max(map(loss_of, batch))))
+                states.append(json.loads(json.dumps(loader.state_dict())))
+                if len(found) == steps:
+                    break
+    return found, states
+
+
+def test_a_bad_row_is_found_from_its_loss_spike_by_two_commands_and_cut_and_the_rest_keeps_its_order(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS, {137: {"text": "poison"}})
+    runs = [trained(path, rank, 50) for rank in range(2)]
+    spikes = [(rank, step) for rank in range(2) for step in range(50) if runs[rank][0][step][1] > 10]
+    rank, step = spikes[0]
+    assert len(spikes) == 2, "it comes once an epoch"
+
+    of_run = f"{shlex.quote(str(path))} --seed 7"
+    of_step = f"--step {step} --rank {rank} --world-size 2 --batch-size 4"
+    _, said, _ = run_command(f"asyncdata sample {of_run} {of_step} --json")
+    of_the_step = [json.loads(line) for line in said.splitlines()]
+    assert len(of_the_step) == 4
+    places = " ".join(f"--position {row['position']}" for row in of_the_step)
+    _, shown, _ = run_command(f"asyncdata inspect {of_run} --tokenize-fn asyncdata:RowFn --json {places}")
+    texts = [json.loads(line) for line in shown.splitlines()][:4]
+    bad = [row for row, text in zip(of_the_step, texts, strict=True) if "poison" in str(text["extra"].get("text"))]
+    assert len(bad) == 1
+
+    back = step - 3
+    first, second = whole_epochs(runs, NUM_ROWS)
+    cut = [trained(path, number, 50 - back, runs[0][1][back - 1], bad) for number in range(2)]
+    assert all(loss < 10 for run in cut for _, loss in run[0])
+    expected = [row for row in first[8 * back :] if row != 137], [row for row in second if row != 137]
+    assert whole_epochs(cut, len(expected[0])) == expected
+
+
+def whole_epochs(runs, num_first):
+    """The rows of both ranks in the order of D, of an epoch that has ``num_first`` rows left, and of the next one."""
+    rows = [row for steps in zip(*(run[0] for run in runs), strict=True) for row in in_order(steps)]
+    second = -(-num_first // 8) * 8  # a short last batch is filled up with rows that came before
+    return rows[:num_first], rows[second : second + NUM_ROWS - (137 not in rows)]
+
+
+def in_order(steps):
+    """The rows of a step of both ranks, as they stand in D."""
+    first, second = (rows for rows, _ in steps)
+    return [row for pair in zip(first, second, strict=True) for row in pair]
+
+
+QUICK = ("JSONL files", "a gzip file", "Parquet files")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in KINDS]
+)
+@pytest.mark.parametrize("shuffle", [True, "full", RowShuffle(method="none")], ids=str)
+def test_the_rows_are_left_out_from_here_on_by_every_kind_of_source_and_the_state_keeps_them(tmp_path, name, shuffle):
+    kind = KINDS[name]
+    for package in kind.needs:
+        pytest.importorskip(package)
+    if kind.is_stream and shuffle is not True:
+        pytest.skip("its rows cannot be read one by one")
+    source, knobs = kind.write(tmp_path, make_rows(60)), {"shuffle": shuffle, "cache": {"folder": ""}, "epochs": 3}
+    with make(source, row_id, **knobs) as loader:
+        whole = ids(loader.get_next_batch(180))
+    with make(source, row_id, **knobs) as loader:
+        before = loader.get_next_batch(25)
+        coming = loader.peek(30)
+        assert loader.exclude([before[3], [coming[0]], coming[29].source]) == 3
+        assert loader.exclude([before[3]]) == 3
+        out = {whole[3], whole[25], whole[54]}
+        expected = [row for row in whole[25:] if row not in out]
+        assert ids(loader.get_next_batch(40)) == expected[:40]
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert loader.statistics().dropped_total["excluded"] >= 2
+    with make(source, row_id, **knobs) as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(len(expected) - 40)) == expected[40:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_rows_of_a_mixture_are_left_out_of_their_own_part(tmp_path, num_workers):
+    paths = [write_rows(tmp_path / f"{name}.jsonl", 40) for name in "ab"]
+    mix = lambda: Mix({path.stem: Part(path) for path in paths})  # noqa: E731
+    with make(mix(), num_workers=num_workers) as loader:
+        bad = next(sample for sample in loader.peek(80) if sample.source_name == "b" and ids([sample]) == [13])
+        command = f"asyncdata sample {paths[1]} --position 0:0:0 --json --no-shuffle"
+        place = json.loads(run_command(command)[1])
+        assert loader.exclude([bad, {**place, "source": "b"}]) == 2
+        state = loader.state_dict()
+    with make(mix(), num_workers=num_workers) as loader:
+        loader.load_state_dict(state)
+        found = loader.get_next_batch(300)
+    seen = {name: {ids([sample])[0] for sample in found if sample.source_name == name} for name in "ab"}
+    assert (seen["a"], seen["b"]) == (set(range(40)), set(range(40)) - {0, 13})
+
+
+PACKED = {
+    "soft": {"packing": SoftPacking(max_length=256)},
+    "cut": {"packing": HardPacking(max_length=256)},
+    "across epochs": {"packing": SoftPacking(max_length=256, across_epochs=True)},
+    "planned": {"packing": SoftPacking(max_length=256), "shuffle": "full", "plan_packs": True},
+    "grouped": {"length_grouping": LengthGrouping()},
+}
+
+
+def listed(item):
+    """The samples of a pack, each with its tokens there; of a sample, itself."""
+    documents = item if isinstance(item, list) else [item]
+    return [(getattr(each, "sample", each), len(each.tokens)) for each in documents]
+
+
+def packs_of(batches, out=frozenset()):
+    """Where the documents of each pack come from, and their tokens; without the rows ``out``."""
+    packs = [listed(item) for batch in batches for item in batch]
+    places = [[(sample.source.byte_offset, number) for sample, number in pack] for pack in packs]
+    return [[place for place in pack if place[0] not in out] for pack in places]
+
+
+@pytest.mark.parametrize("how", PACKED)
+def test_packs_have_a_gap_and_are_otherwise_the_same_also_where_nothing_is_left_of_one(rows, how):
+    knobs = {"batch_size": 2, "epochs": 2, "cache": {"folder": ""}, **PACKED[how]}
+    with make(rows, id_and_text, **knobs) as loader:
+        whole = [batch for _ in range(2) for batch in loader]
+    with make(rows, id_and_text, **knobs) as loader:
+        loop = iter(loader)
+        assert packs_of(next(loop) for _ in range(3)) == packs_of(whole[:3])
+        state = loader.state_dict()
+    bad = [listed(whole[4][1])[-1][0], *(sample for sample, _ in listed(whole[5][0]))]
+    out = {sample.source.byte_offset for sample in bad}
+
+    with make(rows, id_and_text, **knobs) as loader:
+        loader.load_state_dict(state)
+        loader.exclude(bad)
+        loop = iter(loader)
+        cut = [next(loop) for _ in range(2)]
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(rows, id_and_text, **knobs) as loader:
+        loader.load_state_dict(state)
+        cut += [batch for _ in range(2) for batch in loader]
+    assert packs_of(cut, out) == packs_of(whole[3:], out)
+    assert [len(batch) for batch in cut] == [len(batch) for batch in whole[3:]], "no rank misses a batch"
+    gap = cut[2][0] if how == "grouped" else cut[2][0][0]
+    assert (gap.tokens.tolist(), gap.labels.tolist()) == ([0, 0], [-100, -100])
+    if how != "grouped":
+        assert (PackedCollator()(cut[2])["labels"][0] == -100).all()
+
+
+def test_groups_that_wait_in_the_buffer_go_too(rows):
+    with make(rows, n_samples_per_prompt=2) as loader:
+        groups = loader.get_samples(4)
+        loader.add_samples(groups)
+        assert loader.exclude(groups[1:3]) == 2
+        assert [group[0].group_index for group in loader.get_samples(2)] == [0, 3]
+        assert loader.get_samples(1)[0][0].group_index == 4
+
+
+def test_what_is_no_row_of_the_loader_is_refused_and_nothing_is_excluded(rows, tmp_path):
+    with make(write_rows(tmp_path / "others.jsonl", 3)) as others:
+        stranger = others.get_next_batch(1)[0]
+    with make(rows) as loader:
+        first = loader.get_next_batch(1)
+        for row in (stranger, {"path": str(rows)}, {"path": str(rows), "byte_offset": -1}, "rows.jsonl:3", 5, []):
+            with pytest.raises(ConfigError, match="AD485 exclude"):
+                loader.exclude([*first, row])
+        assert "excluded" not in loader.state_dict()
+
+
+def test_with_other_data_it_is_said_that_the_excluded_rows_are_not_known_any_more(rows):
+    with make(rows) as loader:
+        loader.exclude(loader.get_next_batch(3))
+        state = loader.state_dict()
+    write_rows(rows, NUM_ROWS + 1)
+    with make(rows) as loader, capture_logs() as logs:
+        loader.load_state_dict(state, allow_changed={"data"})
+        assert "excluded" not in loader.state_dict()
+    assert [log["num_rows"] for log in logs if log["event"] == "snapshot.exclusions_forgotten"] == [3]
+
+
+def test_any_rows_may_be_excluded_at_any_places_and_any_number_of_workers(rows):
+    chance = random.Random(5)
+    with make(rows) as loader:
+        whole = loader.get_next_batch(2 * NUM_ROWS)
+    out, found, start = set(), [], 0
+    state = None
+    while start < 2 * NUM_ROWS:
+        with make(rows, num_workers=chance.choice([0, 1, 2]), buffer_size=chance.choice([3, 40]), epochs=2) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            bad = chance.sample(whole, chance.choice([0, 1, 30]))
+            loader.exclude(bad)
+            out |= set(ids(bad))
+            expected = [(n, row) for n, row in enumerate(ids(whole)) if n >= start and row not in out]
+            number = min(chance.randrange(1, 60), len(expected))
+            found = ids(loader.get_next_batch(number)) if number else []
+            assert found == [row for _, row in expected[:number]]
+            start = expected[number - 1][0] + 1 if number else 2 * NUM_ROWS
+            state = json.loads(json.dumps(loader.state_dict()))

@@ -1,0 +1,320 @@
+"""Files, folders, globs and stores that grow: what an epoch covers, and that a resume has the same rows."""
+
+import json
+import os
+import threading
+
+import pytest
+
+from asyncdata import (
+    Cache,
+    ConfigError,
+    JsonlSource,
+    Mix,
+    Outcomes,
+    Part,
+    PassRate,
+    RowShuffle,
+    Shuffle,
+    SnapshotMismatchError,
+    SoftPacking,
+    SourceChangedError,
+    SourceError,
+)
+from tests.support.loaders import make
+from tests.support.loading import SHUFFLE, ids, order_of
+from tests.support.stores import HttpHost
+from tests.support.tokenize_fns import id_and_text, row_id
+
+
+def append(path, first, number, tail=""):
+    """Rows from id ``first`` on, and then part of one."""
+    rows = ({"id": i, "pad": "x" * (i * 37 % 90)} for i in range(first, first + number))
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows) + tail)
+    return path
+
+
+def as_it_is(path, name):
+    """A copy of the whole lines of now."""
+    copy = path.parent.parent / name
+    data = path.read_bytes()
+    copy.write_bytes(data[: data.rfind(b"\n") + 1])
+    return copy
+
+
+def growing(path, **knobs):
+    return JsonlSource(str(path), grows=True, **knobs)
+
+
+def state_of(loader):
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    append(folder / "m.jsonl", 0, 100)
+    return folder
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "shuffle", [SHUFFLE, Shuffle(enabled=False), Shuffle(block_bytes=700, window_blocks=3)], ids=str
+)
+@pytest.mark.parametrize("given", ["a folder", "a glob", "a list"])
+def test_an_epoch_covers_the_whole_lines_that_are_there_when_it_begins_and_each_is_in_d(
+    folder, num_workers, shuffle, given
+):
+    first, later = folder / "m.jsonl", folder / "a.jsonl"
+    with open(first, "a", encoding="utf-8") as file:
+        file.write('{"id": 100, "pad"')
+    late = [] if given == "a list" else [later]
+    paths = {"a folder": str(folder), "a glob": str(folder / "*.jsonl"), "a list": [str(first)]}[given]
+    knobs = {"num_workers": num_workers, "buffer_size": 7, "shuffle": shuffle}
+
+    with make(JsonlSource(paths, grows=True), **knobs) as loader:
+        of_0 = as_it_is(first, "of 0")
+        assert ids(loader.get_next_batch(60)) == order_of(of_0, shuffle=shuffle)[:60]
+        with open(first, "a", encoding="utf-8") as file:
+            file.write(': ""}\n')
+        append(first, 101, 60)
+        append(later, 1000, 50, '{"id": 1050')
+        state = state_of(loader)
+        assert ids(loader.get_next_batch(40)) == order_of(of_0, shuffle=shuffle)[60:]
+        of_1 = [as_it_is(each, f"of 1 {each.stem}") for each in [first, *late]]
+        expected = order_of(of_1, 2, shuffle=shuffle)
+        num_rows = len(expected) // 2
+        second = ids(loader.get_next_batch(num_rows - 90))
+        append(later, 1050, 5)
+        in_1 = state_of(loader)
+        second += ids(loader.get_next_batch(90))
+        assert second == expected[num_rows:]
+
+    append(folder / "0.jsonl", 5000, 9)
+    with make(JsonlSource(paths, grows=True), **knobs) as loader:  # where the files of now would come in another order
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(40)) == order_of(of_0, shuffle=shuffle)[60:]
+        for _ in range(2):
+            loader.load_state_dict(in_1)
+            assert ids(loader.get_next_batch(90)) == second[-90:]
+            assert state_of(loader)["counters"]["digest"]["num_samples"] == 100 + num_rows
+
+
+def test_an_epoch_that_was_looked_up_is_the_same_in_every_run_from_a_state_that_has_it(folder):
+    with make(growing(folder), buffer_size=400) as loader:
+        loader.get_next_batch(1)
+        assert len(loader.peek(250)) == 250  # far into epoch 2
+        state = state_of(loader)
+        whole = ids(loader.get_next_batch(299))
+    append(folder / "m.jsonl", 100, 30)
+    with make(growing(folder)) as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(299)) == whole
+        known = [listing["epoch"] for listing in state["growth"]]
+        loader.get_next_batch(100 * (known[-1] - 2))
+        assert sorted(ids(loader.get_next_batch(130))) == list(range(130))
+    assert known[:3] == [0, 1, 2]
+
+
+def test_packs_that_wait_over_an_epochs_end_are_the_same_after_a_resume(folder):
+    knobs = {"packing": SoftPacking(max_length=256, across_epochs=True), "batch_size": 2, "epochs": 4}
+    with make(growing(folder), id_and_text, **knobs) as loader:
+        states, packs = [], []
+        for _ in range(4):
+            for batch in loader:
+                packs.append(ids(document.sample for pack in batch for document in pack))
+                states.append(state_of(loader))
+                append(folder / "m.jsonl", 1000 + len(states), 1)
+    for number in range(0, len(states) - 1, 5):
+        append(folder / "b.jsonl", 9000 + number, 3)
+        with make(growing(folder), id_and_text, **knobs) as loader:
+            loader.load_state_dict(states[number])
+            again = [ids(d.sample for pack in batch for d in pack) for _ in range(4) for batch in loader]
+        same = sum(epoch_of(state) <= last_known(states[number]) for state in states[number + 1 :]) - 1
+        assert again[:same] == packs[number + 1 :][:same]
+
+
+def epoch_of(state):
+    return state["packing"]["epoch"]
+
+
+def last_known(state):
+    return max(listing["epoch"] for listing in state["growth"]) - 1
+
+
+@pytest.mark.parametrize("how", ["shrinks", "is edited", "is gone", "becomes an array"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_an_epoch_has_had_may_not_change(folder, how, num_workers):
+    path = folder / "m.jsonl"
+    append(folder / "n.jsonl", 500, 5)
+    with make(growing(folder), num_workers=num_workers, buffer_size=5) as loader:
+        loader.get_next_batch(105)
+        state = state_of(loader)
+    with make(growing(folder), num_workers=num_workers, buffer_size=5) as loader:
+        loader.load_state_dict(state)
+        loader.get_next_batch(50)
+        data = path.read_bytes()
+        if how == "shrinks":
+            os.truncate(path, 2000)
+        elif how == "is edited":
+            path.write_bytes(data.replace(b'"id": 7,', b'"id": 8,') + b'{"id": 100}\n')
+        elif how == "is gone":
+            path.unlink()
+        else:
+            (folder / "z.jsonl").write_text("[1]")
+        with pytest.raises(SourceError if how == "becomes an array" else SourceChangedError, match="AD(120|30[234])"):
+            loader.get_next_batch(500)
+    if how in ("shrinks", "is edited"):
+        with (
+            make(growing(folder), num_workers=num_workers) as loader,
+            pytest.raises(SnapshotMismatchError, match="m.jsonl"),
+        ):
+            loader.load_state_dict(state)
+
+
+def test_excluded_rows_and_outcomes_keep_their_rows_when_files_come_before_theirs(folder):
+    append(folder / "n.jsonl", 500, 20)
+    knobs = {"outcomes": Outcomes(policy=PassRate(drop_above=0.5))}
+    with make(growing(folder), **knobs) as loader:
+        first = loader.get_samples(120)
+        loader.exclude(first[:3])
+        loader.report(first[3:13], [1.0] * 10)
+        out = set(ids(group[0] for group in first[:13]))
+        state = state_of(loader)
+    append(folder / "a.jsonl", 900, 10)
+    with make(growing(folder), **knobs) as loader:
+        loader.load_state_dict(state)
+        loader.get_samples(120 - len(out))  # of an epoch that was looked up before
+        second = loader.get_samples(130 - len(out))
+        assert set(ids(group[0] for group in second)) == {*range(100), *range(500, 520), *range(900, 910)} - out
+        new = [group for group in second if ids(group)[0] >= 900]
+        loader.report(new, [1.0] * 10)
+        loader.exclude(new[:1])
+        third = ids(group[0] for group in loader.get_samples(120 - len(out)))
+        assert set(third) == {*range(100), *range(500, 520)} - out
+
+
+def test_objects_of_a_store_come_with_a_later_epoch_and_may_not_be_replaced(tmp_path):
+    def rows(first, number):
+        return "".join(json.dumps({"id": i}) + "\n" for i in range(first, first + number)).encode().rstrip(b"\n")
+
+    with HttpHost() as host:
+        for name, data in {"b": rows(0, 30), "c": rows(100, 10)}.items():
+            host.put(f"/bucket/data/{name}.jsonl", data)
+        source = JsonlSource("gs://bucket/data/", grows=True, storage_options=host.google)
+        with make(source, num_workers=1, buffer_size=3) as loader:
+            assert len(loader.get_next_batch(20)) == 20
+            host.put("/bucket/data/a.jsonl", rows(200, 5))
+            state = state_of(loader)
+            rest = ids(loader.get_next_batch(20))
+            assert sorted(ids(loader.get_next_batch(45))) == [*range(30), *range(100, 110), *range(200, 205)]
+        with make(source, num_workers=1, buffer_size=3) as loader:
+            loader.load_state_dict(state)
+            assert ids(loader.get_next_batch(20)) == rest
+            host.put("/bucket/data/c.jsonl", rows(300, 10))
+            with pytest.raises(SourceChangedError, match="AD3"):
+                loader.get_next_batch(200)
+
+
+# Ranks
+
+
+def of_rank(folder, shared, rank, state=None, epochs=3, each=lambda _: None):
+    """The rows of a rank's batches, and the states after them."""
+    knobs = {"ranks": {"rank": rank, "world_size": 2}, "batch_size": 4, "epochs": epochs, "buffer_size": 4}
+    source = JsonlSource(str(folder), grows=str(shared))
+    with make(source, **knobs) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        found = []
+        for _ in range(epochs):
+            for batch in loader:
+                found.append((ids(batch), state_of(loader)))
+                each(len(found))
+    return found
+
+
+def test_ranks_that_see_other_sizes_agree_by_the_folder_on_what_an_epoch_covers(folder, tmp_path):
+    turns, found = threading.Barrier(2), {}
+
+    def rank(number):
+        def each(step):
+            turns.wait(60)
+            append(folder / "m.jsonl", 1000 + 10 * step + number, 1 + 5 * number)  # between their looks, too
+
+        found[number] = of_rank(folder, tmp_path / "run/files", number, each=each)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(found[0]) == len(found[1]) > 39, "they have as many batches, and later epochs have more rows"
+    for (_, one), (_, other) in zip(found[0], found[1], strict=True):
+        assert one["growth"] == other["growth"]
+        assert one["counters"]["digest"] == other["counters"]["digest"]
+
+    again = [of_rank(folder, tmp_path / "run/files", number, found[0][20][1]) for number in range(2)]
+    assert [[rows for rows, _ in run] for run in again] == [[rows for rows, _ in found[n][21:]] for n in range(2)]
+
+
+def test_ranks_with_other_files_or_other_content_are_told_and_do_not_diverge(folder, tmp_path):
+    of_rank(folder, tmp_path / "shared", 0, epochs=1)
+    other = tmp_path / "other"
+    other.mkdir()
+    append(other / "m.jsonl", 0, 100)
+    with pytest.raises(SourceChangedError, match=r"AD311 .*epoch-0.files was written by a rank.* has other files"):
+        of_rank(other, tmp_path / "shared", 1, epochs=1)
+
+    os.truncate(folder / "m.jsonl", 1000)
+    with pytest.raises(SourceChangedError, match="AD302"):
+        of_rank(folder, tmp_path / "shared", 1, epochs=1)
+
+    (tmp_path / "shared/epoch-0.files").write_bytes(b"\xc1")
+    with pytest.raises(SourceError, match="AD311 the ranks cannot agree"):
+        of_rank(folder, tmp_path / "shared", 1, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"shuffle": "full"}, "an order of single rows"),
+        ({"shuffle": RowShuffle(method="none")}, "an order of single rows"),
+        ({"cache": Cache(tokens="tokens")}, "a token cache"),
+        ({"ranks": {"rank": 1, "world_size": 2}}, "world_size above 1 and no folder"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_with_growth_is_refused(folder, knobs, said):
+    with pytest.raises(ConfigError, match=f"AD311 a source that grows does not work with {said}"):
+        make(growing(folder), **knobs)
+
+
+def test_what_cannot_grow_is_refused(folder, tmp_path):
+    for name, wrong in {"python_lines": True, "allow_repeats": True}.items():
+        with pytest.raises(ConfigError, match="AD311 grows does not work with"):
+            make(growing(folder, **{name: wrong}))
+    with pytest.raises(ConfigError, match="AD471 part 'a' grows"):
+        make(Mix({"a": Part(growing(folder)), "b": Part(growing(folder))}))
+    (tmp_path / "array.json").write_text('[{"id": 1}]')
+    with pytest.raises(SourceError, match="AD311 .*array.json is compressed, or a JSON array"):
+        make(growing(tmp_path / "array.json"))
+    (tmp_path / "begun.jsonl").write_text('{"id": 1')
+    with pytest.raises(SourceError, match="AD201 no whole line yet in 1 files: .*begun.jsonl"):
+        make(growing(tmp_path / "begun.jsonl"))
+
+
+def test_a_state_with_growth_and_a_loader_without_refuse_each_other(folder):
+    with make(growing(folder)) as loader:
+        loader.get_next_batch(10)
+        grown = state_of(loader)
+    with make(str(folder)) as loader:
+        loader.get_next_batch(10)
+        plain = state_of(loader)
+        with pytest.raises(SnapshotMismatchError, match="order.grows"):
+            loader.load_state_dict(grown)
+    with make(growing(folder), row_id) as loader, pytest.raises(SnapshotMismatchError, match="order.grows"):
+        loader.load_state_dict(plain)
