@@ -214,7 +214,10 @@ class _IndexedSource:
             from asyncdata.prefetch.row_index.shared_builder import SharedIndexer
 
             identity = f"{files.fingerprint()['digest']} {self._identity} {check} {files.num_blocks}"
-            indexer = SharedIndexer(*settings, ranks=self._ranks, identity=identity, on_ready=on_ready, **knobs)
+            own = self._ranks
+            knobs |= {"exchange": own.exchange, "timeout_s": own.exchange_timeout_s, "on_ready": on_ready}
+            knobs |= {"rank": own.rank, "world_size": own.world_size, "identity": identity}
+            indexer = SharedIndexer(*settings, **knobs)
             self._leave = indexer.leave
             return indexer
 

@@ -67,7 +67,7 @@ class Calls:
 
 
 def epoch_of_all(
-    path: Any, world_size: int, meeting: Meeting | None, knobs: Any = {}, round_up: bool = True, **settings: Any
+    path: Any, world_size: int, meeting: Meeting | None, knobs: Any = None, round_up: bool = True, **settings: Any
 ) -> list[Any]:
     """The batches of one epoch of each rank. ``knobs``: by rank."""
     with ExitStack() as stack:
@@ -308,10 +308,11 @@ os._exit(0)  # the others may be gone, and gloo would wait for them
 """
 
 
-def run_ranks(path: Any, tmp_path: Path, world_size: int, dying: Any = {}) -> list[str]:
+def run_ranks(path: Any, tmp_path: Path, world_size: int, dying: Any = None) -> list[str]:
     """What each rank of a run over gloo says; ``dying``: the call before which a rank kills itself."""
     pytest.importorskip("torch")
-    store = tmp_path / f"store{world_size}{len(dying)}"
+    dying = dying or {}
+    store = tmp_path / f"store{world_size}"
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, str(path), str(rank), str(world_size), str(store), str(dying.get(rank, -1))],

@@ -19,7 +19,7 @@ __all__ = ("exchange", "from_torch_state", "ranks", "refuse_in_torch_worker", "t
 _KEY = "asyncdata"
 
 
-def ranks(group: Any = None, *, gradient_accumulation: int = 1, round_up: bool | None = None) -> Ranks:
+def ranks(group: Any = None, **settings: Any) -> Ranks:
     """``Ranks(rank=..., world_size=...)`` of this process, for ``DataLoader(..., ranks=ranks())``.
 
     From torch.distributed, if it is initialised; otherwise from Ray Train, in one of its workers; otherwise from
@@ -27,7 +27,7 @@ def ranks(group: Any = None, *, gradient_accumulation: int = 1, round_up: bool |
 
     :param group: the process group of data parallelism, if ranks of tensor, pipeline or context parallelism must
         get the same data: ``mesh["dp"].get_group()``. None: every process is a separate rank.
-    :param gradient_accumulation: see :class:`~asyncdata.Ranks`, also for ``round_up``.
+    :param settings: the others of :class:`~asyncdata.Ranks`, such as ``gradient_accumulation`` and ``exchange``.
     :raises ConfigError: if there is a group and no torch.distributed, or the process is not in it, or the two
         variables are not both whole numbers.
     """
@@ -42,7 +42,7 @@ def ranks(group: Any = None, *, gradient_accumulation: int = 1, round_up: bool |
     else:
         rank, world_size = _of_ray_train() or _of_environment(os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
 
-    return Ranks(rank=rank, world_size=world_size, gradient_accumulation=gradient_accumulation, round_up=round_up)
+    return Ranks(rank=rank, world_size=world_size, **settings)
 
 
 def exchange(group: Any = None, *, timeout_s: float = 600.0) -> Callable[[bytes], list[bytes]]:

@@ -27,8 +27,6 @@ from asyncdata.prefetch.row_index.builder import Indexer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from asyncdata.loader.config import Ranks
-
 __all__ = ("SharedIndexer",)
 
 _MAX_BLOCKS_PER_ROUND = 4096
@@ -60,15 +58,26 @@ _decode = msgspec.msgpack.Decoder(_Message).decode
 class SharedIndexer(Indexer):
     """Fills ``index`` as :class:`~asyncdata.prefetch.row_index.builder.Indexer` does, whose parameters it has.
 
-    :param ranks: the ranks, with their exchange.
+    :param exchange: a call gives what this rank says to all ranks, and returns what each has said.
+    :param timeout_s: seconds to wait for the others in a call.
     :param identity: of all that the index depends on; equal for all ranks.
     :param on_ready: called when rows are known that no worker has answered with.
     """
 
-    def __init__(self, *args: Any, ranks: Ranks, identity: str, on_ready: Callable[[], object], **knobs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        exchange: Callable[[bytes], list[bytes]],
+        timeout_s: float,
+        rank: int,
+        world_size: int,
+        identity: str,
+        on_ready: Callable[[], object],
+        **knobs: Any,
+    ) -> None:
         super().__init__(*args, **knobs)
-        self._ranks, self._identity, self._on_ready = ranks, identity, on_ready
-        self._calls = _Calls(ranks.exchange, ranks.exchange_timeout_s)
+        self._rank, self._world_size, self._identity, self._on_ready = rank, world_size, identity, on_ready
+        self._calls = _Calls(exchange, timeout_s)
         self._num_calls = self._round_size = self._first_block = self._end_block = 0
         self._stored: list[Indexed] = []
         self._giver, self._num_to_give = -1, 0
@@ -103,9 +112,9 @@ class SharedIndexer(Indexer):
     # This rank's share of a round.
 
     def _begin_round(self) -> None:
-        start, world_size = self._index.num_blocks, self._ranks.world_size
+        start, world_size = self._index.num_blocks, self._world_size
         self._round_size = min(max(world_size, 2 * self._round_size), max(world_size, _MAX_BLOCKS_PER_ROUND))
-        size, rank = min(self._round_size, self._source.num_blocks - start), self._ranks.rank
+        size, rank = min(self._round_size, self._source.num_blocks - start), self._rank
         self._first_block, self._end_block = (start + size * number // world_size for number in (rank, rank + 1))
         self._find_own()
 
@@ -163,10 +172,10 @@ class SharedIndexer(Indexer):
         except (msgspec.DecodeError, TypeError) as error:
             raise ConfigError(f"AD487 Ranks(exchange=...) did not return the bytes of each rank: {error}") from error
 
-        if len(messages) != self._ranks.world_size:
+        if len(messages) != self._world_size:
             raise ConfigError(
                 f"AD487 Ranks(exchange=...) returned the bytes of {len(messages)} ranks; world_size is "
-                f"{self._ranks.world_size}"
+                f"{self._world_size}"
             )
 
         for rank, message in enumerate(messages):
@@ -176,7 +185,7 @@ class SharedIndexer(Indexer):
 
             if message.identity != self._identity or message.call != self._num_calls - 1:
                 raise ConfigError(
-                    f"AD487 rank {rank} counts other rows than rank {self._ranks.rank}: its data, its tokenize "
+                    f"AD487 rank {rank} counts other rows than rank {self._rank}: its data, its tokenize "
                     "function or its settings differ, or two loaders have one exchange"
                 )
 
@@ -187,7 +196,7 @@ class SharedIndexer(Indexer):
         if self._num_calls == 1:
             self._agree([message.num_stored for message in messages])
         else:
-            is_mine = self._giver == self._ranks.rank and self._index.num_blocks < self._num_to_give
+            is_mine = self._giver == self._rank and self._index.num_blocks < self._num_to_give
             self._append(chain.from_iterable(message.parts for message in messages), is_stored=is_mine)
         if self._index.is_complete:
             return
@@ -207,7 +216,7 @@ class SharedIndexer(Indexer):
             return
 
         self._giver, self._num_to_give = counts.index(most), most
-        if self._giver != self._ranks.rank:
+        if self._giver != self._rank:
             self._stored = []
             if self._file is not None:
                 self._file.refuse_all()
@@ -260,7 +269,7 @@ class _Calls:
     def _fail(self, what: str) -> None:
         error = WorkerError(
             f"AD486 the other ranks {what} in an exchange of rows' lengths "
-            f"(exchange_timeout_s={self._timeout_s:g}): one of them has died, or does not read from its loader. Restart "
-            "all of them from a snapshot"
+            f"(exchange_timeout_s={self._timeout_s:g}): one of them has died, or does not read from its loader. "
+            "Restart all of them from a snapshot"
         )
         self._call_soon(partial(self._on_failed, error))
