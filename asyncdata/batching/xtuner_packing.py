@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from asyncdata.batching.packers import HardPacking, Packing
+from asyncdata.batching.packers import Packing
 from asyncdata.batching.packs import Counts, Packs, Positive
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
@@ -64,20 +64,34 @@ class XTunerPacking(Description, frozen=True, kw_only=True):
         weights = [proxy_cost(of_one) for of_one in sizes] if costs is None else [np.asarray(c, float) for c in costs]
         if self.join_datasets:
             sizes, weights = [_joined(sizes)], [_joined(weights)]
-        packs = list(self._hard(sizes) if self.kind == "hard" else self._soft(sizes, weights))
+        if self.kind == "hard":
+            return self._hard(sizes)
+
+        packs = list(self._soft(sizes, weights))
         return Packs.of([pack for pack, _ in packs], [cost for _, cost in packs], Counts())
 
-    def _hard(self, sizes: list[Integers]) -> Iterator[tuple[Pack, int]]:
-        """Packs and their costs."""
-        shuffler, first = np.random.RandomState(self.seed), 0
+    def _hard(self, sizes: list[Integers]) -> Packs:
+        """The samples of each data set end to end, cut at each ``max_length`` tokens; the cost is the longest piece."""
+        shuffler, first, num_pieces = np.random.RandomState(self.seed), 0, 0
+        pieces, offsets = [np.empty((3, 0), np.int64)], [np.zeros(1, np.int64)]
         for lengths in sizes:
             rows = np.arange(len(lengths), dtype=np.int64)
             shuffler.shuffle(rows)
-            for pack in (
-                HardPacking(max_length=self.max_length).open().extend(lengths[rows].tolist(), (first + rows).tolist())
-            ):
-                yield pack, max(stop - start for _, start, stop in pack)
-            first += len(lengths)
+            stops = np.cumsum(lengths[rows])
+            ends = np.arange(1, (stops[-1] if len(stops) else 0) // self.max_length + 1) * self.max_length
+            cuts = np.sort(np.concatenate((stops, ends)), kind="stable")  # two runs, which are merged
+            cuts = cuts[np.diff(cuts, prepend=0) > 0]
+            of_packs = np.searchsorted(cuts, ends) + 1
+            cuts = cuts[: of_packs[-1] if len(of_packs) else 0]  # what fills no pack is left out
+            begins = np.concatenate(([0], cuts))[: len(cuts)]
+            places = np.searchsorted(stops, begins, side="right")
+            starts = begins - stops[places] + lengths[rows[places]]
+            pieces.append(np.stack((first + rows[places], starts, starts + cuts - begins)))
+            offsets.append(num_pieces + of_packs)
+            first, num_pieces = first + len(lengths), num_pieces + len(cuts)
+        columns, bounds = np.concatenate(pieces, axis=1).astype(np.int32), np.concatenate(offsets)
+        costs = np.maximum.reduceat(columns[2] - columns[1], bounds[:-1]) if len(bounds) > 1 else np.empty(0)
+        return Packs(bounds, *np.ascontiguousarray(columns), costs.astype(np.float64), Counts())
 
     def _soft(self, sizes: list[Integers], weights: list[Floats]) -> Iterator[tuple[Pack, int]]:
         """Packs and their costs."""

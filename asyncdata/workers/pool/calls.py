@@ -49,12 +49,16 @@ class Backlog:
 
     :param on_due: called when a request has returned to the queue.
     :ivar on_end: called with each call that ends, and its outcome, before the caller.
+    :ivar num_counted: how many of the requests count, as :meth:`count` says. There may be hundreds, and who sends more
+        asks for each.
     """
 
     def __init__(self, slots: Slots, on_due: Callable[[], object]) -> None:
         self._slots = slots
         self._on_due = on_due
         self.on_end: Callable[[Call, Reply | Crashed], object] = no_op
+        self._counts: Callable[[Request], bool] = lambda _: True
+        self.num_counted = 0
         self._next_id = 1
         self._queue: deque[Call] = deque()
         self._later: list[tuple[float, Call]] = []
@@ -67,21 +71,29 @@ class Backlog:
         """All of them."""
         return [*self._queue, *(call for _, call in self._later)]
 
+    def count(self, counts: Callable[[Request], bool]) -> None:
+        """Count the requests for which ``counts`` is true."""
+        self._counts = counts
+        self.num_counted = sum(counts(call.request) for call in self.calls())
+
     def submit(self, request: Request, on_reply: OnReply, max_losses: int) -> None:
         """Append a new call to the queue; it uses its slot until it ends."""
         self._slots.use(request.slot)
         self._queue.append(Call(self._next_id, request, on_reply, max_losses))
+        self.num_counted += self._counts(request)
         self._next_id += 1
 
     def add_first(self, call: Call) -> None:
         """Put it at the front of the queue."""
         self._queue.appendleft(call)
+        self.num_counted += self._counts(call.request)
 
     def take(self, takes: Callable[[Request], bool]) -> Call | None:
         """Remove and return the next one of those whose request is taken; None if there is none."""
         for number, call in enumerate(self._queue):
             if takes(call.request):
                 del self._queue[number]
+                self.num_counted -= self._counts(call.request)
                 return call
 
         return None
@@ -91,6 +103,7 @@ class Backlog:
         calls = self.calls()
         self._queue.clear()
         self._later.clear()
+        self.num_counted = 0
         return calls
 
     def hand_over(self, call: Call, reply: Reply) -> None:
@@ -107,6 +120,7 @@ class Backlog:
     def _add_later(self, call: Call, wait_s: float) -> None:
         """Put it at the front of the queue after ``wait_s`` seconds."""
         self._later.append((anyio.current_time() + wait_s, call))
+        self.num_counted += self._counts(call.request)
         if self._wake is not None:
             self._wake.set()
 

@@ -161,6 +161,7 @@ class Pool:
                 group.start_soon(self._backlog.run)
                 for transport in self._transports:
                     await transport.begin(group, job)
+                self._backlog.count(self._counts)
                 self._group = group
                 self._grow_and_shrink()
                 if self._is_outdated:
@@ -392,10 +393,12 @@ class Pool:
         window's, and its rows need no more.
         """
         lane = self._lanes[0]
-        workers = [worker for worker in self._workers.values() if worker.number in lane.numbers()]
-        calls = [*self._backlog.calls(), *(call for worker in workers for call in worker.calls)]
-        num_calls = sum(lane.takes(call.request) and not takes_samples(call.request) for call in calls)
+        sent = [call for worker in self._workers.values() if worker.number in lane.numbers() for call in worker.calls]
+        num_calls = self._backlog.num_counted + sum(self._counts(call.request) for call in sent)
         return _MAX_REQUESTS * lane.num_workers - num_calls
+
+    def _counts(self, request: Request) -> bool:
+        return self._lanes[0].takes(request) and not takes_samples(request)
 
     @property
     def is_busy(self) -> bool:
