@@ -56,10 +56,7 @@ __all__ = (
 _log = get_logger(__name__)
 _INDEX_BLOCK_BYTES = 1 << 20
 _MAX_CANARY_BLOCKS = 8
-_NO_VERSION = (
-    "the tokenize function has no attribute version, so it is not known when its samples change; with one, the index "
-    "is stored"
-)
+_NO_VERSION = "the tokenize function has no attribute version, so it is not known when its samples change"
 
 
 def _index_folder(config: LoaderConfig) -> str:

@@ -126,10 +126,10 @@ class RemoteLineReader:
                     missing.append(block)
                     spans.append((start, stop) if self._reads.keeps(stamp) else self._unknown(block, start, stop))
                 else:
-                    self._expected[block] = self._reads.start(self._find, start, data, [block])
+                    self._expected[block] = self._reads.start(self._find, stamp, start, stop, [block], data)
             for piece in coalesced(spans):
                 found = [missing[number] for number in piece.ranges]
-                future = self._reads.start(self._fetch_and_find, stamp, piece.start, piece.stop, found)
+                future = self._reads.start(self._find, stamp, piece.start, piece.stop, found)
                 self._expected.update(dict.fromkeys(found, future))
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
@@ -187,11 +187,9 @@ class RemoteLineReader:
             self._reads.keep(stamp, first, last, data[first - start : last - start])
         return data
 
-    def _fetch_and_find(self, stamp: ObjectStamp, start: int, stop: int, blocks: Sequence[Block]) -> Found:
-        return self._find(start, self._fetch(stamp, start, stop, blocks), blocks)
-
-    def _find(self, start: int, data: bytes, blocks: Sequence[Block]) -> Found:
-        """The rows of blocks of which the bytes from ``start`` are there; or what completes them."""
+    def _find(self, stamp: ObjectStamp, start: int, stop: int, blocks: Sequence[Block], data: bytes = b"") -> Found:
+        """The rows of blocks, or what completes them. The bytes ``[start, stop)`` are read, if they are not there."""
+        data = data or self._fetch(stamp, start, stop, blocks)
         end = data.find(b"\n")
         size, file_id = end if end >= 0 else len(data), blocks[0].file_id
         if start and start + size - blocks[0].start >= self._slack_bytes:
