@@ -89,9 +89,10 @@ class XTunerPacking(Description, frozen=True, kw_only=True):
             pieces.append(np.stack((first + rows[places], starts, starts + cuts - begins)))
             offsets.append(num_pieces + of_packs)
             first, num_pieces = first + len(lengths), num_pieces + len(cuts)
-        columns, bounds = np.concatenate(pieces, axis=1).astype(np.int32), np.concatenate(offsets)
-        costs = np.maximum.reduceat(columns[2] - columns[1], bounds[:-1]) if len(bounds) > 1 else np.empty(0)
-        return Packs(bounds, *np.ascontiguousarray(columns), costs.astype(np.float64), Counts())
+        packed, begun, ended = np.concatenate(pieces, axis=1).astype(np.int32)
+        bounds = np.concatenate(offsets)
+        costs = np.maximum.reduceat(ended - begun, bounds[:-1]) if len(bounds) > 1 else np.empty(0)
+        return Packs(bounds, packed, begun, ended, costs.astype(np.float64), Counts())
 
     def _soft(self, sizes: list[Integers], weights: list[Floats]) -> Iterator[tuple[Pack, int]]:
         """Packs and their costs."""

@@ -411,6 +411,12 @@ _COMMANDS = [
         *_REPORT,
         checks=(one_of("FOLDER", "--demo"),),
     ),
+    _Command(
+        "doctor:doctor",
+        "Say what this machine has for a run: Python, extras, CPUs, memory, limits, the cache folder, and whether "
+        "workers start and addresses can be read. Paste its output into an issue. Exit status 1 if something fails.",
+        _Argument("data", "files, folders or addresses to look at", nargs=-1),
+    ),
     _Group("snapshot", _SNAPSHOT, help="Show what a snapshot contains."),
     _Command(
         "files:verify",
