@@ -413,8 +413,8 @@ _COMMANDS = [
     ),
     _Command(
         "doctor:doctor",
-        "Say what this machine has for a run, and whether it works. That is Python, packages, CPUs, memory, limits, the "
-        "cache folder, the start of workers, and reading DATA. Paste its output into an issue. Exit status 1 if "
+        "Say what this machine has for a run, and whether it works. That is Python, packages, CPUs, memory, limits, "
+        "the cache folder, the start of workers, and reading DATA. Paste its output into an issue. Exit status 1 if "
         "something fails.",
         _Argument("data", "files, folders or addresses to look at", nargs=-1),
     ),

@@ -107,6 +107,7 @@ class RowReader:
 
             if message.get("role") is None:
                 has = ", ".join(map(ascii, message)) or "nothing"
+                has += "; these are turns of ShareGPT: set dialect='sharegpt'" if "from" in message else ""
                 raise RowFault("AD112", f"{self.name(f'{name}[{number}]')} has no 'role'; it has {has}", raw)
 
         return messages

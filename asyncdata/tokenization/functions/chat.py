@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import msgspec
 
+from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.functions.labelled import Name  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.tokenization.functions.of_chat import Chats, OfChat
 from asyncdata.tokenization.functions.tokenizer_settings import adopt_processor
@@ -32,6 +33,9 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
     :param messages_key: the key of a row's messages: a list, or that list as JSON text.
+    :param dialect: rows of another form: ``sharegpt`` (``conversations`` of ``from`` and ``value``), ``alpaca``
+        (``instruction``, ``input``, ``output``), or ``prompt_completion`` (two lists of messages, of which the second
+        is trained). None: messages.
     :param processor: what makes pixels of pictures: a :class:`~asyncdata.Processor`, or its folder. None: a row with
         pictures is bad.
     :param train_on: every message of the assistant, its last one, or those whose own ``loss`` is not false; or all
@@ -42,11 +46,17 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tag: ClassVar[str] = "asyncdata.tokenization.chat:ChatTokenizeFn"
 
     messages_key: Name = "messages"
+    dialect: Literal["sharegpt", "alpaca", "prompt_completion"] | None = None
     processor: Processor | str | None = None
     train_on: Literal["assistant", "last_assistant", "loss", "all"] = "assistant"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        other = [name for name in ("processor",) if getattr(self, name) is not None]
+        other += ["messages_key"] * (self.messages_key != "messages")
+        if self.dialect is not None and other:
+            raise ConfigError(f"dialect={self.dialect!r} has keys of its own, and no pictures: leave {other[0]} out")
+
         if self.processor is not None:
             adopt_processor(self)
 
@@ -71,7 +81,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
         if self._adopted is None:
-            return Chats(self, self.messages_key, self.train_on)
+            return Chats(self, self.messages_key, self.train_on, dialect=self.dialect)
 
         from asyncdata.tokenization.functions.pictured import PicturedChats
 

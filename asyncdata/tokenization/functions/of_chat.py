@@ -129,24 +129,43 @@ def assistants(messages: list[Message]) -> list[int]:
 class Chats(RowTokenizer):
     """An opened :class:`~asyncdata.ChatTokenizeFn`: renders the chat of a row, and cuts its tokens to length."""
 
-    def __init__(self, fn: OfChat, messages_key: str, train_on: str, images_key: str | None = None) -> None:
+    def __init__(
+        self,
+        fn: OfChat,
+        messages_key: str,
+        train_on: str,
+        images_key: str | None = None,
+        dialect: str | None = None,
+    ) -> None:
         files = fn.files()
         optional = {"tools": fn.tool_key, "metadata": fn.metadata_key, "images": images_key}
-        row = RowReader({"messages": messages_key}, optional, decoded=["messages"])
+        self._dialect = None
+        if dialect is None:
+            row = RowReader({"messages": messages_key}, optional, decoded=["messages"])
+        else:
+            from asyncdata.tokenization.functions.dialects import DIALECTS
+
+            self._dialect = form = DIALECTS[dialect]
+            own = form.required | form.optional
+            row = RowReader(form.required, optional | form.optional, "dialect", decoded=list(own))
         super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
         self._fn, self._train_on = fn, train_on
         spans = fn.chat_spans(files, files.special_texts())
         self._drafts = ChatDrafts(row, spans, may_have_pictures=images_key is not None)
 
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
-        messages = self._row.chat("messages", fields["messages"], raw)
+        if self._dialect is None:
+            messages, first = self._row.chat("messages", fields["messages"], raw), 0
+        else:
+            messages, first = self._dialect.read(self._row, fields, raw)
         tools = self._drafts.tools(fields.get("tools"), raw)
-        trained = self._trained(messages, raw)
+        trained = [number for number in self._trained(messages, raw) if number >= first]
         trains_all = self._train_on == "all"
         if not trained and not trains_all:
             return NOTHING_TRAINED
 
-        draft = self._drafts.draft("messages", messages, tools, trained, raw)
+        name = "messages" if self._dialect is None else next(iter(self._dialect.required))
+        draft = self._drafts.draft(name, messages, tools, trained, raw)
         if trains_all:
             draft = draft._replace(blocks=[(0, len(draft.text))])
         return Drafting.with_metadata([draft], fields)
