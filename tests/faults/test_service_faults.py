@@ -88,6 +88,11 @@ OTHERS = {
     f"{PREFETCH}.producer:Producer._fail": "it passes on a fault",
     f"{PREFETCH}.row_index.builder:Indexer._files": "called in _on_reply, as the next one is",
     f"{PREFETCH}.row_index.builder:Indexer._location": "",
+    f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_answers": "it needs two ranks: see test_shared_index.py",
+    f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_failed": "it passes on a fault",
+    f"{PREFETCH}.row_index.shared_builder:_Calls._fail": "it passes on a fault",
+    f"{PREFETCH}.row_index.shared_builder:_Calls._hand_over": "it passes on faults of _on_answers",
+    f"{PREFETCH}.row_index.shared_builder:_Calls._run": "a thread that calls a function of the trainer",
     f"{PREFETCH}.windows.stream_windows:StreamWindows._check": "called by the thread that reads",
 }
 

@@ -240,6 +240,16 @@ def test_an_exchange_that_returns_something_else_is_an_error(path, answer):
         next(iter(loader))
 
 
+def test_a_fault_where_answers_are_taken_in_ends_the_run(path, monkeypatch):
+    def fails(*_: Any) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr("asyncdata.prefetch.row_index.shared_builder.SharedIndexer._on_answers", fails)
+    errors = failures_of(path, Meeting(2), 2, 2)
+
+    assert all("AD486" in str(error) and "injected" in str(error) for error in errors)
+
+
 def test_settings_for_which_nothing_can_be_shared_are_refused(path):
     ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=Meeting(2).of(0))
     with pytest.raises(ConfigError, match=r"AD487 .*plan_packs=True"):

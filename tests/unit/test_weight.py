@@ -25,7 +25,7 @@ MAX_LINES = {
     "integrations": 4_879,
     "loader": 4_466,
     "order": 508,
-    "prefetch": 3_775,
+    "prefetch": 3_780,
     "report": 1_092,
     "sources": 4_604,
     "telemetry": 1_271,

@@ -264,7 +264,13 @@ class _Calls:
                 return
             finally:
                 late.cancel()
-            self._call_soon(partial(self._on_answers, answers))
+            self._call_soon(partial(self._hand_over, answers))
+
+    def _hand_over(self, answers: list[bytes]) -> None:
+        try:
+            self._on_answers(answers)
+        except Exception as error:  # nothing else would see it, and calls would wait for ever
+            self._on_failed(WorkerError(f"AD486 what the other ranks said cannot be taken in: {error!r}"))
 
     def _fail(self, what: str) -> None:
         error = WorkerError(
