@@ -95,13 +95,18 @@ def test_nothing_to_save_to_is_an_error_and_nothing_to_load_from_is_none(prompts
         assert source.sample_offset == 0
 
 
+def told(events: Any) -> list[Any]:
+    """Those of checkpoints: the row index, which another thread completes, has one as well."""
+    return [event for event in events if event["event"].startswith("checkpoint.")]
+
+
 def test_a_checkpoint_that_is_not_there_is_a_warning_or_an_error_but_not_before_the_first_rollout(prompts, given):
     with capture_logs() as events, source_of(prompts, **given) as source:
         source.load(-1)
         source.load(None)
-        assert events == []
+        assert told(events) == []
         source.load(3)
-    (event,) = events
+    (event,) = told(events)
     assert (event["event"], event["rollout_id"], event["log_level"]) == ("checkpoint.missing", 3, "warning")
     with source_of(prompts, asyncdata_strict_load=True, **given) as source:
         source.load(-1)
