@@ -72,7 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar leases: groups served from the buffer and not acknowledged.
     :ivar acked: positions after :attr:`position` that are acknowledged already.
     :ivar journal: (file_id, byte_offset) of rows dropped because they killed workers.
-    :ivar excluded: (file_id, byte_offset) of rows that the trainer goes on without; unset: none.
+    :ivar excluded: (file_id, byte_offset) of rows that the run continues without; unset: none.
     :ivar canaries: token hashes of up to 8 fixed rows; empty if unknown.
     :ivar stream: where to begin reading for :attr:`position`, if the source is read from front to back and that is not
         the epoch's start; else unset.

@@ -118,11 +118,11 @@ class Overflow(msgspec.Struct, frozen=True, array_like=True):
 
 class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Read ``blocks`` into the slot, one after the other from ``base`` on, a stride each at most; find their rows.
-    ``has_slot`` says that no other request reads into the slot: then they may take all of it.
 
-    ``with_samples`` asks for the samples of all rows instead of their text: nothing is put into the slot. Blocks that
-    are ``cached`` need not be tokenized for that. ``num_storing`` asks that those that are not are appended to the
-    token cache; so many scans at most do that at the same time; 0: they are not.
+    ``has_slot`` says that no other request reads into the slot: then they may take all of it. ``with_samples`` asks for
+    the samples of all rows instead of their text: nothing is put into the slot. Blocks that are ``cached`` need not be
+    tokenized for that. ``num_storing`` asks that those that are not are appended to the token cache; so many scans at
+    most do that at the same time; 0: they are not.
     """
 
     slot: int

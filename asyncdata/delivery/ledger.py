@@ -181,7 +181,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     :ivar acked: positions from ``position`` on that were acknowledged before a restart.
     :ivar journal: rows (file number, byte offset) that are always skipped, because they kill workers.
     :ivar group_drops: tracked groups that the trainer has dropped, by reason.
-    :ivar excluded: rows, named in the same way, that the trainer goes on without.
+    :ivar excluded: rows, named in the same way, that the run continues without.
     :ivar packs: the progress of packing, an immutable value of ``asyncdata.batching``; None if nothing is packed.
     :ivar head: number of the channel's next item.
     :ivar offset: samples of that item that are delivered.

@@ -228,9 +228,9 @@ class BaseLoader:
             return outcomes.count(reports)
 
     def exclude(self, rows: Iterable[Any]) -> int:
-        """Go on without these rows, from here on and in all epochs; the others keep their order.
+        """Continue without these rows, from here on and in all epochs; the others keep their order.
 
-        The state keeps them by file and place, so that every run that resumes from it goes on without them, too.
+        The state keeps them by file and place, so that every run that resumes from it leaves them out, too.
         They count in ``dropped_total`` as ``excluded``. Their groups in the buffer are removed. From packs that are
         made of samples as they come, and from planned packs, they are left out as a gap: no other pack changes.
         With several ranks, exclude the same rows on all of them.

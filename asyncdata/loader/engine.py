@@ -402,7 +402,7 @@ class Engine:
         return RowKeys(self.parts)
 
     def exclude(self, rows: Iterable[Any]) -> int:
-        """Go on without these rows; return how many are excluded now.
+        """Continue without these rows; return how many are excluded now.
 
         :raises ConfigError: AD485, if one of them is no row of this loader; nothing has changed then.
         """

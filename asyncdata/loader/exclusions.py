@@ -1,4 +1,4 @@
-"""Rows that a run goes on without: from what names a row to its key in the state."""
+"""Rows that a run continues without: from what names a row to its key in the state."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.types import Sample, SourceLocation
 from asyncdata.delivery.ledger import journal_key
+from asyncdata.loader.row_places import RowPlaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,16 +35,7 @@ class RowKeys:
     """
 
     def __init__(self, parts: list[OpenedPart]) -> None:
-        self._parts = parts
-        self._counts_rows = {part.name: part.source.files.location(0, 5, 1).byte_offset != 5 for part in parts}
-        self._look()
-
-    def _look(self) -> None:
-        self._refs = self._parts[0].source.files.files
-        self._files: dict[tuple[str, str], list[int]] = {}
-        for part in self._parts:
-            for number, file in enumerate(part.source.files.files):
-                self._files.setdefault((part.name, file.path), []).append(number)
+        self._places = {part.name: RowPlaces(part.source.files) for part in parts}
 
     def __call__(self, rows: Iterable[Any]) -> set[Key]:
         """The keys of samples, groups of samples, locations, or rows as ``asyncdata sample --json`` prints them.
@@ -60,11 +52,10 @@ class RowKeys:
                 yield from self._of(sample)
             return
 
-        name, path, offset, number = _place_of(row)
-        place = number if self._counts_rows.get(name) else offset
-        if self._refs is not self._parts[0].source.files.files:  # it has grown; parts of a mixture do not
-            self._look()
-        files = self._files.get((name, path), ())
+        name, path, byte_offset, row_number = _place_of(row)
+        places = self._places.get(name)
+        files = () if places is None else places.files(path)
+        place = None if places is None else places.offset(byte_offset, row_number)
         if not files or not isinstance(place, int) or place < 0:
             of = f" of part {name!r}" if name else ""
             raise ConfigError(

@@ -198,8 +198,8 @@ class _IndexedSource:
         def indexer(on_growth: Callable[[], object]) -> Indexer:
             check, excerpts = self._order.shuffle.looks_at, self._bad_rows.shows_row
             knobs: dict[str, Any] = {"shows_rows": excerpts, "cache": cache if check == "samples" else None}
-            settings = files, executor, index, check, self._file(), self._pass_over, on_growth
-            if self._ranks.exchange is None or self._ranks.world_size == 1:
+            settings, ranks = (files, executor, index, check, self._file(), self._pass_over, on_growth), self._ranks
+            if ranks.exchange is None or ranks.world_size == 1:
                 return Indexer(*settings, **knobs)
 
             if index.spool:
@@ -211,12 +211,10 @@ class _IndexedSource:
             from asyncdata.prefetch.row_index.shared_builder import SharedIndexer
 
             identity = f"{files.fingerprint()['digest']} {self._identity} {check} {files.num_blocks}"
-            own = self._ranks
-            knobs |= {"exchange": own.exchange, "timeout_s": own.exchange_timeout_s, "on_ready": on_ready}
-            knobs |= {"rank": own.rank, "world_size": own.world_size, "identity": identity}
-            indexer = SharedIndexer(*settings, **knobs)
-            self._leave = indexer.leave
-            return indexer
+            knobs |= {"exchange": ranks.exchange, "timeout_s": ranks.exchange_timeout_s, "on_ready": on_ready}
+            shared = SharedIndexer(*settings, rank=ranks.rank, world_size=ranks.world_size, identity=identity, **knobs)
+            self._leave = shared.leave
+            return shared
 
         files, index = self._files, self._index
         cache = self._cached.open(executor)

@@ -19,6 +19,7 @@ from asyncdata.delivery.ledger import grouped
 from asyncdata.delivery.outcomes.file import Found, OutcomeFile
 from asyncdata.delivery.outcomes.memory import BASE, MAX_SCORE, OutcomeMemory, OutcomeState, Record, RowReport
 from asyncdata.delivery.outcomes.policy import policy_of
+from asyncdata.loader.row_places import RowPlaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -92,9 +93,7 @@ class PartOutcomes:
 
     def __init__(self, settings: Outcomes, files: Blocks) -> None:
         self._policy = policy_of(settings)
-        self._source = files
-        self._look()
-        self._counts_rows = files.location(0, 5, 1).byte_offset != 5  # rows are located by their numbers
+        self._places = RowPlaces(files)
         self._file = None if settings.path is None else OutcomeFile(settings.path)
         self.memories = {"": self._new_memory()}
         self._log = _log.owned()
@@ -104,10 +103,6 @@ class PartOutcomes:
         if key not in self.memories:
             self.memories = {**self.memories, key: self._new_memory()}  # one assignment, as others may read it now
         return self.memories[key]
-
-    def _look(self) -> None:
-        self._refs = self._source.files
-        self._files = {file.path: number for number, file in enumerate(self._refs)}
 
     # Exclusions.
 
@@ -145,14 +140,12 @@ class PartOutcomes:
     def row_id(self, sample: Sample) -> int:
         """The id of a sample's row."""
         source = sample.source
-        if self._refs is not self._source.files:  # it has grown
-            self._look()
-        number = None if source is None else self._files.get(source.path)
-        if source is None or number is None:
+        files = () if source is None else self._places.files(source.path)
+        if source is None or not files:
             where = "of no file" if source is None else f"of {source.path}, which is not a file of this loader"
             raise InvalidGroupError(f"AD482 {sample!r} is {where}; report samples to the loader that delivered them")
 
-        return int(row_ids(number, source.row_number if self._counts_rows else source.byte_offset))
+        return int(row_ids(files[-1], self._places.offset(source.byte_offset, source.row_number)))
 
     # States.
 

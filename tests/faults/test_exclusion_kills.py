@@ -12,7 +12,7 @@ import pytest
 
 from asyncdata import DataLoader
 from tests.faults.support.streaming import SHUFFLE, Log, delivered, entry, num_lines, read_log, source_of
-from tests.support.faults import Program, num_rounds, until
+from tests.support.faults import Program, num_rounds
 from tests.support.figures import record
 from tests.support.loading import write_rows
 from tests.support.tokenize_fns import id_and_text
@@ -90,17 +90,9 @@ def _chain(folder: Any, chance: random.Random, kind: str, max_kills: int) -> int
 def _run(settings: dict[str, Any], kill_after: int | None, delay: float) -> bool:
     """A process; whether it was killed, once its log had more than so many lines."""
     log = Path(settings["log"])
+    is_due = None if kill_after is None else lambda: num_lines(log) > kill_after
     with Program.of("streaming", settings) as program:
-        was_killed = False
-        if kill_after is not None:
-            until(lambda: num_lines(log) > kill_after or program.has_ended)
-            time.sleep(delay * 0.02)
-            was_killed = not program.has_ended
-            program.kill()
-        if not was_killed:
-            program.said()
-        program.assert_gone()
-    return was_killed
+        return program.kill_when(is_due, lambda: time.sleep(delay * 0.02))
 
 
 def _by_part(entries: list[list[int]]) -> list[list[list[int]]]:

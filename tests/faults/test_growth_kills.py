@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.faults.support.streaming import SHUFFLE, delivered, num_lines, read_log
-from tests.support.faults import Program, num_rounds, until
+from tests.support.faults import Program, num_rounds
 from tests.support.figures import record
 from tests.support.loading import order_of
 
@@ -128,17 +128,10 @@ def _chain(folder: Path, chance: random.Random, max_kills: int) -> int:
 
 def _run(settings: dict[str, Any], log: Path, kill_after: int | None, writer: Writer) -> bool:
     """A process; whether it was killed, once its log had more than so many lines."""
+
+    def is_due() -> bool:
+        writer.go_on()
+        return kill_after is not None and num_lines(log) > kill_after
+
     with Program.of("streaming", settings) as program:
-
-        def is_due() -> bool:
-            writer.go_on()
-            return program.has_ended or (kill_after is not None and num_lines(log) > kill_after)
-
-        until(is_due)
-        time.sleep(0.01)
-        was_killed = not program.has_ended
-        program.kill()
-        if not was_killed:
-            program.said()
-        program.assert_gone()
-    return was_killed
+        return program.kill_when(is_due, lambda: time.sleep(0.01))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults.support.streaming import Log, delivered, num_lines, read_log, with_pictures
-from tests.support.faults import Program, num_rounds, until
+from tests.support.faults import Program, num_rounds
 from tests.support.figures import record
 from tests.support.loading import write_rows
 from tests.support.streams import frames, write
@@ -103,15 +103,10 @@ class Chain:
         log = self._folder / f"log.{number}"
         kill_after = self._chance.choice([0, 1, self._chance.randint(2, 150)])
         with Program.of("streaming", self.settings(log)) as program:
-            was_killed = False
-            if may_kill:
-                until(lambda: num_lines(log) > kill_after or program.has_ended)
-                time.sleep(self._chance.random() * (0.3 if kill_after == 0 else 0.02))
-                was_killed = not program.has_ended
-                program.kill()
-            if not was_killed:
-                program.said()
-            program.assert_gone()
+            was_killed = program.kill_when(
+                (lambda: num_lines(log) > kill_after) if may_kill else None,
+                lambda: time.sleep(self._chance.random() * (0.3 if kill_after == 0 else 0.02)),
+            )
         found = read_log(log)
         self.logs += [] if found is None else [found]
         return was_killed

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from asyncdata.core.checksummed_file import read_header
-from tests.support.faults import Program, num_rounds, say, until
+from tests.support.faults import Program, num_rounds, say
 from tests.support.figures import record
 from tests.support.slime_source import write_prompts
 
@@ -94,17 +94,11 @@ class Run:
         """One more process; whether it was killed before the end."""
         log = self.folder / f"log.{len(self.events)}"
         kill_after = self._chance.choice([0, self._chance.randint(1, 15), self._chance.randint(1, 50)])
-        was_killed = False
         with Program.of("slime_driver", self.settings(log, "checkpoints")) as program:
-            if may_kill:
-                until(lambda: num_lines(log) > kill_after or program.has_ended)
-                spin(self._chance.random() * 0.01)
-                was_killed = not program.has_ended
-                program.kill()
-            if not was_killed:
-                status, said = program.end()
-                assert status == 0, said
-            program.assert_gone()
+            was_killed = program.kill_when(
+                (lambda: num_lines(log) > kill_after) if may_kill else None,
+                lambda: spin(self._chance.random() * 0.01),
+            )
         self.events.append(read_log(log))
         return was_killed
 

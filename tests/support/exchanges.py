@@ -13,15 +13,15 @@ WAIT_S = 120
 
 
 class Meeting:
-    """What all ranks say is handed to each, when all have said something.
+    """A call of each rank returns what all ranks sent.
 
-    :ivar num_bytes: what each rank has said so far.
+    :ivar num_bytes: what each rank has sent so far.
     :ivar num_calls: the calls of all ranks together that were answered.
     """
 
     def __init__(self, world_size: int) -> None:
         self._barrier = threading.Barrier(world_size)
-        self._said = [b""] * world_size
+        self._sent = [b""] * world_size
         self.num_bytes = [0] * world_size
         self.num_calls = 0
 
@@ -29,11 +29,11 @@ class Meeting:
         """The exchange of one rank."""
 
         def exchange(data: bytes) -> list[bytes]:
-            self._said[rank] = data
+            self._sent[rank] = data
             self.num_bytes[rank] += len(data)
             self._barrier.wait(WAIT_S)
-            answers = list(self._said)
-            self._barrier.wait(WAIT_S)  # nobody says the next thing before all have heard this one
+            answers = list(self._sent)
+            self._barrier.wait(WAIT_S)  # no call begins before all have their answers of this one
             self.num_calls += 1
             return answers
 

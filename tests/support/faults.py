@@ -11,9 +11,12 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.support.loading import NEVER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 GONE_S = 30.0
@@ -95,6 +98,21 @@ class Program:
         """SIGKILL, and wait for its end."""
         self.process.kill()
         self.process.wait(NEVER_S)
+
+    def kill_when(self, is_due: Callable[[], bool] | None, pause: Callable[[], object]) -> bool:
+        """Kill it once ``is_due``, after a pause; None: let it end. Return whether it was killed before its own end,
+        which must be a good one. Nothing of it is left.
+        """
+        was_killed = False
+        if is_due is not None:
+            until(lambda: is_due() or self.has_ended)
+            pause()
+            was_killed = not self.has_ended
+            self.kill()
+        if not was_killed:
+            self.said()
+        self.assert_gone()
+        return was_killed
 
     def end(self, seconds: float = NEVER_S) -> tuple[int, str]:
         """Wait for its end by itself; status and what it said."""

@@ -41,7 +41,7 @@ MEDIAN_FUNCTION_LINES = 8
 P90_FUNCTION_LINES = 35
 
 # Ratchets: tests hold promises through what users import. Each number may only become smaller.
-MAX_TEST_LINES = 68_877
+MAX_TEST_LINES = 68_869
 MAX_INNER_IMPORTS = 550
 PUBLIC = ("asyncdata", "asyncdata.demo", "asyncdata.filters", "asyncdata.testing", "asyncdata.verifying")
 

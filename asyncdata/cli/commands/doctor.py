@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import sys
 import tempfile
 import time
-from importlib.metadata import PackageNotFoundError, metadata, version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,6 @@ from asyncdata.tokenization.encoders.fast_backends import PROOFS
 from asyncdata.workers.machine import available_memory, num_usable_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from types import SimpleNamespace
 
     from asyncdata.cli.output import Output
@@ -31,12 +32,14 @@ __all__ = ("doctor",)
 _FAILED = "FAILED: "
 _NUM_ROWS = 64
 _BLOCK_BYTES = 1 << 16
+_LIMITS = {"open files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
+_PACKAGE = re.compile(r"[\w.-]+")
 
 
 def doctor(args: SimpleNamespace, output: Output) -> int:
     """The command; exit status 1 if workers do not start, the cache cannot be written, or data cannot be read."""
     facts = {
-        "asyncdata": f"{__version__} in {os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))}",
+        "asyncdata": f"{__version__} in {Path(__file__).parents[3]}",
         "python": f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": _packages(),
@@ -51,9 +54,6 @@ def doctor(args: SimpleNamespace, output: Output) -> int:
     return int(any(text.startswith(_FAILED) for text in facts.values()))
 
 
-_LIMITS = {"open files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
-
-
 def _limit(number: int) -> str:
     soft, _ = resource.getrlimit(number)
     return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}"
@@ -61,24 +61,11 @@ def _limit(number: int) -> str:
 
 def _packages() -> str:
     """The installed versions of what asyncdata can use."""
-    wanted = (word.split(";")[0] for word in metadata("asyncdata").get_all("Requires-Dist") or ())
-    names = dict.fromkeys(_name(word) for word in wanted)
-    return ", ".join(_installed(names)) or "none"
-
-
-def _name(requirement: str) -> str:
-    end = next((at for at, letter in enumerate(requirement) if letter in "[<>=!~ ("), len(requirement))
-    return requirement[:end]
-
-
-def _installed(names: Iterable[str]) -> list[str]:
     found = []
-    for name in names:
-        try:
+    for name in dict.fromkeys(_PACKAGE.findall(wanted)[0] for wanted in requires("asyncdata") or ()):
+        with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return found
+    return ", ".join(found)
 
 
 def _tried(look: Any, *args: Any) -> str:

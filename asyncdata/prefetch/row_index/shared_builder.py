@@ -6,7 +6,7 @@ blocks. So the index is the one that each rank would build by itself, and all ra
 Before the first round, they compare what earlier runs have stored; if that differs, a rank with the most of it gives it
 to the others.
 
-A rank that fails or is closed says so in its next call, and the others end with an error that names it.
+A rank that fails or is closed sends that in its next call, and the others end with an error that names it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PARTS_AT_ONCE = 256
 
 
 class _Message(msgspec.Struct, array_like=True):
-    """What a rank says in one call.
+    """What a rank sends in one call.
 
     :ivar call: the number of the call, from 0.
     :ivar identity: of all that the index depends on.
@@ -58,7 +58,7 @@ _decode = msgspec.msgpack.Decoder(_Message).decode
 class SharedIndexer(Indexer):
     """Fills ``index`` as :class:`~asyncdata.prefetch.row_index.builder.Indexer` does, whose parameters it has.
 
-    :param exchange: a call gives what this rank says to all ranks, and returns what each has said.
+    :param exchange: a call sends bytes to all ranks, and returns those of each.
     :param timeout_s: seconds to wait for the others in a call.
     :param identity: of all that the index depends on; equal for all ranks.
     :param on_ready: called when rows are known that no worker has answered with.
@@ -84,7 +84,7 @@ class SharedIndexer(Indexer):
         self._is_waiting = self._has_left = False
 
     def restart(self) -> None:
-        """As the base class says. What was said to the other ranks is not said again."""
+        """As the base class says. What was sent to the other ranks is not sent again."""
         if self._is_read:
             if not self._is_waiting:
                 self._find_own()
@@ -100,12 +100,12 @@ class SharedIndexer(Indexer):
                 self._stored.append(part)
         except OSError as error:
             self._forget_file(error)
-        self._say(num_stored=sum(len(part.counts) // 4 for part in self._stored))
+        self._send(num_stored=sum(len(part.counts) // 4 for part in self._stored))
 
     def leave(self) -> None:
         """The loader is closing: tell the other ranks, if they still need this one. The service has ended."""
         if self._is_read and not self._has_left and not self._index.is_complete:
-            self._say(error="its loader was closed")
+            self._send(error="its loader was closed")
         self._has_left = True
         self._calls.end()
 
@@ -128,17 +128,17 @@ class SharedIndexer(Indexer):
         if not self._num_asked and self._index.fault is None:
             parts = [self._found[first] for first in sorted(self._found)]
             self._found.clear()
-            self._say(parts=parts)
+            self._send(parts=parts)
 
-    # What the ranks say.
+    # What the ranks exchange.
 
-    def _say(self, **what: Any) -> None:
+    def _send(self, **fields: Any) -> None:
         self._is_waiting = True
-        self._calls.put(_encode(_Message(self._num_calls, self._identity, **what)))
+        self._calls.put(_encode(_Message(self._num_calls, self._identity, **fields)))
         self._num_calls += 1
 
     def _on_failed(self, error: AsyncDataError) -> None:
-        """There is nobody to talk to any more."""
+        """The other ranks cannot be reached any more."""
         self._has_left = True
         self._give_up(error)
         self._on_ready()
@@ -147,7 +147,7 @@ class SharedIndexer(Indexer):
         super()._give_up(error)
         if self._index.fault is not None and not self._has_left:
             self._has_left = True
-            self._say(error=str(error))
+            self._send(error=str(error))
 
     def _on_answers(self, answers: list[bytes]) -> None:
         if self._index.fault is not None or self._index.is_complete:
@@ -162,7 +162,7 @@ class SharedIndexer(Indexer):
         self._on_ready()
 
     def _checked(self, answers: list[bytes]) -> list[_Message]:
-        """What all ranks said in the last call.
+        """What all ranks sent in the last call.
 
         :raises WorkerError: if one of them has failed.
         :raises ConfigError: if they are not those of one run.
@@ -192,7 +192,7 @@ class SharedIndexer(Indexer):
         return messages
 
     def _take_all(self, messages: list[_Message]) -> None:
-        """Append what was said, and do what is next."""
+        """Append what the ranks sent, and do what is next."""
         if self._num_calls == 1:
             self._agree([message.num_stored for message in messages])
         else:
@@ -203,7 +203,7 @@ class SharedIndexer(Indexer):
 
         if self._index.num_blocks < self._num_to_give:
             given, self._stored = self._stored[:_PARTS_AT_ONCE], self._stored[_PARTS_AT_ONCE:]
-            self._say(parts=given)
+            self._send(parts=given)
         else:
             self._begin_round()
 
@@ -245,11 +245,11 @@ class _Calls:
         started(self._run, "asyncdata-exchange")
 
     def put(self, data: bytes) -> None:
-        """What to say next. From any thread."""
+        """Queue what to send in the next call. From any thread."""
         self._queue.put(data)
 
     def end(self) -> None:
-        """Nothing else is said. Nobody waits for a call that does not return."""
+        """End the thread after what is queued. A call that does not return is not waited for."""
         self._queue.put(None)
 
     def _run(self) -> None:
@@ -270,7 +270,7 @@ class _Calls:
         try:
             self._on_answers(answers)
         except Exception as error:  # nothing else would see it, and calls would wait for ever
-            self._on_failed(WorkerError(f"AD486 what the other ranks said cannot be taken in: {error!r}"))
+            self._on_failed(WorkerError(f"AD486 what the other ranks sent cannot be used: {error!r}"))
 
     def _fail(self, what: str) -> None:
         error = WorkerError(

@@ -29,7 +29,7 @@ _MAX_KNOWN, _MAX_HELD_BYTES = 1 << 18, 64 << 20
 
 
 class _BeyondError(Exception):
-    """A row goes on where nothing has been read yet."""
+    """A row continues where nothing has been read yet."""
 
 
 class _LongRows:
@@ -87,8 +87,8 @@ class RemoteLineReader:
 
     Every read carries the etag and version of the start, so there is nothing to check afterwards.
 
-    A row that goes on beyond what is read of its block is completed when all blocks of a request are there: much of it
-    is in other blocks then.
+    A row that continues beyond what is read of its block is completed when all blocks of a request are there: much of
+    it is in other blocks then.
     """
 
     def __init__(self, job: Job) -> None:
@@ -176,7 +176,7 @@ class RemoteLineReader:
         return max(0, block.start - 1), min(block.stop + self._slack_bytes, num_bytes)
 
     def _unknown(self, block: Block, start: int, stop: int) -> tuple[int, int]:
-        """The span without the rows that are known to go on at its start and at its end."""
+        """The span without the rows that are known to continue at its start and at its end."""
         known = self._long.at(block.file_id, block.start)[0]
         stop = block.stop if self._long.at(block.file_id, block.stop)[0] else stop
         return (known if known - start > self._slack_bytes else start), stop
@@ -204,7 +204,7 @@ class RemoteLineReader:
         return found
 
     def _rows_of(self, block: Block, start: int, data: bytes, *, is_last_try: bool = True) -> BlockRows:
-        """The rows of a block, without the row that goes on at its start if that is long."""
+        """The rows of a block, without the row that continues at its start if that is long."""
 
         def read(_: int, file: FileRef, first: int, size: int) -> bytes:
             if first >= start + len(data):
