@@ -202,12 +202,6 @@ class _IndexedSource:
             if ranks.exchange is None or ranks.world_size == 1:
                 return Indexer(*settings, **knobs)
 
-            if index.spool:
-                raise ConfigError(
-                    f"AD487 Ranks(exchange=...) cannot share the row index of {files.files[0].path}: each rank copies "
-                    "all its rows out to read them one by one. Leave exchange out, or convert the data to JSONL"
-                )
-
             from asyncdata.prefetch.row_index.shared_builder import SharedIndexer
 
             identity = f"{files.fingerprint()['digest']} {self._identity} {check} {files.num_blocks}"

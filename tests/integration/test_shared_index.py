@@ -100,6 +100,41 @@ def test_the_batches_are_those_without_an_exchange(path, plan, world_size):
     assert epoch_of_all(path, world_size, Meeting(world_size), **plan) == alone
 
 
+@pytest.fixture
+def table(tmp_path):
+    """The same rows in the row groups of a table, whose rows are copied out."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [{"id": number, "n": number * 7 % 17} for number in range(NUM_ROWS)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=8)
+    return str(tmp_path / "rows.parquet")
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("plan", ["soft", "rows"])
+def test_each_rank_copies_the_rows_that_others_looked_at(table, tmp_path, plan, world_size):
+    expected = epoch_of_all(table, world_size, None, **PLANS[plan])
+    calls = Calls()
+
+    found = epoch_of_all(table, world_size, Meeting(world_size), tokenize_fn=calls, **PLANS[plan])
+
+    assert found == expected
+    assert sum(calls.of_row.values()) < 2.5 * NUM_ROWS
+
+
+def test_ranks_that_are_given_what_is_stored_copy_the_rows_themselves(table, tmp_path):
+    folders = [{"cache": {"folder": str(tmp_path / str(rank))}} for rank in range(3)]
+    expected = epoch_of_all(table, 3, None, **PLANS["soft"])
+    shared, calls = folders[:1] * 3, Calls()
+    assert epoch_of_all(table, 3, Meeting(3), shared, tokenize_fn=Calls(), **PLANS["soft"]) == expected
+
+    assert epoch_of_all(table, 3, Meeting(3), folders, tokenize_fn=calls, **PLANS["soft"]) == expected
+
+    assert sum(calls.of_row.values()) < 1.5 * NUM_ROWS
+    copies = [sorted((tmp_path / str(rank) / "index").glob("*.rows/*")) for rank in range(3)]
+    assert copies[0]
+    assert [[one.read_bytes() for one in found] for found in copies] == [[one.read_bytes() for one in copies[0]]] * 3
+
+
 @pytest.mark.parametrize("plan", ["xtuner", "soft", "rows"])
 def test_each_row_is_counted_by_one_rank_and_tokenized_by_its_own(path, plan):
     calls = Calls()
@@ -171,8 +206,6 @@ def test_ranks_with_other_data_are_named(path, jsonl_file):
 def test_a_bad_row_ends_all_ranks_with_the_same_error(jsonl_file):
     rows = [json.dumps({"id": number, "n": 3}) for number in range(NUM_ROWS)]
     rows[200] = "{"
-    bad = jsonl_file(rows, "bad.jsonl") if False else None
-    assert bad is None
     path = jsonl_file([{"id": 0, "n": 1}], "bad.jsonl")
     Path(path).write_text("\n".join(rows) + "\n")
 

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import Executor
 
-__all__ = ("Indexer",)
+__all__ = ("PER_WORKER", "Indexer")
 
 _log = get_logger(__name__)
 _MAX_BLOCKS_PER_REQUEST = 8
-_PER_WORKER = 2
+PER_WORKER = 2
 """Requests per worker: one in progress, and one queued. A worker takes no more."""
 
 
@@ -97,7 +97,7 @@ class Indexer:
                 return
 
             for part in self._file.parts():
-                if not self._is_usable(part):
+                if not self._is_usable(part, self._index.num_blocks):
                     self._file.refuse()
                     return
 
@@ -109,13 +109,13 @@ class Indexer:
         except (AsyncDataError, OSError) as error:
             self._give_up(error)
 
-    def _is_usable(self, part: Indexed) -> bool:
-        """Whether the part has all that is needed: the number of tokens, and the copies of the rows, if any."""
-        index = self._index
+    def _is_usable(self, part: Indexed, first: int) -> bool:
+        """Whether a part from block ``first`` on has all that is needed: the numbers of tokens, and the copies."""
         if len(part.num_tokens) != (len(part.lengths) if self._check == "samples" else 0):
             return False
 
-        return not index.spool or is_whole(part_path(index.spool, index.num_blocks), array("i", part.lengths))
+        spool = self._index.spool
+        return not spool or is_whole(part_path(spool, first), array("i", part.lengths))
 
     def _ask(self) -> None:
         """Keep every worker busy."""
@@ -123,7 +123,7 @@ class Indexer:
         if index.is_complete or index.fault is not None:
             return
 
-        most = (1 if self._leaves_room else _PER_WORKER) * self._executor.num_workers
+        most = (1 if self._leaves_room else PER_WORKER) * self._executor.num_workers
         num_storing = most if self._cache is not None and self._cache.is_on else 0
         while self._next_block < num_blocks and self._num_asked < most:
             first, stop = self._next_block, min(self._next_block + self._num_blocks_to_ask, num_blocks)

@@ -6,12 +6,16 @@ blocks. So the index is the one that each rank would build by itself, and all ra
 Before the first round, they compare what earlier runs have stored; if that differs, a rank with the most of it gives it
 to the others.
 
+Where rows are copied out, each rank then copies those that others have looked at: it may need any of them.
+
 A rank that fails or is closed sends that in its next call, and the others end with an error that names it.
 """
 
 from __future__ import annotations
 
 import threading
+from array import array
+from collections import deque
 from functools import partial
 from itertools import chain
 from queue import SimpleQueue
@@ -20,12 +24,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError
-from asyncdata.core.messages import Indexed  # noqa: TC001 - msgspec reads it
+from asyncdata.core.messages import Index, Indexed
 from asyncdata.core.threads import call_soon_in_this_loop, started
-from asyncdata.prefetch.row_index.builder import Indexer
+from asyncdata.prefetch.row_index.builder import PER_WORKER, Indexer
+from asyncdata.sources.spool import is_whole, part_path
+from asyncdata.workers.base import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from asyncdata.core.messages import Reply
+    from asyncdata.workers.base import Crashed
 
 __all__ = ("SharedIndexer",)
 
@@ -81,26 +90,32 @@ class SharedIndexer(Indexer):
         self._num_calls = self._round_size = self._first_block = self._end_block = 0
         self._stored: list[Indexed] = []
         self._giver, self._num_to_give = -1, 0
+        self._received: list[Indexed] = []
+        self._to_copy: deque[tuple[Indexed, Index]] = deque()
         self._is_waiting = self._has_left = False
 
     def restart(self) -> None:
         """As the base class says. What was sent to the other ranks is not sent again."""
         if self._is_read:
-            if not self._is_waiting:
+            if self._received:
+                self._copy_missing()
+            elif not self._is_waiting:
                 self._find_own()
             return
 
         self._is_read = True
         self._calls.start(self._on_answers, self._on_failed)
+        num_stored = 0
         try:
             for part in () if self._file is None else self._file.parts():
-                if not self._is_usable(part):
+                if not self._is_usable(part, num_stored):
                     break
 
                 self._stored.append(part)
+                num_stored += len(part.counts) // 4
         except OSError as error:
             self._forget_file(error)
-        self._send(num_stored=sum(len(part.counts) // 4 for part in self._stored))
+        self._send(num_stored=num_stored)
 
     def leave(self) -> None:
         """The loader is closing: tell the other ranks, if they still need this one. The service has ended."""
@@ -195,9 +210,12 @@ class SharedIndexer(Indexer):
         """Append what the ranks sent, and do what is next."""
         if self._num_calls == 1:
             self._agree([message.num_stored for message in messages])
+            self._go_on()
         else:
-            is_mine = self._giver == self._rank and self._index.num_blocks < self._num_to_give
-            self._append(chain.from_iterable(message.parts for message in messages), is_stored=is_mine)
+            self._received = list(chain.from_iterable(message.parts for message in messages))
+            self._copy_missing()
+
+    def _go_on(self) -> None:
         if self._index.is_complete:
             return
 
@@ -230,6 +248,49 @@ class SharedIndexer(Indexer):
             if not is_stored:
                 self._write(part)
             self._finish_if_complete()
+
+    # Copies of the rows that others looked at.
+
+    def _copy_missing(self) -> None:
+        """Copy the rows of what was received, where that is needed; then append it."""
+        self._num_asked, first, folder = 0, self._index.num_blocks, self._index.spool
+        self._to_copy.clear()
+        for part in self._received if folder else ():
+            stop, path = first + len(part.counts) // 4, part_path(folder, first)
+            if not is_whole(path, array("i", part.lengths)):
+                blocks = self._source.blocks(range(first, stop))
+                self._to_copy.append((part, Index(blocks, "none", spool=path, is_kept=self._file is not None)))
+            first = stop
+        self._ask_for_copies()
+
+    def _ask_for_copies(self) -> None:
+        while self._to_copy and self._num_asked < PER_WORKER * self._executor.num_workers:
+            part, request = self._to_copy.popleft()
+            self._num_asked += 1
+            self._executor.submit(request, partial(self._on_copied, part))
+        if self._num_asked:
+            return
+
+        received, self._received = self._received, []
+        self._append(received, is_stored=self._giver == self._rank and self._index.num_blocks < self._num_to_give)
+        self._go_on()
+
+    def _on_copied(self, part: Indexed, reply: Reply | Crashed) -> None:
+        if self._index.fault is not None:
+            return
+
+        self._num_asked -= 1
+        try:
+            if not isinstance(reply, Indexed):
+                raise error_of(self._located(reply))
+
+            if reply.lengths != part.lengths:
+                raise ConfigError("AD487 a rank has found other rows in the same blocks: its data differ")
+
+            self._ask_for_copies()
+        except AsyncDataError as error:
+            self._give_up(error)
+        self._on_growth()
 
 
 class _Calls:
