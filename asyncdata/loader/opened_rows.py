@@ -16,7 +16,7 @@ from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError, LoaderClosedError
 from asyncdata.core.file_checks import check_ours
 from asyncdata.core.log import get_logger
-from asyncdata.core.specs import ReaderSpec
+from asyncdata.core.specs import REMOTE_LINES, ReaderSpec
 from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.delivery.bad_rows import without_text
 from asyncdata.loader.open_token_cache import cache_of
@@ -171,14 +171,17 @@ class _IndexedSource:
         self._job = self._cached.job
         self._identity = index_identity(files, self._job, shuffle.looks_at, function)
         self._folder = _index_folder(config)
-        self._ranks = config.ranks
+        self._ranks = ranks = config.ranks
+        self._is_shared = ranks.exchange is not None and ranks.world_size > 1
         if self._folder and not self._identity:
             _log.info("index.not_stored", reason=_NO_VERSION)
         self._remove: Callable[[], object] = no_op
         self._leave: Callable[[], object] = no_op
         self._refuse_foreign()
         self._make_room(config.cache.max_row_index_bytes)
-        self._index = RowIndex(files, shuffle, "" if files.reads_single_rows else self._spool_folder())
+        # A rank that reads few of the rows fetches these from the store; to copy all of them, it would fetch all.
+        is_spooled = not (files.reads_single_rows or (self._is_shared and files.reader is REMOTE_LINES))
+        self._index = RowIndex(files, shuffle, self._spool_folder() if is_spooled else "")
         if self._index.spool:
             spooled = {"inner": files.reader.path, "settings": files.reader.settings, "folder": self._index.spool}
             reader = ReaderSpec("asyncdata.sources.spool:SpoolReader", spooled)
@@ -199,7 +202,7 @@ class _IndexedSource:
             check, excerpts = self._order.shuffle.looks_at, self._bad_rows.shows_row
             knobs: dict[str, Any] = {"shows_rows": excerpts, "cache": cache if check == "samples" else None}
             settings, ranks = (files, executor, index, check, self._file(), self._pass_over, on_growth), self._ranks
-            if ranks.exchange is None or ranks.world_size == 1:
+            if not self._is_shared:
                 return Indexer(*settings, **knobs)
 
             from asyncdata.prefetch.row_index.shared_builder import SharedIndexer

@@ -24,6 +24,7 @@ from asyncdata import (
     WorkerError,
     XTunerPacking,
 )
+from tests.benchmarks.probes.ranks import MadeUpStore
 from tests.support.exchanges import Meeting
 from tests.support.planned_fns import numbered
 from tests.support.ranks import make
@@ -133,6 +134,22 @@ def test_ranks_that_are_given_what_is_stored_copy_the_rows_themselves(table, tmp
     copies = [sorted((tmp_path / str(rank) / "index").glob("*.rows/*")) for rank in range(3)]
     assert copies[0]
     assert [[one.read_bytes() for one in found] for found in copies] == [[one.read_bytes() for one in copies[0]]] * 3
+
+
+@pytest.mark.parametrize("plan", ["soft", "rows"])
+def test_from_a_store_each_rank_fetches_its_own_rows(plan):
+    address, options = "s3://400/rows.jsonl", {"store": "tests.benchmarks.probes.ranks:MadeUpStore"}
+    source = asyncdata.JsonlSource(address, storage_options=options)
+    knobs = {**PLANS[plan], "tokenize_fn": lambda row: [row["id"]] * (1 + row["n"] % 20)}
+    fetched = []
+    batches = []
+    for meeting in (None, Meeting(4)):
+        before = MadeUpStore.num_bytes
+        batches.append(epoch_of_all(source, 4, meeting, **knobs))
+        fetched.append(MadeUpStore.num_bytes - before)
+
+    assert batches[1] == batches[0]
+    assert fetched[1] < 0.8 * fetched[0]
 
 
 @pytest.mark.parametrize("plan", ["xtuner", "soft", "rows"])
