@@ -293,6 +293,7 @@ _REPORT = (
     option("--demo", "record a short run of data that every Python has, in place of FOLDER"),
     option("-o --output FILE", "the page", default="report.html"),
     option("--samples N", "at most this many samples on the page", _FROM_0, default=1000),
+    option("--beside DIR", "the figures of another run beside those of this one"),
 )
 _DEMO = (
     option("--keep DIR", "keep data, snapshot and records in DIR"),

@@ -226,6 +226,7 @@ def shown_record(record: SampleRecord, texts: RowTexts) -> ShownSample:
         reasons=record.notes,
         num_tokens=record.num_tokens,
         num_trained=record.num_trained if record.num_trained >= 0 else None,
+        ids=record.ids,
         texts=[text] if text.runs else [],
         facts={name: value for name in ("label", "metadata") if (value := getattr(record, name))},
     )

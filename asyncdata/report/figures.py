@@ -44,6 +44,7 @@ class RankFigures(NamedTuple):
 
     :ivar wait_s: seconds of waiting, by what was missing, without those of ``first_s``.
     :ivar first_s: those of the first call of each start, which are start-up; but not while that call still waits.
+    :ivar wait_ms: histogram of the waits that have ended, in milliseconds, without start-up.
     :ivar waiting_s: for how long a call had been waiting when the last record was written; 0 if none was.
     :ivar step_s: seconds between the calls: the trainer's own time.
     :ivar full: the share of the recorded moments, 0 to 1, at which the read-ahead was full: the workers waited for the
@@ -60,6 +61,7 @@ class RankFigures(NamedTuple):
     work_s: float
     full: float | None
     first_s: dict[str, float]
+    wait_ms: dict[int, int]
     waiting_s: float
 
     @property
@@ -72,6 +74,11 @@ class RankFigures(NamedTuple):
         """The share of its time after the first batch in which the trainer waited for data, 0 to 1."""
         total = self.waited_s + self.step_s
         return self.waited_s / total if total else 0.0
+
+    def wait_at(self, share: float) -> float:
+        """Seconds that this share of the calls waited at most, 0 to 1; a little below, as waits are in buckets."""
+        ready = max(0, self.calls - sum(self.wait_ms.values()))
+        return (quantile({**self.wait_ms, 0: ready + self.wait_ms.get(0, 0)}, share) or 0) / 1000
 
     @property
     def readiness(self) -> float | None:
@@ -157,6 +164,7 @@ def _of_rank(rank: int, starts: list[Start]) -> RankFigures:
         work_s=sum(step.work_s for step in added),
         full=sum(is_full) / len(is_full) if is_full else None,
         first_s=summed(first for _, first in waits),
+        wait_ms=summed(step.wait_ms for step in added),
         waiting_s=max(lasting, default=0.0),
     )
 

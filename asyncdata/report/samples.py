@@ -65,6 +65,7 @@ class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
     :ivar source: the part of a mixture, or the file.
     :ivar state: ``kept``; ``noted``, which is kept as well; ``dropped`` or ``bad``.
     :ivar reason: why it is not just ``kept``, in words; ``reasons``: in short, to filter by.
+    :ivar ids: its tokens' ids, if they are shown.
     :ivar num_trained: trained tokens; None for a sample without labels.
     :ivar facts: further values, such as its step and its score.
     :ivar pictures: captions, and the addresses of JPEGs as ``data:``, or nothing.
@@ -78,6 +79,7 @@ class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
     reasons: list[str] = []
     num_tokens: int = 0
     num_trained: int | None = None
+    ids: list[int] = []
     texts: list[ShownText] = []
     facts: dict[str, str] = {}
     pictures: list[tuple[str, str]] = []
@@ -128,6 +130,7 @@ def _record(sample: ShownSample) -> dict[str, object]:
         "trained": sample.num_trained,
         "texts": [[visible(text.name), _coded(_shortened(text.runs, max_chars))] for text in sample.texts],
         "facts": [[visible(name), visible(value)] for name, value in sample.facts.items()],
+        **({"ids": sample.ids} if sample.ids else {}),
         **({"pictures": [[visible(name), url] for name, url in sample.pictures]} if sample.pictures else {}),
     }
 

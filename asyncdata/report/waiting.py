@@ -159,6 +159,11 @@ def _step_tiles(rank: RankFigures) -> list[Tile]:
         Tile("Step time", milliseconds(whole), f"per batch, {on}"),
         Tile("Step time if data were free", milliseconds(own), f"{percent(rank.share)} less, {on}"),
         Tile("Waited for data", duration(rank.waited_s), f"{rank.waits:,} of {rank.calls:,} calls, {on}"),
+        Tile(
+            "Wait of a call",
+            milliseconds(rank.wait_at(0.99)),
+            f"99th percentile; 90th: {milliseconds(rank.wait_at(0.9))}, {on}",
+        ),
         Tile("Start-up", duration(sum(rank.first_s.values())), f"of the first batch, not in the share, {on}"),
     ]
 
@@ -240,6 +245,8 @@ def ranks_section(run: Run) -> Section:
         "ready",
         "calls",
         "waits",
+        "wait, 90th, ms",
+        "99th, ms",
         "step, ms",
         "most waited for",
         "workers waited",
@@ -307,6 +314,7 @@ def _rank_row(one: RankFigures) -> list[str]:
         "–" if one.readiness is None else percent(one.readiness),
         f"{one.calls:,}",
         f"{one.waits:,}",
+        *(f"{1000 * one.wait_at(share):,.0f}" for share in (0.9, 0.99)),
         f"{1000 * one.step_s / one.calls:,.1f}" if one.calls else "–",
         KINDS.get(cause, cause) if one.wait_s.get(cause) else "nothing",
         "–" if one.full is None else percent(one.full),

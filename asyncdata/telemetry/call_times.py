@@ -89,7 +89,7 @@ class CallTimes:
         self._lasting: dict[object, Wait] = {}
         self._last: float | None = None
         self._waited_s = 0.0
-        self._step_ms = Histogram()
+        self._step_ms, self._wait_ms = Histogram(), Histogram()
         self.num_calls = self.num_waits = self.num_lost = 0
         self.step_s = 0.0
         self.wait_s: dict[str, float] = {}
@@ -128,6 +128,7 @@ class CallTimes:
             "waiting_s": max((lasting.seconds for lasting in list(self._lasting.values())), default=0.0),
             "step_s": self.step_s,
             "step_ms": self.step_ms,
+            "wait_ms": self.wait_ms,
         }
 
     def settle(self) -> list[Wait]:
@@ -137,7 +138,9 @@ class CallTimes:
             moment = self._moments.popleft()
             if isinstance(moment, tuple):
                 wait, seconds = moment
-                self._count(wait, seconds, is_first=self.num_calls + len(calls) <= 1)
+                is_first = self.num_calls + len(calls) <= 1
+                self._count(wait, seconds, is_first=is_first)
+                self._wait_ms.add([] if is_first else [int(seconds * 1000)])
                 waits.append(wait)
             else:
                 calls.append(moment)
@@ -192,6 +195,11 @@ class CallTimes:
     def step_ms(self) -> dict[int, int]:
         """Histogram of the times between calls, without the waits, in milliseconds."""
         return self._step_ms.counts()
+
+    @property
+    def wait_ms(self) -> dict[int, int]:
+        """Histogram of the waits that have ended, in milliseconds, without that of the first call."""
+        return self._wait_ms.counts()
 
 
 class Histogram:

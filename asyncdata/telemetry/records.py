@@ -261,7 +261,8 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar waiting_s: for how long a call has been waiting now; 0 if none is.
     :ivar step_s: start: seconds between calls, without the waits: the trainer's own time. Divided by ``calls``, it is
         the step time if data were free.
-    :ivar step_ms: start: histogram of those times, in milliseconds.
+    :ivar step_ms: start: histogram of those times, in milliseconds; ``wait_ms``: of the waits that have ended, but for
+        that of the first call.
     :ivar lengths: start: histogram of the tokens of delivered samples, each prompt counted once.
     :ivar ready: samples that a call would get at once, of ``capacity``; ``in_flight``: rows that workers have.
     :ivar has_no_room: whether the workers wait for the trainer: the read-ahead is full.
@@ -303,6 +304,7 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     waiting_s: Amount = 0.0
     step_s: Amount = 0.0
     step_ms: dict[Count, Count] = {}
+    wait_ms: dict[Count, Count] = {}
     lengths: dict[Count, Count] = {}
     ready: Count = 0
     capacity: Count = 0

@@ -14,10 +14,12 @@ from tests.support.telemetry_files import write_run
 
 pytestmark = pytest.mark.thorough
 
-CHARTS = ("waits", "readiness", "lengths", "mix", "samples", "tokens", "ready", "staleness", "degenerate")
 WIDTHS = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
 READ_TABLE = """\
 [...document.querySelectorAll("#%s tr")].map((row) => [...row.cells].map((cell) => cell.textContent))"""
+
+TOGGLED = "new Promise((done) => setTimeout(done))"
+"""Until the browser has told that something was opened."""
 
 CONTRASTS = """\
 (() => {
@@ -88,11 +90,13 @@ def test_each_chart_is_drawn_from_the_figures_of_the_telemetry(browser, report):
     browser.open(path)
 
     written = read_page(path.read_bytes()).tables
-    for name in CHARTS:
-        marks = browser.run(f"document.querySelectorAll('#{name}-chart svg :is(rect, path)').length")
-        box = browser.run(f"document.querySelector('#{name}-chart svg').getBoundingClientRect().width")
+    charts = browser.run("[...document.querySelectorAll('figure.chart')].map((chart) => chart.id)")
+    assert len(charts) >= 9
+    for name in charts:
+        marks = browser.run(f"document.querySelectorAll('#{name} svg :is(rect, path)').length")
+        box = browser.run(f"document.querySelector('#{name} svg').getBoundingClientRect().width")
         assert (marks > 0, box > 300) == (True, True), name
-        assert browser.run(READ_TABLE % f"{name}-chart-data") == written[f"{name}-chart-data"]
+        assert browser.run(READ_TABLE % f"{name}-data") == written[f"{name}-data"]
     heights = browser.run(
         "[...document.querySelectorAll('#lengths-chart rect')].map((mark) => mark.height.baseVal.value)"
     )
@@ -123,9 +127,12 @@ def test_samples_are_searched_and_filtered(browser, report):
     browser.open(report())
     assert browser.texts("#found") == ["18 samples"]
 
-    browser.type_into("#text", "TWO ‹40›")
+    browser.type_into("#text", "OPENER")
     assert (shown(browser), browser.texts("#found")) == (["0:0:40"], ["1 of 18 samples"])
-    assert browser.texts(".sample mark") == ["two ‹40›"]
+    assert browser.texts(".sample mark") == ["opener"]
+    assert (browser.texts(".sample .ids summary"), browser.texts(".sample .ids code")) == (["3 token ids"], [])
+    browser.run("document.querySelector('.sample .ids').open = true")
+    assert browser.run(f"{TOGGLED}.then(() => document.querySelector('.sample .ids code').textContent)") == "1 3911 204"
     browser.type_into("#text", "math.jsonl:76")
     assert shown(browser) == ["0:0:75"]
     browser.type_into("#text", "nowhere")
@@ -138,15 +145,24 @@ def test_samples_are_searched_and_filtered(browser, report):
     browser.type_into("#source", "math")
     browser.type_into("#state", "dropped: too long")
     assert (browser.texts(".sample .reason"), browser.texts(".sample .place")) == (["too long"], ["data/math.jsonl:18"])
-    browser.type_into("#text", "endless")
-    assert browser.texts(".sample mark") == ["endless"]
-    browser.type_into("#text", "")
     browser.type_into("#source", "code")
     browser.type_into("#state", "")
     browser.type_into("#least", "1")
     assert browser.texts("#found") == ["8 of 18 samples"]
     browser.type_into("#most", "2")
     assert shown(browser) == []
+
+
+def test_a_click_on_a_heading_sorts_a_table_and_one_more_turns_it_round(browser, report):
+    browser.open(report(lambda folder: write_run_of(folder, ranks=12, samples=2)))
+    first = "[...document.querySelectorAll('#ranks-table tbody tr')].map((row) => row.cells[0].textContent)"
+    click = "document.querySelector('#ranks-table th button').click()"
+
+    browser.run(click)
+    assert browser.run(first) == [str(rank) for rank in range(12)]  # as numbers
+    browser.run(click)
+    assert browser.run(first) == [str(rank) for rank in reversed(range(12))]
+    assert browser.run("document.querySelector('#ranks-table th').getAttribute('aria-sort')") == "descending"
 
 
 def test_many_samples_are_sorted_and_shown_in_pages_that_the_keyboard_reaches(browser, report):

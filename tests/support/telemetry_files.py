@@ -80,7 +80,7 @@ def interval(rank: int, number: int, elapsed: int, groups: int, own: int) -> Int
     }
     waited = {"start": min(0.5, float(elapsed)), "tokenize": 0.25 * elapsed * (1 + rank), "read": 0.1 * elapsed}
     calls = {"calls": 10 * elapsed, "waits": elapsed + rank, "wait_s": waited, "step_s": 4.0 * elapsed}
-    calls["step_ms"] = {380: 8 * elapsed, 431: 2 * elapsed}
+    calls["step_ms"], calls["wait_ms"] = {380: 8 * elapsed, 431: 2 * elapsed}, {362: elapsed}
     ready = {"ready": 8 if rank else 120, "capacity": 1000, "in_flight": 64, "has_no_room": rank == 0, "buffered": 3}
     work = {"workers": 4, "busy": 2 + rank, "work_s": 8.0 * elapsed, "lost": {"queue": 1} if elapsed > 2 else {}}
     groups_ = {"returned": 5 * elapsed, "staleness": {0: 2 * elapsed, 8: 3 * elapsed}, "degenerate": 2 * elapsed}

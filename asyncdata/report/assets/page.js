@@ -91,6 +91,7 @@ function article(sample, words) {
     if (name) made.append(element("h4", "", name));
     made.append(textOf(runs, words));
   }
+  if (sample.ids) made.append(idsOf(sample.ids));
   if (sample.pictures) {
     const pictures = element("div", "pictures");
     for (const [caption, address] of sample.pictures) {
@@ -116,6 +117,14 @@ function article(sample, words) {
     made.append(facts);
   }
   return made;
+}
+
+// The tokens' ids are many elements' worth of text: they are written when they are asked for.
+function idsOf(ids) {
+  const box = element("details", "ids");
+  box.append(element("summary", "", `${count(ids.length)} token ids`));
+  box.addEventListener("toggle", () => box.append(element("code", "", ids.join(" "))), { once: true });
+  return box;
 }
 
 function textOf(runs, words) {
@@ -227,6 +236,36 @@ for (const plot of document.querySelectorAll(".plot")) {
     if (next === undefined) return;
     event.preventDefault();
     readPoint(plot, Math.max(0, Math.min(next, last)));
+  });
+}
+
+// The tables: a click on a heading sorts by its column, and one more turns the order round.
+
+function sortKey(cell) {
+  const text = cell.textContent.trim();
+  const number = Number.parseFloat(text.replaceAll(",", ""));
+  return Number.isNaN(number) ? text : number;
+}
+
+function compare(a, b) {
+  if (typeof a === typeof b) return typeof a === "number" ? a - b : a.localeCompare(b);
+  return typeof a === "number" ? -1 : 1;
+}
+
+for (const table of document.querySelectorAll("main table:not([id$=-data])")) {
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    const button = element("button", "sort", head.textContent);
+    button.type = "button";
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const order = head.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
+      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", order);
+      const sign = order === "ascending" ? 1 : -1;
+      const rows = [...table.tBodies[0].rows].map((row) => [sortKey(row.cells[column]), row]);
+      rows.sort(([a], [b]) => sign * compare(a, b));
+      table.tBodies[0].append(...rows.map(([, row]) => row));
+    });
   });
 }
 
