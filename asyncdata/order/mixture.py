@@ -120,9 +120,10 @@ class Node(_Child, frozen=True, kw_only=True):
 def whole_weights(weights: Sequence[float | Fraction]) -> tuple[int, ...]:
     """The smallest whole numbers in the same proportions. A float counts as the decimal number that is written."""
     parts = [weight if isinstance(weight, Fraction) else Fraction(repr(weight)) for weight in weights]
-    whole = [int(part * lcm(*(part.denominator for part in parts))) for part in parts]
-    common = gcd(*whole) or 1
-    return tuple(weight // common for weight in whole)
+    common = lcm(*(part.denominator for part in parts))
+    whole = [int(part * common) for part in parts]
+    divisor = gcd(*whole) or 1
+    return tuple(weight // divisor for weight in whole)
 
 
 def shares_of(node: Node, of: float = 1.0) -> list[float]:
