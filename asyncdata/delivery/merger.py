@@ -42,6 +42,7 @@ class Merger:
     :param last: the record before the first row that is merged.
     :param position: that row.
     :ivar blocked: the part whose next sample was missing at the last :meth:`merge`; -1 if none was.
+    :ivar taken: the parts of which the last chunk has rows.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Merger:
         state = last.before
         self.position = position
         self.blocked = -1
+        self.taken: list[int] = []
         self._queues = queues
         self._names = [queue.leaf.name for queue in queues]
         self._schedule = node, seed
@@ -82,6 +84,11 @@ class Merger:
     def awaited(self, within: int) -> set[int]:
         """The parts that may have one of the next ``within`` samples."""
         return self._cursor.awaited(within).union(code for code in self._choices if code >= 0)
+
+    def next_parts(self, number: int) -> list[int]:
+        """The parts of about the next ``number`` samples, in the order in which they are needed."""
+        again = [code for code in self._choices[:number] if code >= 0]
+        return list(dict.fromkeys(again + self._cursor.expected(number - len(again))))
 
     def _state(self) -> MixtureState:
         cursors = {queue.leaf.name: queue.cursor for queue in self._queues}
@@ -151,7 +158,8 @@ class Merger:
     def _samples(self, before: MixtureState, leaves: Numbers) -> MergedChunk:
         """The chunk of these parts' next samples."""
         merged = _Merged(leaves)
-        for part in np.flatnonzero(np.bincount(leaves)).tolist():
+        self.taken = np.flatnonzero(np.bincount(leaves)).tolist()
+        for part in self.taken:
             places = np.flatnonzero(leaves == part)
             merged.add(part, self._names[part], places, self._queues[part].take(len(places)))
         if self._choices:
@@ -161,7 +169,7 @@ class Merger:
             if self._cursor.node.is_by_rows:
                 self._cursor.took(leaves, merged.num_tokens)
         record = MergeRecord(self._names, before, schedule, leaves, merged.num_tokens, merged.places, merged.counted)
-        for part in set(leaves.tolist()):
+        for part in self.taken:
             self._queues[part].cursor = record.cursor(part, len(leaves))
         return self._chunk(merged, record, len(leaves), ends_epoch=False)
 
@@ -170,6 +178,7 @@ class Merger:
         is_again = bool(self._choices) and self._choices[0] < 0
         part, is_over = end_of(self._choices[0]) if is_again else (self.blocked, False)
         merged, epoch = _Merged(_NOTHING), None
+        self.taken = [part] if part >= 0 else []
         if part >= 0 and self._queues[part].is_at_end:
             takes, epoch = self._queues[part].take_rest()
             merged.add(part, self._names[part], _NOTHING, takes)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import DeliveryRules
     from asyncdata.order.mixture import Leaf
 
-__all__ = ("PartFeed", "PartQueue", "Ready", "Taken")
+__all__ = ("PartFeed", "PartQueue", "Ready", "ReadyBytes", "Taken")
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -69,11 +69,27 @@ class Taken(NamedTuple):
     stop_row: int
 
 
+class ReadyBytes:
+    """The bytes that all parts keep ready together.
+
+    :param limit: returns how many they may keep.
+    """
+
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self.used = 0
+        self._limit = limit
+
+    @property
+    def left(self) -> int:
+        """How many more they may keep."""
+        return self._limit() - self.used
+
+
 class PartQueue(Channel):
     """Ready chunks of one part, in the order of its own D.
 
     :param cursor: how far the part was delivered before the first chunk.
-    :param bytes_left: returns how many bytes all parts together may still keep ready.
+    :param ready_bytes: those of all parts; it counts its own there.
     :ivar cursor: how far it is merged.
     :ivar error: the error that ends the part after its chunks.
     :ivar is_cut: whether the chunks end with a bad row that may not be passed over, so that no sample follows.
@@ -85,7 +101,7 @@ class PartQueue(Channel):
         leaf: Leaf,
         rules: DeliveryRules,
         cursor: PartCursor,
-        bytes_left: Callable[[], int],
+        ready_bytes: ReadyBytes,
         decisions: Exclusions | None,
     ) -> None:
         super().__init__(
@@ -100,7 +116,7 @@ class PartQueue(Channel):
         self.error: AsyncDataError | None = None
         self.is_cut = False
         self.num_taken = 0
-        self._bytes_left = bytes_left
+        self._ready_bytes = ready_bytes
         self._is_limited = leaf.epochs_left is not None
         self._ready: deque[Ready | int] = deque()  # a number: here an epoch ends, which the schedule has to know
         self._sample = self._row = 0
@@ -116,7 +132,7 @@ class PartQueue(Channel):
 
     def room(self, taken: int) -> int:
         """Rows that may be entered now. A part without a ready sample has room whatever the others keep."""
-        if self.is_stopped or (self.num_ready and self._bytes_left() <= 0):
+        if self.is_stopped or (self.num_ready and self._ready_bytes.left <= 0):
             return 0
 
         return max(0, -self.excess(taken))
@@ -132,7 +148,7 @@ class PartQueue(Channel):
         ready = Ready.of(content, content.bad_rows(self._bad_rows, self._num_bad_rows, self.leaf.name))
         self._ready.append(ready)
         self.num_produced += len(ready.samples)
-        self.num_ready_bytes += content.num_bytes
+        self._ready_bytes.used += content.num_bytes
         self._num_bad_rows += len(ready.bad_rows)
         self.is_cut = self.is_stopped = any(bad.stops for bad in ready.bad_rows)
         self._epoch_samples += len(ready.samples)
@@ -225,7 +241,7 @@ class PartQueue(Channel):
         self._sample, self._row = stop, stop_row
         if stop_row == ready.chunk.num_rows:
             self._ready.popleft()
-            self.num_ready_bytes -= ready.chunk.num_bytes
+            self._ready_bytes.used -= ready.chunk.num_bytes
             self._sample = self._row = 0
         return taken
 
@@ -245,7 +261,7 @@ class PartFeed:
         leaf: Leaf,
         rules: DeliveryRules,
         *,
-        bytes_left: Callable[[], int],
+        ready_bytes: ReadyBytes,
         on_fill: Callable[[], object],
         decisions: Exclusions | None,
         may_decide: Callable[[Exclusions, int], bool],
@@ -253,13 +269,13 @@ class PartFeed:
         self.leaf = leaf
         self.rules = rules
         self.lock = nullcontext()
-        self._bytes_left, self._on_fill = bytes_left, on_fill
+        self._ready_bytes, self._on_fill = ready_bytes, on_fill
         self._decisions, self._may_decide = decisions, may_decide
         self.restart(PartCursor())
 
     def restart(self, cursor: PartCursor) -> None:
         """Begin anew, after what was delivered up to ``cursor``."""
-        self.channel = PartQueue(self.leaf, self.rules, cursor, self._bytes_left, self._decisions)
+        self.channel = PartQueue(self.leaf, self.rules, cursor, self._ready_bytes, self._decisions)
 
     def set_capacity(self, capacity: int) -> None:
         """Read so many samples ahead from now on."""

@@ -99,6 +99,9 @@ class MixtureEngine(Engine):
     def _executor_of(self, part: int) -> PartExecutor:
         return PartExecutor(self._executor, part, len(self.parts))
 
+    def _has_window(self, part: int) -> None:
+        self._producer.pump_part(part)
+
     def _start_of_mixture(self) -> MixturePoint:
         return MixturePoint(MergeRecord((), MixtureState()))
 

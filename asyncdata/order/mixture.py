@@ -321,6 +321,17 @@ class ScheduleCursor:
             leaves[here[: len(found)]] = found
         return leaves
 
+    def expected(self, number: int) -> list[int]:
+        """The leaves of about the next ``number`` positions: exact by rows; by tokens, if all samples were as long."""
+        if self.node.is_by_rows:
+            return [leaf for leaf in self.plan(number).tolist() if leaf >= 0]
+
+        ahead, leaves = ScheduleCursor(self.node, self._seed, self.state(), len(self._child_of)), list[int]()
+        while len(leaves) < number and (leaf := ahead.pick()) >= 0:
+            ahead.took_one(leaf, 1)
+            leaves.append(leaf)
+        return leaves
+
     def pick(self) -> int:
         """The leaf of the next position; -1 if no part of its node has a weight."""
         place = self._place

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from asyncdata.core import errors
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.messages import Failed, Scan, Short, Tokenize
 
@@ -171,6 +173,7 @@ class PartExecutor:
         self.memory = executor.memory
         self._executor = executor
         self._part = part
+        self._note: Callable[[], object] = no_op
 
     def set_limit(self, num_slots: int | None) -> None:
         """Let the part hold so many slots; None: all of its own. Without one, it reads no window."""
@@ -179,10 +182,22 @@ class PartExecutor:
     def watch(self, on_change: Callable[[], object]) -> None:
         """As the protocol says: nothing, as the mixture watches for all parts."""
 
+    def tell(self, note: Callable[[], object]) -> None:
+        """Call ``note`` when this part may send another request: it was answered, or has a slot. The change that the
+        mixture watches for comes after that.
+        """
+        self._note = note
+        self.slots.tell(note)
+
     def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
         if isinstance(request, Tokenize) or takes_samples(request):
             self.allowance -= 1
-        self._executor.submit(msgspec.structs.replace(request, part=self._part), on_reply, max_losses)
+        request = msgspec.structs.replace(request, part=self._part)
+        self._executor.submit(request, partial(self._answered, on_reply), max_losses)
+
+    def _answered(self, on_reply: OnReply, reply: Reply | Crashed) -> None:
+        on_reply(reply)
+        self._note()
 
     def forget(self) -> None:
         """As the protocol says: nothing, as the mixture does it once, before its parts start again."""
