@@ -5,6 +5,7 @@ Only samples count for the schedule: rows that yield none come before the next s
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from asyncdata.core.types import SourceLocation, Tokens
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.chunk import BadRow
-    from asyncdata.delivery.part_queue import PartQueue, Taken
+    from asyncdata.delivery.part_queue import PartQueue, ReadyAhead, Taken
     from asyncdata.order.mixture import Node
 
 __all__ = ("MergedChunk", "Merger")
@@ -38,7 +39,7 @@ _BYTES_PER_SAMPLE = 64
 class Merger:
     """Merges from one position on; a restart makes a new one.
 
-    :param queues: of the parts, by the number of their leaf.
+    :param queues: of the parts, by the number of their leaf; ``ready``: what they have together.
     :param last: the record before the first row that is merged.
     :param position: that row.
     :ivar blocked: the part whose next sample was missing at the last :meth:`merge`; -1 if none was.
@@ -50,6 +51,7 @@ class Merger:
         node: Node,
         seed: int,
         queues: Sequence[PartQueue],
+        ready: ReadyAhead,
         last: MergeRecord,
         position: Position,
         *,
@@ -59,8 +61,10 @@ class Merger:
         self.position = position
         self.blocked = -1
         self.taken: list[int] = []
-        self._queues = queues
+        self._queues, self._ready = queues, ready
         self._names = [queue.leaf.name for queue in queues]
+        self._cursors = {queue.leaf.name: queue.cursor for queue in queues}  # replaced, never changed
+        self._before: MixtureState | None = None  # known since the last merge, which gave nothing
         self._schedule = node, seed
         self._cursor = ScheduleCursor(node, seed, state.schedule)
         self._choices = state.choices
@@ -69,12 +73,16 @@ class Merger:
 
     def merge(self, max_samples: int) -> MergedChunk | None:
         """The next samples, as many as are ready, or the end of a part's epoch; None if the next sample is missing."""
-        before = self._state()
+        before, self._before = self._before or self._state(), None
         leaves, is_end = self._chosen_before(max_samples) if self._choices else self._chosen(max_samples)
         if len(leaves):
             return self._samples(before, leaves)
 
-        return self._end(before) if is_end or (self.blocked >= 0 and self._queues[self.blocked].is_at_end) else None
+        if is_end or (self.blocked >= 0 and self._queues[self.blocked].is_at_end):
+            return self._end(before)
+
+        self._before = before
+        return None
 
     @property
     def is_blocked(self) -> bool:
@@ -91,18 +99,19 @@ class Merger:
         return list(dict.fromkeys(again + self._cursor.expected(number - len(again))))
 
     def _state(self) -> MixtureState:
-        cursors = {queue.leaf.name: queue.cursor for queue in self._queues}
-        return MixtureState(self._cursor.state(), cursors, self._choices)
+        return MixtureState(self._cursor.state(), self._cursors, self._choices)
 
     # What is next: the parts of samples, or none where no part has a weight.
 
     def _chosen_before(self, max_samples: int) -> tuple[Numbers, bool]:
         """The parts of samples that come again; and whether an end comes again instead."""
-        left = [queue.available() for queue in self._queues]
+        left: dict[int, int] = {}
         leaves: list[int] = []
         self.blocked = -1
         for code in self._choices[:max_samples]:
             part = code if code >= 0 else end_of(code)[0]
+            if part >= 0 and part not in left:
+                left[part] = self._queues[part].available()
             if code < 0:  # if the part has a sample there now, its data have changed, and the end is passed over
                 is_known = part < 0 or left[part] > 0 or self._queues[part].is_at_end
                 self.blocked = -1 if is_known else part
@@ -121,15 +130,16 @@ class Merger:
         if not self._cursor.node.is_by_rows:
             return self._chosen_by_tokens(max_samples)
 
-        available = [queue.available() for queue in self._queues]
-        wanted = min(max_samples, sum(available) + 1)
+        wanted = min(max_samples, self._ready.num_samples + 1)
         leaves = self._cursor.plan(wanted)
         number = len(leaves)
         missing = np.flatnonzero(leaves < 0)
         if len(missing):
             number = int(missing[0])
-        for part in np.flatnonzero(np.bincount(leaves[:number], minlength=len(available)) > available).tolist():
-            number = min(number, int(np.flatnonzero(leaves == part)[available[part]]))
+        for part, count in Counter(leaves[:number].tolist()).items():
+            available = self._queues[part].available()
+            if available < count:
+                number = min(number, int(np.flatnonzero(leaves == part)[available]))
         is_over = number == len(leaves) < wanted or (number < len(leaves) and leaves[number] < 0)
         self.blocked = int(leaves[number]) if number < len(leaves) else -1
         return leaves[:number], is_over
@@ -169,8 +179,7 @@ class Merger:
             if self._cursor.node.is_by_rows:
                 self._cursor.took(leaves, merged.num_tokens)
         record = MergeRecord(self._names, before, schedule, leaves, merged.num_tokens, merged.places, merged.counted)
-        for part in self.taken:
-            self._queues[part].cursor = record.cursor(part, len(leaves))
+        self._cursors = self._cursors | {self._names[part]: record.cursor(part, len(leaves)) for part in self.taken}
         return self._chunk(merged, record, len(leaves), ends_epoch=False)
 
     def _end(self, before: MixtureState) -> MergedChunk:
@@ -185,7 +194,8 @@ class Merger:
         record = MergeRecord(self._names, before, counted=merged.counted)
         if part >= 0:
             cursor = record.cursor(part, 1)
-            self._queues[part].cursor = cursor if epoch is None else cursor.after_epoch(epoch)
+            cursor = cursor if epoch is None else cursor.after_epoch(epoch)
+            self._cursors = self._cursors | {self._names[part]: cursor}
         if is_again:
             self._choices = self._choices[1:]
         elif not self._choices:

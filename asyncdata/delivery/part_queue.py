@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import DeliveryRules
     from asyncdata.order.mixture import Leaf
 
-__all__ = ("PartFeed", "PartQueue", "Ready", "ReadyBytes", "Taken")
+__all__ = ("PartFeed", "PartQueue", "Ready", "ReadyAhead", "Taken")
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -69,27 +69,27 @@ class Taken(NamedTuple):
     stop_row: int
 
 
-class ReadyBytes:
-    """The bytes that all parts keep ready together.
+class ReadyAhead:
+    """What all parts have ready together.
 
-    :param limit: returns how many they may keep.
+    :param limit: returns how many bytes that may be.
     """
 
     def __init__(self, limit: Callable[[], int]) -> None:
-        self.used = 0
+        self.num_samples = self.num_bytes = 0
         self._limit = limit
 
     @property
-    def left(self) -> int:
-        """How many more they may keep."""
-        return self._limit() - self.used
+    def bytes_left(self) -> int:
+        """How many more bytes may be ready."""
+        return self._limit() - self.num_bytes
 
 
 class PartQueue(Channel):
     """Ready chunks of one part, in the order of its own D.
 
     :param cursor: how far the part was delivered before the first chunk.
-    :param ready_bytes: those of all parts; it counts its own there.
+    :param ready: what all parts have together; it counts its own there.
     :ivar cursor: how far it is merged.
     :ivar error: the error that ends the part after its chunks.
     :ivar is_cut: whether the chunks end with a bad row that may not be passed over, so that no sample follows.
@@ -101,7 +101,7 @@ class PartQueue(Channel):
         leaf: Leaf,
         rules: DeliveryRules,
         cursor: PartCursor,
-        ready_bytes: ReadyBytes,
+        ready: ReadyAhead,
         decisions: Exclusions | None,
     ) -> None:
         super().__init__(
@@ -116,7 +116,7 @@ class PartQueue(Channel):
         self.error: AsyncDataError | None = None
         self.is_cut = False
         self.num_taken = 0
-        self._ready_bytes = ready_bytes
+        self._all_ready = ready
         self._is_limited = leaf.epochs_left is not None
         self._ready: deque[Ready | int] = deque()  # a number: here an epoch ends, which the schedule has to know
         self._sample = self._row = 0
@@ -132,7 +132,7 @@ class PartQueue(Channel):
 
     def room(self, taken: int) -> int:
         """Rows that may be entered now. A part without a ready sample has room whatever the others keep."""
-        if self.is_stopped or (self.num_ready and self._ready_bytes.left <= 0):
+        if self.is_stopped or (self.num_ready and self._all_ready.bytes_left <= 0):
             return 0
 
         return max(0, -self.excess(taken))
@@ -148,7 +148,8 @@ class PartQueue(Channel):
         ready = Ready.of(content, content.bad_rows(self._bad_rows, self._num_bad_rows, self.leaf.name))
         self._ready.append(ready)
         self.num_produced += len(ready.samples)
-        self._ready_bytes.used += content.num_bytes
+        self._all_ready.num_samples += len(ready.samples)
+        self._all_ready.num_bytes += content.num_bytes
         self._num_bad_rows += len(ready.bad_rows)
         self.is_cut = self.is_stopped = any(bad.stops for bad in ready.bad_rows)
         self._epoch_samples += len(ready.samples)
@@ -238,10 +239,11 @@ class PartQueue(Channel):
     def _cut(self, ready: Ready, stop: int, stop_row: int) -> Taken:
         taken = Taken(ready, self._sample, stop, self._row, stop_row)
         self.num_taken += stop - self._sample
+        self._all_ready.num_samples -= stop - self._sample
         self._sample, self._row = stop, stop_row
         if stop_row == ready.chunk.num_rows:
             self._ready.popleft()
-            self._ready_bytes.used -= ready.chunk.num_bytes
+            self._all_ready.num_bytes -= ready.chunk.num_bytes
             self._sample = self._row = 0
         return taken
 
@@ -252,6 +254,7 @@ class PartFeed:
     :param rules: those of the part's own chunks.
     :ivar lock: nothing has to be locked, as there is one thread.
     :param on_fill: called when more of the part may be ready.
+    :param ready: as in :class:`PartQueue`.
     :param decisions: decide which rows an epoch of the part has; None: all.
     :param may_decide: decides that for the epoch that it is given, if a call waits for a sample of it.
     """
@@ -261,7 +264,7 @@ class PartFeed:
         leaf: Leaf,
         rules: DeliveryRules,
         *,
-        ready_bytes: ReadyBytes,
+        ready: ReadyAhead,
         on_fill: Callable[[], object],
         decisions: Exclusions | None,
         may_decide: Callable[[Exclusions, int], bool],
@@ -269,13 +272,13 @@ class PartFeed:
         self.leaf = leaf
         self.rules = rules
         self.lock = nullcontext()
-        self._ready_bytes, self._on_fill = ready_bytes, on_fill
+        self._all_ready, self._on_fill = ready, on_fill
         self._decisions, self._may_decide = decisions, may_decide
         self.restart(PartCursor())
 
     def restart(self, cursor: PartCursor) -> None:
         """Begin anew, after what was delivered up to ``cursor``."""
-        self.channel = PartQueue(self.leaf, self.rules, cursor, self._ready_bytes, self._decisions)
+        self.channel = PartQueue(self.leaf, self.rules, cursor, self._all_ready, self._decisions)
 
     def set_capacity(self, capacity: int) -> None:
         """Read so many samples ahead from now on."""

@@ -28,20 +28,24 @@ from asyncdata.delivery.items import Failure
 from asyncdata.delivery.ledger import DeliveryRules, Ledger, journal_of
 from asyncdata.delivery.merger import Merger
 from asyncdata.delivery.mixture import PartCursor
-from asyncdata.delivery.part_queue import PartFeed, ReadyBytes
+from asyncdata.delivery.part_queue import PartFeed, ReadyAhead
 from asyncdata.order.mixture import shares_of
 from asyncdata.prefetch.producer import Producer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
 
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Channel, Entry, Exclusions
+    from asyncdata.core.types import Position
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.prefetch.canaries import Canaries
     from asyncdata.prefetch.windows.base import Windows
     from asyncdata.workers.base import Executor, PartExecutor
+
+    RowKeys = AbstractSet[tuple[int, int]]
 
 __all__ = ("MixtureProducer", "PartSupply")
 
@@ -98,21 +102,28 @@ class _Part:
         self.expected: list[str] = []
         self.wait_s = 0.0
         self.rank = 0
-        self._ledger: Ledger | None = None
+        self._start: Callable[[], object] | None = None
         self._has_run = False
 
-    def restart(self, ledger: Ledger, expected: list[str], rank: int) -> None:
-        """Begin anew, after what was delivered up to ``ledger``. A part that was never read waits for :meth:`begin`."""
-        self._ledger, self.expected, self.rank = ledger, expected, rank
+    def restart(self, start: Callable[[], object], rank: int) -> None:
+        """Begin anew by ``start``; a part that was never read does that when it is asked."""
+        self._start, self.rank = start, rank
         if self._has_run:
-            self.begin()
+            self._begin()
 
-    def begin(self) -> None:
-        """Read from now on; do nothing if it does."""
-        ledger, self._ledger = self._ledger, None
-        if ledger is not None:
+    def ask(self) -> bool:
+        """Let it send one chunk; return whether it has."""
+        self.executor.allowance = 1
+        self._begin()
+        self.producer.pump()
+        allowance, self.executor.allowance = self.executor.allowance, 0
+        return allowance < 1
+
+    def _begin(self) -> None:
+        start, self._start = self._start, None
+        if start is not None:
             self._has_run = True
-            self.producer.start(ledger, self.expected or None)
+            start()
 
     @property
     def need(self) -> _Need:
@@ -143,7 +154,7 @@ class MixtureProducer:
         self._executor = executor
         self._coordinator = coordinator
         leaves = node.leaves()
-        self._ready_bytes = ReadyBytes(self._bytes_limit)
+        self._ready = ReadyAhead(self._bytes_limit)
         self._parts = [_Part(one, self._feed_of(one, leaf)) for one, leaf in zip(supplies, leaves, strict=True)]
         self._epochs = epochs
         self._channel: Channel = coordinator.channel
@@ -169,7 +180,7 @@ class MixtureProducer:
         return PartFeed(
             leaf,
             DeliveryRules(capacity=1, max_ready_bytes=0, bad_rows=supply.bad_rows),
-            ready_bytes=self._ready_bytes,
+            ready=self._ready,
             on_fill=self.pump,
             decisions=supply.decisions,
             may_decide=partial(self._may_decide, leaf.number),
@@ -182,13 +193,14 @@ class MixtureProducer:
         record = ledger.counters.mixture.record
         self._channel, self._entry, self._blocked = self._coordinator.channel, None, None
         cursors = [record.before.parts.get(part.name, PartCursor()) for part in self._parts]
-        self._ready_bytes.used = 0
+        self._ready.num_samples = self._ready.num_bytes = 0
         for part, cursor in zip(self._parts, cursors, strict=True):
             part.executor.set_limit(0)
             part.feed.restart(cursor)
         self._merger = Merger(
             *self._schedule,
             [part.feed.channel for part in self._parts],
+            self._ready,
             record,
             ledger.position,
             with_token_sums=self._coordinator.rules.digest == "tokens",
@@ -197,15 +209,19 @@ class MixtureProducer:
         num_known = self._coordinator.rules.capacity if self._schedule[0].is_by_rows else _START_SAMPLES
         ranks = {number: rank for rank, number in enumerate(self._merger.next_parts(num_known))}
         excluded = frozenset[tuple[int, int]]() if self._coordinator.rules.leaves_gaps else ledger.excluded
+        expected = _by_part(expected_canaries or [])
         for number, (part, cursor) in enumerate(zip(self._parts, cursors, strict=True)):
-            journal, out = journal_of(part.name, ledger.journal), journal_of(part.name, excluded)
-            part_ledger = Ledger(position=cursor.position, journal=journal, excluded=out)
-            expected = _of_part(part.name, expected_canaries or [])
-            part.restart(part_ledger, expected, ranks.get(number, len(self._parts)))
+            part.expected = expected.get(part.name, [])
+            start = partial(self._start_part, part, cursor.position, ledger.journal, excluded)
+            part.restart(start, ranks.get(number, len(self._parts)))
         self._due, self._needs, self._wanted = [], {}, set()
         self._want()
         self._is_finished = False
         self.pump()
+
+    def _start_part(self, part: _Part, position: Position, journal: RowKeys, excluded: RowKeys) -> None:
+        own = {"journal": journal_of(part.name, journal), "excluded": journal_of(part.name, excluded)}
+        part.producer.start(Ledger(position=position, **own), part.expected or None)
 
     def pump(self) -> None:
         """Merge what is ready, and send all rows that can be sent now."""
@@ -252,10 +268,8 @@ class MixtureProducer:
     def _ask(self, number: int) -> None:
         """Let a part send a chunk. It stays due if it has, or if it lacks what all parts share."""
         part = self._parts[number]
-        part.executor.allowance = 1
-        part.producer.pump()
-        has_sent, part.executor.allowance = part.executor.allowance < 1, 0
-        lacks_memory = part.feed.channel.num_ready > 0 and self._ready_bytes.left <= 0
+        has_sent = part.ask()
+        lacks_memory = part.feed.channel.num_ready > 0 and self._ready.bytes_left <= 0
         if has_sent or lacks_memory or self._executor.num_wanted <= 0:
             self._note(number)
 
@@ -269,7 +283,7 @@ class MixtureProducer:
             elif now > need:
                 self._needs[number] = now
                 heapreplace(self._due, (now, number))
-            elif now[0] and self._ready_bytes.left <= 0:
+            elif now[0] and self._ready.bytes_left <= 0:
                 return -1
             else:
                 self._forget_first()
@@ -296,10 +310,8 @@ class MixtureProducer:
         self._looks_at = self._num_merged + capacity
 
     def _let_read(self, number: int) -> None:
-        part = self._parts[number]
         self._wanted.add(number)
-        part.executor.set_limit(1 if self._is_starting else None)
-        part.begin()
+        self._parts[number].executor.set_limit(1 if self._is_starting else None)
         self._note(number)
 
     def _merge(self) -> None:
@@ -430,5 +442,9 @@ class MixtureProducer:
         return waits
 
 
-def _of_part(name: str, digests: list[str]) -> list[str]:
-    return [text.removeprefix(f"{name}{_NAME_END}") for text in digests if text.startswith(f"{name}{_NAME_END}")]
+def _by_part(digests: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for text in digests:
+        name, _, digest = text.partition(_NAME_END)
+        found.setdefault(name, []).append(digest)
+    return found
