@@ -91,7 +91,7 @@ class MixtureEngine(Engine):
             max_row_bytes=max(job.max_row_bytes for job in jobs),
             block_bytes=0,
             slack_bytes=0,
-            parts=jobs,
+            parts=[structs.replace(job, tokenize=None) for job in jobs],
         )
         most = max(part.source.slot_bytes for part in self.parts)
         return job, -(-most // _ALIGNMENT) * _ALIGNMENT, None
