@@ -5,7 +5,6 @@ Only samples count for the schedule: rows that yield none come before the next s
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -136,13 +135,19 @@ class Merger:
         missing = np.flatnonzero(leaves < 0)
         if len(missing):
             number = int(missing[0])
-        for part, count in Counter(leaves[:number].tolist()).items():
-            available = self._queues[part].available()
-            if available < count:
-                number = min(number, int(np.flatnonzero(leaves == part)[available]))
+        number = self._num_there(leaves[:number])
         is_over = number == len(leaves) < wanted or (number < len(leaves) and leaves[number] < 0)
         self.blocked = int(leaves[number]) if number < len(leaves) else -1
         return leaves[:number], is_over
+
+    def _num_there(self, leaves: Numbers) -> int:
+        """How many of the next samples are ready, up to the first that is not."""
+        order = np.argsort(leaves, kind="stable")
+        parts, starts, counts = np.unique(leaves[order], return_index=True, return_counts=True)
+        available = np.array([self._queues[part].available() for part in parts.tolist()], np.int64)
+        nth_of_part = np.arange(len(leaves)) - np.repeat(starts, counts)
+        missing = order[nth_of_part >= np.repeat(available, counts)]
+        return int(missing.min(initial=len(leaves)))
 
     def _chosen_by_tokens(self, max_samples: int) -> tuple[Numbers, bool]:
         """The same where the schedule depends on the lengths of samples; the cursor moves on."""
