@@ -191,20 +191,23 @@ class Merger:
         """The chunk of the rows that are left of a part's epoch. The mixture's epoch may end with it."""
         is_again = bool(self._choices) and self._choices[0] < 0
         part, is_over = end_of(self._choices[0]) if is_again else (self.blocked, False)
-        merged, epoch = _Merged(_NOTHING), None
+        merged, end = _Merged(_NOTHING), None
         self.taken = [part] if part >= 0 else []
         if part >= 0 and self._queues[part].is_at_end:
-            takes, epoch = self._queues[part].take_rest()
+            takes, end = self._queues[part].take_rest()
             merged.add(part, self._names[part], _NOTHING, takes)
         record = MergeRecord(self._names, before, counted=merged.counted)
         if part >= 0:
             cursor = record.cursor(part, 1)
-            cursor = cursor if epoch is None else cursor.after_epoch(epoch)
+            cursor = cursor if end is None else cursor.after_epoch(end.epoch)
             self._cursors = self._cursors | {self._names[part]: cursor}
         if is_again:
             self._choices = self._choices[1:]
         elif not self._choices:
-            is_over = self._cursor.settle() if part < 0 else epoch is not None and self._cursor.epoch_ended(part)
+            if part < 0:
+                is_over = self._cursor.settle()
+            elif end is not None:
+                is_over = self._cursor.epoch_ended(part, is_empty=end.is_empty)
             if is_over:
                 self._cursor.begin_epoch()
         self.blocked = -1  # the next sample may be of another part now

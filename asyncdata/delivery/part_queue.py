@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import NoSamplesError, by_reason
+from asyncdata.core.log import get_logger
+from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.delivery.channel import Channel
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.mixture import PartCursor
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import DeliveryRules
     from asyncdata.order.mixture import Leaf
 
-__all__ = ("PartFeed", "PartQueue", "Ready", "ReadyAhead", "Taken")
+__all__ = ("EpochEnd", "PartFeed", "PartQueue", "Ready", "ReadyAhead", "Taken")
 
+_log = get_logger(__name__)
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -57,6 +60,16 @@ class Ready(NamedTuple):
         if chunk.ends_epoch and len(rows) and rows[-1] == chunk.num_rows - 1:
             places[:, -1] = first.epoch + 1, 0, 0
         return cls(chunk, bad_rows, samples, rows, chunk.lengths_of(0, chunk.num_samples)[samples], places)
+
+
+class EpochEnd(NamedTuple):
+    """The end of an epoch of a part, between its chunks, where the schedule has to know of it.
+
+    :ivar is_empty: whether the epoch had no sample, as its rows are excluded.
+    """
+
+    epoch: int
+    is_empty: bool = False
 
 
 class Taken(NamedTuple):
@@ -118,12 +131,14 @@ class PartQueue(Channel):
         self.num_taken = 0
         self._all_ready = ready
         self._is_limited = leaf.epochs_left is not None
-        self._ready: deque[Ready | int] = deque()  # a number: here an epoch ends, which the schedule has to know
+        self._ready: deque[Ready | EpochEnd] = deque()
+        self._num_ends = self._num_empty = 0  # of those in `_ready`
+        self._has_told = False
         self._sample = self._row = 0
         self._epoch_samples = cursor.epoch_samples
         self._epoch_drops: Counter[str] = Counter()
         if cursor.is_at_end and self._is_limited:
-            self._ready.append(cursor.position.epoch - 1)
+            self._append_end(EpochEnd(cursor.position.epoch - 1))
 
     @property
     def num_ready(self) -> int:
@@ -131,8 +146,10 @@ class PartQueue(Channel):
         return self.num_produced - self.num_taken
 
     def room(self, taken: int) -> int:
-        """Rows that may be entered now. A part without a ready sample has room whatever the others keep."""
-        if self.is_stopped or (self.num_ready and self._all_ready.bytes_left <= 0):
+        """Rows that may be entered now. A part without a ready sample has room whatever the others keep; but one whose
+        epoch is empty waits for the schedule, as its next one may be empty, too.
+        """
+        if self.is_stopped or self._num_empty or (self.num_ready and self._all_ready.bytes_left <= 0):
             return 0
 
         return max(0, -self.excess(taken))
@@ -160,14 +177,24 @@ class PartQueue(Channel):
             self._end_epoch(content.first.epoch)
 
     def _end_epoch(self, epoch: int) -> None:
-        if self._is_limited:
-            self._ready.append(epoch)
-        if not self._epoch_samples:
-            num_rows, reasons = self._epoch_drops.total(), by_reason(self._epoch_drops)
+        is_empty = not self._epoch_samples
+        sits_out = is_empty and self._epoch_drops[EXCLUDED_REASON] > 0
+        if self._is_limited or sits_out:
+            self._append_end(EpochEnd(epoch, is_empty=sits_out))
+        num_rows, reasons = self._epoch_drops.total(), by_reason(self._epoch_drops)
+        if is_empty and not sits_out:
             found = f"in epoch {epoch} of it {num_rows} rows were read, and 0 kept: {reasons}"
             self._end_with(NoSamplesError(f"AD401 {found}"))
+        elif sits_out and not self._has_told:
+            self._has_told = True
+            _log.warning("mixture.part_sits_out", source=self.leaf.name, epoch=epoch, num_rows=num_rows)
         self._epoch_samples = 0
         self._epoch_drops.clear()
+
+    def _append_end(self, end: EpochEnd) -> None:
+        self._ready.append(end)
+        self._num_ends += 1
+        self._num_empty += end.is_empty
 
     def _end_with(self, error: AsyncDataError) -> None:
         if isinstance(error, NoSamplesError):
@@ -179,12 +206,12 @@ class PartQueue(Channel):
 
     def available(self) -> int:
         """Samples that may be taken before the schedule has to know of the end of an epoch."""
-        if not self._is_limited:
+        if not self._num_ends:
             return self.num_ready
 
         number = -self._sample
         for ready in self._ready:
-            if isinstance(ready, int):
+            if isinstance(ready, EpochEnd):
                 break
 
             number += len(ready.samples)
@@ -193,8 +220,7 @@ class PartQueue(Channel):
     @property
     def is_at_end(self) -> bool:
         """Whether no sample is left of an epoch, or before the cut, and the schedule has to know."""
-        has_end = self.is_cut or (self._is_limited and any(isinstance(ready, int) for ready in self._ready))
-        return has_end and bool(self._ready) and self.available() == 0
+        return (self.is_cut or self._num_ends > 0) and bool(self._ready) and self.available() == 0
 
     @property
     def is_empty(self) -> bool:
@@ -206,7 +232,7 @@ class PartQueue(Channel):
         lengths: list[int] = []
         start = self._sample
         for ready in self._ready:
-            if isinstance(ready, int) or len(lengths) >= number:
+            if isinstance(ready, EpochEnd) or len(lengths) >= number:
                 break
 
             lengths += ready.num_tokens[start:].tolist()
@@ -218,19 +244,21 @@ class PartQueue(Channel):
         taken: list[Taken] = []
         while number:
             ready = self._ready[0]
-            assert not isinstance(ready, int), "these samples are available"
+            assert not isinstance(ready, EpochEnd), "these samples are available"
             stop = min(len(ready.samples), self._sample + number)
             number -= stop - self._sample
             taken.append(self._cut(ready, stop, ready.chunk.num_rows if number else int(ready.rows[stop - 1]) + 1))
         return taken
 
-    def take_rest(self) -> tuple[list[Taken], int | None]:
-        """Take the rows that are left of an epoch, or up to the cut, without a further sample; and which epoch ends."""
+    def take_rest(self) -> tuple[list[Taken], EpochEnd | None]:
+        """Take the rows that are left of an epoch, or up to the cut, without a further sample; and the epoch's end."""
         taken: list[Taken] = []
         while self._ready:
             ready = self._ready[0]
-            if isinstance(ready, int):
+            if isinstance(ready, EpochEnd):
                 self._ready.popleft()
+                self._num_ends -= 1
+                self._num_empty -= ready.is_empty
                 return taken, ready
 
             taken.append(self._cut(ready, len(ready.samples), ready.chunk.num_rows))

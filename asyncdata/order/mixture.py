@@ -11,7 +11,11 @@ permutation.
 
 By tokens, the next sample is that of the part with the largest deficit ``weight * total - tokens``.
 
-Targets begin anew, at zero, where weights change: at a stage, when a part leaves, or at a restart with other weights.
+A part that has no sample in an epoch of its own, as its rows are excluded, sits out: up to the next multiple of
+``quota`` it has no weight, and at its first turn after that it is asked again.
+
+Targets begin anew, at zero, where weights change: at a stage, when a part leaves, sits out or is back, or at a restart
+with other weights.
 The state has a few numbers for each part. Arithmetic is exact.
 """
 
@@ -154,6 +158,7 @@ class NodeState(msgspec.Struct, frozen=True):
         after one: what was over before, and was not noticed, belongs to the epoch before.
     :ivar left: the children that have left for the rest of the epoch.
     :ivar nodes: the states of children that are nodes.
+    :ivar out: the children that sit out, and the position at which each is back.
     """
 
     at: int = 0
@@ -164,6 +169,7 @@ class NodeState(msgspec.Struct, frozen=True):
     begun: list[str] = []
     left: list[str] = []
     nodes: dict[str, NodeState] = {}
+    out: dict[str, int] = {}
 
     def with_new_weights(self) -> NodeState:
         """The state with targets that begin anew, in every node."""
@@ -190,13 +196,15 @@ def _present(state: NodeState, node: Node) -> NodeState:
         begun=[name for name in state.begun if name in names],
         left=[name for name in state.left if name in names],
         nodes=nodes,
+        out={name: back for name, back in state.out.items() if name in names},
     )
 
 
 def targets_of(node: Node, state: NodeState, of: float = 1.0) -> dict[str, float]:
     """The share of each leaf now, by name: 0 for one that has left."""
     weights = [weights for start, weights in node.stages if start <= state.at][-1]
-    left = [0 if child.short in state.left else own for child, own in zip(node.children, weights, strict=True)]
+    gone = {*state.left, *(name for name, back in state.out.items() if back > state.at)}
+    left = [0 if child.short in gone else own for child, own in zip(node.children, weights, strict=True)]
     targets: dict[str, float] = {}
     for child, weight in zip(node.children, left, strict=True):
         share = of * weight / max(1, sum(left))
@@ -267,6 +275,7 @@ class ScheduleCursor:
                 self._nodes[number] = inner
                 self._child_of[[leaf.number for leaf in child.leaves()]] = number
         self._left = {number for number, name in enumerate(self._names) if name in state.left}
+        self._out = {number: state.out[name] for number, name in enumerate(self._names) if name in state.out}
         self._begun = {number for number, name in enumerate(self._names) if name in state.begun}
         self._epochs = [state.epochs.get(name, 0) for name in self._names]
         counts = tuple(state.counts.get(name, 0) for name in self._names)
@@ -285,12 +294,15 @@ class ScheduleCursor:
             begun=sorted(self._names[number] for number in self._begun),
             left=sorted(self._names[number] for number in self._left),
             nodes={self._names[number]: inner.state() for number, inner in self._nodes.items()},
+            out={self._names[number]: back for number, back in sorted(self._out.items()) if back > place.at},
         )
 
     def awaited(self, within: int) -> set[int]:
         """The leaves that may have a sample in the next ``within`` positions; the others need not be read."""
         at, found = self._place.at, set()
         stages = [self._weights, *(weights for start, weights in self.node.stages if at < start <= at + within)]
+        if any(at < back <= at + within for back in self._out.values()):
+            stages.append(self._weights_at(at + within))
         for number in range(len(self._names)):
             if number in self._left or not any(weights[number] for weights in stages):
                 continue
@@ -405,19 +417,23 @@ class ScheduleCursor:
 
     def _have_tokens(self, at: int, counts: list[int]) -> None:
         self._place = self._place._replace(at=at, counts=tuple(counts))
-        if at in self._stages:
+        if self._changes_at(at):
             self._begin_anew(at)
 
-    def epoch_ended(self, leaf: int) -> bool:
-        """An epoch of ``leaf`` has ended at its turn. Return whether the node's epoch is over, too."""
+    def epoch_ended(self, leaf: int, *, is_empty: bool = False) -> bool:
+        """An epoch of ``leaf`` has ended at its turn. Return whether the node's epoch is over, too.
+
+        :param is_empty: it had no sample, so that the part sits out.
+        """
         number = int(self._child_of[leaf])
         inner = self._nodes.get(number)
         if inner is not None:
-            if not inner.epoch_ended(leaf):
+            if not inner.epoch_ended(leaf, is_empty=is_empty):
                 return False
 
+            is_empty = not inner._begun  # noqa: SLF001 - a cursor, too
             inner.begin_epoch()
-        return self._child_ended(number)
+        return self._child_ended(number, is_empty=is_empty)
 
     def settle(self) -> bool:
         """End the epochs of nodes in which no part has a weight. Return whether that is so here."""
@@ -428,20 +444,21 @@ class ScheduleCursor:
                     return True
         return not any(self._weights)
 
-    def _child_ended(self, number: int) -> bool:
+    def _child_ended(self, number: int, *, is_empty: bool = False) -> bool:
         """An epoch of a child has ended. Return whether the node's epoch is over, too."""
         child = self.node.children[number]
-        if child.epochs_left is None or number not in self._begun:
+        counts = child.epochs_left is not None and (is_empty or number in self._begun)
+        self._epochs[number] += counts
+        if counts and self._epochs[number] >= (child.epochs_left or 0):
+            if child.when_done == "stop":
+                return True
+
+            self._left.add(number)
+        elif is_empty:
+            self._out[number] = (self._place.at // self.node.quota + 1) * self.node.quota
+        else:
             return False
 
-        self._epochs[number] += 1
-        if self._epochs[number] < child.epochs_left:
-            return False
-
-        if child.when_done == "stop":
-            return True
-
-        self._left.add(number)
         self._begin_anew(self._place.at)
         return not any(self._weights)
 
@@ -449,8 +466,8 @@ class ScheduleCursor:
         """Begin the next epoch: all parts are back. A part that is within an epoch of its own stays there."""
         self._epochs = [0] * len(self._names)
         self._begun = set()
-        if self._left:
-            self._left = set()
+        if self._left or self._out:
+            self._left, self._out = set(), {}
             self._begin_anew(self._place.at)
         for inner in self._nodes.values():
             inner.begin_epoch()
@@ -462,11 +479,15 @@ class ScheduleCursor:
 
     def _weights_at(self, at: int) -> tuple[int, ...]:
         weights = next(weights for start, weights in reversed(self.node.stages) if start <= at)
-        return tuple(0 if child in self._left else weight for child, weight in enumerate(weights))
+        gone = {*self._left, *(child for child, back in self._out.items() if back > at)}
+        return tuple(0 if child in gone else weight for child, weight in enumerate(weights))
+
+    def _changes_at(self, at: int) -> bool:
+        return at in self._stages or at in self._out.values()
 
     def _before_stage(self, at: int, number: int) -> int:
         """How many of the next ``number`` positions have the present weights."""
-        return min([number, *(start - at for start in self._stages if start > at)])
+        return min([number, *(start - at for start in (*self._stages, *self._out.values()) if start > at)])
 
     def _block_at(self, place: _Place, weights: tuple[int, ...]) -> tuple[Ids, tuple[int, ...]]:
         size = self._before_stage(place.block, self.node.quota)
@@ -477,7 +498,7 @@ class ScheduleCursor:
     ) -> tuple[_Place, tuple[int, ...]]:
         """The start of the next block, and the weights there."""
         stop = place.block + size
-        if stop in self._stages:
+        if self._changes_at(stop):
             return _Place(stop, stop, stop, (0,) * len(after)), self._weights_at(stop)
 
         return _Place(stop, place.since, stop, after), weights
