@@ -12,7 +12,8 @@ permutation.
 By tokens, the next sample is that of the part with the largest deficit ``weight * total - tokens``.
 
 A part that has no sample in an epoch of its own, as its rows are excluded, sits out: up to the next multiple of
-``quota`` it has no weight, and at its first turn after that it is asked again.
+``quota`` it has no weight, and at its first turn after that it is asked again. If it has none again, it sits out twice
+as long: to ask it is to read all of it.
 
 Targets begin anew, at zero, where weights change: at a stage, when a part leaves, sits out or is back, or at a restart
 with other weights.
@@ -158,7 +159,8 @@ class NodeState(msgspec.Struct, frozen=True):
         after one: what was over before, and was not noticed, belongs to the epoch before.
     :ivar left: the children that have left for the rest of the epoch.
     :ivar nodes: the states of children that are nodes.
-    :ivar out: the children that sit out, and the position at which each is back.
+    :ivar out: the children that sit out, or had no sample since they did: where each is back, and after how many
+        multiples of ``quota``.
     """
 
     at: int = 0
@@ -169,7 +171,7 @@ class NodeState(msgspec.Struct, frozen=True):
     begun: list[str] = []
     left: list[str] = []
     nodes: dict[str, NodeState] = {}
-    out: dict[str, int] = {}
+    out: dict[str, tuple[int, int]] = {}
 
     def with_new_weights(self) -> NodeState:
         """The state with targets that begin anew, in every node."""
@@ -196,14 +198,14 @@ def _present(state: NodeState, node: Node) -> NodeState:
         begun=[name for name in state.begun if name in names],
         left=[name for name in state.left if name in names],
         nodes=nodes,
-        out={name: back for name, back in state.out.items() if name in names},
+        out={name: until for name, until in state.out.items() if name in names},
     )
 
 
 def targets_of(node: Node, state: NodeState, of: float = 1.0) -> dict[str, float]:
     """The share of each leaf now, by name: 0 for one that has left."""
     weights = [weights for start, weights in node.stages if start <= state.at][-1]
-    gone = {*state.left, *(name for name, back in state.out.items() if back > state.at)}
+    gone = {*state.left, *(name for name, (back, _) in state.out.items() if back > state.at)}
     left = [0 if child.short in gone else own for child, own in zip(node.children, weights, strict=True)]
     targets: dict[str, float] = {}
     for child, weight in zip(node.children, left, strict=True):
@@ -294,14 +296,14 @@ class ScheduleCursor:
             begun=sorted(self._names[number] for number in self._begun),
             left=sorted(self._names[number] for number in self._left),
             nodes={self._names[number]: inner.state() for number, inner in self._nodes.items()},
-            out={self._names[number]: back for number, back in sorted(self._out.items()) if back > place.at},
+            out={self._names[number]: until for number, until in sorted(self._out.items())},
         )
 
     def awaited(self, within: int) -> set[int]:
         """The leaves that may have a sample in the next ``within`` positions; the others need not be read."""
         at, found = self._place.at, set()
         stages = [self._weights, *(weights for start, weights in self.node.stages if at < start <= at + within)]
-        if any(at < back <= at + within for back in self._out.values()):
+        if any(at < back <= at + within for back in self._backs):
             stages.append(self._weights_at(at + within))
         for number in range(len(self._names)):
             if number in self._left or not any(weights[number] for weights in stages):
@@ -375,7 +377,7 @@ class ScheduleCursor:
         :param num_tokens: tokens of each sample.
         """
         children = self._child_of[leaves]
-        self._begun.update(np.flatnonzero(np.bincount(children)).tolist())
+        self._had_samples(np.flatnonzero(np.bincount(children)).tolist())
         for child, inner in self._nodes.items():
             here = children == child
             if here.any():
@@ -384,6 +386,11 @@ class ScheduleCursor:
             self._took_rows(len(leaves))
         else:
             self._took_tokens(children, num_tokens)
+
+    def _had_samples(self, children: list[int]) -> None:
+        self._begun.update(children)
+        if self._out:
+            self._out = {child: until for child, until in self._out.items() if child not in children}
 
     def _took_rows(self, number: int) -> None:
         place = self._place
@@ -404,7 +411,7 @@ class ScheduleCursor:
     def took_one(self, leaf: int, num_tokens: int) -> None:
         """The same for one sample; cheaper than an array of one."""
         child = int(self._child_of[leaf])
-        self._begun.add(child)
+        self._had_samples([child])
         if child in self._nodes:
             self._nodes[child].took_one(leaf, num_tokens)
         if self.node.by == "rows":
@@ -455,7 +462,8 @@ class ScheduleCursor:
 
             self._left.add(number)
         elif is_empty:
-            self._out[number] = (self._place.at // self.node.quota + 1) * self.node.quota
+            times = 2 * self._out[number][1] if number in self._out else 1
+            self._out[number] = (self._place.at // self.node.quota + times) * self.node.quota, times
         else:
             return False
 
@@ -479,15 +487,20 @@ class ScheduleCursor:
 
     def _weights_at(self, at: int) -> tuple[int, ...]:
         weights = next(weights for start, weights in reversed(self.node.stages) if start <= at)
-        gone = {*self._left, *(child for child, back in self._out.items() if back > at)}
+        gone = {*self._left, *(child for child, (back, _) in self._out.items() if back > at)}
         return tuple(0 if child in gone else weight for child, weight in enumerate(weights))
 
+    @property
+    def _backs(self) -> list[int]:
+        """The positions at which children are back."""
+        return [back for back, _ in self._out.values()]
+
     def _changes_at(self, at: int) -> bool:
-        return at in self._stages or at in self._out.values()
+        return at in self._stages or at in self._backs
 
     def _before_stage(self, at: int, number: int) -> int:
         """How many of the next ``number`` positions have the present weights."""
-        return min([number, *(start - at for start in (*self._stages, *self._out.values()) if start > at)])
+        return min([number, *(start - at for start in (*self._stages, *self._backs) if start > at)])
 
     def _block_at(self, place: _Place, weights: tuple[int, ...]) -> tuple[Ids, tuple[int, ...]]:
         size = self._before_stage(place.block, self.node.quota)

@@ -190,7 +190,7 @@ class MixtureProducer:
         """Read ahead from the ledger's position; drop everything that is in flight."""
         self._is_finished = True  # what follows would pump
         self._executor.forget()
-        record = ledger.counters.mixture.record
+        record = ledger.counters.mixture.record.cut(ledger.counters.mixture.row)
         self._channel, self._entry, self._blocked = self._coordinator.channel, None, None
         cursors = [record.before.parts.get(part.name, PartCursor()) for part in self._parts]
         self._ready.num_samples = self._ready.num_bytes = 0

@@ -95,7 +95,7 @@ class Schedule:
         self.setting = setting
         self.at = 0
         self.epochs, self.begun, self.left = dict.fromkeys(NAMES, 0), set[str](), set[str]()
-        self.back = dict.fromkeys(NAMES, 0)
+        self.back, self.times = dict.fromkeys(NAMES, 0), dict.fromkeys(NAMES, 0)
         self.begin_anew()
 
     def begin_anew(self):
@@ -143,6 +143,7 @@ class Schedule:
 
     def took(self, name, num_tokens):
         self.begun.add(name)
+        self.back[name] = self.times[name] = 0
         changes = self.changes
         self.at += 1
         if self.setting.by == "tokens":
@@ -162,7 +163,8 @@ class Schedule:
 
             self.left.add(name)
         elif is_empty:
-            self.back[name] = (self.at // self.setting.quota + 1) * self.setting.quota
+            self.times[name] = 2 * self.times[name] or 1
+            self.back[name] = (self.at // self.setting.quota + self.times[name]) * self.setting.quota
         else:
             return False
 
@@ -172,7 +174,7 @@ class Schedule:
     def begin_epoch(self):
         self.epochs, self.begun = dict.fromkeys(NAMES, 0), set()
         if self.left or any(self.back.values()):
-            self.left, self.back = set(), dict.fromkeys(NAMES, 0)
+            self.left, self.back, self.times = set(), dict.fromkeys(NAMES, 0), dict.fromkeys(NAMES, 0)
             self.begin_anew()
 
 
@@ -365,5 +367,5 @@ class MixtureMachine(RuleBasedStateMachine):
 
 TestMixture = MixtureMachine.TestCase
 TestMixture.settings = settings(
-    max_examples=in_ci(20).max_examples, stateful_step_count=25, report_multiple_bugs=False, deadline=None
+    max_examples=100, stateful_step_count=25, report_multiple_bugs=False, deadline=None
 )
