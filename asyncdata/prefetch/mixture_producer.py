@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
+    from asyncdata.core.types import Position
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Channel, Entry, Exclusions
-    from asyncdata.core.types import Position
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.prefetch.canaries import Canaries
@@ -220,8 +220,8 @@ class MixtureProducer:
         self.pump()
 
     def _start_part(self, part: _Part, position: Position, journal: RowKeys, excluded: RowKeys) -> None:
-        own = {"journal": journal_of(part.name, journal), "excluded": journal_of(part.name, excluded)}
-        part.producer.start(Ledger(position=position, **own), part.expected or None)
+        journal, excluded = journal_of(part.name, journal), journal_of(part.name, excluded)
+        part.producer.start(Ledger(position=position, journal=journal, excluded=excluded), part.expected or None)
 
     def pump(self) -> None:
         """Merge what is ready, and send all rows that can be sent now."""
@@ -345,7 +345,7 @@ class MixtureProducer:
                 self._note(part)
             if self._is_starting and self._num_merged >= _START_SAMPLES:
                 self._end_start()
-            elif chunk.record.code is not None or self._num_merged >= self._looks_at:
+            elif chunk.num_samples == 0 or self._num_merged >= self._looks_at:
                 self._want()
 
     def _end_start(self) -> None:

@@ -367,5 +367,5 @@ class MixtureMachine(RuleBasedStateMachine):
 
 TestMixture = MixtureMachine.TestCase
 TestMixture.settings = settings(
-    max_examples=100, stateful_step_count=25, report_multiple_bugs=False, deadline=None
+    max_examples=in_ci(20).max_examples, stateful_step_count=25, report_multiple_bugs=False, deadline=None
 )
