@@ -18,7 +18,7 @@ from asyncdata.loader.statistics import SourceStatistics
 from asyncdata.order.mixture import has_end, targets_of
 from asyncdata.prefetch.mixture_producer import MixtureProducer, PartSupply
 from asyncdata.tokenization.base import describe
-from asyncdata.workers.base import PartExecutor
+from asyncdata.workers.part_executor import PartExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Collection

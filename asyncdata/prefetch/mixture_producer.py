@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.prefetch.canaries import Canaries
     from asyncdata.prefetch.windows.base import Windows
-    from asyncdata.workers.base import Executor, PartExecutor
+    from asyncdata.workers.base import Executor
+    from asyncdata.workers.part_executor import PartExecutor
 
     RowKeys = AbstractSet[tuple[int, int]]
 
