@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asyncdata.core.types import SourceLocation, Tokens
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.chunk import BadRow
-    from asyncdata.delivery.part_queue import PartQueue, Taken
+    from asyncdata.delivery.part_queue import PartQueue, ReadyAhead, Taken
     from asyncdata.order.mixture import Node
 
 __all__ = ("MergedChunk", "Merger")
@@ -38,10 +38,11 @@ _BYTES_PER_SAMPLE = 64
 class Merger:
     """Merges from one position on; a restart makes a new one.
 
-    :param queues: of the parts, by the number of their leaf.
+    :param queues: of the parts, by the number of their leaf; ``ready``: what they have together.
     :param last: the record before the first row that is merged.
     :param position: that row.
     :ivar blocked: the part whose next sample was missing at the last :meth:`merge`; -1 if none was.
+    :ivar taken: the parts of which the last chunk has rows.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Merger:
         node: Node,
         seed: int,
         queues: Sequence[PartQueue],
+        ready: ReadyAhead,
         last: MergeRecord,
         position: Position,
         *,
@@ -57,8 +59,11 @@ class Merger:
         state = last.before
         self.position = position
         self.blocked = -1
-        self._queues = queues
+        self.taken: list[int] = []
+        self._queues, self._ready = queues, ready
         self._names = [queue.leaf.name for queue in queues]
+        self._cursors = {queue.leaf.name: queue.cursor for queue in queues}  # replaced, never changed
+        self._before: MixtureState | None = None  # known since the last merge, which gave nothing
         self._schedule = node, seed
         self._cursor = ScheduleCursor(node, seed, state.schedule)
         self._choices = state.choices
@@ -67,12 +72,16 @@ class Merger:
 
     def merge(self, max_samples: int) -> MergedChunk | None:
         """The next samples, as many as are ready, or the end of a part's epoch; None if the next sample is missing."""
-        before = self._state()
+        before, self._before = self._before or self._state(), None
         leaves, is_end = self._chosen_before(max_samples) if self._choices else self._chosen(max_samples)
         if len(leaves):
             return self._samples(before, leaves)
 
-        return self._end(before) if is_end or (self.blocked >= 0 and self._queues[self.blocked].is_at_end) else None
+        if is_end or (self.blocked >= 0 and self._queues[self.blocked].is_at_end):
+            return self._end(before)
+
+        self._before = before
+        return None
 
     @property
     def is_blocked(self) -> bool:
@@ -83,19 +92,25 @@ class Merger:
         """The parts that may have one of the next ``within`` samples."""
         return self._cursor.awaited(within).union(code for code in self._choices if code >= 0)
 
+    def next_parts(self, number: int) -> list[int]:
+        """The parts of about the next ``number`` samples, in the order in which they are needed."""
+        again = [code for code in self._choices[:number] if code >= 0]
+        return list(dict.fromkeys(again + self._cursor.expected(number - len(again))))
+
     def _state(self) -> MixtureState:
-        cursors = {queue.leaf.name: queue.cursor for queue in self._queues}
-        return MixtureState(self._cursor.state(), cursors, self._choices)
+        return MixtureState(self._cursor.state(), self._cursors, self._choices)
 
     # What is next: the parts of samples, or none where no part has a weight.
 
     def _chosen_before(self, max_samples: int) -> tuple[Numbers, bool]:
         """The parts of samples that come again; and whether an end comes again instead."""
-        left = [queue.available() for queue in self._queues]
+        left: dict[int, int] = {}
         leaves: list[int] = []
         self.blocked = -1
         for code in self._choices[:max_samples]:
             part = code if code >= 0 else end_of(code)[0]
+            if part >= 0 and part not in left:
+                left[part] = self._queues[part].available()
             if code < 0:  # if the part has a sample there now, its data have changed, and the end is passed over
                 is_known = part < 0 or left[part] > 0 or self._queues[part].is_at_end
                 self.blocked = -1 if is_known else part
@@ -114,18 +129,25 @@ class Merger:
         if not self._cursor.node.is_by_rows:
             return self._chosen_by_tokens(max_samples)
 
-        available = [queue.available() for queue in self._queues]
-        wanted = min(max_samples, sum(available) + 1)
+        wanted = min(max_samples, self._ready.num_samples + 1)
         leaves = self._cursor.plan(wanted)
         number = len(leaves)
         missing = np.flatnonzero(leaves < 0)
         if len(missing):
             number = int(missing[0])
-        for part in np.flatnonzero(np.bincount(leaves[:number], minlength=len(available)) > available).tolist():
-            number = min(number, int(np.flatnonzero(leaves == part)[available[part]]))
+        number = self._num_there(leaves[:number])
         is_over = number == len(leaves) < wanted or (number < len(leaves) and leaves[number] < 0)
         self.blocked = int(leaves[number]) if number < len(leaves) else -1
         return leaves[:number], is_over
+
+    def _num_there(self, leaves: Numbers) -> int:
+        """How many of the next samples are ready, up to the first that is not."""
+        order = np.argsort(leaves, kind="stable")
+        parts, starts, counts = np.unique(leaves[order], return_index=True, return_counts=True)
+        available = np.array([self._queues[part].available() for part in parts.tolist()], np.int64)
+        nth_of_part = np.arange(len(leaves)) - np.repeat(starts, counts)
+        missing = order[nth_of_part >= np.repeat(available, counts)]
+        return int(missing.min(initial=len(leaves)))
 
     def _chosen_by_tokens(self, max_samples: int) -> tuple[Numbers, bool]:
         """The same where the schedule depends on the lengths of samples; the cursor moves on."""
@@ -151,7 +173,8 @@ class Merger:
     def _samples(self, before: MixtureState, leaves: Numbers) -> MergedChunk:
         """The chunk of these parts' next samples."""
         merged = _Merged(leaves)
-        for part in np.flatnonzero(np.bincount(leaves)).tolist():
+        self.taken = np.flatnonzero(np.bincount(leaves)).tolist()
+        for part in self.taken:
             places = np.flatnonzero(leaves == part)
             merged.add(part, self._names[part], places, self._queues[part].take(len(places)))
         if self._choices:
@@ -161,26 +184,30 @@ class Merger:
             if self._cursor.node.is_by_rows:
                 self._cursor.took(leaves, merged.num_tokens)
         record = MergeRecord(self._names, before, schedule, leaves, merged.num_tokens, merged.places, merged.counted)
-        for part in set(leaves.tolist()):
-            self._queues[part].cursor = record.cursor(part, len(leaves))
+        self._cursors = self._cursors | {self._names[part]: record.cursor(part, len(leaves)) for part in self.taken}
         return self._chunk(merged, record, len(leaves), ends_epoch=False)
 
     def _end(self, before: MixtureState) -> MergedChunk:
         """The chunk of the rows that are left of a part's epoch. The mixture's epoch may end with it."""
         is_again = bool(self._choices) and self._choices[0] < 0
         part, is_over = end_of(self._choices[0]) if is_again else (self.blocked, False)
-        merged, epoch = _Merged(_NOTHING), None
+        merged, end = _Merged(_NOTHING), None
+        self.taken = [part] if part >= 0 else []
         if part >= 0 and self._queues[part].is_at_end:
-            takes, epoch = self._queues[part].take_rest()
+            takes, end = self._queues[part].take_rest()
             merged.add(part, self._names[part], _NOTHING, takes)
         record = MergeRecord(self._names, before, counted=merged.counted)
         if part >= 0:
             cursor = record.cursor(part, 1)
-            self._queues[part].cursor = cursor if epoch is None else cursor.after_epoch(epoch)
+            cursor = cursor if end is None else cursor.after_epoch(end.epoch)
+            self._cursors = self._cursors | {self._names[part]: cursor}
         if is_again:
             self._choices = self._choices[1:]
         elif not self._choices:
-            is_over = self._cursor.settle() if part < 0 else epoch is not None and self._cursor.epoch_ended(part)
+            if part < 0:
+                is_over = self._cursor.settle()
+            elif end is not None:
+                is_over = self._cursor.epoch_ended(part, is_empty=end.is_empty)
             if is_over:
                 self._cursor.begin_epoch()
         self.blocked = -1  # the next sample may be of another part now

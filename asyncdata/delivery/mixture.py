@@ -123,6 +123,15 @@ class MergeRecord:
         """The place before row ``row`` of the chunk."""
         return MixturePoint(self, row)
 
+    def cut(self, row: int) -> MergeRecord:
+        """Forget the rows from ``row`` on, which were not delivered and are merged anew; return the record after it."""
+        if row == 0:
+            return self
+
+        self.next = MergeRecord((), self.state(row))
+        self._leaves, self._num_tokens, self._places = self._leaves[:row], self._num_tokens[:row], self._places[:, :row]
+        return self.next
+
     @property
     def codes(self) -> list[int]:
         """The choices that made the rows."""

@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import NoSamplesError, by_reason
+from asyncdata.core.log import get_logger
+from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.delivery.channel import Channel
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.mixture import PartCursor
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import DeliveryRules
     from asyncdata.order.mixture import Leaf
 
-__all__ = ("PartFeed", "PartQueue", "Ready", "Taken")
+__all__ = ("EpochEnd", "PartFeed", "PartQueue", "Ready", "ReadyAhead", "Taken")
 
+_log = get_logger(__name__)
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -59,6 +62,16 @@ class Ready(NamedTuple):
         return cls(chunk, bad_rows, samples, rows, chunk.lengths_of(0, chunk.num_samples)[samples], places)
 
 
+class EpochEnd(NamedTuple):
+    """The end of an epoch of a part, between its chunks, where the schedule has to know of it.
+
+    :ivar is_empty: whether the epoch had no sample, as its rows are excluded.
+    """
+
+    epoch: int
+    is_empty: bool = False
+
+
 class Taken(NamedTuple):
     """Samples ``[start, stop)`` of a ready chunk, and the chunk's rows ``[first_row, stop_row)``."""
 
@@ -69,11 +82,27 @@ class Taken(NamedTuple):
     stop_row: int
 
 
+class ReadyAhead:
+    """What all parts have ready together.
+
+    :param limit: returns how many bytes that may be.
+    """
+
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self.num_samples = self.num_bytes = 0
+        self._limit = limit
+
+    @property
+    def bytes_left(self) -> int:
+        """How many more bytes may be ready."""
+        return self._limit() - self.num_bytes
+
+
 class PartQueue(Channel):
     """Ready chunks of one part, in the order of its own D.
 
     :param cursor: how far the part was delivered before the first chunk.
-    :param bytes_left: returns how many bytes all parts together may still keep ready.
+    :param ready: what all parts have together; it counts its own there.
     :ivar cursor: how far it is merged.
     :ivar error: the error that ends the part after its chunks.
     :ivar is_cut: whether the chunks end with a bad row that may not be passed over, so that no sample follows.
@@ -85,7 +114,7 @@ class PartQueue(Channel):
         leaf: Leaf,
         rules: DeliveryRules,
         cursor: PartCursor,
-        bytes_left: Callable[[], int],
+        ready: ReadyAhead,
         decisions: Exclusions | None,
     ) -> None:
         super().__init__(
@@ -100,14 +129,16 @@ class PartQueue(Channel):
         self.error: AsyncDataError | None = None
         self.is_cut = False
         self.num_taken = 0
-        self._bytes_left = bytes_left
+        self._all_ready = ready
         self._is_limited = leaf.epochs_left is not None
-        self._ready: deque[Ready | int] = deque()  # a number: here an epoch ends, which the schedule has to know
+        self._ready: deque[Ready | EpochEnd] = deque()
+        self._num_ends = self._num_empty = 0  # of those in `_ready`
+        self._has_told = False
         self._sample = self._row = 0
         self._epoch_samples = cursor.epoch_samples
         self._epoch_drops: Counter[str] = Counter()
         if cursor.is_at_end and self._is_limited:
-            self._ready.append(cursor.position.epoch - 1)
+            self._append_end(EpochEnd(cursor.position.epoch - 1))
 
     @property
     def num_ready(self) -> int:
@@ -115,8 +146,10 @@ class PartQueue(Channel):
         return self.num_produced - self.num_taken
 
     def room(self, taken: int) -> int:
-        """Rows that may be entered now. A part without a ready sample has room whatever the others keep."""
-        if self.is_stopped or (self.num_ready and self._bytes_left() <= 0):
+        """Rows that may be entered now. A part without a ready sample has room whatever the others keep; but one whose
+        epoch is empty waits for the schedule, as its next one may be empty, too.
+        """
+        if self.is_stopped or self._num_empty or (self.num_ready and self._all_ready.bytes_left <= 0):
             return 0
 
         return max(0, -self.excess(taken))
@@ -132,7 +165,8 @@ class PartQueue(Channel):
         ready = Ready.of(content, content.bad_rows(self._bad_rows, self._num_bad_rows, self.leaf.name))
         self._ready.append(ready)
         self.num_produced += len(ready.samples)
-        self.num_ready_bytes += content.num_bytes
+        self._all_ready.num_samples += len(ready.samples)
+        self._all_ready.num_bytes += content.num_bytes
         self._num_bad_rows += len(ready.bad_rows)
         self.is_cut = self.is_stopped = any(bad.stops for bad in ready.bad_rows)
         self._epoch_samples += len(ready.samples)
@@ -143,14 +177,24 @@ class PartQueue(Channel):
             self._end_epoch(content.first.epoch)
 
     def _end_epoch(self, epoch: int) -> None:
-        if self._is_limited:
-            self._ready.append(epoch)
-        if not self._epoch_samples:
-            num_rows, reasons = self._epoch_drops.total(), by_reason(self._epoch_drops)
+        is_empty = not self._epoch_samples
+        sits_out = is_empty and self._epoch_drops[EXCLUDED_REASON] > 0
+        if self._is_limited or sits_out:
+            self._append_end(EpochEnd(epoch, is_empty=sits_out))
+        num_rows, reasons = self._epoch_drops.total(), by_reason(self._epoch_drops)
+        if is_empty and not sits_out:
             found = f"in epoch {epoch} of it {num_rows} rows were read, and 0 kept: {reasons}"
             self._end_with(NoSamplesError(f"AD401 {found}"))
+        elif sits_out and not self._has_told:
+            self._has_told = True
+            _log.warning("mixture.part_sits_out", source=self.leaf.name, epoch=epoch, num_rows=num_rows)
         self._epoch_samples = 0
         self._epoch_drops.clear()
+
+    def _append_end(self, end: EpochEnd) -> None:
+        self._ready.append(end)
+        self._num_ends += 1
+        self._num_empty += end.is_empty
 
     def _end_with(self, error: AsyncDataError) -> None:
         if isinstance(error, NoSamplesError):
@@ -162,12 +206,12 @@ class PartQueue(Channel):
 
     def available(self) -> int:
         """Samples that may be taken before the schedule has to know of the end of an epoch."""
-        if not self._is_limited:
+        if not self._num_ends:
             return self.num_ready
 
         number = -self._sample
         for ready in self._ready:
-            if isinstance(ready, int):
+            if isinstance(ready, EpochEnd):
                 break
 
             number += len(ready.samples)
@@ -176,8 +220,7 @@ class PartQueue(Channel):
     @property
     def is_at_end(self) -> bool:
         """Whether no sample is left of an epoch, or before the cut, and the schedule has to know."""
-        has_end = self.is_cut or (self._is_limited and any(isinstance(ready, int) for ready in self._ready))
-        return has_end and bool(self._ready) and self.available() == 0
+        return (self.is_cut or self._num_ends > 0) and bool(self._ready) and self.available() == 0
 
     @property
     def is_empty(self) -> bool:
@@ -189,7 +232,7 @@ class PartQueue(Channel):
         lengths: list[int] = []
         start = self._sample
         for ready in self._ready:
-            if isinstance(ready, int) or len(lengths) >= number:
+            if isinstance(ready, EpochEnd) or len(lengths) >= number:
                 break
 
             lengths += ready.num_tokens[start:].tolist()
@@ -201,19 +244,21 @@ class PartQueue(Channel):
         taken: list[Taken] = []
         while number:
             ready = self._ready[0]
-            assert not isinstance(ready, int), "these samples are available"
+            assert not isinstance(ready, EpochEnd), "these samples are available"
             stop = min(len(ready.samples), self._sample + number)
             number -= stop - self._sample
             taken.append(self._cut(ready, stop, ready.chunk.num_rows if number else int(ready.rows[stop - 1]) + 1))
         return taken
 
-    def take_rest(self) -> tuple[list[Taken], int | None]:
-        """Take the rows that are left of an epoch, or up to the cut, without a further sample; and which epoch ends."""
+    def take_rest(self) -> tuple[list[Taken], EpochEnd | None]:
+        """Take the rows that are left of an epoch, or up to the cut, without a further sample; and the epoch's end."""
         taken: list[Taken] = []
         while self._ready:
             ready = self._ready[0]
-            if isinstance(ready, int):
+            if isinstance(ready, EpochEnd):
                 self._ready.popleft()
+                self._num_ends -= 1
+                self._num_empty -= ready.is_empty
                 return taken, ready
 
             taken.append(self._cut(ready, len(ready.samples), ready.chunk.num_rows))
@@ -222,10 +267,11 @@ class PartQueue(Channel):
     def _cut(self, ready: Ready, stop: int, stop_row: int) -> Taken:
         taken = Taken(ready, self._sample, stop, self._row, stop_row)
         self.num_taken += stop - self._sample
+        self._all_ready.num_samples -= stop - self._sample
         self._sample, self._row = stop, stop_row
         if stop_row == ready.chunk.num_rows:
             self._ready.popleft()
-            self.num_ready_bytes -= ready.chunk.num_bytes
+            self._all_ready.num_bytes -= ready.chunk.num_bytes
             self._sample = self._row = 0
         return taken
 
@@ -236,6 +282,7 @@ class PartFeed:
     :param rules: those of the part's own chunks.
     :ivar lock: nothing has to be locked, as there is one thread.
     :param on_fill: called when more of the part may be ready.
+    :param ready: as in :class:`PartQueue`.
     :param decisions: decide which rows an epoch of the part has; None: all.
     :param may_decide: decides that for the epoch that it is given, if a call waits for a sample of it.
     """
@@ -245,7 +292,7 @@ class PartFeed:
         leaf: Leaf,
         rules: DeliveryRules,
         *,
-        bytes_left: Callable[[], int],
+        ready: ReadyAhead,
         on_fill: Callable[[], object],
         decisions: Exclusions | None,
         may_decide: Callable[[Exclusions, int], bool],
@@ -253,13 +300,13 @@ class PartFeed:
         self.leaf = leaf
         self.rules = rules
         self.lock = nullcontext()
-        self._bytes_left, self._on_fill = bytes_left, on_fill
+        self._all_ready, self._on_fill = ready, on_fill
         self._decisions, self._may_decide = decisions, may_decide
         self.restart(PartCursor())
 
     def restart(self, cursor: PartCursor) -> None:
         """Begin anew, after what was delivered up to ``cursor``."""
-        self.channel = PartQueue(self.leaf, self.rules, cursor, self._bytes_left, self._decisions)
+        self.channel = PartQueue(self.leaf, self.rules, cursor, self._all_ready, self._decisions)
 
     def set_capacity(self, capacity: int) -> None:
         """Read so many samples ahead from now on."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -280,8 +281,13 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return (self.buffer_size or FIRST_BUFFER_SIZE) * max(self.dp_size, self.ranks.world_size)
 
 
+@cache
+def _fields() -> dict[str, Any]:
+    return {field.name: field for field in msgspec.structs.fields(LoaderConfig)}
+
+
 def _converted(name: str, value: Any) -> Any:
-    field = next(field for field in msgspec.structs.fields(LoaderConfig) if field.name == name)
+    field = _fields()[name]
     try:
         return msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:

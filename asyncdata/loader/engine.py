@@ -127,7 +127,7 @@ class Engine:
             self._warn_of_ranks()
         for number, part in enumerate(self.parts):
             restart_point = partial(self._restart_position, part.name)
-            part.open(self._executor_of(number), restart_point, lambda: self._producer.pump())
+            part.open(self._executor_of(number), restart_point, partial(self._has_window, number))
         functions = list({id(part.function): part.function for part in self.parts}.values())
         self.batching = choice.batching(config, collate_fn, self.parts[0].windows, functions)
         self.batching.without = lambda packs, excluded: self._row_keys.without(packs, excluded)
@@ -185,6 +185,10 @@ class Engine:
 
     def _executor_of(self, part: int) -> Executor:
         return self._executor
+
+    def _has_window(self, part: int) -> None:
+        """A window of a part became ready, or has a fault, without a reply."""
+        self._producer.pump()
 
     def _start_of_mixture(self) -> Any:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from asyncdata.core.errors import ConfigError
@@ -80,11 +81,9 @@ class Part:
         """The loader's configuration, as it holds for this part."""
         import msgspec
 
-        from asyncdata.order.shuffle import Shuffle
-
         own = {name: value for name in ("bad_rows", "shuffle") if (value := getattr(self, name)) is not None}
-        checked = LoaderConfig.of({"bad_rows": config.bad_rows, "shuffle": config.shuffle, **own})
-        shuffle = Shuffle(window_blocks=PART_WINDOW_BLOCKS) if checked.shuffle is True else checked.shuffle
+        checked = LoaderConfig.of({"bad_rows": config.bad_rows, "shuffle": config.shuffle, **own}) if own else config
+        shuffle = _part_shuffle() if checked.shuffle is True else checked.shuffle
         return msgspec.structs.replace(
             config, seed=part_seed(config.seed, name), bad_rows=checked.bad_rows, shuffle=shuffle, epochs=None
         )
@@ -93,6 +92,13 @@ class Part:
 PART_WINDOW_BLOCKS = 256
 """Blocks of a part's window, with ``shuffle=True``: a quarter of a single source's. A batch has fewer samples of each
 part, so that it is mixed as well; and 20 parts take less memory and time to read before the first batch."""
+
+
+@cache
+def _part_shuffle() -> Shuffle:
+    from asyncdata.order.shuffle import Shuffle
+
+    return Shuffle(window_blocks=PART_WINDOW_BLOCKS)
 
 
 class NamedPart(NamedTuple):
@@ -260,7 +266,10 @@ class Mix:
 
 def _size_of(name: str, sizes: Mapping[str, int]) -> int:
     """Bytes of a part, or of all parts below it."""
-    return sum(size for leaf, size in sizes.items() if leaf == name or leaf.startswith(f"{name}."))
+    if name in sizes:
+        return sizes[name]
+
+    return sum(size for leaf, size in sizes.items() if leaf.startswith(f"{name}."))
 
 
 def _check_weight(what: str, weight: Any) -> None:

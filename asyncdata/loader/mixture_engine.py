@@ -18,7 +18,7 @@ from asyncdata.loader.statistics import SourceStatistics
 from asyncdata.order.mixture import has_end, targets_of
 from asyncdata.prefetch.mixture_producer import MixtureProducer, PartSupply
 from asyncdata.tokenization.base import describe
-from asyncdata.workers.base import PartExecutor
+from asyncdata.workers.part_executor import PartExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -91,13 +91,16 @@ class MixtureEngine(Engine):
             max_row_bytes=max(job.max_row_bytes for job in jobs),
             block_bytes=0,
             slack_bytes=0,
-            parts=jobs,
+            parts=[structs.replace(job, tokenize=None) for job in jobs],
         )
         most = max(part.source.slot_bytes for part in self.parts)
         return job, -(-most // _ALIGNMENT) * _ALIGNMENT, None
 
     def _executor_of(self, part: int) -> PartExecutor:
         return PartExecutor(self._executor, part, len(self.parts))
+
+    def _has_window(self, part: int) -> None:
+        self._producer.pump_part(part)
 
     def _start_of_mixture(self) -> MixturePoint:
         return MixturePoint(MergeRecord((), MixtureState()))

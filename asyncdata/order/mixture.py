@@ -11,7 +11,12 @@ permutation.
 
 By tokens, the next sample is that of the part with the largest deficit ``weight * total - tokens``.
 
-Targets begin anew, at zero, where weights change: at a stage, when a part leaves, or at a restart with other weights.
+A part that has no sample in an epoch of its own, as its rows are excluded, sits out: up to the next multiple of
+``quota`` it has no weight, and at its first turn after that it is asked again. If it has none again, it sits out twice
+as long: to ask it is to read all of it.
+
+Targets begin anew, at zero, where weights change: at a stage, when a part leaves, sits out or is back, or at a restart
+with other weights.
 The state has a few numbers for each part. Arithmetic is exact.
 """
 
@@ -120,9 +125,10 @@ class Node(_Child, frozen=True, kw_only=True):
 def whole_weights(weights: Sequence[float | Fraction]) -> tuple[int, ...]:
     """The smallest whole numbers in the same proportions. A float counts as the decimal number that is written."""
     parts = [weight if isinstance(weight, Fraction) else Fraction(repr(weight)) for weight in weights]
-    whole = [int(part * lcm(*(part.denominator for part in parts))) for part in parts]
-    common = gcd(*whole) or 1
-    return tuple(weight // common for weight in whole)
+    common = lcm(*(part.denominator for part in parts))
+    whole = [int(part * common) for part in parts]
+    divisor = gcd(*whole) or 1
+    return tuple(weight // divisor for weight in whole)
 
 
 def shares_of(node: Node, of: float = 1.0) -> list[float]:
@@ -153,6 +159,8 @@ class NodeState(msgspec.Struct, frozen=True):
         after one: what was over before, and was not noticed, belongs to the epoch before.
     :ivar left: the children that have left for the rest of the epoch.
     :ivar nodes: the states of children that are nodes.
+    :ivar out: the children that sit out, or had no sample since they did: where each is back, and after how many
+        multiples of ``quota``.
     """
 
     at: int = 0
@@ -163,6 +171,7 @@ class NodeState(msgspec.Struct, frozen=True):
     begun: list[str] = []
     left: list[str] = []
     nodes: dict[str, NodeState] = {}
+    out: dict[str, tuple[int, int]] = {}
 
     def with_new_weights(self) -> NodeState:
         """The state with targets that begin anew, in every node."""
@@ -189,13 +198,15 @@ def _present(state: NodeState, node: Node) -> NodeState:
         begun=[name for name in state.begun if name in names],
         left=[name for name in state.left if name in names],
         nodes=nodes,
+        out={name: until for name, until in state.out.items() if name in names},
     )
 
 
 def targets_of(node: Node, state: NodeState, of: float = 1.0) -> dict[str, float]:
     """The share of each leaf now, by name: 0 for one that has left."""
     weights = [weights for start, weights in node.stages if start <= state.at][-1]
-    left = [0 if child.short in state.left else own for child, own in zip(node.children, weights, strict=True)]
+    gone = {*state.left, *(name for name, (back, _) in state.out.items() if back > state.at)}
+    left = [0 if child.short in gone else own for child, own in zip(node.children, weights, strict=True)]
     targets: dict[str, float] = {}
     for child, weight in zip(node.children, left, strict=True):
         share = of * weight / max(1, sum(left))
@@ -266,6 +277,7 @@ class ScheduleCursor:
                 self._nodes[number] = inner
                 self._child_of[[leaf.number for leaf in child.leaves()]] = number
         self._left = {number for number, name in enumerate(self._names) if name in state.left}
+        self._out = {number: state.out[name] for number, name in enumerate(self._names) if name in state.out}
         self._begun = {number for number, name in enumerate(self._names) if name in state.begun}
         self._epochs = [state.epochs.get(name, 0) for name in self._names]
         counts = tuple(state.counts.get(name, 0) for name in self._names)
@@ -284,12 +296,15 @@ class ScheduleCursor:
             begun=sorted(self._names[number] for number in self._begun),
             left=sorted(self._names[number] for number in self._left),
             nodes={self._names[number]: inner.state() for number, inner in self._nodes.items()},
+            out={self._names[number]: until for number, until in sorted(self._out.items())},
         )
 
     def awaited(self, within: int) -> set[int]:
         """The leaves that may have a sample in the next ``within`` positions; the others need not be read."""
         at, found = self._place.at, set()
         stages = [self._weights, *(weights for start, weights in self.node.stages if at < start <= at + within)]
+        if any(at < back <= at + within for back in self._backs):
+            stages.append(self._weights_at(at + within))
         for number in range(len(self._names)):
             if number in self._left or not any(weights[number] for weights in stages):
                 continue
@@ -318,6 +333,17 @@ class ScheduleCursor:
             here = np.flatnonzero(children == child)
             found = inner.plan(len(here))
             leaves[here[: len(found)]] = found
+        return leaves
+
+    def expected(self, number: int) -> list[int]:
+        """The leaves of about the next ``number`` positions: exact by rows; by tokens, if all samples were as long."""
+        if self.node.is_by_rows:
+            return [leaf for leaf in self.plan(number).tolist() if leaf >= 0]
+
+        ahead, leaves = ScheduleCursor(self.node, self._seed, self.state(), len(self._child_of)), list[int]()
+        while len(leaves) < number and (leaf := ahead.pick()) >= 0:
+            ahead.took_one(leaf, 1)
+            leaves.append(leaf)
         return leaves
 
     def pick(self) -> int:
@@ -351,7 +377,7 @@ class ScheduleCursor:
         :param num_tokens: tokens of each sample.
         """
         children = self._child_of[leaves]
-        self._begun.update(np.flatnonzero(np.bincount(children)).tolist())
+        self._had_samples(np.flatnonzero(np.bincount(children)).tolist())
         for child, inner in self._nodes.items():
             here = children == child
             if here.any():
@@ -360,6 +386,11 @@ class ScheduleCursor:
             self._took_rows(len(leaves))
         else:
             self._took_tokens(children, num_tokens)
+
+    def _had_samples(self, children: list[int]) -> None:
+        self._begun.update(children)
+        if self._out:
+            self._out = {child: until for child, until in self._out.items() if child not in children}
 
     def _took_rows(self, number: int) -> None:
         place = self._place
@@ -380,7 +411,7 @@ class ScheduleCursor:
     def took_one(self, leaf: int, num_tokens: int) -> None:
         """The same for one sample; cheaper than an array of one."""
         child = int(self._child_of[leaf])
-        self._begun.add(child)
+        self._had_samples([child])
         if child in self._nodes:
             self._nodes[child].took_one(leaf, num_tokens)
         if self.node.by == "rows":
@@ -393,19 +424,23 @@ class ScheduleCursor:
 
     def _have_tokens(self, at: int, counts: list[int]) -> None:
         self._place = self._place._replace(at=at, counts=tuple(counts))
-        if at in self._stages:
+        if self._changes_at(at):
             self._begin_anew(at)
 
-    def epoch_ended(self, leaf: int) -> bool:
-        """An epoch of ``leaf`` has ended at its turn. Return whether the node's epoch is over, too."""
+    def epoch_ended(self, leaf: int, *, is_empty: bool = False) -> bool:
+        """An epoch of ``leaf`` has ended at its turn. Return whether the node's epoch is over, too.
+
+        :param is_empty: it had no sample, so that the part sits out.
+        """
         number = int(self._child_of[leaf])
         inner = self._nodes.get(number)
         if inner is not None:
-            if not inner.epoch_ended(leaf):
+            if not inner.epoch_ended(leaf, is_empty=is_empty):
                 return False
 
+            is_empty = not inner._begun  # noqa: SLF001 - a cursor, too
             inner.begin_epoch()
-        return self._child_ended(number)
+        return self._child_ended(number, is_empty=is_empty)
 
     def settle(self) -> bool:
         """End the epochs of nodes in which no part has a weight. Return whether that is so here."""
@@ -416,20 +451,22 @@ class ScheduleCursor:
                     return True
         return not any(self._weights)
 
-    def _child_ended(self, number: int) -> bool:
+    def _child_ended(self, number: int, *, is_empty: bool = False) -> bool:
         """An epoch of a child has ended. Return whether the node's epoch is over, too."""
         child = self.node.children[number]
-        if child.epochs_left is None or number not in self._begun:
+        counts = child.epochs_left is not None and (is_empty or number in self._begun)
+        self._epochs[number] += counts
+        if counts and self._epochs[number] >= (child.epochs_left or 0):
+            if child.when_done == "stop":
+                return True
+
+            self._left.add(number)
+        elif is_empty:
+            times = 2 * self._out[number][1] if number in self._out else 1
+            self._out[number] = (self._place.at // self.node.quota + times) * self.node.quota, times
+        else:
             return False
 
-        self._epochs[number] += 1
-        if self._epochs[number] < child.epochs_left:
-            return False
-
-        if child.when_done == "stop":
-            return True
-
-        self._left.add(number)
         self._begin_anew(self._place.at)
         return not any(self._weights)
 
@@ -437,8 +474,8 @@ class ScheduleCursor:
         """Begin the next epoch: all parts are back. A part that is within an epoch of its own stays there."""
         self._epochs = [0] * len(self._names)
         self._begun = set()
-        if self._left:
-            self._left = set()
+        if self._left or self._out:
+            self._left, self._out = set(), {}
             self._begin_anew(self._place.at)
         for inner in self._nodes.values():
             inner.begin_epoch()
@@ -450,11 +487,20 @@ class ScheduleCursor:
 
     def _weights_at(self, at: int) -> tuple[int, ...]:
         weights = next(weights for start, weights in reversed(self.node.stages) if start <= at)
-        return tuple(0 if child in self._left else weight for child, weight in enumerate(weights))
+        gone = {*self._left, *(child for child, (back, _) in self._out.items() if back > at)}
+        return tuple(0 if child in gone else weight for child, weight in enumerate(weights))
+
+    @property
+    def _backs(self) -> list[int]:
+        """The positions at which children are back."""
+        return [back for back, _ in self._out.values()]
+
+    def _changes_at(self, at: int) -> bool:
+        return at in self._stages or at in self._backs
 
     def _before_stage(self, at: int, number: int) -> int:
         """How many of the next ``number`` positions have the present weights."""
-        return min([number, *(start - at for start in self._stages if start > at)])
+        return min([number, *(start - at for start in (*self._stages, *self._backs) if start > at)])
 
     def _block_at(self, place: _Place, weights: tuple[int, ...]) -> tuple[Ids, tuple[int, ...]]:
         size = self._before_stage(place.block, self.node.quota)
@@ -465,7 +511,7 @@ class ScheduleCursor:
     ) -> tuple[_Place, tuple[int, ...]]:
         """The start of the next block, and the weights there."""
         stop = place.block + size
-        if stop in self._stages:
+        if self._changes_at(stop):
             return _Place(stop, stop, stop, (0,) * len(after)), self._weights_at(stop)
 
         return _Place(stop, place.since, stop, after), weights

@@ -2,6 +2,16 @@
 
 To the service, the tuner and the coordinator it is what a :class:`~asyncdata.prefetch.producer.Producer` is. It runs in
 the service's thread, is driven by the same events, and never waits.
+
+There may be a thousand parts, so an event asks only those that it concerns, which are *due*. There is one rule: a part
+is due after each event that may let it send more, and stays due until it could send, and had nothing to send.
+
+- It was answered, or a slot of it is free: its executor notes it. One of its windows is ready: :meth:`pump_part`.
+- Samples of it were merged, so that it has room.
+- It is the part whose sample is missing: it is asked at every event.
+- Its samples are near in the schedule now.
+
+A part that lacks a worker, or memory that all parts share, is asked when there is some.
 """
 
 from __future__ import annotations
@@ -9,6 +19,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from functools import partial
+from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.callbacks import no_op
@@ -17,20 +28,25 @@ from asyncdata.delivery.items import Failure
 from asyncdata.delivery.ledger import DeliveryRules, Ledger, journal_of
 from asyncdata.delivery.merger import Merger
 from asyncdata.delivery.mixture import PartCursor
-from asyncdata.delivery.part_queue import PartFeed
+from asyncdata.delivery.part_queue import PartFeed, ReadyAhead
 from asyncdata.order.mixture import shares_of
 from asyncdata.prefetch.producer import Producer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
 
+    from asyncdata.core.types import Position
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Channel, Entry, Exclusions
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.prefetch.canaries import Canaries
     from asyncdata.prefetch.windows.base import Windows
-    from asyncdata.workers.base import Executor, PartExecutor
+    from asyncdata.workers.base import Executor
+    from asyncdata.workers.part_executor import PartExecutor
+
+    RowKeys = AbstractSet[tuple[int, int]]
 
 __all__ = ("MixtureProducer", "PartSupply")
 
@@ -40,12 +56,13 @@ merging costs by the chunk: in five parts of trivial rows, the CPU time of this 
 with 1024, and 2.3 with 2048, on a busy machine; one source had 1.5."""
 _MAX_MERGED = 2048
 _START_SAMPLES = 32
-"""Until so many samples are merged, each part reads one window: the next ones would delay the first batch."""
+"""Until so many samples are merged, only their parts are read, one window of each: more would delay the first batch."""
 _LEAST_ROWS = 1
 """The first chunk of a part that has next to no weight. Chunks double until they are large enough."""
 _AHEAD = 4
 """Times the capacity: a part that has no weight yet is read when its stage is so near."""
 _NAME_END = "\n"
+_Need = tuple[bool, float, int]
 
 
 class PartSupply(NamedTuple):
@@ -64,7 +81,10 @@ class PartSupply(NamedTuple):
 
 
 class _Part:
-    """A part, its producer, and for how long calls have waited for it."""
+    """A part, its producer, and for how long calls have waited for it.
+
+    :ivar rank: its place in the order in which parts were first needed after the last start.
+    """
 
     def __init__(self, supply: PartSupply, feed: PartFeed) -> None:
         self.name = feed.leaf.name
@@ -82,6 +102,34 @@ class _Part:
         )
         self.expected: list[str] = []
         self.wait_s = 0.0
+        self.rank = 0
+        self._start: Callable[[], object] | None = None
+        self._has_run = False
+
+    def restart(self, start: Callable[[], object], rank: int) -> None:
+        """Begin anew by ``start``; a part that was never read does that when it is asked."""
+        self._start, self.rank = start, rank
+        if self._has_run:
+            self._begin()
+
+    def ask(self) -> bool:
+        """Let it send one chunk; return whether it has."""
+        self.executor.allowance = 1
+        self._begin()
+        self.producer.pump()
+        allowance, self.executor.allowance = self.executor.allowance, 0
+        return allowance < 1
+
+    def _begin(self) -> None:
+        start, self._start = self._start, None
+        if start is not None:
+            self._has_run = True
+            start()
+
+    @property
+    def need(self) -> _Need:
+        """How much it lacks samples, the smallest value first."""
+        return self.feed.channel.num_ready > 0, self.feed.fullness, self.rank
 
 
 class MixtureProducer:
@@ -107,17 +155,23 @@ class MixtureProducer:
         self._executor = executor
         self._coordinator = coordinator
         leaves = node.leaves()
+        self._ready = ReadyAhead(self._bytes_limit)
         self._parts = [_Part(one, self._feed_of(one, leaf)) for one, leaf in zip(supplies, leaves, strict=True)]
         self._epochs = epochs
         self._channel: Channel = coordinator.channel
         self._merger: Merger | None = None
         self._entry: Entry | None = None
         self._is_finished = self._is_starting = True
-        self._num_merged = 0
+        self._num_merged = self._looks_at = 0
+        self._due: list[tuple[_Need, int]] = []  # a heap; an entry that is not in `_needs` is out of date
+        self._needs: dict[int, _Need] = {}
+        self._wanted: set[int] = set()
         self._is_pumping = self._is_pump_due = False
         self._blocked: tuple[int, float] | None = None
         self.lacks_room = False
         executor.watch(self.pump)
+        for number, part in enumerate(self._parts):
+            part.executor.tell(partial(self._note, number))
         self._share_capacity()
         for part, share in zip(self._parts, shares_of(node), strict=True):
             rows = part.producer.pacer.num_rows  # a first batch has few samples of each part
@@ -127,7 +181,7 @@ class MixtureProducer:
         return PartFeed(
             leaf,
             DeliveryRules(capacity=1, max_ready_bytes=0, bad_rows=supply.bad_rows),
-            bytes_left=self._bytes_left,
+            ready=self._ready,
             on_fill=self.pump,
             decisions=supply.decisions,
             may_decide=partial(self._may_decide, leaf.number),
@@ -137,29 +191,38 @@ class MixtureProducer:
         """Read ahead from the ledger's position; drop everything that is in flight."""
         self._is_finished = True  # what follows would pump
         self._executor.forget()
-        record = ledger.counters.mixture.record
+        record = ledger.counters.mixture.record.cut(ledger.counters.mixture.row)
         self._channel, self._entry, self._blocked = self._coordinator.channel, None, None
         cursors = [record.before.parts.get(part.name, PartCursor()) for part in self._parts]
+        self._ready.num_samples = self._ready.num_bytes = 0
         for part, cursor in zip(self._parts, cursors, strict=True):
+            part.executor.set_limit(0)
             part.feed.restart(cursor)
         self._merger = Merger(
             *self._schedule,
             [part.feed.channel for part in self._parts],
+            self._ready,
             record,
             ledger.position,
             with_token_sums=self._coordinator.rules.digest == "tokens",
         )
         self._num_merged, self._is_starting = 0, True
-        for part in self._parts:
-            part.executor.set_limit(0)
+        num_known = self._coordinator.rules.capacity if self._schedule[0].is_by_rows else _START_SAMPLES
+        ranks = {number: rank for rank, number in enumerate(self._merger.next_parts(num_known))}
         excluded = frozenset[tuple[int, int]]() if self._coordinator.rules.leaves_gaps else ledger.excluded
-        for part, cursor in zip(self._parts, cursors, strict=True):
-            part.expected = _of_part(part.name, expected_canaries or [])
-            journal, out = journal_of(part.name, ledger.journal), journal_of(part.name, excluded)
-            part_ledger = Ledger(position=cursor.position, journal=journal, excluded=out)
-            part.producer.start(part_ledger, part.expected or None)
+        expected = _by_part(expected_canaries or [])
+        for number, (part, cursor) in enumerate(zip(self._parts, cursors, strict=True)):
+            part.expected = expected.get(part.name, [])
+            start = partial(self._start_part, part, cursor.position, ledger.journal, excluded)
+            part.restart(start, ranks.get(number, len(self._parts)))
+        self._due, self._needs, self._wanted = [], {}, set()
+        self._want()
         self._is_finished = False
         self.pump()
+
+    def _start_part(self, part: _Part, position: Position, journal: RowKeys, excluded: RowKeys) -> None:
+        journal, excluded = journal_of(part.name, journal), journal_of(part.name, excluded)
+        part.producer.start(Ledger(position=position, journal=journal, excluded=excluded), part.expected or None)
 
     def pump(self) -> None:
         """Merge what is ready, and send all rows that can be sent now."""
@@ -180,33 +243,77 @@ class MixtureProducer:
         finally:
             self._is_pumping = False
 
-    def _send(self) -> None:
-        """Let the parts send chunks in turn, those that lack most first, as long as workers want more."""
-        is_first = True
-        while not self._is_finished:
-            num_sent = 0
-            for part in self._by_need():
-                if not is_first and self._executor.num_wanted <= 0:
-                    return
+    def pump_part(self, number: int) -> None:
+        """A window of a part became ready without a reply: send all rows that can be sent now."""
+        self._note(number)
+        self.pump()
 
-                part.executor.allowance = 1
-                part.producer.pump()
-                num_sent += part.executor.allowance < 1
-                part.executor.allowance = 0
-            is_first = False
-            if not num_sent:
+    def _note(self, number: int) -> None:
+        """A part is due."""
+        need, noted = self._parts[number].need, self._needs.get(number)
+        if noted is None or need < noted:
+            self._needs[number] = need
+            heappush(self._due, (need, number))
+
+    def _send(self) -> None:
+        """Let the parts that are due send chunks in turn, those that lack most first, as long as workers want more."""
+        if self._merger is not None and self._merger.blocked >= 0:
+            self._ask(self._merger.blocked)
+        while not self._is_finished and self._executor.num_wanted > 0:
+            number = self._next_due()
+            if number < 0:
                 return
 
-    def _by_need(self) -> list[_Part]:
-        """The parts that are needed soon; the others read no window."""
-        if self._merger is None:
-            return []
+            self._ask(number)
 
-        blocked, awaited = self._merger.blocked, self._merger.awaited(_AHEAD * self._coordinator.rules.capacity)
-        for number in awaited:
-            self._parts[number].executor.set_limit(1 if self._is_starting else None)
-        numbers = sorted(awaited, key=lambda number: (number != blocked, self._parts[number].feed.fullness))
-        return [self._parts[number] for number in numbers]
+    def _ask(self, number: int) -> None:
+        """Let a part send a chunk. It stays due if it has, or if it lacks what all parts share."""
+        part = self._parts[number]
+        has_sent = part.ask()
+        lacks_memory = part.feed.channel.num_ready > 0 and self._ready.bytes_left <= 0
+        if has_sent or lacks_memory or self._executor.num_wanted <= 0:
+            self._note(number)
+
+    def _next_due(self) -> int:
+        """The part to ask next; -1 if there is none."""
+        while self._due:
+            need, number = self._due[0]
+            now = self._parts[number].need
+            if self._needs.get(number) != need or number not in self._wanted:
+                self._forget_first()
+            elif now > need:
+                self._needs[number] = now
+                heapreplace(self._due, (now, number))
+            elif now[0] and self._ready.bytes_left <= 0:
+                return -1
+            else:
+                self._forget_first()
+                return number
+        return -1
+
+    def _forget_first(self) -> None:
+        need, number = heappop(self._due)
+        if self._needs.get(number) == need:
+            del self._needs[number]
+
+    def _want(self) -> None:
+        """Find the parts that are needed soon, and let them read; the others read no window."""
+        assert self._merger is not None
+        capacity = self._coordinator.rules.capacity
+        if self._is_starting:
+            wanted = self._merger.next_parts(_START_SAMPLES)
+        else:
+            wanted = sorted(self._merger.awaited(_AHEAD * capacity))
+        before, self._wanted = self._wanted, set(wanted)
+        for number in wanted:
+            if number not in before:
+                self._let_read(number)
+        self._looks_at = self._num_merged + capacity
+
+    def _let_read(self, number: int) -> None:
+        self._wanted.add(number)
+        self._parts[number].executor.set_limit(1 if self._is_starting else None)
+        self._note(number)
 
     def _merge(self) -> None:
         """Move samples from the parts to the channel, as long as the next one is ready and there is room."""
@@ -235,14 +342,20 @@ class MixtureProducer:
             entry, self._entry = self._entry, None
             self._num_merged += chunk.num_samples
             self._coordinator.fill(self._channel, entry, chunk)
+            for part in merger.taken:
+                self._note(part)
             if self._is_starting and self._num_merged >= _START_SAMPLES:
                 self._end_start()
+            elif chunk.num_samples == 0 or self._num_merged >= self._looks_at:
+                self._want()
 
     def _end_start(self) -> None:
         """The first batch is there: let the parts read on, and tokenize their canaries, which had no slot yet."""
         self._is_starting = False
-        for part in self._by_need():
-            part.canaries.make()
+        begun, self._wanted = self._wanted, set()
+        self._want()
+        for number in begun:
+            self._parts[number].canaries.make()
 
     def _reserve(self) -> Entry | None:
         least = max(1, min(_MAX_MERGED, self._coordinator.rules.capacity // 8))
@@ -257,6 +370,8 @@ class MixtureProducer:
     def _wait_for(self, number: int) -> None:
         """The next sample is one of part ``number``, and is not ready."""
         error = self._parts[number].feed.channel.error
+        if number not in self._wanted:
+            self._let_read(number)
         if error is not None:
             self._fail(error)
         elif self._blocked is None or self._blocked[0] != number:
@@ -285,6 +400,8 @@ class MixtureProducer:
     def resize(self) -> None:
         """The number of workers, or the capacity of the channel, has changed."""
         self._share_capacity()
+        for number in self._wanted:
+            self._note(number)
         self.pump()
 
     def _share_capacity(self) -> None:
@@ -298,10 +415,9 @@ class MixtureProducer:
         is_next = self._merger is not None and self._merger.blocked == part
         return is_next and self._coordinator.when_awaited(self._channel, partial(decisions.decide, epoch))
 
-    def _bytes_left(self) -> int:
-        """Bytes that all parts together may still keep ready."""
-        num_bytes = sum(part.feed.channel.num_ready_bytes for part in self._parts)
-        return self._coordinator.rules.max_ready_bytes - num_bytes - self._coordinator.channel.num_ready_bytes
+    def _bytes_limit(self) -> int:
+        """Bytes that all parts together may keep ready."""
+        return self._coordinator.rules.max_ready_bytes - self._coordinator.channel.num_ready_bytes
 
     @property
     def digests(self) -> list[str]:
@@ -327,5 +443,9 @@ class MixtureProducer:
         return waits
 
 
-def _of_part(name: str, digests: list[str]) -> list[str]:
-    return [text.removeprefix(f"{name}{_NAME_END}") for text in digests if text.startswith(f"{name}{_NAME_END}")]
+def _by_part(digests: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for text in digests:
+        name, _, digest = text.partition(_NAME_END)
+        found.setdefault(name, []).append(digest)
+    return found

@@ -8,7 +8,7 @@ plain function of rows is accepted instead of a description; ``user_function.Fun
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path, tag_of
@@ -78,10 +78,11 @@ def describe(fn: TokenizeFn | Callable[..., Any]) -> TokenizeSpec:
 
     :raises ConfigError: for a lambda, a closure, or anything defined in ``__main__``, which a worker cannot import.
     """
-    if isinstance(fn, type) and isinstance(fn, TokenizeFn):
+    is_description = isinstance(fn, TokenizeFn)  # asked once, as it is slow
+    if isinstance(fn, type) and is_description:
         raise ConfigError(f"tokenize_fn is the class {fn.__name__}; pass an instance: {fn.__name__}(...)")
 
-    owner = type(fn) if isinstance(fn, TokenizeFn) else fn
+    owner = type(fn) if is_description else fn
     module, name = getattr(owner, "__module__", None), getattr(owner, "__qualname__", None)
     if module is None or name is None:
         raise ConfigError(
@@ -96,7 +97,7 @@ def describe(fn: TokenizeFn | Callable[..., Any]) -> TokenizeSpec:
             "'package.module:name'), or use num_workers=0 to run it in this process."
         )
 
-    return TokenizeSpec(path, fn.settings() if isinstance(fn, TokenizeFn) else None)
+    return TokenizeSpec(path, cast("TokenizeFn", fn).settings() if is_description else None)
 
 
 def fingerprints_of(fn: TokenizeFn | Callable[..., Any]) -> dict[str, str]:

@@ -24,17 +24,18 @@ class PartFunctions:
     """A tokenize function for each part; see :class:`~asyncdata.tokenization.base.TokenizeFn`.
 
     :param functions: of each part: a function or a description; in a worker, a dict of a ``TokenizeSpec``.
+    :param numbers: of each part, which of ``functions`` it has; None: each has its own.
     """
 
-    def __init__(self, functions: Sequence[Any]) -> None:
-        self.functions = list(functions)
+    def __init__(self, functions: Sequence[Any], numbers: Sequence[int] | None = None) -> None:
+        self.functions = list(functions) if numbers is None else [functions[number] for number in numbers]
 
     def resolve(self) -> PartFunctions:
-        found: dict[int, Any] = {}
-        for function in self.functions:
-            if id(function) not in found:
-                found[id(function)] = resolved(function)
+        found = {number: resolved(function) for number, function in self._distinct().items()}
         return PartFunctions([found[id(function)] for function in self.functions])
+
+    def _distinct(self) -> dict[int, Any]:
+        return {id(function): function for function in self.functions}
 
     def fingerprints(self) -> dict[str, str]:
         """Nothing: each part has fingerprints of its own."""
@@ -45,18 +46,23 @@ class PartFunctions:
         return fingerprints_of(self.functions[part])
 
     def settings(self) -> dict[str, Any]:
-        return {"functions": [msgspec.to_builtins(describe(function)) for function in self.functions]}
+        distinct = self._distinct()
+        numbers = {key: number for number, key in enumerate(distinct)}
+        return {
+            "functions": [msgspec.to_builtins(describe(function)) for function in distinct.values()],
+            "numbers": [numbers[id(function)] for function in self.functions],
+        }
 
     def open(self) -> PartTokenizers:
         opened: dict[bytes | int, BatchTokenizer] = {}
-        parts = []
-        for function in self.functions:
+        found: dict[int, BatchTokenizer] = {}
+        for number, function in self._distinct().items():
             spec = msgspec.convert(function, TokenizeSpec) if isinstance(function, dict) else None
-            key = id(function) if spec is None else msgspec.msgpack.encode(function, order="deterministic")
+            key = number if spec is None else msgspec.msgpack.encode(function, order="deterministic")
             if key not in opened:
                 opened[key] = open_tokenize_fn(function) if spec is None else open_spec(spec)
-            parts.append(opened[key])
-        return PartTokenizers(parts)
+            found[number] = opened[key]
+        return PartTokenizers([found[id(function)] for function in self.functions])
 
 
 class PartTokenizers:

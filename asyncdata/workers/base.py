@@ -8,7 +8,7 @@ import msgspec
 
 from asyncdata.core import errors
 from asyncdata.core.errors import AsyncDataError, WorkerError
-from asyncdata.core.messages import Failed, Scan, Short, Tokenize
+from asyncdata.core.messages import Failed, Scan, Short
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,6 @@ __all__ = (
     "Executor",
     "ExecutorStatistics",
     "OnReply",
-    "PartExecutor",
     "WorkerState",
     "error_of",
     "takes_samples",
@@ -153,41 +152,3 @@ class Executor(Protocol):
     def num_wanted(self) -> int:
         """How many requests could be submitted now without a long wait for a worker."""
         ...
-
-
-class PartExecutor:
-    """The executor as one part of a mixture sees it: all parts share its workers, and each has slots of its own.
-
-    :param part: the number of the part, by which a worker knows its job.
-    :ivar allowance: requests for samples that may be submitted until this is set again.
-    """
-
-    num_workers = 1  # the channel of a part need not keep all workers busy alone
-
-    def __init__(self, executor: Executor, part: int, num_parts: int) -> None:
-        self.allowance = 0
-        self.slots = executor.slots.of_part(part, num_parts)
-        self.answers_with_samples = executor.answers_with_samples
-        self.memory = executor.memory
-        self._executor = executor
-        self._part = part
-
-    def set_limit(self, num_slots: int | None) -> None:
-        """Let the part hold so many slots; None: all of its own. Without one, it reads no window."""
-        self.slots.limit = len(self.slots.numbers) if num_slots is None else num_slots
-
-    def watch(self, on_change: Callable[[], object]) -> None:
-        """As the protocol says: nothing, as the mixture watches for all parts."""
-
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
-        if isinstance(request, Tokenize) or takes_samples(request):
-            self.allowance -= 1
-        self._executor.submit(msgspec.structs.replace(request, part=self._part), on_reply, max_losses)
-
-    def forget(self) -> None:
-        """As the protocol says: nothing, as the mixture does it once, before its parts start again."""
-
-    @property
-    def num_wanted(self) -> int:
-        """As the protocol says, as far as it is this part's turn."""
-        return min(self.allowance, self._executor.num_wanted)

@@ -31,13 +31,18 @@ class Slots:
         self.limit = num_slots
         self._num_requests = [0] * num_slots
         self._is_held = [False] * num_slots
+        self._tells: dict[int, Callable[[], object]] = {}
         self.on_free = on_free
 
     def of_part(self, part: int, num_parts: int) -> Slots:
         """Those of one part of a mixture; it may hold none until its limit is set."""
-        own = copy.copy(self)  # the lists are the same
+        own = copy.copy(self)  # the lists, and who is told, are the same
         own.numbers, own.limit, own.on_free = self.numbers[part::num_parts], 0, lambda: self.on_free()
         return own
+
+    def tell(self, on_free: Callable[[], object]) -> None:
+        """Call ``on_free`` when one of these became free, before the general call."""
+        self._tells.update(dict.fromkeys(self.numbers, on_free))
 
     def hold(self) -> int | None:
         """Take a free slot; None if all are in use, or enough are held."""
@@ -82,6 +87,7 @@ class Slots:
 
     def _freed(self, slot: int) -> None:
         if not self._is_held[slot] and self._num_requests[slot] == 0:
+            self._tells.get(slot, no_op)()
             self.on_free()
 
 

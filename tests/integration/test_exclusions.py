@@ -12,6 +12,7 @@ from asyncdata import (
     HardPacking,
     LengthGrouping,
     Mix,
+    NoSamplesError,
     PackedCollator,
     Part,
     PrefetchTimeoutError,
@@ -188,6 +189,51 @@ def test_rows_of_a_mixture_are_left_out_of_their_own_part(tmp_path, num_workers)
         found = loader.get_next_batch(300)
     seen = {name: {ids([sample])[0] for sample in found if sample.source_name == name} for name in "ab"}
     assert (seen["a"], seen["b"]) == (set(range(40)), set(range(40)) - {0, 13})
+
+
+@pytest.mark.parametrize("by", ["rows", "tokens"])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_part_whose_rows_are_all_excluded_sits_out_and_the_others_keep_their_order(tmp_path, by, is_nested):
+    paths = {name: write_rows(tmp_path / f"{name}.jsonl", 20) for name in "abc"}
+
+    def loader():
+        parts = dict(paths)
+        if is_nested:
+            parts = {"in": Part(Mix({"a": parts.pop("a")}, quota=3)), **parts}
+        return make(Mix(parts, by=by, quota=9))
+
+    of_a = "in.a" if is_nested else "a"
+    own = lambda found, name: [ids([sample])[0] for sample in found if sample.source_name == name]  # noqa: E731
+    with loader() as plain:
+        before, whole = plain.get_next_batch(90), plain.get_next_batch(200)
+    with loader() as cut, capture_logs() as told:
+        assert len(own(cut.get_next_batch(90), of_a)) == 30
+        assert cut.exclude([sample for sample in before if sample.source_name == of_a]) == 20
+        found = cut.get_next_batch(50)
+        state = json.loads(json.dumps(cut.state_dict()))
+        found += cut.get_next_batch(50)
+        assert cut.statistics().by_source[of_a].dropped["excluded"] in range(10, 200)
+        assert cut.statistics().by_source[of_a].samples == 30
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        assert ids(resumed.get_next_batch(50)) == ids(found[50:])
+
+    assert not own(found, of_a)
+    for name in "bc":
+        rows, without = own(whole, name), own(found, name)
+        assert 47 <= len(without) <= 53
+        assert without == rows[: len(without)]
+    (event,) = [event for event in told if event["event"] == "mixture.part_sits_out"]
+    assert (event["source"], event["num_rows"]) == (of_a, 20)
+
+
+def test_a_mixture_of_which_all_rows_are_excluded_says_so(tmp_path):
+    paths = {name: write_rows(tmp_path / f"{name}.jsonl", 20) for name in "ab"}
+    with make(Mix(paths, quota=5)) as loader:
+        loader.exclude(loader.get_next_batch(60))
+        for _ in range(2):
+            with pytest.raises(NoSamplesError, match="AD401 .* 0 kept: .* by excluded"):
+                loader.get_next_batch(1)
 
 
 PACKED = {

@@ -95,6 +95,7 @@ class Schedule:
         self.setting = setting
         self.at = 0
         self.epochs, self.begun, self.left = dict.fromkeys(NAMES, 0), set[str](), set[str]()
+        self.back, self.times = dict.fromkeys(NAMES, 0), dict.fromkeys(NAMES, 0)
         self.begin_anew()
 
     def begin_anew(self):
@@ -102,11 +103,12 @@ class Schedule:
         self.since, self.block, self.counts = self.at, list[str](), dict.fromkeys(NAMES, 0)
         starts = [start for start in self.setting.stages if start <= self.at]
         weights = self.setting.stages[max(starts)] if starts else self.setting.weights
-        self.weights = {name: 0 if name in self.left else weight for name, weight in zip(NAMES, weights, strict=True)}
+        gone = {name for name in NAMES if name in self.left or self.back[name] > self.at}
+        self.weights = {name: 0 if name in gone else weight for name, weight in zip(NAMES, weights, strict=True)}
 
     @property
     def changes(self):
-        return [at for at in self.setting.stages if at > self.at]
+        return [at for at in (*self.setting.stages, *self.back.values()) if at > self.at]
 
     def pick(self):
         """The part of the next sample; None if no part has a weight."""
@@ -141,6 +143,7 @@ class Schedule:
 
     def took(self, name, num_tokens):
         self.begun.add(name)
+        self.back[name] = self.times[name] = 0
         changes = self.changes
         self.at += 1
         if self.setting.by == "tokens":
@@ -150,27 +153,28 @@ class Schedule:
         if self.at in changes:
             self.begin_anew()
 
-    def epoch_ended(self, name):
+    def epoch_ended(self, name, is_empty):
         """A part came to the end of its epoch at its turn. Whether that of the mixture is over, too."""
-        limit = self.setting.epochs_left(name)
-        if name not in self.begun or limit is None:
+        limit, is_counted = self.setting.epochs_left(name), is_empty or name in self.begun
+        self.epochs[name] += is_counted
+        if is_counted and limit is not None and self.epochs[name] >= limit:
+            if self.setting.ends[name][0] == "stop":
+                return True
+
+            self.left.add(name)
+        elif is_empty:
+            self.times[name] = 2 * self.times[name] or 1
+            self.back[name] = (self.at // self.setting.quota + self.times[name]) * self.setting.quota
+        else:
             return False
 
-        self.epochs[name] += 1
-        if self.epochs[name] < limit:
-            return False
-
-        if self.setting.ends[name][0] == "stop":
-            return True
-
-        self.left.add(name)
         self.begin_anew()
         return not any(self.weights[name] for name in SIZES)
 
     def begin_epoch(self):
         self.epochs, self.begun = dict.fromkeys(NAMES, 0), set()
-        if self.left:
-            self.left = set()
+        if self.left or any(self.back.values()):
+            self.left, self.back, self.times = set(), dict.fromkeys(NAMES, 0), dict.fromkeys(NAMES, 0)
             self.begin_anew()
 
 
@@ -210,7 +214,7 @@ class Model:
                 self.schedule.took(name, num_tokens_of(found[1]))
                 self.num_samples[name] += 1
                 return Entry(name, *found, self.epoch)
-            if name is None or self.schedule.epoch_ended(name):
+            if name is None or self.schedule.epoch_ended(name, self.is_empty(name)):
                 self.epoch += 1
                 self.schedule.begin_epoch()
         return None
@@ -228,6 +232,11 @@ class Model:
             return None
 
         return epoch, rows[left[0]]
+
+    def is_empty(self, name):
+        """Whether the epoch of the part that has just ended had no sample."""
+        epoch = self.at[name][0] - 1
+        return not any(self.is_sample(name, epoch, row) for row in own_order(name)[epoch])
 
     def is_sample(self, name, epoch, row):
         return is_kept(name, row) and row not in self.excluded[name, epoch]
@@ -251,7 +260,7 @@ mixtures = st.builds(
     ends=endless | st.fixed_dictionaries(dict.fromkeys(SIZES, ends)),
     epochs=st.sampled_from([None, None, 3]),
 )
-scores = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=8, max_size=8)
+scores = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=8, max_size=8) | st.just([1.0] * 8)
 sizes = st.integers(1, 8)
 events = st.one_of(
     *2 * [st.tuples(st.just("train"), sizes, scores)],
@@ -311,11 +320,15 @@ class MixtureMachine(RuleBasedStateMachine):
         found = [Entry(s.source_name or "", s.source_epoch or 0, int(s.tokens[0]), s.position.epoch) for s in samples]
         assert (found, is_end) == ([entry for entry in wanted if entry is not None], None in wanted)
 
-        scores = [score if entry.row else 0.0 for entry, score in zip(found, scores, strict=False)]
-        self.loader.report(samples, scores)  # row 0 is never solved, so that no epoch is empty
+        scores = [score if self.may_be_solved(entry) else 0.0 for entry, score in zip(found, scores, strict=False)]
+        self.loader.report(samples, scores)
         for entry, score in zip(found, scores, strict=True):
             self.model.report(entry, score)
         self.saved = [*self.saved[-5:], self.state()]
+
+    def may_be_solved(self, entry):
+        """Some parts may be solved as a whole, but not those without which an epoch of the mixture may be empty."""
+        return entry.row > 0 or (entry.name != "math" and self.model.schedule.setting.ends[entry.name][0] != "stop")
 
     def resume(self, number, buffer_size):
         """All is gone but the last snapshots."""

@@ -28,6 +28,7 @@ from asyncdata import (
     TooManyBadRowsError,
 )
 from asyncdata.core.messages import Scan
+from asyncdata.prefetch.producer import Producer
 from asyncdata.workers.inline import InlineExecutor
 from tests.support.faults import until
 from tests.support.tokenize_fns import (
@@ -99,6 +100,45 @@ def restored(mix, state, number, **knobs):
     with make(mix, **knobs) as loader:
         loader.load_state_dict(state)
         return entries(loader.get_next_batch(number))
+
+
+# Many parts
+
+
+def many(tmp_path, by="rows", number=300):
+    for part in range(number):
+        write(tmp_path / f"{part:03}.jsonl", [{"id": part, "pad": "x"} for _ in range(4)])
+    return Mix({f"{part:03}": tmp_path / f"{part:03}.jsonl" for part in range(number)}, by=by)
+
+
+@pytest.mark.parametrize("by", ["rows", "tokens"])
+def test_before_the_first_samples_are_there_only_their_parts_are_read(tmp_path, monkeypatch, by):
+    read, submit = set(), InlineExecutor.submit
+
+    def noting(executor, request, *args):
+        read.add(request.part)
+        return submit(executor, request, *args)
+
+    monkeypatch.setattr(InlineExecutor, "submit", noting)
+    with make(many(tmp_path, by), buffer_size=8) as loader:
+        first = entries(loader.get_next_batch(8))
+        of_first = set(read)  # until 32 samples are merged, those of the next 32
+        first += entries(loader.get_next_batch(56))
+        loader.get_next_batch(1000)
+
+    assert {row for _, row in first[:8]} <= of_first <= {row for _, row in first}
+    assert len(read) == 300
+
+
+def test_an_event_asks_only_the_parts_that_it_concerns(tmp_path, monkeypatch):
+    """A reply of a worker once asked all parts: 300 of them, for each of the samples."""
+    pump, asked = Producer.pump, Counter()
+    monkeypatch.setattr(Producer, "pump", lambda self: (asked.update("p"), pump(self)))
+    with make(many(tmp_path), buffer_size=64) as loader:
+        loader.get_next_batch(300)
+        num_rows = loader.statistics().tokenized_rows_total
+
+    assert asked["p"] < 20 * num_rows
 
 
 # One order

@@ -49,8 +49,7 @@ class Backlog:
 
     :param on_due: called when a request has returned to the queue.
     :ivar on_end: called with each call that ends, and its outcome, before the caller.
-    :ivar num_counted: how many of the requests count, as :meth:`count` says. There may be hundreds, and who sends more
-        asks for each.
+    :ivar num_open: requests that are not answered, here or with a worker, and count, as :meth:`count` says.
     """
 
     def __init__(self, slots: Slots, on_due: Callable[[], object]) -> None:
@@ -58,7 +57,7 @@ class Backlog:
         self._on_due = on_due
         self.on_end: Callable[[Call, Reply | Crashed], object] = no_op
         self._counts: Callable[[Request], bool] = lambda _: True
-        self.num_counted = 0
+        self.num_open = 0
         self._next_id = 1
         self._queue: deque[Call] = deque()
         self._later: list[tuple[float, Call]] = []
@@ -72,28 +71,26 @@ class Backlog:
         return [*self._queue, *(call for _, call in self._later)]
 
     def count(self, counts: Callable[[Request], bool]) -> None:
-        """Count the requests for which ``counts`` is true."""
+        """Count the requests for which ``counts`` is true; no worker has one yet."""
         self._counts = counts
-        self.num_counted = sum(counts(call.request) for call in self.calls())
+        self.num_open = sum(counts(call.request) for call in self.calls())
 
     def submit(self, request: Request, on_reply: OnReply, max_losses: int) -> None:
         """Append a new call to the queue; it uses its slot until it ends."""
         self._slots.use(request.slot)
         self._queue.append(Call(self._next_id, request, on_reply, max_losses))
-        self.num_counted += self._counts(request)
+        self.num_open += self._counts(request)
         self._next_id += 1
 
     def add_first(self, call: Call) -> None:
         """Put it at the front of the queue."""
         self._queue.appendleft(call)
-        self.num_counted += self._counts(call.request)
 
     def take(self, takes: Callable[[Request], bool]) -> Call | None:
         """Remove and return the next one of those whose request is taken; None if there is none."""
         for number, call in enumerate(self._queue):
             if takes(call.request):
                 del self._queue[number]
-                self.num_counted -= self._counts(call.request)
                 return call
 
         return None
@@ -103,7 +100,6 @@ class Backlog:
         calls = self.calls()
         self._queue.clear()
         self._later.clear()
-        self.num_counted = 0
         return calls
 
     def hand_over(self, call: Call, reply: Reply) -> None:
@@ -120,16 +116,21 @@ class Backlog:
     def _add_later(self, call: Call, wait_s: float) -> None:
         """Put it at the front of the queue after ``wait_s`` seconds."""
         self._later.append((anyio.current_time() + wait_s, call))
-        self.num_counted += self._counts(call.request)
         if self._wake is not None:
             self._wake.set()
 
     def end(self, call: Call, outcome: Reply | Crashed) -> None:
         """Pass the outcome to the caller, unless it is no longer needed."""
+        self.num_open -= self._counts(call.request)
         self.on_end(call, outcome)
         if call.on_reply is not None:
             call.on_reply(outcome)
         self._slots.done(call.request.slot)  # after on_reply: it may have requested the same rows again
+
+    def drop(self, call: Call) -> None:
+        """It has no caller any more, and is over."""
+        self.num_open -= self._counts(call.request)
+        self._slots.done(call.request.slot)
 
     def end_all(self, sent: Iterable[Call], reason: Failed) -> None:
         """End these calls and all of the backlog with ``reason``: no worker will answer them."""
@@ -139,7 +140,7 @@ class Backlog:
     def forget(self) -> None:
         """Drop all of them; their replies are no longer needed."""
         for call in self._take_all():
-            self._slots.done(call.request.slot)
+            self.drop(call)
 
     async def run(self) -> None:
         """Return requests to the queue when they are due, until cancelled."""

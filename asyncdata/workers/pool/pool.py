@@ -328,7 +328,7 @@ class Pool:
             call.num_losses += is_culprit and not lost.shortage
             is_row_known = is_culprit and lost.row >= 0 and lost.row == call.suspect
             if call.on_reply is None:
-                self.slots.done(call.request.slot)
+                self._backlog.drop(call)
             elif is_culprit and lost.shortage:
                 self._backlog.hand_over(call, Short(lost.shortage, row=lost.row))
             elif is_row_known or (is_culprit and call.num_losses >= call.max_losses):
@@ -392,10 +392,7 @@ class Pool:
         """As the protocol says, of the workers that get work first. Scans with samples do not count: they are one
         window's, and its rows need no more.
         """
-        lane = self._lanes[0]
-        sent = [call for worker in self._workers.values() if worker.number in lane.numbers() for call in worker.calls]
-        num_calls = self._backlog.num_counted + sum(self._counts(call.request) for call in sent)
-        return _MAX_REQUESTS * lane.num_workers - num_calls
+        return _MAX_REQUESTS * self._lanes[0].num_workers - self._backlog.num_open
 
     def _counts(self, request: Request) -> bool:
         return self._lanes[0].takes(request) and not takes_samples(request)
