@@ -15,7 +15,6 @@ from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Job, RowError, Scan, Scanned
 from asyncdata.core.row_codes import TOO_LONG
 from asyncdata.delivery.bad_rows import error_at
-from asyncdata.loader.mixture_engine import of_part
 from asyncdata.order.shuffle import Shuffle
 from asyncdata.prefetch.windows.block_windows import SLACK_BYTES
 from asyncdata.sources.resolve import described
@@ -88,7 +87,12 @@ def _recognised(part: str, source: Any, tokenize_fn: Any) -> _Recognised | None:
     try:
         return _by_first_row(part, source, function)
     except (ConfigError, SourceError) as error:
-        raise (of_part(error, part) if part else error) from error
+        if not part:
+            raise
+
+        from asyncdata.loader.mixture_engine import of_part
+
+        raise of_part(error, part) from error
 
 
 def _by_first_row(part: str, source: Any, function: ChatTokenizeFn) -> _Recognised | None:
@@ -102,15 +106,16 @@ def _by_first_row(part: str, source: Any, function: ChatTokenizeFn) -> _Recognis
             continue
 
         row = error_at(location, RowError(0, "AD115", ""))
-        number = {"line": row.line} if row.line is not None else {"row_number": row.row_number}
-        place = f"{row.path}:{row.line}" if row.line is not None else f"{row.path} (row {row.row_number})"
+        numbers = {"line": row.line, "row_number": row.row_number, "byte_offset": row.byte_offset}
+        kind, number = next(pair for pair in numbers.items() if pair[1] is not None)
+        place = f"{row.path}:{number}" if kind == "line" else f"{row.path} ({kind.partition('_')[0]} {number})"
         if len(seen) > 1:
             names = " and ".join(map(repr, seen))
-            raise ConfigError(f"AD115 {place}: the row is of the dialects {names}: name the one to read by dialect=")
+            raise ConfigError(f"AD115 {place}: {names} can both be read: say which by dialect=...")
 
         reason = f"it has {' and '.join(map(repr, DIALECTS[seen[0]].required))}"
-        named = {"part": part} if part else {}
-        _log.info("chat.dialect", dialect=seen[0], reason=reason, path=row.path, **number, **named)
+        more = {"part": part} if part else {}
+        _log.info("chat.dialect", dialect=seen[0], reason=reason, path=row.path, **{kind: number}, **more)
         return _Recognised(function, seen[0], place)
     return None
 

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections import Counter
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.loss_mask import LossMask
@@ -79,7 +79,7 @@ def inspect(args: SimpleNamespace, output: Output) -> int:
     encodings = list(filter(None, map(_encoding_of, functions)))
     in_mass = tally.in_mass()
     lines = _lines(total, in_mass, is_masked=args.loss_mask or samples is not None) + _template_lines(template)
-    lines += [("dialect", printable(dialect)) for dialect in dialects]
+    lines += zip(repeat("dialect"), map(printable, dialects), strict=False)
     lines += list(dict.fromkeys(("encoder", _backend_line(encoding)) for encoding in encodings))
     if is_cut:
         lines.append(("not shown", "further rows: the page is full; choose rows by --position or --row"))
@@ -87,9 +87,8 @@ def inspect(args: SimpleNamespace, output: Output) -> int:
         titles = [printable(shown_path(path)) for path in ([args.mix] if args.mix is not None else args.data)]
         write_page(args.html, inspected_page(titles, lines, samples))
         lines.append(("page", printable(args.html)))
-    record: dict[str, Any] = {"total": total, "template": template, "encoding": encodings[0] if encodings else None}
-    if dialects:
-        record["dialects"] = dialects
+    told = {"template": template, "dialects": dialects, "encoding": encodings[0] if encodings else None}
+    record: dict[str, Any] = {"total": total, **told}
     if in_mass:
         record["dropped_in_mass"] = in_mass
     output.put(record if args.html is None else {**record, "page": args.html}, lambda _: fields(lines))

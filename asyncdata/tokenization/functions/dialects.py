@@ -5,7 +5,6 @@ The keys and roles are those that TRL, LLaMA-Factory and ms-swift read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +14,7 @@ from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_object, decode_value, json_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from asyncdata.tokenization.column_writer import Buffer
 
@@ -203,10 +202,8 @@ class DialectReader(RowReader):
         if any(keys <= fields.keys() for keys in self._others):
             seen = fitting(decode_object(raw))
             if len(seen) > 1:
-                reason = (
-                    f"the row is of the dialects {' and '.join(map(ascii, seen))}: name the one to read by dialect="
-                )
-                raise RowFault("AD115", f"{reason}. {self._why()}", raw)
+                names = " and ".join(map(ascii, seen))
+                raise RowFault("AD115", f"{names} can both be read: say which by dialect=... {self._why()}", raw)
 
             if seen and seen != [self._dialect]:
                 raise self._of_another(seen[0], raw)

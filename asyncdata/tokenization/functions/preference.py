@@ -15,8 +15,6 @@ from asyncdata.tokenization.rows import RowFault, json_type
 from asyncdata.tokenization.spans import common_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
