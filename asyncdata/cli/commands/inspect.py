@@ -289,8 +289,11 @@ def _dialect_of(function: Any) -> str | None:
     if function.dialect is None:
         return "messages: no row of another dialect comes first" if function.is_of_any_dialect else "messages"
 
+    if not function.dialect_row:
+        return f"{function.dialect}: as requested"
+
     keys = " and ".join(map(repr, DIALECTS[function.dialect].required))
-    return f"{function.dialect}: " + (f"{function.dialect_row} has {keys}" if function.dialect_row else "as requested")
+    return f"{function.dialect}: {function.dialect_row.replace(os.path.join(os.getcwd(), ''), '')} has {keys}"
 
 
 def _encoding_of(function: Any) -> dict[str, str] | None:

@@ -93,10 +93,6 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Prompts and completions may be text."""
         return self.dialect == "prompt_completion"
 
-    def own_names(self) -> dict[str, str]:
-        """The row's own names of keys of the dialect."""
-        return {"messages": self.messages_key} if self.dialect in (None, "messages") else self.dialect_keys
-
     def settings_digest(self) -> str:
         """The same for a dialect that is named and one that is recognised; the processor counts by its files."""
         dialect = None if self.dialect == "messages" else self.dialect
@@ -106,11 +102,13 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
+        keys = {"messages": self.messages_key} if self.dialect in (None, "messages") else self.dialect_keys
+        args = self, self.dialect or "messages", keys, self.train_on, self.dialect_row or ""
         if self._adopted is None:
-            return PairsOfTexts(self) if self.may_be_text else Chats(self)
+            return PairsOfTexts(*args) if self.may_be_text else Chats(*args)
 
         from asyncdata.tokenization.functions.pictured import PicturedChats
 
-        opened = PicturedChats(self, self._adopted.images_key)
+        opened = PicturedChats(*args, self._adopted.images_key)
         opened.open_processor(self._adopted, self._adopted.config(self.tokenizer, self.revision))
         return opened

@@ -27,12 +27,11 @@ from asyncdata.tokenization.media import ReadChat
 from asyncdata.tokenization.rows import RowFault, json_type
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
-    from asyncdata.tokenization.functions.chat import ChatTokenizeFn
     from asyncdata.tokenization.row_fields import RowReader
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
@@ -154,16 +153,27 @@ def num_alike(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 class Chats(RowTokenizer):
-    """An opened :class:`~asyncdata.ChatTokenizeFn`: renders the chat of a row, and cuts its tokens to length."""
+    """An opened :class:`~asyncdata.ChatTokenizeFn`: renders the chat of a row, and cuts its tokens to length.
 
-    def __init__(self, fn: ChatTokenizeFn, images_key: str | None = None) -> None:
+    :param keys: as :class:`~asyncdata.tokenization.functions.dialects.DialectReader` takes them; so is ``decided_by``.
+    """
+
+    def __init__(
+        self,
+        fn: OfChat,
+        dialect: str,
+        keys: Mapping[str, str],
+        train_on: str,
+        decided_by: str = "",
+        images_key: str | None = None,
+    ) -> None:
         from asyncdata.tokenization.functions.dialects import DIALECTS, DialectReader
 
-        files, dialect = fn.files(), fn.dialect or "messages"
+        files = fn.files()
         more = {"tools": fn.tool_key, "metadata": fn.metadata_key, "images": images_key}
-        row = DialectReader(dialect, fn.own_names(), more, fn.dialect_row or "")
+        row = DialectReader(dialect, keys, more, decided_by)
         super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
-        self._fn, self._train_on = fn, fn.train_on
+        self._fn, self._train_on = fn, train_on
         self._name, self._chat = DIALECTS[dialect].required[0], DIALECTS[dialect].read
         self._drafts = None
         if fn.has_template(files):
@@ -221,8 +231,8 @@ class PairsOfTexts(Chats):
     the ids of the prompt alone is trained.
     """
 
-    def __init__(self, fn: ChatTokenizeFn) -> None:
-        super().__init__(fn)
+    def __init__(self, fn: OfChat, *args: Any) -> None:
+        super().__init__(fn, *args)
         assert isinstance(self._encoder, Encoder)
         self._around = self._encoder.around()
         self._eos = fn.files().special_tokens.get("eos_token", "")
