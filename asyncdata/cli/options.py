@@ -22,6 +22,7 @@ from asyncdata.loader.mix_file import mix_of_file
 from asyncdata.order.shuffle import Shuffle
 from asyncdata.tokenization.base import TokenizeFn
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+from asyncdata.tokenization.functions.dialects import fitting
 from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
 from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
 from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
@@ -39,12 +40,11 @@ __all__ = ("loader_of", "mixture_view", "order_of", "order_view", "settle_kind",
 
 _ROWS_LOOKED_AT = 20
 _KEYS = {
-    "chat": {"messages"},
     "preference": {"chosen", "rejected"},
     "babilong": {"input", "question", "target"},
     "text": {"text"},
 }
-"""The kind of rows -> the keys that they have."""
+"""The kind of rows -> the keys that they have. Chats are rows of a dialect."""
 
 _CLASSES: dict[str, Any] = {
     "prompt": PromptTokenizeFn,
@@ -121,8 +121,9 @@ def _kind_of_rows(args: SimpleNamespace) -> str:
     data: Any = args.data if args.mix is None else next(mix_of_file(args.mix).leaves()).part.source
     for row in islice(OrderView(data, shuffle=False).rows(), _ROWS_LOOKED_AT):
         with suppress(RowFault):
-            keys = set(decode_object(row.raw))
-            return next((kind for kind, needed in _KEYS.items() if needed <= keys), "prompt")
+            found = decode_object(row.raw)
+            kinds = (kind for kind, needed in _KEYS.items() if needed <= found.keys())
+            return "chat" if fitting(found) else next(kinds, "prompt")
 
     raise ConfigError(f"none of the first {_ROWS_LOOKED_AT} rows is a JSON object; say what rows are by --kind")
 

@@ -25,6 +25,7 @@ from asyncdata.core.messages import RowError
 from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.loader.config import BadRows, LoaderConfig
+from asyncdata.loader.first_rows import with_dialects
 from asyncdata.loader.loader import DataLoader
 from asyncdata.order.order import Order
 from asyncdata.order.shuffle import RowShuffle, Shuffle
@@ -142,7 +143,7 @@ class OrderView:
         **knobs: Any,
     ) -> None:
         self._source, self._config = described(source), LoaderConfig.of({**knobs, **_ALONE})
-        self._function = None if tokenize_fn is None else resolved(tokenize_fn)
+        self._function = None if tokenize_fn is None else resolved(with_dialects(self._source, tokenize_fn))
         self._tokenize = None if self._function is None else open_tokenize_fn(self._function)
         packs = {"packing": packing, "length_grouping": length_grouping}
         has_packs = packing is not None or length_grouping is not None

@@ -37,6 +37,7 @@ _REASONS = {
     "AD112": "a message has no role",
     "AD113": "JSON, but no object",
     "AD114": "a chat has more or fewer placeholders than media",
+    "AD115": "keys of two dialects of chats",
     "AD117": "an integer of too many digits",
     "AD118": "nested too deeply",
     "AD119": "more than one value on the line",

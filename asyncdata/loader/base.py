@@ -103,12 +103,17 @@ class BaseLoader:
             if tokenize_fn is None:
                 raise ConfigError("a loader needs tokenize_fn=...; only the parts of a Mix may have their own")
 
+            self._events_owner = object()  # not the loader: threads that refer to it would keep it from being garbage
+            if any(map(_may_be_chats, getattr(tokenize_fn, "functions", [tokenize_fn]))):
+                from asyncdata.loader.first_rows import with_dialects
+
+                with owning_events(self._events_owner):
+                    tokenize_fn = with_dialects(source, tokenize_fn)
             if early is not None:
                 early.tell(tokenize_fn)
 
             config = LoaderConfig.of({**knobs, **unknown})
             args = (source, tokenize_fn, buffer_filter, config, collate_fn or identity, packing, length_grouping, early)
-            self._events_owner = object()  # not the loader: threads that refer to it would keep it from being garbage
             with owning_events(self._events_owner):
                 self._progress = WaitProgress(way_of(config.progress, config.ranks.rank))
                 with self._progress.waiting(lambda: "files are opened, and a tokenizer_backend by name is proven"):
@@ -480,6 +485,10 @@ def _recorder_of(engine: Engine, tokenize_fn: Any, packing: Any) -> Recorder | N
     from asyncdata.loader.recording import recorder_of
 
     return recorder_of(engine, tokenize_fn, packing)
+
+
+def _may_be_chats(function: Any) -> bool:
+    return isinstance(function, str) or getattr(function, "is_of_any_dialect", False)
 
 
 def _engine_class(source: Any) -> type[Engine]:

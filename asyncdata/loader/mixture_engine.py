@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.statistics import Statistics
     from asyncdata.tokenization.part_functions import PartFunctions
 
-__all__ = ("MixtureEngine",)
+__all__ = ("MixtureEngine", "of_part")
 
 _ALIGNMENT = 64
 
@@ -227,10 +227,10 @@ def _opened_part(name: str, source: Any, config: LoaderConfig, function: Any) ->
     try:
         return opened_part(name, source, config, function)
     except (SourceError, ConfigError) as error:
-        raise _of_part(error, name) from error
+        raise of_part(error, name) from error
 
 
-def _of_part(error: AsyncDataError, name: str) -> AsyncDataError:
+def of_part(error: AsyncDataError, name: str) -> AsyncDataError:
     """The error, with the name of the part in front of its message."""
     code, _, rest = str(error).partition(" ")
     has_code = code.startswith("AD") and code[2:].isdigit()

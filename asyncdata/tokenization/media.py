@@ -33,6 +33,7 @@ _SPEAKERS = ("system", "developer", "user", "assistant")
 """The roles whose turns say something. What a tool returns may have any form, and may be nothing."""
 
 _MEDIA = frozenset(MEDIA_KEYS)
+_CALLS = ("tool_calls", "function_call")
 
 
 def is_plain_text(part: Any) -> bool:
@@ -99,6 +100,10 @@ def _part_without(part: Any) -> Any:
     return {"type": "text", "text": part["text"]} if is_text else None
 
 
+def _has_only_calls(message: Message) -> bool:
+    return message["content"] == "" and any(map(message.get, _CALLS))
+
+
 class ReadChat:
     """The chat of a row. Nearly always the content of all its turns is text, and there is nothing to check.
 
@@ -127,7 +132,8 @@ class ReadChat:
         self._unusual = [
             number
             for number, message in enumerate(messages)
-            if type(message.get("content")) is not str or (len(message) > 2 and not _MEDIA.isdisjoint(message))
+            if type(message.get("content")) is not str
+            or (len(message) > 2 and (not _MEDIA.isdisjoint(message) or _has_only_calls(message)))
         ]
         for number in self._unusual if row.media and not may_have_pictures else ():
             self._refuse_media(number)
@@ -141,7 +147,7 @@ class ReadChat:
         for number in self._unusual:
             message = self._messages[number]
             content = message.get("content")
-            if content is None or content in ([], {}):
+            if content is None or content in ([], {}) or _has_only_calls(message):
                 self._check_other_keys(number, text, template)
             elif isinstance(content, list):
                 self._check_parts(number, [part for part in content if isinstance(part, dict)], text, template)
@@ -166,7 +172,8 @@ class ReadChat:
         chat = [*self._messages[:number], bare, *self._messages[number + 1 :]]
         if any(_rendered(each, self._tools, template) == text for each in (chat, parsed(chat)) if each is not None):
             others = ", ".join(ascii(key) for key in message if key not in bare)
-            what = f"no 'content', and the template writes nothing of its {others}" if others else "no 'content'"
+            none = "empty 'content'" if message.get("content") == "" else "no 'content'"
+            what = f"{none}, and the template writes nothing of its {others}" if others else none
             raise self._fault("AD132", number, f"has {what}")
 
     def _check_parts(self, number: int, parts: list[Message], text: str, template: ChatTemplate) -> None:

@@ -73,14 +73,18 @@ class RowReader:
         """
         found = zip(self._keys, self._decode(raw), strict=True)
         fields: dict[str, Any] = {name: text for name, text in found if text is not None}
-        for name, setting in self._required.items():
+        for name in self._required:
             if name not in fields:
-                raise missing_key(raw, self._keys[name], setting)
+                raise self.missing(name, raw)
 
         for name in self._decoded:
             if name in fields:
                 fields[name] = decode_value(fields[name], raw)
         return fields
+
+    def missing(self, name: str, raw: Buffer) -> RowFault:
+        """The fault of a row without a field that it must have."""
+        return missing_key(raw, self._keys[name], self._required[name])
 
     def text(self, name: str, value: Any, raw: Buffer, way_out: str = "") -> str:
         """The value of a field that must be a string which can be encoded as UTF-8.

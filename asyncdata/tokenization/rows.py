@@ -58,11 +58,6 @@ MEDIA_KEYS = ("images", "videos", "audios", "image", "video", "audio")
 
 TRAINED_CHATS = "To train on chats, ChatTokenizeFn reads them (--kind chat)"
 _CHAT_KEYS = ("messages", "conversations")
-_DIALECT_KEYS = {
-    "sharegpt": {"conversations"},
-    "alpaca": {"instruction", "output"},
-    "prompt_completion": {"prompt", "completion"},
-}
 _PROMPT_KEYS = ("prompt", "input", "messages", "conversations", "question", "problem", "instruction", "text")
 _TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 _DEPTH = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
@@ -367,10 +362,6 @@ def missing_key(raw: Buffer, key: str, setting: str) -> RowFault:
     has = f"the row has {shown}" if keys else "the row is empty"
     meant = _likely_meant(key, keys, setting)
     way_out = f": set {setting}={ascii(meant)}?" if meant else f"; set {setting} to the right one" if keys else ""
-    if setting in ("messages_key", "dialect"):
-        seen = next((dialect for dialect, own in _DIALECT_KEYS.items() if own <= set(keys)), None)
-        way_out = f": leave dialect out, or set {setting}" if setting == "dialect" else way_out
-        way_out = f": set dialect={ascii(seen)}?" if seen else way_out
     if setting == "prompt_key" and meant in _CHAT_KEYS:
         way_out = f": set prompt_key={ascii(meant)} and apply_chat_template=True? {TRAINED_CHATS}"
     return RowFault("AD110", f"no key {ascii(key)}: {has}{way_out}", raw)

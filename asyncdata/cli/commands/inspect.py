@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections import Counter
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.loss_mask import LossMask
@@ -22,6 +22,8 @@ from asyncdata.report.run_page import inspected_page
 from asyncdata.report.samples import Samples
 from asyncdata.tokenization.chat_template.programs import seen_shapes
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
+from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+from asyncdata.tokenization.functions.dialects import DIALECTS
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
@@ -73,9 +75,11 @@ def inspect(args: SimpleNamespace, output: Output) -> int:
             else:
                 _show(args, output, row, texts)
     template = _template_of(seen)
+    dialects = list(dict.fromkeys(filter(None, map(_dialect_of, functions))))
     encodings = list(filter(None, map(_encoding_of, functions)))
     in_mass = tally.in_mass()
     lines = _lines(total, in_mass, is_masked=args.loss_mask or samples is not None) + _template_lines(template)
+    lines += zip(repeat("dialect"), map(printable, dialects), strict=False)
     lines += list(dict.fromkeys(("encoder", _backend_line(encoding)) for encoding in encodings))
     if is_cut:
         lines.append(("not shown", "further rows: the page is full; choose rows by --position or --row"))
@@ -83,7 +87,8 @@ def inspect(args: SimpleNamespace, output: Output) -> int:
         titles = [printable(shown_path(path)) for path in ([args.mix] if args.mix is not None else args.data)]
         write_page(args.html, inspected_page(titles, lines, samples))
         lines.append(("page", printable(args.html)))
-    record: dict[str, Any] = {"total": total, "template": template, "encoding": encodings[0] if encodings else None}
+    told = {"template": template, "dialects": dialects, "encoding": encodings[0] if encodings else None}
+    record: dict[str, Any] = {"total": total, **told}
     if in_mass:
         record["dropped_in_mass"] = in_mass
     output.put(record if args.html is None else {**record, "page": args.html}, lambda _: fields(lines))
@@ -274,6 +279,21 @@ def _template_lines(shapes: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
 
 def _shape_line(shape: dict[str, Any]) -> str:
     return printable(" / ".join(shape["messages"]) + (", with tools" if shape["has_tools"] else ""))
+
+
+def _dialect_of(function: Any) -> str | None:
+    """The dialect of chats, and why it is that one; None for a function without one."""
+    if not isinstance(function, ChatTokenizeFn):
+        return None
+
+    if function.dialect is None:
+        return "messages: no row of another dialect comes first" if function.is_of_any_dialect else "messages"
+
+    if not function.dialect_row:
+        return f"{function.dialect}: as requested"
+
+    keys = " and ".join(map(repr, DIALECTS[function.dialect].required))
+    return f"{function.dialect}: {function.dialect_row.replace(os.path.join(os.getcwd(), ''), '')} has {keys}"
 
 
 def _encoding_of(function: Any) -> dict[str, str] | None:

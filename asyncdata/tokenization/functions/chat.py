@@ -8,7 +8,7 @@ import msgspec
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.functions.labelled import Name  # noqa: TC001 - msgspec reads the annotations
-from asyncdata.tokenization.functions.of_chat import Chats, OfChat
+from asyncdata.tokenization.functions.of_chat import Chats, OfChat, PairsOfTexts
 from asyncdata.tokenization.functions.tokenizer_settings import adopt_processor
 
 if TYPE_CHECKING:
@@ -33,9 +33,13 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
     :param messages_key: the key of a row's messages: a list, or that list as JSON text.
-    :param dialect: rows of another form: ``sharegpt`` (``conversations`` of ``from`` and ``value``), ``alpaca``
-        (``instruction``, ``input``, ``output``), or ``prompt_completion`` (two lists of messages, of which the second
-        is trained). None: messages.
+    :param dialect: the form of all rows: ``messages``, ``sharegpt`` (``conversations`` of ``from`` and ``value``),
+        ``alpaca`` (``instruction``, ``input``, ``output``), ``prompt_completion`` (two lists of messages, or two texts
+        that no template renders; the second is trained), or two texts that are a question and its answer:
+        ``prompt_response``, ``query_response``, ``question_answer``. None: a loader recognises it by the first row of
+        its source; it is ``messages`` with ``messages_key`` or a ``processor``.
+    :param dialect_keys: the row's own names of keys of the dialect, such as ``{"question": "ask"}``.
+    :param dialect_row: the row by which a loader recognised the dialect. Loaders set it.
     :param processor: what makes pixels of pictures: a :class:`~asyncdata.Processor`, or its folder. None: a row with
         pictures is bad.
     :param train_on: every message of the assistant, its last one, or those whose own ``loss`` is not false; or all
@@ -46,16 +50,21 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tag: ClassVar[str] = "asyncdata.tokenization.chat:ChatTokenizeFn"
 
     messages_key: Name = "messages"
-    dialect: Literal["sharegpt", "alpaca", "prompt_completion"] | None = None
+    dialect: str | None = None
+    dialect_keys: dict[Name, Name] = {}
+    dialect_row: str | None = None
     processor: Processor | str | None = None
     train_on: Literal["assistant", "last_assistant", "loss", "all"] = "assistant"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        other = [name for name in ("processor",) if getattr(self, name) is not None]
-        other += ["messages_key"] * (self.messages_key != "messages")
-        if self.dialect is not None and other:
-            raise ConfigError(f"dialect={self.dialect!r} has keys of its own, and no pictures: leave {other[0]} out")
+        if self.dialect is not None or self.dialect_keys:
+            from asyncdata.tokenization.functions.dialects import check_dialect
+
+            check_dialect(self.dialect, self.dialect_keys)
+        if self.dialect not in (None, "messages") and not self._has_default_keys:
+            other = "messages_key" if self.processor is None else "processor"
+            raise ConfigError(f"dialect={self.dialect!r} has keys of its own, and no pictures: leave {other} out")
 
         if self.processor is not None:
             adopt_processor(self)
@@ -70,21 +79,36 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """What samples have beside their tokens: nothing without a processor."""
         return () if self._adopted is None else self._adopted.columns(self.tokenizer, self.revision)
 
-    def settings_digest(self) -> str:
-        """The folder of the processor counts by what its files say."""
-        if self._adopted is None:
-            return super().settings_digest()
+    @property
+    def _has_default_keys(self) -> bool:
+        return self.messages_key == "messages" and self.processor is None
 
-        same = msgspec.structs.replace(self, processor=self._adopted.named(self.tokenizer, self.revision))
+    @property
+    def is_of_any_dialect(self) -> bool:
+        """Whether a loader is to recognise the dialect."""
+        return self.dialect is None and self._has_default_keys
+
+    @property
+    def may_be_text(self) -> bool:
+        """Prompts and completions may be text."""
+        return self.dialect == "prompt_completion"
+
+    def settings_digest(self) -> str:
+        """The same for a dialect that is named and one that is recognised; the processor counts by its files."""
+        dialect = None if self.dialect == "messages" else self.dialect
+        processor = self._adopted and self._adopted.named(self.tokenizer, self.revision)
+        same = msgspec.structs.replace(self, dialect=dialect, dialect_row=None, processor=processor)
         return OfChat.settings_digest(same)
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
+        keys = {"messages": self.messages_key} if self.dialect in (None, "messages") else self.dialect_keys
+        args = self, self.dialect or "messages", keys, self.train_on, self.dialect_row or ""
         if self._adopted is None:
-            return Chats(self, self.messages_key, self.train_on, dialect=self.dialect)
+            return PairsOfTexts(*args) if self.may_be_text else Chats(*args)
 
         from asyncdata.tokenization.functions.pictured import PicturedChats
 
-        opened = PicturedChats(self, self.messages_key, self.train_on, self._adopted.images_key)
+        opened = PicturedChats(*args, self._adopted.images_key)
         opened.open_processor(self._adopted, self._adopted.config(self.tokenizer, self.revision))
         return opened

@@ -1,61 +1,68 @@
-"""Rows of chats in the forms of other trainers: ShareGPT, Alpaca, and prompts with completions, read as messages.
+"""The forms in which other trainers keep chats, read as messages: one table of them, and how their rows are told apart.
 
 The keys and roles are those that TRL, LLaMA-Factory and ms-swift read.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.tokenization.rows import RowFault, decode_value, json_type
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.settings import unknown_setting
+from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.rows import RowFault, decode_object, decode_value, json_type
 
 if TYPE_CHECKING:
-    from asyncdata.tokenization.column_writer import Buffer
-    from asyncdata.tokenization.row_fields import RowReader
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ("DIALECTS", "Dialect")
+    from asyncdata.tokenization.column_writer import Buffer
+
+__all__ = ("DIALECTS", "Dialect", "DialectReader", "check_dialect", "fitting", "own_keys")
 
 Message = dict[str, Any]
+Fields = dict[str, Any]
+Chat = tuple[list[Message], int]
+"""The messages of a row, and the number of the first that may be trained."""
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant"}
 _ROLES |= {"system": "system", "observation": "tool", "function_response": "tool", "tool": "tool"}
 _CALLS = ("function_call", "tool_call")
 
 
-class Dialect(ABC):
+class Dialect(NamedTuple):
     """How rows of one form are read.
 
-    :ivar required: ``{field: key}`` of what a row must have; ``optional``: of what it may have.
+    :ivar required: the keys that a row must have. A row that has them is of this form; null is as absent.
+    :ivar read: makes a chat of a row; raises RowFault for a value of the wrong type, or a role that is not known.
+    :ivar optional: further keys that are read.
     """
 
-    required: dict[str, str]
-    optional: dict[str, str]
-
-    @abstractmethod
-    def read(self, row: RowReader, fields: dict[str, Any], raw: Buffer) -> tuple[list[Message], int]:
-        """The messages of a row, and the number of the first that may be trained.
-
-        :raises RowFault: for a value of the wrong type, or a role that is not known.
-        """
+    required: tuple[str, ...]
+    read: Callable[[RowReader, Fields, Buffer], Chat]
+    optional: tuple[str, ...] = ()
 
 
-class _ShareGpt(Dialect):
-    required, optional = {"conversations": "conversations"}, {"system": "system"}
+def _messages(row: RowReader, fields: Fields, raw: Buffer) -> Chat:
+    return row.chat("messages", fields["messages"], raw), 0
 
-    def read(self, row: RowReader, fields: dict[str, Any], raw: Buffer) -> tuple[list[Message], int]:
-        turns = fields["conversations"]
-        if not isinstance(turns, list):
-            raise row.wrong_type("conversations", "a list of turns", turns, raw)
 
-        messages = [_turn(row, f"conversations[{number}]", turn, raw) for number, turn in enumerate(turns)]
-        return _system(row, fields, raw) + messages, 0
+def _share_gpt(row: RowReader, fields: Fields, raw: Buffer) -> Chat:
+    turns = fields["conversations"]
+    if not isinstance(turns, list):
+        raise row.wrong_type("conversations", "a list of turns", turns, raw)
+
+    messages = [_turn(row, f"conversations[{number}]", turn, raw) for number, turn in enumerate(turns)]
+    return _system(row, fields, raw) + messages, 0
 
 
 def _turn(row: RowReader, name: str, turn: Any, raw: Buffer) -> Message:
     if not isinstance(turn, dict) or not isinstance(turn.get("from"), str):
         has = ", ".join(map(ascii, turn)) if isinstance(turn, dict) else json_type(turn)
-        raise RowFault("AD112", f"{row.name(name)} must have 'from' and 'value'; it has {has or 'nothing'}", raw)
+        way_out = "; for messages, set messages_key to this key" if isinstance(turn, dict) and "role" in turn else ""
+        raise RowFault(
+            "AD112", f"{row.name(name)} must have 'from' and 'value'; it has {has or 'nothing'}{way_out}", raw
+        )
 
     said, value = turn["from"], turn.get("value")
     if not isinstance(value, str):
@@ -85,48 +92,133 @@ def _calls(row: RowReader, name: str, value: str, raw: Buffer) -> list[Message]:
     ]
 
 
-class _Alpaca(Dialect):
-    required = {"instruction": "instruction", "output": "output"}
-    optional = {"input": "input", "system": "system", "history": "history"}
+def _texts(row: RowReader, fields: Fields, raw: Buffer, *, asks: str, says: str) -> Chat:
+    """A question and its answer, after the pairs of ``history``; of Alpaca with an ``input`` on a line of its own."""
+    history = fields.get("history") or []
+    if not isinstance(history, list) or not all(isinstance(turn, list) and len(turn) == 2 for turn in history):
+        raise row.wrong_type("history", "a list of pairs of a question and its answer", history, raw)
 
-    def read(self, row: RowReader, fields: dict[str, Any], raw: Buffer) -> tuple[list[Message], int]:
-        history = fields.get("history") or []
-        if not isinstance(history, list) or not all(isinstance(turn, list) and len(turn) == 2 for turn in history):
-            raise row.wrong_type("history", "a list of pairs of a question and its answer", history, raw)
-
-        texts = [text for pair in history for text in pair]
-        more = fields.get("input")
-        asked = row.text("instruction", fields["instruction"], raw)
-        asked += f"\n{row.text('input', more, raw)}" if more else ""
-        texts += [asked, row.text("output", fields["output"], raw)]
-        for text in texts:
-            row.text("history", text, raw)
-        messages = [
-            {"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(texts)
-        ]
-        return _system(row, fields, raw) + messages, 0
+    more = fields.get("input")
+    asked = row.text(asks, fields[asks], raw) + (f"\n{row.text('input', more, raw)}" if more else "")
+    texts = [row.text("history", text, raw) for pair in history for text in pair]
+    texts += [asked, row.text(says, fields[says], raw)]
+    messages = [{"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(texts)]
+    return _system(row, fields, raw) + messages, 0
 
 
-class _PromptCompletion(Dialect):
-    required, optional = {"prompt": "prompt", "completion": "completion"}, {}
+def _prompt_completion(row: RowReader, fields: Fields, raw: Buffer) -> Chat:
+    for name in ("prompt", "completion"):
+        if not isinstance(fields[name], list):  # two texts are no chat: they are not read here
+            raise row.wrong_type(name, "a list of messages, or both texts", fields[name], raw)
 
-    def read(self, row: RowReader, fields: dict[str, Any], raw: Buffer) -> tuple[list[Message], int]:
-        for name in self.required:
-            if isinstance(fields[name], str):  # TRL does not render it: as a turn, it would be another text
-                raise row.wrong_type(name, "a list of messages", fields[name], raw, "; plain text is not rendered")
-
-        prompt = row.messages("prompt", fields["prompt"], raw)
-        return prompt + row.messages("completion", fields["completion"], raw), len(prompt)
+    prompt = row.messages("prompt", fields["prompt"], raw)
+    return prompt + row.messages("completion", fields["completion"], raw), len(prompt)
 
 
-def _system(row: RowReader, fields: dict[str, Any], raw: Buffer) -> list[Message]:
+def _system(row: RowReader, fields: Fields, raw: Buffer) -> list[Message]:
     text = fields.get("system")
     return [{"role": "system", "content": row.text("system", text, raw)}] if text else []
 
 
+def _pair(asks: str, says: str, *more: str) -> Dialect:
+    return Dialect((asks, says), partial(_texts, asks=asks, says=says), (*more, "system", "history"))
+
+
 DIALECTS: dict[str, Dialect] = {
-    "sharegpt": _ShareGpt(),
-    "alpaca": _Alpaca(),
-    "prompt_completion": _PromptCompletion(),
+    "messages": Dialect(("messages",), _messages),
+    "sharegpt": Dialect(("conversations",), _share_gpt, ("system",)),
+    "alpaca": _pair("instruction", "output", "input"),
+    "prompt_completion": Dialect(("prompt", "completion"), _prompt_completion),
+    "prompt_response": _pair("prompt", "response"),
+    "query_response": _pair("query", "response"),
+    "question_answer": _pair("question", "answer"),
 }
-"""The forms that can be named."""
+"""The forms that can be named, and that are recognised."""
+
+
+def fitting(row: Mapping[str, Any]) -> list[str]:
+    """The dialects whose keys a row has."""
+    return [name for name, each in DIALECTS.items() if all(row.get(key) is not None for key in each.required)]
+
+
+def check_dialect(dialect: str | None, keys: Mapping[str, str]) -> None:
+    """Check the settings of a dialect.
+
+    :raises ConfigError: if there is no such dialect, or it has no such keys.
+    """
+    if dialect is not None and dialect not in DIALECTS:
+        raise ConfigError(unknown_setting(dialect, DIALECTS, what="dialect", of=""))
+
+    if keys and dialect in (None, "messages"):
+        raise ConfigError("dialect_keys are the keys of a dialect: name it by dialect=, or set messages_key")
+
+    known = () if dialect is None else DIALECTS[dialect].required + DIALECTS[dialect].optional
+    for name in keys:
+        if name not in known:
+            raise ConfigError(unknown_setting(name, known, what="key", of=f"dialect={dialect!r}"))
+
+
+def own_keys(dialect: str, keys: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """``{field: key}`` of what a row of a dialect must have, and of what it may have.
+
+    :param keys: the row's own names of some.
+    """
+    required, optional = ({key: keys.get(key, key) for key in some} for some in DIALECTS[dialect][::2])
+    return required, optional
+
+
+class DialectReader(RowReader):
+    """Reads the rows of one dialect, and says of other rows which dialect they are of.
+
+    :param dialect: of all rows; where it was recognised, a row that is of another one, or of two, is bad.
+    :param keys: the row's own names of some keys of the dialect.
+    :param more: ``{field: key}`` of further fields.
+    :param decided_by: the row by which the dialect was recognised; empty if it was named.
+    """
+
+    def __init__(
+        self, dialect: str, keys: Mapping[str, str], more: Mapping[str, str | None], decided_by: str = ""
+    ) -> None:
+        required, optional = own_keys(dialect, keys)
+        taken = {*required.values(), *optional.values(), *more.values()}
+        others = [set(each.required) - taken for each in DIALECTS.values()] if decided_by else []
+        self._others = list(filter(None, others))  # what other dialects need beside the keys of this one
+        foreign = dict.fromkeys(key for keys in self._others for key in sorted(keys))
+        setting = "{}_key" if dialect == "messages" else "dialect_keys" if keys else "dialect"
+        fields = {**optional, **more, **{key: key for key in foreign}}
+        super().__init__(required, fields, setting, decoded=[*required, *optional])
+        self._dialect, self._decided_by = dialect, decided_by
+
+    def columns(self, rows: Sequence[Buffer]) -> dict[str, list[Any]] | None:
+        found = super().columns(rows)
+        if found is None:
+            return None
+
+        seen = {key for keys in self._others for key in keys if any(value is not None for value in found[key])}
+        return None if any(keys <= seen for keys in self._others) else found
+
+    def __call__(self, raw: Buffer) -> Fields:
+        fields = super().__call__(raw)
+        if any(keys <= fields.keys() for keys in self._others):
+            seen = fitting(decode_object(raw))
+            if len(seen) > 1:
+                names = " and ".join(map(ascii, seen))
+                raise RowFault("AD115", f"{names} can both be read: say which by dialect=... {self._why()}", raw)
+
+            if seen and seen != [self._dialect]:
+                raise self._of_another(seen[0], raw)
+
+        return fields
+
+    def missing(self, name: str, raw: Buffer) -> RowFault:
+        seen = fitting(decode_object(raw))
+        return self._of_another(seen[0], raw) if seen else super().missing(name, raw)
+
+    def _of_another(self, dialect: str, raw: Buffer) -> RowFault:
+        keys = ", ".join(map(ascii, DIALECTS[dialect].required))
+        way_out = "read them as two sources, as parts of a Mix" if self._decided_by else f"set dialect={dialect!r}?"
+        reason = f"the row has {keys}: it is of the dialect {dialect!r}, not {self._dialect!r}"
+        return RowFault("AD110", f"{reason}; {way_out} {self._why()}".rstrip(), raw)
+
+    def _why(self) -> str:
+        return f"({self._decided_by} is of {self._dialect!r}, and comes first)" if self._decided_by else ""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from asyncdata.tokenization.encoders.text_encoder import open_encoder
-from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, Name, OfAnyLength, RowTokenizer
+from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
+from asyncdata.tokenization.functions.labelled import (
+    NOTHING_TRAINED,
+    Draft,
+    Drafting,
+    Encoded,
+    Name,
+    OfAnyLength,
+    RowTokenizer,
+)
 from asyncdata.tokenization.functions.tokenizer_settings import (
     TEMPLATE_ARGUMENTS,
     check_template_settings,
@@ -15,16 +24,18 @@ from asyncdata.tokenization.functions.tokenizer_settings import (
     templates_digest,
 )
 from asyncdata.tokenization.media import ReadChat
-from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, json_type
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
+    from asyncdata.tokenization.row_fields import RowReader
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("ChatDrafts", "Chats", "OfChat", "assistants")
+__all__ = ("ChatDrafts", "Chats", "OfChat", "PairsOfTexts", "assistants", "num_alike")
 
 Message = dict[str, Any]
 
@@ -54,13 +65,23 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
         reserved = TEMPLATE_ARGUMENTS | {"add_generation_prompt"}
         check_template_settings(self.chat_template_kwargs, self.today, reserved)
 
+    @property
+    def may_be_text(self) -> bool:
+        """Whether rows may be text that no template renders."""
+        return False
+
+    def has_template(self, files: TokenizerFiles) -> bool:
+        """Whether there is a chat template; without one, rows must be text."""
+        return bool(files.chat_templates) or self.chat_template is not None or not self.may_be_text
+
     def check_files(self, files: TokenizerFiles) -> None:
-        """Compile the templates."""
-        self.chat_spans(files, [])
+        """Compile the templates, if there are any."""
+        if self.has_template(files):
+            self.chat_spans(files, [])
 
     def template_digest(self, files: TokenizerFiles) -> str:
-        """Digest of the templates and the special tokens that they see."""
-        return templates_digest(files, self.chat_template)
+        """Digest of the templates and the special tokens that they see; ``"none"`` if rows must be text."""
+        return templates_digest(files, self.chat_template) if self.has_template(files) else "none"
 
     def chat_spans(self, files: TokenizerFiles, special: list[str]) -> tuple[ChatSpans, ChatSpans]:
         """The span finders for chats without tools, and with tools.
@@ -126,46 +147,51 @@ def assistants(messages: list[Message]) -> list[int]:
     return [number for number, message in enumerate(messages) if message["role"] == "assistant"]
 
 
+def num_alike(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """The number of equal messages, or ids, at the beginning of both."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
 class Chats(RowTokenizer):
-    """An opened :class:`~asyncdata.ChatTokenizeFn`: renders the chat of a row, and cuts its tokens to length."""
+    """An opened :class:`~asyncdata.ChatTokenizeFn`: renders the chat of a row, and cuts its tokens to length.
+
+    :param keys: as :class:`~asyncdata.tokenization.functions.dialects.DialectReader` takes them; so is ``decided_by``.
+    """
 
     def __init__(
         self,
         fn: OfChat,
-        messages_key: str,
+        dialect: str,
+        keys: Mapping[str, str],
         train_on: str,
+        decided_by: str = "",
         images_key: str | None = None,
-        dialect: str | None = None,
     ) -> None:
-        files = fn.files()
-        optional = {"tools": fn.tool_key, "metadata": fn.metadata_key, "images": images_key}
-        self._dialect = None
-        if dialect is None:
-            row = RowReader({"messages": messages_key}, optional, decoded=["messages"])
-        else:
-            from asyncdata.tokenization.functions.dialects import DIALECTS
+        from asyncdata.tokenization.functions.dialects import DIALECTS, DialectReader
 
-            self._dialect = form = DIALECTS[dialect]
-            own = form.required | form.optional
-            row = RowReader(form.required, optional | form.optional, "dialect", decoded=list(own))
+        files = fn.files()
+        more = {"tools": fn.tool_key, "metadata": fn.metadata_key, "images": images_key}
+        row = DialectReader(dialect, keys, more, decided_by)
         super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
         self._fn, self._train_on = fn, train_on
-        spans = fn.chat_spans(files, files.special_texts())
-        self._drafts = ChatDrafts(row, spans, may_have_pictures=images_key is not None)
+        self._name, self._chat = DIALECTS[dialect].required[0], DIALECTS[dialect].read
+        self._drafts = None
+        if fn.has_template(files):
+            spans = fn.chat_spans(files, files.special_texts())
+            self._drafts = ChatDrafts(row, spans, may_have_pictures=images_key is not None)
 
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
-        if self._dialect is None:
-            messages, first = self._row.chat("messages", fields["messages"], raw), 0
-        else:
-            messages, first = self._dialect.read(self._row, fields, raw)
+        messages, first = self._chat(self._row, fields, raw)
+        if self._drafts is None:
+            raise RowFault("AD411", "the tokenizer has no chat template: pass chat_template=, or pairs of texts", raw)
+
         tools = self._drafts.tools(fields.get("tools"), raw)
         trained = [number for number in self._trained(messages, raw) if number >= first]
         trains_all = self._train_on == "all"
         if not trained and not trains_all:
             return NOTHING_TRAINED
 
-        name = "messages" if self._dialect is None else next(iter(self._dialect.required))
-        draft = self._drafts.draft(name, messages, tools, trained, raw)
+        draft = self._drafts.draft(self._name, messages, tools, trained, raw)
         if trains_all:
             draft = draft._replace(blocks=[(0, len(draft.text))])
         return Drafting.with_metadata([draft], fields)
@@ -187,12 +213,46 @@ class Chats(RowTokenizer):
     def _has_loss(self, number: int, message: Message, raw: Buffer) -> bool:
         loss, is_assistant = message.get("loss"), message["role"] == "assistant"
         if loss is not None and not isinstance(loss, bool):
-            reason = f"{self._row.name(f'messages[{number}]')}: 'loss' must be true or false, got {json_type(loss)}"
+            reason = f"{self._row.name(f'{self._name}[{number}]')}: 'loss' must be true or false, got {json_type(loss)}"
             raise RowFault("AD111", reason, raw)
 
         if loss and not is_assistant:
-            name = self._row.name(f"messages[{number}]")
+            name = self._row.name(f"{self._name}[{number}]")
             reason = f"{name} has loss, but is not a message of the assistant; set its 'loss' to false"
             raise RowFault("AD111", reason, raw)
 
         return is_assistant and loss is not False
+
+
+class PairsOfTexts(Chats):
+    """The same for prompts and completions, of which a row may have two texts: they are trained without a template.
+
+    As SFTTrainer of TRL does it: the completion ends with the end token, and what the two texts together have beyond
+    the ids of the prompt alone is trained.
+    """
+
+    def __init__(self, fn: OfChat, *args: Any) -> None:
+        super().__init__(fn, *args)
+        assert isinstance(self._encoder, Encoder)
+        self._around = self._encoder.around()
+        self._eos = fn.files().special_tokens.get("eos_token", "")
+
+    def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
+        prompt, completion = fields["prompt"], fields["completion"]
+        if not (isinstance(prompt, str) and isinstance(completion, str)):
+            return super().read(fields, raw)
+
+        prompt = self._row.encodable("prompt", prompt, raw)
+        text = prompt + self._row.encodable("completion", completion.removesuffix(self._eos), raw) + self._eos
+        return Drafting.with_metadata([Draft(text, [], has_stop=bool(self._eos)), Draft(prompt, [])], fields)
+
+    def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
+        if len(found) == 1:
+            return super().write(row, found, drafting, out)
+
+        before, after = self._around
+        tokens, prompt = (before + each.ids + after for each in found)
+        first = 0 if self._train_on == "all" else num_alike(prompt, tokens)
+        spans = [(first, len(tokens))] if first < len(tokens) else []
+        encoded = Encoded(tokens, spans, has_stop=drafting.drafts[0].has_stop)
+        return self.write_sample(row, self._fn.fit(encoded), drafting.columns, out)

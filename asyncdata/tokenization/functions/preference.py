@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, Name, RowTokenizer, predicted
-from asyncdata.tokenization.functions.of_chat import ChatDrafts, OfChat, assistants
+from asyncdata.tokenization.functions.of_chat import ChatDrafts, OfChat, assistants, num_alike
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, json_type
 from asyncdata.tokenization.spans import common_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
@@ -61,20 +58,16 @@ class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fie
     def check_files(self, files: TokenizerFiles) -> None:
         """Check that the token of ``eos`` exists, and compile the templates if there are any."""
         files.named_token("eos_token", self.eos, "eos")
-        if self.has_template(files):
-            super().check_files(files)
+        super().check_files(files)
 
-    def template_digest(self, files: TokenizerFiles) -> str:
-        """Digest of the templates; ``"none"`` for a tokenizer without a template, which works for text."""
-        return super().template_digest(files) if self.has_template(files) else "none"
+    @property
+    def may_be_text(self) -> bool:
+        """Each pair may be text."""
+        return True
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
         return _Pairs(self)
-
-    def has_template(self, files: TokenizerFiles) -> bool:
-        """Whether there is a chat template; without one, pairs are text."""
-        return bool(files.chat_templates) or self.chat_template is not None
 
 
 class _Pair(NamedTuple):
@@ -121,7 +114,7 @@ class _Pairs(RowTokenizer):
         both = [draft.encoded(each) for draft, each in zip(drafting.drafts, found, strict=True)]
         if self._trains_completion:
             prompt = both.pop().tokens
-            start = min(_num_alike(prompt, each.tokens) for each in both)
+            start = min(num_alike(prompt, each.tokens) for each in both)
             both = [each._replace(spans=[(start, len(each.tokens))]) for each in both]
         chosen, rejected = map(self._fn.fit, both)
         spans = [] if rejected is None else predicted(rejected.spans)
@@ -167,7 +160,7 @@ class _Pairs(RowTokenizer):
         prompt, chosen, rejected = (
             [] if chat is None else self._row.chat(name, chat, raw) for name, chat in pair._asdict().items()
         )
-        num_shared = len(prompt) if pair.prompt is not None else _num_alike(chosen, rejected)
+        num_shared = len(prompt) if pair.prompt is not None else num_alike(chosen, rejected)
         schemas = self._drafts.tools(tools, raw)
         if self._trains_completion:
             shared = prompt if pair.prompt is not None else chosen[: _num_shared(chosen, rejected)]
@@ -183,14 +176,9 @@ class _Pairs(RowTokenizer):
         return drafts if len(drafts) == 2 else []
 
 
-def _num_alike(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """The number of equal messages, or ids, at the beginning of both."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-
 def _num_shared(chosen: Any, rejected: Any) -> int:
     """Where TRL divides pairs without a prompt: messages, or characters without a space before them."""
-    first = _num_alike(chosen, rejected)
+    first = num_alike(chosen, rejected)
     if first == min(len(chosen), len(rejected)):
         return max(0, first - 1)
 

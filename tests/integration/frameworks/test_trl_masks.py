@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 
 import pytest
 
@@ -55,6 +56,23 @@ IMPLICIT_TEXTS = [
 ]
 
 
+COMPLETIONS = [
+    {"prompt": "The sky is", "completion": " blue."},
+    {"prompt": "under", "completion": "standing"},
+    {"prompt": "It ends", "completion": " here<|im_end|>"},
+    {"prompt": "", "completion": "é 中文 😀"},
+    {"prompt": "One line\n", "completion": "\n  two  "},
+    {"prompt": "Nothing: ", "completion": ""},
+]
+ENDINGS = [{"prompt": chat[:-1], "completion": chat[-1:]} for chat in CHATS]
+TURNS = [{"conversations": [{"from": each["role"], "value": each["content"]} for each in chat]} for chat in CHATS]
+"""With the roles of messages: TRL has no words of its own for ShareGPT's."""
+WITHOUT_BREAKS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
 def samples_of(folder, rows, tokenize_fn):
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -87,6 +105,54 @@ def test_chats_are_trained_as_sft_trainer_does_it(tmp_path, small_tokenizer, tra
     theirs = [[row["input_ids"], [IGNORED, *row["labels"][1:]]] for row in trainer.train_dataset]
 
     found = samples_of(tmp_path, rows, ChatTokenizeFn(small_tokenizer, train_on=train_on, **template))
+
+    assert [[sample.tokens.tolist(), sample.labels.tolist()] for sample in found] == theirs
+
+
+def begins_text(folder, tokenizer):
+    """The tokenizer, which then puts a token before plain text."""
+    shutil.copytree(tokenizer, folder)
+    path, token = folder / "tokenizer.json", "<|endoftext|>"
+    values = json.loads(path.read_text())
+    number = next(each["id"] for each in values["added_tokens"] if each["content"] == token)
+    single = [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    tokens = {token: {"id": token, "ids": [number], "tokens": [token]}}
+    values["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": tokens,
+    }
+    path.write_text(json.dumps(values))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "rows, begins, train_on",
+    [
+        pytest.param(COMPLETIONS, False, "assistant", id="texts"),
+        pytest.param(COMPLETIONS, False, "all", id="texts, all of them"),
+        pytest.param(COMPLETIONS, True, "assistant", id="texts after a token"),
+        pytest.param(ENDINGS, False, "assistant", id="messages"),
+        pytest.param(ENDINGS, False, "all", id="messages, all of them"),
+        pytest.param(TURNS, False, "all", id="turns of ShareGPT"),
+    ],
+)
+def test_dialects_are_trained_as_sft_trainer_does_it(tmp_path, small_tokenizer, rows, begins, train_on):
+    """The dialect is not named. The template ends a message with its stop token: TRL also trains what would follow."""
+    import trl
+    from transformers import AutoTokenizer
+
+    name = begins_text(tmp_path / "begins", small_tokenizer) if begins else small_tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer.chat_template = WITHOUT_BREAKS
+    assert (len(tokenizer("a")["input_ids"]) == 2) == begins
+    only = {} if rows is TURNS else {"completion_only_loss": train_on != "all"}
+    settings = {"use_cpu": True, "report_to": [], "max_length": None, **only}
+    trainer = trl.SFTTrainer(args=trl.SFTConfig(output_dir=str(tmp_path), **settings), **given_to(tokenizer, rows))
+    theirs = [[row["input_ids"], [IGNORED, *row["labels"][1:]]] for row in trainer.train_dataset]
+
+    found = samples_of(tmp_path, rows, ChatTokenizeFn(name, train_on=train_on, chat_template=WITHOUT_BREAKS))
 
     assert [[sample.tokens.tolist(), sample.labels.tolist()] for sample in found] == theirs
 

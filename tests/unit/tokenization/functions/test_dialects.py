@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
-from asyncdata import BadRowError, ChatTokenizeFn, ConfigError, DataLoader, SnapshotMismatchError
+from asyncdata import ChatTokenizeFn, ConfigError
+from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.unit.tokenization import run, token_ids
 from tests.unit.tokenization.functions.test_chat import WITH_CALLS
-from tests.unit.tokenization.trained import mask_of
+from tests.unit.tokenization.trained import mask_of, tokenizer_of, variant
 
 SYSTEM = {"role": "system", "content": "Be short."}
 ASKS = {"role": "user", "content": "What is 1 + 1?"}
@@ -22,6 +25,7 @@ CALL = {
     "content": "",
     "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}],
 }
+A = {"Sequence": {"id": "A", "type_id": 0}}
 FOUND = {"role": "tool", "content": "blue"}
 
 
@@ -84,6 +88,14 @@ SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         [SYSTEM, ASKS, SAYS, MORE, LAST],
     ),
     "completion": ("prompt_completion", {"prompt": [ASKS], "completion": [SAYS]}, [ASKS, SAYS]),
+    "response": ("prompt_response", {"prompt": "What is 1 + 1?", "response": "2"}, [ASKS, SAYS]),
+    "query with all": (
+        "query_response",
+        {"query": "And\n3?", "response": "It is 3.", "system": "Be short.", "history": [["What is 1 + 1?", "2"]]},
+        [SYSTEM, ASKS, SAYS, MORE, LAST],
+    ),
+    "answer": ("question_answer", {"question": "What is 1 + 1?", "answer": "2"}, [ASKS, SAYS]),
+    "messages": ("messages", {"messages": [ASKS, SAYS]}, [ASKS, SAYS]),
 }
 
 
@@ -132,9 +144,11 @@ BAD = {
     "no JSON": ("sharegpt", {"conversations": [turn("function_call", "look(")]}, "AD101", "invalid JSON"),
     "a number": ("alpaca", {"instruction": 1, "output": "b"}, "AD111", "must be a string"),
     "no pairs": ("alpaca", {"instruction": "a", "output": "b", "history": [["c"]]}, "AD111", "a list of pairs"),
-    "plain text": ("prompt_completion", {"prompt": "a", "completion": "b"}, "AD111", "plain text is not rendered"),
+    "text and messages": ("prompt_completion", {"prompt": "a", "completion": []}, "AD111", "or both texts"),
     "another form": ("alpaca", {"conversations": []}, "AD110", "dialect='sharegpt'"),
-    "messages": ("alpaca", {"messages": []}, "AD110", "leave dialect out"),
+    "messages": ("alpaca", {"messages": []}, "AD110", "dialect='messages'"),
+    "messages as turns": ("sharegpt", {"conversations": [ASKS]}, "AD112", "set messages_key"),
+    "no form": ("alpaca", {"instruction": "a"}, "AD110", "no key 'output'"),
 }
 
 
@@ -146,21 +160,83 @@ def test_a_row_that_is_not_of_the_form_is_bad(name, dialect, row, code, reason):
     assert reason in why
 
 
-def test_without_a_dialect_the_error_names_the_one_that_is_seen(name, tmp_path):
-    path = tmp_path / "chats.jsonl"
-    for row, dialect in (
-        ({"conversations": [turn("human", "a"), turn("gpt", "b")]}, "sharegpt"),
-        ({"instruction": "a", "output": "b"}, "alpaca"),
-        ({"prompt": [ASKS], "completion": [SAYS]}, "prompt_completion"),
-    ):
-        path.write_text(json.dumps({"messages": [ASKS, SAYS]}) + "\n" + json.dumps(row) + "\n")
-        fn = ChatTokenizeFn(name, chat_template=WITH_CALLS)
-        with DataLoader(path, tokenize_fn=fn, num_workers=0, shuffle=False, timeout_s=60) as loader:
-            with pytest.raises(BadRowError, match=f"AD110 .*:2 .*dialect='{dialect}'"):
-                loader.get_next_batch(2)
+def test_without_a_loader_the_error_names_the_dialect_that_is_seen(name):
+    fn = ChatTokenizeFn(name, chat_template=WITH_CALLS)
 
-    code, reason = fault(ChatTokenizeFn(name, chat_template=WITH_CALLS), {"messages": [turn("human", "a")]})
+    for dialect, row, _ in SAME.values():
+        if dialect != "messages":
+            code, reason = fault(fn, row)
+            assert (code, f"dialect='{dialect}'" in reason) == ("AD110", True)
+    code, reason = fault(fn, {"messages": [turn("human", "a")]})
     assert (code, "dialect='sharegpt'" in reason) == ("AD112", True)
+
+
+def test_the_rows_own_names_of_keys_are_read(name):
+    settings = {"chat_template": WITH_CALLS, "dialect": "question_answer"}
+    fn = ChatTokenizeFn(name, dialect_keys={"question": "ask", "system": "before"}, **settings)
+
+    found = read(fn, {"ask": "What is 1 + 1?", "answer": "2", "before": "Be short."})
+
+    same = {"question": "What is 1 + 1?", "answer": "2", "system": "Be short."}
+    assert token_ids(found) == token_ids(read(ChatTokenizeFn(name, **settings), same))
+    assert fault(fn, {"question": "What is 1 + 1?"})[1].startswith("no key 'ask'")
+
+
+def test_a_row_of_two_dialects_is_read_as_the_one_that_is_named(name):
+    row = {"messages": [ASKS, SAYS], "question": "What?", "answer": "Nothing."}
+    fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, dialect="messages")
+
+    assert token_ids(read(fn, row)) == token_ids(read(fn, {"messages": [ASKS, SAYS]})) != []
+
+
+def test_texts_are_trained_without_a_template_and_end_with_the_end_token(name, tmp_path):
+    """Also by a tokenizer that has no template; and a row of messages is rendered beside them."""
+    fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, dialect="prompt_completion")
+    texts = {"prompt": "One, two,", "completion": " three."}
+    ids = tokenizer_of(fn).encode
+    end = TokenizerFiles(name).special_tokens["eos_token"]
+
+    found = read(fn, texts)
+
+    (tokens,) = token_ids(found)
+    assert tokens == ids("One, two, three." + end, add_special_tokens=False).ids
+    assert mask_of(found) == [False] * len(ids("One, two,").ids) + [True] * len(ids(" three." + end).ids)
+    assert token_ids(read(fn, {**texts, "completion": " three." + end})) == [tokens]
+    bare = variant(Path(name), tmp_path / "bare", config={"chat_template": None})
+    without = ChatTokenizeFn(bare, dialect="prompt_completion")
+    assert token_ids(read(without, texts)) == [tokens]
+    assert fault(without, {"prompt": [ASKS], "completion": [SAYS]})[0] == "AD411"
+    all_of_it = ChatTokenizeFn(name, chat_template=WITH_CALLS, dialect="prompt_completion", train_on="all")
+    assert mask_of(read(all_of_it, texts)) == [False] + [True] * (len(tokens) - 1)
+
+
+def test_texts_have_what_the_tokenizer_puts_around_them(name, tmp_path):
+    end = TokenizerFiles(name).special_tokens["eos_token"]
+    number = Tokenizer.from_file(f"{name}/tokenizer.json").token_to_id(end)
+    around = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": end, "type_id": 0}}, A], "pair": [A]}
+    around |= {"special_tokens": {end: {"id": end, "ids": [number], "tokens": [end]}}}
+    begins = variant(Path(name), tmp_path / "begins", post_processor=around)
+    texts = {"prompt": "One, two,", "completion": " three."}
+
+    (tokens,) = token_ids(read(ChatTokenizeFn(begins, dialect="prompt_completion"), texts))
+
+    assert tokens == [number, *token_ids(read(ChatTokenizeFn(name, dialect="prompt_completion"), texts))[0]]
+
+
+@pytest.mark.parametrize("key", ["tool_calls", "function_call"])
+def test_a_call_with_empty_content_that_the_template_does_not_write_is_an_error(name, key):
+    without_calls = "{% for m in messages %}{{ m.role + ':' + m.content + '|' }}{% endfor %}"
+    says = {"role": "assistant", "content": "", key: CALL["tool_calls"]}
+    chat = [ASKS, says, FOUND, SAYS]
+
+    code, reason = fault(ChatTokenizeFn(name, chat_template=without_calls), {"messages": chat})
+
+    assert code == "AD132"
+    assert f"'messages'[1] has empty 'content', and the template writes nothing of its '{key}'" in reason
+    assert read(ChatTokenizeFn(name, chat_template=without_calls), {"messages": [ASKS, SAYS]}).errors == []
+    turns = [turn("human", "a"), turn("function_call", '{"name": "look"}'), turn("gpt", "b")]
+    as_turns = ChatTokenizeFn(name, chat_template=without_calls, dialect="sharegpt")
+    assert fault(as_turns, {"conversations": turns})[0] == "AD132"
 
 
 def test_what_a_dialect_does_not_go_with_is_refused(name):
@@ -168,19 +244,10 @@ def test_what_a_dialect_does_not_go_with_is_refused(name):
         ChatTokenizeFn(name, dialect="alpaca", messages_key="chat")
     with pytest.raises(ConfigError, match="leave processor out"):
         ChatTokenizeFn(name, dialect="sharegpt", processor=name)
-
-
-def test_two_workers_read_it_and_the_setting_is_in_the_fingerprint(name, tmp_path):
-    path = tmp_path / "chats.jsonl"
-    path.write_text("".join(json.dumps({"instruction": f"What is {n}?", "output": str(n)}) + "\n" for n in range(200)))
-    fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, dialect="alpaca")
-    with DataLoader(path, tokenize_fn=fn, num_workers=2, epochs=1, batch_size=10, timeout_s=100) as loader:
-        samples = [sample for batch in loader for sample in batch]
-        state = loader.state_dict()
-
-    assert len(samples) == 200
-    assert all((sample.labels >= 0).any() for sample in samples)
-    other = ChatTokenizeFn(name, chat_template=WITH_CALLS)
-    with DataLoader(path, tokenize_fn=other, num_workers=0, timeout_s=100) as loader:
-        with pytest.raises(SnapshotMismatchError):
-            loader.load_state_dict(state)
+    with pytest.raises(ConfigError, match="did you mean 'alpaca'"):
+        ChatTokenizeFn(name, dialect="alpacca")
+    with pytest.raises(ConfigError, match="did you mean 'question'"):
+        ChatTokenizeFn(name, dialect="question_answer", dialect_keys={"questions": "q"})
+    for dialect in (None, "messages"):
+        with pytest.raises(ConfigError, match="or set messages_key"):
+            ChatTokenizeFn(name, dialect=dialect, dialect_keys={"messages": "chat"})
