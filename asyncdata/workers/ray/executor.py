@@ -23,7 +23,7 @@ from asyncdata.workers.base import error_of, takes_samples
 from asyncdata.workers.pool.pool import Lane, Pool, Transport
 from asyncdata.workers.pool.worker import Worker
 from asyncdata.workers.ray.actor import Began, in_slot, to_send
-from asyncdata.workers.ray.cluster import WATCH, connect, is_lost, kill, new_actors, run_until_lost, what_is_missing
+from asyncdata.workers.ray.cluster import WATCH, connect, is_lost, kill, new_actors, room_for, run_until_lost
 from asyncdata.workers.ray.node_proof import difference, node_name, terms_of
 from asyncdata.workers.slots import anonymous_slots
 
@@ -84,17 +84,21 @@ class _ActorWorker(Worker):
         raise error_of(found.ready)
 
     async def _started(self) -> Future[Any]:
-        """The answer to ``begin``. While it does not come, the worker's state tells what it lacks."""
+        """The answer to ``begin``. While it does not come, the first that waits tells for all what they lack."""
         future, waited_s, pause_s = self.handle.begin.remote().future(), 0.0, _FIRST_LOOK_S
-        while True:
-            with anyio.move_on_after(pause_s):
-                return await self._actors.finished(future)
+        waiting = self._actors.waiting
+        waiting[self.number] = self
+        try:
+            while True:
+                with anyio.move_on_after(pause_s):
+                    return await self._actors.finished(future)
 
-            waited_s += pause_s
-            pause_s = waited_s
-            self.lacks = await anyio.to_thread.run_sync(what_is_missing, self._actors.settings, abandon_on_cancel=True)
-            if waited_s >= _SLOW_START_S:
-                _log.warning("ray.worker_waits", worker=self.number, waited_s=waited_s, reason=self.lacks)
+                waited_s += pause_s
+                pause_s = waited_s
+                if self is next(iter(waiting.values())):
+                    await self._actors.tell_what_lacks(waited_s)
+        finally:
+            del waiting[self.number]
 
     def send(self, call: Call) -> None:
         request, text = to_send(call.request, self._actors.memory)
@@ -154,6 +158,7 @@ class _Actors(Transport):
     :ivar lane: all of them.
     :ivar num_bytes_in: bytes of answers that came into this process; ``num_bytes_out`` of requests.
     :ivar memory: the bytes of a slot.
+    :ivar waiting: those that have not started yet, by number.
     :raises ConfigError: if there is no cluster.
     """
 
@@ -165,6 +170,7 @@ class _Actors(Transport):
         self.lanes = [self.lane]
         self.num_bytes_in = self.num_bytes_out = 0
         self.memory: Callable[[int], memoryview]
+        self.waiting: dict[int, _ActorWorker] = {}
         self._job: Job
         self._terms = b""
         self._call_soon: Any = None
@@ -186,6 +192,15 @@ class _Actors(Transport):
         future.add_done_callback(lambda _: self._call_soon(done.set))
         await done.wait()
         return future
+
+    async def tell_what_lacks(self, waited_s: float) -> None:
+        """Note what those lack that wait; log it if the cluster has no room for them, or they need very long."""
+        number, total = len(self.waiting), self.lane.num_workers
+        room = await anyio.to_thread.run_sync(room_for, self.settings, total, number, abandon_on_cancel=True)
+        for worker in self.waiting.values():
+            worker.lacks = room.text
+        if room.is_full or waited_s >= _SLOW_START_S:
+            _log.warning("ray.worker_waits", num_waiting=number, waited_s=waited_s, reason=room.text)
 
     async def check_files(self, found: Began) -> None:
         """Raise what a node sees otherwise, unless the file has changed here, too: then its readers report that."""
