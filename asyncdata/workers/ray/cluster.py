@@ -189,7 +189,7 @@ async def _run_until_refused(who: str, address: str, max_tries: int) -> None:
 
 
 class Room(NamedTuple):
-    """What actors lack that have not started yet.
+    """What actors lack that have no process yet.
 
     :ivar is_full: whether less is free than one of them needs.
     """
@@ -199,10 +199,10 @@ class Room(NamedTuple):
 
 
 def room_for(settings: RayExecutor, num_workers: int, num_waiting: int) -> Room:
-    """What actors lack that have not started yet.
+    """What actors lack that have no process yet.
 
     :param num_workers: how many there should be.
-    :param num_waiting: how many have not started.
+    :param num_waiting: how many have none.
     """
     import ray
 

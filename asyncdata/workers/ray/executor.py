@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ("ClusterExecutor",)
 
 _log = get_logger(__name__)
-_FIRST_LOOK_S, _SLOW_START_S = 2.0, 30.0
+_FIRST_LOOK_S, _FULL_S, _SLOW_START_S = 2.0, 4.0, 30.0
 
 
 class _ActorWorker(Worker):
@@ -84,14 +84,15 @@ class _ActorWorker(Worker):
         raise error_of(found.ready)
 
     async def _started(self) -> Future[Any]:
-        """The answer to ``begin``. While it does not come, the first that waits tells for all what they lack."""
-        future, waited_s, pause_s = self.handle.begin.remote().future(), 0.0, _FIRST_LOOK_S
-        waiting = self._actors.waiting
+        """The answer to ``begin``. While it has no process, the first of those tells for all what they lack."""
+        has_process, waited_s, pause_s = self._progress(), 0.0, _FIRST_LOOK_S
+        begun, waiting = self.handle.begin.remote().future(), self._actors.waiting
         waiting[self.number] = self
         try:
-            while True:
+            while not has_process.done():
                 with anyio.move_on_after(pause_s):
-                    return await self._actors.finished(future)
+                    await self._actors.finished(has_process)
+                    break
 
                 waited_s += pause_s
                 pause_s = waited_s
@@ -99,6 +100,12 @@ class _ActorWorker(Worker):
                     await self._actors.tell_what_lacks(waited_s)
         finally:
             del waiting[self.number]
+            self.lacks = ""
+        return await self._actors.finished(begun)
+
+    def _progress(self) -> Future[Any]:
+        found: Future[Any] = self.handle.progress.options(concurrency_group=WATCH).remote().future()
+        return found
 
     def send(self, call: Call) -> None:
         request, text = to_send(call.request, self._actors.memory)
@@ -133,8 +140,7 @@ class _ActorWorker(Worker):
         """As the class says. It may not answer, if a library that it has called holds the interpreter."""
         with anyio.move_on_after(self.look_s):
             try:
-                ref = self.handle.progress.options(concurrency_group=WATCH).remote()
-                self._seen = tuple((await self._actors.finished(ref.future())).result())
+                self._seen = tuple((await self._actors.finished(self._progress())).result())
             except Exception:  # it is lost: the answers to its requests say so as well
                 return
 
@@ -158,7 +164,7 @@ class _Actors(Transport):
     :ivar lane: all of them.
     :ivar num_bytes_in: bytes of answers that came into this process; ``num_bytes_out`` of requests.
     :ivar memory: the bytes of a slot.
-    :ivar waiting: those that have not started yet, by number.
+    :ivar waiting: those that have no process yet, by number.
     :raises ConfigError: if there is no cluster.
     """
 
@@ -194,12 +200,12 @@ class _Actors(Transport):
         return future
 
     async def tell_what_lacks(self, waited_s: float) -> None:
-        """Note what those lack that wait; log it if the cluster has no room for them, or they need very long."""
+        """Note what those lack that wait. Log it after 4 s if the cluster has no room, else after half a minute."""
         number, total = len(self.waiting), self.lane.num_workers
         room = await anyio.to_thread.run_sync(room_for, self.settings, total, number, abandon_on_cancel=True)
         for worker in self.waiting.values():
             worker.lacks = room.text
-        if room.is_full or waited_s >= _SLOW_START_S:
+        if waited_s >= (_FULL_S if room.is_full else _SLOW_START_S):
             _log.warning("ray.worker_waits", num_waiting=number, waited_s=waited_s, reason=room.text)
 
     async def check_files(self, found: Began) -> None:
