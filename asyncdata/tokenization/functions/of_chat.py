@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("ChatDrafts", "Chats", "OfChat", "assistants")
+__all__ = ("ChatDrafts", "Chats", "OfChat", "assistants", "trained_messages")
 
 Message = dict[str, Any]
 
@@ -126,6 +126,32 @@ def assistants(messages: list[Message]) -> list[int]:
     return [number for number, message in enumerate(messages) if message["role"] == "assistant"]
 
 
+def trained_messages(row: RowReader, train_on: str, messages: list[Message], raw: Buffer) -> list[int]:
+    """The indices of the messages that ``train_on`` chooses, of the assistant alone.
+
+    :raises RowFault: for a ``loss`` that is none, or of a message that is not the assistant's.
+    """
+    if train_on == "loss":
+        return [number for number, message in enumerate(messages) if _has_loss(row, number, message, raw)]
+
+    numbers = assistants(messages)
+    return numbers if train_on == "assistant" else numbers[-1:]
+
+
+def _has_loss(row: RowReader, number: int, message: Message, raw: Buffer) -> bool:
+    loss, is_assistant = message.get("loss"), message["role"] == "assistant"
+    if loss is not None and not isinstance(loss, bool):
+        reason = f"{row.name(f'messages[{number}]')}: 'loss' must be true or false, got {json_type(loss)}"
+        raise RowFault("AD111", reason, raw)
+
+    if loss and not is_assistant:
+        name = row.name(f"messages[{number}]")
+        reason = f"{name} has loss, but is not a message of the assistant; set its 'loss' to false"
+        raise RowFault("AD111", reason, raw)
+
+    return is_assistant and loss is not False
+
+
 class Chats(RowTokenizer):
     """An opened :class:`~asyncdata.ChatTokenizeFn`: renders the chat of a row, and cuts its tokens to length."""
 
@@ -159,8 +185,9 @@ class Chats(RowTokenizer):
         else:
             messages, first = self._dialect.read(self._row, fields, raw)
         tools = self._drafts.tools(fields.get("tools"), raw)
-        trained = [number for number in self._trained(messages, raw) if number >= first]
         trains_all = self._train_on == "all"
+        chosen = [] if trains_all else trained_messages(self._row, self._train_on, messages, raw)
+        trained = [number for number in chosen if number >= first]
         if not trained and not trains_all:
             return NOTHING_TRAINED
 
@@ -172,27 +199,3 @@ class Chats(RowTokenizer):
 
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
         self.write_sample(row, self._fn.fit(drafting.drafts[0].encoded(found[0])), drafting.columns, out)
-
-    def _trained(self, messages: list[Message], raw: Buffer) -> list[int]:
-        train_on = self._train_on
-        if train_on == "all":
-            return []
-
-        if train_on == "loss":
-            return [number for number, message in enumerate(messages) if self._has_loss(number, message, raw)]
-
-        numbers = assistants(messages)
-        return numbers if train_on == "assistant" else numbers[-1:]
-
-    def _has_loss(self, number: int, message: Message, raw: Buffer) -> bool:
-        loss, is_assistant = message.get("loss"), message["role"] == "assistant"
-        if loss is not None and not isinstance(loss, bool):
-            reason = f"{self._row.name(f'messages[{number}]')}: 'loss' must be true or false, got {json_type(loss)}"
-            raise RowFault("AD111", reason, raw)
-
-        if loss and not is_assistant:
-            name = self._row.name(f"messages[{number}]")
-            reason = f"{name} has loss, but is not a message of the assistant; set its 'loss' to false"
-            raise RowFault("AD111", reason, raw)
-
-        return is_assistant and loss is not False
