@@ -198,13 +198,16 @@ def group(nodes) -> Iterator[Any]:
 
 
 NO_GROUP = RayExecutor(num_workers=8)
-LARGE = RayExecutor(num_workers=1, num_cpus=64, resources={"no_such_thing": 1})
+LARGE = RayExecutor(num_workers=1, num_cpus=64, resources={"spare": 1})
 
 
 @pytest.mark.parametrize(
     ("executor", "told"),
     [
-        (LARGE, "1 actors wanted, 0 started, 0 of 4 CPU, 0 of 0 no_such_thing free; each needs CPU 64, no_such_thing 1"),
+        (
+            LARGE,
+            "1 actors wanted, 0 started, 0 of 4 CPU, 0 of 0 no_such_thing free; each needs CPU 64, no_such_thing 1",
+        ),
         (NO_GROUP, "8 actors wanted, 0 started, 0 of 4 CPU free; each needs CPU 1"),
     ],
 )
@@ -245,11 +248,16 @@ def test_a_full_placement_group_is_named_and_what_it_can_never_hold_is_refused(t
     executor = RayExecutor(num_workers=3, placement_group=group, placement_group_bundle=0)
     with make(path, executor) as loader:
         loader.start()
-        told = "the placement group has no room: 3 actors wanted, 2 started, 0 of 2 CPU free; each needs CPU 1 on one node"
+        told = (
+            "the placement group has no room: 3 actors wanted, 2 started, 0 of 2 CPU free; each needs CPU 1 on one node"
+        )
         until(lambda: [worker.lacks for worker in loader.statistics().workers].count(told) == 1)
         assert len(loader.get_next_batch(10)) == 10
 
-    for more, words in (({"placement_group_bundle": 9}, "index 9 is invalid"), ({"num_cpus": 8}, "cannot fit into any")):
+    for more, words in (
+        ({"placement_group_bundle": 9}, "index 9 is invalid"),
+        ({"num_cpus": 8}, "cannot fit into any"),
+    ):
         refused = RayExecutor(num_workers=1, placement_group=group, **more)
         with make(path, refused) as loader, pytest.raises(ConfigError, match=f"^AD497 .*{words}"):
             loader.get_next_batch(1)

@@ -118,7 +118,7 @@ class RendererTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_
 def made_by_renderers(folder: str, **config: Any) -> Renderer:
     """A renderer of the package ``renderers``, by the fields of its configuration.
 
-    :raises ConfigError: for a configuration that it does not have.
+    :raises ConfigError: for a configuration that it does not have, or that needs another tokenizer.
     """
     try:
         from pydantic import TypeAdapter, ValidationError
@@ -129,10 +129,12 @@ def made_by_renderers(folder: str, **config: Any) -> Renderer:
 
     try:
         wanted = TypeAdapter[Any](RendererConfig).validate_python(config or {"name": "auto"})
-    except ValidationError as error:
-        raise ConfigError(f"the package renderers refuses arguments={config}: {error}") from error
+        renderer: Renderer = create_renderer(load_tokenizer(folder), wanted)
+    except (ValidationError, ValueError, AssertionError) as error:
+        wrong = error.errors() if isinstance(error, ValidationError) else []
+        why = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in wrong) or error
+        raise ConfigError(f"renderers refuses arguments={config} with the tokenizer in {folder}: {why}") from error
 
-    renderer: Renderer = create_renderer(load_tokenizer(folder), wanted)
     return renderer
 
 
@@ -189,7 +191,7 @@ class _Rendered(RowTokenizer):
 
         is_trained = [bool(one) and owner in trained for one, owner in zip(sampled, owners, strict=True)]
         spans = trained_runs([0 if one else NOT_TRAINED for one in is_trained])
-        stops = getattr(self._renderer, "get_stop_token_ids", list)()
+        stops: list[int] = getattr(self._renderer, "get_stop_token_ids", list)()
         if stops and num_messages - 1 in trained and not (spans and tokens[spans[-1][1] - 1] in stops):
             tokens.append(stops[0])
             spans.append((len(tokens) - 1, len(tokens)))

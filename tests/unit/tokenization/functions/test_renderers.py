@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tokenizers import Tokenizer
 
-from asyncdata import BadRowError, ConfigError, DataLoader, RendererTokenizeFn, SoftPacking
+from asyncdata import BadRowError, ConfigError, DataLoader, RendererTokenizeFn, SoftPacking, WorkerError
+from asyncdata.tokenization.functions.rendered import made_by_renderers
 from tests.support.renderers import END
 
 if TYPE_CHECKING:
@@ -136,13 +139,21 @@ def test_without_the_package_the_error_names_it(small_tokenizer, monkeypatch):
 # The package renderers
 
 
-@pytest.fixture(scope="module")
-def qwen3(small_tokenizer) -> tuple[Any, RendererTokenizeFn]:
-    renderers = pytest.importorskip("renderers", reason="the package renderers is not installed")
-    from renderers.base import load_tokenizer
+SPECIAL = ("think", "/think", "tool_call", "/tool_call", "tool_response", "/tool_response")
 
-    made = renderers.create_renderer(load_tokenizer(str(small_tokenizer)), renderers.Qwen3RendererConfig())
-    return made, RendererTokenizeFn(small_tokenizer, arguments={"name": "qwen3"})
+
+@pytest.fixture(scope="module")
+def qwen3(small_tokenizer, tmp_path_factory) -> tuple[Any, RendererTokenizeFn]:
+    """A renderer of the package, and ours around its like."""
+    renderers = pytest.importorskip("renderers", reason="the package renderers is not installed")
+    base = pytest.importorskip("renderers.base")
+    folder = tmp_path_factory.mktemp("qwen3")
+    shutil.copytree(small_tokenizer, folder, dirs_exist_ok=True)
+    tokenizer = Tokenizer.from_file(str(small_tokenizer / "tokenizer.json"))
+    tokenizer.add_special_tokens([f"<{name}>" for name in SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    made = renderers.create_renderer(base.load_tokenizer(str(folder)), renderers.Qwen3RendererConfig())
+    return made, RendererTokenizeFn(folder, arguments={"name": "qwen3"})
 
 
 def test_the_tokens_and_the_mask_are_those_that_prime_rl_trains(tmp_path, qwen3):
@@ -160,21 +171,27 @@ def test_the_tokens_and_the_mask_are_those_that_prime_rl_trains(tmp_path, qwen3)
 
 def test_a_rollout_of_two_turns_by_the_package_has_the_ids_that_are_trained(tmp_path, qwen3):
     """The model's tokens are taken as they were sampled, and the next turn is bridged, as in a rollout."""
-    made, fn = qwen3
-    prompts = RendererTokenizeFn(fn.tokenizer, arguments={"name": "qwen3"}, train_on="none")
+    _, fn = qwen3
+    arguments = {"name": "qwen3", "enable_thinking": False}
+    made = made_by_renderers(fn.tokenizer, **arguments)
+    prompts = RendererTokenizeFn(fn.tokenizer, arguments=arguments, train_on="none")
     (first,) = delivered(tmp_path, prompts, {"messages": CHAT[:1]})
-    (whole,) = delivered(tmp_path, fn, {"messages": CHAT})
-    labels = whole.labels.tolist()
-    sampled = [token for token in labels if token != -100]
-    end = sampled.index(made.get_stop_token_ids()[0]) + 1
+    (whole,) = delivered(tmp_path, RendererTokenizeFn(fn.tokenizer, arguments=arguments), {"messages": CHAT})
+    prompt, ids = first.tokens.tolist(), whole.tokens.tolist()
+    assert ids[: len(prompt)] == prompt
 
-    second = made.bridge_to_next_turn(first.tokens.tolist(), sampled[:end], CHAT[2:3]).token_ids
-    rollout = [*second, *sampled[end:]]
-    assert whole.tokens.tolist()[: len(rollout)] == rollout
-    assert set(labels[len(rollout) :]) <= {-100}
+    answer = ids[len(prompt) : ids.index(made.get_stop_token_ids()[0], len(prompt)) + 1]
+    assert whole.labels.tolist()[len(prompt) :][: len(answer)] == answer
+    bridged = made.bridge_to_next_turn(prompt, answer, CHAT[2:3]).token_ids
+    assert len(bridged) > len(prompt) + len(answer)
+    assert ids[: len(bridged)] == bridged
 
 
 def test_a_configuration_that_the_package_does_not_have_is_an_error(tmp_path, qwen3):
-    fn = RendererTokenizeFn(qwen3[1].tokenizer, arguments={"name": "qwen3", "enable_thoughts": True})
-    with pytest.raises(ConfigError, match="enable_thoughts"):
-        delivered(tmp_path, fn, ROW)
+    for arguments, words in (
+        ({"name": "qwen3", "enable_thoughts": True}, r"with the tokenizer in .*qwen3\.enable_thoughts: Extra inputs"),
+        ({"name": "glm-4.5"}, r"Special token '\[gMASK\]' not found"),
+    ):
+        fn = RendererTokenizeFn(qwen3[1].tokenizer, arguments=arguments)
+        with pytest.raises(WorkerError, match=words):
+            delivered(tmp_path, fn, ROW, num_workers=0)
