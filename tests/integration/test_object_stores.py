@@ -206,9 +206,9 @@ def test_ten_thousand_objects_are_listed_by_the_page_and_not_looked_at_one_by_on
     assert (num_heads, num_pages) == {
         "a glob": (0, 11),
         "a list": (1, 11),
-        "a list of a large folder": (101, 11),
-        "a bucket of versions": (101, 0),
-        "not allowed": (101, 1),
+        "a list of a large folder": (100, 11),
+        "a bucket of versions": (101, 1),
+        "not allowed": (100, 1),
     }[how]
 
 
@@ -293,6 +293,21 @@ def test_the_order_of_the_hubs_files_is_that_of_the_local_ones(hub, tmp_path, ad
         (tmp_path / Path(path).name).write_bytes(data)
 
     assert take(of_hub(hub, address), 800, num_workers=num_workers) == take(tmp_path, 800)
+
+
+def test_a_listing_of_the_hub_tells_of_many_files_what_each_one_tells(hub, monkeypatch):
+    hub.commit("me/rows", {f"{number}.jsonl": jsonl([{"id": number}]) for number in range(70)})
+    names = [f"hf://datasets/me/rows/{number}.jsonl" for number in range(70)]
+
+    def opened() -> Any:
+        with make(JsonlSource(names, storage_options={"endpoint": hub.url, "token": TOKEN})) as loader:
+            return ids(loader.get_next_batch(70)), loader.state_dict()
+
+    monkeypatch.setattr("asyncdata.sources.remote.listing._MAX_HEADS", 70)
+    each = opened()
+    monkeypatch.setattr("asyncdata.sources.remote.listing._MAX_HEADS", 69)
+    monkeypatch.setattr("asyncdata.sources.remote.listing._single", None)  # none is looked at
+    assert opened() == each
 
 
 def test_a_run_stays_at_its_commit_and_a_resume_on_another_one_is_refused_with_the_way_back(hub, tmp_path):

@@ -126,15 +126,17 @@ def _listed(reads: Reads, number: int, named: Sequence[Address]) -> dict[Address
     try:
         pinned = {reads.pinned(number, address).key: address for address in named}
         first = next(iter(pinned))
-        if reads.head(number, named[0].with_key(first)).version:
-            return {}
-
         folder = first.rpartition("/")[0]
         found = reads.list(number, f"{folder}/" if folder else "", is_wanted)
+        keys = list(found.keys)
+        here = ObjectStamp.of(found[keys.index(first)]) if first in keys else None
+        if here is None or here.version != reads.head(number, here.address).version:
+            return {}
+
     except (SourceError, _TooManyError):  # what is wrong is told of each
         return {}
 
-    return {pinned[key]: found.taken([place]) for place, key in enumerate(found.keys)}
+    return {pinned[key]: found.taken([place]) for place, key in enumerate(keys)}
 
 
 def _expanded(reads: Reads, number: int, address: Address, suffixes: Sequence[tuple[str, ...]]) -> ObjectRefs:
