@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
     from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
     from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
+    from asyncdata.tokenization.functions.rendered import RendererTokenizeFn
     from asyncdata.tokenization.functions.text import TextTokenizeFn
     from asyncdata.tokenization.functions.untokenized import RowFn
     from asyncdata.tokenization.pictures.settings import Processor
@@ -123,6 +124,7 @@ __all__ = (
     "QuarantineError",
     "Ranks",
     "RayExecutor",
+    "RendererTokenizeFn",
     "reset_response",
     "RowFn",
     "RowShuffle",
@@ -184,6 +186,7 @@ _HOMES = {
     "tokenization.functions.fixed_length": "FixedLengthTokenizeFn",
     "tokenization.functions.preference": "PreferenceTokenizeFn",
     "tokenization.functions.prompt": "PromptTokenizeFn",
+    "tokenization.functions.rendered": "RendererTokenizeFn",
     "tokenization.functions.text": "TextTokenizeFn",
     "tokenization.functions.untokenized": "RowFn",
     "tokenization.pictures.settings": "Processor",

@@ -182,6 +182,36 @@ def test_objects_that_are_not_there_or_listed_twice_are_named(folder, paths, cod
         assert take(JsonlSource(given, storage_options=options, allow_repeats=True), 2) == [1, 1]
 
 
+@pytest.mark.parametrize("how", ["a glob", "a list", "a list of a large folder", "a bucket of versions", "not allowed"])
+def test_ten_thousand_objects_are_listed_by_the_page_and_not_looked_at_one_by_one(host, monkeypatch, how):
+    num_objects = 10_000 if how in ("a glob", "a list") else 100
+    monkeypatch.setattr("tests.support.stores.PAGE", 1000)
+    for number in range(num_objects):
+        host.put(f"/bucket/many/{number:05d}.jsonl", jsonl([{"id": number}]))
+    for number in range(20_000 if how == "a list of a large folder" else 2):
+        host.objects[f"/bucket/many/other-{number}.txt"] = b"x"
+    if how == "a bucket of versions":
+        host.answer = lambda _: Answer(headers={"x-goog-generation": "7", "x-amz-version-id": "v7"})
+    elif how == "not allowed":
+        host.answer = lambda request: Answer(status=403) if "list-type" in request.target else None
+
+    names = [f"/{number:05d}.jsonl" for number in reversed(range(num_objects))]
+    root, is_glob = "gs://bucket/many", how == "a glob"
+    source = JsonlSource(named(root, "/*.jsonl" if is_glob else names), storage_options=host.google)
+    rows = take(source, 3, shuffle=False)
+
+    assert rows == ([0, 1, 2] if is_glob else [num_objects - 1 - number for number in range(3)])
+    num_heads = sum(request.method == "HEAD" for request in host.requests)
+    num_pages = sum("list-type" in request.target for request in host.requests)
+    assert (num_heads, num_pages) == {
+        "a glob": (0, 11),
+        "a list": (1, 11),
+        "a list of a large folder": (100, 11),
+        "a bucket of versions": (101, 1),
+        "not allowed": (100, 1),
+    }[how]
+
+
 def test_a_manifest_names_objects_and_nothing_is_listed_or_looked_at(host):
     parts = {f"{number}.jsonl": jsonl([{"id": number}]) for number in (2, 0, 1)}
     lines = []
@@ -263,6 +293,21 @@ def test_the_order_of_the_hubs_files_is_that_of_the_local_ones(hub, tmp_path, ad
         (tmp_path / Path(path).name).write_bytes(data)
 
     assert take(of_hub(hub, address), 800, num_workers=num_workers) == take(tmp_path, 800)
+
+
+def test_a_listing_of_the_hub_tells_of_many_files_what_each_one_tells(hub, monkeypatch):
+    hub.commit("me/rows", {f"{number}.jsonl": jsonl([{"id": number}]) for number in range(70)})
+    names = [f"hf://datasets/me/rows/{number}.jsonl" for number in range(70)]
+
+    def opened() -> Any:
+        with make(JsonlSource(names, storage_options={"endpoint": hub.url, "token": TOKEN})) as loader:
+            return ids(loader.get_next_batch(70)), loader.state_dict()
+
+    monkeypatch.setattr("asyncdata.sources.remote.listing._MAX_HEADS", 70)
+    each = opened()
+    monkeypatch.setattr("asyncdata.sources.remote.listing._MAX_HEADS", 69)
+    monkeypatch.setattr("asyncdata.sources.remote.listing._single", None)  # none is looked at
+    assert opened() == each
 
 
 def test_a_run_stays_at_its_commit_and_a_resume_on_another_one_is_refused_with_the_way_back(hub, tmp_path):

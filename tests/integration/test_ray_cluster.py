@@ -186,19 +186,83 @@ def test_a_node_that_does_not_see_the_data_is_named_with_the_file(tmp_path, monk
     assert "cannot be read there" in str(caught.value)
 
 
-def test_actors_that_find_no_room_are_reported_as_starting_with_what_they_lack(tmp_path):
+@pytest.fixture
+def group(nodes) -> Iterator[Any]:
+    """A trainer's placement group: all CPUs of both nodes, in two bundles."""
+    from ray.util import placement_group, remove_placement_group
+
+    found = placement_group([{"CPU": 2}] * 2, strategy="SPREAD")
+    assert found.wait(NEVER_S)
+    yield found
+    remove_placement_group(found)
+
+
+NO_GROUP = RayExecutor(num_workers=8)
+LARGE = RayExecutor(num_workers=1, num_cpus=64, resources={"spare": 1})
+
+
+@pytest.mark.parametrize(
+    ("executor", "told"),
+    [
+        (
+            LARGE,
+            "1 actors wanted, 0 started, 0 of 4 CPU, 0 of 0 no_such_thing free; each needs CPU 64, no_such_thing 1",
+        ),
+        (NO_GROUP, "8 actors wanted, 0 started, 0 of 4 CPU free; each needs CPU 1"),
+    ],
+)
+def test_actors_that_find_no_room_are_reported_in_seconds_with_what_they_lack(tmp_path, group, executor, told):
     path = write_rows(tmp_path / "rows.jsonl", 10)
-    executor = RayExecutor(num_workers=1, num_cpus=64, resources={"no_such_thing": 1})
-    with make(path, executor) as loader:
+    with capture_logs() as events, make(path, executor) as loader:
         loader.start()
-        until(lambda: any(worker.lacks for worker in loader.statistics().workers))
+        until(lambda: "ray.worker_waits" in [event["event"] for event in events])
         with pytest.raises(PrefetchTimeoutError) as caught:
             loader.get_next_batch(1, timeout_s=0.01)
 
-        assert [worker.state for worker in loader.statistics().workers] == ["starting"]
-    needs = "It needs CPU 64, no_such_thing 1 on one node; free on all nodes are CPU 4 of 4, no_such_thing 0 of 0"
-    assert f"stage: start: the Ray cluster has not started an actor yet. {needs}\n" in str(caught.value)
+        states = [worker.state for worker in loader.statistics().workers]
+    assert states == ["starting"] * executor.num_workers
+    reason = f"the Ray cluster has no room: {told} on one node"
+    assert f"stage: start: {reason}\n" in str(caught.value)
     assert "try: room in the cluster (see `ray status`)" in str(caught.value)
+    waits = [event for event in events if event["event"] == "ray.worker_waits"]
+    assert (waits[0]["reason"], waits[0]["num_waiting"]) == (reason, executor.num_workers)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"num_workers": 2, "placement_group": True},
+        {"num_workers": 2, "placement_group": True, "placement_group_bundle": 1},
+        {"num_workers": 3, "num_cpus": 0},
+    ],
+    ids=["the trainer's group", "one bundle of it", "no CPU of their own"],
+)
+def test_a_trainer_that_has_all_cpus_shares_its_placement_group_or_its_actors_reserve_none(tmp_path, group, told):
+    executor = RayExecutor(**told | {"placement_group": group if "placement_group" in told else None})
+    path = write_rows(tmp_path / "rows.jsonl", 100)
+    assert delivered(make(path, executor, epochs=1)) == delivered(make(path, epochs=1))
+
+
+def test_a_full_placement_group_is_named_and_what_it_can_never_hold_is_refused(tmp_path, group):
+    path = write_rows(tmp_path / "rows.jsonl", 10)
+    executor = RayExecutor(num_workers=3, placement_group=group, placement_group_bundle=0)
+    with make(path, executor) as loader:
+        loader.start()
+        told = (
+            "the placement group has no room: 3 actors wanted, 2 started, 0 of 2 CPU free; each needs CPU 1 on one node"
+        )
+        until(lambda: [worker.lacks for worker in loader.statistics().workers].count(told) == 1)
+        assert len(loader.get_next_batch(10)) == 10
+
+    for more, words in (
+        ({"placement_group_bundle": 9}, "index 9 is invalid"),
+        ({"num_cpus": 8}, "cannot fit into any"),
+    ):
+        refused = RayExecutor(num_workers=1, placement_group=group, **more)
+        with make(path, refused) as loader, pytest.raises(ConfigError, match=f"^AD497 .*{words}"):
+            loader.get_next_batch(1)
+    with pytest.raises(ConfigError, match=r"^AD497 .*placement_group_bundle=1.* of no placement group"):
+        make(path, RayExecutor(placement_group_bundle=1))
 
 
 def test_an_async_actor_with_a_running_loop_uses_every_loader(tmp_path, nodes):

@@ -27,6 +27,7 @@ DESCRIPTIONS: dict[str, Callable[..., Any]] = {
     "asyncdata.tokenization.fixed_length:FixedLengthTokenizeFn": asyncdata.FixedLengthTokenizeFn,
     "asyncdata.tokenization.preference:PreferenceTokenizeFn": asyncdata.PreferenceTokenizeFn,
     "asyncdata.tokenization.prompt:PromptTokenizeFn": asyncdata.PromptTokenizeFn,
+    "asyncdata.tokenization.rendered:RendererTokenizeFn": asyncdata.RendererTokenizeFn,
     "asyncdata.tokenization.text:TextTokenizeFn": asyncdata.TextTokenizeFn,
 }
 """The tag of each tokenize function. A changed tag would refuse every snapshot there is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import Future
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,9 @@ __all__ = ("Objects", "find_objects", "with_heads")
 _MANIFEST = ".manifest.jsonl"
 _MAGIC = re.compile(r"[*?[]")
 _MAX_HEADS = 64
+"""Objects that are looked at one by one; of more, some, or their folder."""
+_MAX_LISTED = 100
+"""Objects that are listed for each one that is named: a page of 1,000 costs as much as some ten requests."""
 
 
 class Objects(NamedTuple):
@@ -63,12 +67,16 @@ def find_objects(
     specs = {one.url: store_spec(one, storage_options) for one in given}
     numbers, stores = {url: number for number, url in enumerate(specs)}, list(specs.values())
     with closing(Reads(stores)) as reads:
-        opened = [reads.start(_expanded, reads, numbers[one.url], one.address, suffixes) for one in given]
+        listed = _named_ones(reads, [(numbers[one.url], one.address) for one in given], suffixes)
+        opened = [
+            listed.get(one.address) or reads.start(_expanded, reads, numbers[one.url], one.address, suffixes)
+            for one in given
+        ]
         faults: list[str] = []
         found: list[ObjectRefs] = []
         for future in opened:
             try:
-                found.append(future.result())
+                found.append(future.result() if isinstance(future, Future) else future)
             except SourceError as error:
                 faults.append(str(error))
     if faults:
@@ -78,6 +86,57 @@ def find_objects(
     if not allow_repeats and not refs.is_ascending:
         refuse_repeats(refs.paths)
     return Objects(refs, stores)
+
+
+class _TooManyError(Exception):
+    """A folder has far more objects than are named."""
+
+
+def _named_ones(
+    reads: Reads, given: Sequence[tuple[int, Address]], suffixes: Sequence[tuple[str, ...]]
+) -> dict[Address, ObjectRefs]:
+    """Objects that are named one by one, where one listing of their folder tells of many."""
+    wanted = sum(suffixes, ())
+    folders: dict[tuple[int, str], list[Address]] = {}
+    for number, address in given:
+        key = address.key
+        if address.scheme not in HTTP and key.endswith(wanted) and not _MAGIC.search(key) and _MANIFEST not in key:
+            folders.setdefault((number, key.rpartition("/")[0]), []).append(address)
+    many = [(number, named) for (number, _), named in folders.items() if len(named) > _MAX_HEADS]
+    futures = [reads.start(_listed, reads, number, named) for number, named in many]
+    return {address: found for future in futures for address, found in future.result().items()}
+
+
+def _listed(reads: Reads, number: int, named: Sequence[Address]) -> dict[Address, ObjectRefs]:
+    """Those of the objects that a listing of their folder has.
+
+    Empty where each is to be looked at: in a bucket of versions, which a listing does not tell; where nothing may be
+    listed; or if the folder has far more.
+    """
+    num_seen = 0
+
+    def is_wanted(key: str) -> bool:
+        nonlocal num_seen
+        num_seen += 1
+        if num_seen > _MAX_LISTED * len(pinned):
+            raise _TooManyError
+
+        return key in pinned
+
+    try:
+        pinned = {reads.pinned(number, address).key: address for address in named}
+        first = next(iter(pinned))
+        folder = first.rpartition("/")[0]
+        found = reads.list(number, f"{folder}/" if folder else "", is_wanted)
+        keys = list(found.keys)
+        here = ObjectStamp.of(found[keys.index(first)]) if first in keys else None
+        if here is None or here.version != reads.head(number, here.address).version:
+            return {}
+
+    except (SourceError, _TooManyError):  # what is wrong is told of each
+        return {}
+
+    return {pinned[key]: found.taken([place]) for place, key in enumerate(keys)}
 
 
 def _expanded(reads: Reads, number: int, address: Address, suffixes: Sequence[tuple[str, ...]]) -> ObjectRefs:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.row_fields import RowReader
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("ChatDrafts", "Chats", "OfChat", "PairsOfTexts", "assistants", "num_alike")
+__all__ = ("ChatDrafts", "Chats", "OfChat", "PairsOfTexts", "assistants", "num_alike", "trained_messages")
 
 Message = dict[str, Any]
 
@@ -152,6 +152,34 @@ def num_alike(one: Sequence[Any], other: Sequence[Any]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
+def trained_messages(
+    row: RowReader, train_on: str, messages: list[Message], raw: Buffer, name: str = "messages"
+) -> list[int]:
+    """The indices of the messages that ``train_on`` chooses, of the assistant alone.
+
+    :param name: the row's field with the messages, for errors.
+    :raises RowFault: for a ``loss`` that is none, or of a message that is not the assistant's.
+    """
+    if train_on == "loss":
+        return [number for number, message in enumerate(messages) if _has_loss(row, f"{name}[{number}]", message, raw)]
+
+    numbers = assistants(messages)
+    return numbers if train_on == "assistant" else numbers[-1:]
+
+
+def _has_loss(row: RowReader, name: str, message: Message, raw: Buffer) -> bool:
+    loss, is_assistant = message.get("loss"), message["role"] == "assistant"
+    if loss is not None and not isinstance(loss, bool):
+        reason = f"{row.name(name)}: 'loss' must be true or false, got {json_type(loss)}"
+        raise RowFault("AD111", reason, raw)
+
+    if loss and not is_assistant:
+        reason = f"{row.name(name)} has loss, but is not a message of the assistant; set its 'loss' to false"
+        raise RowFault("AD111", reason, raw)
+
+    return is_assistant and loss is not False
+
+
 class Chats(RowTokenizer):
     """An opened :class:`~asyncdata.ChatTokenizeFn`: renders the chat of a row, and cuts its tokens to length.
 
@@ -186,8 +214,9 @@ class Chats(RowTokenizer):
             raise RowFault("AD411", "the tokenizer has no chat template: pass chat_template=, or pairs of texts", raw)
 
         tools = self._drafts.tools(fields.get("tools"), raw)
-        trained = [number for number in self._trained(messages, raw) if number >= first]
         trains_all = self._train_on == "all"
+        chosen = [] if trains_all else trained_messages(self._row, self._train_on, messages, raw, self._name)
+        trained = [number for number in chosen if number >= first]
         if not trained and not trains_all:
             return NOTHING_TRAINED
 
@@ -198,30 +227,6 @@ class Chats(RowTokenizer):
 
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
         self.write_sample(row, self._fn.fit(drafting.drafts[0].encoded(found[0])), drafting.columns, out)
-
-    def _trained(self, messages: list[Message], raw: Buffer) -> list[int]:
-        train_on = self._train_on
-        if train_on == "all":
-            return []
-
-        if train_on == "loss":
-            return [number for number, message in enumerate(messages) if self._has_loss(number, message, raw)]
-
-        numbers = assistants(messages)
-        return numbers if train_on == "assistant" else numbers[-1:]
-
-    def _has_loss(self, number: int, message: Message, raw: Buffer) -> bool:
-        loss, is_assistant = message.get("loss"), message["role"] == "assistant"
-        if loss is not None and not isinstance(loss, bool):
-            reason = f"{self._row.name(f'{self._name}[{number}]')}: 'loss' must be true or false, got {json_type(loss)}"
-            raise RowFault("AD111", reason, raw)
-
-        if loss and not is_assistant:
-            name = self._row.name(f"{self._name}[{number}]")
-            reason = f"{name} has loss, but is not a message of the assistant; set its 'loss' to false"
-            raise RowFault("AD111", reason, raw)
-
-        return is_assistant and loss is not False
 
 
 class PairsOfTexts(Chats):

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from asyncdata.workers.ray.settings import RayExecutor
 
-__all__ = ("WATCH", "connect", "is_lost", "kill", "new_actors", "run_until_lost", "what_is_missing")
+__all__ = ("WATCH", "connect", "is_lost", "kill", "new_actors", "room_for", "run_until_lost")
 
 _VARIABLE, _TIMEOUT_S = "RAY_ADDRESS", 10.0
 _AGAIN_S = 1.0
@@ -84,18 +84,24 @@ def _refuse_if_none_listens(address: str) -> None:
 def new_actors(settings: RayExecutor) -> Callable[[bytes], Any]:
     """A function that makes an actor with these terms. It returns at once; the actor starts when there is room.
 
-    :raises ConfigError: for options that Ray refuses.
+    :raises ConfigError: for options that cannot be; also by the function, for what the placement group cannot hold.
     """
     import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Strategy
 
     group = settings.placement_group
+    if group is None and settings.placement_group_bundle >= 0:
+        raise ConfigError(
+            f"AD497 RayExecutor(placement_group_bundle={settings.placement_group_bundle}) is of no placement group: "
+            "pass placement_group=..., such as ray.util.get_current_placement_group()"
+        )
+
     options: dict[str, Any] = {
         "num_cpus": settings.num_cpus,
         "max_restarts": 0,  # the pool replaces it, as every other worker
         "max_task_retries": 0,
         "max_concurrency": 1,
-        "scheduling_strategy": "SPREAD" if group is None else PlacementGroupSchedulingStrategy(group),
+        "scheduling_strategy": "SPREAD" if group is None else Strategy(group, settings.placement_group_bundle),
     }
     for name in ("resources", "label_selector", "runtime_env"):
         value = getattr(settings, name)
@@ -109,7 +115,15 @@ def new_actors(settings: RayExecutor) -> Callable[[bytes], Any]:
             "call ray.init(runtime_env={...}) before, or let the first loader of the process connect"
         ) from error
 
-    new_actor: Callable[[bytes], Any] = made.remote
+    def new_actor(terms: bytes) -> Any:
+        try:
+            return made.remote(terms)
+        except ValueError as error:
+            raise ConfigError(
+                f"AD497 Ray refuses these actors: {error} See num_cpus, resources and placement_group_bundle of "
+                "RayExecutor(...)"
+            ) from error
+
     return new_actor
 
 
@@ -174,17 +188,36 @@ async def _run_until_refused(who: str, address: str, max_tries: int) -> None:
     )
 
 
-def what_is_missing(settings: RayExecutor) -> str:
-    """What an actor lacks that has not started yet."""
+class Room(NamedTuple):
+    """What actors lack that have no process yet.
+
+    :ivar is_full: whether less is free than one of them needs.
+    """
+
+    is_full: bool
+    text: str
+
+
+def room_for(settings: RayExecutor, num_workers: int, num_waiting: int) -> Room:
+    """What actors lack that have no process yet.
+
+    :param num_workers: how many there should be.
+    :param num_waiting: how many have none.
+    """
     import ray
 
-    free, all_nodes = ray.available_resources(), ray.cluster_resources()
+    free, total = ray.available_resources(), ray.cluster_resources()
+    group, number = settings.placement_group, settings.placement_group_bundle
+    suffix = "" if group is None else f"_group_{group.id.hex()}" if number < 0 else f"_group_{number}_{group.id.hex()}"
     needs = {"CPU": settings.num_cpus, **(settings.resources or {})}
-    amounts = [f"{name} {free.get(name, 0):g} of {all_nodes.get(name, 0):g}" for name in needs]
+    amounts = [f"{free.get(one + suffix, 0):g} of {total.get(one + suffix, 0):g} {one}" for one in needs]
     needed = ", ".join(f"{name} {amount:g}" for name, amount in needs.items())
-    bound = [name for name in ("label_selector", "placement_group", "runtime_env") if getattr(settings, name)]
+    bound = [name for name in ("label_selector", "runtime_env") if getattr(settings, name)]
     also = f", and {', '.join(bound)} must fit" if bound else ""
-    return (
-        f"the Ray cluster has not started an actor yet. It needs {needed} on one node{also}; free on all nodes are "
-        f"{', '.join(amounts)}"
+    is_full = any(free.get(name + suffix, 0) < amount for name, amount in needs.items())
+    where = "the Ray cluster" if group is None else "the placement group"
+    return Room(
+        is_full,
+        f"{where} {'has no room' if is_full else 'has not started all actors'}: {num_workers} actors wanted, "
+        f"{num_workers - num_waiting} started, {', '.join(amounts)} free; each needs {needed} on one node{also}",
     )

@@ -23,7 +23,7 @@ from asyncdata.workers.base import error_of, takes_samples
 from asyncdata.workers.pool.pool import Lane, Pool, Transport
 from asyncdata.workers.pool.worker import Worker
 from asyncdata.workers.ray.actor import Began, in_slot, to_send
-from asyncdata.workers.ray.cluster import WATCH, connect, is_lost, kill, new_actors, run_until_lost, what_is_missing
+from asyncdata.workers.ray.cluster import WATCH, connect, is_lost, kill, new_actors, room_for, run_until_lost
 from asyncdata.workers.ray.node_proof import difference, node_name, terms_of
 from asyncdata.workers.slots import anonymous_slots
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ("ClusterExecutor",)
 
 _log = get_logger(__name__)
-_FIRST_LOOK_S, _SLOW_START_S = 2.0, 30.0
+_FIRST_LOOK_S, _FULL_S, _SLOW_START_S = 2.0, 4.0, 30.0
 
 
 class _ActorWorker(Worker):
@@ -84,17 +84,28 @@ class _ActorWorker(Worker):
         raise error_of(found.ready)
 
     async def _started(self) -> Future[Any]:
-        """The answer to ``begin``. While it does not come, the worker's state tells what it lacks."""
-        future, waited_s, pause_s = self.handle.begin.remote().future(), 0.0, _FIRST_LOOK_S
-        while True:
-            with anyio.move_on_after(pause_s):
-                return await self._actors.finished(future)
+        """The answer to ``begin``. While it has no process, the first of those tells for all what they lack."""
+        has_process, waited_s, pause_s = self._progress(), 0.0, _FIRST_LOOK_S
+        begun, waiting = self.handle.begin.remote().future(), self._actors.waiting
+        waiting[self.number] = self
+        try:
+            while not has_process.done():
+                with anyio.move_on_after(pause_s):
+                    await self._actors.finished(has_process)
+                    break
 
-            waited_s += pause_s
-            pause_s = waited_s
-            self.lacks = await anyio.to_thread.run_sync(what_is_missing, self._actors.settings, abandon_on_cancel=True)
-            if waited_s >= _SLOW_START_S:
-                _log.warning("ray.worker_waits", worker=self.number, waited_s=waited_s, reason=self.lacks)
+                waited_s += pause_s
+                pause_s = waited_s
+                if self is next(iter(waiting.values())):
+                    await self._actors.tell_what_lacks(waited_s)
+        finally:
+            del waiting[self.number]
+            self.lacks = ""
+        return await self._actors.finished(begun)
+
+    def _progress(self) -> Future[Any]:
+        found: Future[Any] = self.handle.progress.options(concurrency_group=WATCH).remote().future()
+        return found
 
     def send(self, call: Call) -> None:
         request, text = to_send(call.request, self._actors.memory)
@@ -129,8 +140,7 @@ class _ActorWorker(Worker):
         """As the class says. It may not answer, if a library that it has called holds the interpreter."""
         with anyio.move_on_after(self.look_s):
             try:
-                ref = self.handle.progress.options(concurrency_group=WATCH).remote()
-                self._seen = tuple((await self._actors.finished(ref.future())).result())
+                self._seen = tuple((await self._actors.finished(self._progress())).result())
             except Exception:  # it is lost: the answers to its requests say so as well
                 return
 
@@ -154,6 +164,7 @@ class _Actors(Transport):
     :ivar lane: all of them.
     :ivar num_bytes_in: bytes of answers that came into this process; ``num_bytes_out`` of requests.
     :ivar memory: the bytes of a slot.
+    :ivar waiting: those that have no process yet, by number.
     :raises ConfigError: if there is no cluster.
     """
 
@@ -165,6 +176,7 @@ class _Actors(Transport):
         self.lanes = [self.lane]
         self.num_bytes_in = self.num_bytes_out = 0
         self.memory: Callable[[int], memoryview]
+        self.waiting: dict[int, _ActorWorker] = {}
         self._job: Job
         self._terms = b""
         self._call_soon: Any = None
@@ -186,6 +198,15 @@ class _Actors(Transport):
         future.add_done_callback(lambda _: self._call_soon(done.set))
         await done.wait()
         return future
+
+    async def tell_what_lacks(self, waited_s: float) -> None:
+        """Note what those lack that wait. Log it after 4 s if the cluster has no room, else after half a minute."""
+        number, total = len(self.waiting), self.lane.num_workers
+        room = await anyio.to_thread.run_sync(room_for, self.settings, total, number, abandon_on_cancel=True)
+        for worker in self.waiting.values():
+            worker.lacks = room.text
+        if waited_s >= (_FULL_S if room.is_full else _SLOW_START_S):
+            _log.warning("ray.worker_waits", num_waiting=number, waited_s=waited_s, reason=room.text)
 
     async def check_files(self, found: Began) -> None:
         """Raise what a node sees otherwise, unless the file has changed here, too: then its readers report that."""

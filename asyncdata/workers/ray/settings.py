@@ -14,7 +14,8 @@ __all__ = ("RayExecutor", "local_workers_of")
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
-Share = Annotated[float, msgspec.Meta(gt=0)]
+Share = Annotated[float, msgspec.Meta(ge=0)]
+Bundle = Annotated[int, msgspec.Meta(ge=-1)]
 Amounts = Annotated[dict[str, float], msgspec.Meta(description="a dict of numbers")]
 Labels = Annotated[dict[str, str], msgspec.Meta(description="a dict of text")]
 Environment = Annotated[dict[str, Any], msgspec.Meta(description="a dict")]
@@ -30,10 +31,12 @@ class RayExecutor(Description, frozen=True, kw_only=True):
     :ivar address: of the cluster, as ``ray.init`` takes it, if this process is not connected yet. ``"auto"``: that of
         ``RAY_ADDRESS``, or the one that runs on this machine. Ray Client (``ray://``) is refused.
     :ivar num_workers: actors. With ``local_workers``, they are added one by one while the trainer waits for data.
-    :ivar num_cpus: CPUs that each actor reserves.
+    :ivar num_cpus: CPUs that each actor reserves. 0: none, for a cluster whose CPUs the trainer has reserved.
     :ivar resources: custom resources that each actor reserves.
     :ivar label_selector: labels of the nodes on which actors may run.
-    :ivar placement_group: the placement group of the actors; without one they are spread over the nodes.
+    :ivar placement_group: the placement group of the actors, such as the trainer's
+        (``ray.util.get_current_placement_group()``); without one they are spread over the nodes.
+    :ivar placement_group_bundle: the number of the bundle of that group which they use; -1: any.
     :ivar local_workers: worker processes of this machine, which get work first.
     :ivar runtime_env: the runtime environment of the actors, for nodes that cannot import the tokenize function. With
         folders of this machine, as in ``{"working_dir": "."}``, only if this process is not connected to Ray yet.
@@ -46,6 +49,7 @@ class RayExecutor(Description, frozen=True, kw_only=True):
     resources: Amounts | None = None
     label_selector: Labels | None = None
     placement_group: Group = None
+    placement_group_bundle: Bundle = -1
     local_workers: AtLeast0 = 0
     runtime_env: Environment | None = None
 
