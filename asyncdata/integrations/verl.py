@@ -93,7 +93,7 @@ class VerlRows(OfView):
     def _training(self, files: list[str], stop: int | None) -> LoaderOrderView:
         settings = settings_of(self.config)
         fn = self._prompt_fn(settings.pop("today", None))
-        if settings.get("outcomes"):
+        if settings.get("outcomes") is not None:
             report_in_v1_trainer()
         kept = self.filter_overlong_prompts
         return view_of_rows(LoaderOrderView, files, settings, item=self._row, stop=stop, tokenize_fn=fn, only_kept=kept)

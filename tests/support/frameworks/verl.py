@@ -150,7 +150,7 @@ def scores_of_filter(folder):
     config = configuration(folder, changes).data
     rows = get_dataset_class(config)(config.train_files, None, config, object())
     trainer = type("Trainer", (), {"train_dataset": rows, "refill": lambda self, number: number})()
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR")
     tq.init()
     limits = {"max_off_policy_threshold": 1, "max_off_policy_strategy": "drop", "sampler_kwargs": None}
     buffer = base.ReplayBufferAsync(
