@@ -110,7 +110,7 @@ class PassRate(Description, frozen=True, kw_only=False):
         high = math.inf if self.drop_above is None else self.drop_above - _rounding(self.drop_above)
         means = [outcomes.last_mean if self.over == "last" else outcomes.mean]
         if self.epochs > 1 and outcomes.earlier is not None:
-            means += outcomes.earlier.T[: self.epochs - 1]
+            means.extend(outcomes.earlier.T[: self.epochs - 1])
         is_low, is_high = known, known
         for mean in means:  # of an epoch that there was not it is NaN, which is neither
             is_low, is_high = is_low & (mean < low), is_high & (mean >= high)
