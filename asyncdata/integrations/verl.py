@@ -206,9 +206,8 @@ def report_in_v1_trainer() -> None:
             rows.on_sampled(keys, partition_id, module.tq)
 
     _call_before(module.PPOTrainer, "_compute_advantage", sampled)
-    buffer = getattr(module, "ReplayBuffer", None)
-    if hasattr(buffer, "_clear_groups"):  # of versions whose filter is there
-        _call_before(buffer, "_clear_groups", left_out)
+    if hasattr(getattr(module, "ReplayBuffer", None), "_clear_groups"):  # of versions whose filter is there
+        _call_before(module.ReplayBuffer, "_clear_groups", left_out)
 
 
 def _call_before(kind: type, name: str, report: Callable[..., None]) -> None:

@@ -66,7 +66,7 @@ class PromptDataloader(BatchesOfView):
 def _config() -> type:
     from xtuner.v1.datasets.config import DataloaderConfig
 
-    class PromptDataloaderConfig(DataloaderConfig):
+    class PromptDataloaderConfig(DataloaderConfig):  # type: ignore[misc]
         """Prompts of a task that a loader reads.
 
         :ivar source: what a :class:`~asyncdata.DataLoader` reads: rows as XTuner's RL takes them.

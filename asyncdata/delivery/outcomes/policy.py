@@ -94,7 +94,9 @@ class PassRate(Description, frozen=True, kw_only=False):
             raise ConfigError(f"PassRate: drop_below={low} and drop_above={high} leave no row: the first is the lower")
 
         if self.epochs > 1 and self.over == "all":
-            raise ConfigError(f'PassRate: epochs={self.epochs} is of single epochs, and over="all" is of all: leave one out')
+            raise ConfigError(
+                f'PassRate: epochs={self.epochs} is of single epochs, and over="all" is of all: leave one out'
+            )
 
     def __call__(self, outcomes: OutcomeTable, epoch: int) -> Bools:
         """Whether ``epoch`` leaves the row out; bool of shape (num_rows,)."""

