@@ -28,7 +28,7 @@ from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView, v
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from asyncdata.core.types import Sample
     from asyncdata.tokenization.base import TokenizeFn
@@ -93,7 +93,7 @@ class VerlRows(OfView):
     def _training(self, files: list[str], stop: int | None) -> LoaderOrderView:
         settings = settings_of(self.config)
         fn = self._prompt_fn(settings.pop("today", None))
-        if settings.get("outcomes"):
+        if settings.get("outcomes") is not None:
             report_in_v1_trainer()
         kept = self.filter_overlong_prompts
         return view_of_rows(LoaderOrderView, files, settings, item=self._row, stop=stop, tokenize_fn=fn, only_kept=kept)
@@ -146,23 +146,21 @@ class VerlRows(OfView):
         if None not in rows and rows:
             report_keys(self._view.loader, rows, batch.batch["token_level_scores"].sum(-1).tolist())
 
-    def on_sampled(self, batch: Any, queue: Any) -> None:
+    def on_sampled(self, keys: Iterable[str], partition: str, queue: Any) -> None:
         """The same for the trainer of ``trainer.use_v1``, whose batches are keys of its TransferQueue.
 
-        :param batch: a ``KVBatchMeta``. Of the outputs of one rollout, ``uid_rollout_number``, the last one counts.
+        :param keys: of rollouts. Of the outputs of one, ``uid_rollout_number``, the last one counts.
         :param queue: the module ``transfer_queue``.
         """
         last: dict[str, str] = {}
-        for key, tag in zip(batch.keys, batch.tags, strict=True):
-            if not tag.get("is_padding", False):
-                rollout = key.rpartition("_")[0]
-                last[rollout] = max(key, last.get(rollout, key), key=lambda name: int(name.rpartition("_")[2]))
+        for key in keys:
+            rollout = key.rpartition("_")[0]
+            last[rollout] = max(key, last.get(rollout, key), key=lambda name: int(name.rpartition("_")[2]))
         if not last:
             return
 
-        found = queue.kv_batch_get(
-            keys=list(last.values()), partition_id=batch.partition_id, select_fields=["extra_info", "rm_scores"]
-        )
+        fields = ["extra_info", "rm_scores"]
+        found = queue.kv_batch_get(keys=list(last.values()), partition_id=partition, select_fields=fields)
         rows = [(getattr(info, "data", info) or {}).get(KEY) for info in list(found["extra_info"])]
         if None not in rows:
             report_keys(self._view.loader, rows, found["rm_scores"].sum(dim=1).tolist())
@@ -179,7 +177,8 @@ class VerlRows(OfView):
 def report_in_v1_trainer() -> None:
     """Have the trainer of ``trainer.use_v1``, if it is the one that runs, report scores as soon as it has them.
 
-    It has no hook for that: its advantages are computed from the scores, before it saves a checkpoint.
+    It has no hook for that: its advantages are computed from the scores, before it saves a checkpoint. Groups that
+    ``algorithm.filter_groups`` leaves out have no advantages, and are reported when its replay buffer clears them.
 
     :raises ConfigError: for a version of verl that computes them elsewhere.
     """
@@ -187,25 +186,43 @@ def report_in_v1_trainer() -> None:
     if module is None:
         return
 
-    kind = module.PPOTrainer
-    compute = getattr(kind, "_compute_advantage", None)
-    if compute is None:
+    if not hasattr(module.PPOTrainer, "_compute_advantage"):
         raise ConfigError(
             "AD447 data.asyncdata.outcomes: the trainer of this version of verl has no _compute_advantage, where "
             "scores are taken from. Leave outcomes out, or use the version that the page on verl names"
         )
 
-    if getattr(compute, "reports_to_asyncdata", False):
+    def sampled(trainer: Any, batch: Any, *_: Any, **__: Any) -> None:
+        if isinstance(trainer.train_dataset, VerlRows):
+            pairs = zip(batch.keys, batch.tags, strict=True)
+            keys = [key for key, tag in pairs if not tag.get("is_padding", False)]
+            trainer.train_dataset.on_sampled(keys, batch.partition_id, module.tq)
+
+    def left_out(buffer: Any, partition_id: str, uids: Collection[str]) -> None:
+        """Only with a filter: then verl makes sure that rollouts have their scores by now."""
+        rows = getattr(getattr(buffer.refill_fn, "__self__", None), "train_dataset", None)
+        if partition_id != "val" and buffer.filter_groups_metric is not None and isinstance(rows, VerlRows):
+            keys = [key for key in buffer.partitions[partition_id] if key.partition("_")[0] in uids]
+            rows.on_sampled(keys, partition_id, module.tq)
+
+    _call_before(module.PPOTrainer, "_compute_advantage", sampled)
+    if hasattr(getattr(module, "ReplayBuffer", None), "_clear_groups"):  # of versions whose filter is there
+        _call_before(module.ReplayBuffer, "_clear_groups", left_out)
+
+
+def _call_before(kind: type, name: str, report: Callable[..., None]) -> None:
+    """Have a method of verl, which has no hook there, call ``report`` with the same arguments first."""
+    method = getattr(kind, name)
+    if getattr(method, "reports_to_asyncdata", False):
         return
 
-    @functools.wraps(compute)
-    def report_and_compute(trainer: Any, batch: Any, *arguments: Any, **named: Any) -> Any:
-        if isinstance(trainer.train_dataset, VerlRows):
-            trainer.train_dataset.on_sampled(batch, module.tq)
-        return compute(trainer, batch, *arguments, **named)
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        report(self, *arguments, **named)
+        return method(self, *arguments, **named)
 
-    report_and_compute.reports_to_asyncdata = True  # type: ignore[attr-defined]
-    kind._compute_advantage = report_and_compute  # noqa: SLF001 - verl has no other place for it
+    call.reports_to_asyncdata = True  # type: ignore[attr-defined]
+    setattr(kind, name, call)
 
 
 class RowsByThemselves:

@@ -18,7 +18,7 @@ from asyncdata.delivery.chunk import NO_IDS, row_ids
 from asyncdata.delivery.ledger import grouped
 from asyncdata.delivery.outcomes.file import Found, OutcomeFile
 from asyncdata.delivery.outcomes.memory import BASE, MAX_SCORE, OutcomeMemory, OutcomeState, Record, RowReport
-from asyncdata.delivery.outcomes.policy import policy_of
+from asyncdata.delivery.outcomes.policy import PassRate, policy_of
 from asyncdata.loader.row_places import RowPlaces
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.chunk import Ids
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
-    from asyncdata.delivery.outcomes.policy import Outcomes
+    from asyncdata.delivery.outcomes.policy import Bools, Outcomes, OutcomeTable, Policy
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.sources.base import Blocks
 
@@ -82,6 +82,22 @@ def check_outcomes(config: LoaderConfig, *, is_packed: bool) -> None:
         )
 
 
+class _Told:
+    """A policy, and on which side of its limits it left rows out: ``num_low`` and ``num_high``, of a ``PassRate``."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.numbers: dict[str, int] = {}
+
+    def __call__(self, outcomes: OutcomeTable, epoch: int) -> Bools:
+        if not isinstance(self._policy, PassRate):
+            return self._policy(outcomes, epoch)
+
+        low, high = self._policy.sides(outcomes, epoch)
+        self.numbers = {"num_low": int(low.sum()), "num_high": int(high.sum())}
+        return low | high
+
+
 class PartOutcomes:
     """The memory of one source, its file, and the policy. It changes only while the coordinator's lock is held.
 
@@ -124,8 +140,10 @@ class PartOutcomes:
         """Decide which rows ``epoch`` excludes."""
         assert self._policy is not None, "without a policy each epoch has all rows"
         memory = self.of(self.key or "")
-        excluded = self.excluded(epoch) if self.is_decided(epoch) else memory.decide(epoch, self._policy)
-        self._log.info("outcomes.decided", epoch=epoch, num_known=len(memory.rows), num_excluded=len(excluded))
+        told = _Told(self._policy)
+        excluded = self.excluded(epoch) if self.is_decided(epoch) else memory.decide(epoch, told)
+        known = len(memory.rows)
+        self._log.info("outcomes.decided", epoch=epoch, num_known=known, num_excluded=len(excluded), **told.numbers)
 
     def excluded(self, epoch: int) -> Ids:
         """The ids of the rows that ``epoch`` excludes, ascending; none before that is decided."""
@@ -239,7 +257,8 @@ class PartOutcomes:
         return {"num_rows": rows, **{name: sum(getattr(memory, name) for memory in memories) for name in names}}
 
     def _new_memory(self) -> OutcomeMemory:
-        return OutcomeMemory(keeps_records=self._file is not None)
+        epochs = getattr(self._policy, "epochs", 1)
+        return OutcomeMemory(keeps_records=self._file is not None, num_earlier=epochs - 1)
 
     def close(self) -> None:
         """Close the file."""

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,52 @@ def test_what_is_reported_after_an_epoch_has_begun_counts_for_the_next_one(rows,
 
         with pytest.raises(NoSamplesError, match=r"AD401 epoch 2: 60 rows read, 0 kept: 60 by excluded.*Outcomes\(pol"):
             loader.get_samples(1)
+
+
+def losses_of(samples):
+    """Rows of 0 modulo 4 are learnt from the second epoch on, those of 1 never, and the others now and then."""
+    found = []
+    for sample in samples:
+        kind, epoch = ids([sample])[0] % 4, sample.position.epoch
+        found.append({0: 0.05 if epoch else 2.0, 1: 9.0}.get(kind, 0.05 if epoch % 2 else 1.0))
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_that_are_learnt_or_never_learnt_are_left_out_of_later_epochs_of_sft_and_a_resume_is_exact(
+    rows, tmp_path, shape
+):
+    policy = PassRate(drop_below=0.1, drop_above=8.0, epochs=3)
+    settings = {"outcomes": outcomes(tmp_path, shape, policy), "epochs": 5}
+
+    def train(loader, num_batches):
+        taken = []
+        with suppress(EndOfData):
+            for _ in range(num_batches):
+                batch = loader.get_next_batch(5)
+                loader.report(batch, losses_of(batch))
+                taken += [(sample.position.epoch, *ids([sample])) for sample in batch]
+        return taken
+
+    with capture_logs() as logs, make(rows, **settings) as loader:
+        whole = train(loader, 99)
+        assert loader.statistics().dropped_total == {"excluded": 15 + 30}  # never learnt; and learnt in epochs 1, 2, 3
+    for epoch in range(5):
+        gone = {1} if epoch == 3 else {0, 1} if epoch == 4 else set()
+        assert sorted(row for of, row in whole if of == epoch) == [row for row in range(60) if row % 4 not in gone]
+    decided = [(log.get("num_low", 0), log.get("num_high", 0)) for log in logs if log["event"] == "outcomes.decided"]
+    assert decided == [(0, 0), (0, 0), (0, 0), (0, 15), (15, 15)]
+
+    (tmp_path / "outcomes").unlink(missing_ok=True)
+    taken, state = [], None
+    for num_batches in (7, 20, 15, 8, 99):
+        with make(rows, **settings) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            taken += train(loader, num_batches)
+            state = json.loads(json.dumps(loader.state_dict()))
+            train(loader, 2)  # not in the state
+    assert taken == whole
 
 
 def never_first_half(outcomes, epoch):

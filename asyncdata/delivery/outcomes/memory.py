@@ -35,9 +35,10 @@ _MAX_PENDING_BYTES = 1 << 20
 Table = np.ndarray[Any, Any]
 
 
-def _row(total: str) -> np.dtype[Any]:
+def _row(total: str, num_earlier: int = 0) -> np.dtype[Any]:
+    earlier = [("earlier", "<f8", (num_earlier,))] if num_earlier else []
     return np.dtype(
-        [("count", "<u4"), ("total", total), ("last_total", total), ("epoch", "<u4"), ("last_count", "<u2")]
+        [("count", "<u4"), ("total", total), ("last_total", total), ("epoch", "<u4"), ("last_count", "<u2"), *earlier]
     )
 
 
@@ -46,7 +47,10 @@ def _entry(total: str) -> np.dtype[Any]:
 
 
 ROW = _row("<f8")
-"""What a row has beside its id: all scores, and those of ``epoch``, the last one that has any."""
+"""What a row has beside its id: all scores, and those of ``epoch``, the last one that has any.
+
+For a policy of several epochs, also the means of those before, the latest first.
+"""
 
 ENTRY = _entry("<f8")
 """New scores of a row in an epoch: those of the attempts ``64 * word + i`` of which bit i is set, as their sum."""
@@ -145,14 +149,17 @@ class RowTable:
     """Rows by their ids. Most are in one pair of arrays, in ascending order; new ones are added to a second pair.
 
     :param ids: uint64, ascending. An array of its own, as numpy searches only an array without gaps quickly.
-    :param rows: of :data:`ROW`, of the same shape; it is written to.
+    :param rows: of :data:`ROW`, or with earlier means, of the same shape; it is written to.
     """
 
     def __init__(self, ids: Ids | None = None, rows: Table | None = None) -> None:
         self._ids = np.empty(0, np.uint64) if ids is None else ids
         self._rows = np.empty(0, ROW) if rows is None else rows
         self._places: dict[int, int] = {}
-        self._fresh = np.empty(_MIN_FRESH, ROW)
+        self._fresh = self._blank(_MIN_FRESH)
+
+    def _blank(self, num_rows: int) -> Table:
+        return _without_scores(num_rows, self._rows.dtype)
 
     def __len__(self) -> int:
         return len(self._ids) + len(self._places)
@@ -177,8 +184,7 @@ class RowTable:
             self._merge()
         place = len(self._places)
         if place == len(self._fresh):
-            self._fresh = np.concatenate((self._fresh, np.empty(place, ROW)))
-        self._fresh[place] = (0, 0.0, 0.0, 0, 0)
+            self._fresh = np.concatenate((self._fresh, self._blank(place)))
         self._places[row_id] = place
         return self._fresh[place]
 
@@ -190,7 +196,7 @@ class RowTable:
         order = np.argsort(ids, kind="stable")
         rows = np.concatenate((self._rows, self._fresh[: len(self._places)]))
         self._ids, self._rows = ids[order], rows[order]
-        self._fresh, self._places = np.empty(_MIN_FRESH, ROW), {}
+        self._fresh, self._places = self._blank(_MIN_FRESH), {}
 
     def arrays(self) -> tuple[Ids, Table]:
         """All ids, ascending, and their rows, which change with the next score."""
@@ -202,7 +208,15 @@ class RowTable:
         ids, rows = self.arrays()
         count, last = rows["count"].astype(np.int64), rows["last_count"].astype(np.int64)
         mean, last_mean = rows["total"] / np.maximum(count, 1), rows["last_total"] / np.maximum(last, 1)
-        return OutcomeTable(ids.copy(), count, mean, last_mean, rows["epoch"].astype(np.int64))
+        earlier = rows["earlier"].copy() if "earlier" in (rows.dtype.names or ()) else np.empty((len(ids), 0))
+        return OutcomeTable(ids.copy(), count, mean, last_mean, rows["epoch"].astype(np.int64), earlier)
+
+
+def _without_scores(num_rows: int, kind: np.dtype[Any]) -> Table:
+    rows = np.zeros(num_rows, kind)
+    if "earlier" in (kind.names or ()):
+        rows["earlier"] = math.nan
+    return rows
 
 
 class OutcomeMemory:
@@ -211,6 +225,7 @@ class OutcomeMemory:
     The same records give the same memory, bit for bit.
 
     :param keeps_records: keep what changes, for a file.
+    :param num_earlier: of a row, the means of so many epochs before its last one are remembered, too.
     :ivar excluded: by epoch, the ids of the rows that it excludes, ascending.
     :ivar pending: the records that no file has yet, oldest first.
     :ivar num_scores: scores that were counted.
@@ -219,8 +234,9 @@ class OutcomeMemory:
     :ivar num_skipped: scores that were None.
     """
 
-    def __init__(self, *, keeps_records: bool = False) -> None:
-        self.rows = RowTable()
+    def __init__(self, *, keeps_records: bool = False, num_earlier: int = 0) -> None:
+        self._num_earlier = num_earlier
+        self.rows = RowTable(rows=np.empty(0, _row("<f8", num_earlier)))
         self.excluded: dict[int, Ids] = {}
         self.pending: list[Record] = []
         self.num_scores = self.num_repeated = self.num_late = self.num_skipped = 0
@@ -299,6 +315,8 @@ class OutcomeMemory:
             row = self.rows.add(row_id)
         is_later = is_new or epoch > row["epoch"]
         if is_later:
+            if self._num_earlier and not is_new:
+                row["earlier"][:] = (row["last_total"] / row["last_count"], *row["earlier"][:-1])
             row["epoch"], row["last_total"], row["last_count"] = epoch, 0.0, 0
         count = word.bit_count()
         row["count"] += count
@@ -366,8 +384,13 @@ class OutcomeMemory:
 
     def _become(self, base: _Base) -> None:
         ids = np.frombuffer(base.ids, np.uint64)
-        is_old = len(base.rows) == len(ids) * OLD_ROW.itemsize
-        rows = np.frombuffer(base.rows, OLD_ROW if is_old else ROW).astype(ROW)
+        num_earlier = (len(base.rows) // max(len(ids), 1) - ROW.itemsize) // 8  # by another policy; -1: of before
+        found = np.frombuffer(base.rows, OLD_ROW if num_earlier < 0 else _row("<f8", num_earlier))
+        rows = _without_scores(len(found), _row("<f8", self._num_earlier))
+        for name in ROW.names or ():
+            rows[name] = found[name]
+        if (num_shared := min(num_earlier, self._num_earlier)) > 0:
+            rows["earlier"][:, :num_shared] = found["earlier"][:, :num_shared]
         if len(ids) != len(rows) or (ids[1:] <= ids[:-1]).any():
             raise ValueError("its rows are not in ascending order")
 

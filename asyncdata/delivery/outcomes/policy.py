@@ -40,6 +40,8 @@ class OutcomeTable(NamedTuple):
     :ivar mean: float64, their mean.
     :ivar last_mean: float64, the mean of those of the last epoch that has any.
     :ivar last_epoch: int64, that epoch.
+    :ivar earlier: float64 of shape (num_rows, epochs - 1), for a policy with an attribute ``epochs``: the means of the
+        epochs before that one that have any, the latest first; NaN: there are not as many.
     """
 
     ids: Ids
@@ -47,6 +49,7 @@ class OutcomeTable(NamedTuple):
     mean: Floats
     last_mean: Floats
     last_epoch: Ints
+    earlier: Floats | None = None
 
 
 class Policy(Protocol):
@@ -60,10 +63,14 @@ class Policy(Protocol):
 class PassRate(Description, frozen=True, kw_only=False):
     """Leaves out rows by the mean of their scores: those that are always solved, or never.
 
+    Of the losses of SFT rows, those below the limits are learnt, and those above are never learnt.
+
     :ivar drop_below: leave out rows with a smaller mean; None: none.
     :ivar drop_above: leave out rows with this mean or a larger one; None: none.
     :ivar after: scores that a row needs before it may be left out.
     :ivar revisit_every: a row that is left out comes again this many epochs after its last scores; None: never.
+    :ivar epochs: leave out rows that were below a limit, or not below one, in each of the last so many epochs in which
+        they have scores.
     :ivar over: ``last``: the mean of the last epoch in which the row has scores; ``all``: of all its scores.
     :ivar key: of several rewards, the one whose scores are read; None: scores that were reported without a key.
     :raises ConfigError: for a value of the wrong type or out of range, or limits that leave no mean.
@@ -73,6 +80,7 @@ class PassRate(Description, frozen=True, kw_only=False):
     drop_above: float | None = None
     after: Positive = 1
     revisit_every: Positive | None = None
+    epochs: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     over: Literal["last", "all"] = "last"
     key: str | None = None
 
@@ -85,19 +93,30 @@ class PassRate(Description, frozen=True, kw_only=False):
         if low is not None and high is not None and low >= high:
             raise ConfigError(f"PassRate: drop_below={low} and drop_above={high} leave no row: the first is the lower")
 
+        if self.epochs > 1 and self.over == "all":
+            raise ConfigError(
+                f'PassRate: epochs={self.epochs} is of single epochs, and over="all" is of all: leave one out'
+            )
+
     def __call__(self, outcomes: OutcomeTable, epoch: int) -> Bools:
         """Whether ``epoch`` leaves the row out; bool of shape (num_rows,)."""
+        low, high = self.sides(outcomes, epoch)
+        return low | high
+
+    def sides(self, outcomes: OutcomeTable, epoch: int) -> tuple[Bools, Bools]:
+        """Whether ``epoch`` leaves the row out as one below ``drop_below``, and as one not below ``drop_above``."""
         known = outcomes.num_scores >= self.after
         if self.revisit_every is not None:
             known &= epoch - outcomes.last_epoch < self.revisit_every
-        return known & ~self.keeps(outcomes)
-
-    def keeps(self, outcomes: OutcomeTable) -> Bools:
-        """Whether the mean is between the limits; bool of shape (num_rows,)."""
-        mean = outcomes.last_mean if self.over == "last" else outcomes.mean
         low = -math.inf if self.drop_below is None else self.drop_below - _rounding(self.drop_below)
         high = math.inf if self.drop_above is None else self.drop_above - _rounding(self.drop_above)
-        return (mean >= low) & (mean < high)
+        means = [outcomes.last_mean if self.over == "last" else outcomes.mean]
+        if self.epochs > 1 and outcomes.earlier is not None:
+            means.extend(outcomes.earlier.T[: self.epochs - 1])
+        is_low, is_high = known, known
+        for mean in means:  # of an epoch that there was not it is NaN, which is neither
+            is_low, is_high = is_low & (mean < low), is_high & (mean >= high)
+        return is_low, is_high
 
 
 def _rounding(limit: float) -> float:

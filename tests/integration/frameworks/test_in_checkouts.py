@@ -15,7 +15,18 @@ from tests.support.frameworks.killed_runs import checkout, run_driver
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
-DRIVERS = ("megatron", "nemo_rl", "openrlhf", "prime_rl", "skyrl", "skyrl_sft", "torchtitan", "verl", "verl_sft")
+DRIVERS = (
+    "megatron",
+    "nemo_rl",
+    "openrlhf",
+    "prime_rl",
+    "skyrl",
+    "skyrl_sft",
+    "torchtitan",
+    "verl",
+    "verl_sft",
+    "xtuner_rl",
+)
 
 
 @pytest.fixture(scope="module", params=DRIVERS)

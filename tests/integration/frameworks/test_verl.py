@@ -8,6 +8,7 @@ That a killed run continues with the next row is in ``tests/integration/test_ada
 import base64
 import json
 from contextlib import closing
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -158,8 +159,10 @@ def test_without_outcomes_a_batch_is_left_alone(path):
         assert statistics(rows).outcome_rows == 0
 
 
-def test_the_trainer_of_use_v1_reports_scores_before_it_saves(path, monkeypatch):
-    """Of a rollout's outputs the last one counts, and padding of a batch does not."""
+@pytest.fixture
+def v1(monkeypatch):
+    """Stands in for verl's trainer of ``use_v1`` and its replay buffer; ``fields`` is its TransferQueue."""
+    fields = {}
 
     class Trainer:
         def __init__(self, train_dataset):
@@ -168,27 +171,67 @@ def test_the_trainer_of_use_v1_reports_scores_before_it_saves(path, monkeypatch)
         def _compute_advantage(self, batch, metrics):
             return batch, metrics
 
+        def add_prompts(self): ...
+
+    class Buffer:
+        def __init__(self, refill_fn, filter_groups_metric="acc"):
+            self.refill_fn, self.filter_groups_metric = refill_fn, filter_groups_metric
+            self.partitions = {name: dict.fromkeys(fields, {}) for name in ("train", "val")}
+
+        def _clear_groups(self, partition_id, uids):
+            for key in [key for key in fields if key.split("_")[0] in uids]:
+                del fields[key]
+
     def kv_batch_get(keys, partition_id, select_fields):
-        """Of verl's TransferQueue: ``extra_info`` and the score of each key."""
         assert (partition_id, select_fields) == ("train", ["extra_info", "rm_scores"])
         infos = [SimpleNamespace(data=fields[key][0]) for key in keys]  # as tensordict wraps what is no tensor
         return {"extra_info": infos, "rm_scores": torch.tensor([[0.0, fields[key][1]] for key in keys])}
 
-    stand_in_module(monkeypatch, TRAINER, PPOTrainer=Trainer, tq=SimpleNamespace(kv_batch_get=kv_batch_get))
+    queue = SimpleNamespace(kv_batch_get=kv_batch_get)
+    stand_in_module(monkeypatch, TRAINER, PPOTrainer=Trainer, ReplayBuffer=Buffer, tq=queue)
+    return SimpleNamespace(Trainer=Trainer, Buffer=Buffer, fields=fields)
+
+
+def generate(rows, fields):
+    """Two rollouts of each row with two outputs: odd rows are solved, as their last one says."""
+    for row in rows.__getitems__(range(NUM_ROWS)):
+        for rollout, output in product(range(2), (9, 10)):
+            score = float(row["id"] % 2 if output == 10 else 7)
+            fields[f"{row['id']}_{rollout}_{output}"] = row["extra_info"], score
+
+
+def test_the_trainer_of_use_v1_reports_scores_before_it_saves(path, v1):
+    """Of a rollout's outputs the last one counts, and padding of a batch does not."""
     with closing(scored(path, {"policy": {"drop_above": 0.9}})) as rows, closing(scored(path, {})):
-        fields = {
-            f"{row['id']}_{rollout}_{output}": (row["extra_info"], float(row["id"] % 2 if output == 10 else 7))
-            for row in rows.__getitems__(range(NUM_ROWS))
-            for rollout in range(2)
-            for output in (9, 10)
-        }
-        tags = [{}] * len(fields) + [{"is_padding": True}]
-        batch = SimpleNamespace(keys=[*fields, "padding_0_0"], tags=tags, partition_id="train")
+        generate(rows, v1.fields)
+        tags = [{}] * len(v1.fields) + [{"is_padding": True}]
+        batch = SimpleNamespace(keys=[*v1.fields, "padding_0_0"], tags=tags, partition_id="train")
         padding = SimpleNamespace(keys=batch.keys[-1:], tags=tags[-1:], partition_id="train")
 
-        assert Trainer(rows)._compute_advantage(batch, metrics={}) == (batch, {})
-        assert Trainer(rows)._compute_advantage(padding, {}) == (padding, {})
+        assert v1.Trainer(rows)._compute_advantage(batch, metrics={}) == (batch, {})
+        assert v1.Trainer(rows)._compute_advantage(padding, {}) == (padding, {})
         assert statistics(rows).outcome_scores_total == 2 * NUM_ROWS
+        assert sorted(ids(rows.__getitems__(range(6)))) == EVEN
+
+
+def test_groups_that_a_filter_of_use_v1_drops_are_reported_before_they_are_cleared(path, v1):
+    """Those of validation data are not, nor those of a trainer with another data set, or without a filter."""
+    solved = {str(number) for number in range(1, NUM_ROWS, 2)}
+    with closing(scored(path, {"policy": {"drop_above": 0.9}})) as rows:
+        generate(rows, v1.fields)
+        before = dict(v1.fields)
+        refill = v1.Trainer(rows).add_prompts
+        v1.Buffer(refill)._clear_groups("val", solved)
+        v1.fields.update(before)
+        v1.Buffer(refill, None)._clear_groups("train", solved)
+        v1.fields.update(before)
+        v1.Buffer(v1.Trainer([]).add_prompts)._clear_groups("train", solved)
+        v1.fields.update(before)
+        assert statistics(rows).outcome_scores_total == 0
+
+        v1.Buffer(refill)._clear_groups("train", solved)
+        assert len(v1.fields) == len(before) // 2
+        assert statistics(rows).outcome_scores_total == NUM_ROWS
         assert sorted(ids(rows.__getitems__(range(6)))) == EVEN
 
 

@@ -134,14 +134,61 @@ def run_each(opens, folder, cases, changes, **told):
     return found
 
 
-def drive(folder):
+def scores_of_filter(folder):
+    """Scores that the loader has of solved groups which verl's replay buffer leaves out, in its real queue."""
+    import ray
+    import torch
+    import transfer_queue as tq
+    import verl.trainer.ppo.v1.trainer_base as base
+    from tensordict import TensorDict
+    from tensordict.tensorclass import NonTensorStack
+    from verl.utils.dataset.rl_dataset import get_dataset_class
+
+    changes = yaml_of(PAGE)
+    changes["data"] |= write_parquet(folder, row_of, range(1000, 1010))
+    changes["data"]["asyncdata"] |= {"shuffle": True, "rows_per_epoch": ROWS, "outcomes": {}}
+    config = configuration(folder, changes).data
+    rows = get_dataset_class(config)(config.train_files, None, config, object())
+    trainer = type("Trainer", (), {"train_dataset": rows, "refill": lambda self, number: number})()
+    ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR")
+    tq.init()
+    limits = {"max_off_policy_threshold": 1, "max_off_policy_strategy": "drop", "sampler_kwargs": None}
+    buffer = base.ReplayBufferAsync(
+        "async", None, poll_interval=0.01, refill_fn=trainer.refill, filter_groups_metric="acc", **limits
+    )
+    tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
+    for number, row in enumerate(rows.__getitems__(range(4))):
+        scores = [1.0, float(number % 2)]  # of two rollouts: those of odd prompts are the same
+        infos = [{"reward_extra_info": {"acc": score}} for score in scores]
+        fields = {
+            "extra_info": NonTensorStack(*[row["extra_info"]] * 2),
+            "extra_fields": NonTensorStack(*infos),
+            "rm_scores": torch.nested.as_nested_tensor([torch.tensor([0.0, s]) for s in scores], layout=torch.jagged),
+        }
+        keys, tags = [f"{number}_{rollout}_0" for rollout in range(2)], [{"status": "success"}] * 2
+        tq.kv_batch_put(keys=keys, partition_id="train", tags=tags, fields=TensorDict(fields, batch_size=2))
+        tq.kv_put(key=str(number), partition_id="train", tag=tag)
+    batch, _ = buffer.sample(1, "train", 2)
+    found = rows._view.loader.statistics()
+    left = sorted({int(key[0]) for key in tq.kv_list("train")["train"]})
+    tq.close()
+    ray.shutdown()
+    rows.close()
+    return [sorted(batch.keys), left, found.outcome_rows, found.outcome_scores_total]
+
+
+def yaml_of(page):
     import yaml
 
+    return yaml.safe_load(blocks_of(page, "yaml")[0])
+
+
+def drive(folder):
     sys.path.insert(0, os.environ[VARIABLE])
     import verl.trainer.ppo.ray_trainer
     import verl.trainer.ppo.v1.trainer_base  # noqa: F401 - before the forks
 
-    changes = yaml.safe_load(blocks_of(PAGE, "yaml")[0])
+    changes = yaml_of(PAGE)
     changes["data"] |= write_parquet(folder, row_of, range(1000, 1010))
     changes["data"]["asyncdata"]["cache"] = {"folder": str(folder / "index")}
     cases = {
@@ -151,4 +198,6 @@ def drive(folder):
         "v0": (V0, ONE_EPOCH, [7, STEPS, 13]),
     }
     opens = lambda place, kind, changes: kind(configuration(place, changes))  # noqa: E731
-    return {"runs": run_each(opens, folder, cases, changes, num_batches=27)}
+    found = {"runs": run_each(opens, folder, cases, changes, num_batches=27)}
+    kept = [["0_0_0", "0_1_0", "2_0_0", "2_1_0"], [0, 2], 2, 4]
+    return found | {"same": {"groups of a filter are reported": [scores_of_filter(folder), kept]}}

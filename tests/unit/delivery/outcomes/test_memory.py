@@ -120,6 +120,18 @@ def test_what_is_no_record_and_rows_out_of_order_are_refused():
         OutcomeMemory().apply(memory.base())
 
 
+@pytest.mark.parametrize(("before", "after", "wanted"), [(3, 1, [[0.5]]), (1, 3, [[0.5, None, None]]), (2, 0, [[]])])
+def test_another_policy_has_of_a_memory_the_epochs_that_both_remember(before, after, wanted):
+    memory, found = OutcomeMemory(num_earlier=before), OutcomeMemory(num_earlier=after)
+    for epoch, score in enumerate([1.0, 0.75, 0.5, 0.25] if before > 1 else [0.5, 0.25]):
+        memory.report([scored(1, score, epoch=epoch)], 1)
+    found.apply(memory.base())
+
+    earlier = found.rows.table().earlier.tolist()
+    assert [[None if mean != mean else mean for mean in row] for row in earlier] == wanted
+    assert found.rows.table().last_mean.tolist() == [0.25]
+
+
 def test_the_id_of_a_row_is_its_file_and_its_offset():
     assert row_ids([0, 1], [5, (1 << 44) - 1]).tolist() == [5, (1 << 45) - 1]
     for files, offsets in (([1 << 20], [0]), ([0], [1 << 44])):
@@ -130,7 +142,8 @@ def test_the_id_of_a_row_is_its_file_and_its_offset():
 # Whatever is reported, decided, saved and restored: the memory is what a dict of all scores says
 
 ATTEMPTS = 70  # more than a word of 64
-POLICY = PassRate(drop_below=0.2, drop_above=0.8, after=2, revisit_every=3)
+EPOCHS = 3
+POLICY, OF_EPOCHS = (PassRate(0.2, 0.8, after=2, revisit_every=3, epochs=epochs) for epochs in (1, EPOCHS))
 
 some_scores = st.lists(
     st.tuples(st.integers(0, ATTEMPTS - 1), st.sampled_from([0.0, 0.25, 0.5, 1.0])), min_size=1, max_size=6
@@ -159,28 +172,35 @@ def mean_of(scores):
     return sum(scores) / len(scores)
 
 
-def excluded_of(scores, epoch):
+def means_of(epochs):
+    """Of the last epochs of a row, the latest first."""
+    return [mean_of(epochs[epoch].values()) for epoch in sorted(epochs, reverse=True)]
+
+
+def excluded_of(scores, epoch, policy):
     found = set()
     for row, epochs in scores.items():
         is_known = sum(map(len, epochs.values())) >= 2 and epoch - max(epochs) < 3
-        if is_known and not 0.2 <= mean_of(epochs[max(epochs)].values()) < 0.8:
+        last = means_of(epochs)[: policy.epochs]
+        if is_known and len(last) == policy.epochs and (max(last) < 0.2 or min(last) >= 0.8):
             found.add(row)
     return found
 
 
 @in_ci(max_examples=60)
-@given(st.lists(steps, max_size=25))
-def test_the_memory_is_what_a_dict_of_all_scores_says(steps):
-    memory, scores, decided, records = OutcomeMemory(keeps_records=True), {}, {}, []
+@given(steps=st.lists(steps, max_size=25), policy=st.sampled_from([POLICY, OF_EPOCHS]))
+def test_the_memory_is_what_a_dict_of_all_scores_says(steps, policy):
+    num_earlier = policy.epochs - 1
+    memory, scores, decided, records = OutcomeMemory(keeps_records=True, num_earlier=num_earlier), {}, {}, []
     for name, value in steps:
         if name == "report":
             assert memory.report(value, ATTEMPTS) == sum(counted(scores, report) for report in value)
         elif name == "decide":
-            wanted = decided.setdefault(value, excluded_of(scores, value))
-            assert set(memory.decide(value, POLICY).tolist()) == wanted
+            wanted = decided.setdefault(value, excluded_of(scores, value, policy))
+            assert set(memory.decide(value, policy).tolist()) == wanted
         else:
             records = [memory.base()] if value else [*records, *memory.pending]
-            memory = OutcomeMemory(keeps_records=True)
+            memory = OutcomeMemory(keeps_records=True, num_earlier=num_earlier)
             for record in records:
                 memory.apply(record)
 
@@ -190,7 +210,8 @@ def test_the_memory_is_what_a_dict_of_all_scores_says(steps):
             all_of_row = [score for epoch in epochs.values() for score in epoch.values()]
             last = max(epochs)
             means = pytest.approx(mean_of(all_of_row)), pytest.approx(mean_of(epochs[last].values()))
-            assert found[row] == [len(all_of_row), *means, last]
+            earlier = [*means_of(epochs)[1:], *[float("nan")] * num_earlier][:num_earlier]
+            assert found[row] == [len(all_of_row), *means, last, pytest.approx(earlier, nan_ok=True)]
         assert memory.num_scores == sum(told[0] for told in found.values())
         assert {epoch: set(ids.tolist()) for epoch, ids in memory.excluded.items()} == decided
 

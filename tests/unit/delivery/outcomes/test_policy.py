@@ -43,6 +43,18 @@ def test_a_pass_rate_keeps_the_rows_between_its_limits(policy, outcomes, wanted)
     assert left_out(policy, outcomes) == wanted
 
 
+def test_a_row_is_left_out_that_was_on_one_side_of_the_limits_in_each_of_the_last_epochs():
+    nan = float("nan")
+    rows = table(*((3, 1.0, loss, 2) for loss in (0.1, 0.1, 0.1, 4.0, 4.0, 0.1)))
+    earlier = np.array([[0.1, 0.1], [0.1, 2.0], [0.1, nan], [5.0, 4.0], [5.0, 0.1], [4.0, 5.0]])
+    outcomes = rows._replace(earlier=earlier)
+
+    found = {epochs: left_out(PassRate(0.2, 4.0, epochs=epochs), outcomes, 3) for epochs in (1, 2, 3)}
+    assert found == {1: [0, 1, 2, 3, 4, 5], 2: [0, 1, 2, 3, 4], 3: [0, 3]}
+    low, high = PassRate(0.2, 4.0, epochs=3).sides(outcomes, 3)
+    assert (np.flatnonzero(low).tolist(), np.flatnonzero(high).tolist()) == ([0], [3])
+
+
 def test_a_row_comes_again_some_epochs_after_its_last_scores():
     outcomes = table((8, 1.0, 1.0, 0), (8, 1.0, 1.0, 3))
 
@@ -59,6 +71,8 @@ def test_a_row_comes_again_some_epochs_after_its_last_scores():
         (PassRate, {"after": 0}, "PassRate"),
         (PassRate, {"revisit_every": 0}, "PassRate"),
         (PassRate, {"over": "some"}, "PassRate"),
+        (PassRate, {"epochs": 65}, "PassRate"),
+        (PassRate, {"epochs": 2, "over": "all"}, "PassRate: epochs=2 .* leave one out"),
         (Outcomes, {"path": ""}, "path"),
         (Outcomes, {"path": "a\0b"}, "path"),
     ],
