@@ -11,23 +11,16 @@ from typing import Any
 
 import pytest
 
-from asyncdata import (
+from asyncdata import BadRows, DataLoader, HardPacking, Mix, Part, Ranks, Shuffle, SoftPacking
+from asyncdata.core.messages import Scan
+from asyncdata.errors import (
     BadRowError,
-    BadRows,
     ConfigError,
-    DataLoader,
-    HardPacking,
-    Mix,
     NoSamplesError,
-    Part,
-    Ranks,
-    Shuffle,
     SnapshotMismatchError,
-    SoftPacking,
     SourceError,
     TooManyBadRowsError,
 )
-from asyncdata.core.messages import Scan
 from asyncdata.workers.inline import InlineExecutor
 from tests.support.faults import until
 from tests.support.tokenize_fns import (

@@ -14,17 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import (
-    BadRowError,
-    BadRows,
-    ChatTokenizeFn,
-    ConfigError,
-    DataLoader,
-    ParquetSource,
-    Processor,
-    PromptTokenizeFn,
-)
+from asyncdata import BadRows, ChatTokenizeFn, DataLoader, ParquetSource, Processor, PromptTokenizeFn
 from asyncdata.cli.main import main
+from asyncdata.errors import BadRowError, ConfigError
 from asyncdata.telemetry.reader import read
 from tests.support.html_page import read_page
 from tests.support.pictures import draw, processor_of, save_processor

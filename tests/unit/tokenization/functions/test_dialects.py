@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncdata import BadRowError, ChatTokenizeFn, ConfigError, DataLoader, SnapshotMismatchError
+from asyncdata import ChatTokenizeFn, DataLoader
+from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
 from tests.unit.tokenization import run, token_ids
 from tests.unit.tokenization.functions.test_chat import WITH_CALLS
 from tests.unit.tokenization.trained import mask_of
