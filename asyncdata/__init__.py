@@ -8,46 +8,18 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.core.version import __version__
 
 if TYPE_CHECKING:
+    from asyncdata import errors as errors
+    from asyncdata import filters as filters
+    from asyncdata import xtuner as xtuner
     from asyncdata.batching.balance import balance
     from asyncdata.batching.collators.base import Document
-    from asyncdata.batching.collators.packed import PackedCollator, XTunerCollator
+    from asyncdata.batching.collators.packed import PackedCollator
     from asyncdata.batching.collators.padded import FixedCollator, PaddedCollator, PreferenceCollator
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.packers import HardPacking, SoftPacking
-    from asyncdata.batching.xtuner_packing import XTunerPacking
     from asyncdata.core.columns import Column
-    from asyncdata.core.errors import (
-        AsyncDataError,
-        BadRowError,
-        ConfigError,
-        EndOfData,
-        FilterError,
-        InvalidGroupError,
-        LoaderClosedError,
-        LoaderForkedError,
-        NoSamplesError,
-        PrefetchTimeoutError,
-        QuarantineError,
-        SnapshotError,
-        SnapshotMismatchError,
-        SnapshotVersionError,
-        SourceChangedError,
-        SourceError,
-        TooManyBadRowsError,
-        WorkerError,
-    )
     from asyncdata.core.types import Group, Position, Sample, SourceLocation, Status
-    from asyncdata.delivery.buffer_filters import (
-        BalancedByMetadata,
-        ByMetadata,
-        ByReward,
-        ByStaleness,
-        Chain,
-        has_reward_spread,
-        reset_response,
-    )
     from asyncdata.delivery.outcomes.policy import Outcomes, OutcomeTable, PassRate
-    from asyncdata.delivery.rollout_buffer import first_in_first_out
     from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
     from asyncdata.loader.loader import AsyncDataLoader, DataLoader
     from asyncdata.loader.mix import Mix, Part
@@ -67,47 +39,30 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.functions.text import TextTokenizeFn
     from asyncdata.tokenization.functions.untokenized import RowFn
     from asyncdata.tokenization.pictures.settings import Processor
-    from asyncdata.tokenization.user_function import XTunerTokenizeFn
     from asyncdata.workers.ray.settings import RayExecutor
 
 __all__ = (
     "__version__",
-    "AsyncDataError",
     "AsyncDataLoader",
-    "BadRowError",
     "BadRows",
     "balance",
-    "BalancedByMetadata",
-    "ByMetadata",
-    "ByReward",
-    "ByStaleness",
     "Cache",
-    "Chain",
     "ChatTokenizeFn",
     "Column",
-    "ConfigError",
     "DataLoader",
     "Document",
-    "EndOfData",
-    "FilterError",
-    "first_in_first_out",
     "FixedCollator",
     "FixedLengthTokenizeFn",
     "Group",
     "HardPacking",
-    "has_reward_spread",
     "HuggingFaceSource",
-    "InvalidGroupError",
     "IterableSource",
     "JsonArraySource",
     "JsonlSource",
     "LengthGrouping",
     "Limits",
-    "LoaderClosedError",
     "LoaderConfig",
-    "LoaderForkedError",
     "Mix",
-    "NoSamplesError",
     "Outcomes",
     "OutcomeTable",
     "PackedCollator",
@@ -118,24 +73,16 @@ __all__ = (
     "Position",
     "PreferenceCollator",
     "PreferenceTokenizeFn",
-    "PrefetchTimeoutError",
     "Processor",
     "PromptTokenizeFn",
-    "QuarantineError",
     "Ranks",
     "RayExecutor",
     "RendererTokenizeFn",
-    "reset_response",
     "RowFn",
     "RowShuffle",
     "Sample",
     "Shuffle",
-    "SnapshotError",
-    "SnapshotMismatchError",
-    "SnapshotVersionError",
     "SoftPacking",
-    "SourceChangedError",
-    "SourceError",
     "SourceLocation",
     "SourceStatistics",
     "Statistics",
@@ -143,34 +90,19 @@ __all__ = (
     "Telemetry",
     "TextTokenizeFn",
     "TokenizeFn",
-    "TooManyBadRowsError",
-    "WorkerError",
-    "XTunerCollator",
-    "XTunerPacking",
-    "XTunerTokenizeFn",
 )
 
 # A worker imports only the modules it needs, and `import asyncdata` none of them.
 _HOMES = {
     "batching.balance": "balance",
     "batching.collators.base": "Document",
-    "batching.collators.packed": "PackedCollator XTunerCollator",
+    "batching.collators.packed": "PackedCollator",
     "batching.collators.padded": "FixedCollator PaddedCollator PreferenceCollator",
     "batching.length_grouping": "LengthGrouping",
     "batching.packers": "HardPacking SoftPacking",
-    "batching.xtuner_packing": "XTunerPacking",
     "core.columns": "Column",
-    "core.errors": (
-        "AsyncDataError BadRowError ConfigError EndOfData FilterError InvalidGroupError LoaderClosedError "
-        "LoaderForkedError NoSamplesError PrefetchTimeoutError QuarantineError SnapshotError SnapshotMismatchError "
-        "SnapshotVersionError SourceChangedError SourceError TooManyBadRowsError WorkerError"
-    ),
     "core.types": "Group Position Sample SourceLocation Status",
-    "delivery.buffer_filters": (
-        "BalancedByMetadata ByMetadata ByReward ByStaleness Chain has_reward_spread reset_response"
-    ),
     "delivery.outcomes.policy": "Outcomes OutcomeTable PassRate",
-    "delivery.rollout_buffer": "first_in_first_out",
     "loader.config": "BadRows Cache Limits LoaderConfig Ranks",
     "loader.loader": "AsyncDataLoader DataLoader",
     "loader.mix": "Mix Part",
@@ -190,13 +122,36 @@ _HOMES = {
     "tokenization.functions.text": "TextTokenizeFn",
     "tokenization.functions.untokenized": "RowFn",
     "tokenization.pictures.settings": "Processor",
-    "tokenization.user_function": "XTunerTokenizeFn",
     "workers.ray.settings": "RayExecutor",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
+# Names that were here before 0.1.0 went to modules of their own: kept, with a warning, until 0.2.0.
+_MOVED = {
+    "errors": (
+        "AsyncDataError BadRowError ConfigError EndOfData FilterError InvalidGroupError LoaderClosedError "
+        "LoaderForkedError NoSamplesError PrefetchTimeoutError QuarantineError SnapshotError SnapshotMismatchError "
+        "SnapshotVersionError SourceChangedError SourceError TooManyBadRowsError WorkerError"
+    ),
+    "filters": (
+        "BalancedByMetadata ByMetadata ByReward ByStaleness Chain first_in_first_out has_reward_spread reset_response"
+    ),
+    "xtuner": "XTunerCollator XTunerPacking XTunerTokenizeFn",
+}
+
 
 def __getattr__(name: str) -> Any:
+    if name in _MOVED:
+        return importlib.import_module(f"asyncdata.{name}")
+
+    for module, names in _MOVED.items():
+        if name in names.split():
+            import warnings
+
+            old, new = f"asyncdata.{name}", f"asyncdata.{module}.{name}"
+            warnings.warn(f"{old} is now {new}; the old path goes in 0.2.0", DeprecationWarning, stacklevel=2)
+            return getattr(importlib.import_module(f"asyncdata.{module}"), name)
+
     if name not in _HOME_OF:
         raise AttributeError(f"module 'asyncdata' has no attribute {name!r}")
 
@@ -206,4 +161,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    return sorted(set(globals()) | set(__all__) | set(_MOVED))

@@ -11,6 +11,7 @@ from asyncdata.delivery.buffer_filters import (
     has_reward_spread,
     reset_response,
 )
+from asyncdata.delivery.rollout_buffer import first_in_first_out
 
 __all__ = (
     "BalancedByMetadata",
@@ -18,6 +19,7 @@ __all__ = (
     "ByReward",
     "ByStaleness",
     "Chain",
+    "first_in_first_out",
     "has_reward_spread",
     "reset_response",
 )

@@ -7,8 +7,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from asyncdata import DataLoader, EndOfData, PromptTokenizeFn
+from asyncdata import DataLoader, PromptTokenizeFn
 from asyncdata.demo import tokenizer_folder, write_docstring_prompts
+from asyncdata.errors import EndOfData
 
 
 def open_loader(folder: Path, num_workers: int) -> DataLoader:

@@ -3,7 +3,7 @@
 Each filter is a description that is called as ``filter(buffer, num_groups)`` and returns groups of that buffer. No
 filter changes a group or keeps state between calls, and no group is lost: groups that a filter does not return stay in
 the buffer. Of two groups with the same rank, the one that was given back first comes first. A version, reward or value
-that cannot be ranked is an :class:`~asyncdata.InvalidGroupError` with AD433; a loader's call raises it as
+that cannot be ranked is an :class:`~asyncdata.errors.InvalidGroupError` with AD433; a loader's call raises it as
 ``FilterError``.
 """
 

@@ -145,7 +145,7 @@ def record_of(error: BadRowError) -> dict[str, Any]:
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A bad row, as :func:`record_of` wrote it; see :class:`~asyncdata.BadRowError`."""
+    """A bad row, as :func:`record_of` wrote it; see :class:`~asyncdata.errors.BadRowError`."""
 
     code: str
     path: str

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from asyncdata import Document, LengthGrouping, PackedCollator, SoftPacking, XTunerPacking
+from asyncdata import Document, LengthGrouping, PackedCollator, SoftPacking
 from asyncdata.batching.length_grouping import xtuner_order
+from asyncdata.xtuner import XTunerPacking
 from tests.support.peers.checkouts import module_of
 
 Lengths = np.ndarray[Any, np.dtype[np.int64]]

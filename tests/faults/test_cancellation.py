@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 import pytest
 
-from asyncdata import AsyncDataLoader, Cache, DataLoader, LoaderClosedError, SoftPacking
+from asyncdata import AsyncDataLoader, Cache, DataLoader, SoftPacking
 from asyncdata.core.callbacks import no_op
+from asyncdata.errors import LoaderClosedError
 from tests.support.faults import num_rounds, until
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from asyncdata import DataLoader, EndOfData, HuggingFaceSource, Shuffle, SourceError
+from asyncdata import DataLoader, HuggingFaceSource, Shuffle
+from asyncdata.errors import EndOfData, SourceError
 from tests.support.combinations import each_pair
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record

@@ -14,7 +14,8 @@ from unittest.mock import patch
 
 import pytest
 
-from asyncdata import DataLoader, EndOfData, Shuffle, SourceError
+from asyncdata import DataLoader, Shuffle
+from asyncdata.errors import EndOfData, SourceError
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record
 from tests.support.loading import NEVER_S

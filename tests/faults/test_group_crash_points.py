@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncdata import SnapshotError
 from asyncdata.checkpoint import snapshot as snapshots
+from asyncdata.errors import SnapshotError
 from asyncdata.integrations.slime import checkpoint as slime_checkpoint
 from asyncdata.integrations.slime import groups as slime_groups
 from asyncdata.integrations.slime import torch_data

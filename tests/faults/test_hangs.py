@@ -14,7 +14,8 @@ from unittest.mock import patch
 
 import pytest
 
-from asyncdata import BadRowError, DataLoader, IterableSource, Limits, PrefetchTimeoutError
+from asyncdata import DataLoader, IterableSource, Limits
+from asyncdata.errors import BadRowError, PrefetchTimeoutError
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import hangs_on_13, row_id

@@ -14,21 +14,10 @@ import msgspec
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from asyncdata import (
-    AsyncDataError,
-    BadRowError,
-    ChatTokenizeFn,
-    ConfigError,
-    DataLoader,
-    EndOfData,
-    HuggingFaceSource,
-    Limits,
-    NoSamplesError,
-    PromptTokenizeFn,
-    SnapshotError,
-)
+from asyncdata import ChatTokenizeFn, DataLoader, HuggingFaceSource, Limits, PromptTokenizeFn
 from asyncdata.checkpoint.snapshot import SCHEMA
 from asyncdata.core.checksummed_file import pack
+from asyncdata.errors import AsyncDataError, BadRowError, ConfigError, EndOfData, NoSamplesError, SnapshotError
 from asyncdata.tokenization.chat_template.jinja_environment import make_environment
 from tests.faults.support.damage import Malicious
 from tests.support.combinations import each_value

@@ -13,7 +13,8 @@ import time
 
 import pytest
 
-from asyncdata import DataLoader, PrefetchTimeoutError
+from asyncdata import DataLoader
+from asyncdata.errors import PrefetchTimeoutError
 from tests.faults.support.streaming import SHUFFLE, entry
 from tests.support.faults import Program, num_rounds
 from tests.support.figures import record

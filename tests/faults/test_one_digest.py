@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from asyncdata import DataLoader, EndOfData
+from asyncdata import DataLoader
+from asyncdata.errors import EndOfData
 from tests.faults.support.streaming import entry
 from tests.support.faults import num_rounds
 from tests.support.figures import record

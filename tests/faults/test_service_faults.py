@@ -13,19 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import asyncdata
-from asyncdata import (
-    AsyncDataError,
-    Cache,
-    DataLoader,
-    IterableSource,
-    Mix,
-    Outcomes,
-    Part,
-    PassRate,
-    RowShuffle,
-    SoftPacking,
-)
+from asyncdata import Cache, DataLoader, IterableSource, Mix, Outcomes, Part, PassRate, RowShuffle, SoftPacking
 from asyncdata.core.import_path import resolve_path
+from asyncdata.errors import AsyncDataError
 from asyncdata.prefetch.row_index.builder import Indexer
 from asyncdata.prefetch.token_cache import cache as token_cache
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import DataLoader, RowShuffle, WorkerError
+from asyncdata import DataLoader, RowShuffle
+from asyncdata.errors import WorkerError
 from asyncdata.workers.pool import deadlines
 from tests.support.faults import until
 from tests.support.loading import NEVER_S, ids, write_rows

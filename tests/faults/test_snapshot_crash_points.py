@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from asyncdata import SnapshotError
 from asyncdata.checkpoint.snapshot import Snapshot, load, save
+from asyncdata.errors import SnapshotError
 from tests.support.combinations import each_value
 from tests.support.faults import ROOT, Program
 from tests.support.figures import record

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from asyncdata import Cache, DataLoader, JsonlSource, SourceError
+from asyncdata import Cache, DataLoader, JsonlSource
+from asyncdata.errors import SourceError
 from tests.faults.support.streaming import SHUFFLE, entry
 from tests.support.combinations import each_value
 from tests.support.fault_proxy import SPOILED, STATUSES, FaultProxy, Faults

@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from asyncdata import DataLoader, EndOfData, Limits, Mix, Part
+from asyncdata import DataLoader, Limits, Mix, Part
+from asyncdata.errors import EndOfData
 from asyncdata.workers.pool import deadlines
 from tests.faults.support.streaming import entry
 from tests.support.faults import num_rounds

@@ -16,7 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncdata import ConfigError, DataLoader, Mix, Part, RowFn, Shuffle, SnapshotError, SnapshotMismatchError
+from asyncdata import DataLoader, Mix, Part, RowFn, Shuffle
+from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError
 
 pytest.importorskip("torch", reason="torch is not installed")
 

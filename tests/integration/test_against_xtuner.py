@@ -10,7 +10,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from asyncdata import DataLoader, Document, LengthGrouping, Ranks, XTunerCollator, XTunerPacking, XTunerTokenizeFn
+from asyncdata import DataLoader, Document, LengthGrouping, Ranks
+from asyncdata.xtuner import XTunerCollator, XTunerPacking, XTunerTokenizeFn
 from tests.support.peers.checkouts import folder_of, module_of
 from tests.support.peers.records import cases_of, digest, plain
 from tests.support.peers.xtuner import batch_of, costs_of, media_of, pictures_function, share_of, shown, stable_sorts

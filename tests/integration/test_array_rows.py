@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import ConfigError, JsonArraySource, RowShuffle
+from asyncdata import JsonArraySource, RowShuffle
+from asyncdata.errors import ConfigError
 from tests.support.combinations import each_value
 from tests.support.loaders import make
 from tests.support.loading import ids

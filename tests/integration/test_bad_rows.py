@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncdata import BadRowError, BadRows, Limits, SourceChangedError, TooManyBadRowsError
+from asyncdata import BadRows, Limits
+from asyncdata.errors import BadRowError, SourceChangedError, TooManyBadRowsError
 from tests.support import worker_fns
 from tests.support.loaders import bad_row_at, make
 from tests.support.loading import ids, line_of, order_of, write_rows

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from asyncdata import LoaderForkedError
+from asyncdata.errors import LoaderForkedError
 from asyncdata.prefetch.producer import Producer
 from tests.support.closing import is_alive, service_of
 from tests.support.combinations import each_pair

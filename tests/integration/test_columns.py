@@ -10,10 +10,8 @@ import pytest
 
 from asyncdata import (
     AsyncDataLoader,
-    BadRowError,
     Cache,
     Column,
-    ConfigError,
     DataLoader,
     HardPacking,
     Limits,
@@ -22,10 +20,10 @@ from asyncdata import (
     Part,
     RayExecutor,
     Sample,
-    SnapshotMismatchError,
     SoftPacking,
-    XTunerTokenizeFn,
 )
+from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
+from asyncdata.xtuner import XTunerTokenizeFn
 from tests.support.columned import COLUMNS, columned, plain, values_of
 from tests.support.loading import SHUFFLE, write_rows
 from tests.support.ray_cluster import two_nodes

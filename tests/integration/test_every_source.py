@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from asyncdata import (
-    BadRowError,
-    DataLoader,
-    JsonlSource,
-    ParquetSource,
-    RowShuffle,
-    SnapshotMismatchError,
-    SourceChangedError,
-    SourceError,
-)
+from asyncdata import DataLoader, JsonlSource, ParquetSource, RowShuffle
+from asyncdata.errors import BadRowError, SnapshotMismatchError, SourceChangedError, SourceError
 from tests.support import loaders
 from tests.support.loading import SHUFFLE, ids
 from tests.support.sources import KINDS, Kind, make_rows

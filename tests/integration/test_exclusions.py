@@ -7,19 +7,8 @@ import shlex
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import (
-    ConfigError,
-    HardPacking,
-    LengthGrouping,
-    Mix,
-    NoSamplesError,
-    PackedCollator,
-    Part,
-    PrefetchTimeoutError,
-    RowFn,
-    RowShuffle,
-    SoftPacking,
-)
+from asyncdata import HardPacking, LengthGrouping, Mix, PackedCollator, Part, RowFn, RowShuffle, SoftPacking
+from asyncdata.errors import ConfigError, NoSamplesError, PrefetchTimeoutError
 from tests.support.faces import FACES
 from tests.support.loaders import gated, make
 from tests.support.loading import NUM_ROWS, ids, write_rows

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, EndOfData, FixedCollator, FixedLengthTokenizeFn, PaddedCollator, Ranks, RowShuffle
+from asyncdata import DataLoader, FixedCollator, FixedLengthTokenizeFn, PaddedCollator, Ranks, RowShuffle
+from asyncdata.errors import EndOfData
 from tests.support.peers.babilong import RESERVE
 from tests.support.peers.records import cases_of
 from tests.support.peers.rollouts import TOKENIZER

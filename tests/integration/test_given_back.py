@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, FilterError, InvalidGroupError, Sample, Status
+from asyncdata import Sample, Status
+from asyncdata.errors import ConfigError, FilterError, InvalidGroupError
 from tests.support.loaders import make, resumed
 from tests.support.loading import ids, order_of, write_rows
 

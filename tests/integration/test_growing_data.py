@@ -6,21 +6,8 @@ import threading
 
 import pytest
 
-from asyncdata import (
-    Cache,
-    ConfigError,
-    JsonlSource,
-    Mix,
-    Outcomes,
-    Part,
-    PassRate,
-    RowShuffle,
-    Shuffle,
-    SnapshotMismatchError,
-    SoftPacking,
-    SourceChangedError,
-    SourceError,
-)
+from asyncdata import Cache, JsonlSource, Mix, Outcomes, Part, PassRate, RowShuffle, Shuffle, SoftPacking
+from asyncdata.errors import ConfigError, SnapshotMismatchError, SourceChangedError, SourceError
 from tests.support.loaders import make
 from tests.support.loading import SHUFFLE, ids, order_of
 from tests.support.stores import HttpHost

@@ -12,7 +12,8 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from asyncdata import AsyncDataLoader, LoaderClosedError, Sample
+from asyncdata import AsyncDataLoader, Sample
+from asyncdata.errors import LoaderClosedError
 from tests.support.closing import is_alive, num_closing, slow_to_close
 from tests.support.combinations import each_value
 from tests.support.loaders import gated as gated_rows

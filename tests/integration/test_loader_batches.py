@@ -13,18 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata import (
-    ConfigError,
-    EndOfData,
-    JsonlSource,
-    LoaderClosedError,
-    NoSamplesError,
-    Position,
-    Sample,
-    SourceLocation,
-    Status,
-    WorkerError,
-)
+from asyncdata import JsonlSource, Position, Sample, SourceLocation, Status
+from asyncdata.errors import ConfigError, EndOfData, LoaderClosedError, NoSamplesError, WorkerError
 from tests.support import worker_fns
 from tests.support.faces import FACES
 from tests.support.faults import until

@@ -15,7 +15,8 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from asyncdata import AsyncDataError, BadRows, DataLoader, EndOfData, JsonlSource, Limits, Position, Sample, Shuffle
+from asyncdata import BadRows, DataLoader, JsonlSource, Limits, Position, Sample, Shuffle
+from asyncdata.errors import AsyncDataError, EndOfData
 from asyncdata.order.order import Order
 from tests.property.model import BAD, KEPT, Model, Place, Rules, Told, rows_of, windows_of
 from tests.support.digests import Seen, digest_of

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from asyncdata import (
-    BadRowError,
     BadRows,
     Cache,
-    ConfigError,
     DataLoader,
     HardPacking,
     LengthGrouping,
@@ -25,9 +23,8 @@ from asyncdata import (
     PaddedCollator,
     Part,
     SoftPacking,
-    SourceChangedError,
-    TooManyBadRowsError,
 )
+from asyncdata.errors import BadRowError, ConfigError, SourceChangedError, TooManyBadRowsError
 from tests.support.faults import until
 from tests.support.planned_media import NumberedMedia, media_of, two_phases, without_load, write_rows
 

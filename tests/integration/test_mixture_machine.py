@@ -14,7 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from asyncdata import DataLoader, EndOfData, Mix, Outcomes, Part, PassRate, Shuffle
+from asyncdata import DataLoader, Mix, Outcomes, Part, PassRate, Shuffle
+from asyncdata.errors import EndOfData
 from asyncdata.loader.mix import part_seed
 from asyncdata.order.permutation import order_keys, shuffled_rows
 from tests.support.examples import in_ci

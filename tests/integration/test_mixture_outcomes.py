@@ -6,17 +6,8 @@ import json
 
 import pytest
 
-from asyncdata import (
-    ConfigError,
-    DataLoader,
-    InvalidGroupError,
-    Mix,
-    Outcomes,
-    Part,
-    PassRate,
-    Shuffle,
-    SnapshotMismatchError,
-)
+from asyncdata import DataLoader, Mix, Outcomes, Part, PassRate, Shuffle
+from asyncdata.errors import ConfigError, InvalidGroupError, SnapshotMismatchError
 from tests.support.loading import write_rows
 from tests.support.tokenize_fns import row_id
 

@@ -11,19 +11,13 @@ from typing import Any
 
 import pytest
 
-from asyncdata import (
+from asyncdata import BadRows, DataLoader, HardPacking, Mix, Part, Ranks, Shuffle, SoftPacking
+from asyncdata.core.messages import Scan
+from asyncdata.errors import (
     BadRowError,
-    BadRows,
     ConfigError,
-    DataLoader,
-    HardPacking,
-    Mix,
     NoSamplesError,
-    Part,
-    Ranks,
-    Shuffle,
     SnapshotMismatchError,
-    SoftPacking,
     SourceError,
     TooManyBadRowsError,
 )

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from asyncdata import DataLoader, HardPacking, LengthGrouping, RowShuffle, SnapshotError, SoftPacking, XTunerPacking
+from asyncdata import DataLoader, HardPacking, LengthGrouping, RowShuffle, SoftPacking
+from asyncdata.errors import SnapshotError
+from asyncdata.xtuner import XTunerPacking
 from tests.support.loading import NEVER_S
 
 pytestmark = pytest.mark.thorough

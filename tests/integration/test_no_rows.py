@@ -12,7 +12,6 @@ from asyncdata import (
     DataLoader,
     HardPacking,
     Mix,
-    NoSamplesError,
     Outcomes,
     Part,
     PassRate,
@@ -20,8 +19,8 @@ from asyncdata import (
     RowShuffle,
     Shuffle,
     SoftPacking,
-    SourceError,
 )
+from asyncdata.errors import NoSamplesError, SourceError
 from tests.support.combinations import each_value
 from tests.support.loading import NEVER_S
 from tests.support.tokenize_fns import all_dropped, row_id

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from asyncdata import AsyncDataError, BadRows, Cache, ConfigError, Outcomes, PassRate, PromptTokenizeFn, SnapshotError
+from asyncdata import BadRows, Cache, Outcomes, PassRate, PromptTokenizeFn
+from asyncdata.errors import AsyncDataError, ConfigError, SnapshotError
 from asyncdata.integrations.slime import torch_data
 from asyncdata.loader.mix_file import mix_of_file
 from asyncdata.prefetch.token_cache.inventory import caches

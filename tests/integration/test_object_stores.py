@@ -15,20 +15,8 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import (
-    BadRows,
-    Cache,
-    ConfigError,
-    DataLoader,
-    JsonArraySource,
-    JsonlSource,
-    Mix,
-    ParquetSource,
-    Shuffle,
-    SnapshotMismatchError,
-    SourceChangedError,
-    SourceError,
-)
+from asyncdata import BadRows, Cache, DataLoader, JsonArraySource, JsonlSource, Mix, ParquetSource, Shuffle
+from asyncdata.errors import ConfigError, SnapshotMismatchError, SourceChangedError, SourceError
 from asyncdata.sources.remote.obstore_store import Redirects
 from asyncdata.sources.remote.store import StoreError
 from tests.support import loaders

@@ -15,20 +15,16 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import (
-    Cache,
+from asyncdata import Cache, Outcomes, PassRate, Sample, SoftPacking
+from asyncdata.delivery.outcomes.file import OutcomeFile
+from asyncdata.errors import (
     ConfigError,
     EndOfData,
     InvalidGroupError,
     NoSamplesError,
-    Outcomes,
-    PassRate,
-    Sample,
     SnapshotError,
     SnapshotMismatchError,
-    SoftPacking,
 )
-from asyncdata.delivery.outcomes.file import OutcomeFile
 from tests.support.loaders import make
 from tests.support.loading import ids, write_rows
 from tests.support.tokenize_fns import every_third_dropped

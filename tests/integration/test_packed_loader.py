@@ -13,17 +13,14 @@ import pytest
 
 from asyncdata import (
     AsyncDataLoader,
-    BadRowError,
-    ConfigError,
     DataLoader,
     HardPacking,
     LengthGrouping,
-    NoSamplesError,
     PackedCollator,
     PaddedCollator,
-    SnapshotMismatchError,
     SoftPacking,
 )
+from asyncdata.errors import BadRowError, ConfigError, NoSamplesError, SnapshotMismatchError
 from tests.support.ranks import (
     GROUPING,
     HARD,

@@ -6,7 +6,8 @@ import inspect
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, Document, FixedCollator, PackedCollator, PaddedCollator
+from asyncdata import Document, FixedCollator, PackedCollator, PaddedCollator
+from asyncdata.errors import ConfigError
 from tests.support.combinations import each_value
 
 torch = pytest.importorskip("torch")

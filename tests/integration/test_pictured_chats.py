@@ -14,17 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import (
-    BadRowError,
-    BadRows,
-    ChatTokenizeFn,
-    ConfigError,
-    DataLoader,
-    ParquetSource,
-    Processor,
-    PromptTokenizeFn,
-)
+from asyncdata import BadRows, ChatTokenizeFn, DataLoader, ParquetSource, Processor, PromptTokenizeFn
 from asyncdata.cli.main import main
+from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from asyncdata.telemetry.reader import read
 from tests.support.html_page import read_page
 from tests.support.pictures import draw, processor_of, save_processor
@@ -250,6 +242,16 @@ def test_what_cannot_be_planned_is_refused(tmp_path, folders):
         (tmp_path / "processor_config.json").write_text(json.dumps(own))
         with pytest.raises(ConfigError, match=message):
             _ = ChatTokenizeFn(folders["gemma3"], processor=str(tmp_path)).columns
+
+
+def test_a_transformers_without_processors_for_pillow_is_refused_with_the_way_out(
+    tmp_path, folders, picture, monkeypatch
+):
+    import transformers
+
+    monkeypatch.setattr(transformers, "__version__", "5.3.0")
+    with pytest.raises(WorkerError, match=r"version 5.3.0 is installed\): pip install 'transformers>=5.4' pillow"):
+        loaded(tmp_path, folders["qwen3_vl"], asks(image(picture)))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -11,16 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata import (
-    BadRowError,
-    ConfigError,
-    HardPacking,
-    LengthGrouping,
-    NoSamplesError,
-    RowShuffle,
-    SoftPacking,
-    XTunerPacking,
-)
+from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking
+from asyncdata.errors import BadRowError, ConfigError, NoSamplesError
+from asyncdata.xtuner import XTunerPacking
 from tests.support.planned_fns import kills, numbered, tokens_of, with_one_more
 from tests.support.ranks import Batch, Ranks, Step, make
 

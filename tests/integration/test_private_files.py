@@ -7,7 +7,8 @@ import stat
 
 import pytest
 
-from asyncdata import ConfigError, DataLoader, SnapshotError
+from asyncdata import DataLoader
+from asyncdata.errors import ConfigError, SnapshotError
 from tests.support.bad_inputs import GOOD, prompts, with_bad
 
 

@@ -12,21 +12,17 @@ from structlog.testing import capture_logs
 
 from asyncdata import (
     AsyncDataLoader,
-    BadRowError,
-    ConfigError,
     DataLoader,
-    EndOfData,
     Limits,
     Mix,
     Part,
-    PrefetchTimeoutError,
     PromptTokenizeFn,
     RayExecutor,
     RowShuffle,
     Shuffle,
     SoftPacking,
-    SourceError,
 )
+from asyncdata.errors import BadRowError, ConfigError, EndOfData, PrefetchTimeoutError, SourceError
 from tests.support.faults import until
 from tests.support.loading import SHUFFLE, ids, write_rows
 from tests.support.ray_cluster import RayNodes, two_nodes

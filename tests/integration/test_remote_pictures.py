@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncdata import BadRowError, BadRows, ChatTokenizeFn, ConfigError, DataLoader, Processor
+from asyncdata import BadRows, ChatTokenizeFn, DataLoader, Processor
+from asyncdata.errors import BadRowError, ConfigError
 from tests.support.http_server import HttpServer, Response
 from tests.support.pictures import draw, save_processor
 

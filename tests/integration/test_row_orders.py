@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import BadRowError, ConfigError, DataLoader, JsonlSource, RowShuffle, SnapshotMismatchError
+from asyncdata import DataLoader, JsonlSource, RowShuffle
+from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
 from tests.support.loading import write_rows
 from tests.support.tokenize_fns import row_id, waits_for_a_file
 

@@ -9,8 +9,9 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from asyncdata import BadRowError, EndOfData, Mix, Outcomes, Part, PassRate, Shuffle
+from asyncdata import Mix, Outcomes, Part, PassRate, Shuffle
 from asyncdata.core.messages import Scan
+from asyncdata.errors import BadRowError, EndOfData
 from asyncdata.workers.base import Crashed
 from asyncdata.workers.inline import InlineExecutor
 from tests.support import loaders

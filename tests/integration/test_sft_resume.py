@@ -12,15 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from asyncdata import (
-    HardPacking,
-    LengthGrouping,
-    LoaderClosedError,
-    PrefetchTimeoutError,
-    RowShuffle,
-    SoftPacking,
-    XTunerPacking,
-)
+from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking
+from asyncdata.errors import LoaderClosedError, PrefetchTimeoutError
+from asyncdata.xtuner import XTunerPacking
 from tests.support.check_points import interrupted_at
 from tests.support.combinations import each_value
 from tests.support.ranks import (

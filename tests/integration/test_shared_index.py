@@ -13,17 +13,9 @@ from typing import Any
 import pytest
 
 import asyncdata
-from asyncdata import (
-    BadRowError,
-    ConfigError,
-    HardPacking,
-    Mix,
-    Part,
-    RowShuffle,
-    SoftPacking,
-    WorkerError,
-    XTunerPacking,
-)
+from asyncdata import HardPacking, Mix, Part, RowShuffle, SoftPacking
+from asyncdata.errors import BadRowError, ConfigError, WorkerError
+from asyncdata.xtuner import XTunerPacking
 from tests.benchmarks.probes.ranks import MadeUpStore
 from tests.support.exchanges import Meeting
 from tests.support.planned_fns import numbered
@@ -205,7 +197,7 @@ def failures_of(path: Any, meeting: Meeting, num_ranks: int, world_size: int, **
         stack.callback(meeting.end)
         errors = []
         for loader in loaders:
-            with pytest.raises(asyncdata.AsyncDataError) as caught:
+            with pytest.raises(asyncdata.errors.AsyncDataError) as caught:
                 next(iter(loader))
             errors.append(caught.value)
     return errors

@@ -49,7 +49,8 @@ def test_each_public_name_has_its_docstring_and_is_found_by_the_search(site):
     page = (site / "reference/api/index.html").read_text()
     index = json.loads((site / "search/search_index.json").read_text())
     found = {entry["location"] for entry in index["docs"]}
-    for name in asyncdata.__all__:
+    modules = (asyncdata, asyncdata.errors, asyncdata.filters, asyncdata.xtuner)
+    for name in (name for module in modules for name in module.__all__):
         if not name.startswith("_"):
             assert re.search(rf'id="asyncdata\.(?:[a-z_.]+\.)?{name}"', page), name
     assert {"how-to/use-it-with-trl/", "explanation/measurements/", "faq/#where-is-the-quick-start"} <= found

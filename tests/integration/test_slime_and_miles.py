@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import NoSamplesError
+from asyncdata.errors import NoSamplesError
 from tests.support.peers.checkouts import importable, module_of, sglang
 from tests.support.peers.records import cases_of, plain
 from tests.support.peers.rollouts import args_of, samples_of, saved, served, worked, write_lines, write_rows

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from asyncdata import ConfigError
+from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime import report_outcomes
 from tests.support.slime_source import no_rollout, source_of, write_prompts
 

@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncdata import FilterError, SnapshotError
+from asyncdata.errors import FilterError, SnapshotError
 from asyncdata.integrations.slime import AsyncDataSource
 from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support import slime_source

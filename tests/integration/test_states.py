@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from asyncdata import AsyncDataLoader, HardPacking, RowShuffle, Shuffle, SnapshotError, SnapshotMismatchError
+from asyncdata import AsyncDataLoader, HardPacking, RowShuffle, Shuffle
 from asyncdata.delivery.coordinator import Coordinator
+from asyncdata.errors import SnapshotError, SnapshotMismatchError
 from tests.support import worker_fns
 from tests.support.faults import until
 from tests.support.loaders import make, resumed, state_after

@@ -10,8 +10,9 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import EndOfData, Shuffle, SourceError
+from asyncdata import Shuffle
 from asyncdata.core.callbacks import no_op
+from asyncdata.errors import EndOfData, SourceError
 from asyncdata.prefetch.windows.stream_reader import StreamPass
 from asyncdata.sources.stream import StreamOrder
 from tests.support.faults import until

@@ -20,13 +20,11 @@ from asyncdata import (
     BadRows,
     ChatTokenizeFn,
     DataLoader,
-    LoaderClosedError,
     Mix,
     Outcomes,
     Part,
     PassRate,
     Position,
-    PrefetchTimeoutError,
     PromptTokenizeFn,
     SoftPacking,
     Telemetry,
@@ -35,6 +33,7 @@ from asyncdata.core.line_numbers import line_number
 from asyncdata.core.log import get_logger
 from asyncdata.delivery.channel import Channel
 from asyncdata.demo import tokenizer_folder
+from asyncdata.errors import LoaderClosedError, PrefetchTimeoutError
 from asyncdata.loader import service
 from asyncdata.telemetry import record_file, recorder
 from asyncdata.telemetry.chunk_watch import ChunkWatch, keys_of

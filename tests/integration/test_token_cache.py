@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import structlog
 
-from asyncdata import BadRowError, DataLoader, HardPacking, JsonlSource, RowShuffle, Shuffle
-from asyncdata import XTunerPacking as XTuner
+from asyncdata import DataLoader, HardPacking, JsonlSource, RowShuffle, Shuffle
+from asyncdata.errors import BadRowError
+from asyncdata.xtuner import XTunerPacking as XTuner
 from tests.support import cached
 from tests.support.cached import Delivered, assert_same, facts, loader, segments
 from tests.support.loading import write_rows

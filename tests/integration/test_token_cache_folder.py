@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog
 
-from asyncdata import Cache, ConfigError, Shuffle
+from asyncdata import Cache, Shuffle
 from asyncdata.cli.main import main
 from asyncdata.core.cache_messages import CacheJob
+from asyncdata.errors import ConfigError
 from asyncdata.loader import service
 from tests.support.cached import Delivered, assert_same, damage, loader, num_bytes, row_id, segments, wait_until_stored
 from tests.support.loading import NEVER_S, write_rows

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import AsyncDataLoader, ConfigError, SoftPacking
+from asyncdata import AsyncDataLoader, SoftPacking
+from asyncdata.errors import ConfigError
 from tests.support.examples import in_ci
 from tests.support.loaders import make
 from tests.support.loading import SHUFFLE, write_rows

@@ -6,22 +6,12 @@ from itertools import islice
 import msgspec
 import pytest
 
-from asyncdata import (
-    Cache,
-    ConfigError,
-    DataLoader,
-    HardPacking,
-    LengthGrouping,
-    Position,
-    Ranks,
-    RowShuffle,
-    SnapshotError,
-    SoftPacking,
-    XTunerPacking,
-)
+from asyncdata import Cache, DataLoader, HardPacking, LengthGrouping, Position, Ranks, RowShuffle, SoftPacking
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.cli.main import main
+from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.verifying import compare
+from asyncdata.xtuner import XTunerPacking
 from tests.support import digests_fn
 from tests.support.combinations import each_value
 from tests.support.digests import Seen, digest_of

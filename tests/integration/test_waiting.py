@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, DataLoader, Limits, LoaderClosedError, PrefetchTimeoutError, Telemetry, WorkerError
+from asyncdata import DataLoader, Limits, Telemetry
+from asyncdata.errors import ConfigError, LoaderClosedError, PrefetchTimeoutError, WorkerError
 from asyncdata.telemetry.reader import read
 from tests.support import worker_fns
 from tests.support.faces import FACES, Awaited

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.extra import numpy as np_st
 
-from asyncdata import Position, Sample, SnapshotError, SnapshotMismatchError, SourceLocation, Status
+from asyncdata import Position, Sample, SourceLocation, Status
 from asyncdata.checkpoint.matching import check
 from asyncdata.checkpoint.snapshot import Snapshot, StreamState, from_state_dict, load, save, to_state_dict
 from asyncdata.checkpoint.summary import describe
 from asyncdata.core.checksummed_file import pack
+from asyncdata.errors import SnapshotError, SnapshotMismatchError
 
 pytestmark = pytest.mark.thorough
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from structlog.testing import capture_logs
 
 import asyncdata
-from asyncdata import AsyncDataError, DataLoader, PromptTokenizeFn
+from asyncdata import DataLoader, PromptTokenizeFn
 from asyncdata.demo import tokenizer_folder
+from asyncdata.errors import AsyncDataError
 from tests.support.loading import NEVER_S
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def deliver(source: Any, tokenize_fn: Any = None, *, epochs: int | None = 1, siz
                 try:
                     while True:
                         samples += loader.get_next_batch(size)
-                except asyncdata.EndOfData as end:
+                except asyncdata.errors.EndOfData as end:
                     samples += end.samples
                 finally:
                     statistics = loader.statistics()

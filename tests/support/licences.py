@@ -20,6 +20,8 @@ PERMISSIVE = frozenset(
 REVIEWED = {
     "certifi": ("MPL-2.0", "a list of certificates, used unmodified; the licence is of its files only"),
     "fastokens": ("", "its metadata names none; its LICENSE is Apache-2.0, its NOTICES add PCRE's, which is BSD"),
+    "protobuf": ("", "an SBOM does not say what its metadata does: BSD-3-Clause"),
+    "ray": ("", "an SBOM does not say what its metadata does: Apache-2.0"),
     "tqdm": ("MPL-2.0 AND MIT", "used unmodified, through huggingface_hub; MPL is of single files"),
 }
 """Other licences that were read, by package: the licence, and why it is no obstacle. Another one is a fault again."""

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from asyncdata import BadRowError, DataLoader
+from asyncdata import DataLoader
+from asyncdata.errors import BadRowError
 from tests.support.loading import SHUFFLE, ids, write_rows
 from tests.support.tokenize_fns import row_id
 

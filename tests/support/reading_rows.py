@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, RowFn, SourceError
+from asyncdata import DataLoader, RowFn
+from asyncdata.errors import SourceError
 from tests.support.loading import NEVER_S
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ async def rollout(path: Path) -> None:
 
 async def outcomes() -> None:
     async with ad.AsyncDataLoader(
-        "a", tokenize_fn=chat, buffer_filter=ad.Chain((ad.ByReward(), ad.first_in_first_out))
+        "a", tokenize_fn=chat, buffer_filter=ad.filters.Chain((ad.filters.ByReward(), ad.filters.first_in_first_out))
     ) as loader:
         groups = await loader.get_samples(4)
         loader.report(groups, [1.0] * 4)
@@ -118,7 +118,7 @@ def sources() -> None:
 
 def settings() -> None:
     ad.DataLoader("a", tokenize_fn=ad.RowFn(), executor=ad.RayExecutor(num_workers=2), cache=ad.Cache(tokens=True))
-    ad.DataLoader("a", tokenize_fn=ad.XTunerTokenizeFn("a:b"), shuffle=ad.Shuffle(window_blocks=3))
+    ad.DataLoader("a", tokenize_fn=ad.xtuner.XTunerTokenizeFn("a:b"), shuffle=ad.Shuffle(window_blocks=3))
     ad.DataLoader("a", tokenize_fn=chat, bad_rows=ad.BadRows(policy="skip"), telemetry=ad.Telemetry(folder="a"))
     ad.DataLoader("a", tokenize_fn=chat, outcomes=ad.Outcomes(policy=ad.PassRate(drop_above=0.9)))
     fixed = ad.FixedLengthTokenizeFn.babilong("path/to/tokenizer", 4096)
@@ -131,7 +131,7 @@ def settings() -> None:
 def packs() -> None:
     ad.DataLoader("a", tokenize_fn=texts, batch_size=4, packing=ad.SoftPacking(max_length=512))
     ad.DataLoader("a", tokenize_fn=texts, batch_size=4, packing=ad.HardPacking(max_length=512, across_epochs=True))
-    ad.DataLoader("a", tokenize_fn=texts, batch_size=4, packing=ad.XTunerPacking(max_length=512, seed=0))
+    ad.DataLoader("a", tokenize_fn=texts, batch_size=4, packing=ad.xtuner.XTunerPacking(max_length=512, seed=0))
     soft, packed = ad.SoftPacking(max_length=512), ad.PackedCollator(max_length=512)
     ad.DataLoader("a", tokenize_fn=texts, packing=soft, length_grouping=ad.LengthGrouping(), collate_fn=packed)
 
@@ -150,7 +150,7 @@ def token_counts(samples: list[ad.Sample]) -> list[int]:
 
 def collators() -> None:
     ad.DataLoader("a", tokenize_fn=texts, packing=chosen(True), collate_fn=ad.PackedCollator())
-    ad.DataLoader("a", tokenize_fn=texts, packing=chosen(True), collate_fn=ad.XTunerCollator(max_length=512))
+    ad.DataLoader("a", tokenize_fn=texts, packing=chosen(True), collate_fn=ad.xtuner.XTunerCollator(max_length=512))
     ad.DataLoader("a", tokenize_fn=texts, batch_size=4, collate_fn=ad.PaddedCollator(pad_id=0))
     ad.DataLoader("a", tokenize_fn=texts, batch_size=4, collate_fn=ad.FixedCollator(length=512, pad_id=0))
     ad.DataLoader("a", tokenize_fn=pairs, batch_size=4, collate_fn=ad.PreferenceCollator(pad_id=0))

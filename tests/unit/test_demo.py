@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from asyncdata import ConfigError, DataLoader, PromptTokenizeFn, SourceError, demo
+from asyncdata import DataLoader, PromptTokenizeFn, demo
 from asyncdata.cli.commands import demo as command
 from asyncdata.cli.commands.demo import compare
 from asyncdata.cli.commands.run import Delivered
 from asyncdata.cli.main import main
 from asyncdata.demo import docstring_prompts, tokenizer_folder, write_docstring_prompts
+from asyncdata.errors import ConfigError, SourceError
 from asyncdata.telemetry.reader import read
 from tests.support.commands import asyncdata_process
 

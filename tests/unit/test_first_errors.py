@@ -13,15 +13,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import (
-    BadRowError,
-    ConfigError,
     DataLoader,
     FixedCollator,
-    InvalidGroupError,
     JsonlSource,
     LengthGrouping,
     Mix,
-    NoSamplesError,
     Outcomes,
     PackedCollator,
     PaddedCollator,
@@ -32,11 +28,11 @@ from asyncdata import (
     Ranks,
     RowShuffle,
     SoftPacking,
-    SourceError,
     TextTokenizeFn,
-    XTunerCollator,
 )
 from asyncdata.demo import tokenizer_folder
+from asyncdata.errors import BadRowError, ConfigError, InvalidGroupError, NoSamplesError, SourceError
+from asyncdata.xtuner import XTunerCollator
 
 PACKING = SoftPacking(max_length=8)
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
@@ -253,7 +249,8 @@ def test_a_package_or_a_function_that_is_missing_is_named_with_what_needs_it_and
         sys.modules[{missing!r}] = None  # what Python has of a package that cannot be imported
         find_spec = importlib.util.find_spec
         importlib.util.find_spec = lambda name, *rest: None if name == {missing!r} else find_spec(name, *rest)
-        from asyncdata import ConfigError, DataLoader
+        from asyncdata import DataLoader
+        from asyncdata.errors import ConfigError
         from asyncdata.cli.main import main
         from asyncdata.batching.collators.torch_tensors import to_torch
         from asyncdata.integrations import torch

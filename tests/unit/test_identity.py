@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 import asyncdata
-from asyncdata import ConfigError, JsonArraySource, JsonlSource, ParquetSource
+from asyncdata import JsonArraySource, JsonlSource, ParquetSource
 from asyncdata.core.import_path import resolve_path, tag_of
 from asyncdata.core.messages import Job
+from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.loader.opened_rows import index_identity
 from asyncdata.prefetch.token_cache.folder import about_of, key_of

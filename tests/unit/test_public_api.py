@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import asyncdata
+from asyncdata import errors, filters, xtuner
 from tests.support.release import ROOT
 
 HEAVY = {"datasets", "pyarrow", "ray", "torch", "transformers"}
@@ -34,6 +35,26 @@ def test_a_public_name_resolves_and_says_what_it_is_and_another_is_an_attribute_
         assert name in dir(asyncdata)
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = asyncdata.no_such_name
+
+
+@pytest.mark.parametrize("module", [errors, filters, xtuner])
+def test_a_name_that_moved_is_found_at_its_old_path_with_a_warning_that_names_the_new_one(module):
+    assert module.__name__.rpartition(".")[2] in dir(asyncdata)
+    assert list(module.__all__) == sorted(set(module.__all__), key=str.casefold)
+    for name in module.__all__:
+        assert getattr(module, name).__doc__, name
+        assert name not in asyncdata.__all__
+        with pytest.warns(DeprecationWarning, match=f"asyncdata.{name} is now {module.__name__}.{name}") as caught:
+            assert getattr(asyncdata, name) is getattr(module, name)
+        assert [each.filename for each in caught] == [__file__]
+
+
+def test_the_modules_of_names_that_moved_need_no_import_of_their_own():
+    imported = modules_after("import asyncdata\nasyncdata.errors.EndOfData") - modules_after("import typing")
+
+    assert {name for name in imported if name.startswith("asyncdata.")} == {
+        *("asyncdata.core", "asyncdata.core.errors", "asyncdata.core.version", "asyncdata.errors")
+    }
 
 
 def test_importing_the_package_imports_typing_and_three_small_modules():

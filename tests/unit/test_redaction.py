@@ -12,19 +12,11 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 import asyncdata
-from asyncdata import (
-    AsyncDataError,
-    BadRowError,
-    BadRows,
-    DataLoader,
-    IterableSource,
-    PrefetchTimeoutError,
-    RowShuffle,
-    SourceError,
-)
+from asyncdata import BadRows, DataLoader, IterableSource, RowShuffle
 from asyncdata.core.errors import redacted, safe_cause
 from asyncdata.core.log import get_logger
 from asyncdata.delivery.bad_rows import _REASONS, without_text
+from asyncdata.errors import AsyncDataError, BadRowError, PrefetchTimeoutError, SourceError
 from tests.integration.bad_inputs.test_places import ELSEWHERE, FAULTS
 from tests.support.bad_inputs import deliver, prompts, with_bad
 

@@ -247,10 +247,10 @@ class XTunerCollator(Description, frozen=True, kw_only=True):
 
     ``seq_ctx`` has ``input_ids`` and ``position_ids``, int64 of shape (1, width); ``cu_seq_lens_q`` and
     ``cu_seq_lens_k``, int32 of shape (num_segments + 1,); ``max_length_q``, ``max_length_k`` and ``num_padding``,
-    integers. ``shifted_labels`` is int64 of shape (1, width). The columns of :class:`~asyncdata.XTunerTokenizeFn` for
-    pictures are in ``seq_ctx``, as in ``qwen3_vl_sft_collator`` and ``intern_s1_vl_sft_collator``: ``pixel_values`` and
-    ``image_grid_thw``, if there are any, ``num_img_tokens``, a list for each document, and ``position_ids`` of shape
-    (3, 1, width). Other columns are beside it.
+    integers. ``shifted_labels`` is int64 of shape (1, width). The columns of
+    :class:`~asyncdata.xtuner.XTunerTokenizeFn` for pictures are in ``seq_ctx``, as in ``qwen3_vl_sft_collator`` and
+    ``intern_s1_vl_sft_collator``: ``pixel_values`` and ``image_grid_thw``, if there are any, ``num_img_tokens``, a
+    list for each document, and ``position_ids`` of shape (3, 1, width). Other columns are beside it.
 
     :ivar max_length: its ``pack_max_length``.
     :ivar pad_id: its ``padding_token_idx``.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from asyncdata.core.extras import missing_package
 from asyncdata.tokenization.pictures.files import size_of, turned
 from asyncdata.tokenization.pictures.settings import GRID, MROPE
 from asyncdata.tokenization.rows import RowFault
@@ -125,7 +126,13 @@ class OpenProcessor:
 
 def _made(config: ProcessorConfig) -> Any:
     """The processor, without what it has for videos, which would need torchvision."""
-    import transformers
+    try:
+        import transformers
+
+        if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 4):  # they have no processors for Pillow
+            raise ImportError(f"version {transformers.__version__} is installed")
+    except ImportError as error:
+        raise missing_package("a processor of pictures", "'transformers>=5.4' pillow", error) from error
 
     made: Any = getattr(transformers, config.family)
     takes = inspect.signature(made.__init__).parameters

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata import AsyncDataError, DataLoader, SnapshotError
+from asyncdata import DataLoader
 from asyncdata.checkpoint.snapshot import SCHEMA
 from asyncdata.core.checksummed_file import pack
+from asyncdata.errors import AsyncDataError, SnapshotError
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 from tests.support.tokenize_fns import id_and_text
 

@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 import trio
 
-from asyncdata import AsyncDataError
 from asyncdata.delivery.next_delivery import BadRowStop, deliver
+from asyncdata.errors import AsyncDataError
 from tests.support.still_loader import sent_by
 
 REQUEST_S = 0.01

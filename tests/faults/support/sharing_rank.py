@@ -12,7 +12,8 @@ from multiprocessing.connection import Client
 from typing import Any
 
 import asyncdata.loader.opened_rows as opened_rows
-from asyncdata import AsyncDataError, DataLoader, HardPacking, Ranks
+from asyncdata import DataLoader, HardPacking, Ranks
+from asyncdata.errors import AsyncDataError
 
 
 def main(settings: dict[str, Any]) -> str:

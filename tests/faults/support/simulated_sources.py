@@ -124,7 +124,7 @@ WAYS: dict[str, Way] = {
     "a slice permuted": Way(_lines, {"shuffle": ad.RowShuffle(method="slime", first=5, stop=-3)}),
     "kept rows as they lie": Way(_lines, {"shuffle": ad.RowShuffle(method="none", only_kept=True)}),
     "a part of a split": Way(_lines, {"shuffle": ad.RowShuffle(part="train")}),
-    "planned packs": Way(_lines, {"packing": ad.XTunerPacking(max_length=16, seed=3), **_PACKED}),
+    "planned packs": Way(_lines, {"packing": ad.xtuner.XTunerPacking(max_length=16, seed=3), **_PACKED}),
     "packs": Way(_lines, {"packing": ad.SoftPacking(max_length=16, window_samples=8), "shuffle": BLOCKS, **_PACKED}),
     "packs across epochs": Way(_lines, {"packing": ACROSS_EPOCHS, "shuffle": BLOCKS, **_PACKED}),
     "a stream": Way(_iterable, {"shuffle": BLOCKS}),
@@ -156,7 +156,7 @@ def expected_of(name: str, seed: int) -> list[Any]:
                 found += [*loader, None]
             return found
 
-        with contextlib.suppress(ad.EndOfData):
+        with contextlib.suppress(ad.errors.EndOfData):
             while True:
                 found += [int(sample.tokens[0]) for sample in loader.get_next_batch(1)]
     return found
@@ -181,7 +181,7 @@ class Trainer:
     async def run(self, num_steps: int) -> None:
         """Do so many random things; or fewer, if somebody closes the loader."""
         acts = [self.take, self.give_back, self.save, self.restore, self.resize]
-        with contextlib.suppress(ad.LoaderClosedError):
+        with contextlib.suppress(ad.errors.LoaderClosedError):
             for _ in range(num_steps):
                 if (waiting := self._chance.choices(acts, [10, 3, 2, 1, 1])[0]()) is not None:
                     await waiting
@@ -207,9 +207,9 @@ class Trainer:
         try:
             with anyio.move_on_after(patience_s if is_scope else None):
                 groups = await self._loader.get_samples(number, timeout_s=STALLED_S if is_scope else patience_s)
-        except ad.PrefetchTimeoutError:
+        except ad.errors.PrefetchTimeoutError:
             assert not is_scope
-        except ad.EndOfData as end:
+        except ad.errors.EndOfData as end:
             assert self._next + number - len(self._buffer) > len(self._stream), "there is more"
             groups = end.groups
         finally:

@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata import ChatTokenizeFn, DataLoader, EndOfData, IterableSource, JsonlSource, Mix, Part, Shuffle
+from asyncdata import ChatTokenizeFn, DataLoader, IterableSource, JsonlSource, Mix, Part, Shuffle
+from asyncdata.errors import EndOfData
 from tests.support.pictures import draw, save_processor
 from tests.support.planned_media import NumberedMedia
 from tests.support.tokenize_fns import id_and_text

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from asyncdata import AsyncDataError, DataLoader, RayExecutor, Shuffle, SoftPacking
+from asyncdata import DataLoader, RayExecutor, Shuffle, SoftPacking
+from asyncdata.errors import AsyncDataError
 from tests.faults.support.streaming import SHUFFLE, entry, num_lines, stream
 from tests.support.faults import GONE_S, until
 from tests.support.loading import NEVER_S

@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import (
-    ConfigError,
-    DataLoader,
-    IterableSource,
-    JsonArraySource,
-    ParquetSource,
-    PrefetchTimeoutError,
-    Shuffle,
-    SnapshotError,
-    SourceChangedError,
-    SourceError,
-)
+from asyncdata import DataLoader, IterableSource, JsonArraySource, ParquetSource, Shuffle
 from asyncdata.delivery.quarantine import read_quarantine
+from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError, SourceChangedError, SourceError
 from tests.support.bad_inputs import GOOD, assert_is_ours, deliver
 from tests.support.faults import until
 from tests.support.loaders import make as loader_of

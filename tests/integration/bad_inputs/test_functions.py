@@ -14,19 +14,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import (
-    BadRowError,
-    ConfigError,
-    DataLoader,
-    EndOfData,
-    FixedLengthTokenizeFn,
-    Limits,
-    NoSamplesError,
-    PromptTokenizeFn,
-    TextTokenizeFn,
-    WorkerError,
-)
+from asyncdata import DataLoader, FixedLengthTokenizeFn, Limits, PromptTokenizeFn, TextTokenizeFn
 from asyncdata.demo import tokenizer_folder
+from asyncdata.errors import BadRowError, ConfigError, EndOfData, NoSamplesError, WorkerError
 from asyncdata.workers.pool import process_pool
 from tests.support import tokenize_fns, worker_fns
 from tests.support.bad_inputs import GOOD, assert_is_ours, deliver, prompts

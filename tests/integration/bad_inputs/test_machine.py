@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from asyncdata import Limits, SnapshotError, SnapshotMismatchError, SnapshotVersionError
+from asyncdata import Limits
+from asyncdata.errors import SnapshotError, SnapshotMismatchError, SnapshotVersionError
 from tests.support.bad_inputs import PACKAGE, assert_is_ours
 from tests.support.combinations import each_value
 from tests.support.loaders import make
@@ -139,7 +140,8 @@ def test_74_a_clock_that_jumps_changes_nothing(path, monkeypatch):
 
 STARVED = """
 import json, resource, sys
-from asyncdata import AsyncDataError, DataLoader
+from asyncdata import DataLoader
+from asyncdata.errors import AsyncDataError
 from tests.support.tokenize_fns import row_id
 
 path, room, num_workers = json.loads(sys.argv[1])

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from asyncdata import (
-    BadRowError,
     BadRows,
     ChatTokenizeFn,
     DataLoader,
-    EndOfData,
     HuggingFaceSource,
     JsonArraySource,
     JsonlSource,
@@ -25,9 +23,9 @@ from asyncdata import (
     ParquetSource,
     PreferenceTokenizeFn,
     Shuffle,
-    TooManyBadRowsError,
 )
 from asyncdata.demo import tokenizer_folder
+from asyncdata.errors import BadRowError, EndOfData, TooManyBadRowsError
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from tests.integration.bad_inputs.test_rows import FUNCTIONS, LINES
 from tests.support import tokenize_fns, worker_fns

@@ -16,14 +16,13 @@ from asyncdata import (
     ChatTokenizeFn,
     FixedLengthTokenizeFn,
     JsonlSource,
-    NoSamplesError,
     PreferenceTokenizeFn,
     RowFn,
-    SourceError,
     TextTokenizeFn,
-    XTunerTokenizeFn,
 )
 from asyncdata.demo import tokenizer_folder
+from asyncdata.errors import NoSamplesError, SourceError
+from asyncdata.xtuner import XTunerTokenizeFn
 from tests.support import tokenize_fns
 from tests.support.bad_inputs import GOOD, deliver, place_of_bad, prompts, with_bad
 from tests.support.chats import CHAT

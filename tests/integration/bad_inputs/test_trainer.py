@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import (
+from asyncdata import DataLoader, IterableSource
+from asyncdata.errors import (
     BadRowError,
     ConfigError,
-    DataLoader,
     FilterError,
     InvalidGroupError,
-    IterableSource,
     LoaderClosedError,
     LoaderForkedError,
     PrefetchTimeoutError,

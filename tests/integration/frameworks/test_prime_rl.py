@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncdata import ConfigError
+from asyncdata.errors import ConfigError
 from asyncdata.integrations.prime_rl import TaskIterator
 from tests.support.adapters import Numbered
 from tests.support.frameworks.stand_ins import stand_in_module

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncdata import ConfigError, SnapshotError, SnapshotMismatchError
 from asyncdata.demo import tokenizer_folder as demo_tokenizer
+from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError
 from asyncdata.integrations import skyrl
 from asyncdata.integrations.skyrl import SkyRLAsyncTrainer, SkyRLTrainer
 from asyncdata.integrations.skyrl_sft import OrderSampler

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 import asyncdata.integrations.torchtitan as adapter
-from asyncdata import ChatTokenizeFn, ConfigError, HardPacking, Mix, Part, SoftPacking
+from asyncdata import ChatTokenizeFn, HardPacking, Mix, Part, SoftPacking
 from asyncdata.demo import tokenizer_folder
+from asyncdata.errors import ConfigError
 from tests.support.adapters import stand_in_for_frameworks
 from tests.support.frameworks.stand_ins import stand_in_module
 

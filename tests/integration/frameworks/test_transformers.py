@@ -12,15 +12,8 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
-from asyncdata import (
-    ConfigError,
-    DataLoader,
-    PreferenceCollator,
-    PreferenceTokenizeFn,
-    RowFn,
-    RowShuffle,
-    SnapshotError,
-)
+from asyncdata import DataLoader, PreferenceCollator, PreferenceTokenizeFn, RowFn, RowShuffle
+from asyncdata.errors import ConfigError, SnapshotError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("torch", reason="torch is not installed")

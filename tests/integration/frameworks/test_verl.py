@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncdata import ConfigError, DataLoader, Mix, RowFn
+from asyncdata import DataLoader, Mix, RowFn
+from asyncdata.errors import ConfigError
 from tests.support.loading import write_rows
 
 pytest.importorskip("torch", reason="torch is not installed")

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncdata import ConfigError, DataLoader, Mix, Ranks, RowFn, RowShuffle, SnapshotError
+from asyncdata import DataLoader, Mix, Ranks, RowFn, RowShuffle
+from asyncdata.errors import ConfigError, SnapshotError
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -227,7 +228,8 @@ def test_set_epoch_goes_to_an_epoch_of_the_data_unless_the_view_has_its_own(view
 
 IN_WORKERS = """
 import sys, torch
-from asyncdata import ConfigError, DataLoader, RowFn
+from asyncdata import DataLoader, RowFn
+from asyncdata.errors import ConfigError
 from asyncdata.integrations.torch import AsyncDataset, OrderView
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncdata import ConfigError, DataLoader, LengthGrouping, PackedCollator, Ranks, SoftPacking
+from asyncdata import DataLoader, LengthGrouping, PackedCollator, Ranks, SoftPacking
+from asyncdata.errors import ConfigError
 
 pytest.importorskip("torch", reason="torch is not installed")
 

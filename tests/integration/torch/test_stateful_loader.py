@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from asyncdata import BadRowError, ConfigError, DataLoader, LoaderClosedError, SnapshotError, WorkerError
+from asyncdata import DataLoader
+from asyncdata.errors import BadRowError, ConfigError, LoaderClosedError, SnapshotError, WorkerError
 from tests.support.ranks import settled
 
 pytest.importorskip("torch", reason="torch is not installed")

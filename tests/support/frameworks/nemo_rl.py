@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncdata import ConfigError
+from asyncdata.errors import ConfigError
 from tests.support.frameworks.killed_runs import blocks_of, kill_and_resume, write_rows
 
 VARIABLE = "ASYNCDATA_NEMO_RL"

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import ConfigError, Sample, balance
+from asyncdata import Sample, balance
+from asyncdata.errors import ConfigError
 
 rows = st.lists(st.integers(1, 40), max_size=40)
 ranks = st.integers(1, 5)

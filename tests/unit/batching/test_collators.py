@@ -9,17 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata import (
-    ConfigError,
-    Document,
-    FixedCollator,
-    PackedCollator,
-    PaddedCollator,
-    PreferenceCollator,
-    Sample,
-    XTunerCollator,
-)
+from asyncdata import Document, FixedCollator, PackedCollator, PaddedCollator, PreferenceCollator, Sample
 from asyncdata.batching.collators.torch_tensors import to_torch
+from asyncdata.errors import ConfigError
+from asyncdata.xtuner import XTunerCollator
 from tests.support.examples import in_ci
 
 NONE = -100

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata import ConfigError, LengthGrouping
+from asyncdata import LengthGrouping
 from asyncdata.batching.length_grouping import xtuner_order
+from asyncdata.errors import ConfigError
 from asyncdata.order.permutation import TorchGenerator
 from tests.support.examples import in_ci
 

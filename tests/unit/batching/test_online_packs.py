@@ -11,13 +11,14 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from asyncdata import ConfigError, HardPacking, LengthGrouping, Position, SnapshotError, SoftPacking
+from asyncdata import HardPacking, LengthGrouping, Position, SoftPacking
 from asyncdata.batching.online import OnlinePacks
 from asyncdata.batching.packers import SinglePacking
 from asyncdata.batching.packs import PackState
 from asyncdata.batching.rules import PackRules
 from asyncdata.core.callbacks import no_op
 from asyncdata.delivery.ledger import Counters, RestartPoint
+from asyncdata.errors import ConfigError, SnapshotError
 from tests.support.examples import in_ci
 
 ROWS = 20  # of an epoch, some of which yield no sample

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata import ConfigError, HardPacking, SnapshotError, SoftPacking, XTunerPacking
+from asyncdata import HardPacking, SoftPacking
 from asyncdata.batching.xtuner_packing import proxy_cost
+from asyncdata.errors import ConfigError, SnapshotError
+from asyncdata.xtuner import XTunerPacking
 from tests.support.examples import in_ci
 
 # Promises to every snapshot there is: packs are not in them, they are made again. See tests/unit/order/test_order.py.

@@ -15,12 +15,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncdata import ConfigError, HardPacking, LengthGrouping, RowShuffle, SoftPacking, XTunerPacking
+from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking
 from asyncdata.batching.packers import SinglePacking
 from asyncdata.batching.planned import PlannedEpoch, PlannedOrder, pack_rows
 from asyncdata.batching.rules import PackRules
+from asyncdata.errors import ConfigError
 from asyncdata.order.order import RowOrder
 from asyncdata.order.rank_share import Share
+from asyncdata.xtuner import XTunerPacking
 from tests.support.examples import in_ci
 
 Plan = partial(PackRules, is_planned=True)

@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, Sample, SnapshotError, SnapshotMismatchError, SnapshotVersionError, Status
+from asyncdata import Sample, Status
 from asyncdata.checkpoint.matching import check
 from asyncdata.checkpoint.snapshot import Snapshot, from_state_dict, load, save, to_state_dict
 from asyncdata.checkpoint.summary import describe, describe_file
+from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError, SnapshotVersionError
 from tests.support.snapshots import DATA, FINGERPRINTS, FULL, GOLDEN_SNAPSHOT, LEAST, ORDER, sample, wrapped
 
 

@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, DataLoader, SnapshotError
+from asyncdata import DataLoader
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import Snapshot, from_state_dict, load, save, to_state_dict
+from asyncdata.errors import ConfigError, SnapshotError
 from tests.support.snapshots import FULL, GOLDEN_SNAPSHOT, LEAST, names, wrapped
 
 # Written by the first release. It has to load for ever: add one for each new schema, and change none.

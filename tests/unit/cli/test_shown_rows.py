@@ -8,19 +8,11 @@ from typing import Any
 
 import pytest
 
-from asyncdata import (
-    DataLoader,
-    JsonlSource,
-    LengthGrouping,
-    RowShuffle,
-    Shuffle,
-    SoftPacking,
-    SourceChangedError,
-    SourceError,
-    XTunerPacking,
-)
+from asyncdata import DataLoader, JsonlSource, LengthGrouping, RowShuffle, Shuffle, SoftPacking
 from asyncdata.cli.rows import OrderView
+from asyncdata.errors import SourceChangedError, SourceError
 from asyncdata.workers import request_handler
+from asyncdata.xtuner import XTunerPacking
 from tests.support.tokenize_fns import row_id
 
 NUM_ROWS = 120

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from asyncdata import Column, ConfigError
+from asyncdata import Column
 from asyncdata.core.columns import Columns, bfloat16_bits, declared, decoded
+from asyncdata.errors import ConfigError
 
 KINDS = ["int8", "int64", "uint16", "uint64", "float16", "float32", "float64", "bool"]
 

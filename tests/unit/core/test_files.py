@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import ConfigError, DataLoader, SnapshotError
+from asyncdata import DataLoader
 from asyncdata.core import checksummed_file, line_numbers
 from asyncdata.core.atomic_file import remove_left_over, replace_file
 from asyncdata.core.checksummed_file import pack, unpack_file
 from asyncdata.core.file_checks import check_ours, lock, locked
 from asyncdata.core.line_numbers import line_number, line_number_within
+from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.prefetch.row_index.index_file import IndexFile
 from asyncdata.tokenization.encoders.equivalence_records import Proof, Subject, find, keep, proof_path, subject_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles

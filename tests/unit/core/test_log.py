@@ -12,10 +12,10 @@ import structlog
 from structlog.testing import capture_logs
 
 import asyncdata
-from asyncdata import ConfigError
 from asyncdata.core.errors import user_traceback
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.log import get_logger, observe_events, owning_events, stop_observing
+from asyncdata.errors import ConfigError
 from asyncdata.tokenization.base import open_tokenize_fn
 
 

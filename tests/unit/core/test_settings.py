@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 import asyncdata as ad
-from asyncdata import ConfigError, Shuffle
+from asyncdata import Shuffle
 from asyncdata.core.errors import by_reason, shortened
 from asyncdata.core.settings import Settings
+from asyncdata.errors import ConfigError
 
 OF_SAMPLES = {"Document", "OutcomeTable", "Position", "Sample", "SourceLocation", "SourceStatistics", "Statistics"}
 """What the library makes, many times, and no user does."""

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import BadRowError, ConfigError, Position, QuarantineError, SourceLocation
+from asyncdata import Position, SourceLocation
 from asyncdata.delivery.bad_rows import bad_row_error
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.delivery.quarantine import Quarantine, read_quarantine
+from asyncdata.errors import BadRowError, ConfigError, QuarantineError
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 

@@ -14,22 +14,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata import (
+from asyncdata import Sample, Status
+from asyncdata.delivery.ledger import Returned
+from asyncdata.delivery.rollout_buffer import choose
+from asyncdata.errors import ConfigError, FilterError, InvalidGroupError
+from asyncdata.filters import (
     BalancedByMetadata,
     ByMetadata,
     ByReward,
     ByStaleness,
     Chain,
-    ConfigError,
-    FilterError,
-    InvalidGroupError,
-    Sample,
-    Status,
     has_reward_spread,
     reset_response,
 )
-from asyncdata.delivery.ledger import Returned
-from asyncdata.delivery.rollout_buffer import choose
 from tests.support.examples import in_ci
 
 

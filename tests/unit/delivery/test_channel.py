@@ -5,9 +5,9 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from asyncdata import SourceChangedError
 from asyncdata.delivery.channel import Channel
 from asyncdata.delivery.items import ChunkEnd, Failure, Run
+from asyncdata.errors import SourceChangedError
 from tests.support.chunks import BadRow, chunk_of
 
 GONE = SourceChangedError("gone")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asyncdata import AsyncDataError, EndOfData, FilterError, LoaderClosedError, NoSamplesError
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.delivery.ledger import Request
+from asyncdata.errors import AsyncDataError, EndOfData, FilterError, LoaderClosedError, NoSamplesError
 from tests.support.still_loader import StillLoader, made_by_hand
 from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13, row_id
 

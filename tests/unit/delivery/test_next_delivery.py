@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from asyncdata import NoSamplesError, Position
+from asyncdata import Position
 from asyncdata.delivery.channel import Channel
 from asyncdata.delivery.ledger import Counters, Ledger
 from asyncdata.delivery.next_delivery import Delivery, deliver
+from asyncdata.errors import NoSamplesError
 from tests.support.chunks import BadRow, Noted, chunk_of
 
 

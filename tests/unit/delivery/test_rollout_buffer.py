@@ -7,10 +7,12 @@ import copy
 import numpy as np
 import pytest
 
-from asyncdata import ByStaleness, ConfigError, FilterError, InvalidGroupError, Sample, first_in_first_out
+from asyncdata import Sample
 from asyncdata.core.types import SampleRange
 from asyncdata.delivery.ledger import Returned
 from asyncdata.delivery.rollout_buffer import Chooser, choose, filter_of, validate_groups, without
+from asyncdata.errors import ConfigError, FilterError, InvalidGroupError
+from asyncdata.filters import ByStaleness, first_in_first_out
 from tests.support.chunks import chunk_of
 from tests.support.still_loader import made_by_hand
 

@@ -12,18 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import (
-    AsyncDataLoader,
-    BadRows,
-    Cache,
-    ConfigError,
-    DataLoader,
-    Limits,
-    LoaderConfig,
-    Ranks,
-    RowShuffle,
-    Shuffle,
-)
+from asyncdata import AsyncDataLoader, BadRows, Cache, DataLoader, Limits, LoaderConfig, Ranks, RowShuffle, Shuffle
+from asyncdata.errors import ConfigError
 from asyncdata.loader import config as declared
 from asyncdata.loader.config import STRUCTS
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from asyncdata import ConfigError, Mix, Part
+from asyncdata import Mix, Part
+from asyncdata.errors import ConfigError
 from asyncdata.loader.mix import part_seed
 from asyncdata.loader.mix_file import mix_of_file
 from tests.support.tokenize_fns import row_id

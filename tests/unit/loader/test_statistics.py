@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from asyncdata import ConfigError, DataLoader, Mix, RowFn, SourceLocation, SourceStatistics, Statistics
+from asyncdata import DataLoader, Mix, RowFn, SourceLocation, SourceStatistics, Statistics
+from asyncdata.errors import ConfigError
 from asyncdata.loader.exposition import measurements
 from asyncdata.loader.statistics import explain_timeout
 from asyncdata.workers.base import WorkerState

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import ConfigError, RowShuffle, Shuffle
+from asyncdata import RowShuffle, Shuffle
+from asyncdata.errors import ConfigError
 from asyncdata.order.order import ROWS_PER_WINDOW, Order, RowOrder
 from asyncdata.order.permutation import GOLDEN, MASK, TorchGenerator, feistel_permutation, mix, mix_one, shuffled_rows
 from asyncdata.order.rank_share import Share

@@ -142,7 +142,7 @@ def test_a_position_after_the_last_row_of_a_window_continues_with_the_next_and_n
 
     loader.restore({**state, "position": (0, 0, num_rows + 1)})
     with pytest.raises(
-        ad.SnapshotError, match=f"AD602 .* row {num_rows + 1} of window 0 of epoch 0, .* {num_rows} rows"
+        ad.errors.SnapshotError, match=f"AD602 .* row {num_rows + 1} of window 0 of epoch 0, .* {num_rows} rows"
     ):
         loader.ids(1)
 
@@ -187,17 +187,17 @@ def test_a_lone_row_is_blamed_by_what_it_did(loader_of, crash, code):
 
     loader.executor.lose(asked(loader, Tokenize)[0], crash)
 
-    with pytest.raises(ad.BadRowError) as caught:
+    with pytest.raises(ad.errors.BadRowError) as caught:
         loader.take(1)
     assert (caught.value.code, caught.value.line, caught.value.reason) == (code, 1, crash.reason)
     assert caught.value.excerpt == '{"id": 0}'
 
 
 EVERY_REQUEST = [
-    (Failed("SourceChangedError", "AD302 it shrank"), ad.SourceChangedError, r"^AD302 it shrank$"),
-    (Failed("SourceError", "AD304 gone", "trace"), ad.SourceError, r"^AD304 gone\ntrace$"),
-    (Failed("NoSuchError", "boom"), ad.WorkerError, "^boom$"),
-    (Ready(1), ad.WorkerError, "answered with Ready; it is out of step"),
+    (Failed("SourceChangedError", "AD302 it shrank"), ad.errors.SourceChangedError, r"^AD302 it shrank$"),
+    (Failed("SourceError", "AD304 gone", "trace"), ad.errors.SourceError, r"^AD304 gone\ntrace$"),
+    (Failed("NoSuchError", "boom"), ad.errors.WorkerError, "^boom$"),
+    (Ready(1), ad.errors.WorkerError, "answered with Ready; it is out of step"),
 ]
 
 
@@ -205,7 +205,7 @@ EVERY_REQUEST = [
     ("kind", "reply", "error", "message"),
     [
         *((kind, *case) for kind in (Scan, Tokenize) for case in EVERY_REQUEST),
-        (Scan, DIED, ad.WorkerError, "AD423 .*its worker died"),
+        (Scan, DIED, ad.errors.WorkerError, "AD423 .*its worker died"),
     ],
 )
 def test_a_request_that_fails_as_a_whole_is_the_users_error(loader_of, kind, reply, error, message):
@@ -230,7 +230,7 @@ def test_what_fails_comes_at_its_turn(loader_of, kind, number):
     loader.executor.reply(GONE, asked(loader, kind)[number])
 
     assert loader.ids(num_before) == list(range(num_before))
-    with pytest.raises(ad.SourceError, match="AD304"):
+    with pytest.raises(ad.errors.SourceError, match="AD304"):
         loader.take(1)
 
 
@@ -358,7 +358,7 @@ def test_other_tokens_refuse_the_snapshot_and_nothing_is_delivered_at_any_later_
     loader.start(digests)
 
     for _ in range(3):
-        with pytest.raises(ad.SnapshotMismatchError, match=message) as caught:
+        with pytest.raises(ad.errors.SnapshotMismatchError, match=message) as caught:
             loader.take(1)
         loader.work_off()
     assert loader.coordinator.channel.num_produced == 0
@@ -415,7 +415,8 @@ def test_canaries_that_bring_down_workers_stop_nothing_and_are_not_asked_for_for
 
 
 @pytest.mark.parametrize(
-    ("reply", "error", "message"), [(DIED, ad.WorkerError, "its worker died"), (GONE, ad.SourceError, "AD304 gone")]
+    ("reply", "error", "message"),
+    [(DIED, ad.errors.WorkerError, "its worker died"), (GONE, ad.errors.SourceError, "AD304 gone")],
 )
 @pytest.mark.parametrize("num_answers", [0, 1])
 def test_canaries_that_fail_are_the_error_with_a_snapshot_to_compare(with_canaries, num_answers, reply, error, message):

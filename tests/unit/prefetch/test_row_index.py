@@ -16,10 +16,11 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncdata import RowShuffle, SourceError
+from asyncdata import RowShuffle
 from asyncdata.cli.main import main
 from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.messages import Block, Indexed, RowError
+from asyncdata.errors import SourceError
 from asyncdata.prefetch.row_index.index_file import IndexFile, hold_rows, kept_indexes, make_room
 from asyncdata.prefetch.row_index.row_index import RowIndex
 from asyncdata.sources.spool import part_path, write_part

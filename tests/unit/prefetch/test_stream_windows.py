@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import Position, Shuffle, SourceChangedError, SourceError
+from asyncdata import Position, Shuffle
+from asyncdata.errors import SourceChangedError, SourceError
 from asyncdata.prefetch.windows.stream_windows import StreamWindow, StreamWindows
 from asyncdata.sources.stream import StreamOrder
 from asyncdata.workers.slots import NUM_SLOTS, Slots

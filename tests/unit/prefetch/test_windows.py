@@ -236,7 +236,7 @@ def test_every_worker_can_have_two_chunks_of_the_channel_also_of_another_size(ca
 
 # Planned epochs: they are planned when they are needed, once, even if the workers that plan them die
 
-XTUNER = PackRules(packing=ad.XTunerPacking(max_length=10, seed=0), world_size=2)
+XTUNER = PackRules(packing=ad.xtuner.XTunerPacking(max_length=10, seed=0), world_size=2)
 SINGLE = PackRules(packing=SinglePacking(), grouping=ad.LengthGrouping(), world_size=2)
 KEYED = ad.RowShuffle(only_kept=True)
 
@@ -321,7 +321,10 @@ def test_plans_are_kept_from_the_epoch_before_the_one_that_is_delivered_on():
 
 @pytest.mark.parametrize(
     ("reply", "kind"),
-    [(Crashed("AD423", "killed"), ad.WorkerError), (Failed("ConfigError", "AD450 too long"), ad.ConfigError)],
+    [
+        (Crashed("AD423", "killed"), ad.errors.WorkerError),
+        (Failed("ConfigError", "AD450 too long"), ad.errors.ConfigError),
+    ],
 )
 def test_a_plan_that_fails_or_kills_every_worker_is_an_error(reply, kind):
     bench = Bench()
@@ -362,7 +365,9 @@ def test_a_rounded_epoch_that_is_resumed_with_other_ranks_has_whole_batches():
 
 @pytest.mark.parametrize("num_rows", range(41, 45))
 def test_a_restart_among_packs_that_are_repeated_ends_where_the_epoch_does(num_rows):
-    bench = Bench(PackRules(packing=ad.XTunerPacking(max_length=10, seed=0), world_size=2, accumulation=20), num_rows)
+    bench = Bench(
+        PackRules(packing=ad.xtuner.XTunerPacking(max_length=10, seed=0), world_size=2, accumulation=20), num_rows
+    )
     whole = bench.planned(0)
     assert whole.num_packs == 40 > whole.packs.num_packs
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata import SourceChangedError, SourceError
 from asyncdata.checkpoint.matching import content_changes, describe_change, find_changes, setting_of
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.messages import Block, FileRef, Job
+from asyncdata.errors import SourceChangedError, SourceError
 from asyncdata.sources.base import FileBlocks, Files
 from asyncdata.sources.fingerprint import (
     MAX_LISTED_FILES,

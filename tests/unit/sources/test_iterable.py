@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, DataLoader, IterableSource, Shuffle
+from asyncdata import DataLoader, IterableSource, Shuffle
+from asyncdata.errors import ConfigError
 from asyncdata.order.permutation import order_keys, shuffled_rows
 from asyncdata.sources.stream import MAX_ROW_BYTES, StreamOrder
 from tests.support.reading_rows import AS_IT_LIES, read_until_fault, rows_of, samples_of

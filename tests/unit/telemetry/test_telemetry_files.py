@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from asyncdata import ConfigError
+from asyncdata.errors import ConfigError
 from asyncdata.telemetry import record_file, records
 from asyncdata.telemetry.reader import difference, read, read_start
 from asyncdata.telemetry.record_file import RecordFile

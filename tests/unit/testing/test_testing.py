@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import asyncdata
-from asyncdata import ConfigError
+from asyncdata.errors import ConfigError
 from asyncdata.testing import CHECKS, FEATURES, Knobs, Lab, run_checks
 from asyncdata.testing.__main__ import main
 from asyncdata.testing.lab import difference, raised

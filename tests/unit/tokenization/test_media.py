@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncdata import BadRowError, ChatTokenizeFn, DataLoader, PromptTokenizeFn
+from asyncdata import ChatTokenizeFn, DataLoader, PromptTokenizeFn
+from asyncdata.errors import BadRowError
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 from asyncdata.tokenization.media import without_media
 from asyncdata.tokenization.rows import MEDIA_KEYS

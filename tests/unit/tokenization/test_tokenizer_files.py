@@ -11,7 +11,7 @@ import huggingface_hub
 import pytest
 from tokenizers import Tokenizer
 
-from asyncdata import ConfigError
+from asyncdata.errors import ConfigError
 from asyncdata.tokenization.tokenizer_files import PATTERNS, TokenizerFiles, resolve
 
 if TYPE_CHECKING:

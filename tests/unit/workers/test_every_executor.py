@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import RayExecutor, WorkerError
+from asyncdata import RayExecutor
 from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Tokenize
+from asyncdata.errors import WorkerError
 from asyncdata.workers.inline import InlineExecutor
 from asyncdata.workers.slots import NUM_SLOTS
 from tests.support import worker_fns

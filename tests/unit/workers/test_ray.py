@@ -15,11 +15,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, DataLoader, JsonlSource, LoaderConfig, PromptTokenizeFn, RayExecutor, WorkerError
+from asyncdata import DataLoader, JsonlSource, LoaderConfig, PromptTokenizeFn, RayExecutor
 from asyncdata.core.cache_messages import CacheJob
 from asyncdata.core.messages import NO_SLOT, Block, Index, Job, Overflow, Scan, Scanned, Tokenize
 from asyncdata.core.row_codes import EXCLUDED, IS_KNOWN, NOT_IN_SLOT, TOO_LONG
 from asyncdata.core.specs import ReaderSpec, TokenizeSpec
+from asyncdata.errors import ConfigError, WorkerError
 from asyncdata.loader.executors import check_cluster
 from asyncdata.workers.base import takes_samples
 from asyncdata.workers.ray import cluster, executor

@@ -14,10 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, JsonlSource, RowShuffle, SoftPacking
+from asyncdata import JsonlSource, RowShuffle, SoftPacking
 from asyncdata.batching.planned import PlannedOrder
 from asyncdata.batching.rules import PackRules
 from asyncdata.core.messages import Block, Failed, Index, Job, Overflow, Packed, Permute, Permuted, Scan, Tokenize
+from asyncdata.errors import ConfigError
 from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.workers import request_handler as handlers
 from asyncdata.workers.base import error_of

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from asyncdata import ConfigError, SnapshotError, SnapshotMismatchError
 from asyncdata.delivery.outcomes.file import OutcomeFile
 from asyncdata.delivery.outcomes.memory import Record
+from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError
 
 FIRST, SECOND, THIRD = (Record(b"E", text * 5) for text in (b"first", b"second", b"third"))
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncdata import ConfigError, PassRate, SnapshotError
+from asyncdata import PassRate
 from asyncdata.delivery.chunk import row_ids
 from asyncdata.delivery.outcomes.memory import BASE, ENTRY, OutcomeMemory, Record, RowReport, RowTable
+from asyncdata.errors import ConfigError, SnapshotError
 from tests.support.examples import in_ci
 
 SOLVED = PassRate(drop_above=0.9)

@@ -6,8 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, Outcomes, OutcomeTable, PassRate
+from asyncdata import Outcomes, OutcomeTable, PassRate
 from asyncdata.delivery.outcomes.policy import policy_of
+from asyncdata.errors import ConfigError
 
 
 def table(*rows):

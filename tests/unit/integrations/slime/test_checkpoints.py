@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import ConfigError, SnapshotError, SnapshotMismatchError
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.summary import describe_file
+from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError
 from asyncdata.integrations.slime import torch_data
 from tests.support.slime_source import (
     InMemory,

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import (
+from asyncdata.errors import (
     BadRowError,
     ConfigError,
     FilterError,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncdata import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
+from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.integrations.hf_adapter import AsyncDatasetAdapter, HFDatasetAdapterBase
 from tests.support.slime_source import GatedRows, SlimeSample, args_for, numbers, source_of
 

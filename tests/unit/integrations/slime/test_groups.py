@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import ConfigError, SnapshotError
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.summary import describe_file
 from asyncdata.core.checksummed_file import pack
+from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.integrations.slime import BadGroupError
 from asyncdata.integrations.slime import groups as slime_groups
 from tests.support.slime_source import checkpoint_at, labels, source_of

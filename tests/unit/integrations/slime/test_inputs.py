@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncdata import BadRowError, ConfigError, SnapshotError
 from asyncdata.checkpoint import snapshot as snapshots
+from asyncdata.errors import BadRowError, ConfigError, SnapshotError
 from asyncdata.integrations.slime import BadGroupError
 from tests.support.slime_source import Picture, SlimeSample, checkpoint_at, labels, numbers, runs_in_miles, source_of
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from asyncdata import ConfigError, PromptTokenizeFn
+from asyncdata import PromptTokenizeFn
+from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime import AsyncDataSource
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from tests.support.peers.checkouts import sglang, tool_model

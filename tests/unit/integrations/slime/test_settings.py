@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from asyncdata import BadRows, ConfigError, JsonlSource, LoaderConfig, RowShuffle
+from asyncdata import BadRows, JsonlSource, LoaderConfig, RowShuffle
+from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime import AsyncDataSource
 from asyncdata.integrations.slime.config import Options, settings_of
 from asyncdata.integrations.slime.media import import_by_path

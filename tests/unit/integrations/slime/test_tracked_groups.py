@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import anyio
 import pytest
 
-from asyncdata import ConfigError, SnapshotError
+from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.integrations import slime
 from asyncdata.integrations.slime import miles_buffer
 from asyncdata.integrations.slime.miles_buffer import TrackingBuffer

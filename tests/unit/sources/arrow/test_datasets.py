@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import ConfigError, DataLoader, HuggingFaceSource, Shuffle, SourceChangedError
+from asyncdata import DataLoader, HuggingFaceSource, Shuffle
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.messages import Job, Overflow
+from asyncdata.errors import ConfigError, SourceChangedError
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.sources.stream import StreamOrder
 from tests.support.reading_rows import AS_IT_LIES, read_until_fault, refusal_of, rows_of, samples_of

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import ConfigError, DataLoader, NoSamplesError, ParquetSource, Shuffle
+from asyncdata import DataLoader, ParquetSource, Shuffle
+from asyncdata.errors import ConfigError, NoSamplesError
 from asyncdata.order.order import Order
 from asyncdata.sources.arrow import parquet_reader
 from asyncdata.sources.reader import FileChangedError

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncdata import SourceChangedError, SourceError
 from asyncdata.core.file_checks import locked
 from asyncdata.core.file_refs import Address
 from asyncdata.core.specs import ReadLimits, StoreSpec
+from asyncdata.errors import SourceChangedError, SourceError
 from asyncdata.sources.remote.block_cache import BlockCache
 from asyncdata.sources.remote.reads import Reads, coalesced
 from asyncdata.sources.remote.store import ObjectStamp, StoreError

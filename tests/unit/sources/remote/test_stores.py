@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import ConfigError, HuggingFaceSource, JsonArraySource, JsonlSource, ParquetSource, SourceError
+from asyncdata import HuggingFaceSource, JsonArraySource, JsonlSource, ParquetSource
 from asyncdata.core.file_refs import HTTP, Address
+from asyncdata.errors import ConfigError, SourceError
 from asyncdata.sources.remote.address import GivenAddress, is_address, without_secrets
 from asyncdata.sources.remote.fsspec_store import FsspecStore
 from asyncdata.sources.remote.hub_store import HubStore, wait_asked_s

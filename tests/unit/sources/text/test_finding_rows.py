@@ -14,8 +14,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from asyncdata import JsonArraySource, SourceError
+from asyncdata import JsonArraySource
 from asyncdata.core.messages import Block, FileRef, Job
+from asyncdata.errors import SourceError
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.sources.text import json_array, line_scanner
 from asyncdata.sources.text.json_array import ArrayReader

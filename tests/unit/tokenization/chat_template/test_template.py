@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from asyncdata import ConfigError
+from asyncdata.errors import ConfigError
 from asyncdata.tokenization.chat_template.jinja_environment import make_environment
 from asyncdata.tokenization.chat_template.template import ChatTemplate, choose_templates
 from asyncdata.tokenization.rows import RowFault

@@ -22,15 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
-from asyncdata import (
-    BadRows,
-    ChatTokenizeFn,
-    ConfigError,
-    DataLoader,
-    FixedLengthTokenizeFn,
-    PromptTokenizeFn,
-    RowShuffle,
-)
+from asyncdata import BadRows, ChatTokenizeFn, DataLoader, FixedLengthTokenizeFn, PromptTokenizeFn, RowShuffle
+from asyncdata.errors import ConfigError
 from asyncdata.tokenization.encoders import fast_backends, idle_work, text_encoder
 from asyncdata.tokenization.encoders.equivalence_records import find, keep, subject_of
 from asyncdata.tokenization.encoders.equivalence_sweep import OffsetCheck

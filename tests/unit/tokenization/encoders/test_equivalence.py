@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, processors
 
-from asyncdata import ConfigError
+from asyncdata.errors import ConfigError
 from asyncdata.tokenization.encoders import equivalence_records as records
 from asyncdata.tokenization.encoders.character_sets import (
     CharacterFinder,

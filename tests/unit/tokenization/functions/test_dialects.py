@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from asyncdata import ChatTokenizeFn, ConfigError
+from asyncdata import ChatTokenizeFn
+from asyncdata.errors import ConfigError
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.unit.tokenization import run, token_ids
 from tests.unit.tokenization.functions.test_chat import WITH_CALLS

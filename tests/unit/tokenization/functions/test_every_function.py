@@ -13,13 +13,13 @@ import pytest
 
 from asyncdata import (
     ChatTokenizeFn,
-    ConfigError,
     FixedLengthTokenizeFn,
     PreferenceTokenizeFn,
     PromptTokenizeFn,
     TextTokenizeFn,
     TokenizeFn,
 )
+from asyncdata.errors import ConfigError
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 from tests.support.chats import GENERATION

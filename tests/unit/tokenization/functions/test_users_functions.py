@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import asyncdata
-from asyncdata import BadRowError, ChatTokenizeFn, ConfigError, DataLoader, TextTokenizeFn, XTunerTokenizeFn
+from asyncdata import ChatTokenizeFn, DataLoader, TextTokenizeFn
+from asyncdata.errors import BadRowError, ConfigError
 from asyncdata.tokenization import base
 from asyncdata.tokenization.base import describe, fingerprints_of, open_spec, resolve_path
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.user_function import FunctionTokenizer
+from asyncdata.xtuner import XTunerTokenizeFn
 from tests.support.faults import until
 from tests.support.tokenize_fns import row_id
 from tests.support.xtuner_fns import Characters, Returns, counting, ready
@@ -433,6 +435,6 @@ def test_a_snapshot_of_a_function_that_gives_other_samples_is_refused(path, befo
         state = loader.state_dict()
 
     with DataLoader(path, tokenize_fn=after, num_workers=0) as loader:
-        with pytest.raises(asyncdata.SnapshotMismatchError, match=error):
+        with pytest.raises(asyncdata.errors.SnapshotMismatchError, match=error):
             loader.load_state_dict(state)
             loader.get_next_batch(1)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata import Column, ConfigError, DataLoader, XTunerTokenizeFn
+from asyncdata import Column, DataLoader
+from asyncdata.errors import ConfigError
 from asyncdata.tokenization.user_function import FunctionTokenizer
+from asyncdata.xtuner import XTunerTokenizeFn
 from tests.unit.tokenization import faults, run
 
 PROCESSOR = SimpleNamespace(patch_size=2, temporal_patch_size=2)

@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from asyncdata import ConfigError, DataLoader, SourceError, WorkerError
+from asyncdata import DataLoader
+from asyncdata.errors import ConfigError, SourceError, WorkerError
 from asyncdata.workers.pool import popen
 from asyncdata.workers.pool.popen import EarlyForkServer
 from tests.support.executors import NEVER_S
@@ -122,7 +123,8 @@ def test_a_function_that_fails_to_open_is_an_error_at_every_call(path, tmp_path)
 PROGRAM = """
 import os, signal, sys
 {meddle}
-from asyncdata import DataLoader, WorkerError
+from asyncdata import DataLoader
+from asyncdata.errors import WorkerError
 with DataLoader({path!r}, tokenize_fn={fn!r}, num_workers=2, shuffle=False) as loader, open({out!r}, "w") as out:
     try:
         print([int(sample.tokens[0]) for sample in loader.get_next_batch(20)], file=out)

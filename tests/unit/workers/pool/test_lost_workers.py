@@ -12,8 +12,8 @@ import psutil
 import pytest
 import structlog
 
-from asyncdata import WorkerError
 from asyncdata.core.messages import NO_SLOT, Overflow, Tokenize
+from asyncdata.errors import WorkerError
 from asyncdata.workers.base import MAX_LOSSES, Crashed, error_of
 from asyncdata.workers.pool import spawning
 from asyncdata.workers.pool.deadlines import MAX_WAIT_S, Patience

@@ -16,9 +16,9 @@ import psutil
 import pytest
 import structlog
 
-from asyncdata import WorkerError
 from asyncdata.core.framing import frame
 from asyncdata.core.messages import Failed, Permuted, Ready
+from asyncdata.errors import WorkerError
 from asyncdata.workers.pool import deadlines
 from asyncdata.workers.pool.worker_main import descriptors, why_not_shared
 from tests.support import worker_fns

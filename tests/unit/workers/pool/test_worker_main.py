@@ -15,10 +15,11 @@ import psutil
 import pytest
 import structlog
 
-from asyncdata import PromptTokenizeFn, WorkerError
+from asyncdata import PromptTokenizeFn
 from asyncdata.core.framing import HEADER
 from asyncdata.core.messages import MAX_FRAME_BYTES, NO_SLOT, Failed, decode_reply
 from asyncdata.core.specs import TokenizeSpec
+from asyncdata.errors import WorkerError
 from asyncdata.tokenization.base import describe
 from asyncdata.workers.base import Crashed
 from asyncdata.workers.pool.processes import Connection

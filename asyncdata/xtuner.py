@@ -1,0 +1,9 @@
+"""What runs that come from XTuner need: its packs, its batches and its tokenize functions. The public import path."""
+
+from __future__ import annotations
+
+from asyncdata.batching.collators.packed import XTunerCollator
+from asyncdata.batching.xtuner_packing import XTunerPacking
+from asyncdata.tokenization.user_function import XTunerTokenizeFn
+
+__all__ = ("XTunerCollator", "XTunerPacking", "XTunerTokenizeFn")
