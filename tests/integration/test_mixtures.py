@@ -21,7 +21,6 @@ from asyncdata.errors import (
     SourceError,
     TooManyBadRowsError,
 )
-from asyncdata.core.messages import Scan
 from asyncdata.prefetch.producer import Producer
 from asyncdata.workers.inline import InlineExecutor
 from tests.support.faults import until
