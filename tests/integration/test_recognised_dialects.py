@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import BadRowError, BadRows, ChatTokenizeFn, ConfigError, Mix, Part, PromptTokenizeFn, Ranks
+from asyncdata import BadRows, ChatTokenizeFn, Mix, Part, PromptTokenizeFn, Ranks
 from asyncdata.cli.main import main
+from asyncdata.errors import BadRowError, ConfigError
 from tests.support.loaders import make
 from tests.support.sources import KINDS
 

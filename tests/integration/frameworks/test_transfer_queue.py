@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import ConfigError, DataLoader, RowFn
+from asyncdata import DataLoader, RowFn
+from asyncdata.errors import ConfigError
 from asyncdata.integrations.transfer_queue import QueueFeeder
 from tests.support.examples import in_ci
 from tests.support.frameworks.stand_ins import stand_in_module

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import Tokenizer
 
-from asyncdata import BadRowError, ConfigError, DataLoader, RendererTokenizeFn, SoftPacking, WorkerError
+from asyncdata import DataLoader, RendererTokenizeFn, SoftPacking
+from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from asyncdata.tokenization.functions.rendered import made_by_renderers
 from tests.support.renderers import END
 
