@@ -105,14 +105,14 @@ def _by_first_row(part: str, source: Any, function: ChatTokenizeFn) -> _Recognis
         if not seen:
             continue
 
-        row = error_at(location, RowError(0, "AD115", ""))
+        names = " and ".join(map(ascii, seen))
+        row = error_at(location, RowError(0, "AD115", f"{names} can both be read: say which by dialect=..."))
+        if len(seen) > 1:
+            raise ConfigError(str(row))
+
         numbers = {"line": row.line, "row_number": row.row_number, "byte_offset": row.byte_offset}
         kind, number = next(pair for pair in numbers.items() if pair[1] is not None)
         place = f"{row.path}:{number}" if kind == "line" else f"{row.path} ({kind.partition('_')[0]} {number})"
-        if len(seen) > 1:
-            names = " and ".join(map(repr, seen))
-            raise ConfigError(f"AD115 {place}: {names} can both be read: say which by dialect=...")
-
         reason = f"it has {' and '.join(map(repr, DIALECTS[seen[0]].required))}"
         more = {"part": part} if part else {}
         _log.info("chat.dialect", dialect=seen[0], reason=reason, path=row.path, **{kind: number}, **more)
