@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from functools import wraps
-from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -101,7 +100,8 @@ class PassRate(Description, frozen=True, kw_only=False):
 
     def __call__(self, outcomes: OutcomeTable, epoch: int) -> Bools:
         """Whether ``epoch`` leaves the row out; bool of shape (num_rows,)."""
-        return or_(*self.sides(outcomes, epoch))
+        low, high = self.sides(outcomes, epoch)
+        return low | high
 
     def sides(self, outcomes: OutcomeTable, epoch: int) -> tuple[Bools, Bools]:
         """Whether ``epoch`` leaves the row out as one below ``drop_below``, and as one not below ``drop_above``."""
