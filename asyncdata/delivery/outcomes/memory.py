@@ -208,7 +208,7 @@ class RowTable:
         ids, rows = self.arrays()
         count, last = rows["count"].astype(np.int64), rows["last_count"].astype(np.int64)
         mean, last_mean = rows["total"] / np.maximum(count, 1), rows["last_total"] / np.maximum(last, 1)
-        earlier = rows["earlier"].copy() if "earlier" in (rows.dtype.names or ()) else np.empty((len(ids), 0))
+        earlier = tuple(rows["earlier"].T.copy()) if "earlier" in (rows.dtype.names or ()) else ()
         return OutcomeTable(ids.copy(), count, mean, last_mean, rows["epoch"].astype(np.int64), earlier)
 
 

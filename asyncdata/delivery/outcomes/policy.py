@@ -40,8 +40,8 @@ class OutcomeTable(NamedTuple):
     :ivar mean: float64, their mean.
     :ivar last_mean: float64, the mean of those of the last epoch that has any.
     :ivar last_epoch: int64, that epoch.
-    :ivar earlier: float64 of shape (num_rows, epochs - 1), for a policy with an attribute ``epochs``: the means of the
-        epochs before that one that have any, the latest first; NaN: there are not as many.
+    :ivar earlier: for a policy with an attribute ``epochs``, the means of so many epochs less one before that one, of
+        those that have any, the latest first: each float64 of shape (num_rows,); NaN where there are not as many.
     """
 
     ids: Ids
@@ -49,7 +49,7 @@ class OutcomeTable(NamedTuple):
     mean: Floats
     last_mean: Floats
     last_epoch: Ints
-    earlier: Floats | None = None
+    earlier: tuple[Floats, ...] = ()
 
 
 class Policy(Protocol):
@@ -69,10 +69,10 @@ class PassRate(Description, frozen=True, kw_only=False):
     :ivar drop_above: leave out rows with this mean or a larger one; None: none.
     :ivar after: scores that a row needs before it may be left out.
     :ivar revisit_every: a row that is left out comes again this many epochs after its last scores; None: never.
-    :ivar epochs: leave out rows that were below a limit, or not below one, in each of the last so many epochs in which
-        they have scores.
     :ivar over: ``last``: the mean of the last epoch in which the row has scores; ``all``: of all its scores.
     :ivar key: of several rewards, the one whose scores are read; None: scores that were reported without a key.
+    :ivar epochs: leave out rows that were below a limit, or not below one, in each of the last so many epochs in which
+        they have scores.
     :raises ConfigError: for a value of the wrong type or out of range, or limits that leave no mean.
     """
 
@@ -80,9 +80,9 @@ class PassRate(Description, frozen=True, kw_only=False):
     drop_above: float | None = None
     after: Positive = 1
     revisit_every: Positive | None = None
-    epochs: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     over: Literal["last", "all"] = "last"
     key: str | None = None
+    epochs: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
 
     def check(self) -> None:
         """Whether some mean is between the limits."""
@@ -110,11 +110,9 @@ class PassRate(Description, frozen=True, kw_only=False):
             known &= epoch - outcomes.last_epoch < self.revisit_every
         low = -math.inf if self.drop_below is None else self.drop_below - _rounding(self.drop_below)
         high = math.inf if self.drop_above is None else self.drop_above - _rounding(self.drop_above)
-        means = [outcomes.last_mean if self.over == "last" else outcomes.mean]
-        if self.epochs > 1 and outcomes.earlier is not None:
-            means.extend(outcomes.earlier.T[: self.epochs - 1])
         is_low, is_high = known, known
-        for mean in means:  # of an epoch that there was not it is NaN, which is neither
+        last = outcomes.last_mean if self.over == "last" else outcomes.mean
+        for mean in (last, *outcomes.earlier[: self.epochs - 1]):  # NaN is neither
             is_low, is_high = is_low & (mean < low), is_high & (mean >= high)
         return is_low, is_high
 

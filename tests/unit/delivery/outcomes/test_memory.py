@@ -121,15 +121,15 @@ def test_what_is_no_record_and_rows_out_of_order_are_refused():
         OutcomeMemory().apply(memory.base())
 
 
-@pytest.mark.parametrize(("before", "after", "wanted"), [(3, 1, [[0.5]]), (1, 3, [[0.5, None, None]]), (2, 0, [[]])])
+@pytest.mark.parametrize(("before", "after", "wanted"), [(3, 1, [0.5]), (1, 3, [0.5, None, None]), (2, 0, [])])
 def test_another_policy_has_of_a_memory_the_epochs_that_both_remember(before, after, wanted):
     memory, found = OutcomeMemory(num_earlier=before), OutcomeMemory(num_earlier=after)
     for epoch, score in enumerate([1.0, 0.75, 0.5, 0.25] if before > 1 else [0.5, 0.25]):
         memory.report([scored(1, score, epoch=epoch)], 1)
     found.apply(memory.base())
 
-    earlier = found.rows.table().earlier.tolist()
-    assert [[None if mean != mean else mean for mean in row] for row in earlier] == wanted
+    earlier = [mean for (mean,) in found.rows.table().earlier]
+    assert [None if np.isnan(mean) else mean for mean in earlier] == wanted
     assert found.rows.table().last_mean.tolist() == [0.25]
 
 
@@ -205,14 +205,15 @@ def test_the_memory_is_what_a_dict_of_all_scores_says(steps, policy):
             for record in records:
                 memory.apply(record)
 
-        found = {row: told for row, *told in zip(*(column.tolist() for column in memory.rows.table()), strict=True)}
+        *columns, earlier = memory.rows.table()
+        found = {row: told for row, *told in zip(*(column.tolist() for column in [*columns, *earlier]), strict=True)}
         assert list(found) == sorted(scores)
         for row, epochs in scores.items():
             all_of_row = [score for epoch in epochs.values() for score in epoch.values()]
             last = max(epochs)
             means = pytest.approx(mean_of(all_of_row)), pytest.approx(mean_of(epochs[last].values()))
-            earlier = [*means_of(epochs)[1:], *[float("nan")] * num_earlier][:num_earlier]
-            assert found[row] == [len(all_of_row), *means, last, pytest.approx(earlier, nan_ok=True)]
+            before = [*means_of(epochs)[1:], *[float("nan")] * num_earlier][:num_earlier]
+            assert found[row] == [len(all_of_row), *means, last, *(pytest.approx(mean, nan_ok=True) for mean in before)]
         assert memory.num_scores == sum(told[0] for told in found.values())
         assert {epoch: set(ids.tolist()) for epoch, ids in memory.excluded.items()} == decided
 
