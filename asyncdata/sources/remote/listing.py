@@ -96,6 +96,9 @@ def _named_ones(
     reads: Reads, given: Sequence[tuple[int, Address]], suffixes: Sequence[tuple[str, ...]]
 ) -> dict[Address, ObjectRefs]:
     """Objects that are named one by one, where one listing of their folder tells of many."""
+    if len(given) <= _MAX_HEADS:
+        return {}
+
     wanted = sum(suffixes, ())
     folders: dict[tuple[int, str], list[Address]] = {}
     for number, address in given:
