@@ -129,10 +129,10 @@ def _made(config: ProcessorConfig) -> Any:
     try:
         import transformers
 
-        if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 4):  # they have no processors for Pillow
+        if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 5):  # without torchvision they have no processors
             raise ImportError(f"version {transformers.__version__} is installed")
     except ImportError as error:
-        raise missing_package("a processor of pictures", "'transformers>=5.4' pillow", error) from error
+        raise missing_package("a processor of pictures", "'transformers>=5.5' pillow", error) from error
 
     made: Any = getattr(transformers, config.family)
     takes = inspect.signature(made.__init__).parameters
