@@ -232,3 +232,16 @@ def test_inspect_shows_which_and_why(tmp_path, fn, capsys):
     assert "of which 3 became samples" in shown.out
     assert main(["inspect", path, "--tokenizer", fn.tokenizer, "--set", "dialect=query_response", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["dialects"] == ["query_response: as requested"]
+
+
+def test_columns_of_a_pair_beside_a_chat_are_no_other_dialect(tmp_path, fn):
+    row = ROWS["messages"] | ROWS["question_answer"] | ROWS["prompt_response"]
+    path = written(tmp_path / "rows.jsonl", row, row, ROWS["question_answer"])
+
+    with in_order(path, fn) as loader:
+        assert len(loader.get_next_batch(2)) == 2
+        with pytest.raises(BadRowError, match=r"AD110 .*'question_answer', not 'messages'"):
+            loader.get_next_batch(1)
+    with pytest.raises(BadRowError, match=r"AD110 .*'messages', not 'question_answer'"):
+        with in_order(written(tmp_path / "rows.jsonl", ROWS["question_answer"], row), fn) as loader:
+            loader.get_next_batch(2)

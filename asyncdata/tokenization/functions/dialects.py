@@ -135,10 +135,14 @@ DIALECTS: dict[str, Dialect] = {
 }
 """The forms that can be named, and that are recognised."""
 
+_PAIRS = {"prompt_response", "query_response", "question_answer"}
+"""Such columns often stand beside a chat, and are then no other form of it: a row of both is of the chat's dialect."""
+
 
 def fitting(row: Mapping[str, Any]) -> list[str]:
-    """The dialects whose keys a row has."""
-    return [name for name, each in DIALECTS.items() if all(row.get(key) is not None for key in each.required)]
+    """The dialects whose keys a row has; pairs of texts, if it has no other."""
+    found = [name for name, each in DIALECTS.items() if all(row.get(key) is not None for key in each.required)]
+    return [name for name in found if name not in _PAIRS] or found
 
 
 def check_dialect(dialect: str | None, keys: Mapping[str, str]) -> None:
@@ -181,7 +185,8 @@ class DialectReader(RowReader):
     ) -> None:
         required, optional = own_keys(dialect, keys)
         taken = {*required.values(), *optional.values(), *more.values()}
-        others = [set(each.required) - taken for each in DIALECTS.values()] if decided_by else []
+        rivals = [each for name, each in DIALECTS.items() if dialect in _PAIRS or name not in _PAIRS]
+        others = [set(each.required) - taken for each in rivals] if decided_by else []
         self._others = list(filter(None, others))  # what other dialects need beside the keys of this one
         foreign = dict.fromkeys(key for keys in self._others for key in sorted(keys))
         setting = "{}_key" if dialect == "messages" else "dialect_keys" if keys else "dialect"
