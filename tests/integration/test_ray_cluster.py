@@ -202,7 +202,7 @@ LARGE = RayExecutor(num_workers=1, num_cpus=64, resources={"spare": 1})
     [
         (
             LARGE,
-            "1 actors wanted, 0 started, 0 of 4 CPU, 0 of 0 no_such_thing free; each needs CPU 64, no_such_thing 1",
+            "1 actors wanted, 0 started, 0 of 4 CPU, 0 of 0 spare free; each needs CPU 64, spare 1",
         ),
         (NO_GROUP, "8 actors wanted, 0 started, 0 of 4 CPU free; each needs CPU 1"),
     ],

@@ -129,7 +129,7 @@ def _made(config: ProcessorConfig) -> Any:
     try:
         import transformers
 
-        if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 5):  # without torchvision they have no processors
+        if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 5):  # they need torchvision
             raise ImportError(f"version {transformers.__version__} is installed")
     except ImportError as error:
         raise missing_package("a processor of pictures", "'transformers>=5.5' pillow", error) from error
