@@ -250,7 +250,7 @@ def test_a_transformers_without_processors_for_pillow_is_refused_with_the_way_ou
     import transformers
 
     monkeypatch.setattr(transformers, "__version__", "5.4.0")
-    with pytest.raises(WorkerError, match=r"version 5.4.0 is installed\): pip install 'transformers>=5.5' pillow"):
+    with pytest.raises(WorkerError, match=r"version 5.4.0 is installed\): pip install 'transformers>=5.24' pillow"):
         loaded(tmp_path, folders["qwen3_vl"], asks(image(picture)))
 
 

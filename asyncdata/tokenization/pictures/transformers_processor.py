@@ -129,10 +129,11 @@ def _made(config: ProcessorConfig) -> Any:
     try:
         import transformers
 
-        if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 5):  # they need torchvision
+        if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 5):  # they have no processors for Pillow
             raise ImportError(f"version {transformers.__version__} is installed")
-    except ImportError as error:
-        raise missing_package("a processor of pictures", "'transformers>=5.5' pillow", error) from error
+        images = transformers.AutoImageProcessor.from_pretrained(config.folder, backend="pil")
+    except ImportError as error:  # of many versions it needs torchvision
+        raise missing_package("a processor of pictures", "'transformers>=5.24' pillow", error) from error
 
     made: Any = getattr(transformers, config.family)
     takes = inspect.signature(made.__init__).parameters
@@ -143,7 +144,7 @@ def _made(config: ProcessorConfig) -> Any:
             return type(argument)
 
     return WithoutVideos(
-        image_processor=transformers.AutoImageProcessor.from_pretrained(config.folder, backend="pil"),
+        image_processor=images,
         tokenizer=transformers.AutoTokenizer.from_pretrained(config.folder),
         **settings,
     )
