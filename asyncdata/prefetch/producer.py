@@ -112,13 +112,14 @@ class Producer:
         self._executor.forget()
         while self._windows:
             self._executor.slots.release(self._windows.popleft().slot)
+        self._journal, self._left_out = ledger.journal, ledger.journal
+        if not self._coordinator.rules.leaves_gaps:
+            self._left_out |= ledger.excluded
+        self._opener.leaves_out = bool(self._left_out)
         self._opener.restart()
         self._mass_drops.restart()
         position = ledger.position
         self._channel = self._coordinator.channel
-        self._journal, self._left_out = ledger.journal, ledger.journal
-        if not self._coordinator.rules.leaves_gaps:
-            self._left_out |= ledger.excluded
         self._current = (position.epoch, position.window)
         self._row = position.row
         self._skips = None

@@ -3,6 +3,7 @@
 import json
 import random
 import shlex
+from itertools import islice
 
 import pytest
 from structlog.testing import capture_logs
@@ -130,6 +131,26 @@ def in_order(steps):
     """The rows of a step of both ranks, as they stand in D."""
     first, second = (rows for rows, _ in steps)
     return [row for pair in zip(first, second, strict=True) for row in pair]
+
+
+def test_ranks_that_tokenize_their_own_rows_tokenize_all_after_some_are_excluded(tmp_path):
+    """The rows behind those that are excluded go to other ranks than before."""
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    knobs = {"shuffle": RowShuffle(only_kept=True), "batch_size": 2, "seed": 7}
+    with make(path, **knobs) as loader:
+        rows = loader.get_next_batch(40)
+    excluded, kept = {13, 21, 22}, [row for number, row in enumerate(rows) if number not in {13, 21, 22}]
+
+    def steps(rank):
+        with make(path, ranks={"rank": rank, "world_size": 2}, **knobs) as loader:
+            for number, batch in enumerate(loader):
+                if number == 2:
+                    assert loader.exclude(rows[row].source for row in excluded) == 3
+                yield [(sample.source, sample.tokens.tolist()) for sample in batch]
+
+    both = list(zip(*(islice(steps(rank), 9) for rank in range(2)), strict=True))
+    found = [row for first, second in both for pair in zip(first, second, strict=True) for row in pair]
+    assert found == [(sample.source, sample.tokens.tolist()) for sample in kept[:36]]
 
 
 QUICK = ("JSONL files", "a gzip file", "Parquet files")

@@ -55,9 +55,11 @@ class Windows:
     """Opens windows, in the order in which they are needed. Workers read them, so a restart needs only the position.
 
     :ivar num_blank: blank lines passed over so far.
+    :ivar leaves_out: whether rows are left out from the next restart on.
     """
 
     num_blank = 0
+    leaves_out = False
 
     def restart(self) -> None:
         """Give up all windows that were opened, and free their slots."""

@@ -210,6 +210,11 @@ class IndexedWindows(Windows):
             self._waiting[epoch, number] = window
         return window
 
+    @property
+    def _own(self) -> Share | None:
+        """The rows that this rank tokenizes; all if some are left out, as those behind them go to other ranks then."""
+        return None if self.leaves_out else self._share
+
     def _fill_waiting(self) -> None:
         for place, window in list(self._waiting.items()):
             if self._fill(window, *place):
@@ -238,14 +243,15 @@ class IndexedWindows(Windows):
 
     def _expected(self, found: _Rows) -> Int32 | None:
         """How many tokens the rows have, if every row is a sample; see :class:`~asyncdata.core.messages.Tokenize`."""
-        if self._plans is None and self._share is None:
+        share = self._own
+        if self._plans is None and share is None:
             return None
 
         counted = self._index.num_tokens_of(found.numbers)
-        if self._share is None:
+        if share is None:
             return counted
 
-        return np.where(self._share.owns(found.units, found.first, found.stop), counted, expected_elsewhere(counted))
+        return np.where(share.owns(found.units, found.first, found.stop), counted, expected_elsewhere(counted))
 
     def _rows(self, epoch: int, number: int) -> _Rows | None:
         """The rows of a window; None if they are not known yet."""
@@ -255,10 +261,10 @@ class IndexedWindows(Windows):
             return self._planned_rows(epoch, first, stop) if index.is_complete else None
 
         # No row may belong to the epoch's last batch, which is dealt in another way.
-        num_needed = stop + (0 if self._share is None else self._share.global_batch)
+        num_needed = stop + (0 if self._own is None else self._own.global_batch)
         grows = order.shuffle.grows and index.num_found > first
         are_all = index.is_complete or (grows and index.num_rows > num_needed)
-        if not (are_all or (grows and self._share is None and index.num_rows > first)):
+        if not (are_all or (grows and self._own is None and index.num_rows > first)):
             return None
 
         if order.shuffle.method == "slime":
