@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = (
     "Count",
     "Description",
+    "Exchange",
     "Number",
     "Settings",
     "checked_timeout",
@@ -36,6 +37,8 @@ __all__ = (
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]
 """The number of an epoch, a window or a row. The limit keeps what is computed from it within 64 bits."""
+
+Exchange = Annotated[Any, msgspec.Meta(description="function of bytes")]
 
 _FOR_EVER_S = threading.TIMEOUT_MAX / 2
 """More than a hundred years. No lock and no loop can wait for infinity."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.types import Group, Position, Sample
     from asyncdata.delivery.ledger import Request
+    from asyncdata.delivery.outcomes.memory import RowReport
     from asyncdata.delivery.outcomes.policy import Outcomes
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.batches.pack_batches import PackBatches
@@ -214,23 +215,29 @@ class BaseLoader:
         Each sample counts once an epoch: a score that is reported again, as after a restart, changes nothing. Nor does
         one of an earlier epoch than the last that its row has scores of.
 
+        With several ranks (``Outcomes(exchange=...)``), each rank reports its own samples, and all count those of all.
+        The call returns when every rank has made it, so all make it equally often, if need be with no samples.
+
         :param scores: for each sample a finite number; for each group one for all its samples, or one for each. None:
             the samples' ``reward``. Of several rewards, a dict of these by name; a score that is None is skipped, and
             counted as such. Each reward is remembered by itself; ``PassRate(key=...)`` reads one of them.
-        :return: how many scores were new.
+        :return: how many scores were new, of all ranks.
         :raises InvalidGroupError: if one of them cannot be counted (AD482), or they lack the reward that the policy
             reads (AD484); none is then.
-        :raises ConfigError: if the loader has no ``outcomes`` (AD483).
+        :raises ConfigError: if the loader has no ``outcomes`` (AD483), or another rank leaves out other rows (AD487).
+        :raises WorkerError: if another rank cannot report, or be reached (AD486).
         """
         self._check()
         outcomes, coordinator = self._engine.outcomes, self._engine.coordinator
         if outcomes is None:
             raise ConfigError("AD483 this loader remembers no scores: give it outcomes=Outcomes(...)")
 
-        reports = outcomes.reports_of(samples_or_groups, scores)  # not under the lock, which delivery needs
-        self._recorder.scored([(report.key, [score for _, score in report.scores]) for report in reports])
-        with coordinator.lock:
-            return outcomes.count(reports)
+        def own() -> list[RowReport]:
+            reports = outcomes.reports_of(samples_or_groups, scores)
+            self._recorder.scored([(report.key, [score for _, score in report.scores]) for report in reports])
+            return reports
+
+        return outcomes.report(own, coordinator.lock)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows, from here on and in all epochs; the others keep their order.

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.settings import Description, Settings, checked_timeout, plain_integer, unknown_setting, wrong_value
+from asyncdata.core.settings import (
+    Description,
+    Exchange,
+    Settings,
+    checked_timeout,
+    plain_integer,
+    unknown_setting,
+    wrong_value,
+)
 from asyncdata.delivery.outcomes.policy import Outcomes
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.telemetry.settings import Telemetry
@@ -34,7 +42,6 @@ AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 Policy = Literal["raise", "skip", "quarantine"]
-Exchange = Annotated[Any, msgspec.Meta(description="function of bytes")]
 Order = Annotated[Any, msgspec.Meta(description='bool, `"full"`, `Shuffle` or `RowShuffle`')]
 
 

@@ -131,8 +131,7 @@ class Engine:
         functions = list({id(part.function): part.function for part in self.parts}.values())
         self.batching = choice.batching(config, collate_fn, self.parts[0].windows, functions)
         self.batching.without = lambda packs, excluded: self._row_keys.without(packs, excluded)
-        is_packed = self.batching.is_packed or bool(self.batching.loops_only)
-        self.outcomes = self._checked_outcomes(is_packed=is_packed)
+        self.outcomes = self._checked_outcomes(is_packed=self.batching.is_packed)
         memory = self._memory("")
         self._media = self._made_media(functions)
         self.coordinator = _coordinator_class(config)(
@@ -231,7 +230,8 @@ class Engine:
 
         check_outcomes(self.config, is_packed=is_packed)
         sources = {part.name: part.source.files for part in self.parts}
-        return LoaderOutcomes(self.config.outcomes, sources, self.config.n_samples_per_prompt)
+        group_size, world_size = self.config.n_samples_per_prompt, self.config.ranks.world_size
+        return LoaderOutcomes(self.config.outcomes, sources, group_size, world_size)
 
     def _memory(self, part: str) -> PartOutcomes | None:
         """What is remembered of the rows of a part; None if nothing is."""

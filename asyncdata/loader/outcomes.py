@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.delivery.outcomes.policy import Bools, Outcomes, OutcomeTable, Policy
     from asyncdata.loader.config import LoaderConfig
+    from asyncdata.loader.shared_outcomes import SharedOutcomes
     from asyncdata.sources.base import Blocks
 
 __all__ = ("LoaderOutcomes", "PartOutcomes", "Restored", "check_outcomes", "memory_of")
@@ -73,12 +74,22 @@ def check_outcomes(config: LoaderConfig, *, is_packed: bool) -> None:
 
     :raises ConfigError: if they cannot (AD480).
     """
-    is_divided = config.ranks.world_size > 1
-    if config.outcomes is not None and (is_packed or is_divided):
-        what = "Ranks(world_size=...), as each rank would exclude rows by its own scores" if is_divided else "packs"
+    outcomes, is_divided = config.outcomes, config.ranks.world_size > 1
+    if outcomes is None:
+        return
+
+    if is_packed:
+        raise ConfigError("AD480 outcomes cannot be remembered with packs: leave out packing and length_grouping")
+
+    if is_divided and outcomes.exchange is None:
         raise ConfigError(
-            f"AD480 outcomes cannot be remembered with {what}; let one loader feed all ranks (dp_size=...), without a "
-            "packing or a length grouping"
+            "AD480 outcomes cannot be remembered with Ranks(world_size=...), as each rank would exclude rows by "
+            "its own scores: give Outcomes(exchange=...), or let one loader feed all ranks (dp_size=...)"
+        )
+
+    if is_divided and outcomes.path is not None:
+        raise ConfigError(
+            "AD480 outcomes of several ranks are in the state, the same of each: leave out Outcomes(path=...)"
         )
 
 
@@ -112,6 +123,7 @@ class PartOutcomes:
         self._places = RowPlaces(files)
         self._file = None if settings.path is None else OutcomeFile(settings.path)
         self.memories = {"": self._new_memory()}
+        self._news: set[int] = set()
         self._log = _log.owned()
 
     def of(self, key: str) -> OutcomeMemory:
@@ -142,6 +154,7 @@ class PartOutcomes:
         memory = self.of(self.key or "")
         told = _Told(self._policy)
         excluded = self.excluded(epoch) if self.is_decided(epoch) else memory.decide(epoch, told)
+        self._news.add(epoch)
         known = len(memory.rows)
         self._log.info("outcomes.decided", epoch=epoch, num_known=known, num_excluded=len(excluded), **told.numbers)
 
@@ -149,6 +162,12 @@ class PartOutcomes:
         """The ids of the rows that ``epoch`` excludes, ascending; none before that is decided."""
         found = (memory.excluded.get(epoch) for memory in self.memories.values())
         return next((ids for ids in found if ids is not None), NO_IDS)
+
+    def news(self) -> dict[int, Ids]:
+        """What the epochs exclude that were decided since the last call."""
+        news = {epoch: self.excluded(epoch) for epoch in sorted(self._news) if self.is_decided(epoch)}
+        self._news.clear()
+        return news
 
     def forget_decisions(self, first: int, stop: int | None = None) -> None:
         """Keep the decisions of the epochs ``[first, stop)`` only."""
@@ -240,6 +259,7 @@ class PartOutcomes:
     def take(self, restored: Restored) -> None:
         """Continue with this memory."""
         self.memories = restored.memories
+        self._news.clear()
         if self._file is not None:
             self._file.continue_after(restored.found.path, restored.found.data)
 
@@ -272,17 +292,42 @@ class LoaderOutcomes:
     A part's file is ``path.<name of the part>``.
 
     :param sources: by the names of the parts.
+    :param world_size: ranks that report together, if there is more than one.
     :ivar parts: the memories, by the same names.
     :raises ConfigError: if a file or the policy cannot be used.
     """
 
-    def __init__(self, settings: Outcomes, sources: Mapping[str, Blocks], group_size: int) -> None:
+    def __init__(self, settings: Outcomes, sources: Mapping[str, Blocks], group_size: int, world_size: int = 1) -> None:
         self.parts: dict[str, PartOutcomes] = {}
+        self._shared: SharedOutcomes | None = None
+        if world_size > 1:
+            from asyncdata.loader.shared_outcomes import SharedOutcomes
+
+            self._shared = SharedOutcomes(settings.exchange, world_size, self._news, self.count)
         self._group_size = group_size
         self._saving = threading.Lock()
         for name, files in sources.items():
             path = f"{settings.path}.{name}" if name and settings.path is not None else settings.path
             self.parts[name] = PartOutcomes(msgspec.structs.replace(settings, path=path), files)
+
+    def report(self, own: Callable[[], list[RowReport]], lock: AbstractContextManager[Any]) -> int:
+        """Count scores, with several ranks those of all; return how many were new.
+
+        :param own: makes this loader's reports.
+        :param lock: the coordinator's, which is not held now, as delivery needs it.
+        :raises InvalidGroupError: if a report cannot be counted (AD482), or all lack a reward (AD484).
+        :raises WorkerError, ConfigError: as :meth:`~asyncdata.loader.shared_outcomes.SharedOutcomes.report` says.
+        """
+        if self._shared is not None:
+            return self._shared.report(own, lock)
+
+        reports = own()
+        with lock:
+            return self.count(reports)
+
+    def _news(self) -> list[tuple[tuple[str, int], Ids]]:
+        """What each epoch of a part excludes, of those that were decided since the last call."""
+        return [((name, epoch), ids) for name, part in self.parts.items() for epoch, ids in part.news().items()]
 
     def reports_of(self, items: Iterable[Sample] | Iterable[Group], scores: Any) -> list[RowReport]:
         """The scores of each row.

@@ -169,15 +169,16 @@ def _rules_of(
 def _share_of(config: LoaderConfig, rules: PackRules | None) -> Share | None:
     """The rows that this rank tokenizes; None: all, as it cannot know its own rows before.
 
-    All also if bad rows are passed over: a bad row that only its own rank finds would shift that rank's rows.
+    All also if bad rows are passed over: a bad row that only its own rank finds would shift that rank's rows. Or if
+    outcomes leave rows out, which shifts those behind them.
     """
     is_planned = rules is not None and rules.is_planned
     if config.ranks.world_size == 1 or (rules is not None and not is_planned):
         return None
 
     order = config.order
-    ends_at_bad_row = config.bad_rows.policy == "raise"
-    if not (is_planned or (isinstance(order, RowShuffle) and order.only_kept and ends_at_bad_row)):
+    is_known = config.bad_rows.policy == "raise" and config.outcomes is None
+    if not (is_planned or (isinstance(order, RowShuffle) and order.only_kept and is_known)):
         return None
 
     from asyncdata.order.rank_share import Share

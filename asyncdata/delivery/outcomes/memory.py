@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence  # noqa: TC003 - msgspec reads the annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ from asyncdata.delivery.chunk import is_excluded
 from asyncdata.delivery.outcomes.policy import OutcomeTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from asyncdata.delivery.chunk import Ids
     from asyncdata.delivery.outcomes.policy import Policy

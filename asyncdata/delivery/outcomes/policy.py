@@ -13,7 +13,7 @@ import msgspec
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
-from asyncdata.core.settings import Description
+from asyncdata.core.settings import Description, Exchange
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,14 +130,20 @@ class Outcomes(Description, frozen=True, kw_only=True):
     :ivar policy: which rows the next epochs leave out: a :class:`PassRate`, or the import path of a function of
         (outcomes, epoch) that returns a bool for each row. None: rows are only remembered. Of several rewards, the
         function gets the one that its attribute ``key`` names.
+    :ivar exchange: with ``Ranks``, a function as in :class:`~asyncdata.Ranks`, and not the same: by it, ``report``
+        counts the scores of all ranks.
     :raises ConfigError: for a value of the wrong type, or a path that cannot be one.
     """
 
     path: str | None = None
     policy: PassRate | str | None = None
+    exchange: Exchange = None
 
     def check(self) -> None:
-        """Whether the path can be a file."""
+        """Whether the path can be a file, and the exchange be called."""
+        if not (self.exchange is None or callable(self.exchange)):
+            raise ConfigError(f"Outcomes: exchange is a function of bytes; got {self.exchange!r}")
+
         if self.path is not None and (not self.path or "\0" in self.path):
             raise ConfigError(f"Outcomes: path={self.path!r} is not the name of a file")
 

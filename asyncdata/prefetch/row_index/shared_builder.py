@@ -25,6 +25,7 @@ import msgspec
 
 from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError
 from asyncdata.core.messages import Index, Indexed
+from asyncdata.core.rank_answers import rank_answers
 from asyncdata.core.threads import call_soon_in_this_loop, started
 from asyncdata.prefetch.row_index.builder import PER_WORKER, Indexer
 from asyncdata.sources.spool import is_whole, part_path
@@ -182,17 +183,7 @@ class SharedIndexer(Indexer):
         :raises WorkerError: if one of them has failed.
         :raises ConfigError: if they are not those of one run.
         """
-        try:
-            messages = list(map(_decode, answers))
-        except (msgspec.DecodeError, TypeError) as error:
-            raise ConfigError(f"AD487 Ranks(exchange=...) did not return the bytes of each rank: {error}") from error
-
-        if len(messages) != self._world_size:
-            raise ConfigError(
-                f"AD487 Ranks(exchange=...) returned the bytes of {len(messages)} ranks; world_size is "
-                f"{self._world_size}"
-            )
-
+        messages = rank_answers(answers, _decode, self._world_size, "Ranks(exchange=...)")
         for rank, message in enumerate(messages):
             if message.error:
                 self._has_left = True  # the others know it, too

@@ -1,0 +1,171 @@
+"""Ranks that report scores together remember the same, and leave out the same rows."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from asyncdata import HardPacking, Mix, Outcomes, PassRate, Ranks, RowShuffle, Shuffle
+from asyncdata.errors import ConfigError, InvalidGroupError, WorkerError
+from tests.support.exchanges import Meeting
+from tests.support.loaders import make
+from tests.support.loading import write_rows
+from tests.support.tokenize_fns import row_id
+
+NUM_ROWS = 53
+SHUFFLE = Shuffle(block_bytes=256, window_blocks=4)
+SOLVED = PassRate(drop_above=0.9, revisit_every=3)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+
+
+def row_of(sample):
+    return int(sample.tokens[0])
+
+
+def score_of(sample):
+    """Every second row is solved, and every fifth from the second epoch on."""
+    return float(row_of(sample) % 2 or (row_of(sample) % 5 == 0 and sample.position.epoch > 0))
+
+
+def ranks_of(world_size, source, policies=(), **settings):
+    """The loaders of all ranks."""
+    meeting, settings = Meeting(world_size), {"shuffle": SHUFFLE, "buffer_size": 16, **settings}
+    for rank in range(world_size):
+        policy = policies[rank] if policies else SOLVED
+        yield make(
+            source,
+            row_id,
+            batch_size=12 // world_size,
+            outcomes=Outcomes(policy=policy, exchange=meeting.of(rank)),
+            ranks=Ranks(rank=rank, world_size=world_size),
+            **settings,
+        )
+
+
+def train(loader, num_steps, state=None):
+    """The samples and the state of each step."""
+    found = []
+    with loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        while len(found) < num_steps:
+            for batch in loader:
+                loader.report(batch, list(map(score_of, batch)))
+                found.append((batch, json.loads(json.dumps(loader.state_dict()))))
+                if len(found) == num_steps:
+                    break
+    return found
+
+
+def run(world_size, source, num_steps, state=None, **settings):
+    """What :func:`train` returns for each rank."""
+    with ThreadPoolExecutor(world_size) as threads:
+        loaders = ranks_of(world_size, source, **settings)
+        return list(threads.map(lambda loader: train(loader, num_steps, state), loaders))
+
+
+def in_order(runs):
+    """Each step of all ranks: its rows in the order of D, those that fill up the last batch among them."""
+    steps = [[batch for batch, _ in step] for step in zip(*runs, strict=True)]
+    return [[(row_of(s), s.position.epoch) for each in zip(*step, strict=True) for s in each] for step in steps]
+
+
+@pytest.mark.parametrize("shuffle", [SHUFFLE, "full", RowShuffle(only_kept=True)], ids=["windows", "full", "kept"])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_any_number_of_ranks_leaves_out_the_same_rows(rows, world_size, shuffle):
+    found = run(world_size, rows, 18, shuffle=shuffle)
+
+    taken = in_order(found)
+    odd, fives = set(range(1, NUM_ROWS, 2)), set(range(0, NUM_ROWS, 5))
+    left_out = [set(), odd, odd | fives, fives - odd]
+    for epoch, solved in enumerate(left_out):
+        assert {row for step in taken for row, of in step if of == epoch} == set(range(NUM_ROWS)) - solved
+    assert taken == in_order(run(6, rows, 18, shuffle=shuffle))
+    memories = [[state["outcomes"] for _, state in each] for each in found]
+    for memory in memories[1:]:
+        for mine, first in zip(memory, memories[0], strict=True):
+            assert {**mine, "decided": None, "memory": None} == {**first, "decided": None, "memory": None}
+
+
+@pytest.mark.parametrize("step", [2, 4, 5, 7])
+def test_a_state_of_any_rank_continues_on_another_number_of_ranks(rows, step):
+    whole = run(2, rows, 16)
+    for rank in range(2):
+        state = whole[rank][step - 1][1]
+        assert in_order(run(4, rows, 16 - step, state)) == in_order(whole)[step:]
+
+
+def test_each_part_of_a_mixture_leaves_out_its_own_on_any_number_of_ranks(tmp_path):
+    sizes = {"code": 61, "math": 40}
+    mix = Mix({name: write_rows(tmp_path / f"{name}.jsonl", size) for name, size in sizes.items()})
+    found = run(2, mix, 24)
+
+    assert in_order(found) == in_order(run(4, mix, 24))
+    samples = [sample for each in found for batch, _ in each for sample in batch]
+    for name, size in sizes.items():
+        second = {row_of(sample) for sample in samples if (sample.source_name, sample.source_epoch) == (name, 1)}
+        assert set(range(0, size, 2)) < second, "an epoch ends within a batch, whose scores come later"
+        assert len(second) < 0.75 * size
+
+
+def test_what_a_rank_cannot_report_is_an_error_of_all_and_nothing_is_counted(rows):
+    first, second = ranks_of(2, rows)
+
+    def broken(loader, score):
+        with loader:
+            batch = next(iter(loader))
+            with pytest.raises((InvalidGroupError, WorkerError)) as error:
+                loader.report(batch, [score] * len(batch))
+            return str(error.value), loader.statistics().outcome_rows
+
+    with ThreadPoolExecutor(2) as threads:
+        told = list(threads.map(broken, [first, second], [1.0, float("nan")]))
+
+    assert "AD486 rank 1 cannot report its scores" in told[0][0]
+    assert "AD482" in told[0][0]
+    assert told[1][0].startswith("AD482")
+    assert [number for _, number in told] == [0, 0]
+
+
+def test_ranks_with_other_policies_are_told(rows):
+    loaders = ranks_of(2, rows, policies=[SOLVED, PassRate(drop_below=0.1)])
+
+    def until_told(loader):
+        with pytest.raises(ConfigError, match=r"AD487 since the last report, rank \d has left out other"):
+            train(loader, 20)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(until_told, loaders))
+
+
+def test_an_exchange_that_fails_or_answers_something_else_is_an_error(rows):
+    def of(exchange):
+        outcomes = Outcomes(policy=SOLVED, exchange=exchange)
+        with make(rows, row_id, outcomes=outcomes, batch_size=2, ranks=Ranks(world_size=2)) as loader:
+            loader.report(next(iter(loader)), [1.0, 1.0])
+
+    def broken(data):
+        raise OSError("no route")
+
+    with pytest.raises(WorkerError, match=r"AD486 the other ranks cannot be reached .*no route.* equally often"):
+        of(broken)
+    with pytest.raises(ConfigError, match=r"AD487 Outcomes\(exchange=...\) returned the bytes of 1 ranks"):
+        of(lambda data: [data])
+    with pytest.raises(ConfigError, match=r"AD487 Outcomes\(exchange=...\) did not return the bytes"):
+        of(lambda data: [data, b"?"])
+
+
+def test_what_does_not_go_together_is_refused(rows, tmp_path):
+    exchange = Meeting(2).of(0)
+    with pytest.raises(ConfigError, match=r"AD480 .* leave out Outcomes\(path"):
+        outcomes = Outcomes(path=str(tmp_path / "outcomes"), exchange=exchange)
+        make(rows, outcomes=outcomes, ranks=Ranks(world_size=2), batch_size=1)
+    with pytest.raises(ConfigError, match="AD480 .*packs"):
+        packing = HardPacking(max_length=8)
+        make(rows, outcomes=Outcomes(exchange=exchange), ranks=Ranks(world_size=2), batch_size=1, packing=packing)
+    with pytest.raises(ConfigError, match="exchange is a function of bytes"):
+        Outcomes(exchange=5)
