@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.outcomes import LoaderOutcomes, PartOutcomes, Restored
     from asyncdata.prefetch.mixture_producer import MixtureProducer
     from asyncdata.prefetch.row_index.row_index import RowIndex
+    from asyncdata.prefetch.windows.shared_scans import SharedScans
     from asyncdata.sources.base import Source
     from asyncdata.sources.growing import Listing
     from asyncdata.sources.resolve import Paths
@@ -123,11 +124,12 @@ class Engine:
         check_cluster(config, job)
         limits = limits_of(config)
         self._executor = executor_of(config, limits, self._function, early, len(self.parts))
-        if choice.share is None:
-            self._warn_of_ranks()
         for number, part in enumerate(self.parts):
             restart_point = partial(self._restart_position, part.name)
             part.open(self._executor_of(number), restart_point, partial(self._has_window, number))
+        self._scans = self._shared_scans()
+        if choice.share is None and self._scans is None:
+            self._warn_of_ranks()
         functions = list({id(part.function): part.function for part in self.parts}.values())
         self.batching = choice.batching(config, collate_fn, self.parts[0].windows, functions)
         self.batching.without = lambda packs, excluded: self._row_keys.without(packs, excluded)
@@ -222,6 +224,15 @@ class Engine:
             remedy = _REMEDY_OF_MIXTURES if self.mix_by else _REMEDY
             _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=remedy)
 
+    def _shared_scans(self) -> SharedScans | None:
+        """What ranks with an exchange divide; None: nothing, or the row index, which is divided as it is made."""
+        if self.config.ranks.exchange is None or self.config.ranks.world_size == 1 or self._row_index is not None:
+            return None
+
+        from asyncdata.loader.scan_sharing import shared_scans
+
+        return shared_scans(self.config, self.parts, self._has_window)
+
     def _checked_outcomes(self, *, is_packed: bool) -> LoaderOutcomes | None:
         if self.config.outcomes is None:
             return None
@@ -256,6 +267,8 @@ class Engine:
             prover.close()
         for part in self.parts:
             part.source.close()
+        if self._scans is not None:
+            self._scans.leave()
         if self.outcomes is not None:
             self.outcomes.close()
 

@@ -219,13 +219,10 @@ class MixtureEngine(Engine):
 
 
 def _opened_part(name: str, source: Any, config: LoaderConfig, function: Any) -> OpenedPart:
-    if config.ranks.exchange is not None:
-        raise ConfigError(
-            "AD487 Ranks(exchange=...) shares the row index of one source, not those of a mixture's parts"
-        )
-
+    # The parts have one exchange, which divides their windows; each rank makes their row indexes by itself.
+    alone = structs.replace(config, ranks=structs.replace(config.ranks, exchange=None))
     try:
-        return opened_part(name, source, config, function)
+        return opened_part(name, source, alone, function)
     except (SourceError, ConfigError) as error:
         raise of_part(error, name) from error
 

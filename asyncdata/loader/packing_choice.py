@@ -50,12 +50,6 @@ class PackingChoice(NamedTuple):
 
         share = _share_of(config, rules)
         choice = cls(rules, share, packing is not None)
-        if config.ranks.exchange is not None and choice.plan is None and not isinstance(config.order, RowShuffle):
-            raise ConfigError(
-                "AD487 Ranks(exchange=...) shares the row index among the ranks, and this loader has none: use "
-                'plan_packs=True or shuffle="full", or leave exchange out'
-            )
-
         if config.digest == "tokens" and (choice.plan is not None or share is not None):
             raise ConfigError(
                 'digest="tokens" needs every rank to tokenize every row, and here each has rows of its own: the digest '

@@ -16,7 +16,7 @@ import asyncdata
 from asyncdata import DataLoader, Document, HardPacking, LengthGrouping, Mix, PackedCollator, Shuffle, SoftPacking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 Row = dict[str, Any]
@@ -134,6 +134,7 @@ class Ranks(ExitStack):
     """All ranks of a run, which agree on their state after each step.
 
     :param state: what all of them resume from.
+    :param exchanges: of each rank; empty: none.
     :ivar ends: steps until the end of each epoch.
     """
 
@@ -145,6 +146,7 @@ class Ranks(ExitStack):
         batch_size: int = 1,
         gradient_accumulation: int = 1,
         round_up: bool | None = None,
+        exchanges: Sequence[Any] = (),
         **knobs: Any,
     ) -> None:
         super().__init__()
@@ -155,7 +157,8 @@ class Ranks(ExitStack):
         settings = {"gradient_accumulation": gradient_accumulation, "round_up": round_up}
         with ExitStack() as stack:
             for rank in range(world_size):
-                ranks = asyncdata.Ranks(rank=rank, world_size=world_size, **settings)
+                exchange = exchanges[rank] if exchanges else None
+                ranks = asyncdata.Ranks(rank=rank, world_size=world_size, exchange=exchange, **settings)
                 self.loaders.append(stack.enter_context(make(path, ranks=ranks, **knobs)))
                 if state is not None:
                     self.loaders[-1].load_state_dict(json.loads(json.dumps(state)))

@@ -13,12 +13,10 @@ A rank that fails or is closed sends that in its next call, and the others end w
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections import deque
 from functools import partial
 from itertools import chain
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +24,7 @@ import msgspec
 from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError
 from asyncdata.core.messages import Index, Indexed
 from asyncdata.core.rank_answers import rank_answers
-from asyncdata.core.threads import call_soon_in_this_loop, started
+from asyncdata.prefetch.rank_calls import RankCalls
 from asyncdata.prefetch.row_index.builder import PER_WORKER, Indexer
 from asyncdata.sources.spool import is_whole, part_path
 from asyncdata.workers.base import error_of
@@ -87,7 +85,7 @@ class SharedIndexer(Indexer):
     ) -> None:
         super().__init__(*args, **knobs)
         self._rank, self._world_size, self._identity, self._on_ready = rank, world_size, identity, on_ready
-        self._calls = _Calls(exchange, timeout_s)
+        self._calls = RankCalls(exchange, timeout_s, "rows' lengths")
         self._num_calls = self._round_size = self._first_block = self._end_block = 0
         self._stored: list[Indexed] = []
         self._giver, self._num_to_give = -1, 0
@@ -150,7 +148,7 @@ class SharedIndexer(Indexer):
 
     def _send(self, **fields: Any) -> None:
         self._is_waiting = True
-        self._calls.put(_encode(_Message(self._num_calls, self._identity, **fields)))
+        self._calls.put(partial(_encode, _Message(self._num_calls, self._identity, **fields)))
         self._num_calls += 1
 
     def _on_failed(self, error: AsyncDataError) -> None:
@@ -282,52 +280,3 @@ class SharedIndexer(Indexer):
         except AsyncDataError as error:
             self._give_up(error)
         self._on_growth()
-
-
-class _Calls:
-    """Calls the exchange in a thread of its own, one call after another."""
-
-    def __init__(self, exchange: Callable[[bytes], list[bytes]], timeout_s: float) -> None:
-        self._exchange, self._timeout_s = exchange, timeout_s
-        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
-
-    def start(self, on_answers: Callable[[list[bytes]], object], on_failed: Callable[[WorkerError], object]) -> None:
-        """From now on, call these in the loop that is running here."""
-        self._call_soon, self._on_answers, self._on_failed = call_soon_in_this_loop(), on_answers, on_failed
-        started(self._run, "asyncdata-exchange")
-
-    def put(self, data: bytes) -> None:
-        """Queue what to send in the next call. From any thread."""
-        self._queue.put(data)
-
-    def end(self) -> None:
-        """End the thread after what is queued. A call that does not return is not waited for."""
-        self._queue.put(None)
-
-    def _run(self) -> None:
-        while (data := self._queue.get()) is not None:
-            late = threading.Timer(self._timeout_s, self._fail, ["did not take part"])
-            late.daemon = True
-            late.start()
-            try:
-                answers = self._exchange(data)
-            except Exception as error:  # whatever the trainer's library raises
-                self._fail(f"cannot be reached: {error!r}")
-                return
-            finally:
-                late.cancel()
-            self._call_soon(partial(self._hand_over, answers))
-
-    def _hand_over(self, answers: list[bytes]) -> None:
-        try:
-            self._on_answers(answers)
-        except Exception as error:  # nothing else would see it, and calls would wait for ever
-            self._on_failed(WorkerError(f"AD486 what the other ranks sent cannot be used: {error!r}"))
-
-    def _fail(self, what: str) -> None:
-        error = WorkerError(
-            f"AD486 the other ranks {what} in an exchange of rows' lengths "
-            f"(exchange_timeout_s={self._timeout_s:g}): one of them has died, or does not read from its loader. "
-            "Restart all of them from a snapshot"
-        )
-        self._call_soon(partial(self._on_failed, error))

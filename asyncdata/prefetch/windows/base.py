@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from asyncdata.core.errors import AsyncDataError
     from asyncdata.core.messages import Tokenize, Tokenized
     from asyncdata.core.types import Position, SourceLocation
+    from asyncdata.prefetch.windows.shared_scans import SharedScans
 
 __all__ = (
     "Int32",
@@ -64,6 +65,13 @@ class Windows:
     def restart(self) -> None:
         """Give up all windows that were opened, and free their slots."""
         raise NotImplementedError
+
+    def share(self, scans: SharedScans, part: int) -> bool:
+        """From the start on, divide what is read among ranks; return False where it cannot be divided.
+
+        :param part: the number of the part of the mixture.
+        """
+        return False
 
     def open(self, epoch: int, number: int) -> OpenWindow | None:
         """Begin to read window ``number`` of ``epoch``; None if there is no room yet.

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from asyncdata.order.order import Order
     from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.prefetch.windows.ready_rows import ReadyRows
+    from asyncdata.prefetch.windows.shared_scans import SharedScans
     from asyncdata.sources.base import Blocks
-    from asyncdata.workers.base import Executor
+    from asyncdata.workers.base import Executor, OnReply
 
 __all__ = ("SLACK_BYTES", "BlockWindow", "BlockWindows")
 
@@ -42,6 +43,12 @@ _SCANS_OF_CACHED = 4
 
 _BLOCKS_TO_TOKENIZE = 8
 """Of a scan whose blocks are tokenized: about as much work as a chunk."""
+
+_SCANS_OF_RANKS = 2
+"""Scans of a window for each rank of those that divide them."""
+
+_RANKS_AT_START = 16
+"""So many ranks divide the window that a start begins with, too. Fewer need longer for it than for its first rows."""
 
 _MAX_LOSSES_WITH_SAMPLES = 2
 _KEPT_SIZES = 15
@@ -78,7 +85,8 @@ class BlockWindow(OpenWindow):
             per_scan = len(blocks)
         most = min(_MAX_BLOCKS_PER_SCAN, _SCAN_BYTES // stride)
         self._per_scan = max(_MIN_BLOCKS_PER_SCAN, most if per_scan is None else per_scan)  # canaries have so many
-        self._parts: list[Scanned | None] = [None] * len(range(0, len(blocks), self._per_scan))
+        self.num_scans = len(range(0, len(blocks), self._per_scan))
+        self._parts: list[Scanned | None] = [None] * self.num_scans
 
     def scans(self, cached: Sequence[CachedBlock] = (), *, is_stored: bool = False) -> Iterator[Scan]:
         """The requests that read the window; their replies go to :meth:`add`.
@@ -195,12 +203,25 @@ class BlockWindows(Windows):
         self._stride = stride
         self._first: BlockWindow | None = None
         self._is_at_start = True
-        self._waiting: deque[tuple[Scan, Callable[[Reply | Crashed], None]]] = deque()
+        self._waiting: deque[tuple[Scan, OnReply]] = deque()
         self._sizes: dict[tuple[int, int], int] = {}
+        self._shared: tuple[SharedScans, int] | None = None
+
+    def share(self, scans: SharedScans, part: int) -> bool:
+        self._shared = scans, part
+        return True
+
+    async def run(self) -> None:
+        if self._shared is not None:
+            scans, part = self._shared
+            await scans.watch(part)
 
     def restart(self) -> None:
         self._waiting.clear()
         self._first, self._is_at_start = None, True
+        if self._shared is not None:
+            scans, part = self._shared
+            scans.restart(part)
         if self._cache is not None:
             self._cache.restart()
 
@@ -235,9 +256,13 @@ class BlockWindows(Windows):
             BlockWindow, self._source, blocks, slot, self._stride, partial(self._order.rows, epoch, number)
         )
         place = epoch, number
-        if self._executor.answers_with_samples:
-            per_scan = -(-len(blocks) // (_SCANS_OF_EACH * self._executor.num_workers))
-            return self._scanned(place, window(_ready_rows(self._buffers), min(_MAX_BLOCKS_PER_SCAN, per_scan)))
+        num_ranks = 0 if self._shared is None else self._shared[0].world_size
+        if self._executor.answers_with_samples or (
+            num_ranks and not (self._is_at_start and num_ranks < _RANKS_AT_START)
+        ):
+            num_scans = _SCANS_OF_RANKS * num_ranks or _SCANS_OF_EACH * self._executor.num_workers
+            per_scan = min(_MAX_BLOCKS_PER_SCAN, -(-len(blocks) // num_scans))
+            return self._scanned(place, window(_ready_rows(self._buffers), per_scan))
 
         if self._cache is None:
             return self._scanned(place, window())
@@ -258,14 +283,26 @@ class BlockWindows(Windows):
         is_stored = cached is not None and self._cache is not None and self._cache.stores()
         for part, scan in enumerate(window.scans(cached or (), is_stored=is_stored)):
             on_reply = partial(self._on_scanned, place, window, part, scan)
-            if scan.with_samples:
-                self._waiting.append((scan, on_reply))
+            if scan.with_samples and self._shared is not None:
+                from asyncdata.prefetch.windows.shared_scans import Key
+
+                scans, of = self._shared
+                make = partial(self._wait, scan)
+                scans.divide(Key(of, *place, part), place[1] * window.num_scans + part, make, on_reply)
+            elif scan.with_samples:
+                self._wait(scan, on_reply)
             else:
                 self._executor.submit(scan, on_reply)
         return window
 
+    def _wait(self, scan: Scan, on_reply: OnReply) -> None:
+        self._waiting.append((scan, on_reply))
+
     def read_on(self) -> None:
         """As the base class says."""
+        if self._shared is not None:
+            scans, part = self._shared
+            scans.deliver(part)
         while self._waiting and self._executor.num_wanted > 0:
             scan, on_reply = self._waiting.popleft()
             if self._cache is not None and not self._executor.answers_with_samples:

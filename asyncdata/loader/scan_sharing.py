@@ -1,0 +1,44 @@
+"""Has the ranks of a run divide the scans of their windows."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from asyncdata.core.digest import canonical, digest
+from asyncdata.core.errors import ConfigError
+from asyncdata.prefetch.windows.shared_scans import SharedScans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from asyncdata.loader.config import LoaderConfig
+    from asyncdata.loader.opened_source import OpenedPart
+
+__all__ = ("shared_scans",)
+
+
+def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart], on_ready: Callable[[int], object]) -> SharedScans:
+    """The scans of the parts' windows, from now on divided by ``config.ranks.exchange``.
+
+    :param on_ready: called with the number of a part that has an answer.
+    :raises ConfigError: if nothing can be divided (AD487).
+    """
+    if config.executor is not None or config.cache.tokens:
+        raise ConfigError(
+            "AD487 Ranks(exchange=...) divides what workers of this machine read, and puts nothing into the token "
+            "cache: leave Cache(tokens=...) and executor out, or leave exchange out"
+        )
+
+    identity = cache(lambda: digest(canonical([part.fingerprints() for part in parts])))
+    scans = SharedScans(config.ranks.exchange, config.ranks.rank, config.ranks.world_size, identity)
+    divided = [number for number, part in enumerate(parts) if part.windows.share(scans, number)]
+    if not divided:
+        raise ConfigError(
+            "AD487 Ranks(exchange=...) divides blocks or rows among the ranks, and this source is read from front to "
+            "back: leave exchange out"
+        )
+
+    for number in divided:
+        scans.on_ready(number, partial(on_ready, number))
+    return scans

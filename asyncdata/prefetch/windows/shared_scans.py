@@ -1,0 +1,232 @@
+"""Scans that ranks divide: each reads and tokenizes its own, and all exchange the samples.
+
+All ranks read the same windows of D. A scan asks for the samples of some blocks of a window; it belongs to one of the
+ranks, which sends the reply to all. A rank calls the exchange as long as it waits for a scan of another, or has a reply
+that it has not sent. So a call ends: what a rank waits for, all others need for the same step, and thus wait for it, or
+have it.
+
+What a reply has depends on the data alone. So where another rank has left, cannot be reached or is slow, a rank makes
+its scans itself, and no sample differs.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+import msgspec
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.log import get_logger
+from asyncdata.core.messages import Data, Failed, decode_reply, encode
+from asyncdata.core.rank_answers import rank_answers
+from asyncdata.prefetch.rank_calls import RankCalls
+from asyncdata.workers.base import Crashed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdata.core.errors import AsyncDataError
+    from asyncdata.core.messages import Reply
+    from asyncdata.workers.base import OnReply
+
+__all__ = ("Key", "SharedScans")
+
+_PAUSE_S = 0.02
+"""Between calls of a rank that has nothing to send."""
+
+_PATIENCE_S = 20.0
+"""After it, a rank makes a scan of another rank itself."""
+
+_MAX_BYTES = 16 << 20
+"""What a rank sends in one call, unless one reply is larger."""
+
+_log = get_logger(__name__)
+
+
+class Key(NamedTuple):
+    """Which scan: the part of the mixture, the epoch, the number of the window in it, and that of the scan."""
+
+    part: int
+    epoch: int
+    window: int
+    scan: int
+
+
+class _Message(msgspec.Struct, array_like=True):
+    """What a rank sends in one call.
+
+    :ivar identity: of all that replies depend on.
+    :ivar replies: to its own scans.
+    """
+
+    identity: str
+    replies: list[tuple[Key, Data]] = []
+
+
+class _Awaited(NamedTuple):
+    """A scan of another rank.
+
+    :ivar make: makes the scan here.
+    :ivar late_s: when this is to be done.
+    """
+
+    make: Callable[[], object]
+    on_reply: OnReply
+    late_s: float
+
+
+_decode = msgspec.msgpack.Decoder(_Message).decode
+
+
+class SharedScans:
+    """The scans of one loader. Call methods in the service's thread, except :meth:`leave`.
+
+    :param exchange: a call sends bytes to all ranks, and returns those of each.
+    :param identity: makes the digest of all that replies depend on; called in a thread of its own.
+    :ivar world_size: the number of ranks.
+    """
+
+    def __init__(
+        self, exchange: Callable[[bytes], list[bytes]], rank: int, world_size: int, identity: Callable[[], str]
+    ) -> None:
+        self.world_size = world_size
+        self._rank, self._identity = rank, identity
+        self._calls = RankCalls(exchange, None, "samples")
+        self._awaited: dict[Key, _Awaited] = {}
+        self._found: dict[Key, Data] = {}
+        self._unsent: list[tuple[Key, Data]] = []
+        self._is_started = self._is_calling = self._is_alone = self._has_left = False
+        self._on_ready: dict[int, Callable[[], object]] = {}
+
+    def on_ready(self, part: int, on_ready: Callable[[], object]) -> None:
+        """Call this when ``part`` of the mixture has an answer, or a scan to make."""
+        self._on_ready[part] = on_ready
+
+    def restart(self, part: int) -> None:
+        """Wait for no scan of the part any more."""
+        self._awaited = {key: awaited for key, awaited in self._awaited.items() if key.part != part}
+
+    def divide(self, key: Key, place: int, make: Callable[[OnReply], object], on_reply: OnReply) -> None:
+        """Have a scan made, here or by another rank.
+
+        :param place: its number in the epoch, by which scans are dealt.
+        :param make: makes the scan here, soon.
+        """
+        if self._is_alone or (place + key.part) % self.world_size == self._rank:
+            make(on_reply if self._is_alone else partial(self._on_own, key, on_reply))
+            return
+
+        self._found = {of: found for of, found in self._found.items() if of.part != key.part or of[1:3] >= key[1:3]}
+        late_s = time.monotonic() + _PATIENCE_S
+        self._awaited[key] = _Awaited(partial(make, on_reply), on_reply, late_s)
+        if key not in self._found:
+            self._call()
+
+    def deliver(self, part: int) -> None:
+        """Hand over the replies of other ranks that are there."""
+        for key in [key for key in self._found if key.part == part and key in self._awaited]:
+            self._awaited.pop(key).on_reply(decode_reply(self._found.pop(key)))
+
+    async def watch(self, part: int) -> None:
+        """Make scans here that come too late, until cancelled."""
+        while True:
+            await anyio.sleep(_PATIENCE_S / 4)
+            now_s = time.monotonic()
+            late = [key for key, awaited in self._awaited.items() if key.part == part and awaited.late_s <= now_s]
+            if late:
+                self._make_here(late, f"no answer in {_PATIENCE_S:g} s")
+
+    def leave(self) -> None:
+        """The loader is closing: say that in the last call. The service has ended."""
+        if self._is_started and not (self._is_alone or self._has_left):
+            self._calls.put(bytes)
+        self._has_left = True
+        self._calls.end()
+
+    # Calls
+
+    def _on_own(self, key: Key, on_reply: OnReply, reply: Reply | Crashed) -> None:
+        # A request that failed because of a row is made by each rank again, and tells of that row.
+        sent = Failed("WorkerError", reply.reason, row=0) if isinstance(reply, Crashed) else reply
+        if not self._is_alone:
+            self._unsent.append((key, encode(sent)))
+            self._call()
+        on_reply(reply)
+
+    def _call(self) -> None:
+        if self._is_calling or self._is_alone or not (self._unsent or self._awaited):
+            return
+
+        if not self._is_started:
+            self._is_started = True
+            self._calls.start(self._on_answers, self._on_failed)
+        replies: list[tuple[Key, Data]] = []
+        size = 0
+        while self._unsent and (not replies or size + len(self._unsent[0][1]) <= _MAX_BYTES):
+            replies.append(self._unsent.pop(0))
+            size += len(replies[-1][1])
+        self._is_calling = True
+        self._calls.put(lambda: encode(_Message(self._identity(), replies)), 0 if replies else _PAUSE_S)
+
+    def _on_answers(self, answers: list[bytes]) -> None:
+        self._is_calling = False
+        if self._is_alone:
+            return
+
+        if b"" in answers:
+            self._alone("another rank has closed its loader")
+            return
+
+        try:
+            messages = rank_answers(answers, _decode, self.world_size, "Ranks(exchange=...)")
+            self._check(messages)
+        except ConfigError as error:
+            self._end(error)
+            return
+
+        for rank, message in enumerate(messages):
+            if rank != self._rank:
+                self._found.update(message.replies)
+        parts = {key.part for key in self._awaited if key in self._found}
+        self._call()
+        for part in parts:
+            self.deliver(part)
+            self._on_ready[part]()
+
+    def _check(self, messages: list[_Message]) -> None:
+        own = messages[self._rank].identity
+        for rank, message in enumerate(messages):
+            if message.identity != own:
+                raise ConfigError(
+                    f"AD487 rank {rank} reads other rows than rank {self._rank}: its data, its tokenize function or "
+                    "its settings differ, or two loaders have one exchange"
+                )
+
+    def _end(self, error: ConfigError) -> None:
+        """The ranks do not belong together: an error of all calls."""
+        awaited, self._awaited, self._is_alone = self._awaited, {}, True
+        for each in awaited.values():
+            each.on_reply(Failed(type(error).__name__, str(error)))
+        self._tell({key.part for key in awaited})
+
+    def _on_failed(self, error: AsyncDataError) -> None:
+        self._alone(str(error))
+
+    def _alone(self, reason: str) -> None:
+        """From now on, make all scans here."""
+        self._is_alone = True
+        self._unsent.clear()
+        self._make_here([key for key in self._awaited if key not in self._found], reason)
+
+    def _make_here(self, keys: list[Key], reason: str) -> None:
+        _log.warning("scans.not_shared", num_scans=len(keys), reason=reason)
+        for key in keys:
+            self._awaited.pop(key).make()
+        self._tell({key.part for key in keys})
+
+    def _tell(self, parts: set[int]) -> None:
+        for part in parts:
+            self._on_ready[part]()

@@ -1,0 +1,250 @@
+"""Ranks that divide what they read have the same batches for fewer rows, whatever becomes of the other ranks."""
+
+import gzip
+import json
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+import asyncdata
+from asyncdata import Cache, JsonlSource, Mix, Part
+from asyncdata.errors import BadRowError, ConfigError
+from tests.support.exchanges import Meeting
+from tests.support.loading import ids
+from tests.support.ranks import WAYS, Ranks, lengths, make, numbered, write
+from tests.support.tokenize_fns import kills_on_13
+
+NUM_TOKENS = 6000
+ONLINE = {name: way for name, way in WAYS.items() if not way.get("plan_packs")}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write(tmp_path / "rows.jsonl", lengths(NUM_TOKENS, 40))
+
+
+def meeting_of(world_size):
+    meeting = Meeting(world_size)
+    return [meeting.of(rank) for rank in range(world_size)]
+
+
+class Calls:
+    """A tokenize function that counts its calls by row."""
+
+    version = "1"
+
+    def __init__(self) -> None:
+        self.of_row: Counter[int] = Counter()
+
+    def __call__(self, row: dict[str, Any]) -> Any:
+        self.of_row[row["id"]] += 1
+        return numbered(row)
+
+
+@pytest.mark.parametrize("at_start", [1, 16], ids=["all windows", "all windows but the first"])
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("way", ONLINE.values(), ids=ONLINE)
+def test_batches_and_states_are_those_without_an_exchange(path, way, world_size, at_start, monkeypatch):
+    monkeypatch.setattr("asyncdata.prefetch.windows.block_windows._RANKS_AT_START", at_start)
+    with Ranks(path, world_size, batch_size=2, epochs=2, **way) as alone:
+        expected = list(alone.steps())
+    calls = Calls()
+
+    shared = {"exchanges": meeting_of(world_size), "tokenize_fn": calls, "batch_size": 2, "epochs": 2}
+    with Ranks(path, world_size, **shared, **way) as ranks:
+        found = list(ranks.steps())
+
+    assert [step.batches for step in found] == [step.batches for step in expected]
+    num_rows = len(calls.of_row)
+    canaries_and_first = 0 if at_start == 1 else (world_size - 1) * num_rows // 4
+    assert sum(calls.of_row.values()) <= 2 * num_rows + canaries_and_first + world_size * 40
+
+
+def test_parts_of_a_mixture_are_divided(tmp_path):
+    sizes = {"a": 3000, "b": 1500, "c": 400}
+    parts = {
+        name: write(tmp_path / f"{name}.jsonl", lengths(size, 30, seed))
+        for seed, (name, size) in enumerate(sizes.items())
+    }
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(parts["c"].read_bytes()))
+    mix = Mix({"a": Part(parts["a"], weight=2), "b": parts["b"], "c": JsonlSource(str(tmp_path / "c.jsonl.gz"))})
+    calls, calls_alone = Calls(), Calls()
+    with Ranks(mix, 2, batch_size=3, tokenize_fn=calls_alone) as alone:
+        expected = list(alone.steps(120))
+
+    with Ranks(mix, 2, batch_size=3, exchanges=meeting_of(2), tokenize_fn=calls) as ranks:
+        found = list(ranks.steps(120))
+
+    assert [step.batches for step in found] == [step.batches for step in expected]
+    assert sum(calls.of_row.values()) < 0.8 * sum(calls_alone.of_row.values())
+
+
+@pytest.fixture
+def divided(monkeypatch):
+    """All windows are, also the first."""
+    monkeypatch.setattr("asyncdata.prefetch.windows.block_windows._RANKS_AT_START", 1)
+
+
+def batches_of(rank, path, number, exchange=None, **settings):
+    """The first batches of one of two ranks."""
+    ranks = asyncdata.Ranks(rank=rank, world_size=2, exchange=exchange)
+    found: list[Any] = []
+    with make(path, ranks=ranks, batch_size=2, **settings) as loader:
+        while len(found) < number:
+            found += islice(loader, number - len(found))
+    return found
+
+
+def at_the_same_time(*functions):
+    """What each returns, in a thread of its own."""
+    with ThreadPoolExecutor(len(functions)) as threads:
+        return [future.result() for future in [threads.submit(function) for function in functions]]
+
+
+def reasons(logs):
+    return [log["reason"] for log in logs if log["event"] == "scans.not_shared"]
+
+
+@pytest.mark.usefixtures("divided")
+def test_a_rank_goes_on_alone_after_another_has_left(path):
+    expected, exchanges = batches_of(0, path, 200), meeting_of(2)
+
+    with capture_logs() as logs:
+        found, few = at_the_same_time(
+            partial(batches_of, 0, path, 200, exchanges[0]), partial(batches_of, 1, path, 3, exchanges[1])
+        )
+
+    assert found == expected
+    assert few == batches_of(1, path, 3)
+    assert reasons(logs) == ["another rank has closed its loader"]
+
+
+@pytest.mark.usefixtures("divided")
+@pytest.mark.parametrize("call", [0, 1, 5])
+def test_ranks_go_on_alone_after_the_exchange_has_failed(path, call):
+    expected, meeting, lock = [batches_of(rank, path, 150) for rank in range(2)], Meeting(2), threading.Lock()
+
+    def failing(rank):
+        share, calls = meeting.of(rank), iter(range(10**6))
+
+        def exchange(data):
+            with lock:
+                if next(calls) == call:
+                    meeting.end()
+            return share(data)
+
+        return exchange
+
+    with capture_logs() as logs:
+        found = at_the_same_time(*(partial(batches_of, rank, path, 150, failing(rank)) for rank in range(2)))
+
+    assert found == expected
+    assert all(reason.startswith("AD486 the other ranks cannot be reached") for reason in reasons(logs))
+    assert len(reasons(logs)) == 2
+
+
+@pytest.mark.usefixtures("divided")
+def test_a_rank_that_waits_too_long_makes_the_scans_itself(path, monkeypatch):
+    monkeypatch.setattr("asyncdata.prefetch.windows.shared_scans._PATIENCE_S", 0.05)
+    gate = threading.Event()
+
+    def hangs(data):
+        gate.wait()
+        raise OSError("closed")
+
+    with capture_logs() as logs:
+        found = batches_of(0, path, 150, hangs)
+    gate.set()
+
+    assert found == batches_of(0, path, 150)
+    assert set(reasons(logs)) == {"no answer in 0.05 s"}
+
+
+@pytest.mark.usefixtures("divided")
+def test_ranks_with_other_data_are_told(path, tmp_path):
+    other, exchanges = write(tmp_path / "other.jsonl", lengths(NUM_TOKENS, 40, 1)), meeting_of(2)
+
+    def told(rank, path):
+        with pytest.raises(ConfigError, match=r"AD487 rank \d reads other rows than rank \d: its data") as error:
+            batches_of(rank, path, 10**6, exchanges[rank])
+        return error
+
+    at_the_same_time(partial(told, 0, path), partial(told, 1, other))
+
+
+@pytest.mark.usefixtures("divided")
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_a_bad_row_is_that_of_every_rank(path, policy):
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:70], "{", *lines[70:]]) + "\n")
+    exchanges, settings = meeting_of(2), {"bad_rows": policy}
+
+    def run(rank, exchange=None):
+        try:
+            return batches_of(rank, path, 250, exchange, **settings)
+        except BadRowError as error:
+            return str(error)
+
+    found = at_the_same_time(*(partial(run, rank, exchanges[rank]) for rank in range(2)))
+
+    assert found == [run(0), run(1)]
+    assert ("rows.jsonl:71" in str(found[0])) == (policy == "raise")
+
+
+@pytest.mark.usefixtures("divided")
+def test_a_row_that_kills_workers_is_found_by_every_rank(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(60)))
+    settings = {"tokenize_fn": kills_on_13, "collate_fn": ids, "num_workers": 1, "bad_rows": "skip", "epochs": 1}
+    exchanges = meeting_of(2)
+
+    found = at_the_same_time(*(partial(batches_of, rank, path, 15, exchanges[rank], **settings) for rank in range(2)))
+
+    delivered = [row for batches in found for batch in batches for row in batch]
+    assert {*range(60)} - {*delivered} == {13}
+
+
+@pytest.mark.parametrize("step", [1, 17, 60])
+@pytest.mark.parametrize("way", ["soft", "not packed"])
+def test_a_run_is_resumed_by_another_number_of_ranks(path, way, step):
+    with Ranks(path, 2, exchanges=meeting_of(2), **WAYS[way]) as ranks:
+        state = list(ranks.steps(step))[-1].state
+        after = list(ranks.steps(60))
+    with Ranks(path, 4, state, exchanges=meeting_of(4), **WAYS[way]) as ranks:
+        found = list(ranks.steps(30))
+
+    assert [batch for each in found for batch in each.batches] == [batch for each in after for batch in each.batches]
+
+
+def test_rows_are_excluded_on_all_ranks_at_once(path):
+    def trained(exchanges):
+        with Ranks(path, 2, exchanges=exchanges, batch_size=2, collate_fn=list) as ranks:
+            loops = [iter(loader) for loader in ranks.loaders]
+            batches = [[next(loop) for loop in loops] for _ in range(8)]
+            gone = batches[3][0] + batches[5][1]
+            for loader in ranks.loaders:
+                loader.exclude(gone)
+            batches += [[next(loop) for loop in loops] for _ in range(40)]
+            for loader in ranks.loaders:
+                loader.set_epoch(3)
+            batches += [[next(iter(loader)) for loader in ranks.loaders] for _ in range(3)]
+        return [[sample.tokens.tolist() for sample in batch] for each in batches for batch in each]
+
+    assert trained(meeting_of(2)) == trained(())
+
+
+def test_what_cannot_be_divided_is_refused(path, tmp_path):
+    packed = tmp_path / "rows.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=Meeting(2).of(0))
+
+    with pytest.raises(ConfigError, match="AD487 .*from front to back"):
+        make(packed, ranks=ranks)
+    with pytest.raises(ConfigError, match=r"AD487 .*leave Cache\(tokens=...\)"):
+        make(path, ranks=ranks, cache=Cache(folder=str(tmp_path), tokens=True))
