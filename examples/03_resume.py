@@ -7,9 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from asyncdata import DataLoader, PromptTokenizeFn
+from asyncdata import DataLoader, PromptTokenizeFn, errors
 from asyncdata.demo import tokenizer_folder, write_docstring_prompts
-from asyncdata.errors import EndOfData
 
 
 def open_loader(folder: Path, num_workers: int) -> DataLoader:
@@ -32,7 +31,7 @@ def rest_of(loader: DataLoader) -> list[tuple[str, bytes]]:
     try:
         while True:
             samples += loader.get_next_batch(16)
-    except EndOfData as end:
+    except errors.EndOfData as end:
         samples += end.samples
     return [(str(sample.position), sample.tokens.tobytes()) for sample in samples]
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, HardPacking
+from asyncdata import DataLoader
+from tests.faults.support.sharing import WAYS
 from tests.support.faults import Program, num_rounds, until
 from tests.support.figures import record
 from tests.support.planned_fns import numbered
@@ -71,14 +72,13 @@ class Hub:
         self._listener.close()
 
 
-def test_killed_in_an_exchange_all_packs_come_once_and_in_order(tmp_path, jsonl_file):
+@pytest.mark.parametrize("way", WAYS)
+def test_killed_in_an_exchange_all_packs_come_once_and_in_order(tmp_path, jsonl_file, way):
     parquet_files = pytest.importorskip("tests.support.parquet_files", exc_type=ImportError)
     columns = {name: [row[name] for row in ROWS] for name in ("id", "n")}
     table = parquet_files.write(tmp_path / "rows.parquet", columns=columns, group_rows=8)
-    paths = [str(jsonl_file(ROWS)), str(table)]
-    knobs: dict[str, Any] = {"packing": HardPacking(max_length=24), "plan_packs": True, "shuffle": "full"}
-    knobs |= {"epochs": 1, "batch_size": 1, "num_workers": 0, "cache": {"folder": ""}}
-    with DataLoader(paths[0], tokenize_fn=numbered, **knobs) as loader:
+    paths = [str(jsonl_file(ROWS)), *([str(table)] if way != "scans" else [])]  # a table has other blocks
+    with DataLoader(paths[0], tokenize_fn=numbered, num_workers=0, cache={"folder": ""}, **WAYS[way]) as loader:
         order = [[int(token) for document in pack for token in document.tokens] for (pack,) in loader]
     assert len(order) > 50
 
@@ -88,15 +88,16 @@ def test_killed_in_an_exchange_all_packs_come_once_and_in_order(tmp_path, jsonl_
             break
         folder = tmp_path / str(number)
         folder.mkdir()
-        packs, kills, in_calls = _run_until_whole(chance.choice(paths), folder, chance, order.index)
-        assert packs[: len(order)] == order
-        assert len(packs) < len(order) + MAX_RANKS  # the last batch is filled up
+        packs, kills, in_calls = _run_until_whole(way, chance.choice(paths), folder, chance, order.index)
+        assert packs == order
         num_kills, num_calls = num_kills + kills, num_calls + in_calls
-    record("R2", "ranks that share", kills=num_kills, in_an_exchange=num_calls, lost=0, repeated=0, out_of_order=0)
+    record(
+        "R2", f"ranks that share {way}", kills=num_kills, in_an_exchange=num_calls, lost=0, repeated=0, out_of_order=0
+    )
 
 
 def _run_until_whole(
-    path: str, folder: Path, chance: random.Random, place: Callable[[Any], int]
+    way: str, path: str, folder: Path, chance: random.Random, place: Callable[[Any], int]
 ) -> tuple[list[Any], int, int]:
     """Runs of random numbers of ranks, each from where all ranks of the one before were; the last is not disturbed.
 
@@ -108,10 +109,11 @@ def _run_until_whole(
     for number in count():
         is_last = num_kills == 3
         world_size = chance.randint(2, MAX_RANKS)
-        steps, was_in_call = _run(path, folder / str(number), world_size, state, chance, is_last=is_last)
+        steps, was_in_call = _run(way, path, folder / str(number), world_size, state, chance, is_last=is_last)
         num_done = min(map(len, steps))
         for step in zip(*(one[:num_done] for one in steps), strict=True):
-            packs += sorted((tokens for tokens, _ in step), key=place)  # which rank has which depends on their number
+            places = {place(tokens): tokens for tokens, _ in step}  # the last batch is filled up with packs of its own
+            packs += [places[number] for number in sorted(places)]
         if num_done:
             state = chance.choice(steps)[num_done - 1][1]
         if is_last:
@@ -120,7 +122,7 @@ def _run_until_whole(
 
 
 def _run(
-    path: str, folder: Path, world_size: int, state: Any, chance: random.Random, *, is_last: bool
+    way: str, path: str, folder: Path, world_size: int, state: Any, chance: random.Random, *, is_last: bool
 ) -> tuple[list[list[Any]], bool]:
     """What each rank has delivered until one was killed, and whether that was in an exchange."""
     folder.mkdir()
@@ -133,7 +135,7 @@ def _run(
 
     call, answer = chance.randint(0, 5), chance.randrange(world_size**2)
     logs = [folder / f"log.{rank}" for rank in range(world_size)]
-    shared = {"path": path, "world_size": world_size, "state": state, "num_workers": chance.choice([0, 1])}
+    shared = {"way": way, "path": path, "world_size": world_size, "state": state, "num_workers": chance.choice([0, 1])}
     with Hub(world_size, None if is_last else (call, answer, kill)) as hub, ExitStack() as stack:
         for rank, log in enumerate(logs):
             cache = chance.choice(["", str(folder.parent / f"cache.{rank}")])

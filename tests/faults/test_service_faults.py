@@ -82,9 +82,14 @@ OTHERS = {
     f"{PREFETCH}.row_index.builder:Indexer._location": "",
     f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_answers": "it needs two ranks: see test_shared_index.py",
     f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_failed": "it passes on a fault",
-    f"{PREFETCH}.row_index.shared_builder:_Calls._fail": "it passes on a fault",
-    f"{PREFETCH}.row_index.shared_builder:_Calls._hand_over": "it passes on faults of _on_answers",
-    f"{PREFETCH}.row_index.shared_builder:_Calls._run": "a thread that calls a function of the trainer",
+    f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_copied": "as _on_answers",
+    f"{PREFETCH}.rank_calls:RankCalls._fail": "it passes on a fault",
+    f"{PREFETCH}.rank_calls:RankCalls._hand_over": "it passes on faults of _on_answers",
+    f"{PREFETCH}.rank_calls:RankCalls._run": "a thread that calls a function of the trainer",
+    f"{PREFETCH}.windows.block_windows:BlockWindows._wait": "it keeps a request, of ranks that divide their scans",
+    f"{PREFETCH}.windows.shared_scans:SharedScans._on_answers": "it needs two ranks, as the next: test_shared_scans.py",
+    f"{PREFETCH}.windows.shared_scans:SharedScans._on_own": "",
+    f"{PREFETCH}.windows.shared_scans:SharedScans._on_failed": "it passes on a fault",
     f"{PREFETCH}.windows.stream_windows:StreamWindows._check": "called by the thread that reads",
 }
 

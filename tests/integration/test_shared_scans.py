@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 
 import asyncdata
 from asyncdata import Cache, JsonlSource, Mix, Part
-from asyncdata.errors import BadRowError, ConfigError
+from asyncdata.core.import_path import resolve_path
+from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from tests.support.exchanges import Meeting
 from tests.support.loading import ids
 from tests.support.ranks import WAYS, Ranks, lengths, make, numbered, write
@@ -82,7 +83,8 @@ def test_parts_of_a_mixture_are_divided(tmp_path):
         found = list(ranks.steps(120))
 
     assert [step.batches for step in found] == [step.batches for step in expected]
-    assert sum(calls.of_row.values()) < 0.8 * sum(calls_alone.of_row.values())
+    of_blocks, alone_of_blocks = (sum(n for row, n in each.of_row.items() if row > 40) for each in (calls, calls_alone))
+    assert of_blocks < 0.8 * alone_of_blocks, "and those of the stream, which has fewer rows, are not divided"
 
 
 @pytest.fixture
@@ -248,3 +250,30 @@ def test_what_cannot_be_divided_is_refused(path, tmp_path):
         make(packed, ranks=ranks)
     with pytest.raises(ConfigError, match=r"AD487 .*leave Cache\(tokens=...\)"):
         make(path, ranks=ranks, cache=Cache(folder=str(tmp_path), tokens=True))
+
+
+@pytest.mark.usefixtures("divided")
+@pytest.mark.parametrize("method", ["BlockWindow.add", "SharedScans._on_own", "SharedScans._tell"])
+def test_a_fault_of_ours_ends_the_calls_or_the_sharing(path, method, monkeypatch):
+    expected, exchanges = [batches_of(rank, path, 150) for rank in range(2)], meeting_of(2)
+    module = "block_windows" if method.startswith("Block") else "shared_scans"
+    owner = resolve_path(f"asyncdata.prefetch.windows.{module}:{method.partition('.')[0]}")
+    name, calls = method.partition(".")[2], count()
+    plain = getattr(owner, name)
+
+    def faulty(*args, **others):
+        if next(calls) == 3:
+            raise RuntimeError("injected")
+        return plain(*args, **others)
+
+    monkeypatch.setattr(owner, name, faulty)
+
+    def run(rank):
+        try:
+            return batches_of(rank, path, 150, exchanges[rank])
+        except WorkerError as error:
+            return str(error)
+
+    found = at_the_same_time(partial(run, 0), partial(run, 1))
+    for rank in range(2):
+        assert found[rank] == expected[rank] or "injected" in found[rank]

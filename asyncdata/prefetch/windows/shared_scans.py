@@ -100,6 +100,8 @@ class SharedScans:
         self._unsent: list[tuple[Key, Data]] = []
         self._is_started = self._is_calling = self._is_alone = self._has_left = False
         self._on_ready: dict[int, Callable[[], object]] = {}
+        self._fault: Exception | None = None
+        self._has_fault: anyio.Event | None = None
 
     def on_ready(self, part: int, on_ready: Callable[[], object]) -> None:
         """Call this when ``part`` of the mixture has an answer, or a scan to make."""
@@ -131,9 +133,17 @@ class SharedScans:
             self._awaited.pop(key).on_reply(decode_reply(self._found.pop(key)))
 
     async def watch(self, part: int) -> None:
-        """Make scans here that come too late, until cancelled."""
+        """Make scans here that come too late, until cancelled.
+
+        :raises Exception: what was raised where an answer was handed over.
+        """
+        self._has_fault = self._has_fault or anyio.Event()
         while True:
-            await anyio.sleep(_PATIENCE_S / 4)
+            with anyio.move_on_after(_PATIENCE_S / 4):
+                await self._has_fault.wait()
+            if self._fault is not None:
+                raise self._fault
+
             now_s = time.monotonic()
             late = [key for key, awaited in self._awaited.items() if key.part == part and awaited.late_s <= now_s]
             if late:
@@ -192,9 +202,7 @@ class SharedScans:
                 self._found.update(message.replies)
         parts = {key.part for key in self._awaited if key in self._found}
         self._call()
-        for part in parts:
-            self.deliver(part)
-            self._on_ready[part]()
+        self._tell(parts)
 
     def _check(self, messages: list[_Message]) -> None:
         own = messages[self._rank].identity
@@ -228,5 +236,11 @@ class SharedScans:
         self._tell({key.part for key in keys})
 
     def _tell(self, parts: set[int]) -> None:
-        for part in parts:
-            self._on_ready[part]()
+        try:
+            for part in parts:
+                self.deliver(part)
+                self._on_ready[part]()
+        except Exception as error:  # nothing else would see it, and calls would wait for ever
+            self._fault = error
+            if self._has_fault is not None:
+                self._has_fault.set()

@@ -101,7 +101,7 @@ def ranks(folder: str, world_size: int, num_rows: int, *, is_shared: bool, store
         for epoch in epochs:
             next(epoch)
         first = time.process_time()
-        num_steps = sum(1 for epoch in epochs for _ in epoch)
+        num_steps = sum(len(step) for step in zip(*epochs, strict=True))
         last = time.process_time()
     return {
         "calls_per_row": sum(calls.values()) / num_rows,

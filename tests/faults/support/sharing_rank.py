@@ -1,4 +1,4 @@
-"""One rank of a run whose ranks share the row index: ``python -m tests.faults.support.sharing_rank SETTINGS``.
+"""One rank of a run whose ranks share something: ``python -m tests.faults.support.sharing_rank SETTINGS``.
 
 It writes a line for each step: the tokens of its pack, and the state after it.
 """
@@ -12,13 +12,16 @@ from multiprocessing.connection import Client
 from typing import Any
 
 import asyncdata.loader.opened_rows as opened_rows
-from asyncdata import DataLoader, HardPacking, Ranks
+import asyncdata.prefetch.windows.block_windows as block_windows
+from asyncdata import DataLoader, Ranks
 from asyncdata.errors import AsyncDataError
+from tests.faults.support.sharing import WAYS
 
 
 def main(settings: dict[str, Any]) -> str:
     """What is said at the end: an error's code, or nothing."""
     opened_rows._INDEX_BLOCK_BYTES = 256  # noqa: SLF001 - so that a few rows fill dozens of blocks
+    block_windows._RANKS_AT_START, block_windows._MIN_BLOCKS_PER_SCAN = 1, 2  # noqa: SLF001 - and many scans
     rank, world_size = settings["rank"], settings["world_size"]
     hub = Client(settings["hub"])
     hub.send(rank)
@@ -27,8 +30,7 @@ def main(settings: dict[str, Any]) -> str:
         hub.send_bytes(data)
         return [hub.recv_bytes() for _ in range(world_size)]
 
-    knobs: dict[str, Any] = {"packing": HardPacking(max_length=24), "plan_packs": True, "shuffle": "full"}
-    knobs |= {"batch_size": 1, "epochs": 1, "num_workers": settings["num_workers"], "timeout_s": 240}
+    knobs = {**WAYS[settings["way"]], "num_workers": settings["num_workers"], "timeout_s": 240}
     knobs |= {"cache": {"folder": settings["cache"]}, "tokenize_fn": "tests.support.planned_fns:numbered"}
     try:
         with (
