@@ -61,9 +61,9 @@ class Ranks(Description, frozen=True, kw_only=True):
     :ivar round_up: fill the last batch of all ranks by repeating its samples, so that all ranks have equally many
         batches. None: True if there is more than one rank. ``drop_last=True`` takes precedence.
     :ivar exchange: a function that all ranks call with bytes, one call after another, and that returns to each the
-        bytes of all ranks, by rank: then each rank counts the rows of its share only. For planned packs and
-        ``shuffle="full"``. ``asyncdata.integrations.torch.exchange()`` is one. None: each rank counts all rows.
-    :ivar exchange_timeout_s: seconds that a rank waits for the others in such a call.
+        bytes of all ranks, by rank: then they divide what they read and tokenize, or, for planned packs and
+        ``shuffle="full"``, what they count. ``asyncdata.integrations.torch.exchange()`` is one. None: each reads all.
+    :ivar exchange_timeout_s: seconds that a rank waits for the others in such a call, where they count.
     :raises ConfigError: for a value of the wrong type or out of range, or a rank that is not below ``world_size``.
     """
 

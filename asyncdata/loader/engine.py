@@ -72,11 +72,9 @@ __all__ = ("Engine", "Matched")
 
 _log = get_logger(__name__)
 _REMEDY = (
-    "a fast tokenizer, with which it costs little; with packing plan_packs=True, without it "
-    "shuffle=RowShuffle(only_kept=True), so that each rank tokenizes its own rows; or one Cache(tokens=...) for all "
-    "ranks, filled by one of them before"
+    "Ranks(exchange=...), by which the ranks divide the rows; or a fast tokenizer, with which it costs little; or one "
+    "Cache(tokens=...) for all ranks, filled by one of them before"
 )
-_REMEDY_OF_MIXTURES = "a fast tokenizer, with which it costs little; or one Cache(tokens=...) for all ranks"
 
 
 class Matched(NamedTuple):
@@ -221,8 +219,7 @@ class Engine:
         """Each rank tokenizes the rows of all: say so, and what would be less work."""
         config = self.config
         if config.ranks.world_size > 1 and config.executor is None and not config.cache.tokens:
-            remedy = _REMEDY_OF_MIXTURES if self.mix_by else _REMEDY
-            _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=remedy)
+            _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=_REMEDY)
 
     def _shared_scans(self) -> SharedScans | None:
         """What ranks with an exchange divide; None: nothing, or the row index, which is divided as it is made."""

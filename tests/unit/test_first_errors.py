@@ -208,7 +208,7 @@ def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(open_l
 
     found = [event for event in events if event["event"] == "loader.every_rank_tokenizes"]
     assert [event["log_level"] for event in found] == ["warning"] * is_said
-    assert all("plan_packs=True" in event["remedy"] and "Cache(tokens=...)" in event["remedy"] for event in found)
+    assert all("exchange=" in event["remedy"] and "Cache(tokens=...)" in event["remedy"] for event in found)
 
 
 def test_another_system_than_linux_is_named_at_once(open_loader, monkeypatch):

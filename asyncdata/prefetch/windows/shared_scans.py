@@ -100,6 +100,7 @@ class SharedScans:
         self._unsent: list[tuple[Key, Data]] = []
         self._is_started = self._is_calling = self._is_alone = self._has_left = False
         self._on_ready: dict[int, Callable[[], object]] = {}
+        self._num_failed = 0
         self._fault: Exception | None = None
         self._has_fault: anyio.Event | None = None
 
@@ -230,7 +231,9 @@ class SharedScans:
         self._make_here([key for key in self._awaited if key not in self._found], reason)
 
     def _make_here(self, keys: list[Key], reason: str) -> None:
-        _log.warning("scans.not_shared", num_scans=len(keys), reason=reason)
+        self._num_failed += 1
+        if self._num_failed & (self._num_failed - 1) == 0:
+            _log.warning("scans.not_shared", num_scans=len(keys), reason=reason)
         for key in keys:
             self._awaited.pop(key).make()
         self._tell({key.part for key in keys})
