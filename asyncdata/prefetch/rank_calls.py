@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -14,7 +13,12 @@ from asyncdata.core.threads import call_soon_in_this_loop, started
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("RankCalls",)
+__all__ = ("RankCalls", "has_left")
+
+
+def has_left(answers: object) -> bool:
+    """Whether a rank has made its last call: it sent no byte."""
+    return isinstance(answers, list | tuple) and b"" in answers
 
 
 class RankCalls:
@@ -28,6 +32,7 @@ class RankCalls:
     def __init__(self, exchange: Callable[[bytes], list[bytes]], timeout_s: float | None, what: str) -> None:
         self._exchange, self._timeout_s, self._what = exchange, timeout_s, what
         self._queue: SimpleQueue[Callable[[], bytes] | None] = SimpleQueue()
+        self._has_ended = threading.Event()
 
     def start(self, on_answers: Callable[[list[bytes]], object], on_failed: Callable[[WorkerError], object]) -> None:
         """From now on, call these in the loop that is running here."""
@@ -39,11 +44,16 @@ class RankCalls:
 
         :param after_s: seconds to wait before the call.
         """
-        self._queue.put(partial(_after, after_s, make) if after_s else make)
+        self._queue.put(partial(self._after, after_s, make) if after_s else make)
 
     def end(self) -> None:
         """End the thread after what is queued. A call that does not return is not waited for."""
+        self._has_ended.set()
         self._queue.put(None)
+
+    def _after(self, seconds: float, make: Callable[[], bytes]) -> bytes:
+        self._has_ended.wait(seconds)
+        return make()
 
     def _run(self) -> None:
         while (make := self._queue.get()) is not None:
@@ -59,7 +69,7 @@ class RankCalls:
             finally:
                 late.cancel()
             self._call_soon(partial(self._hand_over, answers))
-            if b"" in answers:
+            if has_left(answers):
                 return
 
     def _hand_over(self, answers: list[bytes]) -> None:
@@ -75,8 +85,3 @@ class RankCalls:
             "read from its loader. Restart all of them from a snapshot"
         )
         self._call_soon(partial(self._on_failed, error))
-
-
-def _after(seconds: float, make: Callable[[], bytes]) -> bytes:
-    time.sleep(seconds)
-    return make()

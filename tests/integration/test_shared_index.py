@@ -294,8 +294,6 @@ def test_a_fault_where_answers_are_taken_in_ends_the_run(path, monkeypatch):
 
 def test_settings_for_which_nothing_can_be_shared_are_refused(path):
     ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=Meeting(2).of(0))
-    with pytest.raises(ConfigError, match=r"AD487 .*plan_packs=True"):
-        make(path, ranks=ranks)
     with pytest.raises(ConfigError, match=r"AD487 .*mixture"):
         make(Mix({"a": Part(path), "b": Part(path)}), ranks=ranks, shuffle="full")
     with pytest.raises(ConfigError, match=r"exchange is a function"):

@@ -246,7 +246,7 @@ def test_what_cannot_be_divided_is_refused(path, tmp_path):
     packed.write_bytes(gzip.compress(path.read_bytes()))
     ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=Meeting(2).of(0))
 
-    with pytest.raises(ConfigError, match="AD487 .*from front to back"):
+    with pytest.raises(ConfigError, match="AD487 .*from front to back have none"):
         make(packed, ranks=ranks)
     with pytest.raises(ConfigError, match=r"AD487 .*leave Cache\(tokens=...\)"):
         make(path, ranks=ranks, cache=Cache(folder=str(tmp_path), tokens=True))

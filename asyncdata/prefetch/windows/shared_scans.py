@@ -22,7 +22,7 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Data, Failed, decode_reply, encode
 from asyncdata.core.rank_answers import rank_answers
-from asyncdata.prefetch.rank_calls import RankCalls
+from asyncdata.prefetch.rank_calls import RankCalls, has_left
 from asyncdata.workers.base import Crashed
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class SharedScans:
         if self._is_alone:
             return
 
-        if b"" in answers:
+        if has_left(answers):
             self._alone("another rank has closed its loader")
             return
 
