@@ -35,8 +35,9 @@ def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart], on_ready: Ca
     divided = [number for number, part in enumerate(parts) if part.windows.share(scans, number)]
     if not divided:
         raise ConfigError(
-            "AD487 Ranks(exchange=...) divides windows of blocks, and there are none here: data that are read from front "
-            'to back have none, nor have parts of a mixture with shuffle="full". Use shuffle=True, or leave exchange out'
+            "AD487 Ranks(exchange=...) divides windows of blocks, and there are none here: data that are read from "
+            'front to back have none, nor have parts of a mixture with shuffle="full". Use shuffle=True, or leave '
+            "exchange out"
         )
 
     for number in divided:
