@@ -133,7 +133,7 @@ def test_what_needs_the_index_says_so_where_there_is_none(path):
 def test_the_index_is_made_once_for_the_same_data(path, tmp_path):
     with loader(path, RowShuffle(only_kept=True), drops_odd, folder=tmp_path / "kept") as data:
         expected = ids(data.get_next_batch(50))
-    (file,) = (tmp_path / "kept" / "index").iterdir()
+    (file,) = (tmp_path / "kept" / "index").glob("*.index")
     before = file.stat().st_mtime_ns
 
     with loader(path, RowShuffle(only_kept=True), drops_odd, folder=tmp_path / "kept") as data:

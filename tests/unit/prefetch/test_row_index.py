@@ -193,8 +193,11 @@ def test_rows_are_looked_at_as_far_as_the_order_needs_it(chosen, check, grows):
 # Its file
 
 PARTS = [
-    Indexed(bytes(4 * n), bytes(8), b"x" * n, b"", n, {"max_length": n}, [RowError(0, "AD101", "cut off")], b"lens" * n)
-    for n in range(5)
+    Indexed(
+        bytes(4 * n), ints(range(n)), ints([7] * n), marks, n, {"max_length": n}, [RowError(0, "AD101", "cut")], told
+    )
+    for n, marks in enumerate([b"", b"", bytes([1, 255]), b"", bytes([2, 0, 0, 5])])
+    for told in [ints([0] * n if marks else range(n))]
 ]
 IDENTITY = "0123456789abcdef"
 
@@ -223,6 +226,7 @@ def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_wr
     write(folder, PARTS[:2])
     path = write(folder, PARTS[2:])
     assert read(folder) == PARTS
+    path = os.path.splitext(path)[0] + data.draw(st.sampled_from([".index", ".places"]))
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     at = data.draw(st.integers(0, os.path.getsize(path) - 1))
     with open(path, "r+b") as file:
@@ -300,7 +304,8 @@ def make(folder: str, number: int, *, rows: int = 0, used_s: int | None = None) 
         write_part(copy, [b"x" * rows])
     if used_s is not None:
         os.utime(file.path, (used_s, used_s))
-    return os.path.getsize(file.path) + (os.path.getsize(copy) if rows else 0)
+    places = file.path.with_suffix(".places")
+    return os.path.getsize(file.path) + os.path.getsize(places) + (os.path.getsize(copy) if rows else 0)
 
 
 def names(folder: Path) -> set[str]:
