@@ -11,6 +11,7 @@ array operations for each epoch and each window.
 from __future__ import annotations
 
 import random
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -34,6 +35,9 @@ __all__ = ("Dealt", "Pieces", "PlannedEpoch", "PlannedOrder", "answer", "pack_ro
 
 _MAX_PIECES = 1 << 26
 """12 bytes a piece have to fit in a frame."""
+
+_ROWS_AT_ONCE = 1 << 16
+"""That a packer is given: 300 bytes a row, until their packs are columns."""
 
 
 class Pieces(NamedTuple):
@@ -193,8 +197,11 @@ def pack_rows(
     """
     if not isinstance(packing, XTunerPacking):
         packer = packing.open()
-        found = packer.extend(lengths[rows].tolist(), rows.tolist()) + packer.flush()
-        return _with_costs(Packs.of(found, [], packer.counts), *(weights or (1.0, 0.0)))
+        firsts = range(0, len(rows), _ROWS_AT_ONCE)
+        portions = (rows[first : first + _ROWS_AT_ONCE] for first in firsts)
+        found = (packer.extend(lengths[some].tolist(), some.tolist()) for some in portions)
+        last = (packer.flush() for _ in range(1))  # after the others
+        return _with_costs(Packs.of(chain(found, last), [], packer.counts), *(weights or (1.0, 0.0)))
 
     kept, counts = np.flatnonzero(lengths), Counts()
     ends = np.searchsorted(kept, np.cumsum(sizes))
