@@ -185,6 +185,26 @@ def test_what_is_stored_in_part_is_completed(path, tmp_path, num_bytes):
     assert epoch_of_all(path, 2, None, folders, **PLANS["hard"]) == expected
 
 
+def test_ranks_with_one_folder_have_its_rows_in_one_file_from_the_first_start_on(path, tmp_path):
+    def num_mapped() -> int:
+        with open("/proc/self/maps") as maps:
+            return sum(line.startswith(str(tmp_path), line.find("/")) and ".places" in line for line in maps)
+
+    meeting = Meeting(3)
+    with ExitStack() as stack:
+        batches = []
+        for rank in range(3):
+            ranks = asyncdata.Ranks(rank=rank, world_size=3, exchange=meeting.of(rank))
+            knobs = {"cache": {"folder": str(tmp_path)}, "tokenize_fn": Calls(), "ranks": ranks, **PLANS["hard"]}
+            batches.append(iter(stack.enter_context(make(path, **knobs))))
+        stack.callback(meeting.end)
+        for one in batches:
+            next(one)
+        while num_mapped() < 3:  # one rank writes; the others look again whenever they fill a window
+            for one in batches:
+                next(one)
+
+
 def failures_of(path: Any, meeting: Meeting, num_ranks: int, world_size: int, **settings: Any) -> list[BaseException]:
     """The error with which each rank's first batch ends."""
     with ExitStack() as stack:

@@ -93,6 +93,10 @@ class Indexer:
         if self._index.is_complete:
             self._share_rows()
 
+    def leave(self) -> None:
+        """The loader is closing, and the service has ended."""
+        self._close_file()
+
     def _read_file(self) -> None:
         try:
             if self._file is None:

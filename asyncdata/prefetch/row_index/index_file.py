@@ -222,8 +222,6 @@ class IndexFile:
                 os.close(fd)
         self._fd = self._rows_fd = -1
 
-    __del__ = close
-
 
 def _opened(path: Path) -> int:
     fd = os.open(path, _OPENED, 0o600)

@@ -118,7 +118,8 @@ class SharedIndexer(Indexer):
         self._send(num_stored=self._num_stored)
 
     def leave(self) -> None:
-        """The loader is closing: tell the other ranks, if they still need this one. The service has ended."""
+        """As the base class says: tell the other ranks, if they still need this one."""
+        super().leave()
         if self._is_read and not self._has_left and not self._index.is_complete:
             self._send(error="its loader was closed")
         self._has_left = True
