@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ("Places", "RowIndex")
 
 _NO_OBJECT = 2
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -70,11 +70,12 @@ class RowIndex:
     """
 
     def __init__(self, source: Blocks, shuffle: RowShuffle, spool: str = "") -> None:
-        blocks = source.blocks(range(source.num_blocks))
-        self._block_files = np.array([block.file_id for block in blocks], np.int64)
-        self._block_starts = np.array([block.start for block in blocks], np.int64)
-        self._block_ends = np.zeros(len(blocks), np.int64)
-        self._block_parts = np.zeros(len(blocks), np.int64)
+        num_blocks = source.num_blocks
+        portions = (range(first, min(first + _CHUNK, num_blocks)) for first in range(0, num_blocks, _CHUNK))
+        blocks = ((block.file_id, block.start) for some in portions for block in source.blocks(some))
+        self._block_files, self._block_starts = np.fromiter(blocks, np.dtype((np.int64, 2)), num_blocks).T.copy()
+        self._block_ends = np.zeros(num_blocks, np.int64)
+        self._block_parts = np.zeros(num_blocks, np.int64)
         self._are_arrays = source.are_arrays
         self.spool = spool
         self._num_blocks = 0
