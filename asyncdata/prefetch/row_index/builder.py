@@ -257,9 +257,9 @@ class Indexer:
                 self._file.finish()
         except OSError as error:
             self._forget_file(error)
-        index.complete()
         if self._file is not None and self._file.is_writer:
             self._close_file()
+        index.complete()
         self._share_rows()
         _log.info("index.complete", num_rows=index.num_rows, num_found=index.num_found, excluded=dict(index.excluded))
 

@@ -171,8 +171,7 @@ class IndexFile:
             return self._mapped[:stop]
 
         if not (len(self._mapped) or self.is_writer):  # it may have been renewed
-            os.close(self._rows_fd)
-            self._rows_fd = _opened(self.path.with_suffix(".places"))
+            self._reopen_rows()
         if num_rows := os.fstat(self._rows_fd).st_size // _ROW_BYTES:
             found = mmap.mmap(self._rows_fd, num_rows * _ROW_BYTES, prot=mmap.PROT_READ)
             self._mapped = np.frombuffer(found, np.int32).reshape(-1, 3)
@@ -198,13 +197,15 @@ class IndexFile:
 
     def _renew_rows(self, num_rows: int) -> None:
         """Put a new file, with the first rows only, in the place of the one that other processes may have mapped."""
-        path = self.path.with_suffix(".places")
-        kept, old = self._rows(num_rows), self._rows_fd
-        path.unlink()
-        self._rows_fd, self._mapped = _opened(path), self._mapped[:0]
-        os.close(old)
+        kept, self._mapped = self._rows(num_rows), self._mapped[:0]
+        self.path.with_suffix(".places").unlink()
+        self._reopen_rows()
         for first in range(0, num_rows, 1 << 20):
             _write(self._rows_fd, kept[first : first + (1 << 20)].tobytes(), first * _ROW_BYTES)
+
+    def _reopen_rows(self) -> None:
+        old, self._rows_fd = self._rows_fd, _opened(self.path.with_suffix(".places"))
+        os.close(old)
 
     def finish(self) -> None:
         """All parts are written: make the files durable.
