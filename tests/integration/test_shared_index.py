@@ -205,6 +205,19 @@ def test_ranks_with_one_folder_have_its_rows_in_one_file_from_the_first_start_on
                 next(one)
 
 
+def test_a_rank_that_is_closed_early_leaves_the_index_for_others_to_write(path, tmp_path):
+    meeting, cache = Meeting(2), {"folder": str(tmp_path)}
+    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=meeting.of(0))
+    with make(path, cache=cache, tokenize_fn=Calls(), ranks=ranks, **{**PLANS["hard"], "timeout_s": 0.1}) as loader:
+        with pytest.raises(asyncdata.errors.PrefetchTimeoutError):
+            next(iter(loader))
+        meeting.end()
+
+    epoch_of_all(path, 1, None, [{"cache": cache}], tokenize_fn=Calls(), **PLANS["hard"])
+    (rows,) = (tmp_path / "index").glob("*.places")
+    assert rows.stat().st_size == 12 * NUM_ROWS
+
+
 def failures_of(path: Any, meeting: Meeting, num_ranks: int, world_size: int, **settings: Any) -> list[BaseException]:
     """The error with which each rank's first batch ends."""
     with ExitStack() as stack:
