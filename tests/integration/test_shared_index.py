@@ -211,11 +211,11 @@ def test_a_rank_that_is_closed_early_leaves_the_index_for_others_to_write(path, 
     with make(path, cache=cache, tokenize_fn=Calls(), ranks=ranks, **{**PLANS["hard"], "timeout_s": 0.1}) as loader:
         with pytest.raises(asyncdata.errors.PrefetchTimeoutError):
             next(iter(loader))
-        meeting.end()
 
     epoch_of_all(path, 1, None, [{"cache": cache}], tokenize_fn=Calls(), **PLANS["hard"])
     (rows,) = (tmp_path / "index").glob("*.places")
     assert rows.stat().st_size == 12 * NUM_ROWS
+    meeting.end()
 
 
 def failures_of(path: Any, meeting: Meeting, num_ranks: int, world_size: int, **settings: Any) -> list[BaseException]:
