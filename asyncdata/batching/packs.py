@@ -104,12 +104,14 @@ class Packs(NamedTuple):
     counts: Counts
 
     @classmethod
-    def of(cls, packs: list[Pack], costs: Sequence[float], counts: Counts) -> Packs:
-        """Packs of rows, which their references are."""
-        offsets = np.cumsum([0, *map(len, packs)], dtype=np.int64)
-        pieces = np.array([piece for pack in packs for piece in pack], np.int32).reshape(-1, 3)
-        rows, starts, stops = np.ascontiguousarray(pieces.T)
-        return cls(offsets, rows, starts, stops, np.array(costs, np.float64), counts)
+    def of(cls, portions: Iterable[list[Pack]], costs: Sequence[float], counts: Counts) -> Packs:
+        """Packs of rows, which their references are. Few are objects at a time: a piece takes a hundred bytes then."""
+        sizes, columns = [np.zeros(1, np.int64)], [np.empty((3, 0), np.int32)]
+        for packs in portions:
+            sizes.append(np.array([len(pack) for pack in packs], np.int64))
+            columns.append(np.array([piece for pack in packs for piece in pack], np.int32).reshape(-1, 3).T)
+        rows, starts, stops = np.concatenate(columns, axis=1)
+        return cls(np.cumsum(np.concatenate(sizes)), rows, starts, stops, np.array(costs, np.float64), counts)
 
     @property
     def num_packs(self) -> int:

@@ -11,6 +11,7 @@ array operations for each epoch and each window.
 from __future__ import annotations
 
 import random
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     from asyncdata.batching.packs import Int32, Int64
     from asyncdata.order.shuffle import RowShuffle
 
-__all__ = ("Dealt", "Pieces", "PlannedEpoch", "PlannedOrder", "answer", "pack_rows", "packs_of")
+__all__ = ("Dealt", "Pieces", "PlannedEpoch", "PlannedOrder", "answer", "pack_rows", "packs_of", "refuse_too_many")
 
 _MAX_PIECES = 1 << 26
 """12 bytes a piece have to fit in a frame."""
+
+_ROWS_AT_ONCE = 1 << 16
+"""That a packer is given: 300 bytes a row, until their packs are columns."""
 
 
 class Pieces(NamedTuple):
@@ -54,6 +58,18 @@ def packs_of(reply: Packed) -> Packs:
     offsets, costs = np.frombuffer(reply.offsets, np.int64), np.frombuffer(reply.costs, np.float64)
     rows, starts, stops = (np.frombuffer(data, np.int32) for data in (reply.rows, reply.starts, reply.stops))
     return Packs(offsets, rows, starts, stops, costs, Counts(dict(reply.samples), dict(reply.tokens)))
+
+
+def refuse_too_many(num_pieces: int) -> None:
+    """Check that so many rows, or pieces of rows, can be planned.
+
+    :raises ConfigError: AD453, if not.
+    """
+    if num_pieces > _MAX_PIECES:
+        raise ConfigError(
+            f"AD453 {num_pieces} rows or pieces of rows are more than the {_MAX_PIECES} that can be planned: pack "
+            "without a plan"
+        )
 
 
 class PlannedOrder:
@@ -169,9 +185,7 @@ def answer(request: PackRows | OrderPacks) -> Packed | Permuted:
     lengths, sizes = np.frombuffer(request.lengths, np.int32), np.frombuffer(request.sizes, np.int64)
     rows = _arranged(len(lengths), request.method, request.seed, request.epoch)
     packs = pack_rows(packing, lengths, sizes, rows, request.weights)
-    if len(packs.rows) > _MAX_PIECES:
-        raise ConfigError(f"AD453 {len(packs.rows)} pieces of rows are too many for a plan; pack without one")
-
+    refuse_too_many(len(packs.rows))
     offsets, rows_of_pieces, starts, stops, costs = (column.tobytes() for column in packs[:5])
     return Packed(offsets, rows_of_pieces, starts, stops, costs, packs.counts.samples, packs.counts.tokens)
 
@@ -193,8 +207,11 @@ def pack_rows(
     """
     if not isinstance(packing, XTunerPacking):
         packer = packing.open()
-        found = packer.extend(lengths[rows].tolist(), rows.tolist()) + packer.flush()
-        return _with_costs(Packs.of(found, [], packer.counts), *(weights or (1.0, 0.0)))
+        firsts = range(0, len(rows), _ROWS_AT_ONCE)
+        portions = (rows[first : first + _ROWS_AT_ONCE] for first in firsts)
+        found = (packer.extend(lengths[some].tolist(), some.tolist()) for some in portions)
+        last = (packer.flush() for _ in range(1))  # after the others
+        return _with_costs(Packs.of(chain(found, last), [], packer.counts), *(weights or (1.0, 0.0)))
 
     kept, counts = np.flatnonzero(lengths), Counts()
     ends = np.searchsorted(kept, np.cumsum(sizes))

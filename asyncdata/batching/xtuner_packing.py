@@ -67,13 +67,13 @@ class XTunerPacking(Description, frozen=True, kw_only=True):
         if self.kind == "hard":
             return self._hard(sizes)
 
-        packs = list(self._soft(sizes, weights))
-        return Packs.of([pack for pack, _ in packs], [cost for _, cost in packs], Counts())
+        found: list[int] = []
+        return Packs.of(self._soft(sizes, weights, found), found, Counts())
 
     def _hard(self, sizes: list[Integers]) -> Packs:
         """The samples of each data set end to end, cut at each ``max_length`` tokens; the cost is the longest piece."""
         shuffler, first, num_pieces = np.random.RandomState(self.seed), 0, 0
-        pieces, offsets = [np.empty((3, 0), np.int64)], [np.zeros(1, np.int64)]
+        pieces, offsets = [np.empty((3, 0), np.int32)], [np.zeros(1, np.int64)]
         for lengths in sizes:
             rows = np.arange(len(lengths), dtype=np.int64)
             shuffler.shuffle(rows)
@@ -86,28 +86,28 @@ class XTunerPacking(Description, frozen=True, kw_only=True):
             begins = np.concatenate(([0], cuts))[: len(cuts)]
             places = np.searchsorted(stops, begins, side="right")
             starts = begins - stops[places] + lengths[rows[places]]
-            pieces.append(np.stack((first + rows[places], starts, starts + cuts - begins)))
+            pieces.append(np.array((first + rows[places], starts, starts + cuts - begins), np.int32))
             offsets.append(num_pieces + of_packs)
             first, num_pieces = first + len(lengths), num_pieces + len(cuts)
-        packed, begun, ended = np.concatenate(pieces, axis=1).astype(np.int32)
+        packed, begun, ended = np.concatenate(pieces, axis=1)
         bounds = np.concatenate(offsets)
         costs = np.maximum.reduceat(ended - begun, bounds[:-1]) if len(bounds) > 1 else np.empty(0)
         return Packs(bounds, packed, begun, ended, costs.astype(np.float64), Counts())
 
-    def _soft(self, sizes: list[Integers], weights: list[Floats]) -> Iterator[tuple[Pack, int]]:
-        """Packs and their costs."""
+    def _soft(self, sizes: list[Integers], weights: list[Floats], found: list[int]) -> Iterator[list[Pack]]:
+        """The packs of each slice; their costs are appended to ``found``."""
         generator, first = TorchGenerator(self.seed), 0
         for lengths, costs in zip(sizes, weights, strict=True):
             rows = generator.randperm(len(lengths))
             for begin in range(0, len(rows), self.slice_samples):
                 some = rows[begin : begin + self.slice_samples]
-                for pack in self._packs_of_slice(some, lengths[some]):
-                    # One after the other, as XTuner adds them: another order rounds otherwise.
-                    cost = int(np.cumsum(costs[pack])[-1])
-                    yield (
-                        [(first + row, 0, length) for row, length in zip(pack, lengths[pack].tolist(), strict=True)],
-                        cost,
-                    )
+                packs = list(self._packs_of_slice(some, lengths[some]))
+                # One after the other, as XTuner adds them: another order rounds otherwise.
+                found += [int(np.cumsum(costs[pack])[-1]) for pack in packs]
+                yield [
+                    [(first + row, 0, length) for row, length in zip(pack, lengths[pack].tolist(), strict=True)]
+                    for pack in packs
+                ]
             first += len(lengths)
 
     def _packs_of_slice(self, rows: Integers, lengths: Integers) -> Iterator[list[int]]:

@@ -203,7 +203,9 @@ class _IndexedSource:
             knobs: dict[str, Any] = {"shows_rows": excerpts, "cache": cache if check == "samples" else None}
             settings, ranks = (files, executor, index, check, self._file(), self._pass_over, on_growth), self._ranks
             if not self._is_shared:
-                return Indexer(*settings, **knobs)
+                alone = Indexer(*settings, **knobs)
+                self._leave = alone.leave
+                return alone
 
             from asyncdata.prefetch.row_index.shared_builder import SharedIndexer
 
@@ -240,8 +242,9 @@ class _IndexedSource:
         """Refuse an index that another user may have written: it would choose this run's rows."""
         if self._identity and self._folder:
             with suppress(OSError):  # a folder that cannot be used: the index is built again, and that is logged
-                check_ours(f"{self._folder}/{self._identity}.index", "Cache(folder=...)", is_folder=False)
-                check_ours(f"{self._folder}/{self._identity}.rows", "Cache(folder=...)", is_folder=True)
+                for suffix in ("index", "places", "rows"):
+                    path = f"{self._folder}/{self._identity}.{suffix}"
+                    check_ours(path, "Cache(folder=...)", is_folder=suffix == "rows")
 
     def _make_room(self, max_bytes: int | None) -> None:
         if max_bytes is None or not self._folder:

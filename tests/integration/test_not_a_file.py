@@ -134,6 +134,7 @@ CASES = {
     "quarantine": Case("bad.jsonl", quarantined, ConfigError, "AD605"),
     **{f"a mixture in {suffix}": mixture(f"mix.{suffix}") for suffix in ("toml", "yaml", "json")},
     "a row index": Case("cache/**/*.index", by_index, before=by_index),
+    "its rows": Case("cache/**/*.places", by_index, before=by_index),
     "tokens": Case("tokens/**/*.arrow", from_tokens, before=keep_tokens),
     "what is known of tokens": Case("tokens/**/about.json", from_tokens, before=keep_tokens),
     "telemetry to write": Case(

@@ -238,3 +238,13 @@ def test_data_without_a_sample_and_a_stream_say_what_became_of_the_rows_and_what
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"id": 1, "n": 1}\n'))
     with pytest.raises(ConfigError, match="AD453 .*rows.jsonl.gz can only be read from front to back.*SoftPacking"):
         epoch_of(tmp_path / "rows.jsonl.gz", **XTUNER, **knobs)
+
+
+@pytest.mark.parametrize(("most", "num_rows"), [(30, "[3-9][0-9]"), (145, r"\d+")], ids=["rows", "pieces"])
+def test_more_rows_than_can_be_planned_are_refused_as_soon_as_they_are_found(path, knobs, monkeypatch, most, num_rows):
+    """Of 150 rows 141 have tokens, and the packs cut more of them than are left."""
+    monkeypatch.setattr("asyncdata.loader.opened_rows._INDEX_BLOCK_BYTES", 64)
+    monkeypatch.setattr("asyncdata.batching.planned._MAX_PIECES", most)
+
+    with pytest.raises(ConfigError, match=rf"^AD453 {num_rows} rows or pieces of rows are more than the {most} that"):
+        epoch_of(path, **{**knobs, **BY_EPOCH, "packing": HardPacking(max_length=MAX_LENGTH), "num_workers": 0})

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import random
+import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +17,7 @@ from asyncdata import DataLoader, JsonlSource, RowShuffle
 from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
 from tests.support.loading import write_rows
 from tests.support.tokenize_fns import row_id, waits_for_a_file
+from tests.support.torn_writes import TORN_WRITES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,7 +137,7 @@ def test_what_needs_the_index_says_so_where_there_is_none(path):
 def test_the_index_is_made_once_for_the_same_data(path, tmp_path):
     with loader(path, RowShuffle(only_kept=True), drops_odd, folder=tmp_path / "kept") as data:
         expected = ids(data.get_next_batch(50))
-    (file,) = (tmp_path / "kept" / "index").iterdir()
+    (file,) = (tmp_path / "kept" / "index").glob("*.index")
     before = file.stat().st_mtime_ns
 
     with loader(path, RowShuffle(only_kept=True), drops_odd, folder=tmp_path / "kept") as data:
@@ -146,7 +150,9 @@ def test_the_index_is_made_once_for_the_same_data(path, tmp_path):
     (event,) = [log for log in logs if log["event"] == "index.not_stored"]
     assert "the tokenize function has no attribute version" in event["reason"]
     assert file.stat().st_mtime_ns == before
-    assert list((tmp_path / "kept" / "index").iterdir()) == [file], "a function without a version has no fingerprint"
+    assert list((tmp_path / "kept" / "index").glob("*.index")) == [file], (
+        "a function without a version has no fingerprint"
+    )
 
 
 def test_indexes_are_kept_within_a_size_and_the_runs_own_and_those_in_use_stay(path, parquet, tmp_path):
@@ -237,14 +243,19 @@ def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monk
     assert not list(tmp_path.glob("asyncdata-rows-*"))
 
 
-@pytest.mark.parametrize("call", ["pread", "pwrite", "fsync"])
-def test_an_index_that_cannot_be_kept_costs_the_next_run_time_and_this_one_nothing(path, tmp_path, monkeypatch, call):
+@pytest.mark.parametrize(
+    ("call", "suffix"),
+    [("pread", ".index"), ("pwrite", ".index"), ("pwrite", ".places"), ("fsync", ".index"), ("fsync", ".places")],
+)
+def test_an_index_that_cannot_be_kept_costs_the_next_run_time_and_this_one_nothing(
+    path, tmp_path, monkeypatch, call, suffix
+):
     with loader(path, folder=tmp_path / "kept") as data:
         expected = ids(data.get_next_batch(NUM_ROWS))
     really = getattr(os, call)
 
     def fails(fd: int, *rest: Any) -> Any:
-        if os.readlink(f"/proc/self/fd/{fd}").endswith(".index"):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(suffix):
             raise OSError(errno.ENOSPC, "No space left on device")
 
         return really(fd, *rest)
@@ -257,3 +268,72 @@ def test_an_index_that_cannot_be_kept_costs_the_next_run_time_and_this_one_nothi
     (event,) = [log for log in logs if log["event"] == "index.not_written"]
     assert event["path"].startswith(str(tmp_path / "full"))
     assert "No space left on device" in event["reason"]
+
+
+# The rows of an index are in a file, which is mapped
+
+PROGRAM = f"""
+import sys
+from asyncdata import DataLoader
+from asyncdata.loader import opened_rows
+from tests.support.tokenize_fns import row_id
+path, folder, stop, torn = *sys.argv[1:3], *map(int, sys.argv[3:])
+opened_rows._INDEX_BLOCK_BYTES = 4096
+{TORN_WRITES}
+with DataLoader(path, tokenize_fn=row_id, shuffle="full", num_workers=0, cache={{"folder": folder}}) as data:
+    print([int(sample.tokens[0]) for sample in data.get_next_batch({NUM_ROWS})])
+    print([line.split()[4] for line in open("/proc/self/maps").read().splitlines() if line.endswith(".places")])
+"""
+
+
+def run(path: Path, folder: Path, stop: int = 0, torn: int = 0) -> list[str]:
+    """What a process with a loader prints: its rows, and which files of rows it has mapped; killed in a write: []."""
+    command = [sys.executable, "-c", PROGRAM, str(path), str(folder), str(stop), str(torn)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == (-signal.SIGKILL if stop else 0), done.stderr
+    return done.stdout.splitlines()
+
+
+def rows_file(folder: Path) -> Path:
+    (found,) = (folder / "index").glob("*.places")
+    return found
+
+
+def test_processes_map_one_file(path, tmp_path):
+    with loader(path) as data:
+        expected = str(ids(data.get_next_batch(NUM_ROWS)))
+
+    first = run(path, tmp_path)
+    assert first == [expected, str([str(rows_file(tmp_path).stat().st_ino)])]
+    assert run(path, tmp_path) == first
+
+
+@pytest.mark.parametrize(("stop", "torn"), [(1, 5), (2, 9), (3, 0), (3, 20), (4, 100), (5, 30)])
+def test_a_killed_writer_leaves_nothing_that_is_used(path, tmp_path, stop, torn):
+    expected = run(path, tmp_path / "whole")[0]
+
+    assert run(path, tmp_path / "cut", stop, torn) == []
+    assert run(path, tmp_path / "cut", 3, 1) == []
+    assert run(path, tmp_path / "cut")[0] == expected
+    assert rows_file(tmp_path / "cut").read_bytes() == rows_file(tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize("place", [0, 1000, -1])
+def test_a_damaged_file_of_rows_is_made_again_and_those_who_read_it_keep_theirs(path, tmp_path, place):
+    with loader(path, folder=tmp_path, num_workers=0) as data:
+        expected = ids(data.get_next_batch(NUM_ROWS))
+    whole, kept = rows_file(tmp_path), rows_file(tmp_path).read_bytes()
+
+    with loader(path, folder=tmp_path) as reader:
+        begun = ids(reader.get_next_batch(9))
+        damaged = bytearray(kept)
+        damaged[place] ^= 1
+        other = whole.with_name("other")  # a damaged disk changes what is mapped, too; the one who writes must not
+        other.write_bytes(damaged)
+        other.chmod(0o600)
+        other.replace(whole)
+        with loader(path, folder=tmp_path) as data:
+            assert ids(data.get_next_batch(NUM_ROWS)) == expected
+        assert begun + ids(reader.get_next_batch(NUM_ROWS - 9)) == expected
+
+    assert rows_file(tmp_path).read_bytes() == kept

@@ -90,6 +90,12 @@ class Indexer:
     def leave_room(self) -> None:
         """Rows can be delivered already: from now on, leave half of each worker's requests to them."""
         self._leaves_room = True
+        if self._index.is_complete:
+            self._share_rows()
+
+    def leave(self) -> None:
+        """The loader is closing, and the service has ended."""
+        self._close_file()
 
     def _read_file(self) -> None:
         try:
@@ -102,6 +108,7 @@ class Indexer:
                     return
 
                 self._take(part)
+                self._index.adopt(self._file.rows)
                 self._finish_if_complete()
                 if self._index.is_complete:
                     return
@@ -170,6 +177,7 @@ class Indexer:
         return located(reply, place, shows_row=self._shows_rows)
 
     def _append_found(self) -> None:
+        self._share_rows()
         try:
             while not self._index.is_complete and (part := self._found.pop(self._index.num_blocks, None)) is not None:
                 self._take(part)
@@ -213,6 +221,19 @@ class Indexer:
 
         try:
             self._file.append(part)
+            self._index.adopt(self._file.rows)
+        except OSError as error:
+            self._forget_file(error)
+
+    def _share_rows(self) -> None:
+        """Where another process writes the file: keep in memory only those rows that it has not written yet."""
+        if self._file is None or self._file.is_writer:
+            return
+
+        try:
+            self._file.read_on()
+            if self._index.adopt(self._file.rows) and self._index.is_complete:
+                self._close_file()
         except OSError as error:
             self._forget_file(error)
 
@@ -236,8 +257,10 @@ class Indexer:
                 self._file.finish()
         except OSError as error:
             self._forget_file(error)
-        self._close_file()
+        if self._file is not None and self._file.is_writer:
+            self._close_file()
         index.complete()
+        self._share_rows()
         _log.info("index.complete", num_rows=index.num_rows, num_found=index.num_found, excluded=dict(index.excluded))
 
     def _give_up(self, error: AsyncDataError | OSError) -> None:

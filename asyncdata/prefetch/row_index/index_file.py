@@ -1,16 +1,24 @@
 """A row index on disk. It is appended to while it is built, so that a killed run does not lose what it found.
 
-The file is a header that names what was indexed, then one frame per request: length, digest, the reply in msgpack. A
-frame that is not whole ends the file. One process writes; others read what is there, and build the rest in memory.
+It is two files. ``identity.places`` is the rows alone, twelve bytes each (:func:`rows_of`): processes map it, so that a
+node has it once in memory. ``identity.index`` is a header that names what was indexed, then one frame per request:
+length, number of rows, a digest of it and of its rows, and the rest of the reply in msgpack. A frame that is not whole,
+or whose rows are not, ends the index. One process writes; others read what is there, build the rest in memory, and map
+it too when it has been written.
+
+Rows that were once written are not overwritten, as another process may have them mapped: if some are refused, the
+others are copied to a new file, which takes the place of the old one.
 
 The size of all indexes, and of the rows that were copied for them, may be limited: the least recently used are removed
-first. An index is the file ``identity.index``, and the folder ``identity.rows`` if rows were copied. Its time of use is
-when the file was last opened. An index is not removed while a run writes it or has its rows open. An index that is only
-read may be removed, as a process can still read a removed file that it has open.
+first. An index is these files, and the folder ``identity.rows`` if rows were copied. Its time of use is when
+``identity.index`` was last opened. An index is not removed while a run writes it or has its rows open. An index that is
+only read may be removed, as a process can still read a removed file that it has open or mapped.
 """
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import re
 import shutil
@@ -20,9 +28,10 @@ from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from asyncdata.core.cache_dir import CacheEntry, evict
 from asyncdata.core.file_checks import lock, locked, refuse_foreign
@@ -31,107 +40,213 @@ from asyncdata.core.messages import MAX_FRAME_BYTES, Indexed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("IndexFile", "hold_rows", "kept_indexes", "make_room", "remove_index")
+    Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
-_MAGIC = b"asyncdata index 1\n"
-_FRAME = struct.Struct("<I8s")
-_INDEX = re.compile(r"([0-9a-f]+)\.(index|rows)")
+__all__ = ("IndexFile", "hold_rows", "kept_indexes", "make_room", "remove_index", "rows_of")
+
+_MAGIC = b"asyncdata index 2\n"
+_FRAME = struct.Struct("<II8s")
+_ROW_BYTES = 12
+_SUFFIXES = ("index", "places", "rows")
+_INDEX = re.compile(rf"([0-9a-f]+)\.({'|'.join(_SUFFIXES)})")
 _COPY = re.compile(r"\d{12}\.rows")
+_OPENED = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _decode = msgspec.msgpack.Decoder(Indexed).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class IndexFile:
-    """The file of the index ``identity`` in ``folder``.
+def rows_of(part: Indexed) -> Int32:
+    """The rows of a part, int32 of shape (num_rows, 3): offset, length, and tokens, or the negative mark."""
+    rows = np.zeros((len(part.lengths) // 4, 3), np.int32)
+    for number, column in enumerate((part.offsets, part.lengths, part.num_tokens)):
+        if column:
+            rows[:, number] = np.frombuffer(column, np.int32)
+    if part.marks:
+        marks = np.frombuffer(part.marks, np.uint8)
+        rows[:, 2] = np.where(marks, -marks.astype(np.int32), rows[:, 2])
+    return rows
 
-    :raises OSError: if it cannot be opened, or another user may have written it.
+
+def _without_rows(part: Indexed) -> Indexed:
+    """The part as it is in a frame. One byte of ``num_tokens`` is left: whether they were counted."""
+    return msgspec.structs.replace(part, offsets=b"", lengths=b"", marks=b"", num_tokens=part.num_tokens[:1])
+
+
+def _with_rows(part: Indexed, rows: Int32) -> Indexed:
+    offsets, lengths, numbers = rows.T
+    marks = np.maximum(-numbers, 0).astype(np.uint8)
+    return msgspec.structs.replace(
+        part,
+        offsets=offsets.tobytes(),
+        lengths=lengths.tobytes(),
+        marks=marks.tobytes() if marks.any() else b"",
+        num_tokens=np.maximum(numbers, 0).tobytes() if part.num_tokens else b"",
+    )
+
+
+class IndexFile:
+    """The files of the index ``identity`` in ``folder``.
+
+    :raises OSError: if they cannot be opened, or another user may have written them.
     """
 
     def __init__(self, folder: str, identity: str) -> None:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._fd = self._rows_fd = -1
+        self._start = self._end = (0, 0)  # of the last part that was read or written: byte and row
+        self._mapped: Int32 = np.empty((0, 3), np.int32)
         self.path = Path(folder) / f"{identity}.index"
         self._header = _MAGIC + identity.encode() + b"\n"
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        self._start = self._end = 0  # of the last part that was read
+        os.makedirs(folder, mode=0o700, exist_ok=True)
         try:
-            refuse_foreign(self._fd, str(self.path))
-            self._is_writer = lock(self._fd)
+            self._fd = _opened(self.path)
+            self._rows_fd = _opened(self.path.with_suffix(".places"))
+            self.is_writer = lock(self._fd)
             os.utime(self._fd, ns=(time.time_ns(), os.fstat(self._fd).st_mtime_ns))  # used now
         except BaseException:
             self.close()
             raise
 
     def parts(self) -> Iterator[Indexed]:
-        """The parts that were written, in order, up to the first that is not whole."""
-        header = os.pread(self._fd, len(self._header), 0)
-        if header != self._header:
-            return
+        """The parts that were written, in order, up to the first that is not whole.
 
-        self._start = self._end = len(header)
-        while (body := self._frame()) is not None:
-            try:
-                part = _decode(body)
-            except msgspec.DecodeError:  # written by another release
-                return
-
-            self._start, self._end = self._end, self._end + _FRAME.size + len(body)
+        :raises OSError: if they cannot be read.
+        """
+        self.refuse_all()
+        while (part := self._next()) is not None:
             yield part
 
+    def read_on(self) -> None:
+        """Read the parts that another process has written since.
+
+        :raises OSError: if they cannot be read.
+        """
+        while self._next() is not None:
+            pass
+
+    @property
+    def rows(self) -> Int32:
+        """The rows of all parts that were read or written, as by :func:`rows_of`, mapped.
+
+        :raises OSError: if they cannot be mapped.
+        """
+        return self._rows(self._end[1])
+
     def refuse(self) -> None:
-        """Refuse the part that :meth:`parts` gave last: what is appended next overwrites it."""
+        """Refuse the part that :meth:`parts` gave last: what is appended next takes its place."""
         self._end = self._start
 
     def refuse_all(self) -> None:
-        """Refuse all parts: what is appended next overwrites the first of them."""
-        self._start = self._end = 0
+        """Refuse all parts: what is appended next takes their place."""
+        self._start = self._end = (0, 0)
+        self._mapped = self._mapped[:0]
 
-    def _frame(self) -> bytes | None:
-        head = os.pread(self._fd, _FRAME.size, self._end)
+    def _next(self) -> Indexed | None:
+        at, first = self._end
+        if not at:
+            at = len(self._header)
+            if os.pread(self._fd, at, 0) != self._header:
+                return None
+
+        head = os.pread(self._fd, _FRAME.size, at)
         if len(head) < _FRAME.size:
             return None
 
-        length, digest = _FRAME.unpack(head)
-        body = os.pread(self._fd, length, self._end + _FRAME.size) if length <= MAX_FRAME_BYTES else b""
-        return body if len(body) == length and _digest(body) == digest else None
+        length, num_rows, digest = _FRAME.unpack(head)
+        body = os.pread(self._fd, length, at + _FRAME.size) if length <= MAX_FRAME_BYTES else b""
+        rows = self._rows(first + num_rows)[first:]
+        if len(body) < length or len(rows) < num_rows or _digest(first, body, rows) != digest:
+            return None
+
+        try:
+            part = _with_rows(_decode(body), rows)
+        except msgspec.DecodeError:  # written by another release
+            return None
+
+        self._start, self._end = self._end, (at + _FRAME.size + length, first + num_rows)
+        return part
+
+    def _rows(self, stop: int) -> Int32:
+        """The rows up to ``stop``, or fewer if the file has fewer."""
+        if len(self._mapped) >= stop:
+            return self._mapped[:stop]
+
+        if not (len(self._mapped) or self.is_writer):  # it may have been renewed
+            self._reopen_rows()
+        if num_rows := os.fstat(self._rows_fd).st_size // _ROW_BYTES:
+            found = mmap.mmap(self._rows_fd, num_rows * _ROW_BYTES, prot=mmap.PROT_READ)
+            self._mapped = np.frombuffer(found, np.int32).reshape(-1, 3)
+        return self._mapped[:stop]
 
     def append(self, part: Indexed) -> None:
         """Append one part; do nothing if another process is the writer.
 
         :raises OSError: if it cannot be written.
         """
-        if not self._is_writer:
+        if not self.is_writer:
             return
 
-        if self._end == 0:
-            self._write(self._header)
-        body = _encode(part)
-        self._write(_FRAME.pack(len(body), _digest(body)) + body)
+        at, first = self._end
+        if os.fstat(self._rows_fd).st_size > first * _ROW_BYTES:
+            self._renew_rows(first)
+        rows, body = rows_of(part), _encode(_without_rows(part))
+        _write(self._rows_fd, rows.tobytes(), first * _ROW_BYTES)
+        if not at:
+            at = _write(self._fd, self._header, 0)
+        frame = _FRAME.pack(len(body), len(rows), _digest(first, body, rows)) + body
+        self._start, self._end = self._end, (at + _write(self._fd, frame, at), first + len(rows))
 
-    def _write(self, data: bytes) -> None:
-        if os.pwrite(self._fd, data, self._end) < len(data):
-            raise OSError(28, "the disk is full")
+    def _renew_rows(self, num_rows: int) -> None:
+        """Put a new file, with the first rows only, in the place of the one that other processes may have mapped."""
+        kept, self._mapped = self._rows(num_rows), self._mapped[:0]
+        self.path.with_suffix(".places").unlink()
+        self._reopen_rows()
+        for first in range(0, num_rows, 1 << 20):
+            _write(self._rows_fd, kept[first : first + (1 << 20)].tobytes(), first * _ROW_BYTES)
 
-        self._end += len(data)
+    def _reopen_rows(self) -> None:
+        old, self._rows_fd = self._rows_fd, _opened(self.path.with_suffix(".places"))
+        os.close(old)
 
     def finish(self) -> None:
-        """All parts are written: make the file durable.
+        """All parts are written: make the files durable.
 
         :raises OSError: if that fails.
         """
-        if self._is_writer:
-            if os.fstat(self._fd).st_size > self._end:
-                os.ftruncate(self._fd, self._end)
+        if self.is_writer:
+            os.fsync(self._rows_fd)
             os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close the file, and let another process write."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the files, and let another process write. Rows that are mapped stay so."""
+        for fd in (self._fd, self._rows_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._rows_fd = -1
 
 
-def _digest(body: bytes) -> bytes:
-    return blake2b(body, digest_size=8).digest()
+def _opened(path: Path) -> int:
+    fd = os.open(path, _OPENED, 0o600)
+    try:
+        refuse_foreign(fd, str(path))
+    except BaseException:
+        os.close(fd)
+        raise
+
+    return fd
+
+
+def _write(fd: int, data: bytes, at: int) -> int:
+    if os.pwrite(fd, data, at) < len(data):
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    return len(data)
+
+
+def _digest(first: int, body: bytes, rows: Int32) -> bytes:
+    """Also of the row that is the first, as what is left of refused parts may follow a part of another length."""
+    found = blake2b(first.to_bytes(8, "little") + body, digest_size=8)
+    found.update(rows.data)
+    return found.digest()
 
 
 def kept_indexes(folder: str) -> list[CacheEntry]:
@@ -152,8 +267,8 @@ def kept_indexes(folder: str) -> list[CacheEntry]:
 
 def _kept(folder: str, identity: str) -> CacheEntry:
     path = os.path.join(folder, identity)
-    (used_ns, size), (copied_ns, _) = _stat(f"{path}.index"), _stat(f"{path}.rows")
-    return CacheEntry(used_ns or copied_ns, size + sum(_sizes(f"{path}.rows")), identity)
+    (used_ns, size), (placed_ns, rows_size), (copied_ns, _) = (_stat(f"{path}.{end}") for end in _SUFFIXES)
+    return CacheEntry(used_ns or placed_ns or copied_ns, size + rows_size + sum(_sizes(f"{path}.rows")), identity)
 
 
 def _stat(path: str) -> tuple[int, int]:
@@ -223,6 +338,7 @@ def remove_index(folder: str, identity: str) -> bool:
             return False
 
         shutil.rmtree(f"{path}.rows")
-    with suppress(FileNotFoundError):
-        os.unlink(f"{path}.index")
+    for suffix in ("places", "index"):
+        with suppress(FileNotFoundError):
+            os.unlink(f"{path}.{suffix}")
     return True

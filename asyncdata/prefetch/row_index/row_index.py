@@ -1,6 +1,7 @@
-"""The location of every row, in nine bytes, and its number of tokens, in the order of the files.
+"""The location of every row and its number of tokens, in twelve bytes, in the order of the files.
 
-The index grows from the first block to the last, and is then complete.
+The index grows from the first block to the last, and is then complete. Its rows are in memory until the index file has
+them, which is mapped: the processes of a node then have them once.
 
 It is not thread-safe, except where a method says so: the service's thread builds it, other threads may wait for it.
 """
@@ -8,6 +9,7 @@ It is not thread-safe, except where a method says so: the service's thread build
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -15,6 +17,7 @@ import numpy as np
 
 from asyncdata.core.errors import NoSamplesError, PrefetchTimeoutError, by_reason
 from asyncdata.order.permutation import TorchGenerator
+from asyncdata.prefetch.row_index.index_file import rows_of
 
 if TYPE_CHECKING:
     from asyncdata.core.errors import AsyncDataError
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ("Places", "RowIndex")
 
 _NO_OBJECT = 2
-_GOOD = 0
+_CHUNK = 1 << 16
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -67,21 +70,20 @@ class RowIndex:
     """
 
     def __init__(self, source: Blocks, shuffle: RowShuffle, spool: str = "") -> None:
-        blocks = source.blocks(range(source.num_blocks))
-        self._block_files = np.array([block.file_id for block in blocks], np.int64)
-        self._block_starts = np.array([block.start for block in blocks], np.int64)
-        self._block_ends = np.zeros(len(blocks), np.int64)
-        self._block_parts = np.zeros(len(blocks), np.int64)
+        num_blocks = source.num_blocks
+        portions = (range(first, min(first + _CHUNK, num_blocks)) for first in range(0, num_blocks, _CHUNK))
+        blocks = ((block.file_id, block.start) for some in portions for block in source.blocks(some))
+        self._block_files, self._block_starts = np.fromiter(blocks, np.dtype((np.int64, 2)), num_blocks).T.copy()
+        self._block_ends = np.zeros(num_blocks, np.int64)
+        self._block_parts = np.zeros(num_blocks, np.int64)
         self._are_arrays = source.are_arrays
         self.spool = spool
-        self._num_blocks = self._num_objects = 0
+        self._num_blocks = 0
         self._shuffle = shuffle
-        self._offsets, self._lengths = _Grown(np.int32), _Grown(np.int32)
-        self._marks = _Grown(np.uint8)
-        self._num_tokens = _Grown(np.int32)
-        self._numbers: tuple[int, Any] = (0, np.empty(0, np.int64))
-        self._grows = shuffle.grows and shuffle.looks_at != "none"
-        self._grown_numbers = _Grown(np.int64)
+        # The first rows are mapped, the others are in memory. Other threads read both.
+        self._rows: tuple[Any, _Grown] = np.empty((0, 3), np.int32), _Grown((3,), np.int32)
+        self._no_objects, self._left_out = _LeftOut(), _LeftOut()
+        self._part: tuple[int, Any] = (-1, None)
         self._changed = threading.Condition()
         self.num_found = 0
         self.excluded: dict[str, int] = {}
@@ -97,24 +99,50 @@ class RowIndex:
     def append(self, found: Indexed) -> None:
         """Add the rows of the next blocks."""
         counts = np.frombuffer(found.counts, np.int32)
-        offsets = np.frombuffer(found.offsets, np.int32)
         ends = self.num_found + np.cumsum(counts, dtype=np.int64)
         added = slice(self._num_blocks, self._num_blocks + len(counts))
         self._block_ends[added], self._block_parts[added] = ends, self._num_blocks
-        self._offsets.extend(offsets)
-        self._lengths.extend(np.frombuffer(found.lengths, np.int32))
-        marks = np.frombuffer(found.marks, np.uint8) if found.marks else np.zeros(len(offsets), np.uint8)
-        self._marks.extend(marks)
-        self._num_tokens.extend(np.frombuffer(found.num_tokens, np.int32))
-        if self._grows:
-            self._grown_numbers.extend(self.num_found + _looked_at(marks, self._shuffle, self._num_objects))
-        self._num_objects += int(np.count_nonzero(marks != _NO_OBJECT))
-        self.num_found += len(offsets)
+        rows = rows_of(found)
+        self._rows[1].extend(rows)
+        if self._shuffle.looks_at != "none":
+            are_none = rows[:, 2] == -_NO_OBJECT
+            self._no_objects.extend(self.num_found + np.flatnonzero(are_none))
+            are_out = rows[:, 2] < 0 if self._shuffle.only_kept else are_none
+            self._left_out.extend(self.num_found + np.flatnonzero(are_out))
+        self.num_found += len(rows)
         self._num_blocks += len(counts)
         for reason, number in found.drops.items():
             self._exclude(reason, number)
         for error in found.errors:
             self._exclude(f"bad row {error.code}", 1)
+
+    def adopt(self, rows: np.ndarray[Any, np.dtype[np.int32]]) -> bool:
+        """Keep no copy of the first rows, which ``rows`` are if they are equal; return whether none is left in memory.
+
+        :param rows: as by :func:`~asyncdata.prefetch.row_index.index_file.rows_of`, mapped; more than before.
+        """
+        (kept, in_memory), stop = self._rows, min(len(rows), self.num_found)
+        num_more = stop - len(kept)
+        if num_more > 0 and np.array_equal(rows[len(kept) : stop], in_memory.array[:num_more]):
+            left = _Grown((3,), np.int32)
+            left.extend(in_memory.array[num_more:])
+            self._rows = rows[:stop], left
+        return not len(self._rows[1].array)
+
+    def _found(self, rows: Any) -> Any:
+        """What is known of these rows, int32 of shape (num_rows, 3)."""
+        kept, in_memory = self._rows
+        if not len(in_memory.array):
+            return kept[rows]
+
+        is_kept = rows < len(kept)
+        found = np.empty((len(rows), 3), np.int32)
+        found[is_kept], found[~is_kept] = kept[rows[is_kept]], in_memory.array[rows[~is_kept] - len(kept)]
+        return found
+
+    @property
+    def _num_objects(self) -> int:
+        return self._no_objects.num_before(self.num_found)
 
     @property
     def is_settled(self) -> bool:
@@ -173,36 +201,44 @@ class RowIndex:
     @property
     def num_rows(self) -> int:
         """Rows that have a number; final when it is complete."""
-        return len(self._numbered())
+        first, stop = self._span()
+        return stop - first if self._shuffle.part is None else len(self._part_of(stop - first))
 
-    def _numbered(self) -> Any:
-        """The rows that have a number, int64 in ascending order; a range if all have one."""
+    def _span(self) -> tuple[int, int]:
+        """The first and the last row with a number, and one more, counted among those that are not left out."""
+        first, stop, _ = slice(self._shuffle.first, self._shuffle.stop).indices(self._num_objects)
+        first, stop = map(self._left_out.num_before, self._no_objects.row(np.array([first, stop])).tolist())
+        return first, max(first, stop)
+
+    def _part_of(self, num_rows: int) -> Any:
+        """Which of so many rows are in the part of the split, in ascending order."""
         shuffle = self._shuffle
-        if shuffle.looks_at == "none" and shuffle.part is None:
-            return range(self.num_found)
+        if self._part[0] != num_rows:
+            chosen = TorchGenerator(shuffle.split_seed).randperm(num_rows)
+            num_train = int(num_rows * shuffle.train_ratio)
+            rows = np.sort(chosen[:num_train] if shuffle.part == "train" else chosen[num_train:])
+            self._part = num_rows, rows.astype(np.min_scalar_type(num_rows))
+        return self._part[1]
 
-        if self._grows:  # asked for again and again while the index is made
-            return self._grown_numbers.array
-
-        if self._numbers[0] != self.num_found:
-            is_each = shuffle.looks_at == "none"
-            rows = np.arange(self.num_found) if is_each else _looked_at(self._marks.array, shuffle)
-            self._numbers = self.num_found, rows if shuffle.part is None else _part_of(rows, shuffle)
-        return self._numbers[1]
+    def _numbered(self, numbers: Int64) -> Any:
+        """The rows of these numbers, int64."""
+        first, stop = self._span()
+        if self._shuffle.part is not None:
+            numbers = self._part_of(stop - first)[numbers].astype(np.int64)
+        return self._left_out.row(first + numbers)
 
     @property
     def num_tokens(self) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Number of tokens of each numbered row, int32 of shape (num_rows,); empty if tokens were not counted."""
-        counted: np.ndarray[Any, np.dtype[np.int32]] = self._num_tokens.array
-        return counted[self._numbered()] if len(counted) else counted
+        """Number of tokens of each numbered row, int32 of shape (num_rows,)."""
+        counted = np.empty(self.num_rows, np.int32)
+        for first in range(0, len(counted), _CHUNK):
+            stop = min(first + _CHUNK, len(counted))
+            counted[first:stop] = self.num_tokens_of(np.arange(first, stop))
+        return counted
 
     def num_tokens_of(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Number of tokens of the rows of these numbers, int32, of the same shape."""
-        numbered = self._numbered()
-        counted: np.ndarray[Any, np.dtype[np.int32]] = self._num_tokens.array
-        found: np.ndarray[Any, np.dtype[np.int32]] = counted[
-            numbers if isinstance(numbered, range) else numbered[numbers]
-        ]
+        found: np.ndarray[Any, np.dtype[np.int32]] = np.maximum(self._found(self._numbered(numbers))[:, 2], 0)
         return found
 
     @property
@@ -211,17 +247,18 @@ class RowIndex:
         files = self._block_files[: self._num_blocks]
         ends = np.concatenate(([0], self._block_ends[: self._num_blocks]))
         last = ends[np.searchsorted(files, np.arange(self._block_files.max() + 1), side="right")]
-        numbered = self._numbered()
-        below = last if isinstance(numbered, range) else np.searchsorted(numbered, last)
+        first, stop = self._span()
+        below = np.clip([self._left_out.num_before(row) for row in last.tolist()], first, stop) - first
+        if self._shuffle.part is not None:
+            below = np.searchsorted(self._part_of(stop - first), below)
         return np.diff(below, prepend=0).astype(np.int64, copy=False)
 
     def places(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Places:
         """The locations of the rows of these numbers."""
-        numbered = self._numbered()
-        rows = numbers if isinstance(numbered, range) else numbered[numbers]
-        lengths, copies = self._lengths.array[rows], None
+        rows, copies = self._numbered(numbers), None
+        offsets, lengths, _ = self._found(rows).T
         if self.spool:
-            copies = self._block_parts[self._blocks_of(rows)], self._offsets.array[rows].astype(np.int64)
+            copies = self._block_parts[self._blocks_of(rows)], offsets.astype(np.int64)
         return Places(*self.origins(rows), lengths, rows, copies)
 
     def _blocks_of(self, rows: Any) -> Any:
@@ -233,7 +270,7 @@ class RowIndex:
         if self.spool:  # copied rows are located by their number in the file
             offsets = rows - np.where(blocks > 0, self._block_ends[blocks - 1], 0)
         else:
-            offsets = self._offsets.array[rows]
+            offsets = self._found(rows)[:, 0]
         return self._block_files[blocks], self._block_starts[blocks] + offsets
 
     def numbered(self, place: SourceLocation, file_id: int, row: int) -> SourceLocation:
@@ -246,36 +283,37 @@ class RowIndex:
         return msgspec.structs.replace(place, row_number=row - first)
 
 
-def _looked_at(marks: Any, shuffle: RowShuffle, num_before: int = 0) -> Any:
-    """The rows that get a number, by the marks that the workers set when they checked the rows.
+class _LeftOut:
+    """Rows that are left out, in ascending order, eight bytes each: for each, how many before it are not."""
 
-    :param num_before: JSON objects before these rows; 0 unless the order grows.
-    """
-    bounds: list[int | None] = [shuffle.first, shuffle.stop]
-    if num_before:
-        bounds = [bound and max(0, bound - num_before) for bound in bounds]
-    rows = np.flatnonzero(marks != _NO_OBJECT)[slice(*bounds)]
-    return rows[marks[rows] == _GOOD] if shuffle.only_kept else rows
+    def __init__(self) -> None:
+        self._before = _Grown((), np.int64)
 
+    def extend(self, rows: Int64) -> None:
+        first = len(self._before.array)
+        self._before.extend(rows - np.arange(first, first + len(rows)))
 
-def _part_of(rows: Any, shuffle: RowShuffle) -> Any:
-    """The rows of one part of the split, in ascending order."""
-    chosen = TorchGenerator(shuffle.split_seed).randperm(len(rows))
-    num_train = int(len(rows) * shuffle.train_ratio)
-    return rows[np.sort(chosen[:num_train] if shuffle.part == "train" else chosen[num_train:])]
+    def row(self, numbers: Int64) -> Int64:
+        """The rows that have these numbers among those that are not left out."""
+        return numbers + np.searchsorted(self._before.array, numbers, side="right")
+
+    def num_before(self, row: int) -> int:
+        """How many rows before this one are not left out."""
+        before = self._before.array
+        return row - bisect_left(range(len(before)), row, key=lambda number: int(before[number]) + number)
 
 
 class _Grown:
-    """An array that is appended to."""
+    """An array of items of a shape, which is appended to."""
 
-    def __init__(self, dtype: Any) -> None:
-        self._data = np.empty(1024, dtype)
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self._data = np.empty((0, *shape), dtype)
         self._size = 0
 
     def extend(self, values: Any) -> None:
         size = self._size + len(values)
         if size > len(self._data):
-            data = np.empty(max(size, len(self._data) * 3 // 2), self._data.dtype)
+            data = np.empty((max(size, len(self._data) * 3 // 2), *self._data.shape[1:]), self._data.dtype)
             data[: self._size] = self.array
             self._data = data
         self._data[self._size : size] = values

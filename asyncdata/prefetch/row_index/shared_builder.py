@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,7 +30,7 @@ from asyncdata.sources.spool import is_whole, part_path
 from asyncdata.workers.base import error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from asyncdata.core.messages import Reply
     from asyncdata.workers.base import Crashed
@@ -87,7 +87,8 @@ class SharedIndexer(Indexer):
         self._rank, self._world_size, self._identity, self._on_ready = rank, world_size, identity, on_ready
         self._calls = RankCalls(exchange, timeout_s, "rows' lengths")
         self._num_calls = self._round_size = self._first_block = self._end_block = 0
-        self._stored: list[Indexed] = []
+        self._num_stored = 0
+        self._stored: Iterator[Indexed] = iter(())
         self._giver, self._num_to_give = -1, 0
         self._received: list[Indexed] = []
         self._to_copy: deque[tuple[Indexed, Index]] = deque()
@@ -104,20 +105,20 @@ class SharedIndexer(Indexer):
 
         self._is_read = True
         self._calls.start(self._on_answers, self._on_failed)
-        num_stored = 0
         try:
             for part in () if self._file is None else self._file.parts():
-                if not self._is_usable(part, num_stored):
+                if not self._is_usable(part, self._num_stored):
                     break
 
-                self._stored.append(part)
-                num_stored += len(part.counts) // 4
+                self._num_stored += len(part.counts) // 4
         except OSError as error:
+            self._num_stored = 0
             self._forget_file(error)
-        self._send(num_stored=num_stored)
+        self._send(num_stored=self._num_stored)
 
     def leave(self) -> None:
-        """The loader is closing: tell the other ranks, if they still need this one. The service has ended."""
+        """As the base class says: tell the other ranks, if they still need this one."""
+        super().leave()
         if self._is_read and not self._has_left and not self._index.is_complete:
             self._send(error="its loader was closed")
         self._has_left = True
@@ -201,6 +202,7 @@ class SharedIndexer(Indexer):
             self._agree([message.num_stored for message in messages])
             self._go_on()
         else:
+            self._share_rows()  # all ranks have appended what they received before
             self._received = list(chain.from_iterable(message.parts for message in messages))
             self._copy_missing()
 
@@ -209,24 +211,37 @@ class SharedIndexer(Indexer):
             return
 
         if self._index.num_blocks < self._num_to_give:
-            given, self._stored = self._stored[:_PARTS_AT_ONCE], self._stored[_PARTS_AT_ONCE:]
-            self._send(parts=given)
+            self._send(parts=list(islice(self._stored, _PARTS_AT_ONCE)) if self._giver == self._rank else [])
         else:
             self._begin_round()
 
     def _agree(self, counts: list[int]) -> None:
         """Take what is stored, if all ranks have equally much; otherwise one with the most will give it to all."""
-        stored, most = self._stored, max(counts)
+        most = max(counts)
+        if self._num_stored == most:
+            self._stored = self._stored_parts()
         if min(counts) == most:
-            self._stored = []
-            self._append(stored, is_stored=True)
+            self._append(self._stored, is_stored=True)
             return
 
         self._giver, self._num_to_give = counts.index(most), most
-        if self._giver != self._rank:
-            self._stored = []
-            if self._file is not None:
-                self._file.refuse_all()
+        if self._giver != self._rank and self._file is not None:
+            self._file.refuse_all()
+
+    def _stored_parts(self) -> Iterator[Indexed]:
+        """The parts that were counted, read again, as all of them may not fit in memory."""
+        num_blocks, parts = 0, iter(()) if self._file is None else self._file.parts()
+        while num_blocks < self._num_stored:
+            part = next(parts, None)
+            if part is None:
+                raise ConfigError("AD487 the stored row index of this rank has changed while it was read")
+
+            num_blocks += len(part.counts) // 4
+            yield part
+
+    def _share_rows(self) -> None:
+        if self._giver != self._rank or self._index.num_blocks >= self._num_to_give:  # else it is being read
+            super()._share_rows()
 
     def _append(self, parts: Iterable[Indexed], *, is_stored: bool) -> None:
         for part in parts:
@@ -236,6 +251,8 @@ class SharedIndexer(Indexer):
             self._take(part)
             if not is_stored:
                 self._write(part)
+            elif self._file is not None:
+                self._index.adopt(self._file.rows)
             self._finish_if_complete()
 
     # Copies of the rows that others looked at.

@@ -258,7 +258,7 @@ class IndexedWindows(Windows):
         first, stop = number * ROWS_PER_WINDOW, (number + 1) * ROWS_PER_WINDOW
         index, order = self._index, self._order
         if isinstance(order, PlannedOrder):
-            return self._planned_rows(epoch, first, stop) if index.is_complete else None
+            return self._planned_rows(epoch, first, stop)
 
         # No row may belong to the epoch's last batch, which is dealt in another way.
         num_needed = stop + (0 if self._own is None else self._own.global_batch)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncdata.batching.planned import Dealt, PlannedEpoch, PlannedOrder, packs_of
+from asyncdata.batching.planned import Dealt, PlannedEpoch, PlannedOrder, packs_of, refuse_too_many
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import Packed, Permuted
 from asyncdata.core.types import Position
@@ -85,7 +85,14 @@ class PlannedRows:
         return self._epochs.get(number)
 
     def epoch(self, number: int) -> PlannedEpoch | None:
-        """The plan of an epoch; if it is not known, None, and it is requested."""
+        """The plan of an epoch; if it is not known, None, and it is requested once all rows are known."""
+        try:
+            refuse_too_many(self._index.num_rows)  # as soon as there are
+        except ConfigError as error:
+            self._index.fail(error)
+        if self._index.fault is not None or not self._index.is_complete:
+            return None
+
         if number not in self._epochs:
             packs = self._packs.get(self._order.packs_of(number))
             if packs is None:

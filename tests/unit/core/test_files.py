@@ -215,7 +215,7 @@ def test_a_group_may_write_where_its_owner_lets_it(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", REASONS)
-@pytest.mark.parametrize("suffix", [".index", ".rows"])
+@pytest.mark.parametrize("suffix", [".index", ".places", ".rows"])
 def test_a_row_index_that_another_user_may_have_written_is_refused(tmp_path, monkeypatch, suffix, change):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pq.write_table(pa.table({"id": list(range(50))}), tmp_path / "rows.parquet")
@@ -235,10 +235,11 @@ def test_a_row_index_that_another_user_may_have_written_is_refused(tmp_path, mon
             after.get_next_batch(1)
 
 
+@pytest.mark.parametrize("name", ["abc.index", "abc.places"])
 @pytest.mark.parametrize("change", [give_away, writable_by_all])
-def test_an_index_file_that_changes_hands_while_it_is_opened_is_not_read(tmp_path, monkeypatch, change):
+def test_an_index_file_that_changes_hands_while_it_is_opened_is_not_read(tmp_path, monkeypatch, change, name):
     IndexFile(str(tmp_path), "abc").close()
-    change(tmp_path / "abc.index", monkeypatch)
+    change(tmp_path / name, monkeypatch)
 
     with pytest.raises(PermissionError, match=REASONS[change]):
         IndexFile(str(tmp_path), "abc")

@@ -21,7 +21,7 @@ from asyncdata.cli.main import main
 from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.messages import Block, Indexed, RowError
 from asyncdata.errors import SourceError
-from asyncdata.prefetch.row_index.index_file import IndexFile, hold_rows, kept_indexes, make_room
+from asyncdata.prefetch.row_index.index_file import IndexFile, hold_rows, kept_indexes, make_room, rows_of
 from asyncdata.prefetch.row_index.row_index import RowIndex
 from asyncdata.sources.spool import part_path, write_part
 
@@ -104,6 +104,26 @@ def test_the_rows_that_have_a_number_are_those_of_a_list_filtered_and_sliced(blo
         settled = in_parts.num_rows if settled is None and in_parts.is_settled else settled
     assert numbers_of(in_parts) == numbers_of(index)
     assert settled in (None, index.num_rows), "when it is settled no further row gets a number"
+
+
+@settings(max_examples=50)
+@given(every_mark, st.lists(st.integers(0, 40), min_size=6, max_size=6))
+def test_rows_are_taken_from_the_file_as_far_as_it_has_them_and_they_are_equal(blocks, written):
+    parts = [part([block]) for block in blocks]
+    rows = np.concatenate(list(map(rows_of, parts)))
+    expected, index = index_of(RowShuffle(only_kept=True), *parts), index_of(RowShuffle(only_kept=True))
+    for found, num_written in zip(parts, sorted(written), strict=True):
+        index.append(found)
+        is_all = index.adopt(rows[:num_written])
+        assert is_all == (num_written >= index.num_found)
+        others = rows.copy()
+        others[num_written:] += 1
+        assert index.adopt(others) == is_all
+
+    numbers = np.arange(expected.num_rows)
+    for mine, whole in zip(index.places(numbers)[:4], expected.places(numbers)[:4], strict=True):
+        assert mine.tolist() == whole.tolist()
+    assert index.num_tokens.tolist() == expected.num_tokens.tolist()
 
 
 @settings(max_examples=50)
@@ -193,8 +213,11 @@ def test_rows_are_looked_at_as_far_as_the_order_needs_it(chosen, check, grows):
 # Its file
 
 PARTS = [
-    Indexed(bytes(4 * n), bytes(8), b"x" * n, b"", n, {"max_length": n}, [RowError(0, "AD101", "cut off")], b"lens" * n)
-    for n in range(5)
+    Indexed(
+        bytes(4 * n), ints(range(n)), ints([7] * n), marks, n, {"max_length": n}, [RowError(0, "AD101", "cut")], told
+    )
+    for n, marks in enumerate([b"", b"", bytes([1, 255]), b"", bytes([2, 0, 0, 5])])
+    for told in [ints([0] * n if marks else range(n))]
 ]
 IDENTITY = "0123456789abcdef"
 
@@ -223,6 +246,7 @@ def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_wr
     write(folder, PARTS[:2])
     path = write(folder, PARTS[2:])
     assert read(folder) == PARTS
+    path = os.path.splitext(path)[0] + data.draw(st.sampled_from([".index", ".places"]))
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     at = data.draw(st.integers(0, os.path.getsize(path) - 1))
     with open(path, "r+b") as file:
@@ -260,10 +284,30 @@ def test_another_process_reads_and_does_not_write(tmp_path):
             assert list(second.parts()) == [PARTS[0]]
             second.append(PARTS[1])
             second.finish()
-        first.append(PARTS[2])
-        first.finish()
+            first.append(PARTS[2])
+            first.finish()
+            second.read_on()
+            assert (
+                second.rows.tolist()
+                == first.rows.tolist()
+                == [*rows_of(PARTS[0]).tolist(), *rows_of(PARTS[2]).tolist()]
+            )
 
     assert read(tmp_path) == [PARTS[0], PARTS[2]]
+
+
+def test_rows_that_another_process_has_mapped_do_not_change_when_parts_are_refused(tmp_path):
+    write(tmp_path, PARTS[2:4])
+    with opened(tmp_path) as writer, opened(tmp_path) as reader:
+        for file in (writer, reader):
+            list(file.parts())
+        mapped, rows = reader.rows, reader.rows.tolist()
+        writer.refuse_all()
+        writer.append(PARTS[4])
+        reader.read_on()
+
+        assert mapped.tolist() == reader.rows.tolist() == rows
+    assert read(tmp_path) == [PARTS[4]]
 
 
 def test_a_link_is_not_followed(tmp_path):
@@ -300,7 +344,8 @@ def make(folder: str, number: int, *, rows: int = 0, used_s: int | None = None) 
         write_part(copy, [b"x" * rows])
     if used_s is not None:
         os.utime(file.path, (used_s, used_s))
-    return os.path.getsize(file.path) + (os.path.getsize(copy) if rows else 0)
+    places = file.path.with_suffix(".places")
+    return os.path.getsize(file.path) + os.path.getsize(places) + (os.path.getsize(copy) if rows else 0)
 
 
 def names(folder: Path) -> set[str]:
