@@ -23,7 +23,7 @@ from asyncdata.core.types import Position
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.items import Failure
 from asyncdata.telemetry.call_times import CallTimes, CpuWatch, Rollouts
-from asyncdata.telemetry.chunk_watch import ChunkWatch, cut
+from asyncdata.telemetry.chunk_watch import ChunkWatch, PackWatch, cut
 from asyncdata.telemetry.record_file import RecordFile
 from asyncdata.telemetry.records import End, Event, Interval, encode
 from asyncdata.telemetry.trace import Trace
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any, Concatenate, ParamSpec, TypeVar
 
+    from asyncdata.batching.packs import Pack
     from asyncdata.core.types import Group
     from asyncdata.delivery.channel import Channel, Entry
     from asyncdata.delivery.chunk import Chunk
@@ -122,7 +123,7 @@ class Recorder:
 
     :ivar watch: looks at the chunks of the channel.
     :ivar calls: times of calls and waits; ``called``: a call for data begins.
-    :ivar rollouts: groups given back, and scores.
+    :ivar rollouts: groups given back, and scores; ``packs``: of this rank.
     """
 
     def __init__(self, settings: Telemetry, subject: Subject, rank: int) -> None:
@@ -131,6 +132,7 @@ class Recorder:
         self._trace = None if settings.trace is None else Trace(settings.trace, rank, settings.max_bytes)
         cpu_share = CpuWatch(subject.executor).share
         self.calls, self.rollouts = CallTimes(time.monotonic, subject.waits_for, cpu_share), Rollouts()
+        self.packs = PackWatch()
         self.called = self.calls.called
         self.watch = ChunkWatch(subject.max_samples, subject.shows_rows_of)
         self._events: deque[Event] = deque()
@@ -201,7 +203,12 @@ class Recorder:
         self.calls.wait_begins(wait, now, self._subject.waits_for() if self._is_recording else "read")
 
     @_guarded
-    def returned(self, groups: Iterable[Group]) -> None:
+    def packed(self, packs: Sequence[Pack], length: int) -> None:
+        """Packs of so many tokens were made of samples."""
+        self.packs.packed(packs, length)
+
+    @_guarded
+    def returned(self, groups: Sequence[Group]) -> None:
         """Groups were given back."""
         self.rollouts.returned(groups, self._subject.coordinator.ledger.counters.num_groups)
 
@@ -320,6 +327,7 @@ class Recorder:
             **self.calls.totals(),
             lengths=self.watch.lengths,
             **self.rollouts.totals(),
+            **self.packs.totals(),
             lost=self.lost(),
         )
 
