@@ -27,8 +27,8 @@ __all__ = (
     "ByStaleness",
     "Chain",
     "has_reward_spread",
-    "oldest_version",
     "reset_response",
+    "versions_of",
 )
 
 VERSION_KEY = "policy_version"
@@ -77,13 +77,13 @@ class ByStaleness(Description, frozen=True, kw_only=True):
     def __call__(self, buffer: list[Group], num_groups: int) -> list[Group]:
         """At most ``num_groups`` groups of ``buffer``. AD433 for a version that is not a whole number."""
         oldest = self._oldest_version()
-        versions = [oldest_version(group, self.version_key) for group in buffer]
+        versions = [_version(group, self.version_key) for group in buffer]
         ranked, too_stale = _split(buffer, [version if version >= oldest else None for version in versions])
         return _placed(_in_order(ranked, self.order), too_stale, self.too_stale)[:num_groups]
 
     def is_stale(self, group: Group) -> bool:
         """Whether the group is staler than ``max_staleness`` now."""
-        return oldest_version(group, self.version_key) < self._oldest_version()
+        return _version(group, self.version_key) < self._oldest_version()
 
     def _oldest_version(self) -> float:
         if self.max_staleness is None or self.current_version is None:
@@ -313,9 +313,14 @@ def _placed(groups: list[Group], others: list[Group], place: Place) -> list[Grou
     return others + groups if place == "first" else groups + others
 
 
-def oldest_version(group: Group, key: str = VERSION_KEY) -> float:
-    """The lowest version of the group; infinity if it has none. AD433 for one that is not a whole number."""
-    return min((version for sample in group for version in _versions(sample, key)), default=math.inf)
+def _version(group: Group, key: str) -> float:
+    """The lowest version of the group; infinity if it has none."""
+    return min(versions_of(group, key), default=math.inf)
+
+
+def versions_of(group: Group, key: str = VERSION_KEY) -> list[int]:
+    """The versions of the policy in the group's samples. AD433 for one that is not a whole number."""
+    return [version for sample in group for version in _versions(sample, key)]
 
 
 def _versions(sample: Sample, key: str) -> list[int]:

@@ -117,21 +117,23 @@ def _contents(run: Run) -> list[Block]:
     ]
     shown = [moment.pack for start in run.starts for moment in start.intervals if moment.pack]
     shown = shown[:: -(-len(shown) // _MAX_PACKS) or 1]
+    head = ["pack", "position", *(["source"] if run.header.sources else []), "row", "tokens"]
     rows = [
-        [f"{number}", ":".join(map(str, each.place)), each.source, _row_of(each), f"{each.num_tokens:,}"]
+        [f"{number}", ":".join(map(str, one.place)), *([one.source] if run.header.sources else []), *_row_of(one)]
         for number, pack in enumerate(shown, 1)
-        for each in pack
+        for one in pack
     ]
     title = f"Documents of {len(shown)} packs, spread over the run; of each, the first 64"
-    return [*blocks, Table("pack-table", title, ["pack", "position", "source", "row", "tokens"], rows)]
+    return [*blocks, Table("pack-table", title, head, rows)]
 
 
-def _row_of(document: Document) -> str:
-    """Its file, and its line, number or byte. No file is read to count lines: ``inspect --position`` shows the row."""
-    if document.line or document.row_number >= 0:
-        return f"{document.path}:{document.line or document.row_number}"
+def _row_of(document: Document) -> list[str]:
+    """Its file, with its line, number or byte; and its tokens. No file is read to count lines."""
+    at, tokens = document.line or document.row_number, f"{document.num_tokens:,}"
+    if at >= 0:
+        return [f"{document.path}:{at}", tokens]
 
-    return f"{document.path}, byte {document.byte_offset:,}" if document.byte_offset >= 0 else document.path
+    return [f"{document.path}, byte {document.byte_offset:,}" if document.byte_offset >= 0 else document.path, tokens]
 
 
 # What was left out

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import InvalidGroupError
-from asyncdata.delivery.buffer_filters import oldest_version
+from asyncdata.delivery.buffer_filters import versions_of
 from asyncdata.telemetry.records import EDGES, RewardCounts
 from asyncdata.workers.machine import cpu_times
 
@@ -239,7 +239,7 @@ class Rollouts:
 
     def __init__(self) -> None:
         self._staleness, self._sizes, self._rewards = Histogram(), dict[int, int](), dict[str, RewardCounts]()
-        self._version_lags, self._newest = Histogram(), -math.inf
+        self._version_lags, self._newest = Histogram(), 0
         self.num_returned = self.num_degenerate = 0
 
     def returned(self, groups: Sequence[list[Any]], num_groups: int) -> None:
@@ -248,9 +248,9 @@ class Rollouts:
         self.num_returned += len(indexes)
         self._staleness.add([num_groups - 1 - index for index in indexes if index is not None])
         with suppress(InvalidGroupError):  # a version that is no number
-            versions = [version for group in groups if (version := oldest_version(group)) < math.inf]
-            self._newest = max([self._newest, *versions])
-            self._version_lags.add([int(self._newest - version) for version in versions])
+            versions = [some for group in groups if (some := versions_of(group))]
+            self._newest = max([self._newest, *map(max, versions)])
+            self._version_lags.add([self._newest - min(some) for some in versions])
 
     def scored(self, scores: Iterable[tuple[str, Sequence[float | None]]]) -> None:
         """Scores of groups were reported, each with the key of its reward."""
