@@ -116,7 +116,7 @@ class RunStart(_Record, frozen=True, kw_only=True, tag="run"):
     :ivar group_size: samples of a group.
     :ivar packing: settings of the packing by name, with its ``kind``; empty without one.
     :ivar pack_length: tokens that a pack holds; 0 without a packing.
-    :ivar config: the knobs that have not their default, by name. Nothing in it gives access to a store. Where rows
+    :ivar config: the settings that have not their default, by name. Nothing in it gives access to a store. Where rows
         are not shown, it has no text.
     :ivar tokenizer: the tokenize function; only its kind where rows are not shown.
     :ivar tokenizers: of each part of a mixture whose rows are shown, the tokenizer of ``ids``, where it has one.

@@ -105,8 +105,9 @@ def navigation(docs: Path) -> str:
         pages = list(dict.fromkeys(pages))
         seen.update(pages)
         lines += [f"- {title}:", *(f"  - {page}" for page in pages)] if pages else []
-    examples = sorted(str(page.relative_to(docs)) for page in (docs / "examples").rglob("*.md"))
-    return "\n".join([*lines, "- Examples:", *(f"  - {page}" for page in examples)]) + "\n"
+    examples = sorted(page.relative_to(docs) for page in (docs / "examples").rglob("*.md"))
+    named = [f"  - {page.stem.lstrip('_0123456789').replace('_', ' ')}: {page}" for page in examples]
+    return "\n".join([*lines, "- Examples:", *named]) + "\n"
 
 
 if __name__ == "__main__":
