@@ -16,7 +16,7 @@
     ├── BadRowError                     one row is bad: where, why, and the way out
     ├── TooManyBadRowsError             more bad rows than the budget allows
     ├── QuarantineError                 a bad row cannot be written down
-    ├── WorkerError                     worker processes cannot be started or kept alive
+    ├── WorkerError                     workers cannot be started or kept alive
     └── SnapshotError                   a snapshot that cannot be written or read
         ├── SnapshotVersionError        ... of a schema this version does not know
         └── SnapshotMismatchError       ... of other data, function, seed or order

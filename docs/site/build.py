@@ -23,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_CELL_CODE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")  # GitHub needs the backslash, and the site would show it
 
 
 def main(site: Path, version: str = "") -> None:
@@ -66,7 +67,8 @@ def gather(target: Path) -> None:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(page_of(program))
     for page in target.rglob("*.md"):
-        page.write_text(_LINK.sub(lambda link, at=page: relinked(link, at, target), filled(page.read_text())))
+        text = _CELL_CODE.sub(lambda code: code[0].replace("\\|", "|"), filled(page.read_text()))
+        page.write_text(_LINK.sub(lambda link, at=page: relinked(link, at, target), text))
 
 
 def relinked(link: re.Match[str], page: Path, target: Path) -> str:
