@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ("Recorder", "Subject", "WatchedCoordinator")
 
 _log = get_logger(__name__)
-_TICK_S = 1.0
+_TICK_S, _FIRST_TICK_S = 1.0, 0.2
 _CLOSE_TIMEOUT_S = 3.0
 _MAX_EVENTS = 10_000
 _MAX_EVENT_TEXT = 500
@@ -153,7 +153,7 @@ class Recorder:
             return
 
         self._began = time.monotonic()
-        self._next_interval = self._began + self._settings.interval_s
+        self._next_interval = self._began + self._interval_s()
         try:
             self._header = self._subject.header()
             with self._lock:
@@ -273,7 +273,7 @@ class Recorder:
     def _run(self) -> None:
         try:
             self.tick()  # at once: a run that is killed in its first second has its first record
-            while not self._stopped.wait(min(_TICK_S, self._settings.interval_s)):
+            while not self._stopped.wait(min(_TICK_S, self._interval_s())):
                 self.tick()
             self.tick(is_last=True)
         except BaseException as error:  # whatever it is, it is not the trainer's
@@ -283,6 +283,10 @@ class Recorder:
                 if file is not None:
                     file.close()
 
+    def _interval_s(self) -> float:
+        """Seconds to the next interval: a tenth of the run so far, so that a short run has charts, too."""
+        return min(self._settings.interval_s, max(_FIRST_TICK_S, (time.monotonic() - self._began) / 10))
+
     def tick(self, *, is_last: bool = False) -> None:
         """Record what has happened since the last time."""
         with self._lock:
@@ -291,7 +295,7 @@ class Recorder:
                 self._records.append(self._events.popleft())
             if is_last or time.monotonic() >= self._next_interval:
                 thinning = 1 if self._file is None else self._file.thinning
-                self._next_interval = time.monotonic() + self._settings.interval_s * thinning
+                self._next_interval = time.monotonic() + self._interval_s() * thinning
                 self._records.append(self._interval())
             else:
                 now = self._subject.coordinator

@@ -121,7 +121,7 @@ class RunStart(_Record, frozen=True, kw_only=True, tag="run"):
     :ivar tokenizer: the tokenize function; only its kind where rows are not shown.
     :ivar tokenizers: of each part of a mixture whose rows are shown, the tokenizer of ``ids``, where it has one.
     :ivar shows_rows: False: the file has no text of any row.
-    :ivar interval_s: seconds between two intervals.
+    :ivar interval_s: seconds between two intervals, at most.
     :ivar max_samples: of each source, so many sampled samples are kept: those with the smallest ``key``.
     :ivar max_of_reason: the same for samples with each note, and for dropped rows of each reason.
     """

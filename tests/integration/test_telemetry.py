@@ -165,7 +165,7 @@ def test_a_state_that_is_loaded_in_the_middle_counts_what_it_repeats_once(path, 
     (start,) = read(folder).starts
     assert read(folder).totals.samples == 60
     assert sum(step.samples for step in start.differences()) == 120
-    assert [step.samples for step in start.differences(only_counted=True)] == [20]
+    assert sum(step.samples for step in start.differences(only_counted=True)) == 20
 
 
 @pytest.mark.parametrize("more", [{}, {"plan_packs": True, "shuffle": "full"}, {"ranks": {"rank": 1, "world_size": 2}}])
@@ -499,7 +499,8 @@ def test_a_process_that_ends_without_close_leaves_a_whole_file(path, folder, how
 
 
 def test_the_first_record_is_written_at_once(path, folder, monkeypatch):
-    monkeypatch.setattr(recorder, "_TICK_S", 3600.0)
+    for name in ("_TICK_S", "_FIRST_TICK_S"):
+        monkeypatch.setattr(recorder, name, 3600.0)
     with make(path, telemetry=Telemetry(folder=str(folder), interval_s=3600.0)) as loader:
         loader.get_next_batch(5)
         until(lambda: any(file.stat().st_size for file in folder.glob("*.jsonl")))  # a file without a record is none
