@@ -63,7 +63,12 @@ class Place(NamedTuple):
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A document of a pack: so many tokens of the sample at ``place``. Its row is told as of a sample."""
+    """A document of a pack.
+
+    :ivar place: of its sample in the order; ``num_tokens``: that the pack has of it.
+    :ivar source: the name of its part of a mixture; empty for a single source.
+    :ivar path: its file; ``line``, ``byte_offset``, ``row_number``: as of a sample.
+    """
 
     place: Place
     num_tokens: Count
