@@ -291,8 +291,8 @@ _INSPECT = (
 _REPORT = (
     _Argument("folder", "the folder of the run's telemetry", required=False),
     option("--demo", "record a short run of data that every Python has, in place of FOLDER"),
-    option("-o --output FILE", "the page", default="report.html"),
-    option("--samples N", "at most this many samples on the page", _FROM_0, default=1000),
+    option("-o --output FILE", "the report", default="report.html"),
+    option("--samples N", "at most this many samples in the report", _FROM_0, default=1000),
     option("--beside DIR", "the figures of another run beside those of this one"),
 )
 _DEMO = (
@@ -407,7 +407,7 @@ _COMMANDS = [
     ),
     _Command(
         "report:report",
-        "Write one page about a run, from its telemetry: samples, waits, lengths, drops, the mix. The page is one HTML "
+        "Write the report of a run, from its telemetry: samples, waits, lengths, drops, the mix. It is one HTML "
         "file that loads nothing: a browser opens it from its file, also without a network.",
         *_REPORT,
         checks=(one_of("FOLDER", "--demo"),),

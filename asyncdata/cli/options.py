@@ -65,7 +65,7 @@ _KNOBS = {
     "trace": "telemetry.trace",
     **{name: f"bad_rows.{setting}" for setting, name in BAD_ROWS.items()},
 }
-"""Options, by their names in Python -> the knob of the loader that each sets; ``group.setting`` for one of a group.
+"""Options, by their names in Python -> the setting of the loader that each sets; ``group.setting`` for one of a group.
 
 Those that the order depends on are in :func:`order_of`.
 """
@@ -189,7 +189,7 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
 
 
 def loader_of(args: SimpleNamespace, **knobs: Any) -> DataLoader:
-    """The loader that the options describe, not yet started. Knobs of ``--loader`` take precedence over ``knobs``."""
+    """The loader that the options describe, not yet started. Those of ``--loader`` precede ``knobs``."""
     given: dict[str, Any] = {}
     for name, path in _KNOBS.items():
         if hasattr(args, name):

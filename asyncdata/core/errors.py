@@ -3,23 +3,23 @@
 ::
 
     AsyncDataError
-    ├── ConfigError (ValueError)        a setting that cannot work, found before any work starts
-    ├── EndOfData                       ``epochs=k`` are used up; carries the short last batch
+    ├── ConfigError (ValueError)        a setting that cannot work
+    ├── EndOfData                       ``epochs=k`` are used up
     ├── LoaderClosedError               used after ``close()``
-    ├── LoaderForkedError               used in a forked child of the process that made it
+    ├── LoaderForkedError               used in a forked child
     ├── PrefetchTimeoutError (TimeoutError)
-    ├── FilterError                     the buffer filter raised, or returned what it may not
-    ├── InvalidGroupError (ValueError)  ``add_samples`` refused a group; nothing was changed
+    ├── FilterError                     the filter raised, or returned a wrong value
+    ├── InvalidGroupError (ValueError)  ``add_samples`` refused a group; none was added
     ├── SourceError                     a file that cannot be read as it should
     │   ├── SourceChangedError          ... is not the file it was
     │   └── NoSamplesError              ... yields nothing
     ├── BadRowError                     one row is bad: where, why, and the way out
     ├── TooManyBadRowsError             more bad rows than the budget allows
-    ├── QuarantineError                 a bad row cannot be written down, so it is not passed over
-    ├── WorkerError                     worker processes cannot be started or kept alive
+    ├── QuarantineError                 a bad row cannot be written down
+    ├── WorkerError                     workers cannot be started or kept alive
     └── SnapshotError                   a snapshot that cannot be written or read
-        ├── SnapshotVersionError        ... is of a schema this version does not know
-        └── SnapshotMismatchError       ... belongs to other data, tokenizer, function, seed or order
+        ├── SnapshotVersionError        ... of a schema this version does not know
+        └── SnapshotMismatchError       ... of other data, function, seed or order
 
 Each message says what, where and the way out; the facts are attributes as well.
 """

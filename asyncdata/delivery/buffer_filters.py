@@ -28,6 +28,7 @@ __all__ = (
     "Chain",
     "has_reward_spread",
     "reset_response",
+    "versions_of",
 )
 
 VERSION_KEY = "policy_version"
@@ -314,7 +315,12 @@ def _placed(groups: list[Group], others: list[Group], place: Place) -> list[Grou
 
 def _version(group: Group, key: str) -> float:
     """The lowest version of the group; infinity if it has none."""
-    return min((version for sample in group for version in _versions(sample, key)), default=math.inf)
+    return min(versions_of(group, key), default=math.inf)
+
+
+def versions_of(group: Group, key: str = VERSION_KEY) -> list[int]:
+    """The versions of the policy in the group's samples. AD433 for one that is not a whole number."""
+    return [version for sample in group for version in _versions(sample, key)]
 
 
 def _versions(sample: Sample, key: str) -> list[int]:

@@ -294,7 +294,7 @@ def is_key_of(source: str, key: tuple[int, int]) -> bool:
 
 
 class DeliveryRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The loader's knobs that delivery depends on; see :class:`~asyncdata.LoaderConfig`.
+    """The loader's settings that delivery depends on; see :class:`~asyncdata.LoaderConfig`.
 
     :ivar leaves_gaps: whether excluded rows are left out of packs that are made, and not out of D.
     """

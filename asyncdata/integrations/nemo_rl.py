@@ -40,7 +40,7 @@ class NemoRows:
     :param data_path: a file, a glob, a folder, or a list of these.
     :param input_key: the key of the prompt, in rows without ``messages``.
     :param output_key: the key of the answer, in the same rows.
-    :param asyncdata: ``rows_per_epoch``, and knobs of a :class:`~asyncdata.DataLoader`; ``shuffle`` is ``"full"`` by
+    :param asyncdata: ``rows_per_epoch``, and settings of a :class:`~asyncdata.DataLoader`; ``shuffle`` is ``"full"`` by
         default.
     :param task_name: names the data; None: the last folder and the file of ``data_path``.
     :raises ConfigError: for settings that cannot work.

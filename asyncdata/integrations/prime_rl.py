@@ -61,7 +61,7 @@ class Rows(ABC):
     """A base class before ``verifiers.v1.Taskset``: its tasks are rows in the loader's order, epoch after epoch.
 
     ``config.data_path`` and ``config.asyncdata``, as :class:`RowsConfig` declares them, are what a
-    :class:`~asyncdata.DataLoader` reads and its knobs; ``shuffle`` is ``"full"`` by default.
+    :class:`~asyncdata.DataLoader` reads and its settings; ``shuffle`` is ``"full"`` by default.
     """
 
     INFINITE = True
@@ -287,7 +287,7 @@ def _config() -> type:
     import verifiers.v1 as vf
 
     fields: dict[str, Any] = {
-        "__doc__": "The configuration of a taskset of rows: ``data_path``, and ``asyncdata``, the knobs of the loader.",
+        "__doc__": "Configuration of a taskset of rows: ``data_path``, and ``asyncdata``, the settings of the loader.",
         "__annotations__": {"data_path": str | list[str], "asyncdata": dict[str, Any]},
         "__module__": __name__,
         "data_path": "",

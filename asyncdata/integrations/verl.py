@@ -50,7 +50,7 @@ _ID = "asyncdata_id"
 class VerlRows(OfView):
     """Rows of training data in the loader's order, and rows of validation data as they lie in their files.
 
-    In ``data.asyncdata`` are ``rows_per_epoch`` and the knobs of a :class:`~asyncdata.DataLoader`. By default
+    In ``data.asyncdata`` are ``rows_per_epoch`` and the settings of a :class:`~asyncdata.DataLoader`. By default
     ``shuffle`` is ``"full"``, and ``seed`` is ``data.seed``. With a ``max_samples`` of verl these are the first rows.
 
     :raises ConfigError: for settings of verl that cannot work; it names them.

@@ -47,7 +47,7 @@ _MAX_GAP = 1024  # as many ranks read on from row to row; for more, each row wou
 class VerlSFTRows(OfView):
     """Rows of training data in the loader's order, and rows of validation data as they lie in their files.
 
-    In ``data.asyncdata`` are the knobs of a :class:`~asyncdata.DataLoader`, and ``rows_per_epoch``: the rows of the
+    In ``data.asyncdata`` are the settings of a :class:`~asyncdata.DataLoader`, and ``rows_per_epoch``: the rows of the
     whole training, which must be one epoch of verl. By default ``shuffle`` is ``"full"``, and ``seed`` is
     ``data.seed``. With a ``max_samples`` of verl these are the first rows.
 

@@ -345,7 +345,7 @@ class BaseLoader:
 
     @property
     def config(self) -> LoaderConfig:
-        """The loader's knobs, with their defaults."""
+        """The loader's settings, with their defaults."""
         return self._engine.config
 
     def position(self) -> Position:

@@ -1,7 +1,7 @@
-"""The loader's knobs: their defaults, their checks, and their meaning in one place.
+"""The loader's settings: their defaults, their checks, and their meaning in one place.
 
 The docstrings and annotations here are also the tables of ``docs/reference/configuration.md``, which is made of them.
-What may be given for a knob is the signature of :class:`~asyncdata.loader.base.BaseLoader`; a test compares it too.
+What may be given for a setting is the signature of :class:`~asyncdata.loader.base.BaseLoader`; a test compares it too.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class BadRows(Description, frozen=True, kw_only=True):
 
 
 class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every knob of a loader. Knobs marked *order* change the sequence D; all others may change at a restart.
+    """Every setting of a loader. Settings marked *order* change the sequence D; all others may change at a restart.
 
     With a length grouping, ``world_size`` and ``batch_size * gradient_accumulation`` also decide the order of packs.
 
@@ -240,7 +240,7 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def of(cls, knobs: Mapping[str, Any]) -> LoaderConfig:
         """The configuration that ``knobs`` describe. A struct may be a dict of its settings, as in YAML.
 
-        :raises ConfigError: naming the knob that is unknown, of the wrong type, or out of range.
+        :raises ConfigError: naming the setting that is unknown, of the wrong type, or out of range.
         """
         for name in knobs:
             if name not in cls.__struct_fields__:
@@ -370,9 +370,9 @@ def _no_such_knob(name: str, known: Sequence[str]) -> str:
 
     place = place_of(name)
     if place is not None and place.setting is not None:
-        return f"there is no knob {name!r}; it is `{place}`"
+        return f"there is no setting {name!r}; it is `{place}`"
 
-    return unknown_setting(name, known, what="knob", of="", meant=place.knob if place is not None else None)
+    return unknown_setting(name, known, of="", meant=place.knob if place is not None else None)
 
 
 def _struct_of(kind: type[S], name: str, value: Any) -> S:

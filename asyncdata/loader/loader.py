@@ -53,7 +53,7 @@ class DataLoader(BaseLoader):
     :param length_grouping: puts packs, or samples, of similar cost into the same step.
     :param buffer_filter: chooses among the groups given back; a function of (buffer, num_groups) or its import path.
 
-    All other parameters are knobs, which :class:`~asyncdata.LoaderConfig` explains.
+    All other parameters are settings, which :class:`~asyncdata.LoaderConfig` explains.
 
     :raises ConfigError: for a setting that cannot work.
     :raises SourceError: for files that cannot be read; all of them are named.

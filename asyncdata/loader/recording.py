@@ -13,6 +13,7 @@ from asyncdata.core.errors import redacted
 from asyncdata.core.file_refs import all_sizes
 from asyncdata.core.log import cleaned
 from asyncdata.core.version import __version__
+from asyncdata.loader.batches.pack_batches import PackBatching
 from asyncdata.telemetry.recorder import Recorder, WatchedCoordinator
 from asyncdata.telemetry.records import (
     FORMAT_VERSION,
@@ -47,6 +48,8 @@ def recorder_of(engine: Engine, function: Any, packing: Any) -> Recorder:
     assert isinstance(engine.coordinator, WatchedCoordinator)
     engine.coordinator.on_chunk, engine.coordinator.on_restart = recorder.see, recorder.restarted
     engine.waits.on_begin, engine.waits.on_end = recorder.wait_begins, recorder.calls.wait_ends
+    if (length := getattr(packing, "max_length", 0)) and isinstance(engine.batching, PackBatching):
+        engine.batching.on_packs = lambda packs: recorder.packed(packs, length)
     if engine.config.telemetry.trace is not None:
         trace(engine.executor, recorder.request)
     return recorder

@@ -298,7 +298,7 @@ def explain_timeout(
     *,
     is_indexing: bool = False,
 ) -> tuple[str, dict[str, Any]]:
-    """The message and the diagnosis of a PrefetchTimeoutError: the slow stage, and the knob to change.
+    """The message and the diagnosis of a PrefetchTimeoutError: the slow stage, and the setting to change.
 
     :param is_indexing: whether the row index is not complete yet.
     """

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from asyncdata.report.figures import OverTime, Step
     from asyncdata.report.page import Block
     from asyncdata.telemetry.reader import Run
-    from asyncdata.telemetry.records import Interval, RewardCounts, SourceCounts
+    from asyncdata.telemetry.records import Document, Interval, RewardCounts, SourceCounts
 
 __all__ = ("left_out_section", "lengths_section", "mix_section", "rates_section", "rollouts_section")
 
 _MAX_SOURCES = 8
 """Lines of a chart: more cannot be told apart by colour."""
+
+_MAX_PACKS = 4
+"""Packs whose documents are shown."""
 
 _NEXT = dict(zip(EDGES, EDGES[1:], strict=False))
 
@@ -32,7 +35,7 @@ _NEXT = dict(zip(EDGES, EDGES[1:], strict=False))
 
 
 def lengths_section(run: Run, over_time: OverTime) -> Section:
-    """How long the samples are, and how full the packs."""
+    """How long the samples are, how full the packs, and what is in some of them."""
     histogram = summed([run.lengths()])
     blocks: list[Block] = []
     if histogram:
@@ -47,7 +50,7 @@ def lengths_section(run: Run, over_time: OverTime) -> Section:
         )
     else:
         blocks.append(Note("No sample was delivered, so there are no lengths."))
-    return Section("lengths", "Lengths and packs", [*blocks, *_packs(run, over_time)])
+    return Section("lengths", "Lengths and packs", [*blocks, *_packs(run, over_time), *_contents(run)])
 
 
 _QUANTILES = (("Median", 0.5), ("95th percentile", 0.95), ("99th percentile", 0.99), ("Longest", 1.0))
@@ -88,6 +91,49 @@ def _packs(run: Run, over_time: OverTime) -> list[Block]:
         lambda step: ratio(step.added.packed_tokens, step.added.packs * length),
     )
     return [Tiles(tiles), chart]
+
+
+def _contents(run: Run) -> list[Block]:
+    """How many packs are how full and have how many documents; and the documents of some packs."""
+    last = [start.intervals[-1] for start in run.starts if start.intervals]
+    fill, documents = summed(one.pack_fill for one in last), summed(one.pack_documents for one in last)
+    if not fill:
+        return []
+
+    bins = [(f"{low}–{low + 4} %" if low < 100 else "100 %", fill.get(low, 0)) for low in range(min(fill), 101, 5)]
+    median = quantile(documents, 0.5) or 0
+    about = f"How many packs have how many documents. Median: {_bucket(median)}."
+    blocks: list[Block] = [
+        columns(
+            "fill-chart",
+            "Packs by fill",
+            "How many packs are how full.",
+            bins,
+            of="full",
+            unit="packs",
+            head=("fill", "packs"),
+        ),
+        _histogram("documents-chart", "Packs by documents", about, documents, "documents", "packs"),
+    ]
+    shown = [moment.pack for start in run.starts for moment in start.intervals if moment.pack]
+    shown = shown[:: -(-len(shown) // _MAX_PACKS) or 1]
+    head = ["pack", "position", *(["source"] if run.header.sources else []), "row", "tokens"]
+    rows = [
+        [f"{number}", ":".join(map(str, one.place)), *([one.source] if run.header.sources else []), *_row_of(one)]
+        for number, pack in enumerate(shown, 1)
+        for one in pack
+    ]
+    title = "Documents of some packs, spread over the run; of each, the first 64"
+    return [*blocks, Table("pack-table", title, head, rows)]
+
+
+def _row_of(document: Document) -> list[str]:
+    """Its file, with its line, number or byte; and its tokens. No file is read to count lines."""
+    at, tokens = document.line or document.row_number, f"{document.num_tokens:,}"
+    if at >= 0:
+        return [f"{document.path}:{at}", tokens]
+
+    return [f"{document.path}, byte {document.byte_offset:,}" if document.byte_offset >= 0 else document.path, tokens]
 
 
 # What was left out
@@ -227,6 +273,16 @@ def rollouts_section(run: Run, over_time: OverTime) -> Section:
         blocks += [chart, Note("Staleness is counted in groups of the stream, delivered while a group was away.")]
     else:
         blocks.append(Note("No group was given back (add_samples), so there is no staleness."))
+    if lags := summed(one.version_lags for one in last):
+        behind = sum(count for lag, count in lags.items() if lag) / sum(lags.values())
+        about = f"How many policy versions a group was behind when it was given back. {percent(behind)} were behind."
+        chart = _histogram(
+            "versions-chart", "Policy versions behind, of the groups given back", about, lags, "versions", "groups"
+        )
+        blocks += [
+            chart,
+            Note("Of a group, its oldest version counts; it is compared with the newest one given back by then."),
+        ]
     rewards = summed(one.rewards for one in last)
     if sizes:
         blocks += _degeneracy(over_time, sizes, sum(one.degenerate for one in last))

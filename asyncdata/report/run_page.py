@@ -1,4 +1,4 @@
-"""The page of a run, from its telemetry; and that of inspected rows."""
+"""The report of a run, from its telemetry; and the page of inspected rows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run_page(
     place_of: Callable[[BadRowRecord], str],
     beside: tuple[str, Run] | None = None,
 ) -> bytes:
-    """The page of ``asyncdata report``.
+    """The report: the page of ``asyncdata report``.
 
     :param name: of the run.
     :param samples: of the run, for the page.

@@ -10,11 +10,14 @@ import math
 import time
 from bisect import bisect_right
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from asyncdata.core.errors import InvalidGroupError
+from asyncdata.delivery.buffer_filters import versions_of
 from asyncdata.telemetry.records import EDGES, RewardCounts
 from asyncdata.workers.machine import cpu_times
 
@@ -236,13 +239,18 @@ class Rollouts:
 
     def __init__(self) -> None:
         self._staleness, self._sizes, self._rewards = Histogram(), dict[int, int](), dict[str, RewardCounts]()
+        self._version_lags, self._newest = Histogram(), 0
         self.num_returned = self.num_degenerate = 0
 
-    def returned(self, groups: Iterable[Sequence[Any]], num_groups: int) -> None:
+    def returned(self, groups: Sequence[list[Any]], num_groups: int) -> None:
         """Groups were given back, when ``num_groups`` had been delivered from the stream."""
         indexes = [group[0].group_index for group in groups if len(group)]
         self.num_returned += len(indexes)
         self._staleness.add([num_groups - 1 - index for index in indexes if index is not None])
+        with suppress(InvalidGroupError):  # a version that is no number
+            versions = [some for group in groups if (some := versions_of(group))]
+            self._newest = max([self._newest, *map(max, versions)])
+            self._version_lags.add([self._newest - min(some) for some in versions])
 
     def scored(self, scores: Iterable[tuple[str, Sequence[float | None]]]) -> None:
         """Scores of groups were reported, each with the key of its reward."""
@@ -261,6 +269,7 @@ class Rollouts:
         return {
             "returned": self.num_returned,
             "staleness": self._staleness.counts(),
+            "version_lags": self._version_lags.counts(),
             "group_sizes": dict(sorted(self._sizes.copy().items())),
             "degenerate": self.num_degenerate,
             "rewards": self._rewards.copy(),

@@ -25,16 +25,25 @@ import numpy as np
 from asyncdata.core.errors import redacted
 from asyncdata.order.permutation import GOLDEN, MASK, Words, mix, mix_one
 from asyncdata.telemetry.call_times import Histogram
-from asyncdata.telemetry.records import MAX_OF_REASON, MAX_VALUE, BadRowRecord, DroppedRow, Place, SampleRecord
+from asyncdata.telemetry.records import (
+    MAX_OF_REASON,
+    MAX_VALUE,
+    BadRowRecord,
+    Document,
+    DroppedRow,
+    Place,
+    SampleRecord,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from asyncdata.core.types import Position, SourceLocation, Tokens
+    from asyncdata.batching.packs import Pack
+    from asyncdata.core.types import Position, Sample, SourceLocation, Tokens
     from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.chunk import Chunk, Drop
 
-__all__ = ("ChunkWatch", "Reservoir", "cut", "keys_of")
+__all__ = ("ChunkWatch", "PackWatch", "Reservoir", "cut", "keys_of")
 
 _MAX_PENDING = 20_000
 _MAX_HELD_BYTES = 8 << 20
@@ -46,6 +55,8 @@ _MAX_REASONS = 200
 _ALL = 1 << 53
 _MAX_TOKENS = 1024
 _MAX_SPANS = 256
+_MAX_DOCUMENTS = 64
+_FILL_STEP = 5
 _MAX_TEXT = 8000
 _LONE = re.compile("[\ud800-\udfff]")
 
@@ -324,6 +335,37 @@ class ChunkWatch:
         """Delivery continues elsewhere: what is not delivered comes again, or never."""
         self._new.clear()
         self._seen.clear()
+
+
+class PackWatch:
+    """Totals of packs, from the trainer's threads; and the documents of one pack of each interval, its first."""
+
+    def __init__(self) -> None:
+        self._fill, self._documents = dict[int, int](), Histogram()
+        self._first: list[Document] | None = None
+
+    def packed(self, packs: Sequence[Pack], length: int) -> None:
+        """Packs of so many tokens were made of samples."""
+        for pack in packs:
+            percent = 100 * sum(stop - start for _, start, stop in pack) // max(length, 1)
+            fill = percent - percent % _FILL_STEP
+            self._fill[fill] = self._fill.get(fill, 0) + 1
+        self._documents.add(map(len, packs))
+        if self._first is None and packs:
+            pieces = packs[0][:_MAX_DOCUMENTS]
+            self._first = [_document(*piece, piece[0].position) for piece in pieces if piece[0].position is not None]
+
+    def totals(self) -> dict[str, Any]:
+        """The fields of an interval."""
+        first, self._first = self._first, None
+        fill = dict(sorted(self._fill.copy().items()))
+        return {"pack_fill": fill, "pack_documents": self._documents.counts(), "pack": first or []}
+
+
+def _document(sample: Sample, start: int, stop: int, at: Position) -> Document:
+    located = {} if sample.source is None else _located(sample.source)
+    place = Place(at.epoch, at.window, at.row)
+    return Document(place=place, num_tokens=stop - start, source=sample.source_name or "", **located)
 
 
 def _lengths_of(chunks: list[Chunk], spans: list[tuple[int, int]]) -> Lengths:

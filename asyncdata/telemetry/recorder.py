@@ -23,7 +23,7 @@ from asyncdata.core.types import Position
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.items import Failure
 from asyncdata.telemetry.call_times import CallTimes, CpuWatch, Rollouts
-from asyncdata.telemetry.chunk_watch import ChunkWatch, cut
+from asyncdata.telemetry.chunk_watch import ChunkWatch, PackWatch, cut
 from asyncdata.telemetry.record_file import RecordFile
 from asyncdata.telemetry.records import End, Event, Interval, encode
 from asyncdata.telemetry.trace import Trace
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any, Concatenate, ParamSpec, TypeVar
 
+    from asyncdata.batching.packs import Pack
     from asyncdata.core.types import Group
     from asyncdata.delivery.channel import Channel, Entry
     from asyncdata.delivery.chunk import Chunk
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ("Recorder", "Subject", "WatchedCoordinator")
 
 _log = get_logger(__name__)
-_TICK_S = 1.0
+_TICK_S, _FIRST_TICK_S = 1.0, 0.2
 _CLOSE_TIMEOUT_S = 3.0
 _MAX_EVENTS = 10_000
 _MAX_EVENT_TEXT = 500
@@ -122,7 +123,7 @@ class Recorder:
 
     :ivar watch: looks at the chunks of the channel.
     :ivar calls: times of calls and waits; ``called``: a call for data begins.
-    :ivar rollouts: groups given back, and scores.
+    :ivar rollouts: groups given back, and scores; ``packs``: of this rank.
     """
 
     def __init__(self, settings: Telemetry, subject: Subject, rank: int) -> None:
@@ -131,6 +132,7 @@ class Recorder:
         self._trace = None if settings.trace is None else Trace(settings.trace, rank, settings.max_bytes)
         cpu_share = CpuWatch(subject.executor).share
         self.calls, self.rollouts = CallTimes(time.monotonic, subject.waits_for, cpu_share), Rollouts()
+        self.packs = PackWatch()
         self.called = self.calls.called
         self.watch = ChunkWatch(subject.max_samples, subject.shows_rows_of)
         self._events: deque[Event] = deque()
@@ -151,7 +153,7 @@ class Recorder:
             return
 
         self._began = time.monotonic()
-        self._next_interval = self._began + self._settings.interval_s
+        self._next_interval = self._began + self._interval_s()
         try:
             self._header = self._subject.header()
             with self._lock:
@@ -201,7 +203,12 @@ class Recorder:
         self.calls.wait_begins(wait, now, self._subject.waits_for() if self._is_recording else "read")
 
     @_guarded
-    def returned(self, groups: Iterable[Group]) -> None:
+    def packed(self, packs: Sequence[Pack], length: int) -> None:
+        """Packs of so many tokens were made of samples."""
+        self.packs.packed(packs, length)
+
+    @_guarded
+    def returned(self, groups: Sequence[Group]) -> None:
         """Groups were given back."""
         self.rollouts.returned(groups, self._subject.coordinator.ledger.counters.num_groups)
 
@@ -266,7 +273,7 @@ class Recorder:
     def _run(self) -> None:
         try:
             self.tick()  # at once: a run that is killed in its first second has its first record
-            while not self._stopped.wait(min(_TICK_S, self._settings.interval_s)):
+            while not self._stopped.wait(min(_TICK_S, self._interval_s())):
                 self.tick()
             self.tick(is_last=True)
         except BaseException as error:  # whatever it is, it is not the trainer's
@@ -276,6 +283,10 @@ class Recorder:
                 if file is not None:
                     file.close()
 
+    def _interval_s(self) -> float:
+        """Seconds to the next interval: a tenth of the run so far, so that a short run has charts, too."""
+        return min(self._settings.interval_s, max(_FIRST_TICK_S, (time.monotonic() - self._began) / 10))
+
     def tick(self, *, is_last: bool = False) -> None:
         """Record what has happened since the last time."""
         with self._lock:
@@ -284,7 +295,7 @@ class Recorder:
                 self._records.append(self._events.popleft())
             if is_last or time.monotonic() >= self._next_interval:
                 thinning = 1 if self._file is None else self._file.thinning
-                self._next_interval = time.monotonic() + self._settings.interval_s * thinning
+                self._next_interval = time.monotonic() + self._interval_s() * thinning
                 self._records.append(self._interval())
             else:
                 now = self._subject.coordinator
@@ -320,6 +331,7 @@ class Recorder:
             **self.calls.totals(),
             lengths=self.watch.lengths,
             **self.rollouts.totals(),
+            **self.packs.totals(),
             lost=self.lost(),
         )
 

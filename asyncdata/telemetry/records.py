@@ -19,6 +19,7 @@ __all__ = (
     "MAX_VALUE",
     "BadRowRecord",
     "DroppedRow",
+    "Document",
     "End",
     "Event",
     "Interval",
@@ -59,6 +60,23 @@ class Place(NamedTuple):
     epoch: Count
     window: Count
     row: Count
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A document of a pack.
+
+    :ivar place: of its sample in the order; ``num_tokens``: that the pack has of it.
+    :ivar source: the name of its part of a mixture; empty for a single source.
+    :ivar path: its file; ``line``, ``byte_offset``, ``row_number``: as of a sample.
+    """
+
+    place: Place
+    num_tokens: Count
+    source: str = ""
+    path: str = ""
+    byte_offset: OrUnknown = -1
+    line: Count = 0
+    row_number: OrUnknown = -1
 
 
 class TokenizerName(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -103,12 +121,12 @@ class RunStart(_Record, frozen=True, kw_only=True, tag="run"):
     :ivar group_size: samples of a group.
     :ivar packing: settings of the packing by name, with its ``kind``; empty without one.
     :ivar pack_length: tokens that a pack holds; 0 without a packing.
-    :ivar config: the knobs that have not their default, by name. Nothing in it gives access to a store. Where rows
+    :ivar config: the settings that have not their default, by name. Nothing in it gives access to a store. Where rows
         are not shown, it has no text.
     :ivar tokenizer: the tokenize function; only its kind where rows are not shown.
     :ivar tokenizers: of each part of a mixture whose rows are shown, the tokenizer of ``ids``, where it has one.
     :ivar shows_rows: False: the file has no text of any row.
-    :ivar interval_s: seconds between two intervals.
+    :ivar interval_s: seconds between two intervals, at most.
     :ivar max_samples: of each source, so many sampled samples are kept: those with the smallest ``key``.
     :ivar max_of_reason: the same for samples with each note, and for dropped rows of each reason.
     """
@@ -253,6 +271,9 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar by_source: totals of each part of a mixture.
     :ivar packs: stream: packs of all ranks; ``packed_tokens``: their tokens, without padding.
     :ivar unpacked: stream: samples in no pack, by reason.
+    :ivar pack_fill: start: packs of this rank, by how full they are, in percent, rounded down to a multiple of 5;
+        ``pack_documents``: histogram of their documents.
+    :ivar pack: the first 64 documents of the interval's first pack.
     :ivar calls: start: calls for data; ``waits``: those that had to wait. Readiness is
         ``1 - waits / calls``.
     :ivar wait_s: start: seconds of waiting until now, by what was missing: ``start`` of the workers, the row ``index``,
@@ -272,7 +293,8 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar buffered: groups given back that wait to be served.
     :ivar returned: start: groups given back.
     :ivar staleness: start: histogram of how many groups were delivered from the stream between the delivery of a group
-        and the moment it was given back.
+        and the moment it was given back; ``version_lags``: of how many versions their oldest policy was behind the
+        newest that was given back, for samples with ``extra["policy_version"]``.
     :ivar group_sizes: start: groups whose scores were reported without a key, by how many scores each had.
     :ivar degenerate: start: those of at least two scores that were all equal.
     :ivar rewards: start: the scores of each of several rewards, by key.
@@ -297,6 +319,9 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     packs: Count = 0
     packed_tokens: Count = 0
     unpacked: dict[str, Count] = {}
+    pack_fill: dict[Count, Count] = {}
+    pack_documents: dict[Count, Count] = {}
+    pack: list[Document] = []
     calls: Count = 0
     waits: Count = 0
     wait_s: dict[str, Amount] = {}
@@ -318,6 +343,7 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     buffered: Count = 0
     returned: Count = 0
     staleness: dict[Count, Count] = {}
+    version_lags: dict[Count, Count] = {}
     group_sizes: dict[Count, Count] = {}
     degenerate: Count = 0
     rewards: dict[str, RewardCounts] = {}

@@ -21,7 +21,7 @@ class Telemetry(Description, frozen=True, kw_only=True):
         intervals become longer.
     :ivar samples: delivered samples that are kept of the whole run, with their tokens; shared by the parts of a
         mixture. 0: none.
-    :ivar interval_s: seconds between two records of the totals.
+    :ivar interval_s: seconds between two records of the totals; less while the run is short.
     :ivar trace: a file for the spans of workers, windows, chunks and waits, which the Perfetto UI opens. None: none.
     :raises ConfigError: for a value of the wrong type or out of range.
     """

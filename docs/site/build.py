@@ -23,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_CELL_CODE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")  # GitHub needs the backslash, and the site would show it
 
 
 def main(site: Path, version: str = "") -> None:
@@ -66,7 +67,8 @@ def gather(target: Path) -> None:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(page_of(program))
     for page in target.rglob("*.md"):
-        page.write_text(_LINK.sub(lambda link, at=page: relinked(link, at, target), filled(page.read_text())))
+        text = _CELL_CODE.sub(lambda code: code[0].replace("\\|", "|"), filled(page.read_text()))
+        page.write_text(_LINK.sub(lambda link, at=page: relinked(link, at, target), text))
 
 
 def relinked(link: re.Match[str], page: Path, target: Path) -> str:
@@ -105,8 +107,9 @@ def navigation(docs: Path) -> str:
         pages = list(dict.fromkeys(pages))
         seen.update(pages)
         lines += [f"- {title}:", *(f"  - {page}" for page in pages)] if pages else []
-    examples = sorted(str(page.relative_to(docs)) for page in (docs / "examples").rglob("*.md"))
-    return "\n".join([*lines, "- Examples:", *(f"  - {page}" for page in examples)]) + "\n"
+    examples = sorted(page.relative_to(docs) for page in (docs / "examples").rglob("*.md"))
+    named = [f"  - {page.stem.lstrip('_0123456789').replace('_', ' ')}: {page}" for page in examples]
+    return "\n".join([*lines, "- Examples:", *named]) + "\n"
 
 
 if __name__ == "__main__":

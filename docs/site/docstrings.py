@@ -28,6 +28,10 @@ class Structs(Extension):
     def on_package(self, *, pkg: Object, **_: Any) -> None:
         """Called when the package was read."""
         for class_ in _classes(pkg):
+            init = class_.members.get("__init__")
+            for name, field in class_.attributes.items():  # assigned in the constructor, from what it gets
+                if field.annotation is None and isinstance(init, Function) and name in init.parameters:
+                    field.annotation = init.parameters[name].annotation
             line = [class_, *class_.mro()]
             if (
                 any(str(base).endswith("Struct") for each in line for base in each.bases)

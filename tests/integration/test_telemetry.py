@@ -165,7 +165,27 @@ def test_a_state_that_is_loaded_in_the_middle_counts_what_it_repeats_once(path, 
     (start,) = read(folder).starts
     assert read(folder).totals.samples == 60
     assert sum(step.samples for step in start.differences()) == 120
-    assert [step.samples for step in start.differences(only_counted=True)] == [20]
+    assert sum(step.samples for step in start.differences(only_counted=True)) == 20
+
+
+@pytest.mark.parametrize("more", [{}, {"plan_packs": True, "shuffle": "full"}, {"ranks": {"rank": 1, "world_size": 2}}])
+def test_packs_are_recorded_with_their_fill_and_documents_as_they_were_delivered(path, folder, more):
+    telemetry = Telemetry(folder=str(folder), interval_s=0.001)
+    with make(path, packing=SoftPacking(max_length=128), batch_size=2, epochs=1, telemetry=telemetry, **more) as loader:
+        packs = [pack for batch in loader for pack in batch]
+
+    run = read(folder)
+    last = run.starts[0].intervals[-1]
+    fill = [100 * sum(len(document.tokens) for document in pack) // 128 for pack in packs]
+    assert last.pack_fill == Counter(percent // 5 * 5 for percent in fill)
+    assert last.pack_documents == Counter(max(edge for edge in EDGES if edge <= len(pack)) for pack in packs)
+    delivered = [
+        [(place_of(one.sample), one.sample.source.path, len(one.tokens)) for one in pack[:64]] for pack in packs
+    ]
+    shown = [moment.pack for moment in run.starts[0].intervals if moment.pack]
+    at = [delivered.index([(one.place, one.path, one.num_tokens) for one in pack]) for pack in shown]
+    assert at == sorted(set(at))
+    assert at
 
 
 def test_the_parts_of_a_mixture_are_recorded_with_their_targets(tmp_path, folder):
@@ -190,9 +210,15 @@ def test_groups_given_back_and_scores_are_counted(path, folder):
     with make(path, n_samples_per_prompt=2, outcomes=outcomes, telemetry=folder) as loader:
         groups = loader.get_samples(10)
         loader.report(groups, [[1.0, 1.0] if number < 3 else [0.0, 1.0] for number in range(10)])
+        for group, versions in zip(groups, [(5, 6), (2, 7)], strict=False):
+            for sample, version in zip(group, versions, strict=True):
+                sample.extra["policy_version"] = version
         loader.add_samples(groups[:2])
+        groups[2][0].extra["policy_version"] = "of the base model"  # counts for nothing, and is no fault
+        loader.add_samples(groups[2:3])
+        assert loader.statistics().telemetry_lost_total == {}
     totals = read(folder).totals
-    assert (totals.returned, totals.staleness) == (2, {8: 2})
+    assert (totals.returned, totals.staleness, totals.version_lags) == (3, {7: 1, 8: 2}, {2: 1, 5: 1})
     assert (totals.group_sizes, totals.degenerate) == ({2: 10}, 3)
 
 
@@ -473,7 +499,8 @@ def test_a_process_that_ends_without_close_leaves_a_whole_file(path, folder, how
 
 
 def test_the_first_record_is_written_at_once(path, folder, monkeypatch):
-    monkeypatch.setattr(recorder, "_TICK_S", 3600.0)
+    for name in ("_TICK_S", "_FIRST_TICK_S"):
+        monkeypatch.setattr(recorder, name, 3600.0)
     with make(path, telemetry=Telemetry(folder=str(folder), interval_s=3600.0)) as loader:
         loader.get_next_batch(5)
         until(lambda: any(file.stat().st_size for file in folder.glob("*.jsonl")))  # a file without a record is none

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.cli.main import main
-from asyncdata.telemetry.records import BadRowRecord, End, Event, SourceCounts, TokenizerName
+from asyncdata.telemetry.records import BadRowRecord, Document, End, Event, SourceCounts, TokenizerName
 from tests.support.telemetry_files import BEGAN, interval, place, sample, start, write, write_run
 
 if TYPE_CHECKING:
@@ -68,12 +68,22 @@ def write_packed_run(folder: Path) -> None:
     header = msgspec.structs.replace(
         start(), sources=[], mix_by="", group_size=1, packing={"max_length": 1000}, pack_length=1000
     )
-    nothing: dict[str, Any] = {"by_source": {}, "staleness": {}, "group_sizes": {}, "degenerate": 0, "returned": 0}
+    nothing: dict[str, Any] = {
+        "by_source": {},
+        "staleness": {},
+        "group_sizes": {},
+        "version_lags": {},
+        "degenerate": 0,
+        "returned": 0,
+    }
     steps = [(0, 0, 0), (1, 10, 8_000), (2, 20, 17_500)]
     records: list[Record] = [header]
     for elapsed, packs, tokens in steps:
         record = interval(0, 0, elapsed, 40 * elapsed, 40 * elapsed)
         filled: dict[str, Any] = {"packs": packs, "packed_tokens": tokens, "unpacked": {"overlong": elapsed}}
+        filled |= {"pack_fill": {80: 7 * elapsed, 95: 3 * elapsed}, "pack_documents": {4: 10 * elapsed}}
+        documents = [Document(place=place(at), num_tokens=200 + at, path="rows.jsonl", byte_offset=at) for at in (0, 1)]
+        filled["pack"] = [*documents, Document(place=place(2), num_tokens=9, path="rows.parquet", row_number=7)]
         records.append(msgspec.structs.replace(record, **filled, **nothing))
     write(folder / "rank-00000-0000.jsonl", [*records, End(at=BEGAN + 10)])
 

@@ -83,7 +83,12 @@ def interval(rank: int, number: int, elapsed: int, groups: int, own: int) -> Int
     calls["step_ms"], calls["wait_ms"] = {380: 8 * elapsed, 431: 2 * elapsed}, {362: elapsed}
     ready = {"ready": 8 if rank else 120, "capacity": 1000, "in_flight": 64, "has_no_room": rank == 0, "buffered": 3}
     work = {"workers": 4, "busy": 2 + rank, "work_s": 8.0 * elapsed, "lost": {"queue": 1} if elapsed > 2 else {}}
-    groups_ = {"returned": 5 * elapsed, "staleness": {0: 2 * elapsed, 8: 3 * elapsed}, "degenerate": 2 * elapsed}
+    groups_ = {
+        "returned": 5 * elapsed,
+        "staleness": {0: 2 * elapsed, 8: 3 * elapsed},
+        "version_lags": {1: elapsed},
+        "degenerate": 2 * elapsed,
+    }
     groups_["group_sizes"] = {4: 9 * elapsed, 3: elapsed}
     at = {"at": BEGAN + number * 1000 + elapsed * INTERVAL_S, "elapsed_s": elapsed * INTERVAL_S, "begins": elapsed == 0}
     more: dict[str, Any] = {**at, **delivered, **left, **calls, **ready, **work, **groups_}

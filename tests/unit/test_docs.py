@@ -162,6 +162,17 @@ def test_the_first_screen_is_one_and_begins_with_a_line_each_that_runs_the_demo_
     assert checks.text in (DOCS / "contributing.md").read_text(encoding="utf-8")
 
 
+def test_the_badges_say_the_licence_and_the_python_versions_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    versions = [name.rpartition(" ")[2] for name in project["classifiers"] if "Python :: 3." in name]
+    facts = {"licence": project["license"], "python": " | ".join(versions)}
+    badges = re.findall(r"!\[(\w+): ([^\]]+)\]\((docs/plots/badge-\w+\.svg)\)", (ROOT / "README.md").read_text("utf-8"))
+
+    assert {name.lower(): fact for name, fact, _ in badges} == facts
+    for _, fact, path in badges:
+        assert f">{fact}</text>" in (ROOT / path).read_text(encoding="utf-8")
+
+
 def test_the_coroutine_of_the_readme_runs(folder):
     names: dict[str, Any] = {}
     for block in blocks_of(ROOT / "README.md"):

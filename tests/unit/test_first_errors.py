@@ -49,8 +49,8 @@ def open_loader(tmp_path: Path) -> Callable[..., DataLoader]:
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"batchsize": 2}, r"there is no knob 'batchsize'; did you mean 'batch_size'\? There are bad_rows, "),
-        ({"num_epochs": 2}, "no knob 'num_epochs'; did you mean 'epochs'"),
+        ({"batchsize": 2}, r"there is no setting 'batchsize'; did you mean 'batch_size'\? There are bad_rows, "),
+        ({"num_epochs": 2}, "no setting 'num_epochs'; did you mean 'epochs'"),
         *(
             ({"packing": wrong}, rf"packing is SoftPacking\(max_length=...\) or another packing; got {got}")
             for wrong, got in (

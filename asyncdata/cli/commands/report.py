@@ -1,4 +1,4 @@
-"""``asyncdata report``: writes one page about a run, from its telemetry."""
+"""``asyncdata report``: writes the report of a run, from its telemetry."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _BROKEN_ROW = '{"messages": [{"role": "user", "content": "this row is cut off'
 def report(args: SimpleNamespace, output: Output) -> int:
     """The command."""
     if args.demo:
-        output.say("a short run is recorded, to write a page about it")
+        output.say("a short run is recorded, to write its report")
         with tempfile.TemporaryDirectory(prefix="asyncdata-report-") as folder:
             found = read(_record_demo(Path(folder)))
     else:

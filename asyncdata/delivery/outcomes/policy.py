@@ -1,6 +1,6 @@
-"""Policies: which rows an epoch leaves out, from what was reported of them. And the knob that names one.
+"""Policies: which rows an epoch leaves out, from what was reported of them. And the setting that names one.
 
-Imported without numpy, as the loader's knobs are.
+Imported without numpy, as the settings of a loader are.
 """
 
 from __future__ import annotations

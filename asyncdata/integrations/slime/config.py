@@ -44,7 +44,7 @@ _SLICED = re.compile(r"(?P<path>.*)@\[(?P<first>(-?\d+)?):(?P<stop>(-?\d+)?)\]",
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ``asyncdata_*`` keys, without the prefix. A key with the name of a knob of the loader sets that knob.
+    """The ``asyncdata_*`` keys, without the prefix. A key with the name of a setting of the loader sets that setting.
 
     :ivar order: ``legacy``: the same prompts, in the same order and with the same numbers, as slime's own data source,
         so that a run can switch in either direction, in the middle of an epoch. This is the default, as setting only

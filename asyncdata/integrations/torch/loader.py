@@ -240,7 +240,7 @@ class StatefulDataLoader:
 
     @property
     def config(self) -> LoaderConfig:
-        """The wrapped loader's knobs."""
+        """The wrapped loader's settings."""
         return self._loader.config
 
     @property

@@ -288,7 +288,7 @@ def view_of_rows(
     """The view of a loader of untokenized rows; the loader is closed with it.
 
     :param kind: of the view; for any order of indices the loader needs a row index.
-    :param settings: ``rows_per_epoch``, and knobs of a :class:`~asyncdata.DataLoader`. ``shuffle`` is ``"full"`` by
+    :param settings: ``rows_per_epoch``, and settings of a :class:`~asyncdata.DataLoader`. ``shuffle`` is ``"full"`` by
         default; without it the rows come in the order of the files, and are counted where that is needed.
     :param item: makes the item of a row's sample.
     :param stop: only the first ``stop`` rows.

@@ -11,6 +11,7 @@ from msgspec import structs
 from asyncdata.batching.collators.base import Document
 from asyncdata.batching.online import OnlinePacks
 from asyncdata.batching.packs import Counts, Delivered, PackState, restored
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, NoSamplesError
 from asyncdata.core.types import Position
 from asyncdata.delivery.ledger import Request, RestartPoint
@@ -42,8 +43,10 @@ class PackBatching(Batching):
     """What all batchings of packs have in common.
 
     :param packs_samples: whether batches have packs; False: samples, each of which is a pack.
+    :ivar on_packs: called with this rank's packs of a batch, before it is delivered.
     """
 
+    on_packs: Callable[[list[Pack]], object] = staticmethod(no_op)
     is_packed = True
     is_planned = False
 
@@ -64,7 +67,9 @@ class PackBatching(Batching):
         """
         if excluded:
             packs = self.without(packs, excluded)
+        packs = list(packs)
         if self._packs_samples:
+            self.on_packs(packs)
             items: list[Any] = [[_document(*piece) for piece in pack] for pack in packs]
         else:
             items = [pack[0][0] for pack in packs if pack]

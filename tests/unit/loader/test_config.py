@@ -121,10 +121,10 @@ PLACES = {
     "policy": "bad_rows=BadRows(policy=...)",
 }
 REFUSED = {
-    "wrk": "there is no knob 'wrk'; there are " + ", ".join(sorted(LoaderConfig.__struct_fields__)),
-    "prefetch_factor": "there is no knob 'prefetch_factor'; did you mean 'buffer_size'? ",
+    "wrk": "there is no setting 'wrk'; there are " + ", ".join(sorted(LoaderConfig.__struct_fields__)),
+    "prefetch_factor": "there is no setting 'prefetch_factor'; did you mean 'buffer_size'? ",
     **{name: f"`{name}` is now `{place}`" for name, place in RENAMED.items()},
-    **{name: f"there is no knob {name!r}; it is `{place}`" for name, place in PLACES.items()},
+    **{name: f"there is no setting {name!r}; it is `{place}`" for name, place in PLACES.items()},
 }
 
 
