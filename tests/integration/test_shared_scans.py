@@ -292,7 +292,8 @@ block_windows._RANKS_AT_START = 1
 path, rank, store, dies_at = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 shared, digest = exchange(timeout_s=60) if dies_at else None, hashlib.sha256()
-with make(path, ranks=Ranks(rank=rank, world_size=2, exchange=shared), num_workers=1, epochs=1, **WAYS["soft"]) as loader:
+ranks = Ranks(rank=rank, world_size=2, exchange=shared)
+with make(path, ranks=ranks, num_workers=1, epochs=1, **WAYS["soft"]) as loader:
     for number, batch in enumerate(loader, 1):
         digest.update(batch.content)
         if rank == 1 and number == dies_at:
