@@ -11,7 +11,6 @@ array operations for each epoch and each window.
 from __future__ import annotations
 
 import random
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -27,8 +26,10 @@ from asyncdata.order.order import RowOrder
 from asyncdata.order.permutation import TorchGenerator, feistel_permutation, order_keys
 
 if TYPE_CHECKING:
-    from asyncdata.batching.packers import Packing
-    from asyncdata.batching.packs import Int32, Int64
+    from collections.abc import Iterator
+
+    from asyncdata.batching.packers import Packer, Packing
+    from asyncdata.batching.packs import Int32, Int64, Pack
     from asyncdata.order.shuffle import RowShuffle
 
 __all__ = ("Dealt", "Pieces", "PlannedEpoch", "PlannedOrder", "answer", "pack_rows", "packs_of", "refuse_too_many")
@@ -207,11 +208,8 @@ def pack_rows(
     """
     if not isinstance(packing, XTunerPacking):
         packer = packing.open()
-        firsts = range(0, len(rows), _ROWS_AT_ONCE)
-        portions = (rows[first : first + _ROWS_AT_ONCE] for first in firsts)
-        found = (packer.extend(lengths[some].tolist(), some.tolist()) for some in portions)
-        last = (packer.flush() for _ in range(1))  # after the others
-        return _with_costs(Packs.of(chain(found, last), [], packer.counts), *(weights or (1.0, 0.0)))
+        packs = Packs.of(_portions(packer, lengths, rows), [], packer.counts)
+        return _with_costs(packs, *(weights or (1.0, 0.0)))
 
     kept, counts = np.flatnonzero(lengths), Counts()
     ends = np.searchsorted(kept, np.cumsum(sizes))
@@ -221,6 +219,13 @@ def pack_rows(
     counts.add("tail", tokens=int(lengths.sum(dtype=np.int64)) - num_packed)
     packs = packs._replace(rows=kept[packs.rows].astype(np.int32), counts=counts)
     return packs if weights is None else _with_costs(packs, *weights)
+
+
+def _portions(packer: Packer, lengths: Int32, rows: Int64) -> Iterator[list[Pack]]:
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        some = rows[first : first + _ROWS_AT_ONCE]
+        yield packer.extend(lengths[some].tolist(), some.tolist())
+    yield packer.flush()
 
 
 def _with_costs(packs: Packs, linear: float, quadratic: float) -> Packs:

@@ -81,6 +81,7 @@ OTHERS = {
     f"{PREFETCH}.row_index.builder:Indexer._files": "called in _on_reply, as the next one is",
     f"{PREFETCH}.row_index.builder:Indexer._location": "",
     f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_answers": "it needs two ranks: see test_shared_index.py",
+    f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_copied": "so does it",
     f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_failed": "it passes on a fault",
     f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_copied": "as _on_answers",
     f"{PREFETCH}.rank_calls:RankCalls._after": "a thread waits, as in _run",

@@ -67,12 +67,8 @@ def rows_of(part: Indexed) -> Int32:
     return rows
 
 
-def _without_rows(part: Indexed) -> Indexed:
-    """The part as it is in a frame. One byte of ``num_tokens`` is left: whether they were counted."""
-    return msgspec.structs.replace(part, offsets=b"", lengths=b"", marks=b"", num_tokens=part.num_tokens[:1])
-
-
 def _with_rows(part: Indexed, rows: Int32) -> Indexed:
+    """The part of a frame, in which one byte of ``num_tokens`` is left if they were counted, with its rows."""
     offsets, lengths, numbers = rows.T
     marks = np.maximum(-numbers, 0).astype(np.uint8)
     return msgspec.structs.replace(
@@ -188,7 +184,9 @@ class IndexFile:
         at, first = self._end
         if os.fstat(self._rows_fd).st_size > first * _ROW_BYTES:
             self._renew_rows(first)
-        rows, body = rows_of(part), _encode(_without_rows(part))
+        rows = rows_of(part)
+        rest = msgspec.structs.replace(part, offsets=b"", lengths=b"", marks=b"", num_tokens=part.num_tokens[:1])
+        body = _encode(rest)
         _write(self._rows_fd, rows.tobytes(), first * _ROW_BYTES)
         if not at:
             at = _write(self._fd, self._header, 0)
