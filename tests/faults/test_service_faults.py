@@ -83,7 +83,6 @@ OTHERS = {
     f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_answers": "it needs two ranks: see test_shared_index.py",
     f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_copied": "so does it",
     f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_failed": "it passes on a fault",
-    f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_copied": "as _on_answers",
     f"{PREFETCH}.rank_calls:RankCalls._after": "a thread waits, as in _run",
     f"{PREFETCH}.rank_calls:RankCalls._fail": "it passes on a fault",
     f"{PREFETCH}.rank_calls:RankCalls._hand_over": "it passes on faults of _on_answers",
