@@ -18,6 +18,7 @@ import asyncdata
 from asyncdata import Cache, JsonlSource, Mix, Part
 from asyncdata.core.import_path import resolve_path
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
+from tests.support import planned_media
 from tests.support.exchanges import Meeting
 from tests.support.loading import ids
 from tests.support.ranks import WAYS, Ranks, lengths, make, numbered, write
@@ -318,3 +319,20 @@ def test_ranks_divide_scans_over_gloo_and_one_goes_on_after_the_other_is_killed(
     assert all(alone)
     assert said(10**6) == alone
     assert said(30) == [alone[0], ""]
+
+
+@pytest.mark.usefixtures("divided")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_each_rank_loads_the_media_of_its_own_samples(tmp_path, num_workers):
+    path = planned_media.write_rows(tmp_path / "rows.jsonl")
+    settings = {"tokenize_fn": planned_media.NumberedMedia(), "num_workers": num_workers, "collate_fn": checked}
+    alone, exchanges = [batches_of(rank, path, 14, **settings) for rank in range(2)], meeting_of(2)
+
+    found = at_the_same_time(*(partial(batches_of, rank, path, 14, exchanges[rank], **settings) for rank in range(2)))
+
+    assert found == alone
+    assert any(rows for batches in found for rows in batches)
+
+
+def checked(samples):
+    return [(int(one.tokens[0]), one.columns["pixels"].tolist()) for one in samples if "pixels" in one.columns]
