@@ -9,6 +9,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count, islice
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from structlog.testing import capture_logs
 
 import asyncdata
 from asyncdata import Cache, JsonlSource, Mix, Part
-from asyncdata.core.import_path import resolve_path
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from tests.support import planned_media
 from tests.support.exchanges import Meeting
@@ -260,7 +260,7 @@ def test_what_cannot_be_divided_is_refused(path, tmp_path):
 def test_a_fault_of_ours_ends_the_calls_or_the_sharing(path, method, monkeypatch):
     expected, exchanges = [batches_of(rank, path, 150) for rank in range(2)], meeting_of(2)
     module = "block_windows" if method.startswith("Block") else "shared_scans"
-    owner = resolve_path(f"asyncdata.prefetch.windows.{module}:{method.partition('.')[0]}")
+    owner = resolve_name(f"asyncdata.prefetch.windows.{module}:{method.partition('.')[0]}")
     name, calls = method.partition(".")[2], count()
     plain = getattr(owner, name)
 

@@ -9,3 +9,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "rows' lengths": {**_PACKS, "plan_packs": True, "shuffle": "full"},
     "scans": {**_PACKS, "shuffle": Shuffle(block_bytes=128, window_blocks=8)},
 }
+SMALL = {
+    "asyncdata.loader.opened_rows._INDEX_BLOCK_BYTES": 256,
+    "asyncdata.prefetch.windows.block_windows._RANKS_AT_START": 1,
+    "asyncdata.prefetch.windows.block_windows._MIN_BLOCKS_PER_SCAN": 2,
+}

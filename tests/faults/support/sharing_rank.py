@@ -9,19 +9,19 @@ import json
 import sys
 import time
 from multiprocessing.connection import Client
+from pkgutil import resolve_name
 from typing import Any
 
-import asyncdata.loader.opened_rows as opened_rows
-import asyncdata.prefetch.windows.block_windows as block_windows
 from asyncdata import DataLoader, Ranks
 from asyncdata.errors import AsyncDataError
-from tests.faults.support.sharing import WAYS
+from tests.faults.support.sharing import SMALL, WAYS
 
 
 def main(settings: dict[str, Any]) -> str:
     """What is said at the end: an error's code, or nothing."""
-    opened_rows._INDEX_BLOCK_BYTES = 256  # noqa: SLF001 - so that a few rows fill dozens of blocks
-    block_windows._RANKS_AT_START, block_windows._MIN_BLOCKS_PER_SCAN = 1, 2  # noqa: SLF001 - and many scans
+    for name, value in SMALL.items():  # so that a few rows fill dozens of blocks, and many scans
+        module, _, attribute = name.rpartition(".")
+        setattr(resolve_name(module), attribute, value)
     rank, world_size = settings["rank"], settings["world_size"]
     hub = Client(settings["hub"])
     hub.send(rank)
