@@ -30,7 +30,7 @@ def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart], on_ready: Ca
             "cache: leave Cache(tokens=...) and executor out, or leave exchange out"
         )
 
-    identity = cache(lambda: digest(canonical([part.fingerprints() for part in parts])))
+    identity = cache(lambda: digest(canonical(list(map(_identity, parts)))))
     scans = SharedScans(config.ranks.exchange, config.ranks.rank, config.ranks.world_size, identity)
     divided = [number for number, part in enumerate(parts) if part.windows.share(scans, number)]
     if not divided:
@@ -43,3 +43,11 @@ def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart], on_ready: Ca
     for number in divided:
         scans.on_ready(number, partial(on_ready, number))
     return scans
+
+
+def _identity(part: OpenedPart) -> list[object]:
+    """What the scans of a part depend on. Data that grow are other data when the next rank looks at them."""
+    found, source = part.fingerprints(), part.source
+    if source.growth is not None:
+        del found["data"]
+    return [found, source.order.description(), source.job.max_row_bytes, source.job.with_token_sums]

@@ -22,7 +22,7 @@ from tests.support import planned_media
 from tests.support.exchanges import Meeting
 from tests.support.loading import ids
 from tests.support.ranks import WAYS, Ranks, lengths, make, numbered, write
-from tests.support.tokenize_fns import kills_on_13
+from tests.support.tokenize_fns import kills_on_13, row_id
 
 NUM_TOKENS = 6000
 ONLINE = {name: way for name, way in WAYS.items() if not way.get("plan_packs")}
@@ -172,15 +172,28 @@ def test_a_rank_that_waits_too_long_makes_the_scans_itself(path, monkeypatch):
 
 
 @pytest.mark.usefixtures("divided")
-def test_ranks_with_other_data_are_told(path, tmp_path):
-    other, exchanges = write(tmp_path / "other.jsonl", lengths(NUM_TOKENS, 40, 1)), meeting_of(2)
+@pytest.mark.parametrize(
+    "other", [{"source": "other"}, {"seed": 8}, {"tokenize_fn": row_id}], ids=["data", "seed", "fn"]
+)
+def test_ranks_with_other_data_or_settings_are_told(path, tmp_path, other):
+    write(tmp_path / "other.jsonl", lengths(NUM_TOKENS, 40, 1))
+    exchanges = meeting_of(2)
 
-    def told(rank, path):
-        with pytest.raises(ConfigError, match=r"AD487 rank \d reads other rows than rank \d: its data") as error:
-            batches_of(rank, path, 10**6, exchanges[rank])
-        return error
+    def told(rank, source="rows", **settings):
+        with pytest.raises(ConfigError, match=r"AD487 rank \d reads other rows than rank \d: its data"):
+            batches_of(rank, tmp_path / f"{source}.jsonl", 10**6, exchanges[rank], **settings)
 
-    at_the_same_time(partial(told, 0, path), partial(told, 1, other))
+    at_the_same_time(partial(told, 0), partial(told, 1, **other))
+
+
+@pytest.mark.usefixtures("divided")
+def test_each_rank_counts_the_rows_that_it_has_tokenized(path):
+    with Ranks(path, 2, exchanges=meeting_of(2), epochs=1) as ranks:
+        for _ in ranks.steps():
+            pass
+        counted = [loader.statistics().tokenized_rows_total for loader in ranks.loaders]
+    assert sum(counted) == len(path.read_text().splitlines())
+    assert min(counted) > 0.2 * sum(counted)
 
 
 @pytest.mark.usefixtures("divided")
@@ -256,7 +269,7 @@ def test_what_cannot_be_divided_is_refused(path, tmp_path):
 
 
 @pytest.mark.usefixtures("divided")
-@pytest.mark.parametrize("method", ["BlockWindow.add", "SharedScans._on_own", "SharedScans._tell"])
+@pytest.mark.parametrize("method", ["BlockWindow.add", "SharedScans._on_own", "SharedScans.deliver"])
 def test_a_fault_of_ours_ends_the_calls_or_the_sharing(path, method, monkeypatch):
     expected, exchanges = [batches_of(rank, path, 150) for rank in range(2)], meeting_of(2)
     module = "block_windows" if method.startswith("Block") else "shared_scans"

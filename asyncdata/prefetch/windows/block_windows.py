@@ -106,14 +106,15 @@ class BlockWindow(OpenWindow):
                 has_slot=len(self._parts) == 1,
             )
 
-    def add(self, part: int, reply: Scanned, cached: Sequence[CachedBlock] = ()) -> bool:
+    def add(self, part: int, reply: Scanned, cached: Sequence[CachedBlock] = (), *, is_elsewhere: bool = False) -> bool:
         """Take the reply to scan number ``part``; return whether all replies are there now.
 
         :param cached: the blocks that the request said are in the token cache.
+        :param is_elsewhere: whether another rank tokenized the rows.
         """
         if self._ready is not None:
             refused = {refusal.block for refusal in reply.refused}
-            are_cached = np.zeros(len(reply.counts) // 4, np.bool_)
+            are_cached = np.full(len(reply.counts) // 4, is_elsewhere)
             are_cached[[item.block for item in cached if item.block not in refused]] = True
             self._ready.add(part, np.repeat(are_cached, np.frombuffer(reply.counts, np.int32)), reply.samples)
             reply = msgspec.structs.replace(reply, samples=None)
@@ -288,7 +289,8 @@ class BlockWindows(Windows):
 
                 scans, of = self._shared
                 make = partial(self._wait, scan)
-                scans.divide(Key(of, *place, part), place[1] * window.num_scans + part, make, on_reply)
+                on_found = partial(on_reply, is_elsewhere=True)
+                scans.divide(Key(of, *place, part), place[1] * window.num_scans + part, make, on_reply, on_found)
             elif scan.with_samples:
                 self._wait(scan, on_reply)
             else:
@@ -323,7 +325,14 @@ class BlockWindows(Windows):
         self._cache.store_later()
 
     def _on_scanned(
-        self, place: tuple[int, int], window: BlockWindow, part: int, scan: Scan, reply: Reply | Crashed
+        self,
+        place: tuple[int, int],
+        window: BlockWindow,
+        part: int,
+        scan: Scan,
+        reply: Reply | Crashed,
+        *,
+        is_elsewhere: bool = False,
     ) -> None:
         if scan.with_samples and (isinstance(reply, Crashed) or (isinstance(reply, Failed) and reply.row >= 0)):
             # A row is to blame. With their text here, the rows are tokenized at their turn, and that row is found.
@@ -331,7 +340,7 @@ class BlockWindows(Windows):
             self._executor.submit(text, partial(self._on_scanned, place, window, part, text))
         elif not isinstance(reply, Scanned):
             window.fault = error_of(reply)
-        elif window.add(part, reply, scan.cached):
+        elif window.add(part, reply, scan.cached, is_elsewhere=is_elsewhere):
             self.num_blank += window.num_blank
             recent = list(self._sizes.items())[-_KEPT_SIZES:]
             self._sizes = dict([*recent, (place, window.num_rows)])  # a new dict, as other threads read it

@@ -74,7 +74,7 @@ class _Awaited(NamedTuple):
     """
 
     make: Callable[[], object]
-    on_reply: OnReply
+    on_found: OnReply
     late_s: float
 
 
@@ -112,11 +112,14 @@ class SharedScans:
         """Wait for no scan of the part any more."""
         self._awaited = {key: awaited for key, awaited in self._awaited.items() if key.part != part}
 
-    def divide(self, key: Key, place: int, make: Callable[[OnReply], object], on_reply: OnReply) -> None:
+    def divide(
+        self, key: Key, place: int, make: Callable[[OnReply], object], on_reply: OnReply, on_found: OnReply
+    ) -> None:
         """Have a scan made, here or by another rank.
 
         :param place: its number in the epoch, by which scans are dealt.
         :param make: makes the scan here, soon.
+        :param on_found: called in place of ``on_reply`` with what another rank has found.
         """
         if self._is_alone or (place + key.part) % self.world_size == self._rank:
             make(on_reply if self._is_alone else partial(self._on_own, key, on_reply))
@@ -124,14 +127,14 @@ class SharedScans:
 
         self._found = {of: found for of, found in self._found.items() if of.part != key.part or of[1:3] >= key[1:3]}
         late_s = time.monotonic() + _PATIENCE_S
-        self._awaited[key] = _Awaited(partial(make, on_reply), on_reply, late_s)
+        self._awaited[key] = _Awaited(partial(make, on_reply), on_found, late_s)
         if key not in self._found:
             self._call()
 
     def deliver(self, part: int) -> None:
         """Hand over the replies of other ranks that are there."""
         for key in [key for key in self._found if key.part == part and key in self._awaited]:
-            self._awaited.pop(key).on_reply(decode_reply(self._found.pop(key)))
+            self._awaited.pop(key).on_found(decode_reply(self._found.pop(key)))
 
     async def watch(self, part: int) -> None:
         """Make scans here that come too late, until cancelled.
@@ -218,7 +221,7 @@ class SharedScans:
         """The ranks do not belong together: an error of all calls."""
         awaited, self._awaited, self._is_alone = self._awaited, {}, True
         for each in awaited.values():
-            each.on_reply(Failed(type(error).__name__, str(error)))
+            each.on_found(Failed(type(error).__name__, str(error)))
         self._tell({key.part for key in awaited})
 
     def _on_failed(self, error: AsyncDataError) -> None:
