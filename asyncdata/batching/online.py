@@ -87,10 +87,14 @@ class WindowStart(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The packs of a full window, in the order of delivery. Those that were delivered are empty."""
+    """The packs of a full window, in the order of delivery. Those that were delivered are empty.
+
+    :ivar is_dealt: whether those of other ranks are without their samples.
+    """
 
     start: WindowStart
     packs: list[Pack]
+    is_dealt: bool = False
 
 
 class OnlineProgress(NamedTuple):
@@ -307,6 +311,12 @@ class OnlinePacks:
         num_dealt = now.num_ready // self.rules.global_batch * self.rules.global_batch
         ready, first = [], -now.num_gone
         for window in now.ready:
+            stop = first + len(window.packs)
+            if window.is_dealt or num_dealt <= first:
+                ready.append(window)
+                first = stop
+                continue
+
             packs = window.packs.copy()
             for number in range(max(0, -first), min(len(packs), num_dealt - first)):
                 if (first + number) % world_size != rank:
@@ -315,8 +325,8 @@ class OnlinePacks:
 
                 for arrival, _, _ in packs[number]:
                     arrival.sample.detach()  # else it would keep its chunk, with the samples of all the other ranks
-            ready.append(window._replace(packs=packs))
-            first += len(packs)
+            ready.append(window._replace(packs=packs, is_dealt=stop <= num_dealt))
+            first = stop
         return now._replace(ready=tuple(ready))
 
     # Packs go.
