@@ -9,7 +9,6 @@ from msgspec import structs
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import is_loaded_instance
 from asyncdata.delivery.bad_rows import BadRowPolicy
-from asyncdata.delivery.quarantine import Quarantine
 from asyncdata.loader.opened_source import OpenedPart, OpenedSource, job_of, with_block_cache
 from asyncdata.order.order import Order
 from asyncdata.order.shuffle import RowShuffle
@@ -51,8 +50,12 @@ def opened_part(
     :param source: what a loader takes as its source.
     """
     settings = config.bad_rows
-    quarantine = Quarantine.opened(settings.path if settings.policy == "quarantine" else None)
-    bad_rows = BadRowPolicy(settings.policy == "raise", settings.max, settings.excerpts, quarantine.add)
+    bad_rows = BadRowPolicy(settings.policy == "raise", settings.max, settings.excerpts)
+    if not bad_rows.is_raised:
+        from asyncdata.delivery.quarantine import Quarantine
+
+        quarantine = Quarantine.opened(settings.path if settings.policy == "quarantine" else None)
+        bad_rows = bad_rows._replace(pass_over=quarantine.add)
     opened = opened_source(described(source), config, function, bad_rows, plan, share)
     warn_about_files(opened.files)
     return OpenedPart(name, opened, config, function, bad_rows)
