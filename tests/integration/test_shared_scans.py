@@ -334,6 +334,36 @@ def test_ranks_divide_scans_over_gloo_and_one_goes_on_after_the_other_is_killed(
     assert said(30) == [alone[0], ""]
 
 
+EXCHANGE = """
+import random, sys
+import torch.distributed as dist
+from asyncdata.integrations.torch import exchange
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=3)
+share = exchange(timeout_s=60)
+
+def sent(call, rank):
+    chance = random.Random(call * 100 + rank)
+    sizes = 0, chance.randrange(600), 0 if rank else 3_000_000, 100_000 + rank, chance.choice([0, 503, 504, 505, 70_000])
+    return chance.randbytes(sizes[call % len(sizes)])
+
+for call in range(40):
+    assert share(sent(call, rank)) == [sent(call, other) for other in range(3)], call
+print("whole")
+"""
+
+
+@pytest.mark.thorough
+def test_an_exchange_over_gloo_returns_what_each_rank_sent_short_or_long(tmp_path):
+    pytest.importorskip("torch")
+    command = [sys.executable, "-W", "error", "-c", EXCHANGE]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
+        for rank in range(3)
+    ]
+    assert [rank.communicate(timeout=240)[0].strip() for rank in ranks] == ["whole"] * 3
+
+
 @pytest.mark.usefixtures("divided")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_each_rank_loads_the_media_of_its_own_samples(tmp_path, num_workers):

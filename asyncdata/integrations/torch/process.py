@@ -6,17 +6,20 @@ import json
 import os
 import sys
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.loader.config import Ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ("exchange", "from_torch_state", "ranks", "refuse_in_torch_worker", "to_torch_state")
 
 _KEY = "asyncdata"
+_HEAD_BYTES = 512
+"""Of a message: its size, and so much of it that most fit."""
 
 
 def ranks(group: Any = None, **settings: Any) -> Ranks:
@@ -60,12 +63,39 @@ def exchange(group: Any = None, *, timeout_s: float = 600.0) -> Callable[[bytes]
     members = distributed.get_process_group_ranks(group or distributed.group.WORLD)
     own = distributed.new_group(members, timedelta(seconds=timeout_s), "gloo", use_local_synchronization=True)
 
-    def all_gather(data: bytes) -> list[bytes]:
-        found: list[Any] = [None] * len(members)
-        distributed.all_gather_object(found, data, group=own)
-        return found
+    return partial(_all_gather, distributed, own, members)
 
-    return all_gather
+
+def _all_gather(distributed: Any, group: Any, members: Sequence[int], data: bytes) -> list[bytes]:
+    """What each rank sends. Most calls have one short message a rank: these go with their sizes, in one collective.
+
+    Of longer ones, ``all_gather_object`` would send every rank's at the size of the longest. If few are long, each is
+    broadcast by itself.
+    """
+    import torch
+
+    def tensor(content: bytes, size: int) -> Any:
+        return torch.frombuffer(bytearray(content.ljust(size, b"\0")), dtype=torch.uint8)
+
+    def gathered(content: bytes, size: int) -> list[bytes]:
+        found = [torch.empty(size, dtype=torch.uint8) for _ in members]
+        distributed.all_gather(found, tensor(content, size), group=group)
+        return [each.numpy().tobytes() for each in found]
+
+    heads = gathered(len(data).to_bytes(8, "little") + data[: _HEAD_BYTES - 8], _HEAD_BYTES)
+    sizes = [int.from_bytes(head[:8], "little") for head in heads]
+    found = [head[8 : 8 + size] for head, size in zip(heads, sizes, strict=True)]
+    long = [number for number, size in enumerate(sizes) if size > _HEAD_BYTES - 8]
+    if 2 * sum(sizes) > len(members) * max(sizes) and long:
+        whole = gathered(data, max(sizes))
+        return [content[:size] for content, size in zip(whole, sizes, strict=True)]
+
+    own = members.index(distributed.get_rank())
+    for number in long:
+        content = tensor(data if number == own else b"", sizes[number])
+        distributed.broadcast(content, members[number], group=group)
+        found[number] = content.numpy().tobytes()
+    return found
 
 
 def _initialised() -> Any:

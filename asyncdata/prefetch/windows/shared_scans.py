@@ -40,7 +40,7 @@ _PAUSE_S = 0.02
 _PATIENCE_S = 20.0
 """After it, a rank makes a scan of another rank itself."""
 
-_MAX_BYTES = 16 << 20
+_MAX_BYTES = 4 << 20
 """What a rank sends in one call, unless one reply is larger."""
 
 _log = get_logger(__name__)
