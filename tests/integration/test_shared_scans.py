@@ -344,7 +344,8 @@ share = exchange(timeout_s=60)
 
 def sent(call, rank):
     chance = random.Random(call * 100 + rank)
-    sizes = 0, chance.randrange(600), 0 if rank else 3_000_000, 100_000 + rank, chance.choice([0, 503, 504, 505, 70_000])
+    near = chance.choice([0, 503, 504, 505, 70_000])
+    sizes = 0, chance.randrange(600), 0 if rank else 3_000_000, 100_000 + rank, near
     return chance.randbytes(sizes[call % len(sizes)])
 
 for call in range(40):
