@@ -66,9 +66,10 @@ class Hub:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with suppress(OSError):
-            Client(self.address).close()  # ends an accept() that still waits, as for a rank that could not start
-        self._thread.join()
+        while self._thread.is_alive():
+            with suppress(OSError):
+                Client(self.address).close()  # ends an accept() that still waits, as for a rank that could not start
+            self._thread.join(0.01)
         self._listener.close()
 
 
