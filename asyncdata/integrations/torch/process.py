@@ -48,12 +48,13 @@ def ranks(group: Any = None, **settings: Any) -> Ranks:
     return Ranks(rank=rank, world_size=world_size, **settings)
 
 
-def exchange(group: Any = None, *, timeout_s: float = 600.0) -> Callable[[bytes], list[bytes]]:
+def exchange(group: Any = None, *, timeout_s: float = 1800.0) -> Callable[[bytes], list[bytes]]:
     """``Ranks(exchange=...)`` over torch.distributed, with a gloo group of its own. All ranks must call it, in the
     same order; each loader needs one of its own.
 
     :param group: the process group of data parallelism, as in :func:`ranks`.
-    :param timeout_s: seconds after which a call ends with torch's error, if a rank does not take part.
+    :param timeout_s: seconds after which a call ends with torch's error, if a rank does not take part: more than the
+        longest pause of the training, such as an evaluation.
     :raises ConfigError: if torch.distributed is not initialised.
     """
     distributed = _initialised()
