@@ -6,9 +6,9 @@
         feeder = QueueFeeder(loader, room=1024)
         feeder.fill()
 
-A prompt's key is its place in the order, as ``0:3:128``; those of its rollouts begin with that and ``_``. Whoever has
-trained on a prompt, or drops it, clears its keys. The queue also keeps up to which place prompts were put, so that what
-it has and what the loader's state has can be brought together, whichever was saved later.
+A prompt's key is its place in the order, as ``0:3:128``; those of its rollouts begin with that and ``_``. The trainer
+clears the keys of a prompt that it has trained on, or drops. The queue also keeps up to which place prompts were put,
+so that what it has and what the loader's state has can be brought together, whichever was saved later.
 """
 
 from __future__ import annotations

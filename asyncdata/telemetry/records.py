@@ -62,7 +62,17 @@ class Place(NamedTuple):
     row: Count
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _Located(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a row is."""
+
+    source: str = ""
+    path: str = ""
+    byte_offset: OrUnknown = -1
+    line: Count = 0
+    row_number: OrUnknown = -1
+
+
+class Document(_Located, frozen=True, kw_only=True):
     """A document of a pack.
 
     :ivar place: of its sample in the order; ``num_tokens``: that the pack has of it.
@@ -72,11 +82,6 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     place: Place
     num_tokens: Count
-    source: str = ""
-    path: str = ""
-    byte_offset: OrUnknown = -1
-    line: Count = 0
-    row_number: OrUnknown = -1
 
 
 class TokenizerName(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -90,15 +95,10 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     """``kind`` says which record it is."""
 
 
-class _RowRecord(_Record, frozen=True, kw_only=True):
+class _RowRecord(_Located, _Record, frozen=True, kw_only=True):
     """When a record of a row was written, and where the row is."""
 
     at: Moment
-    source: str = ""
-    path: str = ""
-    byte_offset: OrUnknown = -1
-    line: Count = 0
-    row_number: OrUnknown = -1
 
 
 class RunStart(_Record, frozen=True, kw_only=True, tag="run"):

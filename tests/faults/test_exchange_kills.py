@@ -1,4 +1,4 @@
-"""A rank is killed before, within or after an exchange, and the run goes on with another number of ranks."""
+"""A rank is killed before, during or after an exchange, and the run goes on with another number of ranks."""
 
 from __future__ import annotations
 

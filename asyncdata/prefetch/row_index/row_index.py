@@ -255,22 +255,22 @@ class RowIndex:
 
     def places(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Places:
         """The locations of the rows of these numbers."""
-        rows, copies = self._numbered(numbers), None
+        rows = self._numbered(numbers)
         offsets, lengths, _ = self._found(rows).T
-        if self.spool:
-            copies = self._block_parts[self._blocks_of(rows)], offsets.astype(np.int64)
-        return Places(*self.origins(rows), lengths, rows, copies)
+        blocks = self._blocks_of(rows)
+        copies = (self._block_parts[blocks], offsets.astype(np.int64)) if self.spool else None
+        return Places(*self._origins(rows, blocks, offsets), lengths, rows, copies)
 
     def _blocks_of(self, rows: Any) -> Any:
         return np.searchsorted(self._block_ends[: self._num_blocks], rows, side="right")
 
     def origins(self, rows: Int64) -> tuple[Any, Any]:
         """The number of each row's original file, and its offset there; int64, of shape (num_rows,)."""
-        blocks = self._blocks_of(rows)
+        return self._origins(rows, self._blocks_of(rows), None if self.spool else self._found(rows)[:, 0])
+
+    def _origins(self, rows: Int64, blocks: Any, offsets: Any) -> tuple[Any, Any]:
         if self.spool:  # copied rows are located by their number in the file
             offsets = rows - np.where(blocks > 0, self._block_ends[blocks - 1], 0)
-        else:
-            offsets = self._found(rows)[:, 0]
         return self._block_files[blocks], self._block_starts[blocks] + offsets
 
     def numbered(self, place: SourceLocation, file_id: int, row: int) -> SourceLocation:

@@ -206,23 +206,22 @@ class BlockWindows(Windows):
         self._is_at_start = True
         self._waiting: deque[tuple[Scan, OnReply]] = deque()
         self._sizes: dict[tuple[int, int], int] = {}
-        self._shared: tuple[SharedScans, int] | None = None
+        self._shared: SharedScans | None = None
+        self._part = 0
 
     def share(self, scans: SharedScans, part: int) -> bool:
-        self._shared = scans, part
+        self._shared, self._part = scans, part
         return True
 
     async def run(self) -> None:
         if self._shared is not None:
-            scans, part = self._shared
-            await scans.watch(part)
+            await self._shared.watch(self._part)
 
     def restart(self) -> None:
         self._waiting.clear()
         self._first, self._is_at_start = None, True
         if self._shared is not None:
-            scans, part = self._shared
-            scans.restart(part)
+            self._shared.restart(self._part)
         if self._cache is not None:
             self._cache.restart()
 
@@ -257,7 +256,7 @@ class BlockWindows(Windows):
             BlockWindow, self._source, blocks, slot, self._stride, partial(self._order.rows, epoch, number)
         )
         place = epoch, number
-        num_ranks = 0 if self._shared is None else self._shared[0].world_size
+        num_ranks = 0 if self._shared is None else self._shared.world_size
         if self._executor.answers_with_samples or (
             num_ranks and not (self._is_at_start and num_ranks < _RANKS_AT_START)
         ):
@@ -285,12 +284,8 @@ class BlockWindows(Windows):
         for part, scan in enumerate(window.scans(cached or (), is_stored=is_stored)):
             on_reply = partial(self._on_scanned, place, window, part, scan)
             if scan.with_samples and self._shared is not None:
-                from asyncdata.prefetch.windows.shared_scans import Key
-
-                scans, of = self._shared
-                make = partial(self._wait, scan)
-                on_found = partial(on_reply, is_elsewhere=True)
-                scans.divide(Key(of, *place, part), place[1] * window.num_scans + part, make, on_reply, on_found)
+                make, on_found = partial(self._wait, scan), partial(on_reply, is_elsewhere=True)
+                self._shared.divide((self._part, *place, part), window.num_scans, make, on_reply, on_found)
             elif scan.with_samples:
                 self._wait(scan, on_reply)
             else:
@@ -303,8 +298,7 @@ class BlockWindows(Windows):
     def read_on(self) -> None:
         """As the base class says."""
         if self._shared is not None:
-            scans, part = self._shared
-            scans.deliver(part)
+            self._shared.deliver(self._part)
         while self._waiting and self._executor.num_wanted > 0:
             scan, on_reply = self._waiting.popleft()
             if self._cache is not None and not self._executor.answers_with_samples:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Reply
     from asyncdata.workers.base import OnReply
 
-__all__ = ("Key", "SharedScans")
+__all__ = ("SharedScans",)
 
 _PAUSE_S = 0.02
 """Between calls of a rank that has nothing to send."""
@@ -113,15 +113,21 @@ class SharedScans:
         self._awaited = {key: awaited for key, awaited in self._awaited.items() if key.part != part}
 
     def divide(
-        self, key: Key, place: int, make: Callable[[OnReply], object], on_reply: OnReply, on_found: OnReply
+        self,
+        scan: tuple[int, int, int, int],
+        num_scans: int,
+        make: Callable[[OnReply], object],
+        on_reply: OnReply,
+        on_found: OnReply,
     ) -> None:
         """Have a scan made, here or by another rank.
 
-        :param place: its number in the epoch, by which scans are dealt.
+        :param scan: the fields of its :class:`Key`; ``num_scans``: of its window. Scans are dealt one after the other.
         :param make: makes the scan here, soon.
         :param on_found: called in place of ``on_reply`` with what another rank has found.
         """
-        if self._is_alone or (place + key.part) % self.world_size == self._rank:
+        key = Key(*scan)
+        if self._is_alone or (key.window * num_scans + key.scan + key.part) % self.world_size == self._rank:
             make(on_reply if self._is_alone else partial(self._on_own, key, on_reply))
             return
 

@@ -121,6 +121,14 @@ class Run:
     def save_queue(self, _=0):
         self.queue, self.at_queue = self.store.save(), len(self.trained)
 
+    def save_and_train(self, saves):
+        """After each, three prompts are trained and others put."""
+        for save in saves:
+            getattr(self, save)()
+            for which in (1, 0, 2):
+                self.train(which)
+                self.fill()
+
     def crash(self, _=0):
         """The weights are those of the later save."""
         self.loader.close()
@@ -153,11 +161,7 @@ def test_each_prompt_is_trained_once_whatever_was_saved_when(path, store, steps)
 def test_prompts_that_were_put_or_trained_between_the_two_saves_come_once(path, store, order):
     run = Run(path, store)
     run.fill()
-    for save in order:
-        getattr(run, save)()
-        for which in (1, 0, 2):
-            run.train(which)
-            run.fill()
+    run.save_and_train(order)
     run.crash()
     assert len(run.trained) == 3
     assert run.finish() == ALL
@@ -224,11 +228,7 @@ def test_with_the_real_queue_each_prompt_is_trained_once_whatever_was_saved_late
     for order in (("save_loader", "save_queue"), ("save_queue", "save_loader"), ("save_loader",)):
         run = Run(path, store)
         run.fill()
-        for save_one in order:
-            getattr(run, save_one)()
-            for which in (1, 0, 2):
-                run.train(which)
-                run.fill()
+        run.save_and_train(order)
         run.roll_out(1)
         run.crash()
         assert len(run.trained) == 3 * (len(order) - 1)
