@@ -271,7 +271,8 @@ class Producer:
     def _on_tokenized(self, part: _RowsInFlight, reply: Reply | Crashed) -> None:
         if isinstance(reply, Tokenized):
             self.pacer.learn(part.entry.num_rows, reply.busy_s, _num_elsewhere(reply))
-            self._deliver(part, part.window.completed(part.position.row, part.entry.num_rows, reply))
+            part.window.answered(reply)
+            self._deliver(part, reply)
             self.canaries.make()
         elif isinstance(reply, Crashed):
             self._on_crashed(part, reply)
