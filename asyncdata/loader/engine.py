@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.loader_media import LoaderMedia
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
-    from asyncdata.loader.outcomes import LoaderOutcomes, PartOutcomes, Restored
+    from asyncdata.loader.outcomes import LoaderOutcomes, Memories, PartOutcomes
     from asyncdata.prefetch.mixture_producer import MixtureProducer
     from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.prefetch.windows.shared_scans import SharedScans
@@ -88,7 +88,7 @@ class Matched(NamedTuple):
 
     ledger: Ledger
     canaries: list[str]
-    memories: dict[str, Restored | None]
+    memories: dict[str, Memories | None]
     keeps_place: bool = True
     growth: dict[int, Listing] | None = None
 
@@ -266,8 +266,6 @@ class Engine:
             part.source.close()
         if self._scans is not None:
             self._scans.leave()
-        if self.outcomes is not None:
-            self.outcomes.close()
 
     @property
     def epoch(self) -> int:
@@ -377,7 +375,7 @@ class Engine:
         saved: OutcomeState | msgspec.UnsetType,
         changed: Collection[str],
         allow_changed: Collection[str],
-    ) -> Restored | None:
+    ) -> Memories | None:
         """The outcome memory of a part with which to continue; None if it has none."""
         memory = self._memory(part)
         if memory is None and not saved:

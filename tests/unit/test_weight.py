@@ -43,7 +43,6 @@ WINGS = (
     "cli",
     "delivery.media_queue",
     "delivery.merger",
-    "delivery.outcomes.file",
     "delivery.outcomes.memory",
     "delivery.part_queue",
     "delivery.quarantine",
