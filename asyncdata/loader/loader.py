@@ -18,7 +18,7 @@ from asyncdata.core.errors import EndOfData
 from asyncdata.core.settings import checked_timeout
 from asyncdata.core.shortage import is_shortage
 from asyncdata.core.threads import call_soon_in_this_loop
-from asyncdata.loader.base import BaseLoader
+from asyncdata.loader.base import BaseLoader, end_of_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,9 +122,10 @@ class DataLoader(BaseLoader):
                 request = Request(num_groups, last_epoch)
                 samples = self._serve(request, timeout_s)
             return finish(samples)
-        except BaseException:  # also an interrupt between the commit and the caller
+        except BaseException as error:  # also an interrupt between the commit and the caller
             coordinator.failed.append((request, samples))  # first of all: what follows may be interrupted
             coordinator.settle()
+            self._recorder.failed(error)
             raise
 
     def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
@@ -184,9 +185,10 @@ class DataLoader(BaseLoader):
                 return batches.finish(request, self._serve(request))
         except EndOfData:
             return batches.end()
-        except BaseException:  # also an interrupt after the commit, while the lock is released
+        except BaseException as error:  # also an interrupt after the commit, while the lock is released
             self._engine.coordinator.failed.append((request, None))  # as in _take
             self._engine.coordinator.settle()
+            self._recorder.failed(error)
             raise
 
     def close(self) -> None:
@@ -203,7 +205,7 @@ class DataLoader(BaseLoader):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close("the loader was closed at the end of its `with`")
+        self._close(*end_of_with(error))
 
 
 class AsyncDataLoader(BaseLoader):
@@ -260,9 +262,10 @@ class AsyncDataLoader(BaseLoader):
                 request = Request(num_groups, last_epoch)
                 samples = await self._serve(request, timeout_s)
             return finish(samples)
-        except BaseException:
+        except BaseException as error:
             coordinator.failed.append((request, samples))  # first of all: what follows may be interrupted
             coordinator.settle()
+            self._recorder.failed(error)
             raise
 
     async def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
@@ -321,19 +324,23 @@ class AsyncDataLoader(BaseLoader):
                 return batches.finish(request, await self._serve(request))
         except EndOfData:
             return batches.end()
-        except BaseException:
+        except BaseException as error:
             self._engine.coordinator.failed.append((request, None))
             self._engine.coordinator.settle()
+            self._recorder.failed(error)
             raise
 
     async def aclose(self) -> None:
         """Like :meth:`DataLoader.close`, even if cancelled."""
-        reason = "the loader was closed by aclose()"
+        await self._close_here("the loader was closed by aclose()")
+
+    async def _close_here(self, reason: str, error: Exception | None = None) -> None:
         try:
             with anyio.CancelScope(shield=True):
-                await _in_a_thread(self._close, reason)
+                await _in_a_thread(self._close, reason, error)
         except BaseException:
-            self._close(reason)  # asyncio's task.cancel() ignores the shield, and may come before the thread has ended
+            # asyncio's task.cancel() ignores the shield, and may come before the thread has ended
+            self._close(reason, error)
             raise
 
     async def __aenter__(self) -> Self:
@@ -343,7 +350,7 @@ class AsyncDataLoader(BaseLoader):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.aclose()
+        await self._close_here(*end_of_with(error))
 
 
 class _Batches:
@@ -387,12 +394,12 @@ class AsyncEpoch(_Batches):
         raise StopAsyncIteration
 
 
-async def _in_a_thread(close: Callable[[str], None], reason: str) -> None:
+async def _in_a_thread(close: Callable[..., None], *why: object) -> None:
     """Close in a thread, so that the caller's loop keeps running; without one if the system has no more threads."""
     try:
-        await anyio.to_thread.run_sync(close, reason)
+        await anyio.to_thread.run_sync(close, *why)
     except RuntimeError as error:
         if not is_shortage(error):
             raise
 
-        close(reason)
+        close(*why)
