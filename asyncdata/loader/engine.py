@@ -71,10 +71,7 @@ if TYPE_CHECKING:
 __all__ = ("Engine", "Matched")
 
 _log = get_logger(__name__)
-_REMEDY = (
-    "Ranks(exchange=...), by which the ranks divide the rows; or a fast tokenizer, with which it costs little; or one "
-    "Cache(tokens=...) for all ranks, filled by one of them before"
-)
+_REMEDY = "Ranks(exchange=...), by which the ranks divide the rows; or a fast tokenizer, with which it costs little"
 
 
 class Matched(NamedTuple):
@@ -218,7 +215,7 @@ class Engine:
     def _warn_of_ranks(self) -> None:
         """Each rank tokenizes the rows of all: say so, and what would be less work."""
         config = self.config
-        if config.ranks.world_size > 1 and config.executor is None and not config.cache.tokens:
+        if config.ranks.world_size > 1 and config.executor is None:
             _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=_REMEDY)
 
     def _shared_scans(self) -> SharedScans | None:
@@ -488,7 +485,6 @@ class Engine:
             self.coordinator.channel,
             self._executor.statistics(),
             [part.source.files for part in self.parts],
-            [part.cache for part in self.parts],
             self.batching.totals(ledger),
         )
         return Statistics(

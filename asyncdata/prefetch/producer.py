@@ -154,8 +154,8 @@ class Producer:
             self._open_window()
         while self._send_chunk():
             if self._windows and self._windows[0].is_placed:
-                # Now, and not only after the loop: the workers are idle, as this window is cached, and the channel may
-                # take all of it at once. Then there would be no other chance to open the next window in time.
+                # Now, and not only after the loop: no worker is needed for this window, and the channel may take all of
+                # it at once. Then there would be no other chance to open the next window in time.
                 self._open_next()
         self._open_next()
         self._opener.read_on()
@@ -218,7 +218,7 @@ class Producer:
 
     @property
     def _most_placed(self) -> int:
-        """The largest chunk of rows that are cached: these need no worker, so the chunk may be large."""
+        """The largest chunk of rows that are there already: these need no worker, so the chunk may be large."""
         return max(1, min(_MAX_PLACED_ROWS, self._coordinator.rules.capacity))
 
     def _send(self, window: OpenWindow, entry: Entry) -> None:
@@ -399,8 +399,8 @@ class _RowsInFlight(msgspec.Struct, eq=False):
 
 
 def _num_elsewhere(reply: Tokenized) -> int:
-    """The rows of a reply that were not tokenized for it: other ranks have them, or the token cache had them."""
-    return reply.num_cached + int(np.count_nonzero(is_elsewhere(np.frombuffer(reply.expected, np.int32))))
+    """The rows of a reply that other ranks tokenize, or have tokenized."""
+    return reply.num_elsewhere + int(np.count_nonzero(is_elsewhere(np.frombuffer(reply.expected, np.int32))))
 
 
 def chunk_limit(capacity: int, num_workers: int) -> int:
