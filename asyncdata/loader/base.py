@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncdata.core.callbacks import identity
-from asyncdata.core.errors import ConfigError, EndOfData, LoaderClosedError, redacted
+from asyncdata.core.errors import ConfigError, LoaderClosedError, redacted
 from asyncdata.core.file_refs import all_sizes
 from asyncdata.core.import_path import is_loaded_instance
 from asyncdata.core.log import owning_events
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.workers.ray.settings import RayExecutor
 
-__all__ = ("BaseLoader", "end_of_with")
+__all__ = ("BaseLoader",)
 
 _CLOSE_TIMEOUT_S = 5.0
 """The longest time that closing the service takes."""
@@ -371,7 +371,7 @@ class BaseLoader:
         self._recorder.start()
         self._engine.start()
 
-    def _close(self, reason: str, error: Exception | None = None) -> None:
+    def _close(self, reason: str) -> None:
         self._closed_because = self._closed_because or reason
         # A second call waits for the first one; with a timeout, as an interrupt may have left the lock locked.
         if self._is_closed or not self._engine.service.is_here or not self._closing.acquire(timeout=_CLOSE_TIMEOUT_S):
@@ -380,7 +380,6 @@ class BaseLoader:
         try:
             if not self._is_closed:
                 self._progress.close()
-                self._recorder.failed(error, True)
                 self._recorder.close(self._closed_because)
                 self._engine.close(f"AD502 {self._closed_because}")
                 self._is_closed = True
@@ -484,17 +483,6 @@ class BaseLoader:
         self._check()
         is_named, self._is_epoch_named = self._is_epoch_named, False
         return self._engine.batches(runs_on=not is_named)
-
-
-def end_of_with(left_by: BaseException | None) -> tuple[str, Exception | None]:
-    """Why a loader is closed at the end of its ``with``, and the error that ended the run, if one did."""
-    while isinstance(left_by, BaseExceptionGroup):  # of a task group
-        left_by = left_by.exceptions[0]
-    if left_by is None or isinstance(left_by, EndOfData):
-        return "the loader was closed at the end of its `with`", None
-
-    reason = f"the loader was closed as {type(left_by).__name__} left its `with`"
-    return reason, left_by if isinstance(left_by, Exception) else None  # a cancelled task is no failed one
 
 
 def _recorder_of(engine: Engine, tokenize_fn: Any, packing: Any) -> Recorder | NoRecorder:

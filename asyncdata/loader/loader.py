@@ -18,7 +18,7 @@ from asyncdata.core.errors import EndOfData
 from asyncdata.core.settings import checked_timeout
 from asyncdata.core.shortage import is_shortage
 from asyncdata.core.threads import call_soon_in_this_loop
-from asyncdata.loader.base import BaseLoader, end_of_with
+from asyncdata.loader.base import BaseLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,7 +205,8 @@ class DataLoader(BaseLoader):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(*end_of_with(error))
+        self._recorder.failed(error, True)
+        self._close("the loader was closed at the end of its `with`")
 
 
 class AsyncDataLoader(BaseLoader):
@@ -332,15 +333,12 @@ class AsyncDataLoader(BaseLoader):
 
     async def aclose(self) -> None:
         """Like :meth:`DataLoader.close`, even if cancelled."""
-        await self._close_here("the loader was closed by aclose()")
-
-    async def _close_here(self, reason: str, error: Exception | None = None) -> None:
+        reason = "the loader was closed by aclose()"
         try:
             with anyio.CancelScope(shield=True):
-                await _in_a_thread(self._close, reason, error)
+                await _in_a_thread(self._close, reason)
         except BaseException:
-            # asyncio's task.cancel() ignores the shield, and may come before the thread has ended
-            self._close(reason, error)
+            self._close(reason)  # asyncio's task.cancel() ignores the shield, and may come before the thread has ended
             raise
 
     async def __aenter__(self) -> Self:
@@ -350,7 +348,8 @@ class AsyncDataLoader(BaseLoader):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._close_here(*end_of_with(error))
+        self._recorder.failed(error, True)
+        await self.aclose()
 
 
 class _Batches:
@@ -394,12 +393,12 @@ class AsyncEpoch(_Batches):
         raise StopAsyncIteration
 
 
-async def _in_a_thread(close: Callable[..., None], *why: object) -> None:
+async def _in_a_thread(close: Callable[[str], None], reason: str) -> None:
     """Close in a thread, so that the caller's loop keeps running; without one if the system has no more threads."""
     try:
-        await anyio.to_thread.run_sync(close, *why)
+        await anyio.to_thread.run_sync(close, reason)
     except RuntimeError as error:
         if not is_shortage(error):
             raise
 
-        close(*why)
+        close(reason)

@@ -199,8 +199,13 @@ class Recorder:
 
     @_guarded
     def failed(self, error: BaseException | None, ends_run: bool = False) -> None:
-        """A call for data has raised. If nothing is delivered after it, that ended the run."""
-        if isinstance(error, Exception) and (ends_run or not isinstance(error, _NO_FAULTS)):
+        """A call for data, or the trainer, has raised. If nothing is delivered after it, that ended the run.
+
+        :param ends_run: whether the loader is closed now; else, a call may also end as in a run that does well.
+        """
+        while isinstance(error, BaseExceptionGroup):  # of a task group
+            error = error.exceptions[0]
+        if isinstance(error, Exception) and not isinstance(error, EndOfData if ends_run else _NO_FAULTS):
             self._failure = self._subject.coordinator.ledger.position, self._told(error)
 
     def _told(self, error: BaseException) -> str:

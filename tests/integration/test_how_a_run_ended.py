@@ -106,13 +106,16 @@ def trains_to_nan_awaited(path, folder):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("train", [trains_to_nan, trains_to_nan_awaited], ids=["with", "async with"])
-def test_an_error_of_the_trainer_that_leaves_the_with_is_named(path, folder, train):
+ENDS = [(trains_to_nan, "at the end of its `with`"), (trains_to_nan_awaited, "by aclose()")]
+
+
+@pytest.mark.parametrize(("train", "how"), ENDS, ids=["with", "async with"])
+def test_an_error_of_the_trainer_that_leaves_the_with_is_named(path, folder, train, how):
     with pytest.raises(ZeroDivisionError):
         train(path, folder)
     error = "ZeroDivisionError: loss is NaN"
     assert page_about(folder).shown("overview").startswith(f"Overview\nError\nAn error ended the run. {error}\n")
-    assert how_it_ended(folder) == f"the loader was closed as ZeroDivisionError left its `with`: {error}"
+    assert how_it_ended(folder) == f"the loader was closed {how}: {error}"
 
 
 _SCRIPT = """
