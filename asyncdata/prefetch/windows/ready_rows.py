@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.messages import Column, Tokenized
-from asyncdata.core.row_codes import EXCLUDED_REASON, IS_KNOWN
+from asyncdata.core.row_codes import IS_KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -174,12 +174,9 @@ class ReadyRows:
     def reply(self, first: int, num_rows: int, fresh: Tokenized | None) -> Tokenized:
         """The reply for rows from ``first`` on.
 
-        :param fresh: the reply for those that were not there; it may also leave out others as excluded.
+        :param fresh: the reply for those that were not there.
         """
         stop, kinds = first + num_rows, self._kinds[first : first + num_rows]
-        if fresh is not None and EXCLUDED_REASON in fresh.drops:
-            kinds = kinds.copy()
-            kinds[np.frombuffer(fresh.drops[EXCLUDED_REASON], np.int32)] = _TEXT
         rows = np.flatnonzero(kinds == _SAMPLE)
         starts = {name: values[first:stop][rows] for name, values in self._starts.items()}
         sizes = {name: values[first:stop][rows] for name, values in self._sizes.items()}
