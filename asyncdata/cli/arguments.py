@@ -258,7 +258,6 @@ _RUN = (
     option("--same-rows", "resume though files have other names, if their content is the same"),
     option("--record FILE", "append a JSON line per delivered sample: its position, location and digest"),
     option("--telemetry DIR", "record the run in DIR: samples, waits, bad rows"),
-    option("--trace FILE", "write spans of workers, windows and waits to FILE, for the Perfetto UI"),
     option("--step-s S", "seconds to wait after each batch, as for a training step", _SECONDS, default="0"),
     option(
         "--progress", "progress on stderr; auto is a bar on a terminal and lines elsewhere", _PROGRESS, default="auto"
@@ -293,7 +292,6 @@ _REPORT = (
     option("--demo", "record a short run of data that every Python has, in place of FOLDER"),
     option("-o --output FILE", "the report", default="report.html"),
     option("--samples N", "at most this many samples in the report", _FROM_0, default=1000),
-    option("--beside DIR", "the figures of another run beside those of this one"),
 )
 _DEMO = (
     option("--keep DIR", "keep data, snapshot and records in DIR"),

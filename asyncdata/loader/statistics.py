@@ -96,7 +96,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar leased_requests: requests that are not fully acknowledged.
     :ivar tracked_groups: groups that were served and are neither acknowledged, consumed, dropped nor given back; 0 if
         groups are not tracked.
-    :ivar dropped_groups_total: tracked groups that the trainer has dropped, by reason.
+    :ivar dropped_groups_total: tracked groups that the trainer has dropped, by reason; under ``excluded``, groups that
+        were given back, and their row is excluded.
     :ivar ready_samples: samples that a call would get without waiting.
     :ivar in_flight_rows: rows that workers have, or that wait for earlier rows.
     :ivar capacity_samples: the channel's capacity.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from asyncdata import BadRows, Cache, Outcomes, PassRate, PromptTokenizeFn
+from asyncdata import BadRows, Cache, PromptTokenizeFn
 from asyncdata.errors import AsyncDataError, ConfigError, SnapshotError
 from asyncdata.integrations.slime import torch_data
 from asyncdata.loader.mix_file import mix_of_file
@@ -44,23 +44,6 @@ def use(rows: Path, call: Callable[[Any, Path], Any], **knobs: Any) -> Any:
 
 def delivered(rows: Path, **knobs: Any) -> list[int]:
     return use(rows, lambda loader, _: ids(loader.get_next_batch(NUM_ROWS)), **knobs)
-
-
-def with_outcomes(rows: Path, call: Callable[[Any, Path], Any]) -> None:
-    use(rows, call, outcomes=Outcomes(path=str(rows.parent / "outcomes"), policy=PassRate(drop_above=0.9)))
-
-
-def save_outcomes(rows: Path) -> None:
-    def save(loader: Any, folder: Path) -> None:
-        loader.report(samples := loader.get_next_batch(4), [1.0] * len(samples))
-        loader.save(folder / "kept")
-
-    with_outcomes(rows, save)
-    (rows.parent / "outcomes").unlink()
-
-
-def restore_outcomes(rows: Path) -> None:
-    with_outcomes(rows, lambda loader, folder: loader.restore(folder / "kept"))
 
 
 def quarantined(rows: Path) -> None:
@@ -99,8 +82,6 @@ def mixture(name: str) -> Case:
 
 
 CASES = {
-    "outcomes": Case("outcomes", restore_outcomes, SnapshotError, "AD606", save_outcomes),
-    "older outcomes": Case("outcomes.1", restore_outcomes, SnapshotError, "AD606", save_outcomes),
     "a snapshot to read": Case(
         "snapshot", lambda rows: use(rows, lambda loader, folder: loader.restore(folder / "snapshot")), SnapshotError
     ),

@@ -29,7 +29,6 @@ MAX_LINES = {
     "report": 1_217,
     "sources": 4_645,
     "telemetry": 1_336,
-    "testing": 594,
     "tokenization": 6_062,
     "workers": 3_178,
 }
@@ -43,7 +42,6 @@ WINGS = (
     "cli",
     "delivery.media_queue",
     "delivery.merger",
-    "delivery.outcomes.file",
     "delivery.outcomes.memory",
     "delivery.part_queue",
     "delivery.quarantine",
@@ -73,7 +71,6 @@ WINGS = (
     "sources.remote.store",
     "sources.text.text_stream",
     "telemetry.recorder",
-    "testing",
     "tokenization.pictures",
     "workers.inline",
     "workers.ray.executor",

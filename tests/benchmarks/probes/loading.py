@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import subprocess
+import sys
 import tempfile
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.clock import seconds
 from tests.benchmarks.peers.contest import through
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BATCH = 32
 BYTES = "bytes"
@@ -39,6 +44,15 @@ def loader(path: str, tokenizer: str, backend: str = "hf", kind: str = "prompt",
     return DataLoader(source, tokenize_fn=KINDS[kind](tokenizer, backend), **knobs)
 
 
+@contextlib.contextmanager
+def endless_loops(number: int) -> Iterator[None]:
+    """Other programs that leave no CPU idle."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(number):
+            stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
+        yield
+
+
 def first_batch(path: str, tokenizer: str, **knobs: Any) -> dict[str, float]:
     """Seconds from this process's first statement."""
     with loader(path, tokenizer, **knobs) as made:
@@ -53,14 +67,15 @@ def steady(
     num_warm_rows: int = BATCH,
     pause_s: float = 0.0,
     rest_s: float = 0.0,
+    num_beside: int = 0,
     **knobs: Any,
 ) -> dict[str, float]:
-    """Rows per second after the first rows, and CPU of this process per row.
+    """Rows per second after the first rows, and CPU of this process per row, beside endless loops.
 
     :param pause_s: so long nothing is asked for after the first rows, and what is loaded beside the workers is loaded.
     :param rest_s: the same at the end: workers do what waits for a pause.
     """
-    with loader(path, tokenizer, **knobs) as made:
+    with endless_loops(num_beside), loader(path, tokenizer, **knobs) as made:
         for _ in range(num_warm_rows // BATCH):
             made.get_next_batch(BATCH)
         time.sleep(pause_s)
@@ -73,15 +88,18 @@ def steady(
     return {"rows_per_s": num_taken / wall, "parent_cpu_us_per_row": cpu / num_taken * 1e6}
 
 
-def first_run(path: str, tokenizer: str, runs_s: list[float], num_rows: int, **knobs: Any) -> dict[str, float]:
-    """Runs with nothing proven before the first, at full speed, for so many seconds each. Rows per second until the
-    workers switch to a fast backend, in all of the last run, and with everything proven after the first ``num_rows``;
-    and the seconds of the last run until its rate, over a second each, is 0.8 of that.
+def first_run(
+    path: str, tokenizer: str, runs_s: list[float], num_rows: int, num_beside: int = 0, **knobs: Any
+) -> dict[str, float]:
+    """Runs with nothing proven before the first, at full speed, for so many seconds each, beside endless loops. Rows
+    per second until the workers switch to a fast backend, in all of the last run, and with everything proven after the
+    first ``num_rows``; and the seconds of the last run until its rate, over a second each, is 0.8 of that.
     """
     from structlog.testing import capture_logs
 
     with contextlib.ExitStack() as stack:
         os.environ["XDG_CACHE_HOME"] = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(endless_loops(num_beside))
         events, num_before, num_in_second = stack.enter_context(capture_logs()), 0, list[int]()
         for run_s in runs_s:
             with loader(path, tokenizer, "auto", **knobs) as made:
