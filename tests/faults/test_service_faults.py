@@ -51,7 +51,7 @@ class Way(NamedTuple):
 
 STORED: dict[str, Any] = {"is_cached": True}
 CALLBACKS: dict[str, Way] = {
-    "asyncdata.loader.autotune:Tuner._on_change": Way({"buffer_size": None}, at=(1, 9)),
+    "asyncdata.loader.autotune:Tuner._on_change": Way({"num_workers": None, "limits": {"max_workers": 2}}, at=(1, 9)),
     "asyncdata.loader.service:Service._begin": Way(),
     f"{PREFETCH}.canaries:Canaries._on_scanned": Way(),
     f"{PREFETCH}.canaries:Canaries._on_tokenized": Way(),
