@@ -327,20 +327,8 @@ class Place(NamedTuple):
         return self.knob if self.setting is None else f"{self.knob}={STRUCTS[self.knob].__name__}({self.setting}=...)"
 
 
-_RENAMED = {
-    "backend": Place("event_loop", None),
-    "cache_dir": Place("cache", "folder"),
-    "log_excerpts": Place("bad_rows", "excerpts"),
-    "max_bad_rows": Place("bad_rows", "max"),
-    "on_bad_row": Place("bad_rows", "policy"),
-    "quarantine_path": Place("bad_rows", "path"),
-    "row_index_max_bytes": Place("cache", "max_row_index_bytes"),
-    "token_cache": Place("cache", "tokens"),
-    "token_cache_max_bytes": Place("cache", "max_tokens_bytes"),
-}
-"""Names of earlier versions."""
-
 _CALLED_ELSEWHERE = {
+    "cache_dir": Place("cache", "folder"),
     "gradient_accumulation_steps": Place("ranks", "gradient_accumulation"),
     "num_epochs": Place("epochs", None),
     "num_train_epochs": Place("epochs", None),
@@ -358,16 +346,13 @@ _CALLED_ELSEWHERE = {
 
 def place_of(name: str) -> Place | None:
     """Where the setting is that has this name elsewhere, or inside a struct; None if there is none."""
-    if found := _RENAMED.get(name) or _CALLED_ELSEWHERE.get(name):
+    if found := _CALLED_ELSEWHERE.get(name):
         return found
 
     return next((Place(knob, name) for knob, kind in STRUCTS.items() if name in kind.__struct_fields__), None)
 
 
 def _no_such_knob(name: str, known: Sequence[str]) -> str:
-    if name in _RENAMED:
-        return f"`{name}` is now `{_RENAMED[name]}`"
-
     place = place_of(name)
     if place is not None and place.setting is not None:
         return f"there is no setting {name!r}; it is `{place}`"
