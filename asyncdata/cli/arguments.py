@@ -299,11 +299,6 @@ _DEMO = (
     option("--num-workers N", "worker processes of the first run", _FROM_1),
     option("--telemetry DIR", "record the killed run and the resumed one in DIR, for `asyncdata report DIR`"),
 )
-_KEYS = _Argument("key", "the first characters of its key, as ls prints it", nargs=-1)
-_CACHES = (
-    option("--dir DIR", "the folder of the caches, if `Cache(tokens=...)` names one"),
-    option("--row-index", "row indexes in place of token caches; DIR is then `index` in the folder of `Cache`"),
-)
 _PROVE = (
     option("--backend", "only this one; it must be installed", ("gigatoken", "fastokens")),
     option("--all", "try all characters of Unicode: a minute for each backend, on one core"),
@@ -318,20 +313,6 @@ _SNAPSHOT = [
         "Print what a snapshot contains, after checking that it is undamaged.",
         _Argument("file", "the snapshot"),
     )
-]
-_CACHE = [
-    _Command("cache:cache_ls", "List token caches, or row indexes, the most recently used last.", *_CACHES),
-    _Command(
-        "cache:cache_verify",
-        "Read token caches, and compare them with their checksums. Exit status 1 if a segment is damaged. A run that "
-        "finds one tokenizes its rows again.",
-        *(_KEYS, _CACHES[0]),
-    ),
-    _Command(
-        "cache:cache_rm",
-        "Remove token caches, or row indexes. One that a run is using is refused.",
-        *(_KEYS, *_CACHES, option("--all", "all of them")),
-    ),
 ]
 _QUARANTINE = [
     _Command(
@@ -425,7 +406,6 @@ _COMMANDS = [
         "other.",
         *(_Argument("first", "a snapshot of one run"), _Argument("second", "a snapshot of the other run")),
     ),
-    _Group("cache", _CACHE, help="List, check and remove token caches and row indexes."),
     _Group("quarantine", _QUARANTINE, help="List the bad rows that a run skipped."),
     _Group("tokenizer", _TOKENIZERS, help="Prove fast tokenizer backends exact."),
 ]

@@ -122,9 +122,10 @@ class DataLoader(BaseLoader):
                 request = Request(num_groups, last_epoch)
                 samples = self._serve(request, timeout_s)
             return finish(samples)
-        except BaseException:  # also an interrupt between the commit and the caller
+        except BaseException as error:  # also an interrupt between the commit and the caller
             coordinator.failed.append((request, samples))  # first of all: what follows may be interrupted
             coordinator.settle()
+            self._recorder.failed(error)
             raise
 
     def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
@@ -184,9 +185,10 @@ class DataLoader(BaseLoader):
                 return batches.finish(request, self._serve(request))
         except EndOfData:
             return batches.end()
-        except BaseException:  # also an interrupt after the commit, while the lock is released
+        except BaseException as error:  # also an interrupt after the commit, while the lock is released
             self._engine.coordinator.failed.append((request, None))  # as in _take
             self._engine.coordinator.settle()
+            self._recorder.failed(error)
             raise
 
     def close(self) -> None:
@@ -203,6 +205,7 @@ class DataLoader(BaseLoader):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._recorder.failed(error, True)
         self._close("the loader was closed at the end of its `with`")
 
 
@@ -260,9 +263,10 @@ class AsyncDataLoader(BaseLoader):
                 request = Request(num_groups, last_epoch)
                 samples = await self._serve(request, timeout_s)
             return finish(samples)
-        except BaseException:
+        except BaseException as error:
             coordinator.failed.append((request, samples))  # first of all: what follows may be interrupted
             coordinator.settle()
+            self._recorder.failed(error)
             raise
 
     async def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
@@ -321,9 +325,10 @@ class AsyncDataLoader(BaseLoader):
                 return batches.finish(request, await self._serve(request))
         except EndOfData:
             return batches.end()
-        except BaseException:
+        except BaseException as error:
             self._engine.coordinator.failed.append((request, None))
             self._engine.coordinator.settle()
+            self._recorder.failed(error)
             raise
 
     async def aclose(self) -> None:
@@ -343,6 +348,7 @@ class AsyncDataLoader(BaseLoader):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._recorder.failed(error, True)
         await self.aclose()
 
 

@@ -136,8 +136,6 @@ class _Subject:
             work_s=now.tokenize_seconds_total,
             restarts=now.worker_restarts_total,
             buffered=now.buffered_groups,
-            cached_rows=now.cached_rows_total,
-            cache_bytes=now.token_cache_bytes,
             indexed_rows=now.indexed_rows,
             media_loaded=now.media_loaded_total,
             media_bytes=now.media_bytes_total,

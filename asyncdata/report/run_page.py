@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncdata.report.page import Block
     from asyncdata.report.samples import Samples
     from asyncdata.telemetry.reader import Run
-    from asyncdata.telemetry.records import BadRowRecord, Event
+    from asyncdata.telemetry.records import BadRowRecord, End, Event
 
 __all__ = ("MAX_ROWS", "bad_rows_of", "inspected_page", "run_page")
 
@@ -158,9 +158,9 @@ def _configuration(run: Run) -> Section:
             str(start.header.rank),
             str(start.header.number),
             _time(start.header.at),
-            ":".join(map(str, start.header.place)),
-            f"{start.header.samples:,}",
-            _ended(start.end.reason if start.end is not None else None),
+            ":".join(map(str, start.origin[1])),
+            f"{start.origin[0]:,}",
+            _ended(start.end),
         ]
         for start in run.starts[:MAX_ROWS]
     ]
@@ -174,8 +174,11 @@ def _time(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def _ended(reason: str | None) -> str:
-    return "no end: killed, or still running" if reason is None else reason or "closed"
+def _ended(end: End | None) -> str:
+    if end is None:
+        return "no end: killed, or still running"
+
+    return ": ".join(filter(None, (end.reason or "closed", end.error)))
 
 
 def _listed(names: Iterable[str], number: int) -> str:

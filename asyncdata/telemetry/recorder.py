@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from asyncdata.core.callbacks import no_op
+from asyncdata.core.errors import AsyncDataError, BadRowError, EndOfData, LoaderClosedError, redacted
 from asyncdata.core.log import events_owner, get_logger, observe_events, stop_observing
 from asyncdata.core.threads import started
 from asyncdata.core.types import Position
@@ -25,7 +27,7 @@ from asyncdata.delivery.items import Failure
 from asyncdata.telemetry.call_times import CallTimes, CpuWatch, Rollouts
 from asyncdata.telemetry.chunk_watch import ChunkWatch, PackWatch, cut
 from asyncdata.telemetry.record_file import RecordFile
-from asyncdata.telemetry.records import End, Event, Interval, encode
+from asyncdata.telemetry.records import MAX_VALUE, End, Event, Interval, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -50,6 +52,8 @@ _TICK_S, _FIRST_TICK_S = 1.0, 0.2
 _CLOSE_TIMEOUT_S = 3.0
 _MAX_EVENTS = 10_000
 _MAX_EVENT_TEXT = 500
+_NO_FAULTS = EndOfData, LoaderClosedError, TimeoutError
+"""With which a call may end in a run that does well."""
 
 
 class WatchedCoordinator(Coordinator):
@@ -139,7 +143,7 @@ class Recorder:
         self._header: RunStart | None = None
         self._lost = dict[str, int]()
         self._lock, self._counting = threading.Lock(), threading.RLock()  # neither is held while a file is written
-        self._stopped, self._reason = threading.Event(), ""
+        self._stopped, self._reason, self._failure = threading.Event(), "", (Position(-1), "")
         self._thread: threading.Thread | None = None
         self._pid, self._has_warned, self._events_owner = os.getpid(), False, events_owner.get()
         self._began = self._next_interval = time.monotonic()
@@ -192,6 +196,24 @@ class Recorder:
     def packed(self, packs: Sequence[Pack], length: int) -> None:
         """Packs of so many tokens were made of samples."""
         self.packs.packed(packs, length)
+
+    @_guarded
+    def failed(self, error: BaseException | None, ends_run: bool = False) -> None:
+        """A call for data, or the trainer, has raised. If nothing is delivered after it, that ended the run.
+
+        :param ends_run: whether the loader is closed now; else, a call may also end as in a run that does well.
+        """
+        while isinstance(error, BaseExceptionGroup):  # of a task group
+            error = error.exceptions[0]
+        if isinstance(error, Exception) and not isinstance(error, EndOfData if ends_run else _NO_FAULTS):
+            self._failure = self._subject.coordinator.ledger.position, self._told(error)
+
+    def _told(self, error: BaseException) -> str:
+        text = redacted(str(error))
+        if not self._subject.shows_rows:
+            end = "): " if isinstance(error, BadRowError) else " "  # of its place, or of a code
+            text = text.partition(end)[0] + end[:-2] if isinstance(error, AsyncDataError) else ""
+        return cut(f"{type(error).__name__}: {text}".rstrip(": "), MAX_VALUE)
 
     @_guarded
     def returned(self, groups: Sequence[Group]) -> None:
@@ -286,7 +308,9 @@ class Recorder:
         while self._records:
             self._write(self._records.popleft())
         if is_last:
-            self._write(End(at=time.time(), reason=self._reason), is_last=True)
+            at, error = self._failure
+            is_over = at == self._subject.coordinator.ledger.position
+            self._write(End(at=time.time(), reason=self._reason, error=error if is_over else ""), is_last=True)
 
     def _interval(self, *, begins: bool = False) -> Interval:
         """The state now. Samples that are delivered by now are recorded before it."""
@@ -333,6 +357,8 @@ _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 def _close_all() -> None:
     """At exit, before the loaders are closed that are still open."""
     for recorder in list(_running):
+        if not hasattr(sys, "ps1"):  # in a notebook, it is that of an earlier cell
+            recorder.failed(getattr(sys, "last_value", None), True)
         recorder.close("the interpreter ended")
 
 

@@ -111,7 +111,8 @@ class RunStart(_Record, frozen=True, kw_only=True, tag="run"):
     :ivar dp_size: data-parallel ranks that this one loader feeds.
     :ivar number: of this file among those of its rank in the folder, from 0.
     :ivar pid: process of the loader; ``host``: its machine.
-    :ivar place: where the stream began: the place of the first sample. It is not 0:0:0 after a resume.
+    :ivar place: where the stream began: the place of the first sample. A state that was loaded after the start, as
+        inside `with`, is in the interval that ``begins`` then.
     :ivar samples: samples delivered before this start, in the runs that it resumes.
     :ivar sources: names of the parts of a mixture; empty for a single source.
     :ivar files: paths of the source, the first 100.
@@ -298,7 +299,6 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar group_sizes: start: groups whose scores were reported without a key, by how many scores each had.
     :ivar degenerate: start: those of at least two scores that were all equal.
     :ivar rewards: start: the scores of each of several rewards, by key.
-    :ivar cached_rows: start: rows read from the token cache; ``cache_bytes``: its size.
     :ivar indexed_rows: rows in the row index.
     :ivar media_loaded: start: samples whose media workers have loaded; ``media_bytes``: what they have, in bytes;
         ``media_s``: seconds that workers needed for them; ``media_failed``: samples whose media cannot be loaded.
@@ -347,8 +347,6 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     group_sizes: dict[Count, Count] = {}
     degenerate: Count = 0
     rewards: dict[str, RewardCounts] = {}
-    cached_rows: Count = 0
-    cache_bytes: Count = 0
     indexed_rows: Count = 0
     media_loaded: Count = 0
     media_bytes: Count = 0
@@ -394,10 +392,13 @@ class End(_Record, frozen=True, kw_only=True, tag="end"):
 
     :ivar at: seconds since 1970.
     :ivar reason: why the loader was closed.
+    :ivar error: the error that ended the run: its kind and message, cut; where rows are not shown, its kind, code and
+        place. Empty if the last call for data had an answer, and no error left the `with`.
     """
 
     at: Moment
     reason: str = ""
+    error: str = ""
 
 
 Record = RunStart | SampleRecord | DroppedRow | Interval | BadRowRecord | Event | End

@@ -44,7 +44,7 @@ class Telemetry(Description, frozen=True, kw_only=True):
 class NoRecorder:
     """The recorder of a loader that is not recorded."""
 
-    start = called = returned = scored = close = staticmethod(no_op)
+    start = called = failed = returned = scored = close = staticmethod(no_op)
 
     def lost(self) -> dict[str, int]:
         """Nothing."""

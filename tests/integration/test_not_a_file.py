@@ -14,9 +14,7 @@ from asyncdata import BadRows, Cache, PromptTokenizeFn
 from asyncdata.errors import AsyncDataError, ConfigError, SnapshotError
 from asyncdata.integrations.slime import torch_data
 from asyncdata.loader.mix_file import mix_of_file
-from asyncdata.prefetch.token_cache.inventory import caches
 from asyncdata.telemetry.reader import read
-from tests.support.faults import until
 from tests.support.loaders import make
 from tests.support.loading import NEVER_S, ids, order_of, write_rows
 
@@ -39,13 +37,6 @@ def a_socket(path: Path) -> None:
             os.close(here)
 
 
-def versioned(row: dict[str, Any]) -> list[int]:
-    return [row["id"]]
-
-
-versioned.version = 1  # type: ignore[attr-defined]
-
-
 def use(rows: Path, call: Callable[[Any, Path], Any], **knobs: Any) -> Any:
     with make(rows, **knobs) as loader:
         return call(loader, rows.parent)
@@ -65,20 +56,6 @@ def tokenizer(rows: Path) -> None:
 
 def by_index(rows: Path) -> list[int]:
     return sorted(delivered(rows, shuffle="full", cache=Cache(folder=str(rows.parent / "cache"))))
-
-
-def from_tokens(rows: Path) -> list[int]:
-    pytest.importorskip("pyarrow")
-    tokens = str(rows.parent / "tokens")
-    try:
-        return delivered(rows, tokenize_fn=versioned, cache=Cache(tokens=tokens))
-    finally:
-        caches(tokens)
-
-
-def keep_tokens(rows: Path) -> None:
-    """Until some are kept, however busy the CPUs are."""
-    until(lambda: from_tokens(rows) and list(rows.parent.glob("tokens/**/*.arrow")))
 
 
 def slimes_state(rows: Path) -> None:
@@ -115,8 +92,6 @@ CASES = {
     **{f"a mixture in {suffix}": mixture(f"mix.{suffix}") for suffix in ("toml", "yaml", "json")},
     "a row index": Case("cache/**/*.index", by_index, before=by_index),
     "its rows": Case("cache/**/*.places", by_index, before=by_index),
-    "tokens": Case("tokens/**/*.arrow", from_tokens, before=keep_tokens),
-    "what is known of tokens": Case("tokens/**/about.json", from_tokens, before=keep_tokens),
     "telemetry to write": Case(
         "run/rank-00000-0000.jsonl",
         lambda rows: delivered(rows, telemetry=str(rows.parent / "run")),

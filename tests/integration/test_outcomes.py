@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import Cache, Outcomes, PassRate, Sample, SoftPacking
+from asyncdata import Outcomes, PassRate, Sample, SoftPacking
 from asyncdata.errors import (
     ConfigError,
     EndOfData,
@@ -173,7 +173,7 @@ def test_rows_that_are_left_out_are_not_tokenized(tmp_path, monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["jsonl", "gzip", "parquet", "cached", "full", "in order"])
+@pytest.mark.parametrize("kind", ["jsonl", "gzip", "parquet", "full", "in order"])
 def test_no_setting_of_the_machine_changes_what_is_left_out_of_any_source(rows, tmp_path, kind):
     source, other = rows, {"num_workers": 2}
     if kind == "gzip":
@@ -183,8 +183,6 @@ def test_no_setting_of_the_machine_changes_what_is_left_out_of_any_source(rows, 
         pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         source = tmp_path / "rows.parquet"
         parquet.write_table(pyarrow.table({"id": list(range(NUM_ROWS))}), source, row_group_size=16)
-    elif kind == "cached":
-        other = {"buffer_size": 1, "cache": Cache(tokens=str(tmp_path / "tokens"))}
     order = {"shuffle": {"full": "full", "in order": False}.get(kind, True)}
     with remembering(source, **order) as loader:
         taken, states = run(loader, 30)

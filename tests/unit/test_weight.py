@@ -60,7 +60,6 @@ WINGS = (
     "prefetch.mixture_producer",
     "prefetch.rank_calls",
     "prefetch.row_index",
-    "prefetch.token_cache",
     "prefetch.windows.growing_windows",
     "prefetch.windows.indexed_windows",
     "prefetch.windows.shared_scans",

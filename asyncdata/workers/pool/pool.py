@@ -70,7 +70,7 @@ def with_reader(workers: Lane, reader: Lane, job: Job) -> None:
     """
 
     def waits(request: Request) -> bool:
-        if not isinstance(request, Scan) or request.with_samples or request.num_storing:
+        if not isinstance(request, Scan) or request.with_samples:
             return False
 
         return bool((job.parts[request.part] if job.parts else job).stores)
