@@ -19,7 +19,7 @@ from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import DeliveryRules, is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
-from asyncdata.loader.executors import check_cluster, executor_of, is_tuned, limits_of
+from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import Ledger, RowKey
     from asyncdata.delivery.outcomes.memory import OutcomeState
     from asyncdata.delivery.rollout_buffer import BufferFilter
-    from asyncdata.loader.autotune import Tuner
     from asyncdata.loader.background_proof import Prover
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import Batching, SampleBatches
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.exclusions import RowKeys
+    from asyncdata.loader.executors import TuningLimits
     from asyncdata.loader.loader_media import LoaderMedia
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
@@ -145,11 +145,8 @@ class Engine:
         if self._media is not None:
             self._producer.load_media = self._media.loader(self._executor, self.coordinator)
         self.waits = Waits()
-        self._tuner: Tuner | None = None
-        if is_tuned(config):
-            from asyncdata.loader.autotune import Tuner
-
-            self._tuner = Tuner(limits, self._executor, self.coordinator, self._producer, lambda: self.waits.ended)
+        if limits.max_workers > limits.min_workers:
+            self._tune(limits)
         self.service = Service(
             job,
             [part.windows for part in self.parts],
@@ -514,12 +511,24 @@ class Engine:
             waits_total=num_waits,
             data_wait_seconds_total=waited_s,
             num_workers=self._executor.num_workers,
-            autotune_changes_total=self._tuner.num_changes if self._tuner is not None else 0,
             indexed_rows=0 if index is None else index.num_found,
             excluded_rows={} if index is None else dict(index.excluded),
             read_seconds=max(part.windows.read_s for part in self.parts),
             **({} if self.outcomes is None else self.outcomes.numbers()),
             **({} if self._media is None else self._media.numbers(self.coordinator.channel)),
+        )
+
+    def _tune(self, limits: TuningLimits) -> None:
+        """Have workers added while the trainer waits for them."""
+        from asyncdata.loader.autotune import Tuner
+
+        Tuner(
+            limits,
+            self._executor,
+            self._producer,
+            waited=lambda: self.waits.totals()[1],
+            waits_for=self.waits_for,
+            has_delivered=lambda: self.coordinator.ledger.counters.num_groups > 0,
         )
 
     def waits_for(self) -> str:

@@ -105,7 +105,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar waits_total: calls that had to wait for data.
     :ivar data_wait_seconds_total: seconds that they waited, until now.
     :ivar num_workers: the target number of workers.
-    :ivar autotune_changes_total: changes of the number of workers, and of the capacity, by the autotuner.
     :ivar queued_requests: requests that no worker has yet.
     :ivar worker_restarts_total: workers, and fork servers of workers, that were replaced.
     :ivar tokenized_rows_total: rows that this loader's workers have tokenized.
@@ -160,7 +159,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     waits_total: int
     data_wait_seconds_total: float
     num_workers: int
-    autotune_changes_total: int = 0
     queued_requests: int
     worker_restarts_total: int
     tokenized_rows_total: int = 0
