@@ -9,9 +9,9 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from asyncdata.cli.output import printable, shown_path, table
+from asyncdata.cli.output import shown_path, table
 from asyncdata.core.cache_dir import cache_folder
-from asyncdata.core.errors import ConfigError
+from asyncdata.core.errors import ConfigError, printable
 from asyncdata.prefetch.row_index.index_file import kept_indexes, remove_index
 from asyncdata.report.charts import short
 
