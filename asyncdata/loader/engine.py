@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.messages import Job
     from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.delivery.ledger import Ledger, Request
     from asyncdata.delivery.outcomes.memory import OutcomeState
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.autotune import Tuner
@@ -498,6 +499,7 @@ class Engine:
             **numbers | self._producer.numbers(),
             waits_total=num_waits,
             data_wait_seconds_total=waited_s,
+            loop_held_seconds_total=self.waits.held_s,
             num_workers=self._executor.num_workers,
             autotune_changes_total=self._tuner.num_changes if self._tuner is not None else 0,
             indexed_rows=0 if index is None else index.num_found,
@@ -518,8 +520,12 @@ class Engine:
 
         return waited_for(self.statistics(), self.service.is_started, is_indexing=is_indexing(self._row_index))
 
-    def describe_wait(self) -> str:
+    def describe_wait(self, request: Request | None = None) -> str:
         """What a call waits for now, in a few words."""
+        if request is not None and request.ready_at:
+            held_s = time.monotonic() - request.ready_at
+            return f"the samples are ready, and your code has held the event loop for {held_s:.1f} s"
+
         return describe_wait(self.statistics(), self.waits_for())
 
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
