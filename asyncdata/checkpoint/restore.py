@@ -10,7 +10,7 @@ from msgspec import structs
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.log import get_logger
 from asyncdata.core.types import Position, Sample
-from asyncdata.delivery.ledger import Counters, Ledger, Returned
+from asyncdata.delivery.ledger import Counters, Ledger, Returned, Served
 from asyncdata.order.order import ROWS_PER_WINDOW
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = 
     :raises ConfigError: if groups in the snapshot have another number of samples.
     :raises SnapshotError: if a value in it cannot be read.
     """
+    excluded = dict.fromkeys(saved.excluded or (), Position())
     return Ledger(
         position=Position(*saved.position),
         counters=_counters(saved, digest),
@@ -39,7 +40,8 @@ def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = 
         acked=frozenset(Position(*place) for place in saved.acked),
         journal=frozenset(saved.journal),
         group_drops=dict(saved.group_drops or {}),
-        excluded=frozenset(saved.excluded or ()),
+        excluded=excluded | {(file, offset): Position(*place) for file, offset, *place in saved.excluded_late or ()},
+        served=saved.served or Served(),
         packs=packs,
     )
 
@@ -97,4 +99,5 @@ def ledger_at_row(ledger: Ledger, epoch: int, row: int, group_index: int | None,
     counters = structs.replace(ledger.counters, epoch_groups=row)
     if group_index is not None:
         counters = structs.replace(counters, num_groups=group_index, num_samples=group_index * group_size)
-    return structs.replace(ledger, position=Position(epoch, *divmod(row, ROWS_PER_WINDOW)), counters=counters)
+    position = Position(epoch, *divmod(row, ROWS_PER_WINDOW))
+    return structs.replace(ledger, position=position, counters=counters, served=Served())

@@ -33,7 +33,7 @@ TOO_LONG = -1
 """The length of a row that is longer than ``max_row_bytes``."""
 
 EXCLUDED = -2
-"""The length of a row that its epoch excludes: it is not read, and counts as dropped."""
+"""The length of a row that is left out: it is not read, and a reply says nothing of it."""
 
 EXCLUDED_REASON = "excluded"
 """The reason under which such rows are counted."""

@@ -129,11 +129,6 @@ class Channel:
         self.num_rows_in_flight += num_rows
         return entry
 
-    def shorten(self, entry: Entry, num_rows: int) -> None:
-        """``entry``, the last one entered, takes only ``num_rows`` rows."""
-        self.num_rows_in_flight -= entry.num_rows - num_rows
-        entry.num_rows = num_rows
-
     def split(self, entry: Entry, num_rows: int) -> Entry:
         """Cut an entry after ``num_rows`` rows; the rest is returned, as the next entry in the order."""
         rest = Entry(entry.num_rows - num_rows)

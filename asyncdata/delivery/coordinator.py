@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.channel import Entry, Exclusions
     from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.items import Failure
-    from asyncdata.delivery.ledger import Returned
+    from asyncdata.delivery.ledger import IsOf, Returned
     from asyncdata.delivery.media_queue import MediaQueue, Wanted
     from asyncdata.delivery.rollout_buffer import BufferFilter
 
@@ -353,9 +353,10 @@ class Coordinator:
 
     # Groups that the trainer gives back or acknowledges.
 
-    def add_groups(self, groups: Any) -> int:
-        """Append groups to the buffer, all or none; return their number.
+    def add_groups(self, groups: Any, is_of: IsOf = no_op) -> int:
+        """Append groups to the buffer, all or none; return their number. Those of excluded rows are dropped.
 
+        :param is_of: whether a sample is of one of these rows.
         :raises InvalidGroupError: if one of them cannot be kept.
         """
         with self._lock:
@@ -364,7 +365,7 @@ class Coordinator:
                 raise LoaderClosedError(self._closed)
 
             returned = validate_groups(groups, self.rules.samples_per_group, self.ledger.buffer)
-            self._state = State(self.ledger.with_returned(returned))
+            self._state = State(self.ledger.with_returned(returned, is_of))
             return len(returned)
 
     def acknowledge(self, keys: Iterable[int] | None) -> None:

@@ -317,7 +317,9 @@ class _RepeatedPrompts:
             before = self.loader.state_dict()
             try:
                 samples = self.loader.get_next_batch(self._num_prompts)
-            except EndOfData:
+            except EndOfData as end:
+                if end.groups:  # as TRL's sampler does it
+                    _log.warning("prompts.left_out", number=len(end.groups), generation_batch=self._num_prompts)
                 return
 
             rows = [sample for sample in samples for _ in range(self._num_generations)][self._part]

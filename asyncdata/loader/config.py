@@ -45,8 +45,8 @@ Policy = Literal["raise", "skip", "quarantine"]
 Order = Annotated[Any, msgspec.Meta(description='bool, `"full"`, `Shuffle` or `RowShuffle`')]
 
 
-def _check_path(struct: str, name: str, path: bool | str | None) -> None:
-    if isinstance(path, str) and "\0" in path:
+def _check_path(struct: str, name: str, path: str | None) -> None:
+    if path is not None and "\0" in path:
         raise ConfigError(f"{struct}: {name}={path!r} has a NUL in it, which no path may have")
 
 
@@ -115,16 +115,12 @@ class Limits(Description, frozen=True, kw_only=True):
 
 
 class Cache(Description, frozen=True, kw_only=True):
-    """What a loader stores for later epochs and runs: the row index, and tokens. It changes only the time.
+    """What a loader stores for later epochs and runs: the row index, and blocks of objects. It changes only the time.
 
     :ivar folder: the folder of the row index of ``shuffle="full"``. None: ``$XDG_CACHE_HOME/asyncdata`` or
         ``~/.cache/asyncdata``; an empty string: the index is not stored.
     :ivar max_row_index_bytes: limit for all row indexes in that folder, with the rows copied for them out of Parquet:
         when a loader is made, the least recently used are removed, but none that is in use. None: no limit.
-    :ivar tokens: store the results of the tokenize function, and read them in later epochs and runs. True: in
-        ``tokens`` of ``folder``; or a folder of their own. False or None: tokens are not stored.
-    :ivar max_tokens_bytes: limit for all tokens stored there: the least recently used segments are removed, and if
-        that is not enough, nothing more is written. None: no limit.
     :ivar remote_max_bytes: keep the blocks that were read from object stores in ``blocks`` of ``folder``, up to so many
         bytes; the least recently used are removed. None: they are not kept.
     :raises ConfigError: for a value of the wrong type or out of range.
@@ -132,17 +128,14 @@ class Cache(Description, frozen=True, kw_only=True):
 
     folder: str | None = None
     max_row_index_bytes: Positive | None = None
-    tokens: bool | str | None = False
-    max_tokens_bytes: Positive | None = None
     remote_max_bytes: Positive | None = None
 
     def check(self) -> None:
-        """Whether the folders can be folders."""
+        """Whether the folder can be a folder."""
         if self.remote_max_bytes is not None and self.folder == "":
             raise ConfigError("Cache: remote_max_bytes needs a folder, and folder='' says that there is none")
 
         _check_path("Cache", "folder", self.folder)
-        _check_path("Cache", "tokens", self.tokens)
 
 
 class BadRows(Description, frozen=True, kw_only=True):
@@ -335,8 +328,6 @@ _RENAMED = {
     "on_bad_row": Place("bad_rows", "policy"),
     "quarantine_path": Place("bad_rows", "path"),
     "row_index_max_bytes": Place("cache", "max_row_index_bytes"),
-    "token_cache": Place("cache", "tokens"),
-    "token_cache_max_bytes": Place("cache", "max_tokens_bytes"),
 }
 """Names of earlier versions."""
 

@@ -38,14 +38,15 @@ from asyncdata.tokenization.base import has_media
 from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Container, Iterable
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.messages import Job
+    from asyncdata.core.types import Sample
     from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.ledger import Ledger, Request
+    from asyncdata.delivery.ledger import Ledger, Request, RowKey
     from asyncdata.delivery.outcomes.memory import OutcomeState
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.autotune import Tuner
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.loader_media import LoaderMedia
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
-    from asyncdata.loader.outcomes import LoaderOutcomes, PartOutcomes, Restored
+    from asyncdata.loader.outcomes import LoaderOutcomes, Memories, PartOutcomes
     from asyncdata.prefetch.mixture_producer import MixtureProducer
     from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.prefetch.windows.shared_scans import SharedScans
@@ -72,10 +73,7 @@ if TYPE_CHECKING:
 __all__ = ("Engine", "Matched")
 
 _log = get_logger(__name__)
-_REMEDY = (
-    "Ranks(exchange=...), by which the ranks divide the rows; or a fast tokenizer, with which it costs little; or one "
-    "Cache(tokens=...) for all ranks, filled by one of them before"
-)
+_REMEDY = "Ranks(exchange=...), by which the ranks divide the rows; or a fast tokenizer, with which it costs little"
 
 
 class Matched(NamedTuple):
@@ -89,7 +87,7 @@ class Matched(NamedTuple):
 
     ledger: Ledger
     canaries: list[str]
-    memories: dict[str, Restored | None]
+    memories: dict[str, Memories | None]
     keeps_place: bool = True
     growth: dict[int, Listing] | None = None
 
@@ -219,7 +217,7 @@ class Engine:
     def _warn_of_ranks(self) -> None:
         """Each rank tokenizes the rows of all: say so, and what would be less work."""
         config = self.config
-        if config.ranks.world_size > 1 and config.executor is None and not config.cache.tokens:
+        if config.ranks.world_size > 1 and config.executor is None:
             _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=_REMEDY)
 
     def _shared_scans(self) -> SharedScans | None:
@@ -267,8 +265,6 @@ class Engine:
             part.source.close()
         if self._scans is not None:
             self._scans.leave()
-        if self.outcomes is not None:
-            self.outcomes.close()
 
     @property
     def epoch(self) -> int:
@@ -302,11 +298,25 @@ class Engine:
             acked=[structs.astuple(place) for place in sorted(ledger.restart_point()[2])],
             journal=sorted(ledger.journal),
             excluded=sorted(ledger.excluded) or msgspec.UNSET,
+            **self._to_come_again(ledger),
             canaries=list(self.service.canaries),
             packing=self.batching.saved(ledger),
             group_drops=ledger.group_drops or msgspec.UNSET,
             **self._saved(ledger, position, outcomes),
         )
+
+    def _to_come_again(self, ledger: Ledger) -> dict[str, Any]:
+        """What a snapshot keeps so that groups of the stream that come again keep their numbers."""
+        if ledger.reached({}).num_groups == ledger.restart_point()[1].num_groups:
+            return {}
+
+        served = ledger.reached(self._places_of(ledger))
+        late = [(*key, *structs.astuple(place)) for key, place in sorted(ledger.excluded.items()) if place > Position()]
+        return {"served": served, "excluded_late": late or msgspec.UNSET}
+
+    def _places_of(self, ledger: Ledger) -> dict[str, Position]:
+        """The first row of each part that is not delivered."""
+        return {"": ledger.position}
 
     def _epochs_of(self, ledger: Ledger) -> dict[str, int]:
         """The epoch of each part at which a restart begins."""
@@ -378,7 +388,7 @@ class Engine:
         saved: OutcomeState | msgspec.UnsetType,
         changed: Collection[str],
         allow_changed: Collection[str],
-    ) -> Restored | None:
+    ) -> Memories | None:
         """The outcome memory of a part with which to continue; None if it has none."""
         memory = self._memory(part)
         if memory is None and not saved:
@@ -405,10 +415,12 @@ class Engine:
         packs = self.coordinator.ledger.packs
         size = self.config.n_samples_per_prompt
         ledger = ledger_of(saved, digest=self.config.digest, group_size=size, packs=packs)
-        unknown = {key for part in other_data for key in ledger.excluded if is_key_of(part, key)}
-        if unknown:
-            _log.warning("snapshot.exclusions_forgotten", num_rows=len(unknown))
-        return structs.replace(ledger, excluded=ledger.excluded - unknown)
+        known = {
+            key: place for key, place in ledger.excluded.items() if not any(is_key_of(part, key) for part in other_data)
+        }
+        if len(known) < len(ledger.excluded):
+            _log.warning("snapshot.exclusions_forgotten", num_rows=len(ledger.excluded) - len(known))
+        return ledger.without(known, self.is_of)
 
     @cached_property
     def _row_keys(self) -> RowKeys:
@@ -416,12 +428,16 @@ class Engine:
 
         return RowKeys(self.parts)
 
+    def is_of(self, sample: Sample, rows: Container[RowKey]) -> bool:
+        """Whether a sample is of one of these rows."""
+        return bool(rows) and self._row_keys.is_of(sample, rows)
+
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows; return how many are excluded now.
 
         :raises ConfigError: AD485, if one of them is no row of this loader; nothing has changed then.
         """
-        change = self._row_keys.excluding(rows)
+        change = self._row_keys.excluding(rows, lambda ledger: ledger.reached(self._places_of(ledger)))
         if self.coordinator.rules.leaves_gaps:
             self.coordinator.exclude(change)
         else:
@@ -491,7 +507,6 @@ class Engine:
             self.coordinator.channel,
             self._executor.statistics(),
             [part.source.files for part in self.parts],
-            [part.cache for part in self.parts],
             self.batching.totals(ledger),
         )
         return Statistics(

@@ -34,12 +34,6 @@ def check_cluster(config: LoaderConfig, job: Job) -> None:
     if config.executor is None:
         return
 
-    if any(one.cache is not None for one in (job, *job.parts)):
-        raise ConfigError(
-            "AD496 the token cache is written by workers that share a disk, and workers on other nodes do not: leave "
-            "Cache(tokens=...) out, or leave executor out"
-        )
-
     if any(one.reader.path == _COPIES for one in (job, *job.parts)):
         raise ConfigError(
             "AD496 single rows of this source are read from copies on the disk of this machine, which other nodes do "

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.loader.batches.sample_batches import PackTotals
     from asyncdata.prefetch.row_index.row_index import RowIndex
-    from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import ExecutorStatistics
 
@@ -101,7 +100,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar leased_requests: requests that are not fully acknowledged.
     :ivar tracked_groups: groups that were served and are neither acknowledged, consumed, dropped nor given back; 0 if
         groups are not tracked.
-    :ivar dropped_groups_total: tracked groups that the trainer has dropped, by reason.
+    :ivar dropped_groups_total: tracked groups that the trainer has dropped, by reason; under ``excluded``, groups that
+        were given back, and their row is excluded.
     :ivar ready_samples: samples that a call would get without waiting.
     :ivar in_flight_rows: rows that workers have, or that wait for earlier rows.
     :ivar capacity_samples: the channel's capacity.
@@ -124,8 +124,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar store_retries_total: requests to object stores that failed and were tried again.
     :ivar store_cached_total: blocks of objects that were read from the local disk instead.
     :ivar store_cache_failures_total: blocks that could not be read from the local disk or kept there, or were damaged.
-    :ivar cached_rows_total: rows that this run read from the token cache, and did not tokenize.
-    :ivar token_cache_bytes: bytes of the token cache's segments that have rows of this data.
     :ivar media_waiting_samples: samples that wait for their media, or for those of samples before them.
     :ivar media_held_bytes: bytes of media that are loaded ahead or that the trainer holds.
     :ivar media_loaded_total: samples whose media were loaded by this run.
@@ -182,8 +180,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     store_retries_total: int = 0
     store_cached_total: int = 0
     store_cache_failures_total: int = 0
-    cached_rows_total: int = 0
-    token_cache_bytes: int = 0
     media_waiting_samples: int = 0
     media_held_bytes: int = 0
     media_loaded_total: int = 0
@@ -242,14 +238,12 @@ def numbers_of(
     channel: Channel,
     workers: ExecutorStatistics,
     files: Iterable[Blocks],
-    caches: Iterable[TokenCache | None],
     packs: PackTotals,
 ) -> dict[str, Any]:
-    """What was delivered, what is ready, and what stores and token caches have given."""
+    """What was delivered, what is ready, and what stores have given."""
     counters = ledger.counters
     # What is read from front to back, this process reads.
     reads: list[Any] = [workers, *filter(None, (getattr(one, "read_counts", None) for one in files))]
-    found = [cache for cache in caches if cache is not None]
     numbers = {
         "samples_total": counters.num_samples,
         "groups_total": counters.num_groups,
@@ -269,8 +263,6 @@ def numbers_of(
         "store_retries_total": sum(one.num_retried for one in reads),
         "store_cached_total": sum(one.num_cached for one in reads),
         "store_cache_failures_total": sum(one.num_cache_failures for one in reads),
-        "cached_rows_total": sum(cache.num_rows_read for cache in found),
-        "token_cache_bytes": sum(cache.num_bytes for cache in found),
         "queued_requests": workers.num_queued,
         "worker_restarts_total": workers.num_restarts,
         "workers": workers.workers,

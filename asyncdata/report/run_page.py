@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.report.beside import beside_section
 from asyncdata.report.delivered import left_out_section, lengths_section, mix_section, rates_section, rollouts_section
 from asyncdata.report.figures import OverTime, origins, steps_of
 from asyncdata.report.page import Note, Rows, SampleList, Section, Table, render
@@ -43,19 +42,12 @@ def inspected_page(paths: Sequence[str], facts: Sequence[tuple[str, str]], sampl
     return render("Inspected rows", about, sections)
 
 
-def run_page(
-    name: str,
-    run: Run,
-    samples: Samples,
-    place_of: Callable[[BadRowRecord], str],
-    beside: tuple[str, Run] | None = None,
-) -> bytes:
+def run_page(name: str, run: Run, samples: Samples, place_of: Callable[[BadRowRecord], str]) -> bytes:
     """The report: the page of ``asyncdata report``.
 
     :param name: of the run.
     :param samples: of the run, for the page.
     :param place_of: the file and line of a bad row, as text.
-    :param beside: another run to compare it with, and its name.
     """
     header = run.header
     began = datetime.fromtimestamp(run.starts[0].header.at, UTC)
@@ -65,7 +57,6 @@ def run_page(
     over_time = OverTime(steps_of(run.stream, origins(run)[0]))
     sections = [
         overview(run),
-        *([] if beside is None else [beside_section(name, run, *beside)]),
         Section("samples", "Samples", sample_blocks(samples, empty, is_redacted=not shows)),
         waits_section(run),
         ranks_section(run),

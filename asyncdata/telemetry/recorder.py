@@ -28,7 +28,6 @@ from asyncdata.telemetry.call_times import CallTimes, CpuWatch, Rollouts
 from asyncdata.telemetry.chunk_watch import ChunkWatch, PackWatch, cut
 from asyncdata.telemetry.record_file import RecordFile
 from asyncdata.telemetry.records import MAX_VALUE, End, Event, Interval, encode
-from asyncdata.telemetry.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -132,8 +131,8 @@ class Recorder:
 
     def __init__(self, settings: Telemetry, subject: Subject, rank: int) -> None:
         self._settings, self._subject = settings, subject
-        self._file = None if settings.folder is None else RecordFile(settings.folder, rank, settings.max_bytes)
-        self._trace = None if settings.trace is None else Trace(settings.trace, rank, settings.max_bytes)
+        assert settings.folder is not None, "without a folder nothing is recorded"
+        self._file = RecordFile(settings.folder, rank, settings.max_bytes)
         cpu_share = CpuWatch(subject.executor).share
         self.calls, self.rollouts = CallTimes(time.monotonic, subject.waits_for, cpu_share), Rollouts()
         self.packs = PackWatch()
@@ -174,19 +173,8 @@ class Recorder:
     @_guarded
     def see(self, channel: Channel, chunk: Chunk) -> None:
         """A chunk comes into the channel. In the service's thread."""
-        if not self._is_recording:
-            return
-
-        if self._file is not None:
+        if self._is_recording:
             self.watch.see(channel, chunk)
-        if self._trace is not None:
-            self._trace.chunk(chunk)
-
-    @_guarded
-    def request(self, worker: int, name: str, sent: float, ended: float, args: dict[str, Any]) -> None:
-        """A worker has answered a request. In the service's thread."""
-        if self._trace is not None and self._is_recording:
-            self._trace.request(worker, name, sent, ended, args)
 
     @_guarded
     def restarted(self, is_after: bool) -> None:
@@ -197,8 +185,6 @@ class Recorder:
         with self._lock:
             if is_after:
                 self.watch.forget_rest()
-                if self._trace is not None:
-                    self._trace.restarted()
             self._records.append(self._interval(begins=is_after))
 
     @_guarded
@@ -256,7 +242,6 @@ class Recorder:
         """What was not recorded, by reason."""
         lost = Counter(self._lost)
         lost["queue"] += self.calls.num_lost + self.watch.num_lost
-        lost.update({} if self._trace is None else self._trace.lost)
         return dict(+lost)
 
     def _on_event(self, method: str, name: str, fields: dict[str, Any]) -> None:
@@ -288,7 +273,7 @@ class Recorder:
         with self._counting:
             is_first, self._has_warned = not self._has_warned, True
         if is_first:
-            _log.warning("telemetry.lost", folder=self._settings.folder or self._settings.trace, reason=why)
+            _log.warning("telemetry.lost", folder=self._settings.folder, reason=why)
 
     # The thread.
 
@@ -301,9 +286,7 @@ class Recorder:
         except BaseException as error:  # whatever it is, it is not the trainer's
             self.lose("error", repr(error))
         finally:
-            for file in (self._file, self._trace):
-                if file is not None:
-                    file.close()
+            self._file.close()
 
     def _interval_s(self) -> float:
         """Seconds to the next interval: a tenth of the run so far, so that a short run has charts, too."""
@@ -316,34 +299,24 @@ class Recorder:
             while self._events:
                 self._records.append(self._events.popleft())
             if is_last or time.monotonic() >= self._next_interval:
-                thinning = 1 if self._file is None else self._file.thinning
-                self._next_interval = time.monotonic() + self._interval_s() * thinning
+                self._next_interval = time.monotonic() + self._interval_s() * self._file.thinning
                 self._records.append(self._interval())
             else:
                 now = self._subject.coordinator
                 self._records.extend(self.watch.settle(now.channel, now.ledger.position))
-                self._settle_calls()
+                self.calls.settle()
         while self._records:
             self._write(self._records.popleft())
         if is_last:
             at, error = self._failure
             is_over = at == self._subject.coordinator.ledger.position
             self._write(End(at=time.time(), reason=self._reason, error=error if is_over else ""), is_last=True)
-        if self._trace is not None and (fault := self._trace.flush(is_last=is_last)):
-            self._warn(fault)
-
-    def _settle_calls(self) -> None:
-        for wait in self.calls.settle():
-            if self._trace is not None:
-                self._trace.wait(wait)
 
     def _interval(self, *, begins: bool = False) -> Interval:
         """The state now. Samples that are delivered by now are recorded before it."""
         now = self._subject.interval()
         self._records.extend(self.watch.settle(self._subject.coordinator.channel, Position(*now.place)))
-        self._settle_calls()
-        if self._trace is not None:
-            self._trace.ready(now.ready)
+        self.calls.settle()
         noted = self.watch.noted
         sources = {name: replace(counts, noted=dict(noted.get(name, {}))) for name, counts in now.by_source.items()}
         return replace(
@@ -360,9 +333,6 @@ class Recorder:
         )
 
     def _write(self, record: Record, *, is_last: bool = False) -> None:
-        if self._file is None:
-            return
-
         if self._header is not None:
             reason = "disk"
             if self._file.open():

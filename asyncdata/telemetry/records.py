@@ -301,7 +301,6 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar group_sizes: start: groups whose scores were reported without a key, by how many scores each had.
     :ivar degenerate: start: those of at least two scores that were all equal.
     :ivar rewards: start: the scores of each of several rewards, by key.
-    :ivar cached_rows: start: rows read from the token cache; ``cache_bytes``: its size.
     :ivar indexed_rows: rows in the row index.
     :ivar media_loaded: start: samples whose media workers have loaded; ``media_bytes``: what they have, in bytes;
         ``media_s``: seconds that workers needed for them; ``media_failed``: samples whose media cannot be loaded.
@@ -351,8 +350,6 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     group_sizes: dict[Count, Count] = {}
     degenerate: Count = 0
     rewards: dict[str, RewardCounts] = {}
-    cached_rows: Count = 0
-    cache_bytes: Count = 0
     indexed_rows: Count = 0
     media_loaded: Count = 0
     media_bytes: Count = 0

@@ -17,7 +17,6 @@ from asyncdata import Cache, DataLoader, IterableSource, Mix, Outcomes, Part, Pa
 from asyncdata.core.import_path import resolve_path
 from asyncdata.errors import AsyncDataError
 from asyncdata.prefetch.row_index.builder import Indexer
-from asyncdata.prefetch.token_cache import cache as token_cache
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 from tests.support.planned_media import two_phases
 from tests.support.tokenize_fns import row_id
@@ -44,12 +43,9 @@ class Way(NamedTuple):
 
     knobs: dict[str, Any] = {}
     source: str = "rows"
-    is_cached: bool = False
-    has_run_before: bool = False
     at: tuple[int, ...] = (1,)
 
 
-STORED: dict[str, Any] = {"is_cached": True}
 CALLBACKS: dict[str, Way] = {
     "asyncdata.loader.autotune:Tuner._on_change": Way({"buffer_size": None}, at=(1, 9)),
     "asyncdata.loader.service:Service._begin": Way(),
@@ -64,8 +60,6 @@ CALLBACKS: dict[str, Way] = {
     f"{PREFETCH}.producer:Producer._on_tokenized": Way(at=(1, 4)),
     f"{PREFETCH}.producer:Producer.pump": Way(at=(1, 4, 9)),
     f"{PREFETCH}.row_index.builder:Indexer._on_reply": Way(FULL),
-    f"{PREFETCH}.token_cache.cache:TokenCache._on_listed": Way(**STORED),
-    f"{PREFETCH}.token_cache.cache:TokenCache._on_scanned": Way(**STORED),
     f"{PREFETCH}.windows.block_windows:BlockWindows._on_scanned": Way(at=(1, 3)),
     f"{PREFETCH}.windows.indexed_windows:IndexedWindows._fill_waiting": Way(FULL),
     f"{PREFETCH}.windows.indexed_windows:IndexedWindows._on_permuted": Way(SLIME),
@@ -167,14 +161,12 @@ def opened(tmp_path, monkeypatch):
     """Opens the loader of a way, in this process."""
     rows = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
     sources = {"rows": rows, "mix": Mix({"one": Part(rows), "two": Part(rows, weight=2)})}
-    cache = Cache(folder=str(tmp_path / "cache"), tokens=True, max_tokens_bytes=1 << 30)
     with ExitStack() as stack:
 
         def open_loaders(way: Way, num_workers: int = 0) -> DataLoader:
             source = sources.get(way.source) or IterableSource(numbers)
             knobs = {"shuffle": SHUFFLE, "buffer_size": 50, "timeout_s": NEVER_S, "batch_size": 8}
             knobs |= {"tokenize_fn": versioned, "num_workers": num_workers} | way.knobs
-            knobs |= {"cache": cache} if way.is_cached else {}
             return stack.enter_context(DataLoader(source, **knobs))
 
         yield open_loaders
@@ -190,11 +182,6 @@ def drain(loader: DataLoader) -> None:
 @pytest.mark.parametrize(("path", "at"), [(path, at) for path, way in CALLBACKS.items() for at in way.at])
 def test_a_fault_in_a_callback_ends_every_call(path, at, num_workers, opened, monkeypatch):
     way = CALLBACKS[path]
-    if way.has_run_before:
-        monkeypatch.setattr(token_cache, "NAMES_PER_REQUEST", 1)  # the others are asked for later
-        first = opened(way, num_workers)
-        drain(first)
-        first.close()
     fault = Fault(monkeypatch, path, at)
     loader = opened(way, num_workers)
     before = loader.state_dict()

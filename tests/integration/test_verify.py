@@ -6,7 +6,7 @@ from itertools import islice
 import msgspec
 import pytest
 
-from asyncdata import Cache, DataLoader, HardPacking, LengthGrouping, Position, Ranks, RowShuffle, SoftPacking
+from asyncdata import DataLoader, HardPacking, LengthGrouping, Position, Ranks, RowShuffle, SoftPacking
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.cli.main import main
 from asyncdata.errors import ConfigError, SnapshotError
@@ -150,16 +150,6 @@ def test_a_restart_that_serves_again_what_was_not_acknowledged_counts_it_once(pa
         loader.get_next_batch(NUM_SAMPLES - 60)
         loader.ack()
         assert digest(loader) == wanted
-
-
-def test_samples_from_the_token_cache_have_the_digest_of_those_just_made(path, tmp_path):
-    pytest.importorskip("xxhash")
-    digests = []
-    for _ in range(2):
-        with make(path, "tests.support.digests_fn:cached", cache=Cache(tokens=str(tmp_path / "kept"))) as loader:
-            loader.get_next_batch(150)
-            digests.append(digest(loader))
-    assert digests[0] == digests[1]
 
 
 def test_each_of_many_ranks_has_the_digest_of_all_their_samples(path):

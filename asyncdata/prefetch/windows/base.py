@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,7 +24,6 @@ __all__ = (
     "Int32",
     "Int64",
     "OpenWindow",
-    "Reading",
     "Windows",
     "leaving_out",
     "no_such_place",
@@ -32,24 +31,6 @@ __all__ = (
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class Reading(Protocol):
-    """What runs in the service's loop while windows are read: those of a source, or of all parts of a mixture.
-
-    :ivar read_s: seconds for which the trainer's process has been reading the current window; 0 if it is not reading.
-    """
-
-    @property
-    def read_s(self) -> float: ...
-
-    async def run(self) -> None:
-        """Do the work that this process must do itself, until cancelled; return at once if there is none."""
-        ...
-
-    async def finish(self) -> None:
-        """The loader is closing: store what later runs can use. It is cancelled after a few seconds."""
-        ...
 
 
 class Windows:
@@ -96,14 +77,11 @@ class Windows:
 
     @property
     def read_s(self) -> float:
-        """As :class:`Reading` says."""
+        """Seconds for which the trainer's process has been reading the current window; 0 if it is not reading."""
         return 0.0
 
     async def run(self) -> None:
-        """As :class:`Reading` says."""
-
-    async def finish(self) -> None:
-        """As :class:`Reading` says."""
+        """Do the work that this process must do itself, until cancelled; return at once if there is none."""
 
 
 class OpenWindow:

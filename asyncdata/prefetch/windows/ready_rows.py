@@ -1,8 +1,9 @@
 """The rows of a window whose scans were answered with samples: they are put into the window's order here.
 
 The values of all samples are end to end in one buffer, with a start and a size for each row and column. A chunk copies
-its own. A scan may be answered without samples, as one of its rows was too much for a worker: its rows have text only,
-and the chunks with them are requested and then completed.
+its own: long values are joined from slices of the buffer; short ones are gathered by numpy, as a slice would cost more
+than the bytes. A scan may be answered without samples, as one of its rows was too much for a worker: its rows have text
+only, and the chunks with them are requested and then completed.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.messages import Column
-from asyncdata.core.row_codes import EXCLUDED_REASON, IS_KNOWN
-from asyncdata.prefetch.merged_samples import Found, Indices, Piece, kept_rows, merge, values_of
+from asyncdata.core.messages import Column, Tokenized
+from asyncdata.core.row_codes import IS_KNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from asyncdata.core.messages import Data, RowError, Tokenize, Tokenized
+    from asyncdata.core.messages import Data, RowError, Tokenize
+    from asyncdata.prefetch.windows.base import Int64
 
 __all__ = ("ReadyRows",)
 
@@ -29,6 +29,9 @@ _SUMS = "\0token_sums"
 """The name of a column that no tokenize function can give."""
 
 _LEAST_BYTES = 1 << 16
+_SHORT_BYTES = 96
+"""Below this mean length numpy is faster than slices."""
+
 _UNUSED = 3
 """References to a buffer of the list: of the list, of the loop over it, and of the count of references."""
 
@@ -41,29 +44,55 @@ class _Part(NamedTuple):
     """The rows of a scan.
 
     :ivar kinds: of each row: only its text is known, it is a sample, or it yields none.
-    :ivar are_cached: whether each row was in the token cache.
+    :ivar is_elsewhere: whether another rank tokenized them.
     :ivar starts: column -> where each row's value begins in the buffer; ``sizes`` its bytes.
     :ivar drops: reason -> rows; ``notes``: the same.
     """
 
     kinds: Kinds
-    are_cached: Bools
-    starts: dict[str, Indices]
-    sizes: dict[str, Indices]
+    is_elsewhere: bool
+    starts: dict[str, Int64]
+    sizes: dict[str, Int64]
     drops: dict[str, Data]
     notes: dict[str, Data]
     errors: list[RowError]
+
+
+class _Piece(NamedTuple):
+    """Samples in one buffer.
+
+    :ivar rows: of the request, int64.
+    :ivar starts: column (``""``: tokens) -> where each sample's value begins in the buffer, int64.
+    :ivar sizes: column -> bytes of each value, int64.
+    """
+
+    buffer: memoryview
+    rows: Int64
+    starts: dict[str, Int64]
+    sizes: dict[str, Int64]
+
+
+class _Values(NamedTuple):
+    """A column of a reply (``""``: its tokens).
+
+    :ivar data: the values of all samples, end to end.
+    :ivar starts: where each sample's value begins in it, int64.
+    :ivar sizes: bytes of each value, int64.
+    """
+
+    name: str
+    data: Data
+    starts: Int64
+    sizes: Int64
 
 
 class ReadyRows:
     """The samples of one window.
 
     :param buffers: of all windows; one that no other uses is used again: new memory costs more than a copy.
-    :param count_cached: called with the number of rows that are delivered and were in the token cache.
     """
 
-    def __init__(self, buffers: list[bytearray], count_cached: Callable[[int], object] = no_op) -> None:
-        self._count_cached = count_cached
+    def __init__(self, buffers: list[bytearray]) -> None:
         free = (buffer for buffer in buffers if sys.getrefcount(buffer) == _UNUSED)
         self._data = next(free, None) or bytearray(_LEAST_BYTES)
         if not any(buffer is self._data for buffer in buffers):
@@ -72,28 +101,27 @@ class ReadyRows:
         self._parts: dict[int, _Part] = {}
         self._busy_s = 0.0
         self._kinds: Kinds = np.empty(0, np.int8)
-        self._are_cached: Bools = np.empty(0, np.bool_)
-        self._starts: dict[str, Indices] = {}
-        self._sizes: dict[str, Indices] = {}
+        self._are_elsewhere: Bools = np.empty(0, np.bool_)
+        self._starts: dict[str, Int64] = {}
+        self._sizes: dict[str, Int64] = {}
         self._drops: dict[str, Any] = {}
         self._notes: dict[str, Any] = {}
         self._errors: dict[int, RowError] = {}
 
-    def add(self, part: int, are_cached: Bools, samples: Tokenized | None) -> None:
+    def add(self, part: int, num_rows: int, samples: Tokenized | None, *, is_elsewhere: bool) -> None:
         """Copy the samples of scan number ``part``; None: its rows have text only.
 
-        :param are_cached: of each row, whether it was in the token cache.
+        :param is_elsewhere: whether another rank tokenized them.
         """
-        num_rows = len(are_cached)
         if samples is None:
-            self._parts[part] = _Part(np.full(num_rows, _TEXT, np.int8), are_cached, {}, {}, {}, {}, [])
+            self._parts[part] = _Part(np.full(num_rows, _TEXT, np.int8), is_elsewhere, {}, {}, {}, {}, [])
             return
 
-        self._busy_s += 0.0 if are_cached.all() else samples.busy_s
-        kept = kept_rows(samples)
+        self._busy_s += 0.0 if is_elsewhere else samples.busy_s
+        kept = _kept_rows(samples)
         kinds, starts, sizes = np.full(num_rows, _NO_SAMPLE, np.int8), {}, {}
         kinds[kept] = _SAMPLE
-        for values in values_of(_with_sums(samples)):
+        for values in _values_of(_with_sums(samples)):
             starts[values.name], sizes[values.name] = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)
             starts[values.name][kept], sizes[values.name][kept] = self._end + values.starts, values.sizes
             stop = self._end + len(values.data)
@@ -101,16 +129,16 @@ class ReadyRows:
                 self._data += bytes(max(len(self._data), stop - len(self._data)))
             self._data[self._end : stop] = values.data
             self._end = stop
-        self._parts[part] = _Part(kinds, are_cached, starts, sizes, samples.drops, samples.notes, samples.errors)
+        self._parts[part] = _Part(kinds, is_elsewhere, starts, sizes, samples.drops, samples.notes, samples.errors)
 
-    def arrange(self, order: Indices) -> None:
+    def arrange(self, order: Int64) -> None:
         """All scans are there: put their rows into this order."""
         parts = [self._parts.pop(number) for number in sorted(self._parts)]
         firsts = np.cumsum([0, *(len(part.kinds) for part in parts)])[:-1].tolist()
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         self._kinds = _joined([part.kinds for part in parts], np.int8)[order]
-        self._are_cached = _joined([part.are_cached for part in parts], np.bool_)[order]
+        self._are_elsewhere = _joined([np.full(len(part.kinds), part.is_elsewhere) for part in parts], np.bool_)[order]
         for name in {name for part in parts for name in part.sizes}:
             nothing = [np.zeros(len(part.kinds), np.int64) for part in parts]
             for found, of in ((self._starts, [p.starts for p in parts]), (self._sizes, [p.sizes for p in parts])):
@@ -122,9 +150,9 @@ class ReadyRows:
             self._errors |= {int(places[first + error.row]): error for error in part.errors}
 
     @property
-    def _num_fresh(self) -> int:
-        """Rows that were tokenized with their window, or will be; at least 1."""
-        return max(1, int(np.count_nonzero(~self._are_cached)))
+    def _num_ours(self) -> int:
+        """Rows that this rank tokenized with their window, or will; at least 1."""
+        return max(1, int(np.count_nonzero(~self._are_elsewhere)))
 
     @property
     def are_all(self) -> bool:
@@ -146,35 +174,44 @@ class ReadyRows:
     def reply(self, first: int, num_rows: int, fresh: Tokenized | None) -> Tokenized:
         """The reply for rows from ``first`` on.
 
-        :param fresh: the reply for those that were not there; it may also leave out others as excluded.
+        :param fresh: the reply for those that were not there.
         """
         stop, kinds = first + num_rows, self._kinds[first : first + num_rows]
-        if fresh is not None and EXCLUDED_REASON in fresh.drops:
-            kinds = kinds.copy()
-            kinds[np.frombuffer(fresh.drops[EXCLUDED_REASON], np.int32)] = _TEXT
         rows = np.flatnonzero(kinds == _SAMPLE)
         starts = {name: values[first:stop][rows] for name, values in self._starts.items()}
         sizes = {name: values[first:stop][rows] for name, values in self._sizes.items()}
         drops, notes = _rows_of(self._drops, first, kinds), _rows_of(self._notes, first, kinds)
-        found = Found([Piece(memoryview(self._data), rows, starts, sizes)], drops, notes)
-        num_cached = int(np.count_nonzero(self._are_cached[first:stop]))
-        self._count_cached(num_cached)
-        busy_s = self._busy_s * (num_rows - num_cached) / self._num_fresh if fresh is None else fresh.busy_s
-        reply = merge(found, None if fresh is None else _with_sums(fresh), num_rows, busy_s)
         errors = [
             msgspec.structs.replace(self._errors[first + row], row=row)
             for row in np.flatnonzero(kinds == _NO_SAMPLE).tolist()
             if first + row in self._errors
         ]
-        sums = reply.columns.pop(_SUMS, None)
-        return msgspec.structs.replace(
-            reply,
-            errors=sorted([*errors, *reply.errors], key=_row),
-            token_sums=b"" if sums is None else sums.data,
-            num_cached=num_cached,
+        pieces = [_Piece(memoryview(self._data), rows, starts, sizes)] if len(rows) else []
+        num_elsewhere = int(np.count_nonzero(self._are_elsewhere[first:stop]))
+        busy_s = self._busy_s * (num_rows - num_elsewhere) / self._num_ours
+        if fresh is not None:
+            pieces += _pieces_of(_with_sums(fresh))
+            drops, notes, busy_s = _merged(drops, fresh.drops), _merged(notes, fresh.notes), fresh.busy_s
+            errors = sorted([*errors, *fresh.errors], key=_row)
+        rows = _joined([piece.rows for piece in pieces], np.int64)
+        order = np.argsort(rows, kind="stable") if np.any(rows[1:] < rows[:-1]) else None
+        columns = {name: Column(*_column(pieces, name, order)) for name in _names_of(pieces)}
+        tokens, sums = columns.pop("", _NO_VALUES), columns.pop(_SUMS, _NO_VALUES)
+        return Tokenized(
+            tokens=tokens.data,
+            token_ends=(np.frombuffer(tokens.ends, np.uint32) // 4).astype(np.uint32).tobytes(),
+            kept=b"" if len(rows) == num_rows else np.sort(rows).astype(np.int32).tobytes(),
+            columns=columns,
+            drops=drops,
+            errors=errors,
+            busy_s=busy_s,
+            notes=notes,
+            token_sums=sums.data,
+            num_elsewhere=num_elsewhere,
         )
 
 
+_NO_VALUES = Column(b"", b"")
 _row: Callable[[RowError], int] = lambda error: error.row  # noqa: E731
 
 
@@ -182,16 +219,16 @@ def _joined(parts: list[Any], dtype: Any) -> Any:
     return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
-def _mark(marks: dict[str, Any], rows_by_name: dict[str, Data], first: int, places: Indices) -> None:
+def _mark(marks: dict[str, Any], rows_by_name: dict[str, Data], first: int, places: Int64) -> None:
     for name, rows in rows_by_name.items():
         is_marked = marks.setdefault(name, np.zeros(len(places), np.bool_))
         is_marked[places[first + np.frombuffer(rows, np.int32)]] = True
 
 
-def _rows_of(marks: dict[str, Any], first: int, kinds: Kinds) -> dict[str, list[int]]:
-    """The marked rows of each name, from ``first`` on; names without one are left out."""
+def _rows_of(marks: dict[str, Any], first: int, kinds: Kinds) -> dict[str, Data]:
+    """The marked rows of each name, from ``first`` on, as a reply has them; names without one are left out."""
     found = {
-        name: np.flatnonzero(is_marked[first : first + len(kinds)] & (kinds != _TEXT)).tolist()
+        name: np.flatnonzero(is_marked[first : first + len(kinds)] & (kinds != _TEXT)).astype(np.int32).tobytes()
         for name, is_marked in marks.items()
     }
     return {name: rows for name, rows in found.items() if rows}
@@ -205,3 +242,94 @@ def _with_sums(samples: Tokenized) -> Tokenized:
     ends = np.arange(4, len(samples.token_sums) + 4, 4).astype(np.uint32).tobytes()
     column = Column(samples.token_sums, ends)
     return msgspec.structs.replace(samples, columns={**samples.columns, _SUMS: column})
+
+
+def _names_of(pieces: list[_Piece]) -> Iterator[str]:
+    """The columns that have a value, or are declared, and the tokens."""
+    yield ""
+
+    names = sorted({name for piece in pieces for name in piece.sizes} - {""})
+    for name in names:
+        if name.startswith("@") or any(name in piece.sizes and piece.sizes[name].any() for piece in pieces):
+            yield name
+
+
+def _pieces_of(reply: Tokenized) -> Iterator[_Piece]:
+    """The samples of a reply."""
+    if not reply.token_ends:
+        return
+
+    base, buffers, starts, sizes = 0, [], {}, {}
+    for values in _values_of(reply):
+        starts[values.name], sizes[values.name] = base + values.starts, values.sizes
+        base += len(values.data)
+        buffers.append(values.data)
+    yield _Piece(memoryview(b"".join(buffers)), _kept_rows(reply), starts, sizes)
+
+
+def _kept_rows(reply: Tokenized) -> Int64:
+    """The rows of the request that have a sample."""
+    kept = np.frombuffer(reply.kept, np.int32) if reply.kept else np.arange(len(reply.token_ends) // 4)
+    return kept.astype(np.int64)
+
+
+def _values_of(reply: Tokenized) -> Iterator[_Values]:
+    """The columns of a reply, the tokens first."""
+    yield _values("", reply.tokens, np.frombuffer(reply.token_ends, np.uint32).astype(np.int64) * 4)
+
+    for name, column in reply.columns.items():
+        yield _values(name, column.data, np.frombuffer(column.ends, np.uint32).astype(np.int64))
+
+
+def _values(name: str, data: Data, ends: Int64) -> _Values:
+    starts = np.zeros_like(ends)  # np.diff(prepend=) takes ten times as long for few values
+    starts[1:] = ends[:-1]
+    return _Values(name, data, starts, ends - starts)
+
+
+def _column(pieces: list[_Piece], name: str, order: Int64 | None) -> tuple[bytes, bytes]:
+    """A column's values end to end, and where each stops (uint32)."""
+    if not pieces:
+        return b"", b""
+
+    nothing = [np.zeros(len(piece.rows), np.int64) for piece in pieces]
+    starts = [piece.starts.get(name, zeros) for piece, zeros in zip(pieces, nothing, strict=True)]
+    sizes = [piece.sizes.get(name, zeros) for piece, zeros in zip(pieces, nothing, strict=True)]
+    if len(pieces) == 1 and order is None:
+        return _gather(pieces[0].buffer, starts[0], sizes[0]), _ends(sizes[0])
+
+    values = [
+        piece.buffer[start : start + size]
+        for piece, some_starts, some_sizes in zip(pieces, starts, sizes, strict=True)
+        for start, size in zip(some_starts.tolist(), some_sizes.tolist(), strict=True)
+    ]
+    all_sizes = np.concatenate(sizes)
+    if order is not None:
+        values, all_sizes = [values[number] for number in order.tolist()], all_sizes[order]
+    return b"".join(values), _ends(all_sizes)
+
+
+def _gather(buffer: memoryview, starts: Int64, sizes: Int64) -> bytes:
+    """The slices of ``buffer`` with these offsets and sizes, end to end."""
+    num_bytes = int(sizes.sum())
+    if num_bytes >= _SHORT_BYTES * len(sizes):
+        stops = (starts + sizes).tolist()
+        return b"".join([buffer[start:stop] for start, stop in zip(starts.tolist(), stops, strict=True)])
+
+    kind: Any = np.int32 if len(buffer) < 1 << 31 else np.int64  # a fifth of the time
+    places = np.arange(num_bytes, dtype=kind)
+    places += np.repeat((starts - np.cumsum(sizes) + sizes).astype(kind), sizes)
+    return np.frombuffer(buffer, np.uint8).take(places).tobytes()
+
+
+def _ends(sizes: Int64) -> bytes:
+    return np.cumsum(sizes).astype(np.uint32).tobytes()
+
+
+def _merged(some: dict[str, Data], others: dict[str, Data]) -> dict[str, Data]:
+    """Each name's rows of both, in ascending order."""
+    merged = dict(some)
+    for name, rows in others.items():
+        both = np.frombuffer(b"".join([merged.get(name, b""), rows]), np.int32)
+        merged[name] = np.sort(both).tobytes()
+    return merged

@@ -8,7 +8,6 @@ then searches for the row that is to blame.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -71,7 +70,7 @@ def with_reader(workers: Lane, reader: Lane, job: Job) -> None:
     """
 
     def waits(request: Request) -> bool:
-        if not isinstance(request, Scan) or request.with_samples or request.num_storing:
+        if not isinstance(request, Scan) or request.with_samples:
             return False
 
         return bool((job.parts[request.part] if job.parts else job).stores)
@@ -354,10 +353,6 @@ class Pool:
     def watch(self, on_change: Callable[[], object]) -> None:
         self._on_change = on_change
 
-    def on_end(self, tell: Callable[[Call, Reply | Crashed], object]) -> None:
-        """Tell of each call that ends, and of its outcome."""
-        self._backlog.on_end = tell
-
     def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
         self._backlog.submit(request, on_reply, max_losses)
         self._dispatch()
@@ -373,7 +368,6 @@ class Pool:
                 worker.calls.append(call)
                 if len(worker.calls) == 1:
                     worker.be_patient()
-                call.worker, call.sent_s = worker.number, time.monotonic()
                 worker.send(call)
 
     def _has_room(self, worker: Worker, lane: Lane) -> bool:

@@ -107,8 +107,6 @@ RENAMED = {
     "log_excerpts": "bad_rows=BadRows(excerpts=...)",
     "cache_dir": "cache=Cache(folder=...)",
     "row_index_max_bytes": "cache=Cache(max_row_index_bytes=...)",
-    "token_cache": "cache=Cache(tokens=...)",
-    "token_cache_max_bytes": "cache=Cache(max_tokens_bytes=...)",
     "backend": "event_loop",
 }
 PLACES = {
@@ -135,7 +133,7 @@ def test_a_knob_that_there_is_not_is_refused_with_its_place_or_name(name, messag
 
 @pytest.mark.parametrize(
     "struct",
-    [Ranks(rank=1, world_size=2), Limits(max_workers=3), Cache(tokens="t"), BadRows(policy="quarantine", path="q")],
+    [Ranks(rank=1, world_size=2), Limits(max_workers=3), Cache(folder="f"), BadRows(policy="quarantine", path="q")],
     ids=lambda struct: type(struct).__name__,
 )
 def test_a_struct_may_be_written_as_a_dict(struct):
@@ -164,7 +162,7 @@ def test_an_unknown_setting_of_a_struct_is_named_with_all_there_are():
 WRONG: dict[type, dict[str, list[Any]]] = {
     Ranks: {"rank": [-1], "world_size": [0], "gradient_accumulation": [0], "round_up": ["yes"]},
     Limits: {"max_workers": [0], "max_ready_bytes": [0], "row_timeout_s": [-1.0, None]},
-    Cache: {"folder": [3, "a\0b"], "tokens": ["a\0b", 3], "max_tokens_bytes": [0], "remote_max_bytes": [0]},
+    Cache: {"folder": [3, "a\0b"], "max_row_index_bytes": [0], "remote_max_bytes": [0]},
     BadRows: {"policy": ["ignore"], "max": [-1, "3"], "path": [None, "a\0b"], "excerpts": [1]},
 }
 

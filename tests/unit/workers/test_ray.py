@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 from asyncdata import DataLoader, JsonlSource, LoaderConfig, PromptTokenizeFn, RayExecutor
-from asyncdata.core.cache_messages import CacheJob
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.messages import NO_SLOT, Block, Index, Job, Overflow, Scan, Scanned, Tokenize
 from asyncdata.core.row_codes import EXCLUDED, IS_KNOWN, NOT_IN_SLOT, TOO_LONG
 from asyncdata.core.specs import ReaderSpec, TokenizeSpec
 from asyncdata.errors import ConfigError, WorkerError
 from asyncdata.loader.executors import check_cluster
+from asyncdata.loader.scan_sharing import shared_scans
 from asyncdata.workers.base import takes_samples
 from asyncdata.workers.ray import cluster, executor
 from asyncdata.workers.ray.actor import in_slot, text_of, to_send
@@ -54,11 +55,11 @@ SPOOLED = with_(JOB, reader=ReaderSpec("asyncdata.sources.spool:SpoolReader"))
     [
         (lambda: RayExecutor(address="ray://head:10001"), r"^AD490 .*ray job submit"),
         (lambda: LoaderConfig.of({"executor": {}, "num_workers": 2}), r"^AD495 num_workers=2 .*local_workers"),
-        (lambda: check_cluster(CONFIG, with_(JOB, cache=CacheJob("folder", [], 0))), "^AD496 the token cache"),
+        (lambda: shared_scans(CONFIG, [], no_op), "^AD487 .*workers of this machine read: leave executor out"),
         (lambda: check_cluster(CONFIG, SPOOLED), "^AD496 single rows .*shuffle=True"),
         (lambda: check_cluster(CONFIG, with_(JOB, parts=[SPOOLED])), "^AD496 single rows"),
     ],
-    ids=["Ray Client", "num_workers beside it", "a token cache", "copies of rows on this disk", "also of a part"],
+    ids=["Ray Client", "num_workers beside it", "an exchange", "copies of rows on this disk", "also of a part"],
 )
 def test_what_does_not_work_on_a_cluster_is_refused(ask, message):
     check_cluster(CONFIG, JOB)

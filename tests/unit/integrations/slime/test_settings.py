@@ -179,7 +179,7 @@ KNOBS = {
     "bad_rows": {"policy": "quarantine", "max": 7, "path": "bad.jsonl", "excerpts": False},
     "event_loop": "asyncio",
     "cache": {"folder": "somewhere"},
-    "outcomes": {"path": "outcomes", "policy": {"drop_above": 0.9}},
+    "outcomes": {"policy": {"drop_above": 0.9}},
 }
 
 
