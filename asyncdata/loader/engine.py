@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Job
     from asyncdata.core.types import Sample
     from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.ledger import Ledger, RowKey
+    from asyncdata.delivery.ledger import Ledger, Request, RowKey
     from asyncdata.delivery.outcomes.memory import OutcomeState
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.background_proof import Prover
@@ -510,6 +511,7 @@ class Engine:
             **numbers | self._producer.numbers(),
             waits_total=num_waits,
             data_wait_seconds_total=waited_s,
+            loop_held_seconds_total=self.waits.held_s,
             num_workers=self._executor.num_workers,
             indexed_rows=0 if index is None else index.num_found,
             excluded_rows={} if index is None else dict(index.excluded),
@@ -542,8 +544,12 @@ class Engine:
 
         return waited_for(self.statistics(), self.service.is_started, is_indexing=is_indexing(self._row_index))
 
-    def describe_wait(self) -> str:
+    def describe_wait(self, request: Request | None = None) -> str:
         """What a call waits for now, in a few words."""
+        if request is not None and request.ready_at:
+            held_s = time.monotonic() - request.ready_at
+            return f"the samples are ready, and your code has held the event loop for {held_s:.1f} s"
+
         return describe_wait(self.statistics(), self.waits_for())
 
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:

@@ -36,6 +36,10 @@ _OF_OUTCOMES = (
 )
 _COUNT_LINES_S = 0.25
 """Longest time for which counting the lines of a file may delay the error of a timeout."""
+_HELD = (
+    "loop: the samples are ready; an earlier call, whose event loop other code holds, has not taken its own",
+    "await, or move what blocks to a thread (asyncio.to_thread)",
+)
 _MAKE_ROOM = "room in the cluster (see `ray status`), a smaller RayExecutor(num_workers=...), or ask its administrators"
 
 
@@ -103,7 +107,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar capacity_samples: the channel's capacity.
     :ivar ready_bytes: bytes of the ready samples.
     :ivar waits_total: calls that had to wait for data.
-    :ivar data_wait_seconds_total: seconds that they waited, until now.
+    :ivar data_wait_seconds_total: seconds that they waited, until now, or until their samples were ready.
+    :ivar loop_held_seconds_total: seconds for which samples were ready, and other code held the event loop of the call
+        that awaited them; added when the call ends.
     :ivar num_workers: the target number of workers.
     :ivar queued_requests: requests that no worker has yet.
     :ivar worker_restarts_total: workers, and fork servers of workers, that were replaced.
@@ -158,6 +164,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     ready_bytes: int
     waits_total: int
     data_wait_seconds_total: float
+    loop_held_seconds_total: float = 0.0
     num_workers: int
     queued_requests: int
     worker_restarts_total: int
@@ -292,7 +299,9 @@ def explain_timeout(
 
     :param is_indexing: whether the row index is not complete yet.
     """
-    stage, advice = _starving_stage(now, is_started, is_indexing=is_indexing)
+    stage, advice = _HELD
+    if num_missing or now.media_waiting_samples:
+        stage, advice = _starving_stage(now, is_started, is_indexing=is_indexing)
     workers = ", ".join(f"{state.state} {state.busy_s:.1f} s" if state.busy_s else state.state for state in now.workers)
     lines = [
         f"AD510 no data for {waited_s:.1f} s: {now.ready_samples} samples are ready, {num_missing} more are needed.",
