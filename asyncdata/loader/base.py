@@ -440,9 +440,14 @@ class BaseLoader:
             self._recorder.start()
             self._engine.start()
 
-    def _waiting(self) -> AbstractContextManager[None]:
+    def _roll_back(self, error: BaseException) -> None:
+        """After a call has failed with ``error``: its delivery, if there was one, has not happened."""
+        self._engine.coordinator.settle()
+        self._recorder.failed(error)
+
+    def _waiting(self, request: Request | None = None) -> AbstractContextManager[None]:
         """During the block, a call waits; that is shown if it lasts."""
-        return self._progress.waiting(self._engine.describe_wait)
+        return self._progress.waiting(lambda: self._engine.describe_wait(request))
 
     def _num_groups(self, num_samples: int) -> int:
         if self._loops_only:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import DeliveryRules, is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
-from asyncdata.loader.executors import check_cluster, executor_of, is_tuned, limits_of
+from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
@@ -45,19 +46,19 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Job
     from asyncdata.core.types import Sample
     from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.ledger import Ledger, RowKey
+    from asyncdata.delivery.ledger import Ledger, Request, RowKey
     from asyncdata.delivery.outcomes.memory import OutcomeState
     from asyncdata.delivery.rollout_buffer import BufferFilter
-    from asyncdata.loader.autotune import Tuner
     from asyncdata.loader.background_proof import Prover
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import Batching, SampleBatches
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.exclusions import RowKeys
+    from asyncdata.loader.executors import TuningLimits
     from asyncdata.loader.loader_media import LoaderMedia
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
-    from asyncdata.loader.outcomes import LoaderOutcomes, PartOutcomes, Restored
+    from asyncdata.loader.outcomes import LoaderOutcomes, Memories, PartOutcomes
     from asyncdata.prefetch.mixture_producer import MixtureProducer
     from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.prefetch.windows.shared_scans import SharedScans
@@ -72,10 +73,7 @@ if TYPE_CHECKING:
 __all__ = ("Engine", "Matched")
 
 _log = get_logger(__name__)
-_REMEDY = (
-    "Ranks(exchange=...), by which the ranks divide the rows; or a fast tokenizer, with which it costs little; or one "
-    "Cache(tokens=...) for all ranks, filled by one of them before"
-)
+_REMEDY = "Ranks(exchange=...), by which the ranks divide the rows; or a fast tokenizer, with which it costs little"
 
 
 class Matched(NamedTuple):
@@ -89,7 +87,7 @@ class Matched(NamedTuple):
 
     ledger: Ledger
     canaries: list[str]
-    memories: dict[str, Restored | None]
+    memories: dict[str, Memories | None]
     keeps_place: bool = True
     growth: dict[int, Listing] | None = None
 
@@ -148,11 +146,8 @@ class Engine:
         if self._media is not None:
             self._producer.load_media = self._media.loader(self._executor, self.coordinator)
         self.waits = Waits()
-        self._tuner: Tuner | None = None
-        if is_tuned(config):
-            from asyncdata.loader.autotune import Tuner
-
-            self._tuner = Tuner(limits, self._executor, self.coordinator, self._producer, lambda: self.waits.ended)
+        if limits.max_workers > limits.min_workers:
+            self._tune(limits)
         self.service = Service(
             job,
             [part.windows for part in self.parts],
@@ -219,7 +214,7 @@ class Engine:
     def _warn_of_ranks(self) -> None:
         """Each rank tokenizes the rows of all: say so, and what would be less work."""
         config = self.config
-        if config.ranks.world_size > 1 and config.executor is None and not config.cache.tokens:
+        if config.ranks.world_size > 1 and config.executor is None:
             _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=_REMEDY)
 
     def _shared_scans(self) -> SharedScans | None:
@@ -267,8 +262,6 @@ class Engine:
             part.source.close()
         if self._scans is not None:
             self._scans.leave()
-        if self.outcomes is not None:
-            self.outcomes.close()
 
     @property
     def epoch(self) -> int:
@@ -392,7 +385,7 @@ class Engine:
         saved: OutcomeState | msgspec.UnsetType,
         changed: Collection[str],
         allow_changed: Collection[str],
-    ) -> Restored | None:
+    ) -> Memories | None:
         """The outcome memory of a part with which to continue; None if it has none."""
         memory = self._memory(part)
         if memory is None and not saved:
@@ -511,7 +504,6 @@ class Engine:
             self.coordinator.channel,
             self._executor.statistics(),
             [part.source.files for part in self.parts],
-            [part.cache for part in self.parts],
             self.batching.totals(ledger),
         )
         return Statistics(
@@ -519,13 +511,26 @@ class Engine:
             **numbers | self._producer.numbers(),
             waits_total=num_waits,
             data_wait_seconds_total=waited_s,
+            loop_held_seconds_total=self.waits.held_s,
             num_workers=self._executor.num_workers,
-            autotune_changes_total=self._tuner.num_changes if self._tuner is not None else 0,
             indexed_rows=0 if index is None else index.num_found,
             excluded_rows={} if index is None else dict(index.excluded),
             read_seconds=max(part.windows.read_s for part in self.parts),
             **({} if self.outcomes is None else self.outcomes.numbers()),
             **({} if self._media is None else self._media.numbers(self.coordinator.channel)),
+        )
+
+    def _tune(self, limits: TuningLimits) -> None:
+        """Have workers added while the trainer waits for them."""
+        from asyncdata.loader.autotune import Tuner
+
+        Tuner(
+            limits,
+            self._executor,
+            self._producer,
+            waited=lambda: self.waits.totals()[1],
+            waits_for=self.waits_for,
+            has_delivered=lambda: self.coordinator.ledger.counters.num_groups > 0,
         )
 
     def waits_for(self) -> str:
@@ -539,8 +544,12 @@ class Engine:
 
         return waited_for(self.statistics(), self.service.is_started, is_indexing=is_indexing(self._row_index))
 
-    def describe_wait(self) -> str:
+    def describe_wait(self, request: Request | None = None) -> str:
         """What a call waits for now, in a few words."""
+        if request is not None and request.ready_at:
+            held_s = time.monotonic() - request.ready_at
+            return f"the samples are ready, and your code has held the event loop for {held_s:.1f} s"
+
         return describe_wait(self.statistics(), self.waits_for())
 
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.loader.batches.sample_batches import PackTotals
     from asyncdata.prefetch.row_index.row_index import RowIndex
-    from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import ExecutorStatistics
 
@@ -37,6 +36,10 @@ _OF_OUTCOMES = (
 )
 _COUNT_LINES_S = 0.25
 """Longest time for which counting the lines of a file may delay the error of a timeout."""
+_HELD = (
+    "loop: the samples are ready; an earlier call, whose event loop other code holds, has not taken its own",
+    "await, or move what blocks to a thread (asyncio.to_thread)",
+)
 _MAKE_ROOM = "room in the cluster (see `ray status`), a smaller RayExecutor(num_workers=...), or ask its administrators"
 
 
@@ -104,9 +107,10 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar capacity_samples: the channel's capacity.
     :ivar ready_bytes: bytes of the ready samples.
     :ivar waits_total: calls that had to wait for data.
-    :ivar data_wait_seconds_total: seconds that they waited, until now.
+    :ivar data_wait_seconds_total: seconds that they waited, until now, or until their samples were ready.
+    :ivar loop_held_seconds_total: seconds for which samples were ready, and other code held the event loop of the call
+        that awaited them; added when the call ends.
     :ivar num_workers: the target number of workers.
-    :ivar autotune_changes_total: changes of the number of workers, and of the capacity, by the autotuner.
     :ivar queued_requests: requests that no worker has yet.
     :ivar worker_restarts_total: workers, and fork servers of workers, that were replaced.
     :ivar tokenized_rows_total: rows that this loader's workers have tokenized.
@@ -119,8 +123,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar store_retries_total: requests to object stores that failed and were tried again.
     :ivar store_cached_total: blocks of objects that were read from the local disk instead.
     :ivar store_cache_failures_total: blocks that could not be read from the local disk or kept there, or were damaged.
-    :ivar cached_rows_total: rows that this run read from the token cache, and did not tokenize.
-    :ivar token_cache_bytes: bytes of the token cache's segments that have rows of this data.
     :ivar media_waiting_samples: samples that wait for their media, or for those of samples before them.
     :ivar media_held_bytes: bytes of media that are loaded ahead or that the trainer holds.
     :ivar media_loaded_total: samples whose media were loaded by this run.
@@ -162,8 +164,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     ready_bytes: int
     waits_total: int
     data_wait_seconds_total: float
+    loop_held_seconds_total: float = 0.0
     num_workers: int
-    autotune_changes_total: int = 0
     queued_requests: int
     worker_restarts_total: int
     tokenized_rows_total: int = 0
@@ -176,8 +178,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     store_retries_total: int = 0
     store_cached_total: int = 0
     store_cache_failures_total: int = 0
-    cached_rows_total: int = 0
-    token_cache_bytes: int = 0
     media_waiting_samples: int = 0
     media_held_bytes: int = 0
     media_loaded_total: int = 0
@@ -236,14 +236,12 @@ def numbers_of(
     channel: Channel,
     workers: ExecutorStatistics,
     files: Iterable[Blocks],
-    caches: Iterable[TokenCache | None],
     packs: PackTotals,
 ) -> dict[str, Any]:
-    """What was delivered, what is ready, and what stores and token caches have given."""
+    """What was delivered, what is ready, and what stores have given."""
     counters = ledger.counters
     # What is read from front to back, this process reads.
     reads: list[Any] = [workers, *filter(None, (getattr(one, "read_counts", None) for one in files))]
-    found = [cache for cache in caches if cache is not None]
     numbers = {
         "samples_total": counters.num_samples,
         "groups_total": counters.num_groups,
@@ -263,8 +261,6 @@ def numbers_of(
         "store_retries_total": sum(one.num_retried for one in reads),
         "store_cached_total": sum(one.num_cached for one in reads),
         "store_cache_failures_total": sum(one.num_cache_failures for one in reads),
-        "cached_rows_total": sum(cache.num_rows_read for cache in found),
-        "token_cache_bytes": sum(cache.num_bytes for cache in found),
         "queued_requests": workers.num_queued,
         "worker_restarts_total": workers.num_restarts,
         "workers": workers.workers,
@@ -303,7 +299,9 @@ def explain_timeout(
 
     :param is_indexing: whether the row index is not complete yet.
     """
-    stage, advice = _starving_stage(now, is_started, is_indexing=is_indexing)
+    stage, advice = _HELD
+    if num_missing or now.media_waiting_samples:
+        stage, advice = _starving_stage(now, is_started, is_indexing=is_indexing)
     workers = ", ".join(f"{state.state} {state.busy_s:.1f} s" if state.busy_s else state.state for state in now.workers)
     lines = [
         f"AD510 no data for {waited_s:.1f} s: {now.ready_samples} samples are ready, {num_missing} more are needed.",

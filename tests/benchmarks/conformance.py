@@ -14,15 +14,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asyncdata.testing import CHECKS
 from tests.benchmarks.peers.environments import AbsentError, environment
 from tests.benchmarks.watching import ROOT
+from tests.conformance.checks import CHECKS
 
 PEERS = Path(__file__).parent / "peers"
 LIMIT_S = 180
 SYMBOLS = {"passed": "passed", "failed": "**failed**", "not applicable": "-"}
 SUBJECTS = {
-    "asyncdata.testing.ours:AsyncData": "",
+    "tests.conformance.ours:AsyncData": "",
     "conformance_hf:HfStreaming": "hf",
     "conformance_torchdata:StreamedStateful": "torchdata",
     "conformance_torchdata:IndexedStateful": "torchdata",
@@ -39,7 +39,7 @@ def report_of(adapter: str, python: str) -> dict[str, Any]:
 
 
 def _check(adapter: str, python: str, check: str) -> dict[str, Any]:
-    command = [python, "-m", "asyncdata.testing", adapter, "--check", check, "--json"]
+    command = [python, "-m", "tests.conformance", adapter, "--check", check, "--json"]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     how: dict[str, Any] = {"env": os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{PEERS}"} | offline, "cwd": PEERS}
     print(f"{adapter} {check}", file=sys.stderr, flush=True)

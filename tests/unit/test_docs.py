@@ -37,7 +37,7 @@ MOVED = ("errors", "filters", "xtuner")
 FIRST_SCREEN_LINES = 40
 CODE_COLUMNS = 80
 
-NEEDED = {"docs/how-to/train-with-torch.md": "torch", "docs/how-to/cache-tokens.md": "xxhash"}
+NEEDED = {"docs/how-to/train-with-torch.md": "torch"}
 """What a page's examples need beside the packages that every check is run with."""
 
 

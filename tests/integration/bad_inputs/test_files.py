@@ -316,9 +316,40 @@ def test_data_at_a_path_with_a_nul_are_named(kind):
         loader_of(kind("a\0b"))
 
 
+ODD_NAME = "a\x1b[2J\r\u202eb.jsonl"
+ODD_NAME_SHOWN = r"a\x1b[2J\r\u202eb.jsonl"
+
+
+def test_names_with_characters_that_a_terminal_obeys_are_escaped_wherever_they_are_told(tmp_path):
+    path = write(tmp_path / ODD_NAME, b"{\n")
+    assert str(deliver(path).error).startswith(f"AD101 {tmp_path}/{ODD_NAME_SHOWN}:1 (byte 0): ")
+
+    with loader_of(write_rows(tmp_path / "rows.jsonl", 3)) as loader:
+        with pytest.raises(SnapshotError, match="AD602") as caught:
+            loader.restore(path)
+    assert f"{tmp_path}/{ODD_NAME_SHOWN}" in str(caught.value)
+
+    misnamed = write(tmp_path / f"{ODD_NAME}.gz", LINES)
+    assert [event["path"] for event in deliver(misnamed).events] == [f"{tmp_path}/{ODD_NAME_SHOWN}.gz"]
+
+
+@pytest.mark.parametrize(
+    "name", [b"caf\xe9.jsonl", b"\xe9/rows.jsonl", b"\xe9.jsonl.gz", b"\xe9.json", b"\xe9.parquet"]
+)
+@pytest.mark.parametrize("given", ["a file", "a folder"])
+def test_a_path_that_is_no_utf8_is_named(tmp_path, name, given):
+    path = tmp_path / os.fsdecode(name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(LINES)
+    source = str(path if given == "a file" else path.parent)
+    kind = ParquetSource if path.suffix == ".parquet" else JsonArraySource if path.suffix == ".json" else str
+    with pytest.raises(SourceError, match=r"^AD304 cannot read .*\\udce9.*: its path is not UTF-8, .*; rename it"):
+        loader_of(kind(source))
+
+
 def test_whatever_else_is_at_a_path_with_a_nul_is_named(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", 20)
-    for knob, setting in (("bad_rows", "path"), ("cache", "folder"), ("cache", "tokens")):
+    for knob, setting in (("bad_rows", "path"), ("cache", "folder")):
         with pytest.raises(ConfigError, match=rf"^(BadRows|Cache): {setting}='a\\x00b' has a NUL in it"):
             loader_of(path, **{knob: {setting: "a\0b"}})
     with loader_of(path) as loader:
