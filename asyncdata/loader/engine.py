@@ -24,14 +24,7 @@ from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
-from asyncdata.loader.statistics import (
-    Statistics,
-    describe_wait,
-    explain_timeout,
-    is_indexing,
-    numbers_of,
-    waited_for,
-)
+from asyncdata.loader.statistics import HELD, Statistics, describe_wait, explain_timeout, lacking, numbers_of
 from asyncdata.loader.wait_progress import Waits
 from asyncdata.prefetch.producer import Producer
 from asyncdata.tokenization.base import has_media
@@ -540,9 +533,14 @@ class Engine:
             return "media"
 
         if self._executor.is_busy and self._producer.oldest_in_flight is not None:
-            return "tokenize"  # what `waited_for` says, too, but in a microsecond: all statistics take fifty
+            return "tokenize"  # what `lacking` says, too, but in a microsecond: all statistics take fifty
 
-        return waited_for(self.statistics(), self.service.is_started, is_indexing=is_indexing(self._row_index))
+        stage, *_ = self._lacking(self.statistics())
+        return "read" if stage == "filter" else stage
+
+    def _lacking(self, now: Statistics) -> tuple[str, str, str]:
+        index = self._row_index
+        return lacking(now, self.service.is_started, is_indexing=index is not None and not index.is_complete)
 
     def describe_wait(self, request: Request | None = None) -> str:
         """What a call waits for now, in a few words."""
@@ -555,11 +553,15 @@ class Engine:
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
         """The error of a call that got no data in time: what it waited for, and why."""
         now, entry = self.statistics(), self._producer.oldest_in_flight
-        oldest = entry.location() if entry is not None and entry.location is not None else None
+        oldest = None
+        if entry is not None and entry.location is not None:
+            oldest = entry.location(self._executor.row_of(entry.request_id))
         missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
-        is_started, indexes = self.service.is_started, is_indexing(self._row_index)
-        message, diagnosis = explain_timeout(waited_s, missing, now, oldest, is_started, is_indexing=indexes)
-        self._log.warning("loader.timeout", waited_s=waited_s, stage=diagnosis["stage"])
+        lack = self._lacking(now) if missing or now.media_waiting_samples else HELD
+        message, diagnosis, (workers, row, knob) = explain_timeout(waited_s, missing, now, oldest, lack)
+        self._log.warning(
+            "loader.timeout", waited_s=waited_s, stage=lack[0], missing=missing, workers=workers, row=row, setting=knob
+        )
         return PrefetchTimeoutError(message, diagnosis)
 
 
