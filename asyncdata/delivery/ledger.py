@@ -394,12 +394,13 @@ class Request:
     :ivar packed: the samples of the packs that are delivered next, if they have media: those that it waits for, and
         those whose media are loaded ahead.
     :ivar wake: called, from any thread, when the caller should poll again.
+    :ivar ready_at: since when it can be served, on the monotonic clock; 0: it cannot, as far as is known.
     :ivar chosen: the groups that the buffer filter chose; they stay in the buffer until the request is served.
     :ivar served: the state before the delivery that served the request, and the ledger after it.
     :ivar commit: the states before and after the commit of that delivery, so that it can be rolled back.
     """
 
-    __slots__ = ("chosen", "commit", "is_for_packs", "is_peek", "last_epoch", "num_groups", "packed", "served", "wake")
+    __slots__ = tuple("chosen commit is_for_packs is_peek last_epoch num_groups packed ready_at served wake".split())
 
     def __init__(
         self,
@@ -414,6 +415,7 @@ class Request:
         self.is_for_packs, self.is_peek = is_for_packs, is_peek
         self.packed: tuple[list[Sample], list[Sample]] | None = None
         self.wake: Callable[[], object] = no_op
+        self.ready_at = 0.0
         self.chosen: list[Returned] | None = None
         self.served: tuple[State, Ledger] | None = None
         self.commit: tuple[State, State] | None = None

@@ -255,7 +255,8 @@ class BaseLoader:
         :param rows: samples or groups that a loader of these data delivered, their ``source``, or the objects that
             ``asyncdata sample --json`` prints.
         :return: the number of rows that are excluded now.
-        :raises ConfigError: if one of them is no row of this loader (AD485); nothing is excluded then.
+        :raises ConfigError: if one of them is no row of this loader, or a place at which no row begins (AD485); nothing
+            is excluded then. A place in a store, or in a compressed file, is not read.
         """
         self._check()
         with owning_events(self._events_owner):
@@ -439,9 +440,14 @@ class BaseLoader:
             self._recorder.start()
             self._engine.start()
 
-    def _waiting(self) -> AbstractContextManager[None]:
+    def _roll_back(self, error: BaseException) -> None:
+        """After a call has failed with ``error``: its delivery, if there was one, has not happened."""
+        self._engine.coordinator.settle()
+        self._recorder.failed(error)
+
+    def _waiting(self, request: Request | None = None) -> AbstractContextManager[None]:
         """During the block, a call waits; that is shown if it lasts."""
-        return self._progress.waiting(self._engine.describe_wait)
+        return self._progress.waiting(lambda: self._engine.describe_wait(request))
 
     def _num_groups(self, num_samples: int) -> int:
         if self._loops_only:

@@ -126,6 +126,7 @@ class _Subject:
             packs=now.packs_total,
             packed_tokens=now.packed_tokens_total,
             unpacked=now.unpacked_samples_total,
+            held_s=now.loop_held_seconds_total,
             ready=max(0, now.ready_samples),  # less than 0 while a state is loaded
             capacity=now.capacity_samples,
             in_flight=now.in_flight_rows,

@@ -51,6 +51,7 @@ _ADVICE = {
     "cpu": "The workers had work, but no CPU to run on. Ask for more CPUs (the container's limit counts), give fewer "
     "workers, or find what else uses the CPUs.",
 }
+_HELD = "This is the trainer's time: await, or move what blocks to a thread (asyncio.to_thread)."
 
 
 def overview(run: Run) -> Section:
@@ -151,6 +152,8 @@ def _notices(run: Run) -> list[str]:
     unread = sum(start.num_unread for start in run.starts)
     killed = sum(start.end is None for start in run.starts)
     lines = []
+    if (held_s := sum(start.intervals[-1].held_s for start in run.starts if start.intervals)) >= _TOLD_S:
+        lines.append(f"Your code held the event loop for {duration(held_s)} while samples were ready. {_HELD}")
     if killed:
         lines.append(f"{killed:,} of {len(run.starts):,} files have no end: the process was killed, or still runs.")
     if lost:

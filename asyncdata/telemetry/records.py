@@ -281,6 +281,8 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
         ``read`` of a window, ``tokenize``, or a ``cpu`` for the workers. The rest of the time belongs to the trainer.
     :ivar first_s: start: those of the first call among them, which are start-up.
     :ivar waiting_s: for how long a call has been waiting now; 0 if none is.
+    :ivar held_s: start: seconds for which samples were ready, and other code held the event loop of the call that
+        awaited them. No waits: they are in ``step_s``.
     :ivar step_s: start: seconds between calls, without the waits: the trainer's own time. Divided by ``calls``, it is
         the step time if data were free.
     :ivar step_ms: start: histogram of those times, in milliseconds; ``wait_ms``: of the waits that have ended, but for
@@ -327,6 +329,7 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     wait_s: dict[str, Amount] = {}
     first_s: dict[str, Amount] = {}
     waiting_s: Amount = 0.0
+    held_s: Amount = 0.0
     step_s: Amount = 0.0
     step_ms: dict[Count, Count] = {}
     wait_ms: dict[Count, Count] = {}
