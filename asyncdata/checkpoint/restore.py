@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
+from binascii import a2b_base64
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -77,7 +77,7 @@ def saved_digest(saved: Snapshot) -> StreamDigest:
 
 def _returned(record: str | list[dict[str, Any]], size: int) -> Returned:
     try:
-        number = len(_DECODER.decode(b64decode(record, validate=True)) if isinstance(record, str) else record)
+        number = len(_DECODER.decode(a2b_base64(record, strict_mode=True)) if isinstance(record, str) else record)
     except ValueError as error:
         raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error}") from error
 

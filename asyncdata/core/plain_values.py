@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import re
+from binascii import a2b_base64
 from typing import Any
 
 import msgspec
@@ -101,7 +102,7 @@ def packed(values: list[dict[str, Any]]) -> bytes | None:
 
 def unpacked(record: str | bytes | list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What :func:`packed` was given, from the bytes or their base64 text; builtins as they are."""
-    data = base64.b64decode(record, validate=True) if isinstance(record, str) else record
+    data = a2b_base64(record, strict_mode=True) if isinstance(record, str) else record
     found: list[dict[str, Any]] = msgspec.msgpack.decode(data) if isinstance(data, bytes) else data
     return found
 

@@ -253,6 +253,11 @@ class Sample(msgspec.Struct, eq=False, gc=False):
                 self.columns = copy.copy(_declaring(self.columns))
             self._range = None
 
+    @property
+    def is_detached(self) -> bool:
+        """Whether it has no chunk: it was given back before, or is not from a loader."""
+        return self._range is None
+
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Sample], tuple[dict[str, Any]]]:
         """Pickle and deep-copy by value, without the chunk."""
         return _from_fields, ({name: getattr(self, name) for name in _FIELDS},)

@@ -48,7 +48,7 @@ __all__ = (
     "not_tracked",
 )
 
-_FILE_BITS = 24
+_FILE_BITS, _SMALL_BYTES = 24, 4096
 RowKey = tuple[int, int]
 """The number of a row's file, in a mixture with its part, and the row's offset there."""
 
@@ -93,7 +93,7 @@ def _is_group(group: Any) -> bool:
     return isinstance(group, Sequence) and all(isinstance(sample, Sample) for sample in group)
 
 
-class Returned(msgspec.Struct, eq=False):
+class Returned(msgspec.Struct, eq=False, gc=False):
     """A group that the trainer gave back, and its record for the snapshot.
 
     :ivar opened: the group; None: it was restored, and was not needed yet.
@@ -102,6 +102,12 @@ class Returned(msgspec.Struct, eq=False):
 
     opened: Group | None
     kept: bytes | str | list[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        if (
+            isinstance(self.kept, bytes) and len(self.kept) < _SMALL_BYTES
+        ):  # so that a state of very many groups has nothing to do
+            self.kept = self.record
 
     @property
     def group(self) -> Group:

@@ -134,10 +134,12 @@ def validate_groups(groups: Any, samples_per_group: int, buffer: Sequence[Return
     if not isinstance(groups, list | tuple):
         raise InvalidGroupError(f"AD432 add_samples takes a list of groups, got {type(groups).__name__}")
 
-    present = {id(sample) for item in buffer for sample in item.opened or ()}
-    returned = []
     for number, group in enumerate(groups):
         _check_shape(number, group, samples_per_group)
+    were_in = any(sample.is_detached for group in groups for sample in group)
+    present = {id(sample) for item in buffer if were_in for sample in item.opened or ()}
+    returned = []
+    for number, group in enumerate(groups):
         samples = set(map(id, group))
         if len(samples) < len(group) or not present.isdisjoint(samples):
             raise InvalidGroupError(
