@@ -24,6 +24,7 @@ from asyncdata.core.settings import (
     unknown_setting,
     wrong_value,
 )
+from asyncdata.delivery.ledger import DeliveryRules
 from asyncdata.delivery.outcomes.policy import Outcomes
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.telemetry.settings import Telemetry
@@ -31,6 +32,8 @@ from asyncdata.workers.ray.settings import RayExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from asyncdata.delivery.bad_rows import BadRowPolicy
 
     S = TypeVar("S", bound="Description")
 
@@ -279,6 +282,23 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def capacity(self) -> int:
         """Samples that are read ahead."""
         return (self.buffer_size or BUFFER_SIZE) * max(self.dp_size, self.ranks.world_size)
+
+    def delivery_rules(self, bad_rows: BadRowPolicy, *, packs: bool) -> DeliveryRules:
+        """The settings that delivery depends on.
+
+        :param packs: whether samples are packed: packs drop what is left of an epoch by themselves.
+        """
+        return DeliveryRules(
+            capacity=self.capacity,
+            max_ready_bytes=self.limits.max_ready_bytes,
+            samples_per_group=self.n_samples_per_prompt,
+            epochs=self.epochs,
+            drop_last=self.drop_last and not packs,
+            bad_rows=bad_rows,
+            commit_on_ack=self.commit == "on_ack",
+            digest=self.digest,
+            leaves_gaps=packs,
+        )
 
 
 @cache

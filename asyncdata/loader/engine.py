@@ -18,20 +18,13 @@ from asyncdata.core.settings import checked_timeout
 from asyncdata.core.types import Position
 from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
-from asyncdata.delivery.ledger import DeliveryRules, is_key_of
+from asyncdata.delivery.ledger import is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
 from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
-from asyncdata.loader.statistics import (
-    Statistics,
-    describe_wait,
-    explain_timeout,
-    is_indexing,
-    numbers_of,
-    waited_for,
-)
+from asyncdata.loader.statistics import HELD, Statistics, describe_wait, explain_timeout, lacking, numbers_of
 from asyncdata.loader.wait_progress import Waits
 from asyncdata.prefetch.producer import Producer
 from asyncdata.tokenization.base import has_media
@@ -45,13 +38,12 @@ if TYPE_CHECKING:
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.messages import Job
     from asyncdata.core.types import Sample
-    from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.ledger import Ledger, Request, RowKey
     from asyncdata.delivery.outcomes.memory import OutcomeState
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.background_proof import Prover
     from asyncdata.loader.batches.pack_batches import PackBatches
-    from asyncdata.loader.batches.sample_batches import Batching, SampleBatches
+    from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.exclusions import RowKeys
     from asyncdata.loader.executors import TuningLimits
@@ -134,7 +126,7 @@ class Engine:
         memory = self._memory("")
         self._media = self._made_media(functions)
         self.coordinator = _coordinator_class(config)(
-            _delivery_rules(config, self.parts[0].bad_rows, self.batching),
+            config.delivery_rules(self.parts[0].bad_rows, packs=self.batching.is_packed),
             buffer_filter=chosen_filter,
             begin_packs=self.batching.begin,
             mixture=self._start_of_mixture(),
@@ -160,7 +152,7 @@ class Engine:
             index=self._row_index,
         )
         tokenizes_here = config.executor is None or config.executor.local_workers
-        self._provers = _provers_of(functions if tokenizes_here else [], self.service.reopen_soon, config.num_workers)
+        self._provers = _provers_of(functions if tokenizes_here else [], self.service.reopen_soon)
         self._restored_epoch, self._restored = 0, (0, 0)
         self._resumed: tuple[Position, int | None] = (Position(), None)
         self._log = _log.owned()
@@ -540,9 +532,14 @@ class Engine:
             return "media"
 
         if self._executor.is_busy and self._producer.oldest_in_flight is not None:
-            return "tokenize"  # what `waited_for` says, too, but in a microsecond: all statistics take fifty
+            return "tokenize"  # what `lacking` says, too, but in a microsecond: all statistics take fifty
 
-        return waited_for(self.statistics(), self.service.is_started, is_indexing=is_indexing(self._row_index))
+        stage, *_ = self._lacking(self.statistics())
+        return "read" if stage == "filter" else stage
+
+    def _lacking(self, now: Statistics) -> tuple[str, str, str]:
+        index = self._row_index
+        return lacking(now, self.service.is_started, is_indexing=index is not None and not index.is_complete)
 
     def describe_wait(self, request: Request | None = None) -> str:
         """What a call waits for now, in a few words."""
@@ -555,11 +552,15 @@ class Engine:
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
         """The error of a call that got no data in time: what it waited for, and why."""
         now, entry = self.statistics(), self._producer.oldest_in_flight
-        oldest = entry.location() if entry is not None and entry.location is not None else None
+        oldest = None
+        if entry is not None and entry.location is not None:
+            oldest = entry.location(self._executor.row_of(entry.request_id))
         missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
-        is_started, indexes = self.service.is_started, is_indexing(self._row_index)
-        message, diagnosis = explain_timeout(waited_s, missing, now, oldest, is_started, is_indexing=indexes)
-        self._log.warning("loader.timeout", waited_s=waited_s, stage=diagnosis["stage"])
+        lack = self._lacking(now) if missing or now.media_waiting_samples else HELD
+        message, diagnosis, (workers, row, knob) = explain_timeout(waited_s, missing, now, oldest, lack)
+        self._log.warning(
+            "loader.timeout", waited_s=waited_s, stage=lack[0], missing=missing, workers=workers, row=row, setting=knob
+        )
         return PrefetchTimeoutError(message, diagnosis)
 
 
@@ -573,22 +574,7 @@ def _coordinator_class(config: LoaderConfig) -> type[Coordinator]:
     return WatchedCoordinator
 
 
-def _delivery_rules(config: LoaderConfig, bad_rows: BadRowPolicy, batching: Batching) -> DeliveryRules:
-    """The rules of a configuration; packs drop what is left of an epoch by themselves."""
-    return DeliveryRules(
-        capacity=config.capacity,
-        max_ready_bytes=config.limits.max_ready_bytes,
-        samples_per_group=config.n_samples_per_prompt,
-        epochs=config.epochs,
-        drop_last=config.drop_last and not batching.is_packed,
-        bad_rows=bad_rows,
-        commit_on_ack=config.commit == "on_ack",
-        digest=config.digest,
-        leaves_gaps=batching.is_packed,
-    )
-
-
-def _provers_of(functions: list[Any], on_usable: Callable[[], object], num_workers: int | None) -> list[Prover]:
+def _provers_of(functions: list[Any], on_usable: Callable[[], object]) -> list[Prover]:
     """What proves fast backends of the tokenize functions that may use one."""
     found = [function for function in functions if getattr(function, "tokenizer_backend", "hf") != "hf"]
     if not found:

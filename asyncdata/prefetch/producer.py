@@ -227,7 +227,7 @@ class Producer:
         ends_epoch = window.is_last and stop >= window.num_rows
         place = Position(*self._current, first)
         part = _RowsInFlight(self._channel, entry, window, place, ends_epoch, self._marks)
-        entry.location = partial(window.location, first) if first < stop else None
+        entry.location = (lambda row: window.location(first + row)) if first < stop else None
         self._row = stop
         self._submit(part)
         if ends_epoch or (stop == window.num_rows and window.is_ready and not window.is_last):
@@ -258,7 +258,7 @@ class Producer:
     def _submit(self, part: _RowsInFlight, max_losses: int = 2) -> None:
         request = part.request()
         if not isinstance(request, Tokenized):
-            self._executor.submit(request, partial(self._on_tokenized, part), max_losses)
+            part.entry.request_id = self._executor.submit(request, partial(self._on_tokenized, part), max_losses)
             return
 
         if request.busy_s:  # workers tokenized them with their window
@@ -315,7 +315,7 @@ class Producer:
         with self._coordinator.lock:
             entry = part.channel.split(part.entry, num_rows)
         rest = Position(first.epoch, first.window, first.row + num_rows)
-        entry.location = partial(part.window.location, rest.row)
+        entry.location = lambda row: part.window.location(rest.row + row)
         other = _RowsInFlight(part.channel, entry, part.window, rest, part.ends_epoch, part.marks)
         part.ends_epoch = False
         return other

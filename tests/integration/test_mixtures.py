@@ -427,7 +427,7 @@ def test_a_part_is_waited_for_from_the_call_on(tmp_path, monkeypatch):
         def is_gated() -> bool:
             """Whether the next sample waits for rows of the gated file."""
             entry = engine._producer.oldest_in_flight  # noqa: SLF001 - the same
-            return entry is not None and entry.location is not None and "gated" in entry.location().path
+            return entry is not None and entry.location is not None and "gated" in entry.location(0).path
 
         loader.start()
         until(is_gated)

@@ -68,12 +68,13 @@ class Backlog:
         self._counts = counts
         self.num_open = sum(counts(call.request) for call in self.calls())
 
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int) -> None:
-        """Append a new call to the queue; it uses its slot until it ends."""
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int) -> int:
+        """Append a new call to the queue, and return its id; it uses its slot until it ends."""
         self._slots.use(request.slot)
         self._queue.append(Call(self._next_id, request, on_reply, max_losses))
         self.num_open += self._counts(request)
         self._next_id += 1
+        return self._next_id - 1
 
     def add_first(self, call: Call) -> None:
         """Put it at the front of the queue."""

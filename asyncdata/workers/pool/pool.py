@@ -346,9 +346,15 @@ class Pool:
     def watch(self, on_change: Callable[[], object]) -> None:
         self._on_change = on_change
 
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
-        self._backlog.submit(request, on_reply, max_losses)
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
+        request_id = self._backlog.submit(request, on_reply, max_losses)
         self._dispatch()
+        return request_id
+
+    def row_of(self, request_id: int) -> int:
+        """The row of a request that a worker works on; 0 if none does, or on all at once. Any thread may ask."""
+        at_work = dict(worker.progress() for worker in self._workers.copy().values())
+        return max(0, at_work.get(request_id, 0))
 
     def _dispatch(self) -> None:
         for lane in self._lanes:

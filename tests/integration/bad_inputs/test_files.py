@@ -207,6 +207,21 @@ def test_34_files_that_may_not_be_read_are_all_named_at_once(tmp_path, monkeypat
     assert str(found.error).splitlines() == lines
 
 
+@pytest.mark.parametrize("shuffle", [True, "full"])
+def test_a_footer_that_says_less_than_no_rows_is_refused(tmp_path, shuffle):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"id": range(20)}), path)
+    whole, refused = path.read_bytes(), []
+    size = int.from_bytes(whole[-8:-4], "little")
+    twenty, less_than_none = b"\x28", b"\x29"  # as Parquet writes them
+    for place in range(len(whole) - size - 8, len(whole) - 8):
+        if whole[place : place + 1] == twenty:
+            path.write_bytes(whole[:place] + less_than_none + whole[place + 1 :])
+            refused.append(str(deliver(str(path), shuffle=shuffle).error))
+    assert f"AD124 {path}: its footer cannot be read: a row group has -21 to -21 rows" in refused
+
+
 def test_35_36_37_what_is_no_file_is_refused_as_what_it_is(tmp_path):
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")

@@ -109,9 +109,9 @@ def test_the_row_that_holds_up_all_others_is_known(loader_of):
     first, second = asked(loader, Tokenize)[:2]
     loader.executor.answer(second)
 
-    assert loader.coordinator.channel.oldest_in_flight.location().byte_offset == 0
+    assert loader.coordinator.channel.oldest_in_flight.location(0).byte_offset == 0
     loader.executor.answer(first)
-    assert loader.coordinator.channel.oldest_in_flight.location().byte_offset > 0
+    assert loader.coordinator.channel.oldest_in_flight.location(0).byte_offset > 0
 
 
 SCHEDULES = [*(("blocks", seed) for seed in range(6)), *((name, 0) for name in WAYS if name != "blocks")]
