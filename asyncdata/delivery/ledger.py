@@ -104,10 +104,8 @@ class Returned(msgspec.Struct, eq=False, gc=False):
     kept: bytes | str | list[dict[str, Any]]
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.kept, bytes) and len(self.kept) < _SMALL_BYTES
-        ):  # so that a state of very many groups has nothing to do
-            self.kept = self.record
+        if isinstance(self.kept, bytes) and len(self.kept) < _SMALL_BYTES:
+            self.kept = self.record  # so that a state of very many groups has nothing to do
 
     @property
     def group(self) -> Group:
