@@ -165,6 +165,10 @@ def test_the_first_screen_is_one_and_begins_with_a_line_each_that_runs_the_demo_
 def test_the_badges_say_the_licence_and_the_python_versions_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     versions = [name.rpartition(" ")[2] for name in project["classifiers"] if "Python :: 3." in name]
+    below = int(versions[-1].rpartition(".")[2]) + 1
+    assert project["requires-python"] == f">={versions[0]},<3.{below}", "no version that was not tried"
+    for page in (ROOT / "README.md", DOCS / "install.md", DOCS / "faq.md", DOCS / "tutorial" / "first-loader.md"):
+        assert f"Python {versions[0]} to {versions[-1]}" in page.read_text("utf-8"), page
     facts = {"licence": project["license"], "python": " | ".join(versions)}
     badges = re.findall(r"!\[(\w+): ([^\]]+)\]\((docs/plots/badge-\w+\.svg)\)", (ROOT / "README.md").read_text("utf-8"))
 
