@@ -7,6 +7,7 @@ that share rows out take ``rank`` and ``world_size`` too.
 import json
 from collections import namedtuple
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
 from types import SimpleNamespace
 
@@ -96,10 +97,15 @@ def order_view(source, rows_per_epoch=None, **changes):
 
 
 def trainer_of(**changes):
-    """What ``attach`` uses of transformers' ``Trainer``; and with ``num_generations`` TRL's that group prompts."""
+    """What ``attach`` uses of transformers' ``Trainer``; and with ``num_generations`` TRL's that group prompts.
+
+    ``tp``, ``cp`` and ``sp`` are the sizes of its tensor, context and sequence parallelism.
+    """
     arguments = {"max_steps": STEPS, "world_size": 1, "process_index": 0, "gradient_accumulation_steps": 1}
     arguments |= {"generation_batch_size": 4, "steps_per_generation": 1, "output_dir": "out", "num_train_epochs": 3}
     groups = {name: changes.pop(name) for name in ("num_generations", "num_iterations") if name in changes}
+
+    sizes = {f"get_{name}_size": partial(int, changes.pop(name, 1)) for name in ("tp", "cp", "sp")}
 
     class Trainer(SimpleNamespace):
         def train(self, resume_from_checkpoint=None, trial=None):
@@ -115,6 +121,7 @@ def trainer_of(**changes):
         add_callback=callbacks.append,
         remove_callback=lambda kind: None,
         trained=[],
+        **sizes,
         **groups,
     )
 
