@@ -296,7 +296,7 @@ class Engine:
 
     def _to_come_again(self, ledger: Ledger) -> dict[str, Any]:
         """What a snapshot keeps so that groups of the stream that come again keep their numbers."""
-        if ledger.reached({}).num_groups == ledger.restart_point()[1].num_groups:
+        if ledger.reached({}).num_groups == (ledger.leases or [ledger])[0].counters.num_groups:
             return {}
 
         served = ledger.reached(self._places_of(ledger))
