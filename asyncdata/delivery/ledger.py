@@ -25,28 +25,7 @@ if TYPE_CHECKING:
 
     from asyncdata.delivery.items import Run
 
-    IsOf = Callable[[Sample, Mapping["RowKey", Position]], object]
-
-__all__ = (
-    "Counters",
-    "DeliveryRules",
-    "Lease",
-    "Ledger",
-    "Request",
-    "RestartPoint",
-    "Returned",
-    "RowKey",
-    "Served",
-    "State",
-    "counted",
-    "grouped",
-    "is_key_of",
-    "journal_key",
-    "key_in_part",
-    "lease_key",
-    "not_out",
-    "not_tracked",
-)
+    IsOf = Callable[[Group, Mapping["RowKey", Position]], object]
 
 _FILE_BITS, _SMALL_BYTES = 24, 4096
 RowKey = tuple[int, int]
@@ -248,9 +227,9 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def with_returned(self, returned: Sequence[Returned], is_of: IsOf = no_op) -> Ledger:
         """The ledger with groups that the trainer gave back: at the buffer's end, and acknowledged in all leases.
 
-        :param is_of: whether a sample is of one of these rows. Groups of excluded rows are dropped, and counted.
+        :param is_of: whether a group is of one of these rows. Groups of excluded rows are dropped, and counted.
         """
-        kept = tuple(item for item in returned if not (self.excluded and is_of(item.group[0], self.excluded)))
+        kept = tuple(item for item in returned if not (self.excluded and is_of(item.group, self.excluded)))
         ledger = self.acknowledged(lease_key(item.group) for item in returned) if self.leases else self
         drops = counted(self.group_drops, EXCLUDED_REASON, len(returned) - len(kept))
         return msgspec.structs.replace(ledger, buffer=self.buffer + kept, group_drops=drops)
@@ -258,9 +237,9 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def without(self, excluded: Mapping[RowKey, Position], is_of: IsOf) -> Ledger:
         """The ledger that excludes these rows. Their groups that are out stay out, and no restart serves them again.
 
-        :param is_of: whether a sample is of one of these rows.
+        :param is_of: whether a group is of one of these rows.
         """
-        gone = {id(item) for item in self.leased_groups() if is_of(item.group[0], excluded)}
+        gone = {id(item) for item in self.leased_groups() if is_of(item.group, excluded)}
         left = [tuple((key, None if id(owed) in gone else owed) for key, owed in lease.open) for lease in self.leases]
         leases = [msgspec.structs.replace(lease, open=groups) for lease, groups in zip(self.leases, left, strict=True)]
         ledger = msgspec.structs.replace(self, excluded=excluded, leases=tuple(leases), buffer=())

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.messages import Job
-    from asyncdata.core.types import Sample
+    from asyncdata.core.types import Group
     from asyncdata.delivery.ledger import Ledger, Request, RowKey
     from asyncdata.delivery.outcomes.memory import OutcomeState
     from asyncdata.delivery.rollout_buffer import BufferFilter
@@ -296,7 +296,7 @@ class Engine:
 
     def _to_come_again(self, ledger: Ledger) -> dict[str, Any]:
         """What a snapshot keeps so that groups of the stream that come again keep their numbers."""
-        if ledger.reached({}).num_groups == ledger.restart_point()[1].num_groups:
+        if ledger.reached({}).num_groups == (ledger.leases or [ledger])[0].counters.num_groups:
             return {}
 
         served = ledger.reached(self._places_of(ledger))
@@ -417,9 +417,9 @@ class Engine:
 
         return RowKeys(self.parts)
 
-    def is_of(self, sample: Sample, rows: Container[RowKey]) -> bool:
-        """Whether a sample is of one of these rows."""
-        return bool(rows) and self._row_keys.is_of(sample, rows)
+    def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
+        """Whether a group is of one of these rows."""
+        return bool(rows) and self._row_keys.is_of(group, rows)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows; return how many are excluded now.
