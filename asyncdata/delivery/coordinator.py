@@ -198,7 +198,8 @@ class Coordinator:
     def _serve(self, request: Request) -> list[Sample] | None:
         if request.is_peek:
             ledger, size, last_epoch = self.ledger, self.rules.samples_per_group, self.rules.last_epoch(None)
-            ranges = upcoming(self.channel.items(ledger.head), ledger, request.num_groups, size, last_epoch)
+            items = self.channel.items(ledger.head)
+            ranges = upcoming(items, ledger, request.num_groups, size, last_epoch, self._has_all_decided)
             return None if ranges is None else [sample for one in ranges for sample in one.samples()[::size]]
 
         chosen = self._chosen(request)
@@ -407,7 +408,7 @@ class Coordinator:
         with self._lock:
             self._chooser.refuse_calls()
             self._state = State(_structs.replace(change(self.ledger), head=0, offset=0, taken=0))
-            self.channel, self._wanted_room = self._new_channel(), 0
+            self.channel, self._wanted_room, self._wants_request = self._new_channel(), 0, False
             for request in self._requests:
                 request.chosen = None
                 request.wake()
@@ -457,7 +458,8 @@ class Coordinator:
     def may_enter(self, channel: Channel, epoch: int) -> bool:
         """Whether rows of ``epoch`` may be entered: not before it is decided which of them it excludes.
 
-        That is decided when a request waits for more than is left of the epoch before. ``on_room`` is called then.
+        That is decided when a call that takes waits for more than is left of the epoch before. ``on_room`` is called
+        then.
         """
         outcomes = self._outcomes
         if outcomes is None or outcomes.is_decided(epoch):
@@ -467,13 +469,21 @@ class Coordinator:
         return is_drained and self.when_awaited(channel, partial(outcomes.decide, epoch))
 
     def when_awaited(self, channel: Channel, decide: Callable[[], object]) -> bool:
-        """Call ``decide`` if a request waits for more than is ready; if not, ``on_room`` is called once one does."""
+        """Call ``decide`` if a call takes more than was read; if not, ``on_room`` is called once one does."""
         with self._lock:
-            is_awaited = channel is self.channel and bool(self._requests) and not self._has_enough()
+            takes = channel is self.channel and bool(self._requests) and not self._requests[0].is_peek
+            is_awaited = takes and not channel.num_waiting and not self._has_enough()
             self._wants_request = not is_awaited
             if is_awaited:
                 decide()
+            else:
+                self._wake_first()
             return is_awaited
+
+    @property
+    def _has_all_decided(self) -> bool:
+        """Whether all is ready up to an epoch of which is not decided what it excludes."""
+        return self._wants_request and not self.channel.num_waiting
 
     def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
         """Set the content of ``entry``."""
@@ -515,7 +525,8 @@ class Coordinator:
 
         last_epoch = self.rules.last_epoch(first.last_epoch)
         is_enough = self.num_ready >= first.num_groups - len(first.chosen or ())
-        return is_enough or channel.is_stopped or (last_epoch is not None and channel.ended_epoch >= last_epoch)
+        is_end = channel.is_stopped or (last_epoch is not None and channel.ended_epoch >= last_epoch)
+        return is_enough or is_end or (first.is_peek and self._has_all_decided)
 
     def close(self, reason: str) -> None:
         """End every request, waiting or future, with LoaderClosedError."""

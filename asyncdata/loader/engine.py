@@ -11,6 +11,7 @@ from msgspec import structs
 from asyncdata.checkpoint.matching import check
 from asyncdata.checkpoint.restore import epoch_to_begin, ledger_at_row, ledger_of
 from asyncdata.checkpoint.snapshot import Snapshot
+from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
 from asyncdata.core.settings import checked_timeout
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Job
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.ledger import Ledger
-    from asyncdata.delivery.outcomes.memory import OutcomeState
+    from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.autotune import Tuner
     from asyncdata.loader.background_proof import Prover
@@ -290,7 +291,7 @@ class Engine:
         if self.outcomes is None:
             ledger = self.coordinator.ledger  # read once: all of it is of one instant
         else:
-            ledger, outcomes = self.outcomes.state(self.coordinator, self._epochs_of)
+            ledger, outcomes = self.outcomes.state(self.coordinator, self._places_of)
         position, counters = self.batching.restart_point(ledger)
         return Snapshot(
             library=__version__,
@@ -307,9 +308,9 @@ class Engine:
             **self._saved(ledger, position, outcomes),
         )
 
-    def _epochs_of(self, ledger: Ledger) -> dict[str, int]:
-        """The epoch of each part at which a restart begins."""
-        return {"": ledger.restart_point()[0].epoch}
+    def _places_of(self, ledger: Ledger) -> dict[str, tuple[int, Position]]:
+        """Of each part the epoch at which a restart begins, and up to where it is delivered."""
+        return {"": (ledger.restart_point()[0].epoch, ledger.position)}
 
     def _order(self) -> dict[str, Any]:
         """The settings that decide the order of delivery."""
@@ -433,6 +434,20 @@ class Engine:
         """Numbers of samples and packs delivered so far."""
         ledger = self.coordinator.ledger
         return ledger.counters.num_samples, self.batching.totals(ledger).num_packs
+
+    def report(self, own: Callable[[], list[RowReport]]) -> int:
+        """Count scores; see :meth:`LoaderOutcomes.report`."""
+        assert self.outcomes is not None, "the loader remembers scores"
+        with self.coordinator.lock:
+            news = self.outcomes.news(partial(self._places_of, self.coordinator.ledger))
+        return self.outcomes.report(own, news, self.count)
+
+    def count(self, reports: Iterable[RowReport], attempts: int | None = None) -> int:
+        """Count scores of this rank alone; see :meth:`LoaderOutcomes.count`."""
+        assert self.outcomes is not None, "the loader remembers scores"
+        with self.service.lock, self.coordinator.lock:
+            places = partial(self._places_of, self.coordinator.ledger)
+            return self.outcomes.count(reports, attempts, places, partial(self.service.restart, identity))
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``, unless it is the current one: a run resumed in its middle stays there.

@@ -132,8 +132,9 @@ class MixtureEngine(Engine):
     def _restart_position(self, part: str) -> Position:
         return self._state_of(self.coordinator.ledger).parts.get(part, PartCursor()).position
 
-    def _epochs_of(self, ledger: Ledger) -> dict[str, int]:
-        return {name: cursor.position.epoch for name, cursor in self._state_of(ledger).parts.items()}
+    def _places_of(self, ledger: Ledger) -> dict[str, tuple[int, Position]]:
+        now, again = ledger.counters.mixture.state.parts.items(), self._state_of(ledger).parts
+        return {name: (again.get(name, PartCursor()).position.epoch, cursor.position) for name, cursor in now}
 
     def _saved(self, ledger: Ledger, position: Position, outcomes: dict[str, OutcomeState]) -> dict[str, Any]:
         state = self._state_of(ledger)

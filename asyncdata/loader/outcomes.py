@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
+from asyncdata.core.types import Position
 from asyncdata.delivery.chunk import NO_IDS, row_ids
 from asyncdata.delivery.ledger import grouped
 from asyncdata.delivery.outcomes.file import Found, OutcomeFile
@@ -34,9 +36,14 @@ if TYPE_CHECKING:
     from asyncdata.loader.shared_outcomes import SharedOutcomes
     from asyncdata.sources.base import Blocks
 
+    Count = Callable[[Iterable[RowReport]], int]
+    News = list[tuple[str, int, Ids]]
+    Places = Mapping[str, tuple[int, Position]]
+
 __all__ = ("LoaderOutcomes", "PartOutcomes", "Restored", "check_outcomes", "memory_of")
 
 _log = get_logger(__name__)
+_START = 0, Position()
 _MIN_FILE_BYTES = 64 << 20
 _MAX_REWRITES = 8
 """A file is replaced when it is this many times as large as the memory in it, and has at least the bytes above."""
@@ -114,7 +121,11 @@ class PartOutcomes:
 
     Several rewards are remembered each by itself, as if it were the only one.
 
+    What an epoch excludes is decided by what was reported before the delivery of its first sample. The read-ahead needs
+    it earlier, so it is decided then, and decided anew with each report until that delivery.
+
     :ivar memories: by the key of the reward; empty: scores have no key.
+    :ivar fresh: by epoch, what was decided here since the last report that was counted, or may still change.
     :raises ConfigError: if the file or the policy cannot be used.
     """
 
@@ -123,7 +134,7 @@ class PartOutcomes:
         self._places = RowPlaces(files)
         self._file = None if settings.path is None else OutcomeFile(settings.path)
         self.memories = {"": self._new_memory()}
-        self._news: set[int] = set()
+        self.fresh: dict[int, Ids] = {}
         self._log = _log.owned()
 
     def of(self, key: str) -> OutcomeMemory:
@@ -154,20 +165,29 @@ class PartOutcomes:
         memory = self.of(self.key or "")
         told = _Told(self._policy)
         excluded = self.excluded(epoch) if self.is_decided(epoch) else memory.decide(epoch, told)
-        self._news.add(epoch)
-        known = len(memory.rows)
-        self._log.info("outcomes.decided", epoch=epoch, num_known=known, num_excluded=len(excluded), **told.numbers)
+        before, self.fresh[epoch] = self.fresh.get(epoch), excluded
+        if before is None or not np.array_equal(before, excluded):
+            known, number = len(memory.rows), len(excluded)
+            self._log.info("outcomes.decided", epoch=epoch, num_known=known, num_excluded=number, **told.numbers)
+
+    def decide_anew(self, place: Position) -> bool:
+        """Decide again what the epochs exclude of which no sample was delivered; return whether that is another now.
+
+        The others are decided for good.
+
+        :param place: up to which the part is delivered.
+        """
+        early = {epoch: ids for epoch, ids in self.fresh.items() if Position(epoch) >= place and self.is_decided(epoch)}
+        self.fresh = early.copy()
+        for epoch in early:
+            self.forget_decisions(0, epoch)
+            self.decide(epoch)
+        return any(not np.array_equal(ids, self.fresh[epoch]) for epoch, ids in early.items())
 
     def excluded(self, epoch: int) -> Ids:
         """The ids of the rows that ``epoch`` excludes, ascending; none before that is decided."""
         found = (memory.excluded.get(epoch) for memory in self.memories.values())
         return next((ids for ids in found if ids is not None), NO_IDS)
-
-    def news(self) -> dict[int, Ids]:
-        """What the epochs exclude that were decided since the last call."""
-        news = {epoch: self.excluded(epoch) for epoch in sorted(self._news) if self.is_decided(epoch)}
-        self._news.clear()
-        return news
 
     def forget_decisions(self, first: int, stop: int | None = None) -> None:
         """Keep the decisions of the epochs ``[first, stop)`` only."""
@@ -186,14 +206,16 @@ class PartOutcomes:
 
     # States.
 
-    def due(self, epoch: int) -> Due:
+    def due(self, epoch: int, place: Position) -> Due:
         """What a state has, and its file does not.
 
         :param epoch: the first whose decisions a restart needs.
+        :param place: up to which the part is delivered.
         """
         self.forget_decisions(epoch)
         memories = self.memories
-        decided = sorted(epoch for memory in memories.values() for epoch in memory.excluded)
+        known = {epoch for memory in memories.values() for epoch in memory.excluded}
+        decided = sorted(epoch for epoch in known if epoch not in self.fresh or Position(epoch) < place)
         state = OutcomeState(decided=decided, **self._totals())
         if self._file is None:
             texts = {key: base64.b64encode(memory.base().payload).decode() for key, memory in memories.items()}
@@ -259,7 +281,7 @@ class PartOutcomes:
     def take(self, restored: Restored) -> None:
         """Continue with this memory."""
         self.memories = restored.memories
-        self._news.clear()
+        self.fresh.clear()
         if self._file is not None:
             self._file.continue_after(restored.found.path, restored.found.data)
 
@@ -303,31 +325,37 @@ class LoaderOutcomes:
         if world_size > 1:
             from asyncdata.loader.shared_outcomes import SharedOutcomes
 
-            self._shared = SharedOutcomes(settings.exchange, world_size, self._news, self.count)
+            self._shared = SharedOutcomes(settings.exchange, world_size)
         self._group_size = group_size
         self._saving = threading.Lock()
         for name, files in sources.items():
             path = f"{settings.path}.{name}" if name and settings.path is not None else settings.path
             self.parts[name] = PartOutcomes(msgspec.structs.replace(settings, path=path), files)
 
-    def report(self, own: Callable[[], list[RowReport]], lock: AbstractContextManager[Any]) -> int:
+    def report(self, own: Callable[[], list[RowReport]], news: News, count: Count) -> int:
         """Count scores, with several ranks those of all; return how many were new.
 
         :param own: makes this loader's reports.
-        :param lock: the coordinator's, which is not held now, as delivery needs it.
+        :param news: as from :meth:`news`.
+        :param count: calls :meth:`count` with the locks, which are not held now.
         :raises InvalidGroupError: if a report cannot be counted (AD482), or all lack a reward (AD484).
         :raises WorkerError, ConfigError: as :meth:`~asyncdata.loader.shared_outcomes.SharedOutcomes.report` says.
         """
-        if self._shared is not None:
-            return self._shared.report(own, lock)
+        return count(own()) if self._shared is None else self._shared.report(own, news, count)
 
-        reports = own()
-        with lock:
-            return self.count(reports)
+    def news(self, places: Callable[[], Places]) -> News:
+        """What epochs of a part exclude, of those that have begun since the last report that was counted.
 
-    def _news(self) -> list[tuple[tuple[str, int], Ids]]:
-        """What each epoch of a part excludes, of those that were decided since the last call."""
-        return [((name, epoch), ids) for name, part in self.parts.items() for epoch, ids in part.news().items()]
+        :param places: as in :meth:`state`, of the present ledger.
+        """
+        parts = self._newest(places)
+        return [(n, e, part.fresh[e]) for n, part, place in parts for e in sorted(part.fresh) if Position(e) < place]
+
+    def _newest(self, places: Callable[[], Places]) -> list[tuple[str, PartOutcomes, Position]]:
+        """The parts that have decided lately, and up to where each is delivered. Most reports come when none has."""
+        parts = [(name, part) for name, part in self.parts.items() if part.fresh]
+        found = places() if parts else {}
+        return [(name, part, found.get(name, _START)[1]) for name, part in parts]
 
     def reports_of(self, items: Iterable[Sample] | Iterable[Group], scores: Any) -> list[RowReport]:
         """The scores of each row.
@@ -380,10 +408,14 @@ class LoaderOutcomes:
 
         return [sample.source_epoch, self.parts[name].row_id(sample), name]
 
-    def count(self, reports: Iterable[RowReport], attempts: int | None = None) -> int:
+    def count(
+        self, reports: Iterable[RowReport], attempts: int | None, places: Callable[[], Places], again: Callable[[], Any]
+    ) -> int:
         """Count scores of rows; return how many were new. Those of parts that are not there any more are left out.
 
         :param attempts: samples of a row in an epoch; None: those of a group.
+        :param places: as in :meth:`news`.
+        :param again: called if epochs after that have other rows now, which are to be read again.
         :raises InvalidGroupError: if they lack the reward that the policy reads (AD484); none is counted.
         """
         found: dict[tuple[str, str], list[RowReport]] = {}
@@ -392,25 +424,32 @@ class LoaderOutcomes:
                 found.setdefault((report.source, report.key), []).append(report)
         self._refuse_other_keys({key for _, key in found})
         size = attempts or self._group_size
-        return sum(self.parts[name].of(key).report(some, size) for (name, key), some in found.items())
+        number = sum(self.parts[name].of(key).report(some, size) for (name, key), some in found.items())
+        changed = [True]
+        try:
+            changed = [part.decide_anew(place) for _, part, place in self._newest(places)]
+        finally:  # also if the policy has raised an error: then nothing is decided
+            if any(changed):
+                again()
+        return number
 
     def begin_at(self, epoch: int) -> None:
         """Delivery of a single source goes to ``epoch``, whose rows are decided anew, as those of later epochs."""
         self.parts[""].forget_decisions(0, epoch)
 
     def state(
-        self, coordinator: Coordinator, epochs_of: Callable[[Ledger], Mapping[str, int]]
+        self, coordinator: Coordinator, places_of: Callable[[Ledger], Places]
     ) -> tuple[Ledger, dict[str, OutcomeState]]:
         """The ledger, and the states of all memories at the same instant. What is new is in their files then.
 
-        :param epochs_of: the epoch of each part at which a restart begins.
+        :param places_of: of each part the epoch at which a restart begins, and up to where it is delivered.
         :raises SnapshotError: if a file cannot be written.
         """
         with self._saving:
             with coordinator.lock:
                 ledger = coordinator.ledger
-                epochs = epochs_of(ledger)
-                due = {name: part.due(epochs.get(name, 0)) for name, part in self.parts.items()}
+                places = places_of(ledger)
+                due = {name: part.due(*places.get(name, _START)) for name, part in self.parts.items()}
             return ledger, {name: part.written(due[name], coordinator.lock) for name, part in self.parts.items()}
 
     def take(self, found: Mapping[str, Restored | None]) -> None:

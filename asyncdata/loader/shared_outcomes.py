@@ -1,7 +1,7 @@
 """Scores that ranks report together: all count those of all, in one order, and so leave out the same rows.
 
-All ranks take the same samples in a step, each its share of them. So all decide what an epoch leaves out in the same
-step, by the same scores; in their next reports they compare it.
+All ranks take the same samples in a step, each its share of them. So all begin an epoch in the same step, with what it
+leaves out decided by the same scores; in their next reports they compare it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from asyncdata.core.rank_answers import rank_answers
 from asyncdata.delivery.outcomes.memory import RowReport  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable
 
     from asyncdata.delivery.chunk import Ids
-
-    Count = Callable[[Iterable[RowReport]], int]
-    Decided = list[tuple[tuple[str, int], Ids]]
+    from asyncdata.loader.outcomes import Count, News
 
 __all__ = ("SharedOutcomes",)
 
@@ -31,7 +28,7 @@ class _Message(msgspec.Struct, array_like=True):
     """What a rank sends.
 
     :ivar reports: of its own samples.
-    :ivar decided: of each part and epoch that it has decided since its last report, a digest of what that leaves out.
+    :ivar decided: of each part and epoch that has begun since the last report, a digest of what that leaves out.
     :ivar error: why it reports nothing.
     """
 
@@ -48,20 +45,17 @@ class SharedOutcomes:
     """Counts what all ranks report.
 
     :param exchange: a call sends bytes to all ranks, and returns those of each.
-    :param decided: returns what was decided since the last call, by part and epoch.
-    :param count: counts reports, and returns how many scores were new.
     """
 
-    def __init__(
-        self, exchange: Callable[[bytes], list[bytes]], world_size: int, decided: Callable[[], Decided], count: Count
-    ) -> None:
-        self._exchange, self._world_size, self._decided, self._count = exchange, world_size, decided, count
+    def __init__(self, exchange: Callable[[bytes], list[bytes]], world_size: int) -> None:
+        self._exchange, self._world_size = exchange, world_size
 
-    def report(self, own: Callable[[], list[RowReport]], lock: AbstractContextManager[Any]) -> int:
+    def report(self, own: Callable[[], list[RowReport]], news: News, count: Count) -> int:
         """Count the reports of all ranks; return how many scores were new. Every rank must call it.
 
         :param own: makes this rank's reports.
-        :param lock: the coordinator's, which is not held now.
+        :param news: what is left out since the last report that was counted, by part and epoch.
+        :param count: counts reports, and returns how many scores were new.
         :raises WorkerError: AD486, if another rank cannot report or be reached; nothing is counted then.
         :raises ConfigError: AD487, if another rank leaves out other rows.
         """
@@ -71,8 +65,7 @@ class SharedOutcomes:
             self._send(_Message(error=str(error)))  # the others wait for it
             raise
 
-        with lock:
-            decided = [[*place, _digest(ids)] for place, ids in self._decided()]
+        decided = [[name, epoch, _digest(ids)] for name, epoch, ids in news]
         messages = self._send(_Message(reports, decided))
         for rank, message in enumerate(messages):
             if message.error:
@@ -84,8 +77,7 @@ class SharedOutcomes:
                     "policies or states differ, or one of them took samples while it reported"
                 )
 
-        with lock:
-            return self._count(report for message in messages for report in message.reports)
+        return count(report for message in messages for report in message.reports)
 
     def _send(self, message: _Message) -> list[_Message]:
         try:
