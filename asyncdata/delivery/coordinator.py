@@ -195,6 +195,21 @@ class Coordinator:
             self._commit(request, _structs.replace(request.served[1], packs=packs))
             return True
 
+    def shorten(self, request: Request, num_groups: int) -> None:
+        """Of what a request for packs was served, take only the first groups; the others come again."""
+        with self._lock:
+            if request.served is not None and self._state is request.served[0]:
+                delivery = self._deliver(self.ledger, num_groups, request.last_epoch)
+                assert delivery is not None, "they were ready"
+                request.served, request.passed = (self._state, delivery.ledger), delivery.passed
+
+    def ahead(self, num_samples: int, last_epoch: int) -> list[Sample]:
+        """At most so many samples that are ready, and may be packed next."""
+        with self._lock:
+            ledger = self.ledger
+            ranges = upcoming(self.channel.items(ledger.head), ledger, num_samples, 1, last_epoch, is_all=True)
+            return [sample for one in ranges or () for sample in self._samples(one)]
+
     def _serve(self, request: Request) -> list[Sample] | None:
         if request.is_peek:
             ledger, size, last_epoch = self.ledger, self.rules.samples_per_group, self.rules.last_epoch(None)
@@ -223,7 +238,7 @@ class Coordinator:
             after = _structs.replace(after, buffer=without(after.buffer, chosen))
         if self.rules.commit_on_ack and samples:
             after = after.with_lease(ledger, chosen, samples, self.rules.samples_per_group)
-        request.served = self._state, after
+        request.served, request.passed = (self._state, after), delivery.passed
         if not request.is_for_packs:
             self._commit(request, after)
         if delivery.is_last and last_epoch != request.last_epoch:
@@ -294,20 +309,11 @@ class Coordinator:
         return samples
 
     def _deliver(self, ledger: Ledger, num_groups: int, last_epoch: int | None) -> Delivery | None:
+        items, size = self.channel.items(ledger.head), self.rules.samples_per_group
         try:
-            delivery = deliver(
-                self.channel.items(ledger.head),
-                ledger,
-                num_groups,
-                samples_per_group=self.rules.samples_per_group,
-                last_epoch=last_epoch,
-            )
+            return deliver(items, ledger, num_groups, samples_per_group=size, last_epoch=last_epoch)
         except BadRowStop as stop:
             raise self._stopped_by(stop) from None
-
-        for bad in () if delivery is None else delivery.passed:
-            bad.policy.pass_over(bad.to_error())
-        return delivery
 
     def _stopped_by(self, stop: BadRowStop) -> BadRowError | TooManyBadRowsError:
         """The error of a delivery that a bad row has stopped. Every call fails from now on."""
@@ -319,6 +325,8 @@ class Coordinator:
         return policy.stop_error(stop.bad.to_error())
 
     def _commit(self, request: Request, ledger: Ledger) -> None:
+        for bad in request.passed:
+            bad.policy.pass_over(bad.to_error())
         after = State(ledger, self.channel.run(ledger.head))
         request.commit = (self._state, after)
         self._state = after  # the commit, as in take_ready
@@ -476,8 +484,7 @@ class Coordinator:
             self._wants_request = not is_awaited
             if is_awaited:
                 decide()
-            else:
-                self._wake_first()
+            self._wake_first()  # a call that only looks gets what there is
             return is_awaited
 
     @property

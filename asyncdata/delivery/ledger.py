@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Set
     from typing import Self
 
+    from asyncdata.delivery.chunk import BadRow
     from asyncdata.delivery.items import Run
 
 __all__ = (
@@ -350,10 +351,9 @@ class Request:
     :ivar wake: called, from any thread, when the caller should poll again.
     :ivar chosen: the groups that the buffer filter chose; they stay in the buffer until the request is served.
     :ivar served: the state before the delivery that served the request, and the ledger after it.
+    :ivar passed: the bad rows that it passes over.
     :ivar commit: the states before and after the commit of that delivery, so that it can be rolled back.
     """
-
-    __slots__ = ("chosen", "commit", "is_for_packs", "is_peek", "last_epoch", "num_groups", "packed", "served", "wake")
 
     def __init__(
         self,
@@ -370,6 +370,7 @@ class Request:
         self.wake: Callable[[], object] = no_op
         self.chosen: list[Returned] | None = None
         self.served: tuple[State, Ledger] | None = None
+        self.passed: list[BadRow] = []
         self.commit: tuple[State, State] | None = None
 
     @property

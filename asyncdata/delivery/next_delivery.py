@@ -143,8 +143,7 @@ class _Walk:
             return False
 
         if isinstance(item, ChunkEnd):
-            is_end_of_part = item.chunk.record is not None and not item.chunk.num_samples
-            return self._counts["epoch_groups"] > 0 and not is_end_of_part
+            return self._counts["epoch_groups"] > 0 and (item.chunk.record is None or item.chunk.num_samples > 0)
 
         return isinstance(item, AlreadyAcked)
 

@@ -209,7 +209,7 @@ class Engine:
 
     def _restart_position(self, part: str) -> Position:
         """The first position of a part that a restart would need now."""
-        return self.batching.restart_point(self.coordinator.ledger).position
+        return self.batching.restart_point(self.batching.settled(self.coordinator.ledger)).position
 
     @property
     def files(self) -> FileRefs:
@@ -289,7 +289,7 @@ class Engine:
         """The current state."""
         outcomes: dict[str, OutcomeState] = {}
         if self.outcomes is None:
-            ledger = self.coordinator.ledger  # read once: all of it is of one instant
+            ledger = self.batching.settled(self.coordinator.ledger)  # read once: all of it is of one instant
         else:
             ledger, outcomes = self.outcomes.state(self.coordinator, self._places_of)
         position, counters = self.batching.restart_point(ledger)
@@ -436,11 +436,21 @@ class Engine:
         return ledger.counters.num_samples, self.batching.totals(ledger).num_packs
 
     def report(self, own: Callable[[], list[RowReport]]) -> int:
-        """Count scores; see :meth:`LoaderOutcomes.report`."""
-        assert self.outcomes is not None, "the loader remembers scores"
+        """Count scores, with several ranks those of all; return how many were new.
+
+        :param own: makes this loader's reports.
+        :raises InvalidGroupError: if a report cannot be counted (AD482), or all lack a reward (AD484).
+        :raises WorkerError, ConfigError: as :func:`~asyncdata.loader.shared_outcomes.report_together` says.
+        """
+        outcomes = self.outcomes
+        if outcomes is None or outcomes.exchange is None:
+            return self.count(own())
+
+        from asyncdata.loader.shared_outcomes import report_together
+
         with self.coordinator.lock:
-            news = self.outcomes.news(partial(self._places_of, self.coordinator.ledger))
-        return self.outcomes.report(own, news, self.count)
+            news = outcomes.news(partial(self._places_of, self.coordinator.ledger))
+        return report_together(outcomes.exchange, self.config.ranks.world_size, own, news, self.count)
 
     def count(self, reports: Iterable[RowReport], attempts: int | None = None) -> int:
         """Count scores of this rank alone; see :meth:`LoaderOutcomes.count`."""

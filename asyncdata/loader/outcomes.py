@@ -33,12 +33,10 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.delivery.outcomes.policy import Bools, Outcomes, OutcomeTable, Policy
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.loader.shared_outcomes import SharedOutcomes
     from asyncdata.sources.base import Blocks
 
-    Count = Callable[[Iterable[RowReport]], int]
     News = list[tuple[str, int, Ids]]
-    Places = Mapping[str, tuple[int, Position]]
+    Places = Callable[[], Mapping[str, tuple[int, Position]]]
 
 __all__ = ("LoaderOutcomes", "PartOutcomes", "Restored", "check_outcomes", "memory_of")
 
@@ -160,11 +158,11 @@ class PartOutcomes:
         return any(epoch in memory.excluded for memory in self.memories.values())
 
     def decide(self, epoch: int) -> None:
-        """Decide which rows ``epoch`` excludes."""
+        """Decide which rows ``epoch`` excludes, or decide it anew."""
         assert self._policy is not None, "without a policy each epoch has all rows"
         memory = self.of(self.key or "")
         told = _Told(self._policy)
-        excluded = self.excluded(epoch) if self.is_decided(epoch) else memory.decide(epoch, told)
+        excluded = memory.decide(epoch, told)
         before, self.fresh[epoch] = self.fresh.get(epoch), excluded
         if before is None or not np.array_equal(before, excluded):
             known, number = len(memory.rows), len(excluded)
@@ -180,7 +178,6 @@ class PartOutcomes:
         early = {epoch: ids for epoch, ids in self.fresh.items() if Position(epoch) >= place and self.is_decided(epoch)}
         self.fresh = early.copy()
         for epoch in early:
-            self.forget_decisions(0, epoch)
             self.decide(epoch)
         return any(not np.array_equal(ids, self.fresh[epoch]) for epoch, ids in early.items())
 
@@ -215,7 +212,7 @@ class PartOutcomes:
         self.forget_decisions(epoch)
         memories = self.memories
         known = {epoch for memory in memories.values() for epoch in memory.excluded}
-        decided = sorted(epoch for epoch in known if epoch not in self.fresh or Position(epoch) < place)
+        decided = sorted(e for e in known if e not in self.fresh or Position(e) < place)
         state = OutcomeState(decided=decided, **self._totals())
         if self._file is None:
             texts = {key: base64.b64encode(memory.base().payload).decode() for key, memory in memories.items()}
@@ -316,34 +313,20 @@ class LoaderOutcomes:
     :param sources: by the names of the parts.
     :param world_size: ranks that report together, if there is more than one.
     :ivar parts: the memories, by the same names.
+    :ivar exchange: by which ranks report together; None: this loader reports alone.
     :raises ConfigError: if a file or the policy cannot be used.
     """
 
     def __init__(self, settings: Outcomes, sources: Mapping[str, Blocks], group_size: int, world_size: int = 1) -> None:
         self.parts: dict[str, PartOutcomes] = {}
-        self._shared: SharedOutcomes | None = None
-        if world_size > 1:
-            from asyncdata.loader.shared_outcomes import SharedOutcomes
-
-            self._shared = SharedOutcomes(settings.exchange, world_size)
+        self.exchange = settings.exchange if world_size > 1 else None
         self._group_size = group_size
         self._saving = threading.Lock()
         for name, files in sources.items():
             path = f"{settings.path}.{name}" if name and settings.path is not None else settings.path
             self.parts[name] = PartOutcomes(msgspec.structs.replace(settings, path=path), files)
 
-    def report(self, own: Callable[[], list[RowReport]], news: News, count: Count) -> int:
-        """Count scores, with several ranks those of all; return how many were new.
-
-        :param own: makes this loader's reports.
-        :param news: as from :meth:`news`.
-        :param count: calls :meth:`count` with the locks, which are not held now.
-        :raises InvalidGroupError: if a report cannot be counted (AD482), or all lack a reward (AD484).
-        :raises WorkerError, ConfigError: as :meth:`~asyncdata.loader.shared_outcomes.SharedOutcomes.report` says.
-        """
-        return count(own()) if self._shared is None else self._shared.report(own, news, count)
-
-    def news(self, places: Callable[[], Places]) -> News:
+    def news(self, places: Places) -> News:
         """What epochs of a part exclude, of those that have begun since the last report that was counted.
 
         :param places: as in :meth:`state`, of the present ledger.
@@ -351,7 +334,7 @@ class LoaderOutcomes:
         parts = self._newest(places)
         return [(n, e, part.fresh[e]) for n, part, place in parts for e in sorted(part.fresh) if Position(e) < place]
 
-    def _newest(self, places: Callable[[], Places]) -> list[tuple[str, PartOutcomes, Position]]:
+    def _newest(self, places: Places) -> list[tuple[str, PartOutcomes, Position]]:
         """The parts that have decided lately, and up to where each is delivered. Most reports come when none has."""
         parts = [(name, part) for name, part in self.parts.items() if part.fresh]
         found = places() if parts else {}
@@ -408,14 +391,12 @@ class LoaderOutcomes:
 
         return [sample.source_epoch, self.parts[name].row_id(sample), name]
 
-    def count(
-        self, reports: Iterable[RowReport], attempts: int | None, places: Callable[[], Places], again: Callable[[], Any]
-    ) -> int:
+    def count(self, reports: Iterable[RowReport], attempts: int | None, places: Places, redo: Callable[[], Any]) -> int:
         """Count scores of rows; return how many were new. Those of parts that are not there any more are left out.
 
         :param attempts: samples of a row in an epoch; None: those of a group.
         :param places: as in :meth:`news`.
-        :param again: called if epochs after that have other rows now, which are to be read again.
+        :param redo: called if epochs after that have other rows now, which are to be read again.
         :raises InvalidGroupError: if they lack the reward that the policy reads (AD484); none is counted.
         """
         found: dict[tuple[str, str], list[RowReport]] = {}
@@ -425,12 +406,8 @@ class LoaderOutcomes:
         self._refuse_other_keys({key for _, key in found})
         size = attempts or self._group_size
         number = sum(self.parts[name].of(key).report(some, size) for (name, key), some in found.items())
-        changed = [True]
-        try:
-            changed = [part.decide_anew(place) for _, part, place in self._newest(places)]
-        finally:  # also if the policy has raised an error: then nothing is decided
-            if any(changed):
-                again()
+        if sum(part.decide_anew(place) for _, part, place in self._newest(places)):  # all are asked
+            redo()
         return number
 
     def begin_at(self, epoch: int) -> None:
@@ -438,7 +415,7 @@ class LoaderOutcomes:
         self.parts[""].forget_decisions(0, epoch)
 
     def state(
-        self, coordinator: Coordinator, places_of: Callable[[Ledger], Places]
+        self, coordinator: Coordinator, places_of: Callable[[Ledger], Mapping[str, tuple[int, Position]]]
     ) -> tuple[Ledger, dict[str, OutcomeState]]:
         """The ledger, and the states of all memories at the same instant. What is new is in their files then.
 

@@ -263,13 +263,12 @@ class OutcomeMemory:
         return self.num_scores - before
 
     def decide(self, epoch: int, policy: Policy) -> Ids:
-        """The rows that ``epoch`` excludes: decided at the first call, by what was reported until then."""
-        if epoch not in self.excluded:
-            table = self.rows.table()
-            excluded = table.ids[policy(table, epoch)] if len(table.ids) else table.ids
-            self.excluded[epoch] = excluded
-            self._add(Record(EXCLUDED, msgspec.msgpack.encode(_Excluded(epoch, self._bits(excluded)))))
-        return self.excluded[epoch]
+        """The rows that ``epoch`` excludes from now on, by what was reported until now."""
+        table = self.rows.table()
+        excluded = table.ids[policy(table, epoch)] if len(table.ids) else table.ids
+        self.excluded[epoch] = excluded
+        self._add(Record(EXCLUDED, msgspec.msgpack.encode(_Excluded(epoch, self._bits(excluded)))))
+        return excluded
 
     def forget_decisions(self, first: int, stop: int | None = None) -> None:
         """Keep the decisions of the epochs ``[first, stop)`` only: they were delivered, or are decided anew."""
