@@ -10,7 +10,8 @@ from msgspec import structs
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.log import get_logger
 from asyncdata.core.types import Position, Sample
-from asyncdata.delivery.ledger import Counters, Ledger, Returned
+from asyncdata.delivery.ledger import Counters, Ledger, Returned, Served
+from asyncdata.delivery.stream_digest import StreamDigest
 from asyncdata.order.order import ROWS_PER_WINDOW
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from asyncdata.checkpoint.snapshot import Snapshot
 
-__all__ = ("epoch_to_begin", "ledger_at_row", "ledger_of")
+__all__ = ("epoch_to_begin", "ledger_at_row", "ledger_of", "saved_digest")
 
 _log = get_logger(__name__)
 
@@ -32,6 +33,7 @@ def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = 
     :raises ConfigError: if groups in the snapshot have another number of samples.
     :raises SnapshotError: if a value in it cannot be read.
     """
+    excluded = dict.fromkeys(saved.excluded or (), Position())
     return Ledger(
         position=Position(*saved.position),
         counters=_counters(saved, digest),
@@ -39,16 +41,36 @@ def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = 
         acked=frozenset(Position(*place) for place in saved.acked),
         journal=frozenset(saved.journal),
         group_drops=dict(saved.group_drops or {}),
-        excluded=frozenset(saved.excluded or ()),
+        excluded=excluded | {(file, offset): Position(*place) for file, offset, *place in saved.excluded_late or ()},
+        served=saved.served or Served(),
         packs=packs,
     )
 
 
-def _counters(saved: Snapshot, digest: str) -> Counters:
+def _counters(saved: Snapshot, of: str) -> Counters:
+    digest = saved_digest(saved).resumed(of)
     try:
-        return Counters.restored(saved.counters, digest)
+        return structs.replace(msgspec.convert(saved.counters, Counters), digest=digest)
     except Exception as error:  # a crafted value may make the converter raise anything
         raise SnapshotError(f"AD602 the snapshot's counters cannot be read: {error}") from error
+
+
+def saved_digest(saved: Snapshot) -> StreamDigest:
+    """The running digest of a snapshot.
+
+    :raises SnapshotError: AD602, if it is not laid out as one, or does not cover the run from its first sample on.
+    """
+    found = saved.counters.get("digest")
+    if found is None or (isinstance(found, dict) and found.get("first")):  # samples before it began
+        raise SnapshotError(
+            "AD602 this snapshot has no digest of the whole run: a development build wrote it. Finish the run with "
+            "that build, or begin anew"
+        )
+
+    try:
+        return msgspec.convert(found, StreamDigest)
+    except Exception as error:
+        raise SnapshotError(f"AD602 the digest in a snapshot is not laid out as one: {error}") from error
 
 
 def _returned(record: list[dict[str, Any]], size: int) -> Returned:
@@ -97,4 +119,5 @@ def ledger_at_row(ledger: Ledger, epoch: int, row: int, group_index: int | None,
     counters = structs.replace(ledger.counters, epoch_groups=row)
     if group_index is not None:
         counters = structs.replace(counters, num_groups=group_index, num_samples=group_index * group_size)
-    return structs.replace(ledger, position=Position(epoch, *divmod(row, ROWS_PER_WINDOW)), counters=counters)
+    position = Position(epoch, *divmod(row, ROWS_PER_WINDOW))
+    return structs.replace(ledger, position=position, counters=counters, served=Served())

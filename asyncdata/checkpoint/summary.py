@@ -53,20 +53,16 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _outcomes(state: OutcomeState | msgspec.UnsetType) -> dict[str, Any] | None:
-    """Rows, scores, bytes and digest of a memory; None if there is none.
-
-    The bytes are those of the file, or those of the text in the snapshot.
-    """
+    """Rows, scores, and bytes and digest of the text of a memory; None if there is none."""
     if state is msgspec.UNSET:
         return None
 
-    text = None if state.memory is None else "".join((state.memory, *state.by_key.values())).encode()
+    text = "".join((state.memory or "", *state.by_key.values())).encode()
     return {
         "num_rows": state.num_rows,
         "num_scores": state.num_scores,
-        "num_bytes": state.num_bytes if text is None else len(text),
-        "digest": state.digest if text is None else blake2b(text, digest_size=16).hexdigest(),
-        "is_in_file": text is None,
+        "num_bytes": len(text),
+        "digest": blake2b(text, digest_size=16).hexdigest(),
     }
 
 

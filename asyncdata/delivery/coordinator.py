@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.channel import Entry, Exclusions
     from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.items import Failure
-    from asyncdata.delivery.ledger import Returned
+    from asyncdata.delivery.ledger import IsOf, Returned
     from asyncdata.delivery.media_queue import MediaQueue, Wanted
     from asyncdata.delivery.rollout_buffer import BufferFilter
 
@@ -339,6 +339,7 @@ class Coordinator:
             self._wanted_room = 0  # after the call: if that is interrupted, it is repeated
 
     def _queue(self, request: Request) -> None:
+        request.ready_at = 0.0
         if not self._requests:
             self._requests.append(request)
             self.channel.demanded_at = time.monotonic()
@@ -361,9 +362,10 @@ class Coordinator:
 
     # Groups that the trainer gives back or acknowledges.
 
-    def add_groups(self, groups: Any) -> int:
-        """Append groups to the buffer, all or none; return their number.
+    def add_groups(self, groups: Any, is_of: IsOf = no_op) -> int:
+        """Append groups to the buffer, all or none; return their number. Those of excluded rows are dropped.
 
+        :param is_of: whether a sample is of one of these rows.
         :raises InvalidGroupError: if one of them cannot be kept.
         """
         with self._lock:
@@ -372,7 +374,7 @@ class Coordinator:
                 raise LoaderClosedError(self._closed)
 
             returned = validate_groups(groups, self.rules.samples_per_group, self.ledger.buffer)
-            self._state = State(self.ledger.with_returned(returned))
+            self._state = State(self.ledger.with_returned(returned, is_of))
             return len(returned)
 
     def acknowledge(self, keys: Iterable[int] | None) -> None:
@@ -418,14 +420,8 @@ class Coordinator:
             self._state = State(_structs.replace(change(self.ledger), head=0, offset=0, taken=0))
             self.channel, self._wanted_room, self._wants_request = self._new_channel(), 0, False
             for request in self._requests:
-                request.chosen = None
+                request.chosen, request.ready_at = None, 0.0
                 request.wake()
-
-    def set_capacity(self, capacity: int) -> None:
-        """Read so many samples ahead from now on. Samples that are ready stay. The caller must pump the producer."""
-        with self._lock:
-            self.rules = _structs.replace(self.rules, capacity=capacity)
-            self.channel.capacity, self._wanted_room = capacity, 0
 
     def _new_channel(self) -> Channel:
         ledger = self.ledger
@@ -484,7 +480,7 @@ class Coordinator:
             self._wants_request = not is_awaited
             if is_awaited:
                 decide()
-            self._wake_first()  # a call that only looks gets what there is
+            self._wake_ready()  # a call that only looks gets what there is
             return is_awaited
 
     @property
@@ -497,7 +493,7 @@ class Coordinator:
         with self._lock:
             channel.fill(entry, content)
             if channel is self.channel:
-                self._wake_first()
+                self._wake_ready()
 
     def next_media(self, channel: Channel) -> Wanted | None:
         """The next sample whose media are to be loaded now; None: there is none, or no room for it."""
@@ -510,28 +506,36 @@ class Coordinator:
         with self._lock:
             if channel is self.channel and channel.media is not None:
                 channel.media.put(wanted, found)
-                self._wake_first()
+                self._wake_ready()
 
     def fail(self, channel: Channel, failure: Failure, *, overtakes: bool = False) -> None:
         """Deliver everything that is entered, and then the failure; with ``overtakes`` only what is ready."""
         with self._lock:
             channel.fail(failure.error, overtakes=overtakes)
             if channel is self.channel:
-                self._wake_first()
+                self._wake_ready()
 
-    def _wake_first(self) -> None:
+    def _wake_ready(self) -> None:
+        """Wake the requests that can be served from now on, in their order."""
         self.settle()
-        if self._requests and self._has_enough():
-            self._requests[0].wake()
+        num_before = 0
+        for request in self._requests:
+            if not self._has_enough(request, num_before):
+                return
 
-    def _has_enough(self) -> bool:
-        """Whether the first request can be served now."""
-        first, channel = self._requests[0], self.channel
+            num_before += request.num_groups
+            if not request.ready_at:
+                request.ready_at = time.monotonic()
+                request.wake()
+
+    def _has_enough(self, request: Request | None = None, num_before: int = 0) -> bool:
+        """Whether a request can be served after so many groups of those before it; None: the first one."""
+        first, channel = request or self._requests[0], self.channel
         if channel.media is not None and channel.media.needed:
             return channel.is_stopped
 
         last_epoch = self.rules.last_epoch(first.last_epoch)
-        is_enough = self.num_ready >= first.num_groups - len(first.chosen or ())
+        is_enough = self.num_ready - num_before >= first.num_groups - len(first.chosen or ())
         is_end = channel.is_stopped or (last_epoch is not None and channel.ended_epoch >= last_epoch)
         return is_enough or is_end or (first.is_peek and self._has_all_decided)
 

@@ -133,9 +133,12 @@ class MixtureEngine(Engine):
         ledger = self.batching.settled(self.coordinator.ledger)
         return self._state_of(ledger).parts.get(part, PartCursor()).position
 
-    def _places_of(self, ledger: Ledger) -> dict[str, tuple[int, Position]]:
-        now, again = ledger.counters.mixture.state.parts.items(), self._state_of(ledger).parts
-        return {name: (again.get(name, PartCursor()).position.epoch, cursor.position) for name, cursor in now}
+    def _places_of(self, ledger: Ledger) -> dict[str, Position]:
+        point: MixturePoint = ledger.counters.mixture
+        return {name: cursor.position for name, cursor in point.state.parts.items()}
+
+    def _epochs_of(self, ledger: Ledger) -> dict[str, int]:
+        return {name: cursor.position.epoch for name, cursor in self._state_of(ledger).parts.items()}
 
     def _saved(self, ledger: Ledger, position: Position, outcomes: dict[str, OutcomeState]) -> dict[str, Any]:
         state = self._state_of(ledger)

@@ -41,7 +41,6 @@ __all__ = ("Service",)
 
 _log = get_logger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
-_FINISH_TIMEOUT_S = 3.0
 _serving: ContextVar[Service | None] = ContextVar("asyncdata_serving", default=None)
 """The service that the current thread runs, or works for."""
 
@@ -207,10 +206,6 @@ class Service:
                     self._stop.set()
             self._begin()
             await self._stop.wait()
-            if self._fatal_error is None:
-                with anyio.move_on_after(_FINISH_TIMEOUT_S):
-                    for windows in self._windows:
-                        await windows.finish()
             group.cancel_scope.cancel()
 
     async def _run_part(self, run: Callable[[], Awaitable[None]]) -> None:

@@ -3,7 +3,7 @@
 A page has them at ``<!-- generated: KIND WHAT -->``.
 
 Kinds: ``settings CLASS [FIELD ...]``, ``fields CLASS``, ``keys``, ``command NAME``, ``errors FIRST LAST``, ``tree``,
-``checks``, ``features``, and ``events``, which adds level and fields to the rows of the table below it.
+and ``events``, which adds level and fields to the rows of the table below it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,9 @@ _LOG = re.compile(r"(?:self\.)?_log\.(\w+ing|info|exception)")
 def filled(text: str) -> str:
     """The page with its tables."""
     makers: dict[str, Callable[[str], str]] = {
-        "checks": lambda _: checks(),
         "command": command,
         "errors": errors,
         "events": lambda _: "",
-        "features": lambda _: features(),
         "fields": fields,
         "keys": lambda _: keys(),
         "settings": settings,
@@ -150,25 +148,6 @@ def fields(path: str) -> str:
     """A row for each field that the docstring of a class explains."""
     rows = [(f"`{name}`", text) for name, text in meanings_of(_named(path)).items()]
     return _table("field | meaning", rows)
-
-
-# The conformance kit
-
-
-def checks() -> str:
-    """A row for each check of the kit."""
-    kit = importlib.import_module("asyncdata.testing")
-    rows = [(f"`{name}`", check.about, check.seen_in) for name, check in kit.CHECKS.items()]
-    return _table("check | what goes wrong | seen in", rows)
-
-
-def features() -> str:
-    """A row for each feature that a loader may lack."""
-    kit = importlib.import_module("asyncdata.testing")
-    return _table(
-        "feature | what it means",
-        [(f"`{name}`", about) for name, about in kit.FEATURES.items()],
-    )
 
 
 # Commands

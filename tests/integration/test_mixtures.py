@@ -403,20 +403,6 @@ def test_every_rank_has_its_part_of_the_same_order(data):
     assert steps == [sorted(whole[first : first + 8], key=str) for first in range(0, 96, 8)]
 
 
-@pytest.mark.thorough
-def test_the_token_cache_changes_nothing(data, tmp_path, monkeypatch):
-    pytest.importorskip("pyarrow")
-    monkeypatch.setattr(id_and_text, "version", 1, raising=False)
-    found = []
-    for _ in range(3):
-        with make(mix_of(data), num_workers=1, cache={"tokens": str(tmp_path / "tokens")}) as loader:
-            found.append(entries(loader.get_next_batch(600)))
-            num_cached = loader.statistics().cached_rows_total
-
-    assert num_cached > 0
-    assert found == [delivered(mix_of(data), 600)] * 3
-
-
 def test_a_part_without_weight_is_not_read(data):
     mix = mix_of(data, {"math": 1, "code": 0, "chat": 1}, stages={0: None, 10_000: {"code": 1}})
     mix.parts["code"].tokenize_fn = fails_on_13
@@ -466,7 +452,7 @@ def test_a_part_is_waited_for_from_the_call_on(tmp_path, monkeypatch):
         def is_gated() -> bool:
             """Whether the next sample waits for rows of the gated file."""
             entry = engine._producer.oldest_in_flight  # noqa: SLF001 - the same
-            return entry is not None and entry.location is not None and "gated" in entry.location().path
+            return entry is not None and entry.location is not None and "gated" in entry.location(0).path
 
         loader.start()
         until(is_gated)

@@ -163,7 +163,7 @@ def test_a_row_shows_median_range_number_goal_and_verdict_or_why_it_was_not_meas
     row = Row("S2", "ours over the tokenizer", "x", [1.0, 3.0, 2.0], ">= 2.5", False)
 
     assert re.fullmatch(r"S2 +ours over the tokenizer +>= 2.5 +2 \(1 to 3, n=3\) x +missed", str(row))
-    assert str(Row("S10", "second epoch", note="not in this build")).endswith("not in this build")
+    assert str(Row("S12", "more workers", note="not in this build")).endswith("not in this build")
     assert [at_most(5).is_reached(value) for value in (5.0, 5.1)] == [True, False]
     assert [at_least(0.95).is_reached(value) for value in (0.95, 0.9)] == [True, False]
 
@@ -205,11 +205,11 @@ def test_tables_have_what_has_a_goal_what_was_not_measured_and_everyone_of_the_c
     rows = [
         {"code": "S2", "what": "ratio", "unit": "x", "values": [0.96], "goal": ">= 0.95", "is_reached": True},
         {"code": "S2", "what": "a rate", "values": [5000.0]},
-        {"code": "S10", "what": "second epoch", "note": "not in this build"},
+        {"code": "S12", "what": "more workers", "note": "not in this build"},
     ]
     assert goals_table({"figures": {"S2": {"rows": rows}}}).splitlines()[2:] == [
         "| S2 | ratio | >= 0.95 | 0.96 x | reached |",
-        "| S10 | second epoch |  | not in this build |  |",
+        "| S12 | more workers |  | not in this build |  |",
     ]
 
     lines = contest_table({"ours": RATES, "hf": RATES, "hf gigatoken": RATES}).splitlines()[2:]

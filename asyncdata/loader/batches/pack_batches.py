@@ -20,7 +20,7 @@ from asyncdata.loader.batches.sample_batches import Batching, BatchShare, PackTo
 from asyncdata.order.rank_share import row_of_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from asyncdata.batching.online import OnlineProgress
     from asyncdata.batching.packs import Pack
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.rules import PackRules
     from asyncdata.core.types import Sample
     from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.delivery.ledger import Ledger, RowKey
     from asyncdata.loader.batches.sample_batches import Batch
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
@@ -61,7 +61,7 @@ class PackBatching(Batching):
         num_packs, _, num_tokens, bad_rows = progress.delivered
         return PackTotals(num_packs, num_tokens, progress.counts, progress.num_held, bad_rows)
 
-    def collated(self, packs: Iterable[Pack], excluded: frozenset[tuple[int, int]]) -> Batch:
+    def collated(self, packs: Iterable[Pack], excluded: Mapping[RowKey, object]) -> Batch:
         """The batch of a rank's packs, whose references are samples; () if there are none.
 
         :param excluded: rows that are left out of them.
@@ -486,7 +486,7 @@ class _PlannedBatches(PackBatches):
         packs: range,
         row: int,
         samples: list[Sample],
-        excluded: frozenset[tuple[int, int]],
+        excluded: Mapping[RowKey, object],
     ) -> tuple[PlannedProgress, Batch]:
         """The progress after these packs are delivered, and this rank's share of them, collated."""
         pieces = plan.pieces(int(plan.offsets[packs.start]), int(plan.offsets[packs.stop]))

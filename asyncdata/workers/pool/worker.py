@@ -107,6 +107,9 @@ class Worker(ABC):
     def be_patient(self) -> None:
         """Start the timer for the first of its calls; no timer if it has none."""
         self._busy_since = time.monotonic()
+        self._look_anew()
+
+    def _look_anew(self) -> None:
         self._seen_progress = self.progress() if self.calls else (0, 0)
         self._num_looks = 0
         self.look_later()
@@ -123,7 +126,7 @@ class Worker(ABC):
     def is_at_work(self) -> bool:
         """Whether it has made progress within the row timeout. Called whenever :attr:`patience` ends."""
         if self.progress() != self._seen_progress:
-            self.be_patient()
+            self._look_anew()
         else:
             self._num_looks += 1
         return self._num_looks < _LOOKS

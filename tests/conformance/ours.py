@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.testing.lab import Seen
+from asyncdata import DataLoader, Mix, Outcomes, Part, PassRate, Shuffle, __version__
+from tests.conformance.lab import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from asyncdata.core.types import Sample
-    from asyncdata.loader.loader import DataLoader
-    from asyncdata.loader.mix import Mix
-    from asyncdata.testing.lab import Knobs, Rows
-
-__all__ = ("AsyncData",)
+    from asyncdata import Sample
+    from tests.conformance.lab import Knobs, Rows
 
 
 def every_1(rows: list[dict[str, Any]], keep_every: int = 1) -> list[dict[str, Any] | None]:
@@ -46,18 +43,11 @@ every_1.batched = every_2.batched = every_3.batched = True  # type: ignore[attr-
 class AsyncData:
     """A ``DataLoader`` with small windows, so that a few rows fill many of them."""
 
-    name = "asyncdata"
-
-    def __init__(self) -> None:
-        from asyncdata.core.version import __version__
-
-        self.version = __version__
-        self.lacks: Mapping[str, str] = {}
+    name, version = "asyncdata", __version__
+    lacks: Mapping[str, str] = {}
 
     def open(self, rows: Rows, knobs: Knobs) -> _Loader:
         """A loader over the files of ``rows``."""
-        from asyncdata import DataLoader, Outcomes, PassRate, Shuffle
-
         loader = DataLoader(
             _mixture(rows.paths, knobs.weights) if knobs.weights else rows.paths,
             tokenize_fn=f"{__name__}:every_{knobs.keep_every}",
@@ -75,14 +65,12 @@ class AsyncData:
 
 def _mixture(paths: list[str], weights: tuple[float, ...]) -> Mix:
     """Each file as a part; a resume may come with other weights."""
-    from asyncdata import Mix, Part
-
     parts = {f"part {number}": Part(path, weight=weights[number]) for number, path in enumerate(paths)}
     return Mix(parts, on_mix_change="apply")
 
 
 class _Loader:
-    """As :class:`~asyncdata.testing.lab.Loader`."""
+    """As :class:`~tests.conformance.lab.Loader`."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader

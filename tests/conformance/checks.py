@@ -1,6 +1,6 @@
 """The checks: sixteen ways in which loaders have lost, repeated or reordered rows, each with the reports of it.
 
-A check is called with a :class:`~asyncdata.testing.lab.Lab` and returns what is wrong, or None. :func:`run_checks` runs
+A check is called with a :class:`~tests.conformance.lab.Lab` and returns what is wrong, or None. :func:`run_checks` runs
 them, and reports.
 """
 
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdata.core.errors import ConfigError
-from asyncdata.testing.lab import Knobs, Lab, NotApplicableError, difference, raised, resumes_after_a_kill, saved, taken
+from tests.conformance.lab import Knobs, Lab, NotApplicableError, difference, raised, resumes_after_a_kill, saved, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from asyncdata.testing.lab import Adapter, Loader
+    from tests.conformance.lab import Adapter, Loader
 
     Body = Callable[[Lab], str | None]
-
-__all__ = ("CHECKS", "Check", "Outcome", "Report", "run_checks")
 
 _SHUFFLED = Knobs(shuffle=True)
 _MAX_LINKS = 6
@@ -29,38 +26,22 @@ _WEIGHTS, _OTHER_WEIGHTS = (0.7, 0.2, 0.1), (0.1, 0.2, 0.7)
 _PATIENCE_S = 20.0  # only a loader that fails takes so long
 
 
-class Check(NamedTuple):
-    """A check.
-
-    :ivar name: its name.
-    :ivar seen_in: the reports of loaders that had the bug.
-    :ivar body: the function; its docstring describes the bug.
-    """
-
-    name: str
-    seen_in: str
-    body: Body
-
-    @property
-    def about(self) -> str:
-        """The bug, in one line."""
-        return (self.body.__doc__ or "").partition("\n")[0]
+CHECKS: dict[str, Body] = {}
+"""All checks, by name. The docstring of each describes the bug."""
 
 
-CHECKS: dict[str, Check] = {}
-"""All checks, by name."""
+def _seen_in(reports: str) -> Callable[[Body], Body]:
+    """Add a check of a bug that others had, in these loaders and reports."""
+    assert reports
 
-
-def _check(seen_in: str) -> Callable[[Body], Body]:
     def add(body: Body) -> Body:
-        name = body.__name__.strip("_")
-        CHECKS[name] = Check(name, seen_in, body)
+        CHECKS[body.__name__] = body
         return body
 
     return add
 
 
-@_check("datasets #8308")
+@_seen_in("datasets #8308")
 def second_resume(lab: Lab) -> str | None:
     """The state of a resumed loader does not follow its position.
 
@@ -80,7 +61,7 @@ def second_resume(lab: Lab) -> str | None:
     return None
 
 
-@_check("torchtitan #3008, datasets")
+@_seen_in("torchtitan #3008, datasets")
 def later_epoch(lab: Lab) -> str | None:
     """A loader does not continue from a state of a later epoch than the first.
 
@@ -96,7 +77,7 @@ def later_epoch(lab: Lab) -> str | None:
     return None
 
 
-@_check("torchtitan #3008")
+@_seen_in("torchtitan #3008")
 def between_items(lab: Lab) -> str | None:
     """A row that a suspended generator holds is lost or repeated.
 
@@ -106,7 +87,7 @@ def between_items(lab: Lab) -> str | None:
     return lab.resumes_everywhere(lab.data(10), Knobs(batch_size=1))
 
 
-@_check("datasets #8145")
+@_seen_in("datasets #8145")
 def inside_a_transform(lab: Lab) -> str | None:
     """Rows that a batched function has processed, and that are not delivered yet, are lost.
 
@@ -115,7 +96,7 @@ def inside_a_transform(lab: Lab) -> str | None:
     return lab.resumes_everywhere(lab.data(), Knobs(batch_size=2, transform_rows=5))
 
 
-@_check("datasets #8360")
+@_seen_in("datasets #8360")
 def behind_a_filter(lab: Lab) -> str | None:
     """With a filter, the number of delivered rows is taken for the number of rows read.
 
@@ -124,7 +105,7 @@ def behind_a_filter(lab: Lab) -> str | None:
     return lab.resumes_everywhere(lab.data(30), Knobs(batch_size=2, keep_every=3))
 
 
-@_check("datasets #7901, #8408")
+@_seen_in("datasets #7901, #8408")
 def shuffled(lab: Lab) -> str | None:
     """Rows in the shuffle buffer are lost at a resume, and other rows are repeated.
 
@@ -133,7 +114,7 @@ def shuffled(lab: Lab) -> str | None:
     return lab.resumes_everywhere(lab.data(), _SHUFFLED)
 
 
-@_check("OpenRLHF #1322, verl #7401")
+@_seen_in("OpenRLHF #1322, verl #7401")
 def epoch_boundary(lab: Lab) -> str | None:
     """A state at the end of an epoch skips the next epoch, or repeats the one that is over.
 
@@ -151,7 +132,7 @@ def epoch_boundary(lab: Lab) -> str | None:
     return None
 
 
-@_check("NeMo-RL #3599, verl, slime")
+@_seen_in("NeMo-RL #3599, verl, slime")
 def read_ahead(lab: Lab) -> str | None:
     """The state counts what was read ahead as delivered.
 
@@ -163,7 +144,7 @@ def read_ahead(lab: Lab) -> str | None:
     return lab.resumes_everywhere(lab.data(), knobs, stops=slice(0, None, 3))
 
 
-@_check("NeMo-RL #3599 (review)")
+@_seen_in("NeMo-RL #3599 (review)")
 def bad_rows(lab: Lab) -> str | None:
     """If bad rows are skipped, the number of delivered rows is taken for a position.
 
@@ -174,7 +155,7 @@ def bad_rows(lab: Lab) -> str | None:
     return lab.resumes_everywhere(rows, Knobs(batch_size=2, passes_bad_rows=True))
 
 
-@_check("OpenRLHF #1320")
+@_seen_in("OpenRLHF #1320")
 def short_tail(lab: Lab) -> str | None:
     """If fewer rows are left than requested, they are dropped.
 
@@ -195,7 +176,7 @@ def short_tail(lab: Lab) -> str | None:
     return None
 
 
-@_check("torchdata's StatefulDataLoader (an assertion), datasets")
+@_seen_in("torchdata's StatefulDataLoader (an assertion), datasets")
 def other_workers(lab: Lab) -> str | None:
     """A run cannot be resumed with another number of workers, or it resumes at another position.
 
@@ -215,7 +196,7 @@ def other_workers(lab: Lab) -> str | None:
     return None
 
 
-@_check("datasets #8669")
+@_seen_in("datasets #8669")
 def idle_workers(lab: Lab) -> str | None:
     """With shuffled rows, all workers but one are idle, without a message.
 
@@ -234,7 +215,7 @@ def idle_workers(lab: Lab) -> str | None:
     return None if len(found) >= 2 else "of 2 workers over one file, 1 did all the work, epoch after epoch"
 
 
-@_check("ms-swift #9902")
+@_seen_in("ms-swift #9902")
 def every_epoch_alike(lab: Lab) -> str | None:
     """Every epoch has the same order, or after a resume the next epoch has another order than without one.
 
@@ -251,7 +232,7 @@ def every_epoch_alike(lab: Lab) -> str | None:
     return f"resumed after epoch 0: {found}" if found else None
 
 
-@_check("streaming #781, #573")
+@_seen_in("streaming #781, #573")
 def after_sigkill(lab: Lab) -> str | None:
     """Something that a killed run has left, such as shared memory, stops the next run.
 
@@ -261,7 +242,7 @@ def after_sigkill(lab: Lab) -> str | None:
     return resumes_after_a_kill(lab, lab.data(), Knobs(num_workers=workers))
 
 
-@_check("open-instruct")
+@_seen_in("open-instruct")
 def exclusions(lab: Lab) -> str | None:
     """Rows that are excluded while an epoch runs shift the others at a resume in its middle.
 
@@ -312,7 +293,7 @@ def _reported(loader: Loader, states: dict[int, str] | None = None) -> list[int]
     return rows
 
 
-@_check("LitData #436, torchtitan")
+@_seen_in("LitData #436, torchtitan")
 def other_weights(lab: Lab) -> str | None:
     """A mixture cannot be resumed with other weights, or this loses or repeats rows of its parts.
 
@@ -397,32 +378,22 @@ class Report(NamedTuple):
         counts = ", ".join(f"{self.count(result)} {result}" for result in (PASSED, FAILED, NOT_APPLICABLE))
         return "\n".join([f"{self.name} {self.version}: {counts}", *lines])
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain builtins that JSON has."""
-        outcomes = [outcome._asdict() for outcome in self.outcomes]
-        return {"name": self.name, "version": self.version, "outcomes": outcomes}
-
 
 def run_checks(adapter: Adapter, checks: Iterable[str] | None = None) -> Report:
     """Run the checks on a loader.
 
     :param checks: their names, in the order in which they are run; None: all.
-    :raises ConfigError: for an unknown check.
     """
-    names = list(CHECKS if checks is None else checks)
-    for name in names:
-        if name not in CHECKS:
-            raise ConfigError(f"there is no check {name!r}; there are {', '.join(CHECKS)}")
-
-    return Report(adapter.name, adapter.version, [_outcome(CHECKS[name], adapter) for name in names])
+    names = CHECKS if checks is None else checks
+    return Report(adapter.name, adapter.version, [_outcome(name, adapter) for name in names])
 
 
-def _outcome(check: Check, adapter: Adapter) -> Outcome:
+def _outcome(name: str, adapter: Adapter) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="asyncdata-testing-") as folder:
         try:
-            problem = check.body(Lab(adapter, folder))
+            problem = CHECKS[name](Lab(adapter, folder))
         except NotApplicableError as reason:
-            return Outcome(check.name, NOT_APPLICABLE, str(reason))
+            return Outcome(name, NOT_APPLICABLE, str(reason))
         except Exception as error:  # an error of the loader is a failure of the check
             problem = raised(error)
-    return Outcome(check.name, FAILED, problem) if problem else Outcome(check.name, PASSED)
+    return Outcome(name, FAILED, problem) if problem else Outcome(name, PASSED)

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from asyncdata.testing import Seen
+from tests.conformance.lab import Seen
 
 
 class Toy:
