@@ -37,7 +37,6 @@ WINGS = (
     "loader.outcomes",
     "loader.recording",
     "loader.scan_sharing",
-    "loader.shared_outcomes",
     "order.mixture",
     "prefetch.media_loader",
     "prefetch.mixture_producer",
