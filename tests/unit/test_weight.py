@@ -96,26 +96,6 @@ def lines_of(path: Path) -> int:
     return code_lines(path.read_text(encoding="utf-8"))
 
 
-TEXT = '''"""A module."""
-
-import os  # why
-
-
-def f(
-    x,
-):
-    """What it does.
-
-    More."""
-    # no
-    return "a"
-'''
-
-
-def test_lines_of_code_are_those_with_more_than_a_comment_or_a_docstring():
-    assert code_lines(TEXT) == 5
-
-
 def test_the_package_does_not_outgrow_what_was_decided():
     assert sum(map(lines_of, PACKAGE.rglob("*.py"))) <= MAX_LINES
 
