@@ -11,6 +11,7 @@ from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.log import get_logger
 from asyncdata.core.types import Position, Sample
 from asyncdata.delivery.ledger import Counters, Ledger, Returned, Served
+from asyncdata.delivery.stream_digest import StreamDigest
 from asyncdata.order.order import ROWS_PER_WINDOW
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from asyncdata.checkpoint.snapshot import Snapshot
 
-__all__ = ("epoch_to_begin", "ledger_at_row", "ledger_of")
+__all__ = ("epoch_to_begin", "ledger_at_row", "ledger_of", "saved_digest")
 
 _log = get_logger(__name__)
 
@@ -46,11 +47,30 @@ def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = 
     )
 
 
-def _counters(saved: Snapshot, digest: str) -> Counters:
+def _counters(saved: Snapshot, of: str) -> Counters:
+    digest = saved_digest(saved).resumed(of)
     try:
-        return Counters.restored(saved.counters, digest)
+        return structs.replace(msgspec.convert(saved.counters, Counters), digest=digest)
     except Exception as error:  # a crafted value may make the converter raise anything
         raise SnapshotError(f"AD602 the snapshot's counters cannot be read: {error}") from error
+
+
+def saved_digest(saved: Snapshot) -> StreamDigest:
+    """The running digest of a snapshot.
+
+    :raises SnapshotError: AD602, if it is not laid out as one, or does not cover the run from its first sample on.
+    """
+    found = saved.counters.get("digest")
+    if found is None or (isinstance(found, dict) and found.get("first")):  # samples before it began
+        raise SnapshotError(
+            "AD602 this snapshot has no digest of the whole run: a development build wrote it. Finish the run with "
+            "that build, or begin anew"
+        )
+
+    try:
+        return msgspec.convert(found, StreamDigest)
+    except Exception as error:
+        raise SnapshotError(f"AD602 the digest in a snapshot is not laid out as one: {error}") from error
 
 
 def _returned(record: list[dict[str, Any]], size: int) -> Returned:

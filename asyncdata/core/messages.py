@@ -133,8 +133,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     ``expected``, int32 of shape (num_rows,), is how many tokens each row has, where they are counted already. A row
     that another rank tokenizes has the code of ``row_codes.expected_elsewhere``. The reply has it too, and leaves such
-    rows out, and those whose start is ``row_codes.IS_KNOWN``. ``is_load`` asks for their media. ``rows`` are the rows
-    themselves, where they are in no slot.
+    rows out. ``is_load`` asks for their media. ``rows`` are the rows themselves, where they are in no slot.
     """
 
     slot: int

@@ -414,12 +414,6 @@ class Coordinator:
                 request.chosen, request.ready_at = None, 0.0
                 request.wake()
 
-    def set_capacity(self, capacity: int) -> None:
-        """Read so many samples ahead from now on. Samples that are ready stay. The caller must pump the producer."""
-        with self._lock:
-            self.rules = _structs.replace(self.rules, capacity=capacity)
-            self.channel.capacity, self._wanted_room = capacity, 0
-
     def _new_channel(self) -> Channel:
         ledger = self.ledger
         return Channel(

@@ -20,7 +20,6 @@ from asyncdata.delivery.stream_digest import StreamDigest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
-    from typing import Self
 
     from asyncdata.delivery.items import Run
 
@@ -131,16 +130,6 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
         fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, mixture=None))
         del fields["mixture"]
         return fields
-
-    @classmethod
-    def restored(cls, saved: dict[str, Any], of: str) -> Self:
-        """The counters of a snapshot; if it has no digest (older release), a new digest begins here.
-
-        :param of: what the digest covers from now on; see :class:`~asyncdata.delivery.stream_digest.StreamDigest`.
-        """
-        counters = msgspec.convert(saved, cls)
-        digest = counters.digest if "digest" in saved else StreamDigest(of, first=counters.num_groups)
-        return msgspec.structs.replace(counters, digest=digest.resumed(of))
 
 
 class RestartPoint(NamedTuple):

@@ -255,7 +255,8 @@ class BaseLoader:
         :param rows: samples or groups that a loader of these data delivered, their ``source``, or the objects that
             ``asyncdata sample --json`` prints.
         :return: the number of rows that are excluded now.
-        :raises ConfigError: if one of them is no row of this loader (AD485); nothing is excluded then.
+        :raises ConfigError: if one of them is no row of this loader, or a place at which no row begins (AD485); nothing
+            is excluded then. A place in a store, or in a compressed file, is not read.
         """
         self._check()
         with owning_events(self._events_owner):

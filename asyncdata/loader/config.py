@@ -24,6 +24,7 @@ from asyncdata.core.settings import (
     unknown_setting,
     wrong_value,
 )
+from asyncdata.delivery.ledger import DeliveryRules
 from asyncdata.delivery.outcomes.policy import Outcomes
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.telemetry.settings import Telemetry
@@ -32,11 +33,14 @@ from asyncdata.workers.ray.settings import RayExecutor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from asyncdata.delivery.bad_rows import BadRowPolicy
+
     S = TypeVar("S", bound="Description")
 
 __all__ = ("BadRows", "Cache", "Limits", "LoaderConfig", "Ranks", "place_of")
 
-FIRST_BUFFER_SIZE = 1000
+BUFFER_SIZE = 4000
+"""Room for chunks of a thousand rows: with small ones, the trainer's process pays more than twice as much for a row."""
 
 AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -178,8 +182,7 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         a thread of this process, where any callable may be the tokenize function.
     :ivar buffer_size: read-ahead, not the shuffle buffer of Hugging Face's ``datasets``, and without influence on the
         order: samples of the stream that are prepared before they are asked for, per data-parallel rank. Each becomes a
-        group of ``n_samples_per_prompt``. None starts with 1000, and reads further ahead if the trainer then waits
-        less.
+        group of ``n_samples_per_prompt``. None: 4000.
     :ivar dp_size: data-parallel ranks that this one loader feeds: ``buffer_size * dp_size`` samples of the stream are
         read ahead, or ``buffer_size * world_size`` if that is more.
     :ivar timeout_s: seconds that a call waits for data before it raises PrefetchTimeoutError; None and infinity: no
@@ -277,8 +280,25 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def capacity(self) -> int:
-        """Samples that are read ahead; the first value, if ``buffer_size`` is None."""
-        return (self.buffer_size or FIRST_BUFFER_SIZE) * max(self.dp_size, self.ranks.world_size)
+        """Samples that are read ahead."""
+        return (self.buffer_size or BUFFER_SIZE) * max(self.dp_size, self.ranks.world_size)
+
+    def delivery_rules(self, bad_rows: BadRowPolicy, *, packs: bool) -> DeliveryRules:
+        """The settings that delivery depends on.
+
+        :param packs: whether samples are packed: packs drop what is left of an epoch by themselves.
+        """
+        return DeliveryRules(
+            capacity=self.capacity,
+            max_ready_bytes=self.limits.max_ready_bytes,
+            samples_per_group=self.n_samples_per_prompt,
+            epochs=self.epochs,
+            drop_last=self.drop_last and not packs,
+            bad_rows=bad_rows,
+            commit_on_ack=self.commit == "on_ack",
+            digest=self.digest,
+            leaves_gaps=packs,
+        )
 
 
 @cache
@@ -320,18 +340,8 @@ class Place(NamedTuple):
         return self.knob if self.setting is None else f"{self.knob}={STRUCTS[self.knob].__name__}({self.setting}=...)"
 
 
-_RENAMED = {
-    "backend": Place("event_loop", None),
-    "cache_dir": Place("cache", "folder"),
-    "log_excerpts": Place("bad_rows", "excerpts"),
-    "max_bad_rows": Place("bad_rows", "max"),
-    "on_bad_row": Place("bad_rows", "policy"),
-    "quarantine_path": Place("bad_rows", "path"),
-    "row_index_max_bytes": Place("cache", "max_row_index_bytes"),
-}
-"""Names of earlier versions."""
-
 _CALLED_ELSEWHERE = {
+    "cache_dir": Place("cache", "folder"),
     "gradient_accumulation_steps": Place("ranks", "gradient_accumulation"),
     "num_epochs": Place("epochs", None),
     "num_train_epochs": Place("epochs", None),
@@ -349,16 +359,13 @@ _CALLED_ELSEWHERE = {
 
 def place_of(name: str) -> Place | None:
     """Where the setting is that has this name elsewhere, or inside a struct; None if there is none."""
-    if found := _RENAMED.get(name) or _CALLED_ELSEWHERE.get(name):
+    if found := _CALLED_ELSEWHERE.get(name):
         return found
 
     return next((Place(knob, name) for knob, kind in STRUCTS.items() if name in kind.__struct_fields__), None)
 
 
 def _no_such_knob(name: str, known: Sequence[str]) -> str:
-    if name in _RENAMED:
-        return f"`{name}` is now `{_RENAMED[name]}`"
-
     place = place_of(name)
     if place is not None and place.setting is not None:
         return f"there is no setting {name!r}; it is `{place}`"

@@ -18,9 +18,9 @@ from asyncdata.core.settings import checked_timeout
 from asyncdata.core.types import Position
 from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
-from asyncdata.delivery.ledger import DeliveryRules, is_key_of
+from asyncdata.delivery.ledger import is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
-from asyncdata.loader.executors import check_cluster, executor_of, is_tuned, limits_of
+from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
@@ -38,16 +38,15 @@ if TYPE_CHECKING:
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.messages import Job
     from asyncdata.core.types import Sample
-    from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.ledger import Ledger, Request, RowKey
     from asyncdata.delivery.outcomes.memory import OutcomeState
     from asyncdata.delivery.rollout_buffer import BufferFilter
-    from asyncdata.loader.autotune import Tuner
     from asyncdata.loader.background_proof import Prover
     from asyncdata.loader.batches.pack_batches import PackBatches
-    from asyncdata.loader.batches.sample_batches import Batching, SampleBatches
+    from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.exclusions import RowKeys
+    from asyncdata.loader.executors import TuningLimits
     from asyncdata.loader.loader_media import LoaderMedia
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
@@ -127,7 +126,7 @@ class Engine:
         memory = self._memory("")
         self._media = self._made_media(functions)
         self.coordinator = _coordinator_class(config)(
-            _delivery_rules(config, self.parts[0].bad_rows, self.batching),
+            config.delivery_rules(self.parts[0].bad_rows, packs=self.batching.is_packed),
             buffer_filter=chosen_filter,
             begin_packs=self.batching.begin,
             mixture=self._start_of_mixture(),
@@ -139,11 +138,8 @@ class Engine:
         if self._media is not None:
             self._producer.load_media = self._media.loader(self._executor, self.coordinator)
         self.waits = Waits()
-        self._tuner: Tuner | None = None
-        if is_tuned(config):
-            from asyncdata.loader.autotune import Tuner
-
-            self._tuner = Tuner(limits, self._executor, self.coordinator, self._producer, lambda: self.waits.ended)
+        if limits.max_workers > limits.min_workers:
+            self._tune(limits)
         self.service = Service(
             job,
             [part.windows for part in self.parts],
@@ -156,7 +152,7 @@ class Engine:
             index=self._row_index,
         )
         tokenizes_here = config.executor is None or config.executor.local_workers
-        self._provers = _provers_of(functions if tokenizes_here else [], self.service.reopen_soon, config.num_workers)
+        self._provers = _provers_of(functions if tokenizes_here else [], self.service.reopen_soon)
         self._restored_epoch, self._restored = 0, (0, 0)
         self._resumed: tuple[Position, int | None] = (Position(), None)
         self._log = _log.owned()
@@ -509,12 +505,24 @@ class Engine:
             data_wait_seconds_total=waited_s,
             loop_held_seconds_total=self.waits.held_s,
             num_workers=self._executor.num_workers,
-            autotune_changes_total=self._tuner.num_changes if self._tuner is not None else 0,
             indexed_rows=0 if index is None else index.num_found,
             excluded_rows={} if index is None else dict(index.excluded),
             read_seconds=max(part.windows.read_s for part in self.parts),
             **({} if self.outcomes is None else self.outcomes.numbers()),
             **({} if self._media is None else self._media.numbers(self.coordinator.channel)),
+        )
+
+    def _tune(self, limits: TuningLimits) -> None:
+        """Have workers added while the trainer waits for them."""
+        from asyncdata.loader.autotune import Tuner
+
+        Tuner(
+            limits,
+            self._executor,
+            self._producer,
+            waited=lambda: self.waits.totals()[1],
+            waits_for=self.waits_for,
+            has_delivered=lambda: self.coordinator.ledger.counters.num_groups > 0,
         )
 
     def waits_for(self) -> str:
@@ -566,22 +574,7 @@ def _coordinator_class(config: LoaderConfig) -> type[Coordinator]:
     return WatchedCoordinator
 
 
-def _delivery_rules(config: LoaderConfig, bad_rows: BadRowPolicy, batching: Batching) -> DeliveryRules:
-    """The rules of a configuration; packs drop what is left of an epoch by themselves."""
-    return DeliveryRules(
-        capacity=config.capacity,
-        max_ready_bytes=config.limits.max_ready_bytes,
-        samples_per_group=config.n_samples_per_prompt,
-        epochs=config.epochs,
-        drop_last=config.drop_last and not batching.is_packed,
-        bad_rows=bad_rows,
-        commit_on_ack=config.commit == "on_ack",
-        digest=config.digest,
-        leaves_gaps=batching.is_packed,
-    )
-
-
-def _provers_of(functions: list[Any], on_usable: Callable[[], object], num_workers: int | None) -> list[Prover]:
+def _provers_of(functions: list[Any], on_usable: Callable[[], object]) -> list[Prover]:
     """What proves fast backends of the tokenize functions that may use one."""
     found = [function for function in functions if getattr(function, "tokenizer_backend", "hf") != "hf"]
     if not found:

@@ -50,20 +50,26 @@ class RowKeys:
             return
 
         found = self._found(row)
-        if not found:
+        if not found or not (isinstance(row, Sample) or self._begins(row)):
             raise ConfigError(
-                f"AD485 exclude() was given {row!r}, which is no row of this loader's files: give samples that it "
-                "delivered, their `source`, or the objects that `asyncdata sample --json` prints"
+                f"AD485 exclude() was given {row!r}, and no row of this loader's files begins there: give samples that "
+                "it delivered, their `source`, or the objects that `asyncdata sample --json` prints"
             )
 
         yield from found
+
+    def _begins(self, place: Any) -> bool:
+        """Whether a row begins at a place that no loader has delivered."""
+        name, path, byte_offset, row_number = _place_of(place)
+        places = self._places[name]
+        return places.has_row(places.files(path)[0], places.offset(byte_offset, row_number))
 
     def _found(self, row: Any) -> list[tuple[str, RowKey]]:
         """The part and the keys of one row; none, if it is not of this loader."""
         name, path, byte_offset, row_number = _place_of(row)
         places = self._places.get(name)
         place = None if places is None else places.offset(byte_offset, row_number)
-        if places is None or type(place) is not int or place < 0:
+        if places is None or not isinstance(path, str) or type(place) is not int or not 0 <= place < 1 << 63:
             return []
 
         return [(name, journal_key(name, (file, place))) for file in places.files(path)]

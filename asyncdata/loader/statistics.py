@@ -112,7 +112,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar loop_held_seconds_total: seconds for which samples were ready, and other code held the event loop of the call
         that awaited them; added when the call ends.
     :ivar num_workers: the target number of workers.
-    :ivar autotune_changes_total: changes of the number of workers, and of the capacity, by the autotuner.
     :ivar queued_requests: requests that no worker has yet.
     :ivar worker_restarts_total: workers, and fork servers of workers, that were replaced.
     :ivar tokenized_rows_total: rows that this loader's workers have tokenized.
@@ -168,7 +167,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     data_wait_seconds_total: float
     loop_held_seconds_total: float = 0.0
     num_workers: int
-    autotune_changes_total: int = 0
     queued_requests: int
     worker_restarts_total: int
     tokenized_rows_total: int = 0

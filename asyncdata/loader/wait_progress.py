@@ -271,7 +271,9 @@ class Waits:
             if ready_at:  # several calls may wait for the same loop
                 held_s, self._held_to = now - max(ready_at, self._held_to), now
             self.held_s += held_s
-            is_told, self._told_s = held_s >= 2 * self._told_s, max(self._told_s, held_s)
+            is_told = held_s >= 2 * self._told_s
+            if is_told:
+                self._told_s = held_s
         self.on_end(wait, now)
         if is_told:
             self._log.warning("loader.loop_held", held_s=round(held_s, 1), reason="your code held the event loop")

@@ -166,7 +166,6 @@ class MixtureProducer:
         self._wanted: set[int] = set()
         self._is_pumping = self._is_pump_due = False
         self._blocked: tuple[int, float] | None = None
-        self.lacks_room = False
         executor.watch(self.pump)
         for number, part in enumerate(self._parts):
             part.executor.tell(partial(self._note, number))
@@ -323,7 +322,6 @@ class MixtureProducer:
 
             if self._entry is None:
                 self._entry = self._reserve()
-            self.lacks_room = self._entry is None
             if self._entry is None:
                 return
 
@@ -392,7 +390,7 @@ class MixtureProducer:
             self._coordinator.fill(self._channel, entry, Failure(error))
 
     def resize(self) -> None:
-        """The number of workers, or the capacity of the channel, has changed."""
+        """The number of workers has changed."""
         self._share_capacity()
         for number in self._wanted:
             self._note(number)

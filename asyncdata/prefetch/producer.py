@@ -68,7 +68,6 @@ class Producer:
     :param epochs: the number of epochs; None: no end.
     :param num_files: files of the source; ``source``: its name, if it is a part of a mixture.
     :ivar pacer: the size of chunks; it also has the rows and the time of tokenizing.
-    :ivar lacks_room: whether a worker got no chunk because the channel had no room.
     :ivar load_media: sends requests for the media of samples that come next.
     """
 
@@ -100,7 +99,6 @@ class Producer:
         self._current = (0, 0)
         self._is_finished = True
         self._is_pumping = self._is_pump_due = False
-        self.lacks_room = False
         self._notes, self._mass_drops = NotesLog(), MassDrops(source, num_files)
         executor.watch(self.pump)
 
@@ -163,7 +161,7 @@ class Producer:
         self._opener.read_on()
 
     def resize(self) -> None:
-        """The number of workers, or the capacity of the channel, has changed."""
+        """The number of workers has changed."""
         self.pacer.resize(self._coordinator.rules.capacity, self._executor.num_workers)
         self.pump()
 
@@ -211,7 +209,6 @@ class Producer:
         most = self._most_placed if window.is_placed else self.pacer.num_rows
         size = min(most, max(num_left, 0))
         entry = self._coordinator.reserve(self._channel, size, min_rows=(size + 1) // 2)
-        self.lacks_room = entry is None
         if entry is None:
             return False
 
@@ -273,7 +270,8 @@ class Producer:
     def _on_tokenized(self, part: _RowsInFlight, reply: Reply | Crashed) -> None:
         if isinstance(reply, Tokenized):
             self.pacer.learn(part.entry.num_rows, reply.busy_s, _num_elsewhere(reply))
-            self._deliver(part, part.window.completed(part.position.row, part.entry.num_rows, reply))
+            part.window.answered(reply)
+            self._deliver(part, reply)
             self.canaries.make()
         elif isinstance(reply, Crashed):
             self._on_crashed(part, reply)

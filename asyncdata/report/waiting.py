@@ -45,7 +45,7 @@ _ADVICE = {
     "start": "The workers were starting. Open the loader earlier, before the model is loaded.",
     "index": "The row index was built. It is stored: the next run reads it. Or use shuffle windows, which need none.",
     "read": "Reading the source was too slow. Copy the files to a local disk, or read ahead more (buffer_size).",
-    "tokenize": "Tokenizing was too slow. Give more workers (num_workers, or autotune), or a fast tokenizer.",
+    "tokenize": "Tokenizing was too slow. Give more workers (num_workers), or a fast tokenizer.",
     "media": "Loading pictures and other media was too slow. Give more workers, smaller pictures, or a larger "
     "Limits(max_media_bytes=...).",
     "cpu": "The workers had work, but no CPU to run on. Ask for more CPUs (the container's limit counts), give fewer "

@@ -38,9 +38,19 @@ def find_files(
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
         with noting(path, faults):
             found += _expand(os.path.expanduser(path), suffixes)
+    faults += [
+        f"AD304 cannot read {path}: its path is not UTF-8, in which workers are told of it; rename it"
+        for path in found
+        if not _is_utf8(os.path.abspath(path))
+    ]
     if not allow_repeats:
         refuse_repeats(found, os.path.realpath)
     return found, faults
+
+
+def _is_utf8(path: str) -> bool:
+    """Whether its bytes are: others are lone surrogates in it."""
+    return os.fsencode(path).decode(errors="ignore") == path
 
 
 def _refuse_address(path: str) -> None:

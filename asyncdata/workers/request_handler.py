@@ -18,7 +18,7 @@ from asyncdata.core.errors import ConfigError, SourceError, user_traceback
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.messages import Failed, Index, Permute, Scan, Scanned, Short, Tokenize, Tokenized
 from asyncdata.core.read_counts import ReadCounts
-from asyncdata.core.row_codes import EXCLUDED, IS_KNOWN, TOO_LONG, is_elsewhere
+from asyncdata.core.row_codes import EXCLUDED, TOO_LONG, is_elsewhere
 from asyncdata.core.shortage import ShortageError, is_shortage, short_of
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.tokenization.column_writer import ColumnWriter
@@ -215,8 +215,6 @@ class _PartHandler:
             for item, row in zip(request.overflow, found, strict=True):
                 rows[item.row] = row
         left_out = frozenset(row for row, number in enumerate(array("i", request.expected)) if is_elsewhere(number))
-        if IS_KNOWN in starts:
-            left_out |= {row for row, start in enumerate(starts) if start == IS_KNOWN}
         if EXCLUDED in lengths:
             left_out |= {row for row, length in enumerate(lengths) if length == EXCLUDED}
         if request.is_load:

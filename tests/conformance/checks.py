@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.conformance.lab import Knobs, Lab, NotApplicableError, difference, raised, resumes_after_a_kill, saved, taken
 
@@ -377,11 +377,6 @@ class Report(NamedTuple):
         lines = [f"{one.check:<{width}}  {one.result:<14}  {one.detail}".rstrip() for one in self.outcomes]
         counts = ", ".join(f"{self.count(result)} {result}" for result in (PASSED, FAILED, NOT_APPLICABLE))
         return "\n".join([f"{self.name} {self.version}: {counts}", *lines])
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain builtins that JSON has."""
-        outcomes = [outcome._asdict() for outcome in self.outcomes]
-        return {"name": self.name, "version": self.version, "outcomes": outcomes}
 
 
 def run_checks(adapter: Adapter, checks: Iterable[str] | None = None) -> Report:

@@ -105,6 +105,35 @@ def test_an_epoch_that_was_looked_up_is_the_same_in_every_run_from_a_state_that_
     assert known[:3] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_state_from_before_the_first_read_continues_with_what_was_there(folder, epoch):
+    with make(growing(folder)) as loader:
+        loader.set_epoch(epoch)
+        state = state_of(loader)
+        append(folder / "m.jsonl", 100, 30)
+        append(folder / "a.jsonl", 130, 10)
+        whole = ids(loader.get_next_batch(100))
+    append(folder / "m.jsonl", 140, 5)
+    with make(growing(folder)) as loader:
+        loader.load_state_dict(state)
+        assert state_of(loader)["growth"] == state["growth"]
+        assert ids(loader.get_next_batch(100)) == whole
+        assert sorted(ids(loader.get_next_batch(145))) == list(range(145))
+
+
+def test_a_file_that_comes_with_a_name_that_is_no_utf8_is_named(folder):
+    with make(growing(folder), buffer_size=10) as loader:
+        loader.get_next_batch(80)
+        odd = append(os.path.join(folder, os.fsdecode(b"\xe9.jsonl")), 100, 1)
+        with pytest.raises(
+            SourceError, match=r"AD304 cannot read .*\\udce9\.jsonl: its path is not UTF-8, .*rename it"
+        ):
+            loader.get_next_batch(100)
+    os.rename(odd, folder / "e.jsonl")
+    with make(growing(folder)) as loader:
+        assert len(loader.get_next_batch(101)) == 101
+
+
 def test_packs_that_wait_over_an_epochs_end_are_the_same_after_a_resume(folder):
     knobs = {"packing": SoftPacking(max_length=256, across_epochs=True), "batch_size": 2, "epochs": 4}
     with make(growing(folder), id_and_text, **knobs) as loader:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,12 +15,12 @@ from hypothesis import strategies as st
 
 from asyncdata import Shuffle
 from asyncdata.core.callbacks import no_op
-from asyncdata.errors import EndOfData, SourceError
+from asyncdata.errors import EndOfData, SourceChangedError, SourceError
 from asyncdata.prefetch.windows.stream_reader import StreamPass
 from asyncdata.sources.stream import StreamOrder
 from tests.support.faults import until
 from tests.support.loaders import make
-from tests.support.loading import SHUFFLE, ids
+from tests.support.loading import NEVER_S, SHUFFLE, ids
 from tests.support.streams import ListStream, jsonl, members, stream_order_of, windows_of, write
 
 if TYPE_CHECKING:
@@ -169,6 +172,111 @@ def test_rows_are_made_no_further_ahead_than_two_windows():
         assert stream.num_given <= sum(map(len, windows_before(3)))
 
 
+class Forgetful(ListStream):
+    """It begins at another row than its state says, as datasets that lose rows in their state do."""
+
+    def read(self, order: Any, epoch: int, state: Any, check: Any) -> Any:
+        return super().read(order, epoch, {"row": state["row"] + 1} if state else None, check)
+
+
+@pytest.mark.parametrize("kind", [Forgetful, partial(ListStream, has_states=False)], ids=["forgetful", "stateless"])
+def test_a_source_that_cannot_resume_at_its_row_is_read_from_the_start_and_that_is_logged(kind):
+    with make(Watched(kind(LINES))) as loader:
+        loader.get_next_batch(250)
+        state = loader.state_dict()
+
+    with structlog.testing.capture_logs() as logs, make(Watched(kind(LINES))) as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(150)) == expected_ids(1)[250:]
+    (replayed,) = [log["num_rows"] for log in logs if log["event"] == "stream.replayed"]
+    assert replayed == sum(map(len, windows_before(state["position"][1])))
+
+
+@pytest.mark.parametrize("lines", [LINES[::-1], LINES[:150]], ids=["turned", "fewer"])
+def test_where_another_row_is_found_nothing_is_delivered(lines):
+    with make(Watched(ListStream(LINES))) as loader:
+        loader.get_next_batch(250)
+        state = loader.state_dict()
+
+    with make(Watched(ListStream(lines))) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(SourceChangedError, match=r"^AD303 list: window \d+ of epoch 0 begins with another"):
+            loader.get_next_batch(1)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyError("x"), r"AD129 the source raised KeyError('x') in window"),
+        (SystemExit(3), "AD129 the source raised SystemExit(3) in window"),
+        (FileNotFoundError(2, "No such file", "a.gz"), "AD304 cannot read a.gz: No such file"),
+        (SourceChangedError("AD302 shrank"), "AD302 shrank"),
+    ],
+    ids=repr,
+)
+def test_whatever_a_source_raises_is_the_users_error(error, message):
+    with (
+        make(Watched(ListStream(LINES, fault=error, fault_at=100))) as loader,
+        pytest.raises(SourceError, match=f"^{re.escape(message)}") as caught,
+    ):
+        loader.get_next_batch(NUM_ROWS)
+    assert error in (caught.value, caught.value.__cause__)
+
+
+def test_data_that_has_changed_is_not_read_again():
+    class Changed(ListStream):
+        def check_unchanged(self) -> None:
+            raise SourceChangedError("AD303 edited")
+
+    stream = Changed(LINES)
+    with make(Watched(stream)) as loader:
+        loader.get_next_batch(NUM_ROWS)
+        with pytest.raises(SourceChangedError, match="AD303 edited"):
+            loader.get_next_batch(1)
+    assert [epoch for epoch, _ in stream.reads] == [0]
+
+
+def test_a_source_whose_end_fails_is_not_the_end_of_the_run():
+    class Unclosable(ListStream):
+        def read(self, *args: Any) -> Any:
+            try:
+                yield from super().read(*args)
+            finally:
+                raise OSError("cannot let go")
+
+    with structlog.testing.capture_logs() as logs, make(Watched(Unclosable(LINES))) as loader:
+        loader.get_next_batch(10)
+        loader.set_epoch(1)
+        assert ids(loader.get_next_batch(10)) == expected_ids(2)[NUM_ROWS : NUM_ROWS + 10]
+    closed = {log["reason"] for log in logs if log["event"] == "stream.close_failed"}
+    assert closed == {"OSError('cannot let go')"}
+
+
+@pytest.mark.parametrize("end", ["restart", "close"])
+def test_a_pass_that_is_given_up_while_a_row_is_made_changes_no_row_and_is_closed(end):
+    stream, has_come, is_open = ListStream(LINES, at_once=1), threading.Event(), threading.Event()
+
+    def gate(row: int) -> None:
+        if row == windows_before(2)[1][5]:
+            has_come.set()
+            assert is_open.wait(NEVER_S)
+
+    stream.on_row = gate
+    with make(Watched(stream), buffer_size=1) as loader:
+        state = loader.state_dict()
+        loader.get_next_batch(1)
+        assert has_come.wait(NEVER_S)
+        if end == "restart":
+            loader.load_state_dict(state)
+            is_open.set()
+            assert ids(loader.get_next_batch(NUM_ROWS)) == expected_ids(1)
+        else:
+            loader.close()
+            assert stream.num_open > 0
+            is_open.set()
+    until(lambda: stream.num_open == 0)
+
+
 # Windows, beside their model
 
 
@@ -181,6 +289,13 @@ def read_all(current: StreamPass) -> list[tuple[list[int], list[bytes | None], A
         windows.append((found.numbers.tolist(), rows, found.next_state))
         if found.is_last:
             return windows
+
+
+def test_windows_of_very_short_rows_end_by_their_number(monkeypatch):
+    monkeypatch.setattr("asyncdata.prefetch.windows.stream_reader.MAX_WINDOW_ROWS", 3)
+    order = StreamOrder(Shuffle(block_bytes=64, window_blocks=1), 1, 1)
+    windows = read_all(StreamPass(ListStream([b"%d" % row for row in range(5)]), order, 0, None, no_op))
+    assert [numbers for numbers, _, _ in windows] == [[0, 1, 2], [3, 4]]
 
 
 @pytest.mark.thorough

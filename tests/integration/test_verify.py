@@ -299,27 +299,15 @@ def test_a_function_that_changes_and_does_not_say_so_is_found_by_the_digest_alon
     assert "which tokens was not hashed" in reasons
 
 
-def without_digest(saved):
-    """The snapshot as an older version wrote it."""
-    found = snapshots.load(saved)
-    counters = {name: value for name, value in found.counters.items() if name != "digest"}
-    snapshots.save(saved, msgspec.structs.replace(found, counters=counters))
-    return saved
-
-
-def test_a_run_that_goes_on_from_a_snapshot_without_a_digest_has_one_of_the_rest(path, saved, verify, tmp_path):
-    old = without_digest(saved())
-    verdict, reasons, _ = verify(old, old)
-    assert (verdict, reasons.partition(":")[0]) == ("undecided", "the first and second snapshot has no digest")
-
-    with make(path) as loader:
-        loader.restore(old)
-        rest = loader.get_next_batch(20)
-        assert digest(loader) == expected(rest) | {"first": 50}
-        loader.save(tmp_path / "new")
-    verdict, reasons, _ = verify(tmp_path / "new", saved(70))
-    assert verdict == "undecided"
-    assert "begin at samples" in reasons
+@pytest.mark.parametrize("change", [lambda digest: None, lambda digest: {**digest, "first": 7}])
+def test_a_snapshot_without_a_digest_of_the_whole_run_is_refused(path, saved, change):
+    """Development builds wrote such ones."""
+    found = snapshots.load(saved())
+    old = msgspec.structs.replace(found, counters={**found.counters, "digest": change(found.counters["digest"])})
+    with pytest.raises(SnapshotError, match="AD602 this snapshot has no digest of the whole run: a development build"):
+        compare(old, found)
+    with make(path) as loader, pytest.raises(SnapshotError, match="AD602 this snapshot has no digest of the whole run"):
+        loader.load_state_dict(snapshots.to_state_dict(old))
 
 
 def test_a_digest_that_is_none_is_refused(saved):

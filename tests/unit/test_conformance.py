@@ -1,6 +1,5 @@
 """The conformance kit: a sound loader passes, ours does, and each check finds the loader that is broken in its way."""
 
-import json
 import re
 import subprocess
 import sys
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.conformance import tables
 from tests.conformance.__main__ import main
 from tests.conformance.checks import CHECKS, run_checks
 from tests.conformance.lab import FEATURES, Knobs, Lab, difference, raised
@@ -83,19 +81,17 @@ def test_a_loader_that_another_process_cannot_import_is_not_killed():
     assert "cannot be imported" in outcome.detail
 
 
-def test_a_report_is_a_table_plain_builtins_and_an_exit_status(capsys):
+def test_a_report_is_a_table_and_an_exit_status(capsys):
     report = run_checks(BROKEN["between_items"](), ["second_resume", "between_items"])
 
     head, first, second = report.table().splitlines()
     assert head == "toy 1: 1 passed, 1 failed, 0 not applicable"
     assert first == "second_resume  passed"
     assert second.startswith("between_items  failed          resumed after 1 rows: ")
-    assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
-    assert report.to_dict()["outcomes"][0] == {"check": "second_resume", "result": "passed", "detail": ""}
     assert main([f"{TOYS}:ToyAdapter", "--check", "second_resume"]) == 0
     assert capsys.readouterr().out.startswith("toy 1: 1 passed, 0 failed")
-    assert main([f"{TOYS}:FreezesItsStateAdapter", "--check", "second_resume", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["outcomes"][0]["result"] == "failed"
+    assert main([f"{TOYS}:FreezesItsStateAdapter", "--check", "second_resume"]) == 1
+    assert capsys.readouterr().out.startswith("toy 1: 0 passed, 1 failed")
 
 
 @pytest.mark.parametrize(
@@ -130,17 +126,6 @@ def test_the_page_says_that_ours_passes_every_check():
     page = (ROOT / "docs/reference/testing.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.MULTILINE) == [(name, "passed") for name in CHECKS]
     assert len(CHECKS) == 16
-
-
-def test_the_table_is_made_of_reports():
-    failing = run_checks(BROKEN["between_items"](), FAST).to_dict()
-    failing["outcomes"].append({"check": "after_sigkill", "result": "not applicable", "detail": "no | processes"})
-    text = tables([failing])
-    assert text.startswith("| check | toy |\n|---|---|\n| `second_resume` | passed |\n")
-    assert "| `between_items` | **failed** |" in text
-    assert "| toy | `between_items` | resumed after 1 rows: " in text
-    assert "| toy | `after_sigkill` | not applicable: no / processes |" in text
-    assert "\n- toy: 1\n" in text
 
 
 def test_the_kit_needs_nothing_but_python(tmp_path):

@@ -334,7 +334,9 @@ def test_the_frameworks_are_found():
 def test_a_training_loop_is_at_most_three_pages_away_and_can_be_installed_and_started(page):
     text, readme = page.read_text(encoding="utf-8"), ROOT / "README.md"
     programs = sorted(
-        path for path in linked_from(page) if path.suffix == ".py" and path.is_relative_to(ROOT / "examples")
+        path
+        for path in linked_from(page)
+        if path.suffix == ".py" and path.is_relative_to(ROOT / "examples") and not path.name.startswith("_")
     )
     path = [readme, page] if page in linked_from(readme) else [readme, DOCS / "index.md", page]
     first = next(block.text for block in blocks_of(page) if "asyncdata" in block.text)

@@ -13,7 +13,8 @@ import msgspec
 from asyncdata.checkpoint.compare_runs import Comparison, Verdict, compare
 from asyncdata.checkpoint.snapshot import load
 from asyncdata.checkpoint.summary import describe_file
-from asyncdata.cli.output import fields, printable, shown_path
+from asyncdata.cli.output import fields, shown_path
+from asyncdata.core.errors import printable
 from asyncdata.delivery.quarantine import read_quarantine
 
 if TYPE_CHECKING:

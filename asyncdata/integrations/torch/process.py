@@ -29,7 +29,8 @@ def ranks(group: Any = None, **settings: Any) -> Ranks:
     ``RANK`` and ``WORLD_SIZE``, which ``torchrun`` and others set; otherwise this is the only process.
 
     :param group: the process group of data parallelism, if ranks of tensor, pipeline or context parallelism must
-        get the same data: ``mesh["dp"].get_group()``. None: every process is a separate rank.
+        get the same data: ``mesh["dp"].get_group()``. None: every process is a separate rank, unless accelerate has a
+        ``ParallelismConfig`` by now: processes of its tensor or context parallelism are one rank.
     :param settings: the others of :class:`~asyncdata.Ranks`, such as ``gradient_accumulation`` and ``exchange``.
     :raises ConfigError: if there is a group and no torch.distributed, or the process is not in it, or the two
         variables are not both whole numbers.
@@ -45,6 +46,8 @@ def ranks(group: Any = None, **settings: Any) -> Ranks:
     else:
         rank, world_size = _of_ray_train() or _of_environment(os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
 
+    size = 1 if group is not None else _processes_of_a_rank()
+    rank, world_size = rank // size, world_size // size
     return Ranks(rank=rank, world_size=world_size, **settings)
 
 
@@ -104,6 +107,16 @@ def _initialised() -> Any:
     distributed = sys.modules.get("torch.distributed")
     is_there = distributed is not None and distributed.is_available() and distributed.is_initialized()
     return distributed if is_there else None
+
+
+def _processes_of_a_rank() -> int:
+    """How many successive processes accelerate gives the same data: those of tensor and context parallelism."""
+    state = sys.modules.get("accelerate.state")
+    if state is None or not state.is_initialized():
+        return 1
+
+    config = getattr(state.AcceleratorState(), "parallelism_config", None)
+    return 1 if config is None else int(config.tp_size * config.cp_size)
 
 
 def _of_ray_train() -> tuple[int, int] | None:

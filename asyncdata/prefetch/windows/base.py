@@ -112,9 +112,8 @@ class OpenWindow:
         """The samples of the rows ``[first, stop)``, if none of them needs a worker; None if one does."""
         return None
 
-    def completed(self, first: int, num_rows: int, reply: Tokenized) -> Tokenized:
-        """A worker's reply for the rows ``[first, first + num_rows)``, with the samples that were there before."""
-        return reply
+    def answered(self, reply: Tokenized) -> None:
+        """A worker has answered a request for rows."""
 
     def keys(self, first: int, stop: int) -> tuple[Int64, Int64]:
         """The numbers of the files of the rows ``[first, stop)``, and their offsets there; of shape (stop - first,)."""

@@ -123,15 +123,10 @@ class BlockWindow(OpenWindow):
             self._ready = None
 
     def request(self, first: int, stop: int) -> Tokenize:
-        """What a worker needs to tokenize the rows ``[first, stop)``, without those that are there."""
-        request = self.request_of(np.arange(first, stop))
-        return request if self._ready is None else self._ready.left_out(request, first)
+        return self.request_of(np.arange(first, stop))
 
     def placed(self, first: int, stop: int) -> Tokenized | None:
         return None if self._ready is None else self._ready.placed(first, stop)
-
-    def completed(self, first: int, num_rows: int, reply: Tokenized) -> Tokenized:
-        return reply if self._ready is None else self._ready.reply(first, num_rows, reply)
 
     def request_of(self, rows: Int64) -> Tokenize:
         """What a worker needs to tokenize ``rows``."""

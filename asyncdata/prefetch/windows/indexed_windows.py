@@ -101,14 +101,8 @@ class IndexedWindow(OpenWindow):
     def keys(self, first: int, stop: int) -> tuple[Int64, Int64]:
         return self._index.origins(self._known.rows[first:stop])
 
-    def completed(self, first: int, num_rows: int, reply: Tokenized) -> Tokenized:
-        """As the base class says: nothing is added. Damaged copies of rows are logged."""
-        if reply.num_mended:
-            self._log_mended(reply)
-        return reply
-
-    def _log_mended(self, reply: Tokenized) -> None:
-        """The first time, and each time the number of damaged copies has about doubled."""
+    def answered(self, reply: Tokenized) -> None:
+        """Log damaged copies of rows: the first time, and each time their number has about doubled."""
         index, before = self._index, self._index.num_mended
         index.num_mended += reply.num_mended
         if index.num_mended.bit_length() > before.bit_length():

@@ -1,9 +1,8 @@
 """The rows of a window whose scans were answered with samples: they are put into the window's order here.
 
 The values of all samples are end to end in one buffer, with a start and a size for each row and column. A chunk copies
-its own: long values are joined from slices of the buffer; short ones are gathered by numpy, as a slice would cost more
-than the bytes. A scan may be answered without samples, as one of its rows was too much for a worker: its rows have text
-only, and the chunks with them are requested and then completed.
+its own. A scan may be answered without samples, as one of its rows was too much for a worker: then the chunks with such
+rows are requested like those of any window.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.messages import Column, Tokenized
-from asyncdata.core.row_codes import IS_KNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from asyncdata.core.messages import Data, RowError, Tokenize
+    from asyncdata.core.messages import Data, RowError
     from asyncdata.prefetch.windows.base import Int64
 
 __all__ = ("ReadyRows",)
@@ -30,9 +28,10 @@ _SUMS = "\0token_sums"
 
 _LEAST_BYTES = 1 << 16
 _SHORT_BYTES = 96
-"""Below this mean length numpy is faster than slices."""
+"""Mean length of values below which numpy gathers them faster than slices are joined."""
 
 _TEXT, _SAMPLE, _NO_SAMPLE = 0, 1, 2
+_NO_VALUES = Column(b"", b"")
 Kinds = np.ndarray[Any, np.dtype[np.int8]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -42,7 +41,7 @@ class _Part(NamedTuple):
 
     :ivar kinds: of each row: only its text is known, it is a sample, or it yields none.
     :ivar is_elsewhere: whether another rank tokenized them.
-    :ivar starts: column -> where each row's value begins in the buffer; ``sizes`` its bytes.
+    :ivar starts: column (``""``: tokens) -> where each row's value begins in the buffer; ``sizes`` its bytes.
     :ivar drops: reason -> rows; ``notes``: the same.
     """
 
@@ -53,34 +52,6 @@ class _Part(NamedTuple):
     drops: dict[str, Data]
     notes: dict[str, Data]
     errors: list[RowError]
-
-
-class _Piece(NamedTuple):
-    """Samples in one buffer.
-
-    :ivar rows: of the request, int64.
-    :ivar starts: column (``""``: tokens) -> where each sample's value begins in the buffer, int64.
-    :ivar sizes: column -> bytes of each value, int64.
-    """
-
-    buffer: memoryview
-    rows: Int64
-    starts: dict[str, Int64]
-    sizes: dict[str, Int64]
-
-
-class _Values(NamedTuple):
-    """A column of a reply (``""``: its tokens).
-
-    :ivar data: the values of all samples, end to end.
-    :ivar starts: where each sample's value begins in it, int64.
-    :ivar sizes: bytes of each value, int64.
-    """
-
-    name: str
-    data: Data
-    starts: Int64
-    sizes: Int64
 
 
 class ReadyRows:
@@ -114,16 +85,17 @@ class ReadyRows:
             return
 
         self._busy_s += 0.0 if is_elsewhere else samples.busy_s
-        kept = _kept_rows(samples)
+        kept = np.frombuffer(samples.kept, np.int32) if samples.kept else np.arange(len(samples.token_ends) // 4)
         kinds, starts, sizes = np.full(num_rows, _NO_SAMPLE, np.int8), {}, {}
         kinds[kept] = _SAMPLE
-        for values in _values_of(_with_sums(samples)):
-            starts[values.name], sizes[values.name] = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)
-            starts[values.name][kept], sizes[values.name][kept] = self._end + values.starts, values.sizes
-            stop = self._end + len(values.data)
+        for name, data, ends in _columns_of(samples):
+            starts[name], sizes[name] = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)
+            sizes[name][kept] = of_kept = np.diff(ends, prepend=0)
+            starts[name][kept] = self._end + ends - of_kept
+            stop = self._end + len(data)
             if stop > len(self._data):
                 self._data += bytes(max(len(self._data), stop - len(self._data)))
-            self._data[self._end : stop] = values.data
+            self._data[self._end : stop] = data
             self._end = stop
         self._parts[part] = _Part(kinds, is_elsewhere, starts, sizes, samples.drops, samples.notes, samples.errors)
 
@@ -135,7 +107,7 @@ class ReadyRows:
         places[order] = np.arange(len(order))
         self._kinds = _joined([part.kinds for part in parts], np.int8)[order]
         self._are_elsewhere = _joined([np.full(len(part.kinds), part.is_elsewhere) for part in parts], np.bool_)[order]
-        for name in {name for part in parts for name in part.sizes}:
+        for name in sorted({name for part in parts for name in part.sizes}):
             nothing = [np.zeros(len(part.kinds), np.int64) for part in parts]
             for found, of in ((self._starts, [p.starts for p in parts]), (self._sizes, [p.sizes for p in parts])):
                 columns = [one.get(name, zeros) for one, zeros in zip(of, nothing, strict=True)]
@@ -146,69 +118,51 @@ class ReadyRows:
             self._errors |= {int(places[first + error.row]): error for error in part.errors}
 
     @property
-    def _num_ours(self) -> int:
-        """Rows that this rank tokenized with their window, or will; at least 1."""
-        return max(1, int(np.count_nonzero(~self._are_elsewhere)))
-
-    @property
     def are_all(self) -> bool:
         """Whether no row needs a worker."""
         return len(self._kinds) > 0 and bool((self._kinds != _TEXT).all())
 
     def placed(self, first: int, stop: int) -> Tokenized | None:
         """The rows ``[first, stop)``, if all of them are there; None if a worker must tokenize some."""
-        return self.reply(first, stop - first, None) if (self._kinds[first:stop] != _TEXT).all() else None
+        kinds = self._kinds[first:stop]
+        if (kinds == _TEXT).any():
+            return None
 
-    def left_out(self, request: Tokenize, first: int) -> Tokenize:
-        """The request for rows from ``first`` on, without those that are there."""
-        starts = np.frombuffer(request.starts, np.int32)
-        is_here = self._kinds[first : first + len(starts)] != _TEXT
-        starts = np.where(is_here, np.int32(IS_KNOWN), starts)
-        overflow = [item for item in request.overflow if not is_here[item.row]]
-        return msgspec.structs.replace(request, starts=starts.tobytes(), overflow=overflow)
-
-    def reply(self, first: int, num_rows: int, fresh: Tokenized | None) -> Tokenized:
-        """The reply for rows from ``first`` on.
-
-        :param fresh: the reply for those that were not there.
-        """
-        stop, kinds = first + num_rows, self._kinds[first : first + num_rows]
         rows = np.flatnonzero(kinds == _SAMPLE)
-        starts = {name: values[first:stop][rows] for name, values in self._starts.items()}
-        sizes = {name: values[first:stop][rows] for name, values in self._sizes.items()}
-        drops, notes = _rows_of(self._drops, first, kinds), _rows_of(self._notes, first, kinds)
-        errors = [
-            msgspec.structs.replace(self._errors[first + row], row=row)
-            for row in np.flatnonzero(kinds == _NO_SAMPLE).tolist()
-            if first + row in self._errors
-        ]
-        pieces = [_Piece(memoryview(self._data), rows, starts, sizes)] if len(rows) else []
-        num_elsewhere = int(np.count_nonzero(self._are_elsewhere[first:stop]))
-        busy_s = self._busy_s * (num_rows - num_elsewhere) / self._num_ours
-        if fresh is not None:
-            pieces += _pieces_of(_with_sums(fresh))
-            drops, notes, busy_s = _merged(drops, fresh.drops), _merged(notes, fresh.notes), fresh.busy_s
-            errors = sorted([*errors, *fresh.errors], key=_row)
-        rows = _joined([piece.rows for piece in pieces], np.int64)
-        order = np.argsort(rows, kind="stable") if np.any(rows[1:] < rows[:-1]) else None
-        columns = {name: Column(*_column(pieces, name, order)) for name in _names_of(pieces)}
+        columns = {name: self._column(name, first + rows) for name in self._sizes}
         tokens, sums = columns.pop("", _NO_VALUES), columns.pop(_SUMS, _NO_VALUES)
+        num_elsewhere = int(np.count_nonzero(self._are_elsewhere[first:stop]))
+        num_ours = max(1, int(np.count_nonzero(~self._are_elsewhere)))
         return Tokenized(
             tokens=tokens.data,
             token_ends=(np.frombuffer(tokens.ends, np.uint32) // 4).astype(np.uint32).tobytes(),
-            kept=b"" if len(rows) == num_rows else np.sort(rows).astype(np.int32).tobytes(),
-            columns=columns,
-            drops=drops,
-            errors=errors,
-            busy_s=busy_s,
-            notes=notes,
+            kept=b"" if len(rows) == stop - first else rows.astype(np.int32).tobytes(),
+            # One without a value says nothing, unless it is declared.
+            columns={name: column for name, column in columns.items() if name.startswith("@") or column.data},
+            drops=_rows_of(self._drops, first, stop),
+            errors=[
+                msgspec.structs.replace(self._errors[row], row=row - first)
+                for row in range(first, stop)
+                if row in self._errors
+            ],
+            busy_s=self._busy_s * (stop - first - num_elsewhere) / num_ours,
+            notes=_rows_of(self._notes, first, stop),
             token_sums=sums.data,
             num_elsewhere=num_elsewhere,
         )
 
+    def _column(self, name: str, rows: Int64) -> Column:
+        """A column's values of these rows, end to end."""
+        starts, sizes = self._starts[name][rows], self._sizes[name][rows]
+        num_bytes, data = int(sizes.sum()), memoryview(self._data)
+        if num_bytes >= _SHORT_BYTES * len(sizes):
+            values = [data[start:stop] for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
+            return Column(b"".join(values), np.cumsum(sizes).astype(np.uint32).tobytes())
 
-_NO_VALUES = Column(b"", b"")
-_row: Callable[[RowError], int] = lambda error: error.row  # noqa: E731
+        kind: Any = np.int32 if len(data) < 1 << 31 else np.int64  # a fifth of the time
+        places, ends = np.arange(num_bytes, dtype=kind), np.cumsum(sizes)
+        places += np.repeat((starts - ends + sizes).astype(kind), sizes)
+        return Column(np.frombuffer(data, np.uint8).take(places).tobytes(), ends.astype(np.uint32).tobytes())
 
 
 def _joined(parts: list[Any], dtype: Any) -> Any:
@@ -221,111 +175,19 @@ def _mark(marks: dict[str, Any], rows_by_name: dict[str, Data], first: int, plac
         is_marked[places[first + np.frombuffer(rows, np.int32)]] = True
 
 
-def _rows_of(marks: dict[str, Any], first: int, kinds: Kinds) -> dict[str, Data]:
+def _rows_of(marks: dict[str, Any], first: int, stop: int) -> dict[str, Data]:
     """The marked rows of each name, from ``first`` on, as a reply has them; names without one are left out."""
     found = {
-        name: np.flatnonzero(is_marked[first : first + len(kinds)] & (kinds != _TEXT)).astype(np.int32).tobytes()
-        for name, is_marked in marks.items()
+        name: np.flatnonzero(is_marked[first:stop]).astype(np.int32).tobytes() for name, is_marked in marks.items()
     }
     return {name: rows for name, rows in found.items() if rows}
 
 
-def _with_sums(samples: Tokenized) -> Tokenized:
-    """The checksums of its tokens as a column."""
-    if not samples.token_sums:
-        return samples
+def _columns_of(samples: Tokenized) -> Iterator[tuple[str, Data, Int64]]:
+    """The columns of a reply, the tokens and their checksums among them: name, values end to end, where each stops."""
+    yield "", samples.tokens, np.frombuffer(samples.token_ends, np.uint32).astype(np.int64) * 4
+    if samples.token_sums:
+        yield _SUMS, samples.token_sums, np.arange(4, len(samples.token_sums) + 4, 4)
 
-    ends = np.arange(4, len(samples.token_sums) + 4, 4).astype(np.uint32).tobytes()
-    column = Column(samples.token_sums, ends)
-    return msgspec.structs.replace(samples, columns={**samples.columns, _SUMS: column})
-
-
-def _names_of(pieces: list[_Piece]) -> Iterator[str]:
-    """The columns that have a value, or are declared, and the tokens."""
-    yield ""
-
-    names = sorted({name for piece in pieces for name in piece.sizes} - {""})
-    for name in names:
-        if name.startswith("@") or any(name in piece.sizes and piece.sizes[name].any() for piece in pieces):
-            yield name
-
-
-def _pieces_of(reply: Tokenized) -> Iterator[_Piece]:
-    """The samples of a reply."""
-    if not reply.token_ends:
-        return
-
-    base, buffers, starts, sizes = 0, [], {}, {}
-    for values in _values_of(reply):
-        starts[values.name], sizes[values.name] = base + values.starts, values.sizes
-        base += len(values.data)
-        buffers.append(values.data)
-    yield _Piece(memoryview(b"".join(buffers)), _kept_rows(reply), starts, sizes)
-
-
-def _kept_rows(reply: Tokenized) -> Int64:
-    """The rows of the request that have a sample."""
-    kept = np.frombuffer(reply.kept, np.int32) if reply.kept else np.arange(len(reply.token_ends) // 4)
-    return kept.astype(np.int64)
-
-
-def _values_of(reply: Tokenized) -> Iterator[_Values]:
-    """The columns of a reply, the tokens first."""
-    yield _values("", reply.tokens, np.frombuffer(reply.token_ends, np.uint32).astype(np.int64) * 4)
-
-    for name, column in reply.columns.items():
-        yield _values(name, column.data, np.frombuffer(column.ends, np.uint32).astype(np.int64))
-
-
-def _values(name: str, data: Data, ends: Int64) -> _Values:
-    starts = np.zeros_like(ends)  # np.diff(prepend=) takes ten times as long for few values
-    starts[1:] = ends[:-1]
-    return _Values(name, data, starts, ends - starts)
-
-
-def _column(pieces: list[_Piece], name: str, order: Int64 | None) -> tuple[bytes, bytes]:
-    """A column's values end to end, and where each stops (uint32)."""
-    if not pieces:
-        return b"", b""
-
-    nothing = [np.zeros(len(piece.rows), np.int64) for piece in pieces]
-    starts = [piece.starts.get(name, zeros) for piece, zeros in zip(pieces, nothing, strict=True)]
-    sizes = [piece.sizes.get(name, zeros) for piece, zeros in zip(pieces, nothing, strict=True)]
-    if len(pieces) == 1 and order is None:
-        return _gather(pieces[0].buffer, starts[0], sizes[0]), _ends(sizes[0])
-
-    values = [
-        piece.buffer[start : start + size]
-        for piece, some_starts, some_sizes in zip(pieces, starts, sizes, strict=True)
-        for start, size in zip(some_starts.tolist(), some_sizes.tolist(), strict=True)
-    ]
-    all_sizes = np.concatenate(sizes)
-    if order is not None:
-        values, all_sizes = [values[number] for number in order.tolist()], all_sizes[order]
-    return b"".join(values), _ends(all_sizes)
-
-
-def _gather(buffer: memoryview, starts: Int64, sizes: Int64) -> bytes:
-    """The slices of ``buffer`` with these offsets and sizes, end to end."""
-    num_bytes = int(sizes.sum())
-    if num_bytes >= _SHORT_BYTES * len(sizes):
-        stops = (starts + sizes).tolist()
-        return b"".join([buffer[start:stop] for start, stop in zip(starts.tolist(), stops, strict=True)])
-
-    kind: Any = np.int32 if len(buffer) < 1 << 31 else np.int64  # a fifth of the time
-    places = np.arange(num_bytes, dtype=kind)
-    places += np.repeat((starts - np.cumsum(sizes) + sizes).astype(kind), sizes)
-    return np.frombuffer(buffer, np.uint8).take(places).tobytes()
-
-
-def _ends(sizes: Int64) -> bytes:
-    return np.cumsum(sizes).astype(np.uint32).tobytes()
-
-
-def _merged(some: dict[str, Data], others: dict[str, Data]) -> dict[str, Data]:
-    """Each name's rows of both, in ascending order."""
-    merged = dict(some)
-    for name, rows in others.items():
-        both = np.frombuffer(b"".join([merged.get(name, b""), rows]), np.int32)
-        merged[name] = np.sort(both).tobytes()
-    return merged
+    for name, column in samples.columns.items():
+        yield name, column.data, np.frombuffer(column.ends, np.uint32).astype(np.int64)

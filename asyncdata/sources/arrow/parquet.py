@@ -167,6 +167,10 @@ class ParquetBlocks(Files):
         return SourceLocation(self.files[file_id].path, -1, num_bytes, offset)
 
 
+_MAX_SIZE = 1 << 48
+"""Rows or bytes of a row group; a footer that has more is damaged."""
+
+
 class _Footer(NamedTuple):
     """The contents of a file's footer."""
 
@@ -238,7 +242,12 @@ def _parsed(file: FileRef, digest: str, path: str, opened: Any) -> _Footer:
 
     try:
         with pq.ParquetFile(opened) as parquet:
-            return _Footer(file, digest, parquet.metadata, parquet.schema_arrow)
+            found = _Footer(file, digest, parquet.metadata, parquet.schema_arrow)
+        sizes = [*found.group_rows, *found.group_bytes(found.schema.names)]
+        if sizes and not 0 <= min(sizes) <= max(sizes) <= _MAX_SIZE:
+            raise ValueError(f"a row group has {min(found.group_rows)} to {max(found.group_rows)} rows")
+
+        return found
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SourceError(f"AD124 {path}: its footer cannot be read: {error}") from error
 

@@ -149,7 +149,7 @@ class SimulatedExecutor:
             self.slots.done(self._queue.popleft().request.slot)
 
     def set_num_workers(self, num_workers: int) -> None:
-        self.num_workers = num_workers
+        self.num_workers = max(self.num_workers, num_workers)
         self._wake.set()
         self._on_change()
 

@@ -235,6 +235,13 @@ def test_max_steps_goes_before_epochs_which_are_counted_all_the_same(loader):
             for given in (0, True, "counted", 2.5)
         ),
         ({"world_size": 2}, {}, "the loader is rank 0 of 1, and the trainer rank 0 of 2: pass ranks="),
+        (
+            {"world_size": 8, "process_index": 5, "tp": 2, "cp": 2},
+            {},
+            r"the trainer rank 1 of 2: .*Ranks\(rank=1, world",
+        ),
+        ({"world_size": 4, "sp": 2}, {}, r"sequence parallelism \(sp_size=2\)"),
+        ({"world_size": 4, "tp": 2, "num_generations": 2}, {}, "leave out its tp_size and cp_size"),
         ({"process_index": 1}, {}, "the loader is rank 0 of 1, and the trainer rank 1 of 1: pass ranks="),
         ({"precompute_ref_log_probs": True}, {}, "precompute_ref_log_probs computes .*: leave it out"),
     ],

@@ -50,8 +50,8 @@ def test_the_constructor_of_a_loader_declares_the_fields_with_their_defaults(loa
         LoaderConfig()
     )
     assert tuple(arguments(loader)) == LoaderConfig.__struct_fields__
-    with pytest.raises(ConfigError, match=r"^`on_bad_row` is now `bad_rows=BadRows\(policy=\.\.\.\)`$"):
-        loader("no-such-file", tokenize_fn=str, on_bad_row="skip")
+    with pytest.raises(ConfigError, match=r"^there is no setting 'policy'; it is `bad_rows=BadRows\(policy=\.\.\.\)`$"):
+        loader("no-such-file", tokenize_fn=str, policy="skip")
 
 
 @pytest.mark.parametrize("field", msgspec.structs.fields(LoaderConfig), ids=lambda field: field.name)
@@ -100,15 +100,6 @@ def test_knobs_are_taken_as(given, fields):
     assert (type(found.seed), type(found.ranks.rank)) == (int, int)
 
 
-RENAMED = {
-    "on_bad_row": "bad_rows=BadRows(policy=...)",
-    "max_bad_rows": "bad_rows=BadRows(max=...)",
-    "quarantine_path": "bad_rows=BadRows(path=...)",
-    "log_excerpts": "bad_rows=BadRows(excerpts=...)",
-    "cache_dir": "cache=Cache(folder=...)",
-    "row_index_max_bytes": "cache=Cache(max_row_index_bytes=...)",
-    "backend": "event_loop",
-}
 PLACES = {
     "world_size": "ranks=Ranks(world_size=...)",
     "rank": "ranks=Ranks(rank=...)",
@@ -121,7 +112,6 @@ PLACES = {
 REFUSED = {
     "wrk": "there is no setting 'wrk'; there are " + ", ".join(sorted(LoaderConfig.__struct_fields__)),
     "prefetch_factor": "there is no setting 'prefetch_factor'; did you mean 'buffer_size'? ",
-    **{name: f"`{name}` is now `{place}`" for name, place in RENAMED.items()},
     **{name: f"there is no setting {name!r}; it is `{place}`" for name, place in PLACES.items()},
 }
 

@@ -18,7 +18,7 @@ import pytest
 from asyncdata import DataLoader, JsonlSource, LoaderConfig, PromptTokenizeFn, RayExecutor
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.messages import NO_SLOT, Block, Index, Job, Overflow, Scan, Scanned, Tokenize
-from asyncdata.core.row_codes import EXCLUDED, IS_KNOWN, NOT_IN_SLOT, TOO_LONG
+from asyncdata.core.row_codes import EXCLUDED, NOT_IN_SLOT, TOO_LONG
 from asyncdata.core.specs import ReaderSpec, TokenizeSpec
 from asyncdata.errors import ConfigError, WorkerError
 from asyncdata.loader.executors import check_cluster
@@ -130,13 +130,13 @@ def slot_of(number: int) -> memoryview:
 
 
 def test_the_text_of_the_rows_travels_and_nothing_else():
-    starts = ints(13, 4, NOT_IN_SLOT, IS_KNOWN, 0, 8, 5)
-    lengths = ints(5, 3, 900, 7, TOO_LONG, EXCLUDED, 0)
+    starts = ints(13, 4, NOT_IN_SLOT, 0, 8, 5)
+    lengths = ints(5, 3, 900, TOO_LONG, EXCLUDED, 0)
     request = Tokenize(2, starts, lengths, [Overflow(2, 0, 70)])
     sent = to_send(request, slot_of)
 
     assert sent.text == b"threeone"
-    assert sent.request.starts == ints(0, 5, NOT_IN_SLOT, IS_KNOWN, 0, 0, 0)
+    assert sent.request.starts == ints(0, 5, NOT_IN_SLOT, 0, 0, 0)
     assert (sent.request.lengths, sent.request.overflow) == (lengths, request.overflow)
 
 

@@ -63,21 +63,6 @@ async def test_a_worker_is_replaced_whichever_signal_kills_it(rows, number):
     assert executor.statistics().num_restarts == 1
 
 
-@pytest.mark.thorough
-async def test_the_requests_of_a_worker_that_dies_while_it_is_removed_go_to_the_others(rows, gate):
-    gates = {i: {**gate.special, "began": f"{gate.began} {i}"} for i in range(2)}
-    async with pool(rows(4, gates), waits, 2) as (executor, client, window):
-        asked = [client.ask(window.request(row, row + 1)) for row in range(4)]
-        await until(lambda: all(os.path.exists(gates[row]["began"]) for row in range(2)))
-        executor.set_num_workers(1)
-        os.kill(pids(executor)[1], signal.SIGKILL)
-        await until(lambda: len(pids(executor)) == 1)
-        gate.open()
-        assert [ids_of(reply) for reply in await client.answers(asked)] == [[row] for row in range(4)]
-
-    assert executor.statistics().num_restarts == 0
-
-
 # Their slots, and requests that are not wanted
 
 
