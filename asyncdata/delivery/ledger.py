@@ -5,6 +5,7 @@ Replacing the ledger is the commit; putting the old one back is the rollback.
 
 from __future__ import annotations
 
+from binascii import b2a_base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -12,7 +13,8 @@ from zlib import crc32
 import msgspec
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import ConfigError, InvalidGroupError
+from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError
+from asyncdata.core.plain_values import unpacked
 from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.bad_rows import BadRowPolicy
@@ -46,7 +48,7 @@ __all__ = (
     "not_tracked",
 )
 
-_FILE_BITS = 24
+_FILE_BITS, _SMALL_BYTES = 24, 4096
 RowKey = tuple[int, int]
 """The number of a row's file, in a mixture with its part, and the row's offset there."""
 
@@ -91,11 +93,40 @@ def _is_group(group: Any) -> bool:
     return isinstance(group, Sequence) and all(isinstance(sample, Sample) for sample in group)
 
 
-class Returned(msgspec.Struct, frozen=True, eq=False):
-    """A group that the trainer gave back, and its record for the snapshot, as builtins."""
+class Returned(msgspec.Struct, eq=False, gc=False):
+    """A group that the trainer gave back, and its record for the snapshot.
 
-    group: Group
-    record: list[dict[str, Any]]
+    :ivar opened: the group; None: it was restored, and was not needed yet.
+    :ivar kept: its samples as builtins; or packed, as bytes or as their base64 text.
+    """
+
+    opened: Group | None
+    kept: bytes | str | list[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kept, bytes) and len(self.kept) < _SMALL_BYTES:
+            self.kept = self.record  # so that a state of very many groups has nothing to do
+
+    @property
+    def group(self) -> Group:
+        """The group.
+
+        :raises SnapshotError: if a snapshot had something else.
+        """
+        if self.opened is None:
+            try:
+                self.opened = [Sample.from_dict(values) for values in unpacked(self.kept)]
+            except Exception as error:  # a crafted value may make the decoder of arrays raise anything
+                raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
+
+        return self.opened
+
+    @property
+    def record(self) -> str | list[dict[str, Any]]:
+        """What JSON can hold."""
+        if isinstance(self.kept, bytes):
+            self.kept = b2a_base64(self.kept, newline=False).decode("ascii")
+        return self.kept
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):

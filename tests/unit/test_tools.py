@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.framework import Row, at_least, at_most, ratios, rounds
+from tests.benchmarks.framework import ratios, rounds
 from tests.benchmarks.peers.environments import ENVIRONMENTS
 from tests.benchmarks.run import FIGURES, Results
-from tests.benchmarks.table import contest_table, goals_table
 from tests.benchmarks.watching import MeasurementError, measured
 from tests.coverage_limits import folder_of, shortfalls
 from tests.faults.table import figures_of
@@ -143,9 +142,6 @@ def test_figures_found_by_several_processes_are_added_up(tmp_path):
     assert of_faults.table(found) in run.stdout
 
 
-RATES = {"first_batch_s": [1.0], "steady_rows_per_s": [900.0], "end_to_end_rows_per_s": [500.0], "peak_pss_mb": [99.0]}
-
-
 def test_calls_take_turns_and_a_ratio_is_that_of_a_round():
     order = []
 
@@ -157,15 +153,6 @@ def test_calls_take_turns_and_a_ratio_is_that_of_a_round():
 
     assert order == ["ours", "theirs"] * 3
     assert ratios(ours["rate"], theirs["rate"]) == [4 * 1 / 2, 4 * 3 / 4, 4 * 5 / 6]
-
-
-def test_a_row_shows_median_range_number_goal_and_verdict_or_why_it_was_not_measured():
-    row = Row("S2", "ours over the tokenizer", "x", [1.0, 3.0, 2.0], ">= 2.5", False)
-
-    assert re.fullmatch(r"S2 +ours over the tokenizer +>= 2.5 +2 \(1 to 3, n=3\) x +missed", str(row))
-    assert str(Row("S12", "more workers", note="not in this build")).endswith("not in this build")
-    assert [at_most(5).is_reached(value) for value in (5.0, 5.1)] == [True, False]
-    assert [at_least(0.95).is_reached(value) for value in (0.95, 0.9)] == [True, False]
 
 
 def test_results_are_kept_at_once_and_gone_on_with_if_their_settings_are_the_same(tmp_path):
@@ -199,42 +186,3 @@ def test_the_page_of_measurements_explains_every_figure_once_and_has_results_of_
     assert explained == list(FIGURES)
     assert list(dict.fromkeys(results)) == list(FIGURES)
     assert all("==" in package for peer in ENVIRONMENTS.values() for step in peer.steps for package in step)
-
-
-def test_tables_have_what_has_a_goal_what_was_not_measured_and_everyone_of_the_contest():
-    rows = [
-        {"code": "S2", "what": "ratio", "unit": "x", "values": [0.96], "goal": ">= 0.95", "is_reached": True},
-        {"code": "S2", "what": "a rate", "values": [5000.0]},
-        {"code": "S12", "what": "more workers", "note": "not in this build"},
-    ]
-    assert goals_table({"figures": {"S2": {"rows": rows}}}).splitlines()[2:] == [
-        "| S2 | ratio | >= 0.95 | 0.96 x | reached |",
-        "| S12 | more workers |  | not in this build |  |",
-    ]
-
-    lines = contest_table({"ours": RATES, "hf": RATES, "hf gigatoken": RATES}).splitlines()[2:]
-    names = ["asyncdata, hf", "Hugging Face streaming", "Hugging Face streaming, gigatoken"]
-    assert [line.split(" | ")[0] for line in lines] == [f"| {name}" for name in names]
-    assert lines[0].endswith("| 1.00 | 900 | 500 | 99 |")
-
-
-def test_plots_are_small_the_same_for_the_same_figures_and_left_out_without_one(tmp_path):
-    pytest.importorskip("matplotlib")
-    from tests.benchmarks.plots import PLOTS, draw
-
-    sizes = {"sizes": {"ours": {"5": [1.0], "50": [1.1]}, "hf": {"5": [2.0], "50": [2.1]}}}
-    data = {
-        "S3": {"contest": {"ours": RATES, "hf": RATES}},
-        "S4": {"gigatoken": {"small": {"ours gigatoken": RATES}}},
-        **{"S5": sizes, "S6": sizes},
-        "S7": {"resume": {"ours": {"0": [0.5], "99": [0.5]}}},
-        "S9": {"by_rate": {"ours": {"top": 9.0, "waits": {"0.5": 0.0, "1.0": 0.5}}}},
-    }
-    content = {"figures": {code: {"rows": [], "data": found} for code, found in data.items()}}
-
-    first, second = (draw(json.loads(json.dumps(content)), tmp_path / name) for name in ("first", "second"))
-
-    assert [path.stem for path in first] == list(PLOTS)
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-    assert all(path.stat().st_size < 60_000 for path in first)
-    assert draw({"figures": {"S3": {"failed": "no"}}}, tmp_path) == []
