@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -252,12 +254,14 @@ class Engine:
 
     def start(self) -> None:
         """Begin to read ahead; do nothing if that has begun."""
+        _open.add(self)
         self.service.start()
         for prover in self._provers:
             prover.start()
 
     def close(self, reason: str) -> None:
         """Stop everything; calls end with LoaderClosedError, which has the ``reason``."""
+        _open.discard(self)
         self.coordinator.close(reason)
         self.service.close()
         for prover in self._provers:
@@ -531,6 +535,19 @@ class Engine:
         message, diagnosis = explain_timeout(waited_s, missing, now, oldest, is_started, is_indexing=indexes)
         self._log.warning("loader.timeout", waited_s=waited_s, stage=diagnosis["stage"])
         return PrefetchTimeoutError(message, diagnosis)
+
+
+_open: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """At exit: close loaders that are still open, so that the interpreter does not hang, nor other ranks."""
+    for engine in list(_open):
+        if engine.service.is_here:
+            engine.close("AD502 the process has ended")
+
+
+atexit.register(_close_all)
 
 
 def _coordinator_class(config: LoaderConfig) -> type[Coordinator]:
