@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.background_proof import Prover
-    from asyncdata.loader.batches.pack_batches import PackBatches
+    from asyncdata.loader.at_exit import open_at_exit
+from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.exclusions import RowKeys
@@ -241,12 +242,14 @@ class Engine:
 
     def start(self) -> None:
         """Begin to read ahead; do nothing if that has begun."""
+        open_at_exit.add(self)
         self.service.start()
         for prover in self._provers:
             prover.start()
 
     def close(self, reason: str) -> None:
         """Stop everything; calls end with LoaderClosedError, which has the ``reason``."""
+        open_at_exit.discard(self)
         self.coordinator.close(reason)
         self.service.close()
         for prover in self._provers:

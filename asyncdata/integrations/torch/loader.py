@@ -139,7 +139,8 @@ class StatefulDataLoader:
             self._queue = before._replace(fetches=(*before.fetches, fetch))
             if in_a_thread:
                 with contextlib.suppress(WorkerError):  # there is no room for a thread
-                    started(fetch.run_ahead, "asyncdata-fetch")
+                    stuck = "a batch is still being made or copied: this process ends without it"
+                    started(fetch.run_ahead, "asyncdata-fetch", if_stuck=stuck)
             else:
                 fetch.run()
         except BaseException:

@@ -1,0 +1,23 @@
+"""Loaders that are open when the process ends are closed, so that neither the interpreter nor another rank hangs."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncdata.loader.engine import Engine
+
+__all__ = ("open_at_exit",)
+
+open_at_exit: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for engine in list(open_at_exit):
+        if engine.service.is_here:
+            engine.close("AD502 the process has ended")
+
+
+atexit.register(_close_all)
