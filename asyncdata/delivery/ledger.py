@@ -23,6 +23,7 @@ from asyncdata.delivery.stream_digest import StreamDigest
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
 
+    from asyncdata.delivery.chunk import BadRow
     from asyncdata.delivery.items import Run
 
     IsOf = Callable[[Group, Mapping["RowKey", Position]], object]
@@ -407,10 +408,11 @@ class Request:
     :ivar ready_at: since when it can be served, on the monotonic clock; 0: it cannot, as far as is known.
     :ivar chosen: the groups that the buffer filter chose; they stay in the buffer until the request is served.
     :ivar served: the state before the delivery that served the request, and the ledger after it.
+    :ivar passed: the bad rows that it passes over.
     :ivar commit: the states before and after the commit of that delivery, so that it can be rolled back.
     """
 
-    __slots__ = tuple("chosen commit is_for_packs is_peek last_epoch num_groups packed ready_at served wake".split())
+    __slots__ = "chosen commit is_for_packs is_peek last_epoch num_groups packed passed ready_at served wake".split()
 
     def __init__(
         self,
@@ -428,6 +430,7 @@ class Request:
         self.ready_at = 0.0
         self.chosen: list[Returned] | None = None
         self.served: tuple[State, Ledger] | None = None
+        self.passed: list[BadRow] = []
         self.commit: tuple[State, State] | None = None
 
     @property
