@@ -1,4 +1,4 @@
-"""asyncdata under the ``Trainer`` of transformers and its relatives: TRL, axolotl, ms-swift, LLaMA-Factory.
+"""asyncdata under the ``Trainer`` of transformers and its relatives, such as TRL, ms-swift and LLaMA-Factory.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Proves fast tokenizer backends during a run: in one process of low priority, which ends with the run."""
+"""Proves fast tokenizer backends during a run: in one process, which ends with the run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ SWITCH = "ASYNCDATA_PROVE"
 """The environment variable that forbids proofs during a run, if it is "off"."""
 
 _NICE = 7
-"""Beside workers that leave no CPU idle, the process that proves gets a sixth of one CPU."""
+"""The priority while a proof grows. The first proof is made at that of the workers: beside others that leave no CPU
+idle, a process of low priority gets a sixth of one CPU, and a short run would end before anything is proven."""
 
 _LOOK_S = 1.0
 """How often the loader looks whether workers have asked for characters."""
@@ -215,9 +216,8 @@ def main(folder: str, backends: list[str], needs_offsets: bool, parent: int) -> 
     It ends with the thread of ``parent`` that started it, or if nothing is asked for any more.
     """
     end_with_parent(parent)
-    os.nice(_NICE)
     from asyncdata.tokenization.encoders.equivalence_records import alone, find, to_prove
-    from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof
+    from asyncdata.tokenization.encoders.equivalence_sweep import FIRST, GrowingProof
 
     files = TokenizerFiles(folder)
     for subject in to_prove(files, backends, needs_offsets=needs_offsets):
@@ -228,9 +228,12 @@ def main(folder: str, backends: list[str], needs_offsets: bool, parent: int) -> 
                 made = GrowingProof(files, subject)
                 proof = _told(made.proof)
         if proof.is_usable(needs_offsets=needs_offsets):
+            os.nice(_NICE)
             with alone("growing", waits=False) as is_ours:
                 if is_ours is not None:
-                    _grow(made or GrowingProof(files, subject))
+                    growing = made or GrowingProof(files, subject)
+                    growing.grow(FIRST)
+                    _grow(growing)
             return
 
 

@@ -142,13 +142,15 @@ class BaseLoader:
 
         A group given back belongs to the loader until it is served again; change it before, not after.
 
+        A group of a row that :meth:`exclude` was given is dropped, which ``statistics().dropped_groups_total`` counts.
+
         :param groups: lists of ``n_samples_per_prompt`` samples.
         :raises InvalidGroupError: naming the first group that cannot be kept; none is added then.
         """
         self._check()
         if self._loops_only:
             self._refuse_call("add_samples")
-        self._engine.coordinator.add_groups(groups)
+        self._engine.coordinator.add_groups(groups, self._engine.is_of)
         self._recorder.returned(groups)
 
     def ack(self, delivered: Iterable[Sample] | Iterable[Group] | None = None) -> None:
@@ -228,7 +230,7 @@ class BaseLoader:
         :raises WorkerError: if another rank cannot report, or be reached (AD486).
         """
         self._check()
-        outcomes, coordinator = self._engine.outcomes, self._engine.coordinator
+        outcomes = self._engine.outcomes
         if outcomes is None:
             raise ConfigError("AD483 this loader remembers no scores: give it outcomes=Outcomes(...)")
 
@@ -237,20 +239,24 @@ class BaseLoader:
             self._recorder.scored([(report.key, [score for _, score in report.scores]) for report in reports])
             return reports
 
-        return outcomes.report(own, coordinator.lock)
+        return self._engine.report(own)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows, from here on and in all epochs; the others keep their order.
 
         The state keeps them by file and place, so that every run that resumes from it leaves them out, too.
-        They count in ``dropped_total`` as ``excluded``. Their groups in the buffer are removed. From packs that are
-        made of samples as they come, and from planned packs, they are left out as a gap: no other pack changes.
+        They count in ``dropped_total`` as ``excluded``. Their groups in the buffer are removed, and those that are out
+        are when they are given back; ``dropped_groups_total`` counts them. Those that are out may be consumed or
+        dropped as any other, and do not come again after a restart. All other groups keep their numbers. From packs
+        that are made of samples as they come, and from planned packs, the rows are left out as a gap: no other pack
+        changes.
         With several ranks, exclude the same rows on all of them.
 
         :param rows: samples or groups that a loader of these data delivered, their ``source``, or the objects that
             ``asyncdata sample --json`` prints.
         :return: the number of rows that are excluded now.
-        :raises ConfigError: if one of them is no row of this loader (AD485); nothing is excluded then.
+        :raises ConfigError: if one of them is no row of this loader, or a place at which no row begins (AD485); nothing
+            is excluded then. A place in a store, or in a compressed file, is not read.
         """
         self._check()
         with owning_events(self._events_owner):
@@ -434,9 +440,14 @@ class BaseLoader:
             self._recorder.start()
             self._engine.start()
 
-    def _waiting(self) -> AbstractContextManager[None]:
+    def _roll_back(self, error: BaseException) -> None:
+        """After a call has failed with ``error``: its delivery, if there was one, has not happened."""
+        self._engine.coordinator.settle()
+        self._recorder.failed(error)
+
+    def _waiting(self, request: Request | None = None) -> AbstractContextManager[None]:
         """During the block, a call waits; that is shown if it lasts."""
-        return self._progress.waiting(self._engine.describe_wait)
+        return self._progress.waiting(lambda: self._engine.describe_wait(request))
 
     def _num_groups(self, num_samples: int) -> int:
         if self._loops_only:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.order.rank_share import Share
-    from asyncdata.prefetch.windows.base import Reading
+    from asyncdata.prefetch.windows.base import Windows
 
 __all__ = ("PackingChoice",)
 
@@ -67,7 +67,7 @@ class PackingChoice(NamedTuple):
         self,
         config: LoaderConfig,
         collate_fn: Callable[[list[Any]], Any],
-        windows: Reading,
+        windows: Windows,
         functions: Iterable[Any],
     ) -> Batching:
         """What makes the batches.

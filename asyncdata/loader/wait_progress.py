@@ -36,6 +36,8 @@ _log = get_logger(__name__)
 _PATIENCE_S = 2.0
 _REDRAW_S = 0.5
 _IDLE_S = 5.0
+_TOLD_S = 1.0
+"""The shortest time of a held event loop that is logged; later ones, if they are twice as long as the last."""
 
 
 def way_of(progress: Progress, rank: int) -> Literal["bar", "lines", "log", "none"]:
@@ -233,6 +235,7 @@ class Waits:
     """The waits of a loader. From any thread.
 
     :ivar ended: how many have ended, and their seconds.
+    :ivar held_s: seconds for which event loops were held while samples were ready.
     :ivar on_begin: called with a wait and the time at which it begins; ``on_end``: and at which it ends.
     """
 
@@ -244,6 +247,8 @@ class Waits:
         self._lasting: dict[object, float] = {}
         self._lock = threading.Lock()
         self.ended = (0, 0.0)
+        self.held_s, self._held_to, self._told_s = 0.0, 0.0, _TOLD_S / 2
+        self._log = _log.owned()
 
     def begin(self, wait: object) -> None:
         """A call has to wait."""
@@ -252,15 +257,26 @@ class Waits:
             self._lasting[wait] = now
         self.on_begin(wait, now)
 
-    def end(self, wait: object) -> None:
-        """It has waited, or has given up."""
-        now = self._clock()
+    def end(self, wait: object, ready_at: float = 0.0) -> None:
+        """It has waited, or has given up.
+
+        :param ready_at: since when its samples were ready: until now, the caller's event loop did not run it.
+        """
+        now, held_s = self._clock(), 0.0
         with self._lock:
             began = self._lasting.pop(wait, None)
             if began is not None:
                 number, seconds = self.ended
                 self.ended = number + 1, seconds + now - began
+            if ready_at:  # several calls may wait for the same loop
+                held_s, self._held_to = now - max(ready_at, self._held_to), now
+            self.held_s += held_s
+            is_told = held_s >= 2 * self._told_s
+            if is_told:
+                self._told_s = held_s
         self.on_end(wait, now)
+        if is_told:
+            self._log.warning("loader.loop_held", held_s=round(held_s, 1), reason="your code held the event loop")
 
     def totals(self) -> tuple[int, float]:
         """How many there are, and their seconds by now."""

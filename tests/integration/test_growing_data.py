@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from asyncdata import Cache, JsonlSource, Mix, Outcomes, Part, PassRate, RowShuffle, Shuffle, SoftPacking
+from asyncdata import JsonlSource, Mix, Outcomes, Part, PassRate, RayExecutor, RowShuffle, Shuffle, SoftPacking
 from asyncdata.errors import ConfigError, SnapshotMismatchError, SourceChangedError, SourceError
 from tests.support.loaders import make
 from tests.support.loading import SHUFFLE, ids, order_of
@@ -299,7 +299,7 @@ def test_ranks_with_other_files_or_other_content_are_told_and_do_not_diverge(fol
     [
         ({"shuffle": "full"}, "an order of single rows"),
         ({"shuffle": RowShuffle(method="none")}, "an order of single rows"),
-        ({"cache": Cache(tokens="tokens")}, "a token cache"),
+        ({"executor": RayExecutor(), "num_workers": None}, "workers on other machines"),
         ({"ranks": {"rank": 1, "world_size": 2}}, "world_size above 1 and no folder"),
     ],
     ids=str,

@@ -60,9 +60,8 @@ def _contents(found: dict[str, Any]) -> str:
 
 
 def _outcomes(found: dict[str, Any]) -> str:
-    where = "of its file" if found["is_in_file"] else "in the snapshot"
-    size = f"{found['num_rows']:,} rows, {found['num_scores']:,} scores, {found['num_bytes']:,} bytes {where}"
-    return f"{size}, digest {found['digest'] or 'none'}"
+    size = f"{found['num_rows']:,} rows, {found['num_scores']:,} scores, {found['num_bytes']:,} bytes"
+    return f"{size}, digest {found['digest']}"
 
 
 def _part(found: dict[str, Any]) -> str:

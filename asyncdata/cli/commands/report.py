@@ -49,8 +49,7 @@ def report(args: SimpleNamespace, output: Output) -> int:
         found = read(args.folder)
     samples = _samples(found, args.samples)
     name = "A demo" if args.demo else os.path.normpath(args.folder)
-    beside = None if args.beside is None else (os.path.normpath(args.beside), read(args.beside))
-    write_page(args.output, run_page(name, found, samples, place_of, beside))
+    write_page(args.output, run_page(name, found, samples, place_of))
     record: dict[str, Any] = {
         "page": args.output,
         "num_bytes": os.path.getsize(args.output),

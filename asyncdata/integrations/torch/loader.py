@@ -275,6 +275,7 @@ class StatefulDataLoader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._loader.__exit__(kind, error, trace)
         self.close()
 
 

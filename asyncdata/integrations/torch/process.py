@@ -110,9 +110,11 @@ def _initialised() -> Any:
 
 def _processes_of_a_rank() -> int:
     """How many successive processes accelerate gives the same data: those of tensor and context parallelism."""
-    state: Any = sys.modules.get("accelerate.state")
-    is_there = state is not None and state.is_initialized()
-    config = getattr(state.AcceleratorState(), "parallelism_config", None) if is_there else None
+    state = sys.modules.get("accelerate.state")
+    if state is None or not state.is_initialized():
+        return 1
+
+    config = getattr(state.AcceleratorState(), "parallelism_config", None)
     return 1 if config is None else int(config.tp_size * config.cp_size)
 
 

@@ -141,8 +141,8 @@ class _View(ABC):
 class LoaderOrderView(_View):
     """A map-style ``torch.utils.data.Dataset`` whose item ``i`` is sample ``i`` of the current epoch, in D's order.
 
-    It is for frameworks that demand ``len()`` and indices, and bring their own sampler: verl, NeMo-RL, OpenRLHF, SkyRL,
-    a ``StatefulDataLoader`` of torchdata. Their sampler must not shuffle, and their ``DataLoader`` must have
+    It is for frameworks that demand ``len()`` and indices, and bring their own sampler, such as verl, and a
+    ``StatefulDataLoader`` of torchdata. Their sampler must not shuffle, and their ``DataLoader`` must have
     ``num_workers=0``: the loader shuffles, and reads ahead in its own workers. Each index must be the one after the
     last; index 0 begins the next epoch. torchdata's ``StatefulDataLoader`` stores the view's state in its own.
 

@@ -81,9 +81,9 @@ class SharedIndexer(Indexer):
         world_size: int,
         identity: str,
         on_ready: Callable[[], object],
-        **knobs: Any,
+        shows_rows: bool,
     ) -> None:
-        super().__init__(*args, **knobs)
+        super().__init__(*args, shows_rows=shows_rows)
         self._rank, self._world_size, self._identity, self._on_ready = rank, world_size, identity, on_ready
         self._calls = RankCalls(exchange, timeout_s, "rows' lengths")
         self._num_calls = self._round_size = self._first_block = self._end_block = 0

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from asyncdata.core.specs import StoreSpec
-    from asyncdata.sources.base import Numbers
 
 __all__ = ("ParquetBlocks", "ParquetSource")
 
@@ -162,14 +161,6 @@ class ParquetBlocks(Files):
         file_ids = self._file_ids[groups]
         firsts = self._first_rows[file_ids]
         return list(map(Block, file_ids.tolist(), (starts - firsts).tolist(), (stops - firsts).tolist()))
-
-    def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
-        """The numbers of the blocks that begin at these rows of these files; -1 where none does."""
-        rows = self._first_rows[file_ids] + starts
-        groups = np.minimum(np.searchsorted(self._stops, rows, side="right"), len(self._stops) - 1)
-        inside, block_rows = rows - self._starts[groups], self._block_rows[groups]
-        is_there = (self._file_ids[groups] == file_ids) & (inside >= 0) & (rows < self._stops[groups])
-        return np.where(is_there & (inside % block_rows == 0), self._first_blocks[groups] + inside // block_rows, -1)
 
     def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
         """A row's place, with its file's path and its number there."""

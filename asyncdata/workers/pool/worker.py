@@ -112,6 +112,9 @@ class Worker(ABC):
     def be_patient(self) -> None:
         """Start the timer for the first of its calls; no timer if it has none."""
         self._busy_since = time.monotonic()
+        self._look_anew()
+
+    def _look_anew(self) -> None:
         self._seen_progress = self.progress() if self.calls else (0, 0)
         self._num_looks, self._waited_s = 0, math.inf
         self.look_later()
@@ -131,7 +134,7 @@ class Worker(ABC):
         """
         waited_s = self.waited_s()
         if self.progress() != self._seen_progress:
-            self.be_patient()
+            self._look_anew()
         else:
             self._num_looks += 1
         self._waited_s = min(self._waited_s, waited_s)

@@ -14,7 +14,7 @@ import pytest
 from asyncdata import DataLoader, Mix, RowFn, SourceLocation, SourceStatistics, Statistics
 from asyncdata.errors import ConfigError
 from asyncdata.loader.exposition import measurements
-from asyncdata.loader.statistics import explain_timeout
+from asyncdata.loader.statistics import explain_timeout, lacking
 from asyncdata.workers.base import WorkerState
 
 IDLE, STARTING = WorkerState(state="idle"), WorkerState(state="starting")
@@ -226,7 +226,7 @@ def test_a_loader_whose_constructor_failed_can_be_printed(folder):
 
 
 def explained(now: Statistics, oldest: Any = None, *, is_started: bool = True, is_indexing: bool = False) -> Any:
-    return explain_timeout(2.0, 5, now, oldest, is_started, is_indexing=is_indexing)
+    return explain_timeout(2.0, 5, now, oldest, lacking(now, is_started, is_indexing=is_indexing))[:2]
 
 
 @pytest.mark.parametrize(

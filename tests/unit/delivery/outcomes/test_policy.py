@@ -105,5 +105,5 @@ def test_a_function_that_is_no_policy_is_refused_by_its_name(name, code):
 
 
 def test_outcomes_may_be_settings_as_in_a_file():
-    found = msgspec.convert({"path": "outcomes", "policy": {"drop_above": 0.9}}, Outcomes)
-    assert found == Outcomes(path="outcomes", policy=PassRate(drop_above=0.9))
+    found = msgspec.convert({"policy": {"drop_above": 0.9}}, Outcomes)
+    assert found == Outcomes(policy=PassRate(drop_above=0.9))
