@@ -106,7 +106,8 @@ class Limits(Description, frozen=True, kw_only=True):
     :ivar max_ready_bytes: bytes read ahead, for any number of samples.
     :ivar max_media_bytes: bytes of pictures and other media that are loaded ahead, or held by the trainer. A batch that
         a call waits for is loaded in any case.
-    :ivar row_timeout_s: seconds without progress after which a worker counts as hung, and is killed.
+    :ivar row_timeout_s: seconds without progress after which a worker counts as hung, and is killed. Those in which it
+        waits for a free core of this machine do not count.
     :raises ConfigError: for a value of the wrong type or out of range.
     """
 

@@ -16,7 +16,7 @@ from asyncdata.loader.config import Ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ("exchange", "from_torch_state", "ranks", "refuse_in_torch_worker", "to_torch_state")
+__all__ = ("exchange", "from_torch_state", "ranks", "refuse_async", "refuse_in_torch_worker", "to_torch_state")
 
 _KEY = "asyncdata"
 _HEAD_BYTES = 512
@@ -48,8 +48,7 @@ def ranks(group: Any = None, **settings: Any) -> Ranks:
         rank, world_size = _of_ray_train() or _of_environment(os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
 
     size = 1 if group is not None else _processes_of_a_rank()
-    rank, world_size = rank // size, world_size // size
-    return Ranks(rank=rank, world_size=world_size, **settings)
+    return Ranks(rank=rank // size, world_size=world_size // size, **settings)
 
 
 def exchange(group: Any = None, *, timeout_s: float = 1800.0) -> Callable[[bytes], list[bytes]]:
@@ -174,6 +173,15 @@ def refuse_in_torch_worker() -> None:
             "batches: pass num_workers=0 to torch's DataLoader. asyncdata has workers of its own: pass num_workers= to "
             "the dataset"
         )
+
+
+def refuse_async(loader: Any, what: str) -> None:
+    """An ``AsyncDataLoader`` gives nothing without ``await``.
+
+    :raises ConfigError: for one.
+    """
+    if hasattr(loader, "get_samples") and not hasattr(loader, "__iter__"):
+        raise ConfigError(f"{what} takes a DataLoader, not an {type(loader).__name__}, which gives nothing at once")
 
 
 def to_torch_state(state: Mapping[str, Any]) -> dict[str, Any]:
