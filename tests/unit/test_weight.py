@@ -37,7 +37,6 @@ WINGS = (
     "loader.outcomes",
     "loader.recording",
     "loader.scan_sharing",
-    "loader.shared_outcomes",
     "order.mixture",
     "prefetch.media_loader",
     "prefetch.mixture_producer",
@@ -95,26 +94,6 @@ def code_lines(text: str) -> int:
 
 def lines_of(path: Path) -> int:
     return code_lines(path.read_text(encoding="utf-8"))
-
-
-TEXT = '''"""A module."""
-
-import os  # why
-
-
-def f(
-    x,
-):
-    """What it does.
-
-    More."""
-    # no
-    return "a"
-'''
-
-
-def test_lines_of_code_are_those_with_more_than_a_comment_or_a_docstring():
-    assert code_lines(TEXT) == 5
 
 
 def test_the_package_does_not_outgrow_what_was_decided():
