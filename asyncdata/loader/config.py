@@ -187,7 +187,7 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     :ivar dp_size: data-parallel ranks that this one loader feeds: ``buffer_size * dp_size`` samples of the stream are
         read ahead, or ``buffer_size * world_size`` if that is more.
     :ivar timeout_s: seconds that a call waits for data before it raises PrefetchTimeoutError; None and infinity: no
-        limit.
+        limit. While the loader is opened, a store that fails is asked again for so long at most.
     :ivar plan_packs: *order.* Count the tokens of all rows first, in the row index, and plan an epoch's packs from
         them. Each rank then tokenizes only its own packs. Needs an order of single rows, such as ``shuffle="full"``.
         With XTuner's packs or order, packs are always planned.

@@ -25,7 +25,7 @@ from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
-from asyncdata.loader.statistics import HELD, Statistics, describe_wait, explain_timeout, lacking, numbers_of
+from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacking, numbers_of
 from asyncdata.loader.wait_progress import Waits
 from asyncdata.prefetch.producer import Producer
 from asyncdata.tokenization.base import has_media
@@ -565,7 +565,7 @@ class Engine:
             held_s = time.monotonic() - request.ready_at
             return f"the samples are ready, and your code has held the event loop for {held_s:.1f} s"
 
-        return describe_wait(self.statistics(), self.waits_for())
+        return self._lacking(self.statistics())[1]
 
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
         """The error of a call that got no data in time: what it waited for, and why."""
