@@ -23,30 +23,10 @@ from asyncdata.delivery.stream_digest import StreamDigest
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
 
+    from asyncdata.delivery.chunk import BadRow
     from asyncdata.delivery.items import Run
 
-    IsOf = Callable[[Sample, Mapping["RowKey", Position]], object]
-
-__all__ = (
-    "Counters",
-    "DeliveryRules",
-    "Lease",
-    "Ledger",
-    "Request",
-    "RestartPoint",
-    "Returned",
-    "RowKey",
-    "Served",
-    "State",
-    "counted",
-    "grouped",
-    "is_key_of",
-    "journal_key",
-    "key_in_part",
-    "lease_key",
-    "not_out",
-    "not_tracked",
-)
+    IsOf = Callable[[Group, Mapping["RowKey", Position]], object]
 
 _FILE_BITS, _SMALL_BYTES = 24, 4096
 RowKey = tuple[int, int]
@@ -248,9 +228,9 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def with_returned(self, returned: Sequence[Returned], is_of: IsOf = no_op) -> Ledger:
         """The ledger with groups that the trainer gave back: at the buffer's end, and acknowledged in all leases.
 
-        :param is_of: whether a sample is of one of these rows. Groups of excluded rows are dropped, and counted.
+        :param is_of: whether a group is of one of these rows. Groups of excluded rows are dropped, and counted.
         """
-        kept = tuple(item for item in returned if not (self.excluded and is_of(item.group[0], self.excluded)))
+        kept = tuple(item for item in returned if not (self.excluded and is_of(item.group, self.excluded)))
         ledger = self.acknowledged(lease_key(item.group) for item in returned) if self.leases else self
         drops = counted(self.group_drops, EXCLUDED_REASON, len(returned) - len(kept))
         return msgspec.structs.replace(ledger, buffer=self.buffer + kept, group_drops=drops)
@@ -258,9 +238,9 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def without(self, excluded: Mapping[RowKey, Position], is_of: IsOf) -> Ledger:
         """The ledger that excludes these rows. Their groups that are out stay out, and no restart serves them again.
 
-        :param is_of: whether a sample is of one of these rows.
+        :param is_of: whether a group is of one of these rows.
         """
-        gone = {id(item) for item in self.leased_groups() if is_of(item.group[0], excluded)}
+        gone = {id(item) for item in self.leased_groups() if is_of(item.group, excluded)}
         left = [tuple((key, None if id(owed) in gone else owed) for key, owed in lease.open) for lease in self.leases]
         leases = [msgspec.structs.replace(lease, open=groups) for lease, groups in zip(self.leases, left, strict=True)]
         ledger = msgspec.structs.replace(self, excluded=excluded, leases=tuple(leases), buffer=())
@@ -428,10 +408,11 @@ class Request:
     :ivar ready_at: since when it can be served, on the monotonic clock; 0: it cannot, as far as is known.
     :ivar chosen: the groups that the buffer filter chose; they stay in the buffer until the request is served.
     :ivar served: the state before the delivery that served the request, and the ledger after it.
+    :ivar passed: the bad rows that it passes over.
     :ivar commit: the states before and after the commit of that delivery, so that it can be rolled back.
     """
 
-    __slots__ = tuple("chosen commit is_for_packs is_peek last_epoch num_groups packed ready_at served wake".split())
+    __slots__ = "chosen commit is_for_packs is_peek last_epoch num_groups packed passed ready_at served wake".split()
 
     def __init__(
         self,
@@ -449,6 +430,7 @@ class Request:
         self.ready_at = 0.0
         self.chosen: list[Returned] | None = None
         self.served: tuple[State, Ledger] | None = None
+        self.passed: list[BadRow] = []
         self.commit: tuple[State, State] | None = None
 
     @property

@@ -230,7 +230,7 @@ class BaseLoader:
         :raises WorkerError: if another rank cannot report, or be reached (AD486).
         """
         self._check()
-        outcomes, coordinator = self._engine.outcomes, self._engine.coordinator
+        outcomes = self._engine.outcomes
         if outcomes is None:
             raise ConfigError("AD483 this loader remembers no scores: give it outcomes=Outcomes(...)")
 
@@ -239,7 +239,7 @@ class BaseLoader:
             self._recorder.scored([(report.key, [score for _, score in report.scores]) for report in reports])
             return reports
 
-        return outcomes.report(own, coordinator.lock)
+        return self._engine.report(own)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows, from here on and in all epochs; the others keep their order.

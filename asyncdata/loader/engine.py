@@ -12,6 +12,7 @@ from msgspec import structs
 from asyncdata.checkpoint.matching import check
 from asyncdata.checkpoint.restore import epoch_to_begin, ledger_at_row, ledger_of
 from asyncdata.checkpoint.snapshot import Snapshot
+from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
 from asyncdata.core.settings import checked_timeout
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.messages import Job
-    from asyncdata.core.types import Sample
+    from asyncdata.core.types import Group
     from asyncdata.delivery.ledger import Ledger, Request, RowKey
-    from asyncdata.delivery.outcomes.memory import OutcomeState
+    from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.background_proof import Prover
     from asyncdata.loader.batches.pack_batches import PackBatches
@@ -196,7 +197,7 @@ class Engine:
 
     def _restart_position(self, part: str) -> Position:
         """The first position of a part that a restart would need now."""
-        return self.batching.restart_point(self.coordinator.ledger).position
+        return self.batching.restart_point(self.batching.settled(self.coordinator.ledger)).position
 
     @property
     def files(self) -> FileRefs:
@@ -273,10 +274,10 @@ class Engine:
     def snapshot(self) -> Snapshot:
         """The current state."""
         outcomes: dict[str, OutcomeState] = {}
-        if self.outcomes is None:
-            ledger = self.coordinator.ledger  # read once: all of it is of one instant
-        else:
-            ledger, outcomes = self.outcomes.state(self.coordinator, self._epochs_of)
+        with self.coordinator.lock:
+            ledger = self.batching.settled(self.coordinator.ledger)  # read once: all of it is of one instant
+            if self.outcomes is not None:
+                outcomes = self.outcomes.state(self._epochs_of(ledger), self._places_of(ledger))
         position, counters = self.batching.restart_point(ledger)
         return Snapshot(
             library=__version__,
@@ -296,7 +297,7 @@ class Engine:
 
     def _to_come_again(self, ledger: Ledger) -> dict[str, Any]:
         """What a snapshot keeps so that groups of the stream that come again keep their numbers."""
-        if ledger.reached({}).num_groups == ledger.restart_point()[1].num_groups:
+        if ledger.reached({}).num_groups == (ledger.leases or [ledger])[0].counters.num_groups:
             return {}
 
         served = ledger.reached(self._places_of(ledger))
@@ -417,9 +418,9 @@ class Engine:
 
         return RowKeys(self.parts)
 
-    def is_of(self, sample: Sample, rows: Container[RowKey]) -> bool:
-        """Whether a sample is of one of these rows."""
-        return bool(rows) and self._row_keys.is_of(sample, rows)
+    def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
+        """Whether a group is of one of these rows."""
+        return bool(rows) and self._row_keys.is_of(group, rows)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows; return how many are excluded now.
@@ -439,6 +440,20 @@ class Engine:
         """Numbers of samples and packs delivered so far."""
         ledger = self.coordinator.ledger
         return ledger.counters.num_samples, self.batching.totals(ledger).num_packs
+
+    def report(self, own: Callable[[], list[RowReport]]) -> int:
+        """Count scores, with several ranks those of all; see :meth:`LoaderOutcomes.report`."""
+        assert self.outcomes is not None, "the loader remembers scores"
+        with self.coordinator.lock:
+            news = self.outcomes.news(partial(self._places_of, self.coordinator.ledger))
+        return self.outcomes.report(own, news, self.count)
+
+    def count(self, reports: Iterable[RowReport], attempts: int | None = None) -> int:
+        """Count scores of this rank alone; see :meth:`LoaderOutcomes.count`."""
+        assert self.outcomes is not None, "the loader remembers scores"
+        with self.service.lock, self.coordinator.lock:
+            places = partial(self._places_of, self.coordinator.ledger)
+            return self.outcomes.count(reports, attempts, places, partial(self.service.restart, identity))
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``, unless it is the current one: a run resumed in its middle stays there.

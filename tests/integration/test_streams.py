@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import tracemalloc
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import Shuffle
+from asyncdata import RowFn, Shuffle
 from asyncdata.core.callbacks import no_op
 from asyncdata.errors import EndOfData, SourceChangedError, SourceError
 from asyncdata.prefetch.windows.stream_reader import StreamPass
@@ -21,7 +22,7 @@ from asyncdata.sources.stream import StreamOrder
 from tests.support.faults import until
 from tests.support.loaders import make
 from tests.support.loading import NEVER_S, SHUFFLE, ids
-from tests.support.streams import ListStream, jsonl, members, stream_order_of, windows_of, write
+from tests.support.streams import ListStream, frames, jsonl, members, stream_order_of, windows_of, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,6 +164,40 @@ def test_blank_lines_are_counted(tmp_path):
         with pytest.raises(EndOfData):
             loader.get_next_batch(1)
         assert loader.statistics().blank_lines_total == NUM_ROWS
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("blanks", [b"\n", b" \r\n", b"\n" * 99_999 + b"{}\n"], ids=["newlines", "spaces", "some rows"])
+@pytest.mark.parametrize("coding", ["gz", "zst"])
+def test_a_few_bytes_that_decode_to_very_many_blank_lines_take_little_memory(tmp_path, coding, blanks):
+    coded = {"gz": members, "zst": frames}[coding]
+    text = blanks * (30_000_000 // len(blanks))
+    path = write(tmp_path / f"rows.jsonl.{coding}", coded([b'{"id": 1}\n' + text + b'{"id": 2}\n']))
+    with make(str(path), RowFn(), epochs=1) as loader:
+        tracemalloc.start()
+        try:
+            rows = [sample.extra for batch in iter(lambda: taken(loader), []) for sample in batch]
+            assert tracemalloc.get_traced_memory()[1] < 50e6
+        finally:
+            tracemalloc.stop()
+        assert [row["id"] for row in rows if row] == [1, 2]
+        assert loader.statistics().blank_lines_total == text.count(b"\n") - (len(rows) - 2)
+
+
+def taken(loader):
+    try:
+        return loader.get_next_batch(100)
+    except EndOfData as end:
+        return end.samples
+
+
+def test_a_window_that_zstd_has_to_hold_and_is_too_large_is_named(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    large = zstandard.ZstdCompressionParameters.from_level(1, window_log=30, enable_ldm=True)  # zstd --long=30
+    coder = zstandard.ZstdCompressor(compression_params=large).compressobj()
+    path = write(tmp_path / "rows.jsonl.zst", coder.compress(jsonl(ROWS)) + coder.flush())
+    with pytest.raises(SourceError, match="AD122 .* byte 0 needs more than 128 MiB .* without --long"):
+        make(str(path), epochs=1)
 
 
 def test_rows_are_made_no_further_ahead_than_two_windows():

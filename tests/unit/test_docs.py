@@ -24,6 +24,7 @@ from asyncdata.cli.arguments import commands
 from asyncdata.core.checksummed_file import Header
 from asyncdata.delivery.ledger import Counters
 from asyncdata.loader.config import STRUCTS
+from tests.benchmarks.run import FIGURES
 from tests.support.pages import HOME, Block, blocks_of, is_printed, reference, run_block, run_command
 
 ROOT = Path(__file__).parents[2]
@@ -312,6 +313,21 @@ def test_a_command_is_documented_as_its_help_has_it_speaks_json_and_can_be_verbo
 
     assert {"--json", "--verbose"} < {name for names in here for name in names.split()}
     assert all(about != [""] for about in here.values())
+
+
+def test_each_figure_of_the_readme_has_a_row_of_the_measurements_and_a_command_that_takes_it():
+    speeds = section((ROOT / "README.md").read_text("utf-8"), "How fast it is")
+    told = [row[1] for row in re.findall(r"^\| (\S[^|]*) \| ([^|]+) \|$", speeds, re.MULTILINE)]
+    page = (DOCS / "explanation" / "measurements.md").read_text("utf-8")
+    repeated = re.findall(r"^\| ([^|]+) \| (S\w+), [^|]+ \| `--only (S\w+)`[^|]* \| 20\d\d-\d\d-\d\d \|$", page, re.M)
+
+    assert [figure for figure, *_ in repeated] == told != []
+    for figure, row, only in repeated:
+        assert row == only and row in FIGURES, figure
+        number = re.findall(r"[\d.]+", figure)[0]
+        results = re.findall(rf"^\| {row} \| [^|]+ \|[^|]*\| ([\d.]+) ", page, re.MULTILINE)
+        digits = len(number.partition(".")[2])
+        assert float(number) in [round(float(result), digits) for result in results], figure
 
 
 # A new user comes from README.md to a training loop of their own framework in at most three pages.
