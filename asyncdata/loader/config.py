@@ -24,7 +24,6 @@ from asyncdata.core.settings import (
     unknown_setting,
     wrong_value,
 )
-from asyncdata.delivery.ledger import DeliveryRules
 from asyncdata.delivery.outcomes.policy import Outcomes
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.telemetry.settings import Telemetry
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.delivery.ledger import DeliveryRules
 
     S = TypeVar("S", bound="Description")
 
@@ -289,6 +289,8 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         :param packs: whether samples are packed: packs drop what is left of an epoch by themselves.
         """
+        from asyncdata.delivery.ledger import DeliveryRules  # with numpy, for which the first import would wait
+
         return DeliveryRules(
             capacity=self.capacity,
             max_ready_bytes=self.limits.max_ready_bytes,
