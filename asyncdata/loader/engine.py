@@ -21,6 +21,7 @@ from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
+from asyncdata.loader.at_exit import open_at_exit
 from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.background_proof import Prover
-    from asyncdata.loader.at_exit import open_at_exit
-from asyncdata.loader.batches.pack_batches import PackBatches
+    from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.exclusions import RowKeys
@@ -271,8 +271,6 @@ class Engine:
         """
         batches: SampleBatches | PackBatches = self.batching.batches(self.coordinator, runs_on=runs_on)
         return batches
-
-    # State.
 
     def snapshot(self) -> Snapshot:
         """The current state."""
@@ -561,18 +559,16 @@ class Engine:
 
     def describe_wait(self, request: Request | None = None) -> str:
         """What a call waits for now, in a few words."""
-        if request is not None and request.ready_at:
-            held_s = time.monotonic() - request.ready_at
-            return f"the samples are ready, and your code has held the event loop for {held_s:.1f} s"
+        if request is None or not request.ready_at:
+            return self._lacking(self.statistics())[1]
 
-        return self._lacking(self.statistics())[1]
+        held_s = time.monotonic() - request.ready_at
+        return f"the samples are ready, and your code has held the event loop for {held_s:.1f} s"
 
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
         """The error of a call that got no data in time: what it waited for, and why."""
         now, entry = self.statistics(), self._producer.oldest_in_flight
-        oldest = None
-        if entry is not None and entry.location is not None:
-            oldest = entry.location(self._executor.row_of(entry.request_id))
+        oldest = entry.location(self._executor.row_of(entry.request_id)) if entry and entry.location else None
         missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
         lack = self._lacking(now) if missing or now.media_waiting_samples else HELD
         message, diagnosis, (workers, row, knob) = explain_timeout(waited_s, missing, now, oldest, lack)
