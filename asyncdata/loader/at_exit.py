@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from asyncdata.loader.engine import Engine
-
-__all__ = ("open_at_exit",)
-
-open_at_exit: weakref.WeakSet[Engine] = weakref.WeakSet()
+open_at_exit: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Their engines."""
 
 
 def _close_all() -> None:
