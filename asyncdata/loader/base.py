@@ -17,7 +17,7 @@ from asyncdata.core.log import events_owner, owning_events
 from asyncdata.core.platform import check_platform
 from asyncdata.core.settings import opening_until, whole_number
 from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
-from asyncdata.loader.wait_progress import WaitProgress, way_of
+from asyncdata.loader.waits import progress_of
 from asyncdata.telemetry.settings import NoRecorder, Telemetry
 from asyncdata.workers.pool.popen import EarlyForkServer
 from asyncdata.workers.ray.settings import local_workers_of
@@ -119,7 +119,7 @@ class BaseLoader:
                 early.tell(tokenize_fn)
 
             args = (source, tokenize_fn, buffer_filter, config, collate_fn or identity, packing, length_grouping, early)
-            self._progress = opening.run(WaitProgress, way_of(config.progress, config.ranks.rank))
+            self._progress = opening.run(progress_of, config.progress, config.ranks.rank)
             with self._progress.waiting(lambda: "files are opened, and a tokenizer_backend by name is proven"):
                 self._engine = opening.run(lambda: _engine_class(source)(*args))
             self._recorder = opening.run(_recorder_of, self._engine, tokenize_fn, packing)
