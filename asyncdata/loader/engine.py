@@ -567,9 +567,7 @@ class Engine:
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
         """The error of a call that got no data in time: what it waited for, and why."""
         now, entry = self.statistics(), self._producer.oldest_in_flight
-        oldest = None
-        if entry is not None and entry.location is not None:
-            oldest = entry.location(self._executor.row_of(entry.request_id))
+        oldest = entry.location(self._executor.row_of(entry.request_id)) if entry and entry.location else None
         missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
         lack = self._lacking(now) if missing or now.media_waiting_samples else HELD
         message, diagnosis, (workers, row, knob) = explain_timeout(waited_s, missing, now, oldest, lack)
