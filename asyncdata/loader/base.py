@@ -259,7 +259,7 @@ class BaseLoader:
             ``asyncdata sample --json`` prints.
         :return: the number of rows that are excluded now.
         :raises ConfigError: if one of them is no row of this loader, or a place at which no row begins (AD485); nothing
-            is excluded then. A place in a store, or in a compressed file, is not read.
+            is excluded then. A place in a store, a compressed file or an array is only held against its size.
         """
         self._check()
         with owning_events(self._events_owner):
