@@ -365,7 +365,7 @@ class Coordinator:
     def add_groups(self, groups: Any, is_of: IsOf = no_op) -> int:
         """Append groups to the buffer, all or none; return their number. Those of excluded rows are dropped.
 
-        :param is_of: whether a sample is of one of these rows.
+        :param is_of: whether a group is of one of these rows.
         :raises InvalidGroupError: if one of them cannot be kept.
         """
         with self._lock:

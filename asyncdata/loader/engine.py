@@ -21,11 +21,12 @@ from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
+from asyncdata.loader.at_exit import open_at_exit
 from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
-from asyncdata.loader.statistics import HELD, Statistics, describe_wait, explain_timeout, lacking, numbers_of
+from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacking, numbers_of
 from asyncdata.loader.wait_progress import Waits
 from asyncdata.prefetch.producer import Producer
 from asyncdata.tokenization.base import has_media
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.messages import Job
-    from asyncdata.core.types import Sample
+    from asyncdata.core.types import Group
     from asyncdata.delivery.ledger import Ledger, Request, RowKey
     from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
@@ -241,12 +242,14 @@ class Engine:
 
     def start(self) -> None:
         """Begin to read ahead; do nothing if that has begun."""
+        open_at_exit.add(self)
         self.service.start()
         for prover in self._provers:
             prover.start()
 
     def close(self, reason: str) -> None:
         """Stop everything; calls end with LoaderClosedError, which has the ``reason``."""
+        open_at_exit.discard(self)
         self.coordinator.close(reason)
         self.service.close()
         for prover in self._provers:
@@ -268,8 +271,6 @@ class Engine:
         """
         batches: SampleBatches | PackBatches = self.batching.batches(self.coordinator, runs_on=runs_on)
         return batches
-
-    # State.
 
     def snapshot(self) -> Snapshot:
         """The current state."""
@@ -297,7 +298,7 @@ class Engine:
 
     def _to_come_again(self, ledger: Ledger) -> dict[str, Any]:
         """What a snapshot keeps so that groups of the stream that come again keep their numbers."""
-        if ledger.reached({}).num_groups == ledger.restart_point()[1].num_groups:
+        if ledger.reached({}).num_groups == (ledger.leases or [ledger])[0].counters.num_groups:
             return {}
 
         served = ledger.reached(self._places_of(ledger))
@@ -418,9 +419,9 @@ class Engine:
 
         return RowKeys(self.parts)
 
-    def is_of(self, sample: Sample, rows: Container[RowKey]) -> bool:
-        """Whether a sample is of one of these rows."""
-        return bool(rows) and self._row_keys.is_of(sample, rows)
+    def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
+        """Whether a group is of one of these rows."""
+        return bool(rows) and self._row_keys.is_of(group, rows)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows; return how many are excluded now.
@@ -558,18 +559,16 @@ class Engine:
 
     def describe_wait(self, request: Request | None = None) -> str:
         """What a call waits for now, in a few words."""
-        if request is not None and request.ready_at:
-            held_s = time.monotonic() - request.ready_at
-            return f"the samples are ready, and your code has held the event loop for {held_s:.1f} s"
+        if request is None or not request.ready_at:
+            return self._lacking(self.statistics())[1]
 
-        return describe_wait(self.statistics(), self.waits_for())
+        held_s = time.monotonic() - request.ready_at
+        return f"the samples are ready, and your code has held the event loop for {held_s:.1f} s"
 
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
         """The error of a call that got no data in time: what it waited for, and why."""
         now, entry = self.statistics(), self._producer.oldest_in_flight
-        oldest = None
-        if entry is not None and entry.location is not None:
-            oldest = entry.location(self._executor.row_of(entry.request_id))
+        oldest = entry.location(self._executor.row_of(entry.request_id)) if entry and entry.location else None
         missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
         lack = self._lacking(now) if missing or now.media_waiting_samples else HELD
         message, diagnosis, (workers, row, knob) = explain_timeout(waited_s, missing, now, oldest, lack)

@@ -197,7 +197,8 @@ class DataLoader(BaseLoader):
     def close(self) -> None:
         """Stop the workers and the thread, within 5 seconds. A second call, from any thread, waits as well.
 
-        If the disk hangs to which ``telemetry`` is written, up to 3 seconds are added.
+        If the disk hangs to which ``telemetry`` is written, up to 3 seconds are added; if other ranks do not come to a
+        call of ``Ranks(exchange=...)``, up to 5.
         """
         self._close("the loader was closed by close()")
 

@@ -525,7 +525,7 @@ def _values(samples: list[Any], score: Any) -> list[Any]:
 
 def _score(sample: Sample, value: Any) -> float:
     try:
-        score = float(value)
+        score = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError):
         score = math.nan
     if not abs(score) <= MAX_SCORE:

@@ -258,15 +258,6 @@ async def test_without_room_for_a_fork_and_without_a_worker_the_error_says_so(ro
 # More workers
 
 
-async def test_on_change_is_called_when_the_workers_change(rows):
-    seen: list[int] = []
-    async with pool(rows(3), row_id) as (executor, _, _):
-        executor.watch(lambda: seen.append(executor.num_wanted))
-        executor.set_num_workers(3)
-
-    assert seen == [6]
-
-
 async def test_adding_workers_loses_no_request(rows):
     chance = random.Random(11)
     async with pool(rows(200), row_id, max_workers=4) as (executor, client, window):

@@ -1,23 +1,14 @@
-"""How full packs are, how well ranks are balanced, and what both cost: ``python -m tests.benchmarks.packing``.
-
-Fill and balance are counts: the same on every machine. Times belong to the machine, so each is beside XTuner's; for
-batches that is its own code, if ASYNCDATA_XTUNER names a checkout of it.
-"""
+"""How full packs are and how well ranks are balanced, beside XTuner's plans: counts, the same on every machine."""
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 
-from asyncdata import Document, LengthGrouping, PackedCollator, SoftPacking
+from asyncdata import LengthGrouping, SoftPacking
 from asyncdata.batching.length_grouping import xtuner_order
 from asyncdata.xtuner import XTunerPacking
-from tests.support.peers.checkouts import module_of
 
 Lengths = np.ndarray[Any, np.dtype[np.int64]]
 Costs = np.ndarray[Any, np.dtype[np.float64]]
@@ -117,72 +108,3 @@ def ours_ordered(costs: Costs, world_size: int, accumulation: int, *, full: bool
 
 def xtuners_ordered(costs: Costs, world_size: int, accumulation: int) -> Lengths:
     return xtuner_order(costs.tolist(), world_size, world_size * accumulation, 0)
-
-
-def report_fill() -> None:
-    print(f"\nfill of {NUM_SAMPLES} samples, mean of {len(SEEDS)} draws (per cent); displacement and window in samples")
-    for law in LAWS:
-        for max_length in (4096, 8192, 32768):
-            found = [fill(law, max_length, seed) for seed in SEEDS]
-            ours, theirs = (statistics.mean(one[column] for one in found) for column in (0, 1))
-            moved, window = (max(one[column] for one in found) for column in (2, 3))
-            print(f"{law:10} {max_length:6} ours {ours:6.2f} XTuner {theirs:6.2f} moved {moved:4} window {window:4}")
-
-
-def report_balance() -> None:
-    print("\nbalance: mean over slowest rank (per cent), rank 0 over last rank; ours at windows of 16, 32, 64")
-    settings: dict[str, dict[str, Any]] = {str(window): {"window": window} for window in (16, 32, 64)}
-    settings |= {"snake": {"window": 64, "method": "snake"}, "from the start": {"full": False}}
-    for law in ("lognormal", "zipf"):
-        costs, theirs = (costs_of(law, 7400, 32768, 7, xtuners=xtuners) for xtuners in (False, True))
-        for ranks in ((8, 1), (8, 4), (64, 1), (64, 8)):
-            found = {"XTuner": balance(theirs, xtuners_ordered(theirs, *ranks), *ranks)}
-            found |= {
-                name: balance(costs, ours_ordered(costs, *ranks, **some), *ranks) for name, some in settings.items()
-            }
-            figures = (f"{name} {100 * one.efficiency:.2f} {one.first_over_last:.3f}" for name, one in found.items())
-            print(f"{law:10} {ranks[0]:3} ranks, {ranks[1]} packs a step: " + "; ".join(figures))
-
-
-def seconds(rounds: int, call: Any, *args: Any) -> float:
-    """Of CPU time, the median."""
-    times = []
-    for _ in range(rounds):
-        start = time.process_time()
-        call(*args)
-        times.append(time.process_time() - start)
-    return statistics.median(times)
-
-
-def report_speed() -> None:
-    print("\nspeed, median of 5, XTuner's plan made by ours of the same packs")
-    for law in LAWS:
-        for max_length in (4096, 32768):
-            lengths = lengths_of(law, 2 * NUM_SAMPLES, max_length, 0)
-            ours = len(lengths) / seconds(5, soft_packs, lengths, max_length)
-            theirs = len(lengths) / seconds(5, xtuners_plan, lengths, max_length, 0)
-            print(f"{law:10} {max_length:6} ours {ours / 1000:5.0f}k samples/s, plan {theirs / 1000:5.0f}k samples/s")
-
-
-def report_collating() -> None:
-    print("\na pack of 32768 tokens to a batch, median of 100")
-    rng, collate = np.random.default_rng(0), module_of("xtuner", "v1.datasets.collator").sft_llm_collator
-    for num_documents in (1, 41, 1000):
-        sizes = np.diff(np.linspace(0, 32760, num_documents + 1).astype(int)).tolist()
-        pack = [Document(rng.integers(0, 100_000, size, dtype=np.int32)) for size in sizes]
-        items = [{"input_ids": ids, "labels": ids, "num_tokens": len(ids)} for ids in (d.tokens.tolist() for d in pack)]
-        ours = 1e6 * seconds(100, PackedCollator(max_length=32768), [pack])
-        theirs = 1e6 * seconds(10, collate, [items], 32768, 0)
-        print(f"{num_documents:5} documents: ours {ours:6.0f} us, XTuner {theirs:6.0f} us, {theirs / ours:.0f} times")
-
-
-REPORTS = {"fill": report_fill, "balance": report_balance, "speed": report_speed, "collating": report_collating}
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default=",".join(REPORTS), help="which, separated by commas")
-    for name in parser.parse_args().only.split(","):
-        try:
-            REPORTS[name]()
-        except pytest.skip.Exception as reason:
-            print(reason)
