@@ -113,22 +113,30 @@ def test_each_part_of_a_mixture_leaves_out_its_own_on_any_number_of_ranks(tmp_pa
         assert len(second) < 0.75 * size
 
 
-def test_what_a_rank_cannot_report_is_an_error_of_all_and_nothing_is_counted(rows):
+class Score:
+    def __float__(self):
+        raise RuntimeError("the model is gone")
+
+
+@pytest.mark.parametrize(
+    ("score", "why"), [(float("nan"), "AD482"), (Score(), "the model is gone")], ids=["no number", "raises"]
+)
+def test_what_a_rank_cannot_report_is_an_error_of_all_and_nothing_is_counted(rows, score, why):
     first, second = ranks_of(2, rows)
 
     def broken(loader, score):
         with loader:
             batch = next(iter(loader))
-            with pytest.raises((InvalidGroupError, WorkerError)) as error:
+            with pytest.raises((InvalidGroupError, RuntimeError, WorkerError)) as error:
                 loader.report(batch, [score] * len(batch))
             return str(error.value), loader.statistics().outcome_rows
 
     with ThreadPoolExecutor(2) as threads:
-        told = list(threads.map(broken, [first, second], [1.0, float("nan")]))
+        told = list(threads.map(broken, [first, second], [1.0, score]))
 
     assert "AD486 rank 1 cannot report its scores" in told[0][0]
-    assert "AD482" in told[0][0]
-    assert told[1][0].startswith("AD482")
+    assert why in told[0][0]
+    assert told[1][0].startswith(why)
     assert [number for _, number in told] == [0, 0]
 
 
