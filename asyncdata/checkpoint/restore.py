@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from binascii import a2b_base64
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,7 +10,7 @@ from msgspec import structs
 
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.log import get_logger
-from asyncdata.core.types import Position, Sample
+from asyncdata.core.types import Position
 from asyncdata.delivery.ledger import Counters, Ledger, Returned, Served
 from asyncdata.delivery.stream_digest import StreamDigest
 from asyncdata.order.order import ROWS_PER_WINDOW
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ("epoch_to_begin", "ledger_at_row", "ledger_of", "saved_digest")
 
 _log = get_logger(__name__)
+_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = None) -> Ledger:
@@ -73,20 +75,23 @@ def saved_digest(saved: Snapshot) -> StreamDigest:
         raise SnapshotError(f"AD602 the digest in a snapshot is not laid out as one: {error}") from error
 
 
-def _returned(record: list[dict[str, Any]], size: int) -> Returned:
-    if not record:
+def _returned(record: str | list[dict[str, Any]], size: int) -> Returned:
+    try:
+        number = len(_DECODER.decode(a2b_base64(record, strict_mode=True)) if isinstance(record, str) else record)
+    except ValueError as error:
+        raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error}") from error
+
+    if not number:
         raise SnapshotError("AD602 a group in the snapshot's buffer cannot be read: it has no sample")
 
-    if len(record) != size:
+    if number != size:
         raise ConfigError(
-            f"the snapshot's buffer has groups of {len(record)} samples, and n_samples_per_prompt is {size}; serve "
+            f"the snapshot's buffer has groups of {number} samples, and n_samples_per_prompt is {size}; serve "
             "them with the old setting first"
         )
 
-    try:
-        return Returned([Sample.from_dict(values) for values in record], record)
-    except Exception as error:  # a crafted value may make the decoder of arrays raise anything
-        raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
+    item = Returned(None, record)
+    return item if isinstance(record, str) or item.group else item
 
 
 def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) -> int:

@@ -68,7 +68,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar counters: num_groups, num_samples, num_tokens, drops by reason, num_bad_rows ...
     :ivar order: seed and every setting the order follows from, and counts of the data, named ``num_*``.
     :ivar fingerprints: of data (``data_fingerprint``), tokenizer, template and tokenize_fn; None or absent: unknown.
-    :ivar buffer: groups given back by the trainer, as ``Sample.to_dict()``.
+    :ivar buffer: groups given back by the trainer, as lists of ``Sample.to_dict()``; or such a list in msgpack, with
+        arrays as bytes, as base64 text.
     :ivar leases: groups served from the buffer and not acknowledged.
     :ivar acked: positions after :attr:`position` that are acknowledged already.
     :ivar journal: (file_id, byte_offset) of rows dropped because they killed workers.
@@ -96,8 +97,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, Any] = {}
     order: dict[str, Any] = {}
     fingerprints: dict[str, Any] = {}
-    buffer: list[list[dict[str, Any]]] = []
-    leases: list[list[dict[str, Any]]] = []
+    buffer: list[str | list[dict[str, Any]]] = []
+    leases: list[str | list[dict[str, Any]]] = []
     acked: list[tuple[Number, Number, Number]] = []
     journal: list[tuple[Count, Count]] = []
     excluded: list[tuple[Count, Count]] | msgspec.UnsetType = msgspec.UNSET

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.checkpoint.snapshot import load_with_header
+from asyncdata.core.plain_values import unpacked
 
 if TYPE_CHECKING:
     from asyncdata.checkpoint.saved_mixture import SavedMixture
@@ -40,8 +41,8 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
         "order": snapshot.order,
         "fingerprints": {**snapshot.fingerprints, "data": short},
         "num_buffered_groups": len(snapshot.buffer),
-        "num_buffered_samples": sum(_num_samples(item) for group in snapshot.buffer for item in group),
-        "num_buffered_tokens": sum(_num_tokens(item) for group in snapshot.buffer for item in group),
+        "num_buffered_samples": sum(_num_samples(item) for group in snapshot.buffer for item in unpacked(group)),
+        "num_buffered_tokens": sum(_num_tokens(item) for group in snapshot.buffer for item in unpacked(group)),
         "num_leased_groups": len(snapshot.leases),
         "num_acked": len(snapshot.acked),
         "num_journalled_rows": len(snapshot.journal),

@@ -118,10 +118,13 @@ class Channel:
 
     def excess(self, taken: int) -> int:
         """Samples ready or in flight above the capacity. A negative number is the room that is left."""
-        num_ahead = self.num_rows_in_flight + self.num_produced - taken
-        if self.media is not None:
-            num_ahead += self.media.num_waiting
+        num_ahead = self.num_rows_in_flight + self.num_waiting + self.num_produced - taken
         return num_ahead - max(self.capacity, self.demand)
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that were read and wait for their media."""
+        return 0 if self.media is None else self.media.num_waiting
 
     def enter(self, num_rows: int) -> Entry:
         """The next place in the order."""

@@ -24,22 +24,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.mixture import MergeRecord
 
-__all__ = (
-    "IS_EXCLUDED",
-    "IS_IN_JOURNAL",
-    "NO_IDS",
-    "WAS_SERVED",
-    "BadRow",
-    "Chunk",
-    "Drop",
-    "Ids",
-    "Marks",
-    "Note",
-    "Origin",
-    "is_excluded",
-    "row_ids",
-)
-
 Ids = np.ndarray[Any, np.dtype[np.uint64]]
 """Ids of rows, by which the outcome memory knows them, and an epoch excludes them."""
 

@@ -5,6 +5,7 @@ Replacing the ledger is the commit; putting the old one back is the rollback.
 
 from __future__ import annotations
 
+from binascii import b2a_base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -12,7 +13,8 @@ from zlib import crc32
 import msgspec
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import ConfigError, InvalidGroupError
+from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError
+from asyncdata.core.plain_values import unpacked
 from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.bad_rows import BadRowPolicy
@@ -21,32 +23,12 @@ from asyncdata.delivery.stream_digest import StreamDigest
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
 
+    from asyncdata.delivery.chunk import BadRow
     from asyncdata.delivery.items import Run
 
-    IsOf = Callable[[Sample, Mapping["RowKey", Position]], object]
+    IsOf = Callable[[Group, Mapping["RowKey", Position]], object]
 
-__all__ = (
-    "Counters",
-    "DeliveryRules",
-    "Lease",
-    "Ledger",
-    "Request",
-    "RestartPoint",
-    "Returned",
-    "RowKey",
-    "Served",
-    "State",
-    "counted",
-    "grouped",
-    "is_key_of",
-    "journal_key",
-    "key_in_part",
-    "lease_key",
-    "not_out",
-    "not_tracked",
-)
-
-_FILE_BITS = 24
+_FILE_BITS, _SMALL_BYTES = 24, 4096
 RowKey = tuple[int, int]
 """The number of a row's file, in a mixture with its part, and the row's offset there."""
 
@@ -91,11 +73,40 @@ def _is_group(group: Any) -> bool:
     return isinstance(group, Sequence) and all(isinstance(sample, Sample) for sample in group)
 
 
-class Returned(msgspec.Struct, frozen=True, eq=False):
-    """A group that the trainer gave back, and its record for the snapshot, as builtins."""
+class Returned(msgspec.Struct, eq=False, gc=False):
+    """A group that the trainer gave back, and its record for the snapshot.
 
-    group: Group
-    record: list[dict[str, Any]]
+    :ivar opened: the group; None: it was restored, and was not needed yet.
+    :ivar kept: its samples as builtins; or packed, as bytes or as their base64 text.
+    """
+
+    opened: Group | None
+    kept: bytes | str | list[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kept, bytes) and len(self.kept) < _SMALL_BYTES:
+            self.kept = self.record  # so that a state of very many groups has nothing to do
+
+    @property
+    def group(self) -> Group:
+        """The group.
+
+        :raises SnapshotError: if a snapshot had something else.
+        """
+        if self.opened is None:
+            try:
+                self.opened = [Sample.from_dict(values) for values in unpacked(self.kept)]
+            except Exception as error:  # a crafted value may make the decoder of arrays raise anything
+                raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
+
+        return self.opened
+
+    @property
+    def record(self) -> str | list[dict[str, Any]]:
+        """What JSON can hold."""
+        if isinstance(self.kept, bytes):
+            self.kept = b2a_base64(self.kept, newline=False).decode("ascii")
+        return self.kept
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,9 +228,9 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def with_returned(self, returned: Sequence[Returned], is_of: IsOf = no_op) -> Ledger:
         """The ledger with groups that the trainer gave back: at the buffer's end, and acknowledged in all leases.
 
-        :param is_of: whether a sample is of one of these rows. Groups of excluded rows are dropped, and counted.
+        :param is_of: whether a group is of one of these rows. Groups of excluded rows are dropped, and counted.
         """
-        kept = tuple(item for item in returned if not (self.excluded and is_of(item.group[0], self.excluded)))
+        kept = tuple(item for item in returned if not (self.excluded and is_of(item.group, self.excluded)))
         ledger = self.acknowledged(lease_key(item.group) for item in returned) if self.leases else self
         drops = counted(self.group_drops, EXCLUDED_REASON, len(returned) - len(kept))
         return msgspec.structs.replace(ledger, buffer=self.buffer + kept, group_drops=drops)
@@ -227,9 +238,9 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def without(self, excluded: Mapping[RowKey, Position], is_of: IsOf) -> Ledger:
         """The ledger that excludes these rows. Their groups that are out stay out, and no restart serves them again.
 
-        :param is_of: whether a sample is of one of these rows.
+        :param is_of: whether a group is of one of these rows.
         """
-        gone = {id(item) for item in self.leased_groups() if is_of(item.group[0], excluded)}
+        gone = {id(item) for item in self.leased_groups() if is_of(item.group, excluded)}
         left = [tuple((key, None if id(owed) in gone else owed) for key, owed in lease.open) for lease in self.leases]
         leases = [msgspec.structs.replace(lease, open=groups) for lease, groups in zip(self.leases, left, strict=True)]
         ledger = msgspec.structs.replace(self, excluded=excluded, leases=tuple(leases), buffer=())
@@ -397,10 +408,11 @@ class Request:
     :ivar ready_at: since when it can be served, on the monotonic clock; 0: it cannot, as far as is known.
     :ivar chosen: the groups that the buffer filter chose; they stay in the buffer until the request is served.
     :ivar served: the state before the delivery that served the request, and the ledger after it.
+    :ivar passed: the bad rows that it passes over.
     :ivar commit: the states before and after the commit of that delivery, so that it can be rolled back.
     """
 
-    __slots__ = tuple("chosen commit is_for_packs is_peek last_epoch num_groups packed ready_at served wake".split())
+    __slots__ = "chosen commit is_for_packs is_peek last_epoch num_groups packed passed ready_at served wake".split()
 
     def __init__(
         self,
@@ -418,6 +430,7 @@ class Request:
         self.ready_at = 0.0
         self.chosen: list[Returned] | None = None
         self.served: tuple[State, Ledger] | None = None
+        self.passed: list[BadRow] = []
         self.commit: tuple[State, State] | None = None
 
     @property

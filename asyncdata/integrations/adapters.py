@@ -130,8 +130,7 @@ def report_scores(loader: DataLoader, scored: Iterable[Scored], attempts: int) -
     """
     from asyncdata.delivery.outcomes.memory import MAX_SCORE, RowReport
 
-    outcomes = loader._engine.outcomes
-    if outcomes is None:
+    if loader._engine.outcomes is None:
         return 0
 
     found: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
@@ -139,8 +138,7 @@ def report_scores(loader: DataLoader, scored: Iterable[Scored], attempts: int) -
         if abs(score) <= MAX_SCORE:  # NaN is not
             found.setdefault(tuple(key), []).append((attempt, score))
     reports = [RowReport(row_id, epoch, scores, *part) for (epoch, row_id, *part), scores in found.items()]
-    with loader._engine.coordinator.lock:
-        return outcomes.count(reports, attempts)
+    return loader._engine.count(reports, attempts)
 
 
 def report_keys(loader: DataLoader, keys: Iterable[Any], scores: Iterable[float]) -> int:

@@ -12,19 +12,21 @@ from msgspec import structs
 from asyncdata.checkpoint.matching import check
 from asyncdata.checkpoint.restore import epoch_to_begin, ledger_at_row, ledger_of
 from asyncdata.checkpoint.snapshot import Snapshot
+from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
 from asyncdata.core.settings import checked_timeout
 from asyncdata.core.types import Position
 from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
-from asyncdata.delivery.ledger import DeliveryRules, is_key_of
+from asyncdata.delivery.ledger import is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
+from asyncdata.loader.at_exit import open_at_exit
 from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
-from asyncdata.loader.statistics import HELD, Statistics, describe_wait, explain_timeout, lacking, numbers_of
+from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacking, numbers_of
 from asyncdata.loader.wait_progress import Waits
 from asyncdata.prefetch.producer import Producer
 from asyncdata.tokenization.base import has_media
@@ -37,14 +39,13 @@ if TYPE_CHECKING:
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.messages import Job
-    from asyncdata.core.types import Sample
-    from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.core.types import Group
     from asyncdata.delivery.ledger import Ledger, Request, RowKey
-    from asyncdata.delivery.outcomes.memory import OutcomeState
+    from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.background_proof import Prover
     from asyncdata.loader.batches.pack_batches import PackBatches
-    from asyncdata.loader.batches.sample_batches import Batching, SampleBatches
+    from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.exclusions import RowKeys
     from asyncdata.loader.executors import TuningLimits
@@ -127,7 +128,7 @@ class Engine:
         memory = self._memory("")
         self._media = self._made_media(functions)
         self.coordinator = _coordinator_class(config)(
-            _delivery_rules(config, self.parts[0].bad_rows, self.batching),
+            config.delivery_rules(self.parts[0].bad_rows, packs=self.batching.is_packed),
             buffer_filter=chosen_filter,
             begin_packs=self.batching.begin,
             mixture=self._start_of_mixture(),
@@ -153,7 +154,7 @@ class Engine:
             index=self._row_index,
         )
         tokenizes_here = config.executor is None or config.executor.local_workers
-        self._provers = _provers_of(functions if tokenizes_here else [], self.service.reopen_soon, config.num_workers)
+        self._provers = _provers_of(functions if tokenizes_here else [], self.service.reopen_soon)
         self._restored_epoch, self._restored = 0, (0, 0)
         self._resumed: tuple[Position, int | None] = (Position(), None)
         self._log = _log.owned()
@@ -197,7 +198,7 @@ class Engine:
 
     def _restart_position(self, part: str) -> Position:
         """The first position of a part that a restart would need now."""
-        return self.batching.restart_point(self.coordinator.ledger).position
+        return self.batching.restart_point(self.batching.settled(self.coordinator.ledger)).position
 
     @property
     def files(self) -> FileRefs:
@@ -241,12 +242,14 @@ class Engine:
 
     def start(self) -> None:
         """Begin to read ahead; do nothing if that has begun."""
+        open_at_exit.add(self)
         self.service.start()
         for prover in self._provers:
             prover.start()
 
     def close(self, reason: str) -> None:
         """Stop everything; calls end with LoaderClosedError, which has the ``reason``."""
+        open_at_exit.discard(self)
         self.coordinator.close(reason)
         self.service.close()
         for prover in self._provers:
@@ -269,15 +272,13 @@ class Engine:
         batches: SampleBatches | PackBatches = self.batching.batches(self.coordinator, runs_on=runs_on)
         return batches
 
-    # State.
-
     def snapshot(self) -> Snapshot:
         """The current state."""
         outcomes: dict[str, OutcomeState] = {}
-        if self.outcomes is None:
-            ledger = self.coordinator.ledger  # read once: all of it is of one instant
-        else:
-            ledger, outcomes = self.outcomes.state(self.coordinator, self._epochs_of)
+        with self.coordinator.lock:
+            ledger = self.batching.settled(self.coordinator.ledger)  # read once: all of it is of one instant
+            if self.outcomes is not None:
+                outcomes = self.outcomes.state(self._epochs_of(ledger), self._places_of(ledger))
         position, counters = self.batching.restart_point(ledger)
         return Snapshot(
             library=__version__,
@@ -297,7 +298,7 @@ class Engine:
 
     def _to_come_again(self, ledger: Ledger) -> dict[str, Any]:
         """What a snapshot keeps so that groups of the stream that come again keep their numbers."""
-        if ledger.reached({}).num_groups == ledger.restart_point()[1].num_groups:
+        if ledger.reached({}).num_groups == (ledger.leases or [ledger])[0].counters.num_groups:
             return {}
 
         served = ledger.reached(self._places_of(ledger))
@@ -418,9 +419,9 @@ class Engine:
 
         return RowKeys(self.parts)
 
-    def is_of(self, sample: Sample, rows: Container[RowKey]) -> bool:
-        """Whether a sample is of one of these rows."""
-        return bool(rows) and self._row_keys.is_of(sample, rows)
+    def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
+        """Whether a group is of one of these rows."""
+        return bool(rows) and self._row_keys.is_of(group, rows)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows; return how many are excluded now.
@@ -440,6 +441,20 @@ class Engine:
         """Numbers of samples and packs delivered so far."""
         ledger = self.coordinator.ledger
         return ledger.counters.num_samples, self.batching.totals(ledger).num_packs
+
+    def report(self, own: Callable[[], list[RowReport]]) -> int:
+        """Count scores, with several ranks those of all; see :meth:`LoaderOutcomes.report`."""
+        assert self.outcomes is not None, "the loader remembers scores"
+        with self.coordinator.lock:
+            news = self.outcomes.news(partial(self._places_of, self.coordinator.ledger))
+        return self.outcomes.report(own, news, self.count)
+
+    def count(self, reports: Iterable[RowReport], attempts: int | None = None) -> int:
+        """Count scores of this rank alone; see :meth:`LoaderOutcomes.count`."""
+        assert self.outcomes is not None, "the loader remembers scores"
+        with self.service.lock, self.coordinator.lock:
+            places = partial(self._places_of, self.coordinator.ledger)
+            return self.outcomes.count(reports, attempts, places, partial(self.service.restart, identity))
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``, unless it is the current one: a run resumed in its middle stays there.
@@ -544,18 +559,16 @@ class Engine:
 
     def describe_wait(self, request: Request | None = None) -> str:
         """What a call waits for now, in a few words."""
-        if request is not None and request.ready_at:
-            held_s = time.monotonic() - request.ready_at
-            return f"the samples are ready, and your code has held the event loop for {held_s:.1f} s"
+        if request is None or not request.ready_at:
+            return self._lacking(self.statistics())[1]
 
-        return describe_wait(self.statistics(), self.waits_for())
+        held_s = time.monotonic() - request.ready_at
+        return f"the samples are ready, and your code has held the event loop for {held_s:.1f} s"
 
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
         """The error of a call that got no data in time: what it waited for, and why."""
         now, entry = self.statistics(), self._producer.oldest_in_flight
-        oldest = None
-        if entry is not None and entry.location is not None:
-            oldest = entry.location(self._executor.row_of(entry.request_id))
+        oldest = entry.location(self._executor.row_of(entry.request_id)) if entry and entry.location else None
         missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
         lack = self._lacking(now) if missing or now.media_waiting_samples else HELD
         message, diagnosis, (workers, row, knob) = explain_timeout(waited_s, missing, now, oldest, lack)
@@ -575,22 +588,7 @@ def _coordinator_class(config: LoaderConfig) -> type[Coordinator]:
     return WatchedCoordinator
 
 
-def _delivery_rules(config: LoaderConfig, bad_rows: BadRowPolicy, batching: Batching) -> DeliveryRules:
-    """The rules of a configuration; packs drop what is left of an epoch by themselves."""
-    return DeliveryRules(
-        capacity=config.capacity,
-        max_ready_bytes=config.limits.max_ready_bytes,
-        samples_per_group=config.n_samples_per_prompt,
-        epochs=config.epochs,
-        drop_last=config.drop_last and not batching.is_packed,
-        bad_rows=bad_rows,
-        commit_on_ack=config.commit == "on_ack",
-        digest=config.digest,
-        leaves_gaps=batching.is_packed,
-    )
-
-
-def _provers_of(functions: list[Any], on_usable: Callable[[], object], num_workers: int | None) -> list[Prover]:
+def _provers_of(functions: list[Any], on_usable: Callable[[], object]) -> list[Prover]:
     """What proves fast backends of the tokenize functions that may use one."""
     found = [function for function in functions if getattr(function, "tokenizer_backend", "hf") != "hf"]
     if not found:

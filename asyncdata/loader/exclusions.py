@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
     from asyncdata.batching.packs import Pack
+    from asyncdata.core.types import Group
     from asyncdata.delivery.ledger import Ledger, RowKey, Served
     from asyncdata.loader.opened_source import OpenedPart
 
@@ -88,16 +89,16 @@ class RowKeys:
 
         return change
 
-    def is_of(self, sample: Sample, rows: Container[RowKey]) -> bool:
-        """Whether a sample is of one of these rows."""
-        return any(key in rows for _, key in self._found(sample))
+    def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
+        """Whether a sample of a group is of one of these rows."""
+        return any(key in rows for sample in group for _, key in self._found(sample))
 
     def without(self, packs: Iterable[Pack], excluded: Container[RowKey]) -> list[Pack]:
         """The packs without the pieces of these rows; the references of the packs are samples.
 
         A pack of which nothing is left keeps two tokens that are not trained, so that no rank misses a batch.
         """
-        left = [(pack, [piece for piece in pack if not self.is_of(piece[0], excluded)]) for pack in packs]
+        left = [(pack, [piece for piece in pack if not self.is_of([piece[0]], excluded)]) for pack in packs]
         return [kept or [(_gap(piece[0]), 0, _GAP) for piece in pack[:1]] for pack, kept in left]
 
 

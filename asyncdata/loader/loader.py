@@ -83,7 +83,8 @@ class DataLoader(BaseLoader):
         To warm sandboxes or prefix caches. They have the ``index``, ``source`` and tokens with which they will be
         delivered; pictures and other media are not loaded. Groups that were given back, which come first, are not
         among them. With several ranks, they are those of all ranks; with packing, those that are packed next. There
-        are fewer if the data ends, or if a row stops the run: the call that comes to it raises.
+        are fewer if the data ends, or if a row stops the run: the call that comes to it raises; and with
+        ``Outcomes(policy=...)`` at an epoch's end, as what the next one leaves out is not decided before a call takes.
 
         :param num_groups: more than the read-ahead has are read first.
         :raises PrefetchTimeoutError: if they are not ready in time.
@@ -196,7 +197,8 @@ class DataLoader(BaseLoader):
     def close(self) -> None:
         """Stop the workers and the thread, within 5 seconds. A second call, from any thread, waits as well.
 
-        If the disk hangs to which ``telemetry`` is written, up to 3 seconds are added.
+        If the disk hangs to which ``telemetry`` is written, up to 3 seconds are added; if other ranks do not come to a
+        call of ``Ranks(exchange=...)``, up to 5.
         """
         self._close("the loader was closed by close()")
 

@@ -7,10 +7,23 @@ import binascii
 import math
 from collections import Counter
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError
+import msgspec
+import numpy as np
+
+from asyncdata.core.errors import (
+    AsyncDataError,
+    ConfigError,
+    InvalidGroupError,
+    SnapshotError,
+    SnapshotMismatchError,
+    WorkerError,
+)
 from asyncdata.core.log import get_logger
+from asyncdata.core.rank_answers import rank_answers
+from asyncdata.core.types import Position
 from asyncdata.delivery.chunk import NO_IDS, row_ids
 from asyncdata.delivery.ledger import grouped
 from asyncdata.delivery.outcomes.memory import MAX_SCORE, OutcomeMemory, OutcomeState, RowReport
@@ -19,24 +32,34 @@ from asyncdata.loader.row_places import RowPlaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
-    from contextlib import AbstractContextManager
-
-    import msgspec
 
     from asyncdata.core.types import Group, Sample
     from asyncdata.delivery.chunk import Ids
-    from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.ledger import Ledger
     from asyncdata.delivery.outcomes.policy import Bools, Outcomes, OutcomeTable, Policy
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.loader.shared_outcomes import SharedOutcomes
     from asyncdata.sources.base import Blocks
+
+    News = list[tuple[str, int, Ids]]
+    Places = Callable[[], Mapping[str, Position]]
 
 __all__ = ("LoaderOutcomes", "PartOutcomes", "check_outcomes", "memory_of")
 
 _log = get_logger(__name__)
 Memories = dict[str, OutcomeMemory]
 """By the key of the reward; empty: scores have no key."""
+
+
+class _Message(msgspec.Struct, array_like=True):
+    """What a rank sends.
+
+    :ivar reports: of its own samples.
+    :ivar decided: of each part and epoch that has begun since the last report, a digest of what that leaves out.
+    :ivar error: why it reports nothing.
+    """
+
+    reports: list[RowReport] = []
+    decided: list[list[Any]] = []
+    error: str = ""
 
 
 class _Scored(NamedTuple):
@@ -86,7 +109,11 @@ class PartOutcomes:
 
     Several rewards are remembered each by itself, as if it were the only one.
 
+    What an epoch excludes is decided by what was reported before the delivery of its first sample. The read-ahead needs
+    it earlier, so it is decided then, and decided anew with each report until that delivery.
+
     :ivar memories: by the key of the reward; empty: scores have no key.
+    :ivar fresh: by epoch, what was decided here since the last report that was counted, or may still change.
     :raises ConfigError: if the policy cannot be used.
     """
 
@@ -94,7 +121,7 @@ class PartOutcomes:
         self._policy = policy_of(settings)
         self._places = RowPlaces(files)
         self.memories: Memories = {"": self._new_memory()}
-        self._news: set[int] = set()
+        self.fresh: dict[int, Ids] = {}
         self._log = _log.owned()
 
     def of(self, key: str) -> OutcomeMemory:
@@ -120,25 +147,33 @@ class PartOutcomes:
         return any(epoch in memory.excluded for memory in self.memories.values())
 
     def decide(self, epoch: int) -> None:
-        """Decide which rows ``epoch`` excludes."""
+        """Decide which rows ``epoch`` excludes, or decide it anew."""
         assert self._policy is not None, "without a policy each epoch has all rows"
         memory = self.of(self.key or "")
         told = _Told(self._policy)
-        excluded = self.excluded(epoch) if self.is_decided(epoch) else memory.decide(epoch, told)
-        self._news.add(epoch)
-        known = len(memory.rows)
-        self._log.info("outcomes.decided", epoch=epoch, num_known=known, num_excluded=len(excluded), **told.numbers)
+        excluded = memory.decide(epoch, told)
+        before, self.fresh[epoch] = self.fresh.get(epoch), excluded
+        if before is None or not np.array_equal(before, excluded):
+            known, number = len(memory.rows), len(excluded)
+            self._log.info("outcomes.decided", epoch=epoch, num_known=known, num_excluded=number, **told.numbers)
+
+    def decide_anew(self, place: Position) -> bool:
+        """Decide again what the epochs exclude of which no sample was delivered; return whether that is another now.
+
+        The others are decided for good.
+
+        :param place: up to which the part is delivered.
+        """
+        early = {epoch: ids for epoch, ids in self.fresh.items() if Position(epoch) >= place and self.is_decided(epoch)}
+        self.fresh = early.copy()
+        for epoch in early:
+            self.decide(epoch)
+        return any(not np.array_equal(ids, self.fresh[epoch]) for epoch, ids in early.items())
 
     def excluded(self, epoch: int) -> Ids:
         """The ids of the rows that ``epoch`` excludes, ascending; none before that is decided."""
         found = (memory.excluded.get(epoch) for memory in self.memories.values())
         return next((ids for ids in found if ids is not None), NO_IDS)
-
-    def news(self) -> dict[int, Ids]:
-        """What the epochs exclude that were decided since the last call."""
-        news = {epoch: self.excluded(epoch) for epoch in sorted(self._news) if self.is_decided(epoch)}
-        self._news.clear()
-        return news
 
     def forget_decisions(self, first: int, stop: int | None = None) -> None:
         """Keep the decisions of the epochs ``[first, stop)`` only."""
@@ -157,13 +192,15 @@ class PartOutcomes:
 
     # States.
 
-    def saved(self, epoch: int) -> OutcomeState:
+    def saved(self, epoch: int, place: Position) -> OutcomeState:
         """The state of now.
 
         :param epoch: the first whose decisions a restart needs.
+        :param place: up to which the part is delivered.
         """
         self.forget_decisions(epoch)
-        texts = {key: base64.b64encode(memory.saved()).decode() for key, memory in self.memories.items()}
+        early = [epoch for epoch in self.fresh if Position(epoch) >= place]
+        texts = {key: base64.b64encode(memory.saved(early)).decode() for key, memory in self.memories.items()}
         return OutcomeState(memory=texts.pop(""), by_key=texts, **self._totals())
 
     def restored(self, saved: OutcomeState | None) -> Memories:
@@ -195,7 +232,7 @@ class PartOutcomes:
     def take(self, memories: Memories) -> None:
         """Continue with these memories."""
         self.memories = memories
-        self._news.clear()
+        self.fresh.clear()
 
     def numbers(self) -> dict[str, Any]:
         """Numbers for :class:`~asyncdata.Statistics`."""
@@ -218,6 +255,10 @@ class PartOutcomes:
 class LoaderOutcomes:
     """The memories of a loader: one for each part of a mixture, or one without a name.
 
+    Several ranks count the reports of all, in one order. They take the same samples in a step, each its share. So all
+    begin an epoch in the same step, with what it leaves out decided by the same scores; in their next reports they
+    compare it.
+
     :param sources: by the names of the parts.
     :param world_size: ranks that report together, if there is more than one.
     :ivar parts: the memories, by the same names.
@@ -226,31 +267,67 @@ class LoaderOutcomes:
 
     def __init__(self, settings: Outcomes, sources: Mapping[str, Blocks], group_size: int, world_size: int = 1) -> None:
         self.parts = {name: PartOutcomes(settings, files) for name, files in sources.items()}
-        self._shared: SharedOutcomes | None = None
-        if world_size > 1:
-            from asyncdata.loader.shared_outcomes import SharedOutcomes
-
-            self._shared = SharedOutcomes(settings.exchange, world_size, self._news, self.count)
+        self._exchange, self._world_size = settings.exchange if world_size > 1 else None, world_size
         self._group_size = group_size
 
-    def report(self, own: Callable[[], list[RowReport]], lock: AbstractContextManager[Any]) -> int:
-        """Count scores, with several ranks those of all; return how many were new.
+    def report(self, own: Callable[[], list[RowReport]], news: News, count: Callable[[Any], int]) -> int:
+        """Count scores, with several ranks those of all; return how many were new. Then every rank must call it.
 
-        :param own: makes this loader's reports.
-        :param lock: the coordinator's, which is not held now, as delivery needs it.
+        :param own: makes this rank's reports.
+        :param news: as from :meth:`news`.
+        :param count: calls :meth:`count` with the locks, which are not held now.
         :raises InvalidGroupError: if a report cannot be counted (AD482), or all lack a reward (AD484).
-        :raises WorkerError, ConfigError: as :meth:`~asyncdata.loader.shared_outcomes.SharedOutcomes.report` says.
+        :raises WorkerError: AD486, if another rank cannot report or be reached; nothing is counted then.
+        :raises ConfigError: AD487, if another rank leaves out other rows.
         """
-        if self._shared is not None:
-            return self._shared.report(own, lock)
+        if self._exchange is None:
+            return count(own())
 
-        reports = own()
-        with lock:
-            return self.count(reports)
+        decided = [[name, epoch, blake2b(ids.tobytes(), digest_size=16).hexdigest()] for name, epoch, ids in news]
+        try:
+            message = _Message(own(), decided)
+        except AsyncDataError as error:
+            self._send(self._exchange, _Message(error=str(error)))  # the others wait for it
+            raise
 
-    def _news(self) -> list[tuple[tuple[str, int], Ids]]:
-        """What each epoch of a part excludes, of those that were decided since the last call."""
-        return [((name, epoch), ids) for name, part in self.parts.items() for epoch, ids in part.news().items()]
+        messages = self._send(self._exchange, message)
+        for rank, message in enumerate(messages):
+            if message.error:
+                raise WorkerError(f"AD486 rank {rank} cannot report its scores, and none was counted: {message.error}")
+
+            if message.decided != decided:
+                raise ConfigError(
+                    f"AD487 since the last report, rank {rank} has left out other rows than this rank: their data, "
+                    "policies or states differ, or one of them took samples while it reported"
+                )
+
+        return count(report for message in messages for report in message.reports)
+
+    def _send(self, exchange: Callable[[bytes], list[bytes]], message: _Message) -> list[_Message]:
+        try:
+            answers = exchange(msgspec.msgpack.encode(message))
+        except Exception as error:  # whatever the trainer's library raises
+            raise WorkerError(
+                f"AD486 the other ranks cannot be reached with scores: {error!r}. Each rank must call report() equally "
+                "often, with no samples if it has none"
+            ) from error
+
+        decode = msgspec.msgpack.Decoder(_Message).decode
+        return rank_answers(answers, decode, self._world_size, "Outcomes(exchange=...)")
+
+    def news(self, places: Places) -> News:
+        """What epochs of a part exclude, of those that have begun since the last report that was counted.
+
+        :param places: as in :meth:`state`, of the present ledger.
+        """
+        parts = self._newest(places)
+        return [(n, e, part.fresh[e]) for n, part, place in parts for e in sorted(part.fresh) if Position(e) < place]
+
+    def _newest(self, places: Places) -> list[tuple[str, PartOutcomes, Position]]:
+        """The parts that have decided lately, and up to where each is delivered. Most reports come when none has."""
+        parts = [(name, part) for name, part in self.parts.items() if part.fresh]
+        found = places() if parts else {}
+        return [(name, part, found.get(name, Position())) for name, part in parts]
 
     def reports_of(self, items: Iterable[Sample] | Iterable[Group], scores: Any) -> list[RowReport]:
         """The scores of each row.
@@ -303,10 +380,12 @@ class LoaderOutcomes:
 
         return [sample.source_epoch, self.parts[name].row_id(sample), name]
 
-    def count(self, reports: Iterable[RowReport], attempts: int | None = None) -> int:
+    def count(self, reports: Iterable[RowReport], attempts: int | None, places: Places, redo: Callable[[], Any]) -> int:
         """Count scores of rows; return how many were new. Those of parts that are not there any more are left out.
 
         :param attempts: samples of a row in an epoch; None: those of a group.
+        :param places: as in :meth:`news`.
+        :param redo: called if epochs after that have other rows now, which are to be read again.
         :raises InvalidGroupError: if they lack the reward that the policy reads (AD484); none is counted.
         """
         found: dict[tuple[str, str], list[RowReport]] = {}
@@ -315,22 +394,23 @@ class LoaderOutcomes:
                 found.setdefault((report.source, report.key), []).append(report)
         self._refuse_other_keys({key for _, key in found})
         size = attempts or self._group_size
-        return sum(self.parts[name].of(key).report(some, size) for (name, key), some in found.items())
+        number = sum(self.parts[name].of(key).report(some, size) for (name, key), some in found.items())
+        if sum(part.decide_anew(place) for _, part, place in self._newest(places)):  # all are asked
+            redo()
+        return number
 
     def begin_at(self, epoch: int) -> None:
         """Delivery of a single source goes to ``epoch``, whose rows are decided anew, as those of later epochs."""
         self.parts[""].forget_decisions(0, epoch)
 
-    def state(
-        self, coordinator: Coordinator, epochs_of: Callable[[Ledger], Mapping[str, int]]
-    ) -> tuple[Ledger, dict[str, OutcomeState]]:
-        """The ledger, and the states of all memories at the same instant.
+    def state(self, epochs: Mapping[str, int], places: Mapping[str, Position]) -> dict[str, OutcomeState]:
+        """The states of all memories.
 
-        :param epochs_of: the epoch of each part at which a restart begins.
+        :param epochs: the epoch of each part at which a restart begins.
+        :param places: up to which each part is delivered.
         """
-        with coordinator.lock:
-            epochs = epochs_of(coordinator.ledger)
-            return coordinator.ledger, {name: part.saved(epochs.get(name, 0)) for name, part in self.parts.items()}
+        parts = self.parts.items()
+        return {name: part.saved(epochs.get(name, 0), places.get(name, Position())) for name, part in parts}
 
     def take(self, found: Mapping[str, Memories | None]) -> None:
         """Continue with these memories."""
@@ -452,7 +532,7 @@ def _values(samples: list[Any], score: Any) -> list[Any]:
 
 def _score(sample: Sample, value: Any) -> float:
     try:
-        score = float(value)
+        score = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError):
         score = math.nan
     if not abs(score) <= MAX_SCORE:

@@ -6,11 +6,9 @@ from other threads: a producer that waits for room, a restart, tokenize function
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
-import weakref
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING
@@ -52,6 +50,7 @@ class Service:
     :param event_loop: ``asyncio``, ``uvloop`` or ``trio``: the event loop of its thread.
     :param early: the fork server that was started early, with the thread in which the service will run.
     :param index: the row index, if there is one: calls may wait for it.
+    :ivar lock: held during a restart; who also needs the coordinator's lock takes that one later.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Service:
         self._windows = windows
         self._producer = producer
         self._slot_bytes = slot_bytes
-        self._lock = threading.RLock()  # reentrant: a garbage collection while it is held may close the loader
+        self.lock = threading.RLock()  # reentrant: a garbage collection while it is held may close the loader
         self._thread: threading.Thread | None = None
         self._call_soon: Callable[[Callable[[], object]], object] | None = None
         self._expected_canaries: list[str] = []
@@ -92,10 +91,9 @@ class Service:
         if self._thread is not None:
             return
 
-        with self._lock:
+        with self.lock:
             if self._thread is None and not self._is_closed:
                 self._thread = self._running_thread()
-                _running.add(self)
 
     def _running_thread(self) -> threading.Thread:
         if self._early is not None:
@@ -141,7 +139,7 @@ class Service:
 
         :param expected_canaries: those of the snapshot that the ledger comes from; None: no change.
         """
-        with self._lock:  # so that :meth:`_begin` sees both changes, or neither
+        with self.lock:  # so that :meth:`_begin` sees both changes, or neither
             self._coordinator.restart(change)
             if expected_canaries is not None:
                 self._expected_canaries = expected_canaries
@@ -152,7 +150,7 @@ class Service:
 
     def _begin(self) -> None:
         """Read ahead into the coordinator's channel, once per channel: twice would deliver its rows twice."""
-        with self._lock:
+        with self.lock:
             channel = self._coordinator.channel
             if channel is self._begun:
                 return
@@ -168,7 +166,7 @@ class Service:
 
     def reopen_soon(self) -> None:
         """Have the workers open the tokenize function again. From any thread."""
-        with self._lock:
+        with self.lock:
             if self._call_soon is None:  # the executor does not run yet
                 self._executor.reopen()
             else:
@@ -199,7 +197,7 @@ class Service:
             group.start_soon(self._run_part, partial(self._executor.run, self._job))
             for windows in self._windows:
                 group.start_soon(self._run_part, windows.run)
-            with self._lock:
+            with self.lock:
                 self._call_soon = call_soon_in_this_loop()
                 if self._is_closed:
                     self._stop.set()
@@ -244,11 +242,10 @@ class Service:
         if not self.is_here:
             return
 
-        with self._lock:
+        with self.lock:
             was_closed, self._is_closed = self._is_closed, True
             if not was_closed and self._call_soon is not None and self._stop is not None:
                 self._call_soon(self._stop.set)
-        _running.discard(self)
         thread = self._thread
         if thread is None and self._early is not None:
             self._early.close()
@@ -259,15 +256,3 @@ class Service:
             thread.join(timeout_s)
             if thread.is_alive():
                 self._log.warning("service.close_timed_out", timeout_s=timeout_s)
-
-
-_running: weakref.WeakSet[Service] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    """At exit: close loaders that are still open, so that the interpreter does not hang."""
-    for service in list(_running):
-        service.close()
-
-
-atexit.register(_close_all)

@@ -404,7 +404,8 @@ class MixtureProducer:
 
     def _may_decide(self, part: int, decisions: Exclusions, epoch: int) -> bool:
         """Decide which rows ``epoch`` of a part has, if a call waits for a sample of it."""
-        is_next = self._merger is not None and self._merger.blocked == part
+        is_blocked = self._merger is not None and self._merger.blocked == part  # since the last merge
+        is_next = is_blocked and not self._parts[part].feed.channel.num_ready
         return is_next and self._coordinator.when_awaited(self._channel, partial(decisions.decide, epoch))
 
     def _bytes_limit(self) -> int:

@@ -53,9 +53,7 @@ def run_page(name: str, run: Run, samples: Samples, place_of: Callable[[BadRowRe
     began = datetime.fromtimestamp(run.starts[0].header.at, UTC)
     about = [f"began {began:%Y-%m-%d %H:%M} UTC", header.host, f"asyncdata {header.library}"]
     shows = header.shows_rows
-    empty = (
-        "No sample was recorded." if shows else "Rows are not shown: the run was started with BadRows(excerpts=False)."
-    )
+    empty = "No sample was recorded." if shows else "Rows are not shown: the run had BadRows(excerpts=False)."
     over_time = OverTime(steps_of(run.stream, origins(run)[0]))
     sections = [
         overview(run),

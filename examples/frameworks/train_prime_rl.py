@@ -2,14 +2,13 @@
 
     uv run --with path/to/asyncdata python train_prime_rl.py
 
-It writes ``rl.toml`` and starts prime-rl's ``rl``. This file is also the taskset: questions about docstrings. The state
-is in ``orchestrator/progress.pt`` of prime-rl's checkpoints; tasks whose rollouts were not complete come again first.
-Arguments are those of ``rl``, such as ``--model.name my/model``. Copy this file and ``_shared.py``.
+This file is also the taskset: questions about docstrings. The state is in ``orchestrator/progress.pt`` of prime-rl's
+checkpoints; tasks whose rollouts were not complete come again first. Arguments are those of ``rl``, such as
+``--model.name my/model``. Copy this file and ``_shared.py``.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,8 @@ FOLDER = Path("asyncdata_prime_rl").resolve()
 PROMPTS = FOLDER / "prompts.jsonl"
 CONFIG = f"""
 max_steps = 100
-seq_len = 2048
-output_dir = {json.dumps(str(FOLDER / "runs"))}
+trainer.optim.lr = 3e-6
+output_dir = "{FOLDER}/runs"
 run.name = "docstrings"
 model.name = "Qwen/Qwen3-0.6B"
 ckpt.interval = 10
@@ -70,13 +69,10 @@ class DocstringRows(vf.Taskset[DocstringTask, vf.TasksetConfig]):
 
 
 class Tasks(TaskSampler):
-    """The tasks, and which of them await rollouts."""
-
     def __init__(self, config: Any) -> None:
-        knobs: Any = {"shuffle": "full", "seed": 1, "num_workers": 2}
-        self.loader = DataLoader(str(PROMPTS), tokenize_fn=RowFn(), commit="on_ack", **knobs)
+        self.config, self.waiting = config, {}  # tasks that await rollouts
+        self.loader = DataLoader(str(PROMPTS), tokenize_fn=RowFn(), shuffle="full", seed=1, commit="on_ack")
         self.state_dict, self.load_state_dict = self.loader.state_dict, self.loader.load_state_dict
-        self.config, self.waiting = config, {}
 
     def __next__(self) -> DocstringTask:
         [sample] = self.loader.get_next_batch(1)

@@ -163,6 +163,16 @@ def test_a_group_that_is_out_and_excluded_ends_as_any_other(opened):
             loader.consume([groups[2]])
 
 
+def test_a_group_that_a_trainer_made_of_several_rows_is_dropped_if_one_of_them_is_excluded(opened):
+    with opened(n_samples_per_prompt=2) as loader:
+        groups = loader.get_samples(3)
+        loader.add_samples([[groups[0][0], groups[1][0]]])
+        loader.exclude([groups[1]])
+        loader.add_samples([[groups[2][0], groups[1][1]], [groups[0][1], groups[2][1]]])
+        assert loader.statistics().dropped_groups_total == {"excluded": 2}
+        assert loader.get_samples(1) == [[groups[0][1], groups[2][1]]]
+
+
 def test_another_epoch_numbers_its_groups_after_all_that_were_served(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
     with make(path) as loader:

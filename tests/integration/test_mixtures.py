@@ -330,8 +330,33 @@ def test_weights_that_changed_are_refused_and_named(data):
     with make(mix_of(data, {**WEIGHTS, "math": 9})) as loader, pytest.raises(SnapshotMismatchError) as refused:
         loader.load_state_dict(state)
 
-    assert "math.weight: saved 5, present 9" in str(refused.value)
-    assert refused.value.differences["mixture.math.weight"] == (5, 9)
+    assert "math.weight: saved 50 %, present 64.2857 %" in str(refused.value)
+    assert refused.value.differences["mixture.math.weight"] == (5 / 10, 9 / 14)
+
+
+@pytest.mark.parametrize("is_stage", [False, True])
+def test_weights_that_changed_are_named_by_their_shares(data, is_stage):
+    """1:5:4 and 2:2:6 are 1:1:3 by the smallest whole numbers, as if docs had the same."""
+
+    def mix(weights):
+        parts = {name: data / f"{path}.jsonl" for name, path in zip(weights, ("chat", "code", "math"), strict=True)}
+        if is_stage:
+            return Mix(parts, quota=10, stages={100: weights})
+        return Mix({name: Part(path, weight=weights[name]) for name, path in parts.items()}, quota=10)
+
+    state = state_after(mix({"docs": 1, "math": 5, "chat": 4}), 17)
+    with make(mix({"docs": 2, "math": 10, "chat": 8})) as loader:
+        loader.load_state_dict(state)
+    with make(mix({"docs": 2, "math": 2, "chat": 6})) as loader, pytest.raises(SnapshotMismatchError) as refused:
+        loader.load_state_dict(state)
+
+    at = " from 100 on" if is_stage else ""
+    assert refused.value.differences == {
+        f"mixture.chat.weight{at}": (0.4, 0.6),
+        f"mixture.docs.weight{at}": (0.1, 0.2),
+        f"mixture.math.weight{at}": (0.5, 0.2),
+    }
+    assert f"docs.weight{at}: saved 10 %, present 20 %" in str(refused.value)
 
 
 def test_a_part_whose_file_changed_and_the_state_of_a_single_source_are_refused_and_named(data):

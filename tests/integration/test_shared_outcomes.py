@@ -3,6 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from asyncdata import HardPacking, Mix, Outcomes, PassRate, Ranks, RowShuffle, Shuffle
@@ -157,6 +158,8 @@ def test_an_exchange_that_fails_or_answers_something_else_is_an_error(rows):
         of(lambda data: [data])
     with pytest.raises(ConfigError, match=r"AD487 Outcomes\(exchange=...\) did not return the bytes"):
         of(lambda data: [data, b"?"])
+    with pytest.raises(ConfigError, match="AD487 .* they are of the type ndarray"):
+        of(lambda data: [np.frombuffer(data, np.uint8)] * 2)
 
 
 def test_what_does_not_go_together_is_refused(rows):

@@ -16,7 +16,7 @@ from asyncdata.delivery.chunk import is_excluded
 from asyncdata.delivery.outcomes.policy import OutcomeTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from asyncdata.delivery.chunk import Ids
     from asyncdata.delivery.outcomes.policy import Policy
@@ -195,10 +195,9 @@ class OutcomeMemory:
         return self.num_scores - before
 
     def decide(self, epoch: int, policy: Policy) -> Ids:
-        """The rows that ``epoch`` excludes: decided at the first call, by what was reported until then."""
-        if epoch not in self.excluded:
-            table = self.rows.table()
-            self.excluded[epoch] = table.ids[policy(table, epoch)] if len(table.ids) else table.ids
+        """The rows that ``epoch`` excludes from now on, by what was reported until now."""
+        table = self.rows.table()
+        self.excluded[epoch] = table.ids[policy(table, epoch)] if len(table.ids) else table.ids
         return self.excluded[epoch]
 
     def forget_decisions(self, first: int, stop: int | None = None) -> None:
@@ -245,14 +244,17 @@ class OutcomeMemory:
 
     # States.
 
-    def saved(self) -> bytes:
-        """The whole memory."""
+    def saved(self, early: Container[int] = ()) -> bytes:
+        """The whole memory.
+
+        :param early: epochs of which may still change what they exclude.
+        """
         ids, rows = self.rows.arrays()
         base = _Base(
             ids.tobytes(),
             rows.tobytes(),
             _packed(self._open),
-            {epoch: self._bits(ids) for epoch, ids in self.excluded.items()},
+            {epoch: self._bits(ids) for epoch, ids in self.excluded.items() if epoch not in early},
         )
         return msgspec.msgpack.encode(base)
 

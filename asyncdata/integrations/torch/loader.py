@@ -23,7 +23,7 @@ from asyncdata.checkpoint.snapshot import save_at
 from asyncdata.core.errors import ConfigError, WorkerError
 from asyncdata.core.extras import missing_package
 from asyncdata.core.threads import started
-from asyncdata.integrations.torch.process import from_torch_state, to_torch_state
+from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
 
 if TYPE_CHECKING:
     import os
@@ -86,6 +86,7 @@ class StatefulDataLoader:
         trainer_lookahead: int = 0,
         follows_set_epoch: bool = True,
     ) -> None:
+        refuse_async(loader, "StatefulDataLoader")
         if trainer_lookahead < 0:
             raise ConfigError(f"trainer_lookahead must be 0 or more, got {trainer_lookahead}")
 
@@ -139,7 +140,8 @@ class StatefulDataLoader:
             self._queue = before._replace(fetches=(*before.fetches, fetch))
             if in_a_thread:
                 with contextlib.suppress(WorkerError):  # there is no room for a thread
-                    started(fetch.run_ahead, "asyncdata-fetch")
+                    stuck = "a batch is still being made or copied: this process ends without it"
+                    started(fetch.run_ahead, "asyncdata-fetch", if_stuck=stuck)
             else:
                 fetch.run()
         except BaseException:

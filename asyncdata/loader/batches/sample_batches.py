@@ -118,6 +118,10 @@ class Batching:
         """Where D is read from after a restart: before the oldest lease, or at the next sample."""
         return RestartPoint(*ledger.restart_point()[:2])
 
+    def settled(self, ledger: Ledger) -> Ledger:
+        """What a snapshot is taken of: the ledger without what was taken for a batch that is not delivered."""
+        return ledger
+
     def saved(self, ledger: Ledger) -> PackState | msgspec.UnsetType:
         """What a snapshot keeps of packing."""
         return msgspec.UNSET

@@ -7,7 +7,7 @@ rows are requested like those of any window.
 
 from __future__ import annotations
 
-import sys
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -29,9 +29,6 @@ _SUMS = "\0token_sums"
 _LEAST_BYTES = 1 << 16
 _SHORT_BYTES = 96
 """Mean length of values below which numpy gathers them faster than slices are joined."""
-
-_UNUSED = 3
-"""References to a buffer of the list: of the list, of the loop over it, and of the count of references."""
 
 _TEXT, _SAMPLE, _NO_SAMPLE = 0, 1, 2
 _NO_VALUES = Column(b"", b"")
@@ -60,14 +57,13 @@ class _Part(NamedTuple):
 class ReadyRows:
     """The samples of one window.
 
-    :param buffers: of all windows; one that no other uses is used again: new memory costs more than a copy.
+    :param buffers: those that no window uses. This one takes one of them, as new memory costs more than a copy, and
+        gives its own back when nothing refers to it any more.
     """
 
     def __init__(self, buffers: list[bytearray]) -> None:
-        free = (buffer for buffer in buffers if sys.getrefcount(buffer) == _UNUSED)
-        self._data = next(free, None) or bytearray(_LEAST_BYTES)
-        if not any(buffer is self._data for buffer in buffers):
-            buffers.append(self._data)
+        self._data = buffers.pop() if buffers else bytearray(_LEAST_BYTES)
+        weakref.finalize(self, buffers.append, self._data).atexit = False
         self._end = 0
         self._parts: dict[int, _Part] = {}
         self._busy_s = 0.0

@@ -304,9 +304,9 @@ print(json.dumps(found))
 
 
 def test_skyrl_takes_every_argument_of_its_example_and_rewards_its_prompts(tmp_path):
-    tree = checkout("ASYNCDATA_SKYRL", "skyrl/train/fully_async_trainer.py", SKYRL_PACKAGES)
+    checkout("ASYNCDATA_SKYRL", "skyrl/train/fully_async_trainer.py", SKYRL_PACKAGES)
 
-    assert answer_of(SKYRL, tmp_path, tree) == {
+    assert answer_of(SKYRL, tmp_path) == {
         "samples": 4,
         "checkpoints": f"{tmp_path}/asyncdata_skyrl/checkpoints",
         "batches": 2000 // 64,

@@ -158,7 +158,7 @@ def test_the_memory_is_what_a_dict_of_all_scores_says(steps, policy):
         if name == "report":
             assert memory.report(value, ATTEMPTS) == sum(counted(scores, report) for report in value)
         elif name == "decide":
-            wanted = decided.setdefault(value, excluded_of(scores, value, policy))
+            wanted = decided[value] = excluded_of(scores, value, policy)
             assert set(memory.decide(value, policy).tolist()) == wanted
         else:
             saved, memory = memory.saved(), OutcomeMemory(num_earlier=num_earlier)
