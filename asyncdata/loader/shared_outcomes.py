@@ -6,13 +6,16 @@ step, by the same scores; in their next reports they compare it.
 
 from __future__ import annotations
 
+from concurrent.futures import Future, wait
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import msgspec
 
 from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError
 from asyncdata.core.rank_answers import rank_answers
+from asyncdata.core.threads import call_soon_in_this_loop, started
 from asyncdata.delivery.outcomes.memory import RowReport  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     Count = Callable[[Iterable[RowReport]], int]
     Decided = list[tuple[tuple[str, int], Ids]]
 
-__all__ = ("SharedOutcomes",)
+__all__ = ("SharedOutcomes", "reporting", "settled")
 
 
 class _Message(msgspec.Struct, array_like=True):
@@ -97,6 +100,30 @@ class SharedOutcomes:
             ) from error
 
         return rank_answers(answers, _decode, self._world_size, "Outcomes(exchange=...)")
+
+
+def reporting(report: Callable[[], int], before: Future[int] | None) -> Future[int]:
+    """The result of a report that a thread makes, after one that was made before."""
+    result: Future[int] = Future()
+
+    def run() -> None:
+        if before is not None:
+            wait([before])
+        try:
+            result.set_result(report())
+        except BaseException as error:  # for who waits
+            result.set_exception(error)
+
+    stuck = "AD486 the other ranks did not come to a report of scores: this process ends without it"
+    started(run, "asyncdata-report", if_stuck=stuck)
+    return result
+
+
+async def settled(result: Future[int]) -> None:
+    """Wait until it is there, or its error."""
+    ready, call_soon = anyio.Event(), call_soon_in_this_loop()
+    result.add_done_callback(lambda _: call_soon(ready.set))
+    await ready.wait()
 
 
 def _digest(ids: Ids) -> str:
