@@ -126,31 +126,13 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
-# Names that were here before 0.1.0 went to modules of their own: kept, with a warning, until 0.2.0.
-_MOVED = {
-    "errors": (
-        "AsyncDataError BadRowError ConfigError EndOfData FilterError InvalidGroupError LoaderClosedError "
-        "LoaderForkedError NoSamplesError PrefetchTimeoutError QuarantineError SnapshotError SnapshotMismatchError "
-        "SnapshotVersionError SourceChangedError SourceError TooManyBadRowsError WorkerError"
-    ),
-    "filters": (
-        "BalancedByMetadata ByMetadata ByReward ByStaleness Chain first_in_first_out has_reward_spread reset_response"
-    ),
-    "xtuner": "XTunerCollator XTunerPacking XTunerTokenizeFn",
-}
+_MODULES = ("errors", "filters", "xtuner")
+"""They need no import of their own."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MOVED:
+    if name in _MODULES:
         return importlib.import_module(f"asyncdata.{name}")
-
-    for module, names in _MOVED.items():
-        if name in names.split():
-            import warnings
-
-            old, new = f"asyncdata.{name}", f"asyncdata.{module}.{name}"
-            warnings.warn(f"{old} is now {new}; the old path goes in 0.2.0", DeprecationWarning, stacklevel=2)
-            return getattr(importlib.import_module(f"asyncdata.{module}"), name)
 
     if name not in _HOME_OF:
         raise AttributeError(f"module 'asyncdata' has no attribute {name!r}")
@@ -161,4 +143,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__) | set(_MOVED))
+    return sorted(set(globals()) | set(__all__) | set(_MODULES))

@@ -61,7 +61,7 @@ async def train(folder: Path, kill: bool) -> None:
         tokenize_fn=PromptTokenizeFn(tokenizer_folder(), label_key="label", apply_chat_template=True),
         n_samples_per_prompt=4,
         commit="on_ack",  # what is out when the process dies is served again
-        outcomes=Outcomes(path=str(folder / "outcomes"), policy=PassRate(drop_above=1.0, revisit_every=4)),
+        outcomes=Outcomes(policy=PassRate(drop_above=1.0, revisit_every=4)),
         num_workers=0,
     ) as loader:
         if (folder / "snapshot").exists():

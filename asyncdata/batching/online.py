@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import chain, groupby, islice, repeat
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -39,9 +40,15 @@ if TYPE_CHECKING:
     from asyncdata.core.types import Sample
     from asyncdata.delivery.ledger import RestartPoint
 
-__all__ = ("OnlinePacks", "OnlineProgress")
+    Fresh = list[tuple[Place, Sample]]
+
+__all__ = ("OnlinePacks", "OnlineProgress", "place_of")
 
 _COUNT_LINES_S = 5.0
+_OTHER_SAMPLES = (
+    "a tokenize function must give the same each time, and the data be those of then; or the snapshot is of another "
+    "build of asyncdata"
+)
 """Longest time for which counting the lines of a file may delay an error."""
 
 
@@ -111,6 +118,7 @@ class OnlineProgress(NamedTuple):
     :ivar epoch: the epoch that is being delivered.
     :ivar num_kept: samples that the packer took in, in this run.
     :ivar is_alone: whether what waited at the epoch's end was packed by itself.
+    :ivar settled: the ledger after the last batch, if samples were taken since then.
     """
 
     packer: Packer
@@ -125,6 +133,7 @@ class OnlineProgress(NamedTuple):
     delivered: Delivered = Delivered()
     num_kept: int = 0
     is_alone: bool = False
+    settled: Any = None
 
     @property
     def counts(self) -> Counts:
@@ -138,9 +147,14 @@ class OnlineProgress(NamedTuple):
         return len({arrival for arrival, _, _ in chain.from_iterable(packs) if arrival.sample is not None})
 
     @property
+    def num_made(self) -> int:
+        """Packs of full windows that are not delivered; after a restart, less those that are to be made again."""
+        return sum(len(window.packs) for window in self.ready) - self.num_gone
+
+    @property
     def num_ready(self) -> int:
         """Packs that can be delivered."""
-        return 0 if self.missing else max(0, sum(len(window.packs) for window in self.ready) - self.num_gone)
+        return 0 if self.missing else max(0, self.num_made)
 
     @property
     def waiting_tokens(self) -> int:
@@ -200,21 +214,25 @@ class OnlinePacks:
 
     # Samples come.
 
-    def pushed(self, progress: OnlineProgress, samples: Sequence[Sample], point: RestartPoint) -> OnlineProgress:
+    def pushed(
+        self, progress: OnlineProgress, samples: Sequence[Sample], point: RestartPoint, until: float = inf
+    ) -> OnlineProgress:
         """The progress after the next samples of D. Samples that were taken in before a restart are passed over.
 
         :param point: where D was read from to get them.
+        :param until: after the sample with which so many packs are ready, no more are taken in; ``last`` is that one.
         :raises ConfigError: AD450, for a sample that cannot be packed.
         :raises SnapshotError: if samples that waited before a restart do not come again.
         """
         now = progress._replace(point=point)
-        for _, some in groupby(zip(map(_place, samples), samples, strict=True), _epoch_of):
-            now = self._with_samples(now, *zip(*some, strict=True))
+        for _, some in groupby(zip(map(place_of, samples), samples, strict=True), _epoch_of):
+            if now.num_ready < until:
+                now = self._with_samples(now, until, *zip(*some, strict=True))
         is_ordered = now.start.window > progress.start.window
         return self._without_others(now) if is_ordered and self.rules.world_size > 1 else now
 
     def _with_samples(
-        self, now: OnlineProgress, places: tuple[Place, ...], samples: tuple[Sample, ...]
+        self, now: OnlineProgress, until: float, places: tuple[Place, ...], samples: tuple[Sample, ...]
     ) -> OnlineProgress:
         """The progress after samples of one epoch."""
         if not self.rules.across_epochs and now.last is not None and now.last[0] < places[0][0]:
@@ -230,7 +248,10 @@ class OnlinePacks:
             return now
 
         _require_all(now.missing)
-        return self._with_fresh(now, places[num_known:], samples[num_known:])
+        fresh = list(zip(places, samples, strict=True))[num_known:]
+        while fresh and now.num_made < until:
+            now, fresh = self._with_fresh(now, fresh, until)
+        return now
 
     def _come_again(self, arrival: Arrival, stop: int, sample: Sample) -> None:
         """A sample that waited before a restart, and of which the last piece ended at ``stop``, is there again."""
@@ -238,24 +259,29 @@ class OnlinePacks:
         if num_tokens < stop or (not packing.cuts and min(num_tokens, packing.max_length) != stop):
             raise SnapshotError(
                 f"AD604 the sample at {Position(*arrival.place)} waited to be packed when the snapshot was taken, and "
-                f"has {num_tokens} tokens now, not {stop} as then. A tokenize function must give the same each time"
+                f"has {num_tokens} tokens now, not {stop} as then: {_OTHER_SAMPLES}"
             )
 
         arrival.sample = sample
 
-    def _with_fresh(self, now: OnlineProgress, places: tuple[Place, ...], fresh: tuple[Sample, ...]) -> OnlineProgress:
-        lengths = [len(sample.tokens) for sample in fresh]
-        arrivals = [Arrival(place, now.point, sample) for place, sample in zip(places, fresh, strict=True)]
-        packer = now.packer.copy()
-        try:
-            packs = packer.extend(lengths, arrivals)
-        except ConfigError as error:
-            longest = fresh[lengths.index(max(lengths))].source
-            where = "" if longest is None else f": {longest.described(_COUNT_LINES_S)}"
-            raise ConfigError(f"{error}{where}") from None
+    def _with_fresh(self, now: OnlineProgress, fresh: Fresh, until: float) -> tuple[OnlineProgress, Fresh]:
+        """The progress after samples that fill a window, or make ``until`` packs ready; and the samples after them."""
+        packer, number, num_kept = now.packer.copy(), 0, now.num_kept
+        packs: list[Pack] = []
+        window = self._window_size(now) or inf
+        num_missing = until - now.num_made if self.rules.grouping is None else window - len(now.packs)
+        while number < len(fresh) and len(packs) < num_missing:
+            place, sample = fresh[number]
+            length, number = len(sample.tokens), number + 1
+            try:
+                packs += packer.take_in([(length, Arrival(place, now.point, sample))])
+            except ConfigError as error:
+                where = "" if sample.source is None else f": {sample.source.described(_COUNT_LINES_S)}"
+                raise ConfigError(f"{error}{where}") from None
 
-        num_kept = now.num_kept + sum(map(self.rules.packing.keeps, lengths))
-        return self._with_packs(now._replace(packer=packer, last=places[-1], num_kept=num_kept), packs)
+            num_kept += self.rules.packing.keeps(length)
+        now = now._replace(packer=packer, last=fresh[number - 1][0], num_kept=num_kept)
+        return self._with_packs(now, packs), fresh[number:]
 
     def flushed(self, progress: OnlineProgress) -> OnlineProgress:
         """The progress after the epoch's end, where all that waits is packed by itself."""
@@ -437,7 +463,8 @@ def _epoch_of(item: tuple[Place, Sample]) -> int:
     return item[0][0]
 
 
-def _place(sample: Sample) -> Place:
+def place_of(sample: Sample) -> Place:
+    """The place of a sample of D."""
     position = sample.position
     if position is None:
         raise ValueError("a sample of D has a position")
@@ -461,5 +488,5 @@ def _require_all(missing: dict[Place, Any]) -> None:
     if missing:
         raise SnapshotError(
             f"AD604 the sample at {Position(*min(missing))} waited to be packed when the snapshot was taken, and "
-            "does not come again: its row yields no sample now. A tokenize function must give the same each time"
+            f"does not come again: {_OTHER_SAMPLES}"
         )

@@ -65,11 +65,11 @@ class Packer(ABC):
         if len(whole) != len(given):
             raise ConfigError(f"{len(whole)} lengths and {len(given)} references")
 
-        return self._take_in(list(zip(whole, given, strict=True)))
+        return self.take_in(list(zip(whole, given, strict=True)))
 
     @abstractmethod
-    def _take_in(self, arrivals: list[tuple[int, Any]]) -> list[Pack]:
-        """What :meth:`extend` does, for pairs of length and reference."""
+    def take_in(self, arrivals: list[tuple[int, Any]]) -> list[Pack]:
+        """What :meth:`extend` does, for pairs of length and reference; the lengths are right."""
 
     def flush(self) -> list[Pack]:
         """The packs of all waiting samples: there are no more samples."""
@@ -119,7 +119,7 @@ class _SingleState(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _SinglePacker(Packer):
-    def _take_in(self, arrivals: list[tuple[int, Any]]) -> list[Pack]:
+    def take_in(self, arrivals: list[tuple[int, Any]]) -> list[Pack]:
         packs: list[Pack] = [[(reference, 0, length)] for length, reference in arrivals if length]
         self.counts.add("empty", samples=len(arrivals) - len(packs))
         return packs
@@ -176,7 +176,7 @@ class _HardPacker(Packer):
         if self._room <= 0:
             raise wrong_state()
 
-    def _take_in(self, arrivals: list[tuple[int, Any]]) -> list[Pack]:
+    def take_in(self, arrivals: list[tuple[int, Any]]) -> list[Pack]:
         packs: list[Pack] = []
         for length, reference in arrivals:
             start = 0
@@ -306,7 +306,7 @@ class _SoftPacker(Packer):
                 self._pieces[number] = (next(references), 0, length)
                 insort(self._keys, (size << _SHIFT) + _MASK - number)
 
-    def _take_in(self, arrivals: list[tuple[int, Any]]) -> list[Pack]:
+    def take_in(self, arrivals: list[tuple[int, Any]]) -> list[Pack]:
         """As the base class says. Nothing is counted if a sample is too long, and that is an error."""
         packing = self._packing
         longest = packing.max_length

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from asyncdata.checkpoint.matching import describe_change, find_changes, setting_of
-from asyncdata.core.errors import SnapshotError
+from asyncdata.checkpoint.restore import saved_digest
 from asyncdata.core.types import Position
-from asyncdata.delivery.stream_digest import StreamDigest
 
 if TYPE_CHECKING:
     from asyncdata.checkpoint.snapshot import Snapshot
+    from asyncdata.delivery.stream_digest import StreamDigest
 
 __all__ = ("Comparison", "Verdict", "compare")
 
@@ -51,11 +51,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(first: Snapshot, second: Snapshot) -> Comparison:
     """Compare the streams that led to two snapshots.
 
-    :raises SnapshotError: if a digest has a wrong layout.
+    :raises SnapshotError: if a digest has a wrong layout, or does not cover the whole run.
     """
     found = find_changes(first.order, first.fingerprints, second.order, second.fingerprints)
     changes = {name: describe_change(name, *pair) for name, pair in found.items()}
-    digests = _digest(first), _digest(second)
+    digests = saved_digest(first), saved_digest(second)
     verdict, reasons, compares = _judged(*digests, set(found))
     counts = _seen(first), _seen(second)
     return Comparison(
@@ -69,13 +69,6 @@ def compare(first: Snapshot, second: Snapshot) -> Comparison:
     )
 
 
-def _digest(snapshot: Snapshot) -> StreamDigest | None:
-    try:
-        return msgspec.convert(snapshot.counters.get("digest"), StreamDigest | None)
-    except msgspec.ValidationError as error:
-        raise SnapshotError(f"AD602 the digest in a snapshot is not laid out as one: {error}") from error
-
-
 def _seen(snapshot: Snapshot) -> int:
     number = snapshot.counters.get("num_groups", 0)
     return number if isinstance(number, int) else 0
@@ -84,19 +77,7 @@ def _seen(snapshot: Snapshot) -> int:
 _Judged = tuple[Verdict, list[str], str]
 
 
-def _judged(first: StreamDigest | None, second: StreamDigest | None, changed: set[str]) -> _Judged:
-    if first is None or second is None:
-        which = " and ".join(name for name, one in (("first", first), ("second", second)) if one is None)
-        reason = f"the {which} snapshot has no digest: a version of asyncdata wrote it that made none"
-        return Verdict.UNDECIDED, [reason], "nothing"
-
-    if first.first != second.first:
-        reason = (
-            f"the digests begin at samples {first.first} and {second.first}: a run continued from a snapshot without "
-            "one"
-        )
-        return Verdict.UNDECIDED, [reason], "nothing"
-
+def _judged(first: StreamDigest, second: StreamDigest, changed: set[str]) -> _Judged:
     parts = sorted({setting_of(name) for name in changed} & {"data", "seed", "order"})
     other_order = [f"their positions are of other orders: {', '.join(parts)} differ"] if parts else []
     if first.num_samples != second.num_samples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from binascii import a2b_base64
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,8 +10,9 @@ from msgspec import structs
 
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.log import get_logger
-from asyncdata.core.types import Position, Sample
-from asyncdata.delivery.ledger import Counters, Ledger, Returned
+from asyncdata.core.types import Position
+from asyncdata.delivery.ledger import Counters, Ledger, Returned, Served
+from asyncdata.delivery.stream_digest import StreamDigest
 from asyncdata.order.order import ROWS_PER_WINDOW
 
 if TYPE_CHECKING:
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
 
     from asyncdata.checkpoint.snapshot import Snapshot
 
-__all__ = ("epoch_to_begin", "ledger_at_row", "ledger_of")
+__all__ = ("epoch_to_begin", "ledger_at_row", "ledger_of", "saved_digest")
 
 _log = get_logger(__name__)
+_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = None) -> Ledger:
@@ -32,6 +35,7 @@ def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = 
     :raises ConfigError: if groups in the snapshot have another number of samples.
     :raises SnapshotError: if a value in it cannot be read.
     """
+    excluded = dict.fromkeys(saved.excluded or (), Position())
     return Ledger(
         position=Position(*saved.position),
         counters=_counters(saved, digest),
@@ -39,32 +43,55 @@ def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = 
         acked=frozenset(Position(*place) for place in saved.acked),
         journal=frozenset(saved.journal),
         group_drops=dict(saved.group_drops or {}),
-        excluded=frozenset(saved.excluded or ()),
+        excluded=excluded | {(file, offset): Position(*place) for file, offset, *place in saved.excluded_late or ()},
+        served=saved.served or Served(),
         packs=packs,
     )
 
 
-def _counters(saved: Snapshot, digest: str) -> Counters:
+def _counters(saved: Snapshot, of: str) -> Counters:
+    digest = saved_digest(saved).resumed(of)
     try:
-        return Counters.restored(saved.counters, digest)
+        return structs.replace(msgspec.convert(saved.counters, Counters), digest=digest)
     except Exception as error:  # a crafted value may make the converter raise anything
         raise SnapshotError(f"AD602 the snapshot's counters cannot be read: {error}") from error
 
 
-def _returned(record: list[dict[str, Any]], size: int) -> Returned:
-    if not record:
-        raise SnapshotError("AD602 a group in the snapshot's buffer cannot be read: it has no sample")
+def saved_digest(saved: Snapshot) -> StreamDigest:
+    """The running digest of a snapshot.
 
-    if len(record) != size:
-        raise ConfigError(
-            f"the snapshot's buffer has groups of {len(record)} samples, and n_samples_per_prompt is {size}; serve "
-            "them with the old setting first"
+    :raises SnapshotError: AD602, if it is not laid out as one, or does not cover the run from its first sample on.
+    """
+    found = saved.counters.get("digest")
+    if found is None or (isinstance(found, dict) and found.get("first")):  # samples before it began
+        raise SnapshotError(
+            "AD602 this snapshot has no digest of the whole run: a development build wrote it. Finish the run with "
+            "that build, or begin anew"
         )
 
     try:
-        return Returned([Sample.from_dict(values) for values in record], record)
-    except Exception as error:  # a crafted value may make the decoder of arrays raise anything
-        raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
+        return msgspec.convert(found, StreamDigest)
+    except Exception as error:
+        raise SnapshotError(f"AD602 the digest in a snapshot is not laid out as one: {error}") from error
+
+
+def _returned(record: str | list[dict[str, Any]], size: int) -> Returned:
+    try:
+        number = len(_DECODER.decode(a2b_base64(record, strict_mode=True)) if isinstance(record, str) else record)
+    except ValueError as error:
+        raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error}") from error
+
+    if not number:
+        raise SnapshotError("AD602 a group in the snapshot's buffer cannot be read: it has no sample")
+
+    if number != size:
+        raise ConfigError(
+            f"the snapshot's buffer has groups of {number} samples, and n_samples_per_prompt is {size}; serve "
+            "them with the old setting first"
+        )
+
+    item = Returned(None, record)
+    return item if isinstance(record, str) or item.group else item
 
 
 def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) -> int:
@@ -97,4 +124,5 @@ def ledger_at_row(ledger: Ledger, epoch: int, row: int, group_index: int | None,
     counters = structs.replace(ledger.counters, epoch_groups=row)
     if group_index is not None:
         counters = structs.replace(counters, num_groups=group_index, num_samples=group_index * group_size)
-    return structs.replace(ledger, position=Position(epoch, *divmod(row, ROWS_PER_WINDOW)), counters=counters)
+    position = Position(epoch, *divmod(row, ROWS_PER_WINDOW))
+    return structs.replace(ledger, position=position, counters=counters, served=Served())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -101,7 +102,7 @@ class MixtureMatch:
 
         :raises SnapshotMismatchError: if it is not, unless it ``may_change``.
         """
-        saved = self._mixture.settings
+        saved, settings = _with_shares(self._mixture.settings), _with_shares(settings)
         names = sorted(saved.keys() | settings.keys())
         found = {name: (saved.get(name), settings.get(name)) for name in names if saved.get(name) != settings.get(name)}
         self._is_other_mix = bool(found)
@@ -212,5 +213,18 @@ class MixtureMatch:
         return [] if is_allowed else [text for text in digests if text.partition(_NAME_END)[0] not in other]
 
 
+def _with_shares(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the share of each weight among those beside it: weights 1:5 and 2:10 are the same."""
+    found, totals = dict(settings), Counter[tuple[str, str]]()
+    weights = [(key, *key.rpartition(".weight")[::2]) for key, value in settings.items() if isinstance(value, int)]
+    beside = {key: (name.rpartition(".")[0], stage) for key, name, stage in weights if name and stage[:1] != "."}
+    for key, group in beside.items():
+        totals[group] += settings[key]
+    return found | {key: settings[key] / (totals[group] or 1) for key, group in beside.items()}
+
+
 def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{100 * value:.6g} %"
+
     return "(none)" if value is None else str(value)

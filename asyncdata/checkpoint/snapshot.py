@@ -68,11 +68,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar counters: num_groups, num_samples, num_tokens, drops by reason, num_bad_rows ...
     :ivar order: seed and every setting the order follows from, and counts of the data, named ``num_*``.
     :ivar fingerprints: of data (``data_fingerprint``), tokenizer, template and tokenize_fn; None or absent: unknown.
-    :ivar buffer: groups given back by the trainer, as ``Sample.to_dict()``.
+    :ivar buffer: groups given back by the trainer, as lists of ``Sample.to_dict()``; or such a list in msgpack, with
+        arrays as bytes, as base64 text.
     :ivar leases: groups served from the buffer and not acknowledged.
     :ivar acked: positions after :attr:`position` that are acknowledged already.
     :ivar journal: (file_id, byte_offset) of rows dropped because they killed workers.
     :ivar excluded: (file_id, byte_offset) of rows that the run continues without; unset: none.
+    :ivar excluded_late: (file_id, byte_offset, epoch, window, row) of those that may have been a group before that
+        place in the order of their source, and keep its number where that comes again; unset: none.
+    :ivar served: a :class:`Served`: how far the stream was ever served, if that is behind :attr:`position`; else unset.
     :ivar canaries: token hashes of up to 8 fixed rows; empty if unknown.
     :ivar stream: where to begin reading for :attr:`position`, if the source is read from front to back and that is not
         the epoch's start; else unset.
@@ -82,7 +86,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         remembered.
     :ivar rows_left: rows of the epoch from :attr:`position` on. An estimate where they lie in windows that were not
         read yet; unset if that cannot be known.
-    :ivar group_drops: tracked groups that the trainer has dropped, by reason; unset if there are none.
+    :ivar group_drops: groups that were dropped, by reason; unset if there are none.
     :ivar growth: ``GrowthState``: what the epochs of a source that grows cover; unset for any other.
     :ivar mixture: a :class:`SavedMixture`: how far each part of a mixture was delivered; unset for a single source.
     """
@@ -93,11 +97,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, Any] = {}
     order: dict[str, Any] = {}
     fingerprints: dict[str, Any] = {}
-    buffer: list[list[dict[str, Any]]] = []
-    leases: list[list[dict[str, Any]]] = []
+    buffer: list[str | list[dict[str, Any]]] = []
+    leases: list[str | list[dict[str, Any]]] = []
     acked: list[tuple[Number, Number, Number]] = []
     journal: list[tuple[Count, Count]] = []
     excluded: list[tuple[Count, Count]] | msgspec.UnsetType = msgspec.UNSET
+    excluded_late: list[tuple[Count, Count, Number, Number, Number]] | msgspec.UnsetType = msgspec.UNSET
+    served: Any = msgspec.UNSET
     canaries: list[str] = []
     stream: StreamState | msgspec.UnsetType = msgspec.UNSET  # not written where it is not needed
     packing: Any = msgspec.UNSET
@@ -113,6 +119,7 @@ SECTIONS = {
     "outcomes": "asyncdata.delivery.outcomes.memory:OutcomeState",
     "growth": "asyncdata.sources.growing:GrowthState",
     "mixture": "asyncdata.checkpoint.saved_mixture:SavedMixture",
+    "served": "asyncdata.delivery.ledger:Served",
 }
 """The struct of each section. Its module is imported where a snapshot has the section."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.checkpoint.snapshot import load_with_header
+from asyncdata.core.plain_values import unpacked
 
 if TYPE_CHECKING:
     from asyncdata.checkpoint.saved_mixture import SavedMixture
@@ -40,8 +41,8 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
         "order": snapshot.order,
         "fingerprints": {**snapshot.fingerprints, "data": short},
         "num_buffered_groups": len(snapshot.buffer),
-        "num_buffered_samples": sum(_num_samples(item) for group in snapshot.buffer for item in group),
-        "num_buffered_tokens": sum(_num_tokens(item) for group in snapshot.buffer for item in group),
+        "num_buffered_samples": sum(_num_samples(item) for group in snapshot.buffer for item in unpacked(group)),
+        "num_buffered_tokens": sum(_num_tokens(item) for group in snapshot.buffer for item in unpacked(group)),
         "num_leased_groups": len(snapshot.leases),
         "num_acked": len(snapshot.acked),
         "num_journalled_rows": len(snapshot.journal),
@@ -53,20 +54,16 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _outcomes(state: OutcomeState | msgspec.UnsetType) -> dict[str, Any] | None:
-    """Rows, scores, bytes and digest of a memory; None if there is none.
-
-    The bytes are those of the file, or those of the text in the snapshot.
-    """
+    """Rows, scores, and bytes and digest of the text of a memory; None if there is none."""
     if state is msgspec.UNSET:
         return None
 
-    text = None if state.memory is None else "".join((state.memory, *state.by_key.values())).encode()
+    text = "".join((state.memory or "", *state.by_key.values())).encode()
     return {
         "num_rows": state.num_rows,
         "num_scores": state.num_scores,
-        "num_bytes": state.num_bytes if text is None else len(text),
-        "digest": state.digest if text is None else blake2b(text, digest_size=16).hexdigest(),
-        "is_in_file": text is None,
+        "num_bytes": len(text),
+        "digest": blake2b(text, digest_size=16).hexdigest(),
     }
 
 

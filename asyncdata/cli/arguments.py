@@ -258,7 +258,6 @@ _RUN = (
     option("--same-rows", "resume though files have other names, if their content is the same"),
     option("--record FILE", "append a JSON line per delivered sample: its position, location and digest"),
     option("--telemetry DIR", "record the run in DIR: samples, waits, bad rows"),
-    option("--trace FILE", "write spans of workers, windows and waits to FILE, for the Perfetto UI"),
     option("--step-s S", "seconds to wait after each batch, as for a training step", _SECONDS, default="0"),
     option(
         "--progress", "progress on stderr; auto is a bar on a terminal and lines elsewhere", _PROGRESS, default="auto"
@@ -293,18 +292,12 @@ _REPORT = (
     option("--demo", "record a short run of data that every Python has, in place of FOLDER"),
     option("-o --output FILE", "the report", default="report.html"),
     option("--samples N", "at most this many samples in the report", _FROM_0, default=1000),
-    option("--beside DIR", "the figures of another run beside those of this one"),
 )
 _DEMO = (
     option("--keep DIR", "keep data, snapshot and records in DIR"),
     option("--rows N", "at most this many rows", _Integer(500), default=5000),
     option("--num-workers N", "worker processes of the first run", _FROM_1),
     option("--telemetry DIR", "record the killed run and the resumed one in DIR, for `asyncdata report DIR`"),
-)
-_KEYS = _Argument("key", "the first characters of its key, as ls prints it", nargs=-1)
-_CACHES = (
-    option("--dir DIR", "the folder of the caches, if `Cache(tokens=...)` names one"),
-    option("--row-index", "row indexes in place of token caches; DIR is then `index` in the folder of `Cache`"),
 )
 _PROVE = (
     option("--backend", "only this one; it must be installed", ("gigatoken", "fastokens")),
@@ -320,20 +313,6 @@ _SNAPSHOT = [
         "Print what a snapshot contains, after checking that it is undamaged.",
         _Argument("file", "the snapshot"),
     )
-]
-_CACHE = [
-    _Command("cache:cache_ls", "List token caches, or row indexes, the most recently used last.", *_CACHES),
-    _Command(
-        "cache:cache_verify",
-        "Read token caches, and compare them with their checksums. Exit status 1 if a segment is damaged. A run that "
-        "finds one tokenizes its rows again.",
-        *(_KEYS, _CACHES[0]),
-    ),
-    _Command(
-        "cache:cache_rm",
-        "Remove token caches, or row indexes. One that a run is using is refused.",
-        *(_KEYS, *_CACHES, option("--all", "all of them")),
-    ),
 ]
 _QUARANTINE = [
     _Command(
@@ -427,7 +406,6 @@ _COMMANDS = [
         "other.",
         *(_Argument("first", "a snapshot of one run"), _Argument("second", "a snapshot of the other run")),
     ),
-    _Group("cache", _CACHE, help="List, check and remove token caches and row indexes."),
     _Group("quarantine", _QUARANTINE, help="List the bad rows that a run skipped."),
     _Group("tokenizer", _TOKENIZERS, help="Prove fast tokenizer backends exact."),
 ]

@@ -62,7 +62,6 @@ _KNOBS = {
     "buffer_size": "buffer_size",
     "digest": "digest",
     "telemetry": "telemetry.folder",
-    "trace": "telemetry.trace",
     **{name: f"bad_rows.{setting}" for setting, name in BAD_ROWS.items()},
 }
 """Options, by their names in Python -> the setting of the loader that each sets; ``group.setting`` for one of a group.

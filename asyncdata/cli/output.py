@@ -9,6 +9,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.core.errors import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import TextIO
@@ -21,7 +23,6 @@ __all__ = (
     "guarded_streams",
     "is_terminal",
     "logging_to_stderr",
-    "printable",
     "shown_path",
     "table",
     "to_json",
@@ -120,15 +121,11 @@ def fields(pairs: Iterable[tuple[str, object]]) -> str:
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in pairs)
 
 
-def printable(text: str) -> str:
-    """The text on one line, with control characters escaped."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def shown_path(path: str) -> str:
-    """The path, relative if it is in the current folder or below it."""
+    """The path as it can be printed, relative if it is in the current folder or below it."""
     here = os.getcwd()
-    return os.path.relpath(path, here) if os.path.commonpath([here, os.path.abspath(path)]) == here else path
+    is_below = os.path.commonpath([here, os.path.abspath(path)]) == here
+    return printable(os.path.relpath(path, here) if is_below else path)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

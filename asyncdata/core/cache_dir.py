@@ -1,4 +1,4 @@
-"""The folder for what can be made again (row indexes, token caches, proofs), and what is removed first from a cache."""
+"""The folder for what can be made again (row indexes, blocks of objects, proofs), and what is removed first."""
 
 from __future__ import annotations
 

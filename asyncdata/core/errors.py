@@ -53,6 +53,8 @@ __all__ = (
     "TooManyBadRowsError",
     "WorkerError",
     "by_reason",
+    "printable",
+    "printable_lines",
     "redacted",
     "safe_cause",
     "shortened",
@@ -101,6 +103,19 @@ def shortened(text: str, limit: int = 2000) -> str:
     return f"{text[:head]}{gap}{left_out}{gap}{text[head - limit :]}"
 
 
+def printable(text: str) -> str:
+    """The text on one line, with an escape in place of each character that a terminal obeys, or hides."""
+    if text.isprintable():
+        return text
+
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same for each line."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def safe_cause(error: BaseException) -> BaseException | None:
     """``error``, to be the cause of ours; None if it would show what is redacted, as tracebacks print it as it is."""
     found: BaseException | None = error
@@ -122,11 +137,13 @@ def by_reason(drops: Mapping[str, int]) -> str:
 class AsyncDataError(Exception):
     """Root of the tree: ``except AsyncDataError`` catches everything the library raises.
 
-    No message shows what gives access to a store: see :func:`redacted`. Very long ones are :func:`shortened`.
+    No message shows what gives access to a store: see :func:`redacted`. Very long ones are :func:`shortened`. Names of
+    files, and whatever else is in one, are :func:`printable`.
     """
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*(shortened(redacted(arg), _MAX_MESSAGE) if isinstance(arg, str) else arg for arg in args))
+        texts = (shortened(redacted(arg), _MAX_MESSAGE) if isinstance(arg, str) else arg for arg in args)
+        super().__init__(*(printable_lines(arg) if isinstance(arg, str) else arg for arg in texts))
 
 
 class ConfigError(AsyncDataError, ValueError):
@@ -215,7 +232,7 @@ class BadRowError(AsyncDataError):
         traceback: str = "",
     ) -> None:
         reason, excerpt, traceback = redacted(reason), redacted(excerpt), redacted(traceback)
-        where = f"{path}:{line}" if line is not None else path
+        where = printable(path if line is None else f"{path}:{line}")
         numbered = f"row {row_number}" if row_number is not None and line is None else ""
         place = ", ".join(filter(None, (numbered, f"byte {byte_offset}" if byte_offset >= 0 else "")))
         message = f"{code} {where} ({place}): {reason}"

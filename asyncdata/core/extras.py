@@ -15,7 +15,7 @@ def from_clone(extra: str) -> str:
 def missing_package(what: str, package: str, error: ImportError) -> ConfigError:
     """The error for ``what``, which needs ``package``, which cannot be imported.
 
-    :param what: the feature, as the user knows it: ``token_cache``, ``Parquet``.
+    :param what: the feature, as the user knows it: ``attach``, ``Parquet``.
     :param package: the name by which pip knows it.
     :param error: what the import raised; a package may be there and broken, so its message is shown.
     """

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.errors import redacted
+from asyncdata.core.errors import printable_lines, redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,9 +104,9 @@ def _log_plainly(name: str, method: str, event: str, fields: dict[str, Any]) -> 
 
 
 def cleaned(value: Any) -> Any:
-    """The value without what gives access to a store."""
+    """The value without what gives access to a store, and without what a terminal obeys."""
     if isinstance(value, str):
-        return redacted(value)
+        return printable_lines(redacted(value))
 
     if isinstance(value, dict):
         return {name: cleaned(each) for name, each in value.items()}

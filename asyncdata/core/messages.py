@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from asyncdata.core.cache_messages import CachedBlock, CachedRows, CacheJob, ListTokens, Refused, Stored, TokensListed
 from asyncdata.core.file_refs import FileRef, FileRefs, Pin
 from asyncdata.core.plan_messages import NO_SLOT, OrderPacks, Packed, PackRows, Permute, Permuted
 from asyncdata.core.specs import LINES, ReaderSpec, StoreSpec, TokenizeSpec
@@ -26,7 +25,6 @@ __all__ = (
     "MAX_FRAME_BYTES",
     "Index",
     "Indexed",
-    "IndexedAndStored",
     "Job",
     "OrderPacks",
     "Overflow",
@@ -75,7 +73,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int
     slack_bytes: int
     reader: ReaderSpec = LINES
-    cache: CacheJob | None = None
     with_token_sums: bool = False
     parts: list[Job] = []
     stores: list[StoreSpec] = []
@@ -120,17 +117,13 @@ class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Read ``blocks`` into the slot, one after the other from ``base`` on, a stride each at most; find their rows.
 
     ``has_slot`` says that no other request reads into the slot: then they may take all of it. ``with_samples`` asks for
-    the samples of all rows instead of their text: nothing is put into the slot. Blocks that are ``cached`` need not be
-    tokenized for that. ``num_storing`` asks that those that are not are appended to the token cache; so many scans at
-    most do that at the same time; 0: they are not.
+    the samples of all rows instead of their text: nothing is put into the slot.
     """
 
     slot: int
     base: int
     blocks: list[Block]
     with_samples: bool = False
-    cached: list[CachedBlock] = []
-    num_storing: int = 0
     part: int = 0
     has_slot: bool = False
 
@@ -140,8 +133,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     ``expected``, int32 of shape (num_rows,), is how many tokens each row has, where they are counted already. A row
     that another rank tokenizes has the code of ``row_codes.expected_elsewhere``. The reply has it too, and leaves such
-    rows out, and those whose start is ``row_codes.IS_KNOWN``. Rows that are ``cached`` need not be tokenized.
-    ``is_load`` asks for their media. ``rows`` are the rows themselves, where they are in no slot.
+    rows out. ``is_load`` asks for their media. ``rows`` are the rows themselves, where they are in no slot.
     """
 
     slot: int
@@ -149,7 +141,6 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
     lengths: bytes
     overflow: list[Overflow] = []
     expected: bytes = b""
-    cached: CachedRows | None = None
     part: int = 0
     is_load: bool = False
     rows: list[Data] = []
@@ -161,7 +152,6 @@ class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ``check``: ``none``, ``json`` (is it a JSON object?), or ``samples`` (does the tokenize function keep it?). The rows
     numbered in ``lost``, which brought down workers, are not looked at. ``spool`` is a file the rows are copied to;
     their offsets are then those in it. Where it ``is_kept`` for later runs, it is on the disk before the reply comes.
-    ``num_storing`` is that of a :class:`Scan`, where the rows are tokenized.
     """
 
     blocks: list[Block]
@@ -170,11 +160,10 @@ class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
     spool: str = ""
     slot: int = NO_SLOT
     is_kept: bool = False
-    num_storing: int = 0
     part: int = 0
 
 
-Request = Scan | Tokenize | Index | Permute | PackRows | OrderPacks | ListTokens
+Request = Scan | Tokenize | Index | Permute | PackRows | OrderPacks
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -188,8 +177,7 @@ class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     ``counts`` is int32 of shape (num_blocks,). ``starts`` (in the slot, or a code of ``row_codes``), ``lengths`` (-1:
     longer than ``max_row_bytes``) and ``offsets`` (from the block's start on) are int32 of shape (num_rows,).
-    ``samples`` are those of the rows, if they were asked for. ``refused`` are blocks that were said to be cached and
-    had to be tokenized, ``stored`` those that are cached now.
+    ``samples`` are those of the rows, if they were asked for.
     """
 
     counts: bytes
@@ -198,8 +186,6 @@ class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
     offsets: bytes
     num_blank: int
     samples: Tokenized | None = None
-    refused: list[Refused] = []
-    stored: Stored = Stored()
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True):
@@ -227,7 +213,7 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ``errors``; or, by the request's ``expected``, in none of them. ``notes`` is of kept rows, as ``drops``: what is
     to be counted. ``busy_s`` is the work in it: seconds of CPU time. ``token_sums`` (uint32) has the CRC-32 of each
     sample's tokens, where the job asks for it; else it is empty. ``num_mended`` of the rows were not what they were
-    in their copy. ``num_cached`` of the rows were in the token cache; its segments in ``refused`` cannot be read.
+    in their copy. ``num_elsewhere`` of the rows were tokenized by other ranks, with their window.
     """
 
     tokens: Data
@@ -241,8 +227,7 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     notes: dict[str, Data] = {}
     token_sums: Data = b""
     num_mended: int = 0
-    num_cached: int = 0
-    refused: dict[str, Refused] = {}
+    num_elsewhere: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -295,14 +280,7 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_tokens: bytes = b""
 
 
-class IndexedAndStored(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The reply to an :class:`Index` whose rows were to be appended to the token cache."""
-
-    indexed: Indexed
-    stored: Stored
-
-
-Reply = Ready | Scanned | Tokenized | Indexed | IndexedAndStored | Permuted | Packed | TokensListed | Failed | Short
+Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | Failed | Short
 
 encode = msgspec.msgpack.Encoder().encode
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import base64
 import re
+from binascii import a2b_base64
 from typing import Any
 
+import msgspec
 import numpy as np
 
-__all__ = ("MAX_DEPTH", "Block", "from_builtins", "to_builtins")
+__all__ = ("BLOCKS", "MAX_DEPTH", "PACKED", "TEXT", "Block", "from_builtins", "packed", "to_builtins", "unpacked")
 
 MAX_DEPTH = 200
 """Lists and dicts in one another. More could be written down, but not surely be read again: decoders recurse."""
@@ -20,6 +22,12 @@ BLOCK_BYTES = 1 << 16
 
 SHARED_BYTES = 1 << 20
 """From this size on not even a copy is made: it would take longer than all else that is done with a group."""
+
+TEXT, BLOCKS, PACKED = 0, 1, 2
+"""What becomes of arrays, bytes and long lists."""
+
+_MANY, _FIXED_INTS, _FLOAT = 64, 0x80, 0xCB
+"""How msgpack writes numbers: one byte, which is the number, below 128; a byte of this value before each float."""
 
 _ARRAY, _BYTES, _TUPLE, _DICT = "__ndarray__", "__bytes__", "__tuple__", "__dict__"
 _ATOMS = frozenset((str, int, float, bool, type(None)))
@@ -43,13 +51,13 @@ class Block:
         return base64.b64encode(self.data).decode("ascii")
 
 
-def to_builtins(value: Any, path: str = "$", *, in_blocks: bool = False, depth: int = 0) -> Any:
+def to_builtins(value: Any, path: str = "$", *, form: int = TEXT, depth: int = 0) -> Any:
     """``value`` as dicts with text keys, lists, text, numbers, booleans and None, without loss.
 
     Arrays become base64 text of their bytes, so that a group of long responses costs little.
 
-    :param in_blocks: have a :class:`Block` in place of the text for arrays and bytes from 64 KiB on. Arrays from 1 MiB
-        on are not copied; all else is.
+    :param form: ``BLOCKS``: have a :class:`Block` in place of the text for arrays and bytes from 64 KiB on. Arrays from
+        1 MiB on are not copied; all else is. ``PACKED``: what only :func:`packed` can write.
     :param depth: how deep in a value this one is.
     :raises TypeError: for anything else, and for what is nested more than 200 deep; the message names the place, as in
         ``$.extra.images[0]``.
@@ -64,32 +72,62 @@ def to_builtins(value: Any, path: str = "$", *, in_blocks: bool = False, depth: 
         raise TypeError(f"{path[:40]}... is nested more than {MAX_DEPTH} deep, which a snapshot cannot hold")
 
     if isinstance(value, list):
-        if _ATOMS.issuperset(map(type, value)):
-            return value.copy()
-
-        return [
-            to_builtins(item, f"{path}[{number}]", in_blocks=in_blocks, depth=depth + 1)
-            for number, item in enumerate(value)
-        ]
+        return _list_to_builtins(value, path, form, depth)
 
     if isinstance(value, dict):
-        return _dict_to_builtins(value, path, in_blocks, depth)
+        return _dict_to_builtins(value, path, form, depth)
 
     if isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.names is None:
         numbers = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data if value.size else memoryview(b"")
-        return {_ARRAY: [value.dtype.str, list(value.shape), _data(numbers, in_blocks)]}
+        return {_ARRAY: [value.dtype.str, list(value.shape), _data(numbers, form)]}
 
     if isinstance(value, bytes | bytearray | memoryview):
-        return {_BYTES: _data(memoryview(bytes(value)), in_blocks)}  # bytes(...) copies what can be changed
+        return {_BYTES: _data(memoryview(bytes(value)), form)}  # bytes(...) copies what can be changed
 
     if isinstance(value, tuple):
-        return {_TUPLE: to_builtins(list(value), path, in_blocks=in_blocks, depth=depth)}
+        return {_TUPLE: to_builtins(list(value), path, form=form, depth=depth)}
 
     raise TypeError(f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which a snapshot cannot hold")
 
 
-def _data(data: memoryview, in_blocks: bool) -> str | Block:
-    if not in_blocks or data.nbytes < BLOCK_BYTES:
+def packed(values: list[dict[str, Any]]) -> bytes | None:
+    """As one piece, what :func:`to_builtins` made of values in the form ``PACKED``; None where only JSON can hold it:
+    lone surrogates and integers of over 64 bits.
+    """
+    try:
+        return msgspec.msgpack.encode(values)
+    except (UnicodeEncodeError, OverflowError):
+        return None
+
+
+def unpacked(record: str | bytes | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What :func:`packed` was given, from the bytes or their base64 text; builtins as they are."""
+    data = a2b_base64(record, strict_mode=True) if isinstance(record, str) else record
+    found: list[dict[str, Any]] = msgspec.msgpack.decode(data) if isinstance(data, bytes) else data
+    return found
+
+
+def _encoded(values: list[Any]) -> msgspec.Raw | None:
+    """Many floats, or many numbers below 128. To look at the type of each would take ten times as long."""
+    if len(values) < _MANY or type(values[0]) not in (int, float):
+        return None
+
+    try:
+        data = msgspec.msgpack.encode(values)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+    body = np.frombuffer(data, np.uint8)[3 if len(values) < 1 << 16 else 5 :]
+    are_small = len(body) == len(values) and body.max() < _FIXED_INTS
+    are_floats = len(body) == 9 * len(values) and (body[::9] == _FLOAT).all()
+    return msgspec.Raw(data) if are_small or are_floats else None
+
+
+def _data(data: memoryview, form: int) -> str | Block | memoryview:
+    if form == PACKED:
+        return data
+
+    if form == TEXT or data.nbytes < BLOCK_BYTES:
         return Block(data).to_text()
 
     return Block(data if data.nbytes >= SHARED_BYTES else memoryview(bytes(data)))
@@ -109,14 +147,23 @@ def _plain(value: Any) -> Any:
     return int.__int__(value) if isinstance(value, int) else float.__float__(value)
 
 
-def _dict_to_builtins(value: dict[Any, Any], path: str, in_blocks: bool, depth: int) -> dict[str, Any]:
+def _list_to_builtins(value: list[Any], path: str, form: int, depth: int) -> list[Any] | msgspec.Raw:
+    if form == PACKED and (encoded := _encoded(value)) is not None:
+        return encoded
+
+    if _ATOMS.issuperset(map(type, value)):
+        return value.copy()
+
+    return [to_builtins(item, f"{path}[{number}]", form=form, depth=depth + 1) for number, item in enumerate(value)]
+
+
+def _dict_to_builtins(value: dict[Any, Any], path: str, form: int, depth: int) -> dict[str, Any]:
     for key in value:
         if not isinstance(key, str):
             raise TypeError(f"{path} has the key {key!r}; only text keys survive JSON")
 
     result = {
-        _plain(key): to_builtins(item, f"{path}.{key}", in_blocks=in_blocks, depth=depth + 1)
-        for key, item in value.items()
+        _plain(key): to_builtins(item, f"{path}.{key}", form=form, depth=depth + 1) for key, item in value.items()
     }
     return {_DICT: result} if any(key.startswith("__") for key in result) else result
 
@@ -155,8 +202,8 @@ def from_builtins(value: Any, blocks: memoryview | None = None) -> Any:
 
 def _bytes_of(data: Any, blocks: memoryview | None) -> bytearray | memoryview:
     """In memory that may be written to."""
-    if isinstance(data, str):
-        return bytearray(base64.b64decode(data))
+    if isinstance(data, str | bytes):
+        return bytearray(base64.b64decode(data) if isinstance(data, str) else data)
 
     start, length = data
     if blocks is None or not 0 <= start <= start + length <= len(blocks):

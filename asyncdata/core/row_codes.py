@@ -11,7 +11,6 @@ from typing import Any
 __all__ = (
     "EXCLUDED",
     "EXCLUDED_REASON",
-    "IS_KNOWN",
     "JOURNAL_REASON",
     "NOT_IN_SLOT",
     "ON_PURPOSE",
@@ -26,14 +25,11 @@ __all__ = (
 NOT_IN_SLOT = -1
 """The start of a row whose text is not, or not completely, in the slot: it is read by its place."""
 
-IS_KNOWN = -2
-"""The start of a row that is left out of a request, as what becomes of it is known."""
-
 TOO_LONG = -1
 """The length of a row that is longer than ``max_row_bytes``."""
 
 EXCLUDED = -2
-"""The length of a row that its epoch excludes: it is not read, and counts as dropped."""
+"""The length of a row that is left out: it is not read, and a reply says nothing of it."""
 
 EXCLUDED_REASON = "excluded"
 """The reason under which such rows are counted."""

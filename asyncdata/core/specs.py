@@ -22,8 +22,8 @@ class TokenizeSpec(msgspec.Struct, frozen=True):
 class ReaderSpec(msgspec.Struct, frozen=True):
     """How a worker reads blocks: the class at the import path ``path``, made of the job and ``settings``.
 
-    :ivar tag: the reader's fixed name in the keys of row indexes and token caches, so that the class may move to
-        another module; empty: ``path`` is that name.
+    :ivar tag: the reader's fixed name in the keys of row indexes, so that the class may move to another module; empty:
+        ``path`` is that name.
     """
 
     path: str

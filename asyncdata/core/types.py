@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.line_numbers import line_number, line_number_within
-from asyncdata.core.plain_values import from_builtins, to_builtins
+from asyncdata.core.plain_values import TEXT, from_builtins, to_builtins
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -213,8 +213,8 @@ class Sample(msgspec.Struct, eq=False, gc=False):
     rollout_log_probs: list[float] | None = None
     status: Status = Status.PENDING
 
-    def to_dict(self) -> dict[str, Any]:
-        """Every field as plain builtins (see ``asyncdata.core.plain_values``).
+    def to_dict(self, form: int = TEXT) -> dict[str, Any]:
+        """Every field as plain builtins (see ``asyncdata.core.plain_values``, also for forms other than this).
 
         :raises TypeError: for a value that no snapshot can hold; the message names it.
         """
@@ -222,9 +222,11 @@ class Sample(msgspec.Struct, eq=False, gc=False):
         if values["columns"] or getattr(values["columns"], "media", None):
             values["columns"] = _declaring(values["columns"]).to_dict()
         for name in ("position", "source"):
-            if values[name] is not None:
-                values[name] = msgspec.to_builtins(values[name])
-        return {name: to_builtins(value, f"$.{name}") for name, value in values.items()}
+            values[name] = msgspec.to_builtins(values[name])
+        return {
+            name: value if type(value) in _PLAIN else to_builtins(value, f"$.{name}", form=form)
+            for name, value in values.items()
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -251,6 +253,11 @@ class Sample(msgspec.Struct, eq=False, gc=False):
                 self.columns = copy.copy(_declaring(self.columns))
             self._range = None
 
+    @property
+    def is_detached(self) -> bool:
+        """Whether it has no chunk: it was given back before, or is not from a loader."""
+        return self._range is None
+
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Sample], tuple[dict[str, Any]]]:
         """Pickle and deep-copy by value, without the chunk."""
         return _from_fields, ({name: getattr(self, name) for name in _FIELDS},)
@@ -264,6 +271,7 @@ Group = list[Sample]
 """The samples of one prompt, ``n_samples_per_prompt`` of them."""
 
 _FIELDS = Sample.__struct_fields__[2:]
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 _LAZY_FIELDS: dict[str, tuple[Callable[[SampleRange, int], Any], Callable[[], Any]]] = {
     # field: (its value from the range and the sample's number in it, its default in a sample made by hand)
     "index": (lambda samples, number: samples.index + number, lambda: None),

@@ -47,14 +47,15 @@ class Exclusions(Protocol):
 class Entry:
     """A place in the order for ``num_rows`` rows that are being tokenized.
 
-    :ivar location: returns the location of the first row, for error messages.
+    :ivar location: returns the location of a row by its number, from 0 on, for error messages.
+    :ivar request_id: of the request that tokenizes them; 0: none does.
     """
 
-    __slots__ = ("content", "location", "num_rows")
+    __slots__ = ("content", "location", "num_rows", "request_id")
 
     def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
-        self.location: Callable[[], SourceLocation] | None = None
+        self.num_rows, self.request_id = num_rows, 0
+        self.location: Callable[[int], SourceLocation] | None = None
         self.content: Chunk | Failure | None = None
 
 
@@ -117,10 +118,13 @@ class Channel:
 
     def excess(self, taken: int) -> int:
         """Samples ready or in flight above the capacity. A negative number is the room that is left."""
-        num_ahead = self.num_rows_in_flight + self.num_produced - taken
-        if self.media is not None:
-            num_ahead += self.media.num_waiting
+        num_ahead = self.num_rows_in_flight + self.num_waiting + self.num_produced - taken
         return num_ahead - max(self.capacity, self.demand)
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that were read and wait for their media."""
+        return 0 if self.media is None else self.media.num_waiting
 
     def enter(self, num_rows: int) -> Entry:
         """The next place in the order."""
@@ -128,11 +132,6 @@ class Channel:
         self._entries.append(entry)
         self.num_rows_in_flight += num_rows
         return entry
-
-    def shorten(self, entry: Entry, num_rows: int) -> None:
-        """``entry``, the last one entered, takes only ``num_rows`` rows."""
-        self.num_rows_in_flight -= entry.num_rows - num_rows
-        entry.num_rows = num_rows
 
     def split(self, entry: Entry, num_rows: int) -> Entry:
         """Cut an entry after ``num_rows`` rows; the rest is returned, as the next entry in the order."""

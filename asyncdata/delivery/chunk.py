@@ -24,12 +24,18 @@ if TYPE_CHECKING:
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.mixture import MergeRecord
 
-__all__ = ("NO_IDS", "BadRow", "Chunk", "Drop", "Ids", "Note", "Origin", "is_excluded", "row_ids")
-
 Ids = np.ndarray[Any, np.dtype[np.uint64]]
 """Ids of rows, by which the outcome memory knows them, and an epoch excludes them."""
 
 NO_IDS: Ids = np.empty(0, np.uint64)
+
+Marks = np.ndarray[Any, np.dtype[np.int8]]
+"""What is to be done with each row of a window: 0: it is delivered; or one of these."""
+
+WAS_SERVED, IS_EXCLUDED, IS_IN_JOURNAL = 1, 2, 3
+"""It was a group before it was excluded, and keeps its number; it is left out; the same, as it killed workers."""
+
+_REASONS = {IS_EXCLUDED: EXCLUDED_REASON, IS_IN_JOURNAL: JOURNAL_REASON}
 _OFFSET_BITS = 44
 _NOTHING = np.empty(0, np.int64)
 _TEXTS = {"prompt": "prompt_text"}
@@ -113,7 +119,7 @@ class Chunk:
     :ivar num_bytes: memory of the columns.
     :ivar sums: running sums for the digest of the stream.
     :ivar record: of a chunk of a mixture, from which parts its rows come; else None.
-    :ivar excluded: the samples that the epoch excludes, int64, ascending.
+    :ivar excluded: the samples that are left out, int64, ascending; ``served``: those that are only counted, as well.
     """
 
     record: MergeRecord | None = None
@@ -134,6 +140,7 @@ class Chunk:
         "num_bytes",
         "num_rows",
         "num_samples",
+        "served",
         "sums",
     )
 
@@ -148,6 +155,7 @@ class Chunk:
         self.drops = [Drop(reason, np.frombuffer(rows, np.int32)) for reason, rows in reply.drops.items()]
         self.notes = [Note(name, np.frombuffer(rows, np.int32)) for name, rows in reply.notes.items()]
         self.excluded: np.ndarray[Any, np.dtype[np.int64]] = _NOTHING
+        self.served: np.ndarray[Any, np.dtype[np.int64]] = _NOTHING
         self._origin = origin
         self._tokens = _tokens_of(reply)
         self._token_ends = _ends_of(reply.token_ends)
@@ -196,19 +204,19 @@ class Chunk:
         """How many samples come from rows before ``row``."""
         return min(row, self.num_samples) if self._kept is None else int(np.searchsorted(self._kept, row))
 
-    def exclude(self, ids: Ids) -> None:
-        """Leave out the samples of these rows (ascending), and count them as dropped."""
-        if not len(ids):
-            return
+    def leave_out(self, marks: Marks) -> None:
+        """Leave out rows, and count them as dropped, whatever else is known of them.
 
-        rows = self.rows_of(0, self.num_samples).astype(np.int32)
-        first = self.first.row
-        is_out = is_excluded(row_ids(*self._origin.keys(first, first + self.num_rows))[rows], ids)
-        out = rows[is_out]
-        self.excluded = np.flatnonzero(is_out)
-        if len(out):
-            self.drops.append(Drop(EXCLUDED_REASON, out))
-            self.notes = [Note(note.name, note.rows[~np.isin(note.rows, out)]) for note in self.notes]
+        :param marks: of each row of the chunk.
+        """
+        of_samples, is_in = marks[self.rows_of(0, self.num_samples)], marks <= WAS_SERVED
+        self.excluded, self.served = np.flatnonzero(of_samples > WAS_SERVED), np.flatnonzero(of_samples == WAS_SERVED)
+        if not is_in.all():
+            self.errors = [error for error in self.errors if is_in[error.row]]
+            self.drops = [drop._replace(rows=drop.rows[is_in[drop.rows]]) for drop in self.drops]
+            self.notes = [note._replace(rows=note.rows[is_in[note.rows]]) for note in self.notes]
+            for mark in np.unique(marks[~is_in]).tolist():
+                self.drops.append(Drop(_REASONS[mark], np.flatnonzero(marks == mark).astype(np.int32)))
 
     def num_tokens(self, start: int, stop: int) -> int:
         """Number of tokens of the samples ``[start, stop)``, including those that another rank tokenizes."""
@@ -363,8 +371,6 @@ def _with_every_row(reply: Tokenized, expected: Int32, is_ours: Bools) -> Tokeni
     lengths[kept] = np.diff(ends, prepend=np.uint32(0))
     is_wrong = is_ours & (lengths != expected)
     is_wrong[[error.row for error in reply.errors]] = False
-    for reason in (JOURNAL_REASON, EXCLUDED_REASON):
-        is_wrong[np.frombuffer(reply.drops.get(reason, b""), np.int32)] = False
     if is_wrong.any():
         reply = _without(reply, kept, lengths, expected, is_wrong)
         lengths[is_wrong] = 0

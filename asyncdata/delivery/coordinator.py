@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.channel import Entry, Exclusions
     from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.items import Failure
-    from asyncdata.delivery.ledger import Returned
+    from asyncdata.delivery.ledger import IsOf, Returned
     from asyncdata.delivery.media_queue import MediaQueue, Wanted
     from asyncdata.delivery.rollout_buffer import BufferFilter
 
@@ -195,10 +195,26 @@ class Coordinator:
             self._commit(request, _structs.replace(request.served[1], packs=packs))
             return True
 
+    def shorten(self, request: Request, num_groups: int) -> None:
+        """Of what a request for packs was served, take only the first groups; the others come again."""
+        with self._lock:
+            if request.served is not None and self._state is request.served[0]:
+                delivery = self._deliver(self.ledger, num_groups, request.last_epoch)
+                assert delivery is not None, "they were ready"
+                request.served, request.passed = (self._state, delivery.ledger), delivery.passed
+
+    def ahead(self, num_samples: int, last_epoch: int) -> list[Sample]:
+        """At most so many samples that are ready, and may be packed next."""
+        with self._lock:
+            ledger = self.ledger
+            ranges = upcoming(self.channel.items(ledger.head), ledger, num_samples, 1, last_epoch, is_all=True)
+            return [sample for one in ranges or () for sample in self._samples(one)]
+
     def _serve(self, request: Request) -> list[Sample] | None:
         if request.is_peek:
             ledger, size, last_epoch = self.ledger, self.rules.samples_per_group, self.rules.last_epoch(None)
-            ranges = upcoming(self.channel.items(ledger.head), ledger, request.num_groups, size, last_epoch)
+            items = self.channel.items(ledger.head)
+            ranges = upcoming(items, ledger, request.num_groups, size, last_epoch, self._has_all_decided)
             return None if ranges is None else [sample for one in ranges for sample in one.samples()[::size]]
 
         chosen = self._chosen(request)
@@ -222,7 +238,7 @@ class Coordinator:
             after = _structs.replace(after, buffer=without(after.buffer, chosen))
         if self.rules.commit_on_ack and samples:
             after = after.with_lease(ledger, chosen, samples, self.rules.samples_per_group)
-        request.served = self._state, after
+        request.served, request.passed = (self._state, after), delivery.passed
         if not request.is_for_packs:
             self._commit(request, after)
         if delivery.is_last and last_epoch != request.last_epoch:
@@ -293,20 +309,11 @@ class Coordinator:
         return samples
 
     def _deliver(self, ledger: Ledger, num_groups: int, last_epoch: int | None) -> Delivery | None:
+        items, size = self.channel.items(ledger.head), self.rules.samples_per_group
         try:
-            delivery = deliver(
-                self.channel.items(ledger.head),
-                ledger,
-                num_groups,
-                samples_per_group=self.rules.samples_per_group,
-                last_epoch=last_epoch,
-            )
+            return deliver(items, ledger, num_groups, samples_per_group=size, last_epoch=last_epoch)
         except BadRowStop as stop:
             raise self._stopped_by(stop) from None
-
-        for bad in () if delivery is None else delivery.passed:
-            bad.policy.pass_over(bad.to_error())
-        return delivery
 
     def _stopped_by(self, stop: BadRowStop) -> BadRowError | TooManyBadRowsError:
         """The error of a delivery that a bad row has stopped. Every call fails from now on."""
@@ -318,6 +325,8 @@ class Coordinator:
         return policy.stop_error(stop.bad.to_error())
 
     def _commit(self, request: Request, ledger: Ledger) -> None:
+        for bad in request.passed:
+            bad.policy.pass_over(bad.to_error())
         after = State(ledger, self.channel.run(ledger.head))
         request.commit = (self._state, after)
         self._state = after  # the commit, as in take_ready
@@ -330,6 +339,7 @@ class Coordinator:
             self._wanted_room = 0  # after the call: if that is interrupted, it is repeated
 
     def _queue(self, request: Request) -> None:
+        request.ready_at = 0.0
         if not self._requests:
             self._requests.append(request)
             self.channel.demanded_at = time.monotonic()
@@ -352,9 +362,10 @@ class Coordinator:
 
     # Groups that the trainer gives back or acknowledges.
 
-    def add_groups(self, groups: Any) -> int:
-        """Append groups to the buffer, all or none; return their number.
+    def add_groups(self, groups: Any, is_of: IsOf = no_op) -> int:
+        """Append groups to the buffer, all or none; return their number. Those of excluded rows are dropped.
 
+        :param is_of: whether a group is of one of these rows.
         :raises InvalidGroupError: if one of them cannot be kept.
         """
         with self._lock:
@@ -363,7 +374,7 @@ class Coordinator:
                 raise LoaderClosedError(self._closed)
 
             returned = validate_groups(groups, self.rules.samples_per_group, self.ledger.buffer)
-            self._state = State(self.ledger.with_returned(returned))
+            self._state = State(self.ledger.with_returned(returned, is_of))
             return len(returned)
 
     def acknowledge(self, keys: Iterable[int] | None) -> None:
@@ -407,16 +418,10 @@ class Coordinator:
         with self._lock:
             self._chooser.refuse_calls()
             self._state = State(_structs.replace(change(self.ledger), head=0, offset=0, taken=0))
-            self.channel, self._wanted_room = self._new_channel(), 0
+            self.channel, self._wanted_room, self._wants_request = self._new_channel(), 0, False
             for request in self._requests:
-                request.chosen = None
+                request.chosen, request.ready_at = None, 0.0
                 request.wake()
-
-    def set_capacity(self, capacity: int) -> None:
-        """Read so many samples ahead from now on. Samples that are ready stay. The caller must pump the producer."""
-        with self._lock:
-            self.rules = _structs.replace(self.rules, capacity=capacity)
-            self.channel.capacity, self._wanted_room = capacity, 0
 
     def _new_channel(self) -> Channel:
         ledger = self.ledger
@@ -457,7 +462,8 @@ class Coordinator:
     def may_enter(self, channel: Channel, epoch: int) -> bool:
         """Whether rows of ``epoch`` may be entered: not before it is decided which of them it excludes.
 
-        That is decided when a request waits for more than is left of the epoch before. ``on_room`` is called then.
+        That is decided when a call that takes waits for more than is left of the epoch before. ``on_room`` is called
+        then.
         """
         outcomes = self._outcomes
         if outcomes is None or outcomes.is_decided(epoch):
@@ -467,20 +473,27 @@ class Coordinator:
         return is_drained and self.when_awaited(channel, partial(outcomes.decide, epoch))
 
     def when_awaited(self, channel: Channel, decide: Callable[[], object]) -> bool:
-        """Call ``decide`` if a request waits for more than is ready; if not, ``on_room`` is called once one does."""
+        """Call ``decide`` if a call takes more than was read; if not, ``on_room`` is called once one does."""
         with self._lock:
-            is_awaited = channel is self.channel and bool(self._requests) and not self._has_enough()
+            takes = channel is self.channel and bool(self._requests) and not self._requests[0].is_peek
+            is_awaited = takes and not channel.num_waiting and not self._has_enough()
             self._wants_request = not is_awaited
             if is_awaited:
                 decide()
+            self._wake_ready()  # a call that only looks gets what there is
             return is_awaited
+
+    @property
+    def _has_all_decided(self) -> bool:
+        """Whether all is ready up to an epoch of which is not decided what it excludes."""
+        return self._wants_request and not self.channel.num_waiting
 
     def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
         """Set the content of ``entry``."""
         with self._lock:
             channel.fill(entry, content)
             if channel is self.channel:
-                self._wake_first()
+                self._wake_ready()
 
     def next_media(self, channel: Channel) -> Wanted | None:
         """The next sample whose media are to be loaded now; None: there is none, or no room for it."""
@@ -493,29 +506,38 @@ class Coordinator:
         with self._lock:
             if channel is self.channel and channel.media is not None:
                 channel.media.put(wanted, found)
-                self._wake_first()
+                self._wake_ready()
 
     def fail(self, channel: Channel, failure: Failure, *, overtakes: bool = False) -> None:
         """Deliver everything that is entered, and then the failure; with ``overtakes`` only what is ready."""
         with self._lock:
             channel.fail(failure.error, overtakes=overtakes)
             if channel is self.channel:
-                self._wake_first()
+                self._wake_ready()
 
-    def _wake_first(self) -> None:
+    def _wake_ready(self) -> None:
+        """Wake the requests that can be served from now on, in their order."""
         self.settle()
-        if self._requests and self._has_enough():
-            self._requests[0].wake()
+        num_before = 0
+        for request in self._requests:
+            if not self._has_enough(request, num_before):
+                return
 
-    def _has_enough(self) -> bool:
-        """Whether the first request can be served now."""
-        first, channel = self._requests[0], self.channel
+            num_before += request.num_groups
+            if not request.ready_at:
+                request.ready_at = time.monotonic()
+                request.wake()
+
+    def _has_enough(self, request: Request | None = None, num_before: int = 0) -> bool:
+        """Whether a request can be served after so many groups of those before it; None: the first one."""
+        first, channel = request or self._requests[0], self.channel
         if channel.media is not None and channel.media.needed:
             return channel.is_stopped
 
         last_epoch = self.rules.last_epoch(first.last_epoch)
-        is_enough = self.num_ready >= first.num_groups - len(first.chosen or ())
-        return is_enough or channel.is_stopped or (last_epoch is not None and channel.ended_epoch >= last_epoch)
+        is_enough = self.num_ready - num_before >= first.num_groups - len(first.chosen or ())
+        is_end = channel.is_stopped or (last_epoch is not None and channel.ended_epoch >= last_epoch)
+        return is_enough or is_end or (first.is_peek and self._has_all_decided)
 
     def close(self, reason: str) -> None:
         """End every request, waiting or future, with LoaderClosedError."""

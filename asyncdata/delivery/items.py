@@ -26,7 +26,7 @@ class Run(msgspec.Struct, frozen=True, eq=False):
 
 
 class AlreadyAcked(msgspec.Struct, frozen=True, eq=False):
-    """A sample that was acknowledged before a restart: it is counted, but not delivered again."""
+    """A sample that was acknowledged before a restart, or is excluded now: it is counted, but not delivered again."""
 
     chunk: Chunk
     sample: int
@@ -52,8 +52,10 @@ def items_of(chunk: Chunk, bad_rows: list[BadRow], acked: Set[Position]) -> Iter
     marks: list[tuple[int, Item | None]] = [
         (chunk.samples_before(error.row), bad) for error, bad in zip(chunk.errors, bad_rows, strict=True)
     ]
+    served = set(chunk.served.tolist())
     if acked:
-        marks += [(i, AlreadyAcked(chunk, i)) for i in range(chunk.num_samples) if chunk.position(i) in acked]
+        served.update(i for i in range(chunk.num_samples) if chunk.position(i) in acked)
+    marks += [(i, AlreadyAcked(chunk, i)) for i in served.difference(chunk.excluded.tolist())]
     marks += [(sample, None) for sample in chunk.excluded.tolist()]
     if len(marks) > len(bad_rows):
         # A bad row comes before the sample that it precedes.

@@ -5,6 +5,7 @@ Replacing the ledger is the commit; putting the old one back is the rollback.
 
 from __future__ import annotations
 
+from binascii import b2a_base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -12,37 +13,24 @@ from zlib import crc32
 import msgspec
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import ConfigError, InvalidGroupError
+from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError
+from asyncdata.core.plain_values import unpacked
+from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.delivery.stream_digest import StreamDigest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
-    from typing import Self
 
+    from asyncdata.delivery.chunk import BadRow
     from asyncdata.delivery.items import Run
 
-__all__ = (
-    "Counters",
-    "DeliveryRules",
-    "Lease",
-    "Ledger",
-    "Request",
-    "RestartPoint",
-    "Returned",
-    "State",
-    "counted",
-    "grouped",
-    "is_key_of",
-    "journal_key",
-    "journal_of",
-    "lease_key",
-    "not_out",
-    "not_tracked",
-)
+    IsOf = Callable[[Group, Mapping["RowKey", Position]], object]
 
-_FILE_BITS = 24
+_FILE_BITS, _SMALL_BYTES = 24, 4096
+RowKey = tuple[int, int]
+"""The number of a row's file, in a mixture with its part, and the row's offset there."""
 
 
 def grouped(items: Iterable[Sample] | Iterable[Group], call: str) -> list[Group]:
@@ -85,11 +73,40 @@ def _is_group(group: Any) -> bool:
     return isinstance(group, Sequence) and all(isinstance(sample, Sample) for sample in group)
 
 
-class Returned(msgspec.Struct, frozen=True, eq=False):
-    """A group that the trainer gave back, and its record for the snapshot, as builtins."""
+class Returned(msgspec.Struct, eq=False, gc=False):
+    """A group that the trainer gave back, and its record for the snapshot.
 
-    group: Group
-    record: list[dict[str, Any]]
+    :ivar opened: the group; None: it was restored, and was not needed yet.
+    :ivar kept: its samples as builtins; or packed, as bytes or as their base64 text.
+    """
+
+    opened: Group | None
+    kept: bytes | str | list[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kept, bytes) and len(self.kept) < _SMALL_BYTES:
+            self.kept = self.record  # so that a state of very many groups has nothing to do
+
+    @property
+    def group(self) -> Group:
+        """The group.
+
+        :raises SnapshotError: if a snapshot had something else.
+        """
+        if self.opened is None:
+            try:
+                self.opened = [Sample.from_dict(values) for values in unpacked(self.kept)]
+            except Exception as error:  # a crafted value may make the decoder of arrays raise anything
+                raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
+
+        return self.opened
+
+    @property
+    def record(self) -> str | list[dict[str, Any]]:
+        """What JSON can hold."""
+        if isinstance(self.kept, bytes):
+            self.kept = b2a_base64(self.kept, newline=False).decode("ascii")
+        return self.kept
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,16 +142,6 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
         del fields["mixture"]
         return fields
 
-    @classmethod
-    def restored(cls, saved: dict[str, Any], of: str) -> Self:
-        """The counters of a snapshot; if it has no digest (older release), a new digest begins here.
-
-        :param of: what the digest covers from now on; see :class:`~asyncdata.delivery.stream_digest.StreamDigest`.
-        """
-        counters = msgspec.convert(saved, cls)
-        digest = counters.digest if "digest" in saved else StreamDigest(of, first=counters.num_groups)
-        return msgspec.structs.replace(counters, digest=digest.resumed(of))
-
 
 class RestartPoint(NamedTuple):
     """Where D is read from after a restart, and what was counted before it."""
@@ -149,14 +156,14 @@ class Lease(msgspec.Struct, frozen=True, eq=False):
     :ivar position: the ledger's position before the request.
     :ivar counters: the ledger's counters before the request.
     :ivar open: the groups that are not acknowledged: pairs of :func:`lease_key`, and the position of a group of the
-        stream, or the group itself if it came from the buffer, as D cannot make it again. A copy of a group has the
-        same key.
+        stream, or the group itself if it came from the buffer, as D cannot make it again; None if it is excluded. A
+        copy of a group has the same key.
     :ivar acked: positions of the stream's groups that are acknowledged.
     """
 
     position: Position
     counters: Counters
-    open: tuple[tuple[int, Position | Returned], ...]
+    open: tuple[tuple[int, Position | Returned | None], ...]
     acked: frozenset[Position] = frozenset()
 
     def without(self, keys: Set[int]) -> Lease:
@@ -167,6 +174,18 @@ class Lease(msgspec.Struct, frozen=True, eq=False):
 
         places = [owed for key, owed in self.open if key in keys and isinstance(owed, Position)]
         return Lease(self.position, self.counters, left, self.acked.union(places))
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the stream was ever served, in this run and in those that it resumed. A restart may begin before it.
+
+    :ivar num_groups: as in :class:`Counters`; ``num_samples``: as well.
+    :ivar positions: of each part of a mixture, or of the only source, the first row that was never delivered.
+    """
+
+    num_groups: int = 0
+    num_samples: int = 0
+    positions: dict[str, Position] = {}
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -180,8 +199,12 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     :ivar leases: requests that wait for an acknowledgement, oldest first.
     :ivar acked: positions from ``position`` on that were acknowledged before a restart.
     :ivar journal: rows (file number, byte offset) that are always skipped, because they kill workers.
-    :ivar group_drops: tracked groups that the trainer has dropped, by reason.
-    :ivar excluded: rows, named in the same way, that the run continues without.
+    :ivar group_drops: tracked groups that the trainer has dropped, by reason; and groups that were given back, and
+        their row is excluded.
+    :ivar excluded: rows, named in the same way, that the run continues without: each with the first place in the order
+        of its source that was not served yet when it was excluded. Before that, the row may have been a group: it is
+        not delivered again, and keeps its number. From there on it is left out.
+    :ivar served: what was served before a restart; see :meth:`reached`.
     :ivar packs: the progress of packing, an immutable value of ``asyncdata.batching``; None if nothing is packed.
     :ivar head: number of the channel's next item.
     :ivar offset: samples of that item that are delivered.
@@ -195,17 +218,46 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     acked: frozenset[Position] = frozenset()
     journal: frozenset[tuple[int, int]] = frozenset()
     group_drops: dict[str, int] = {}
-    excluded: frozenset[tuple[int, int]] = frozenset()
+    excluded: dict[RowKey, Position] = {}
+    served: Served = Served()
     packs: Any = None
     head: int = 0
     offset: int = 0
     taken: int = 0
 
-    def with_returned(self, returned: Iterable[Returned]) -> Ledger:
-        """The ledger with groups that the trainer gave back: at the buffer's end, and acknowledged in all leases."""
-        returned = tuple(returned)
+    def with_returned(self, returned: Sequence[Returned], is_of: IsOf = no_op) -> Ledger:
+        """The ledger with groups that the trainer gave back: at the buffer's end, and acknowledged in all leases.
+
+        :param is_of: whether a group is of one of these rows. Groups of excluded rows are dropped, and counted.
+        """
+        kept = tuple(item for item in returned if not (self.excluded and is_of(item.group, self.excluded)))
         ledger = self.acknowledged(lease_key(item.group) for item in returned) if self.leases else self
-        return msgspec.structs.replace(ledger, buffer=self.buffer + returned)
+        drops = counted(self.group_drops, EXCLUDED_REASON, len(returned) - len(kept))
+        return msgspec.structs.replace(ledger, buffer=self.buffer + kept, group_drops=drops)
+
+    def without(self, excluded: Mapping[RowKey, Position], is_of: IsOf) -> Ledger:
+        """The ledger that excludes these rows. Their groups that are out stay out, and no restart serves them again.
+
+        :param is_of: whether a group is of one of these rows.
+        """
+        gone = {id(item) for item in self.leased_groups() if is_of(item.group, excluded)}
+        left = [tuple((key, None if id(owed) in gone else owed) for key, owed in lease.open) for lease in self.leases]
+        leases = [msgspec.structs.replace(lease, open=groups) for lease, groups in zip(self.leases, left, strict=True)]
+        ledger = msgspec.structs.replace(self, excluded=excluded, leases=tuple(leases), buffer=())
+        return ledger.with_returned(self.buffer, is_of)
+
+    def reached(self, places: Mapping[str, Position]) -> Served:
+        """How far the stream was ever served.
+
+        :param places: how far the parts are delivered now.
+        """
+        served, counters = self.served, self.counters
+        before = served.positions
+        return Served(
+            num_groups=max(served.num_groups, counters.num_groups),
+            num_samples=max(served.num_samples, counters.num_samples),
+            positions={name: max(place, before.get(name, place)) for name, place in places.items()},
+        )
 
     def with_lease(self, before: Ledger, chosen: list[Returned], samples: list[Sample], group_size: int) -> Ledger:
         """The ledger with a lease on all groups that a request was served.
@@ -258,16 +310,21 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return start.position, start.counters, frozenset(place for place in acked if place >= start.position)
 
     def at_epoch(self, epoch: int) -> Ledger:
-        """The ledger at the start of ``epoch``. Of the leases, only groups from the buffer are kept."""
-        position = Position(epoch)
-        counters = msgspec.structs.replace(self.counters, epoch_groups=0, epoch_drops={})
+        """The ledger at the start of ``epoch``. Of the leases, only groups from the buffer are kept.
+
+        No row comes again, so numbers go on after all that were served.
+        """
+        position, served = Position(epoch), self.reached({})
+        numbers = {"num_groups": served.num_groups, "num_samples": served.num_samples}
+        counters = msgspec.structs.replace(self.counters, **numbers, epoch_groups=0, epoch_drops={})
         leased = tuple((lease_key(item.group), item) for item in self.leased_groups())
         leases = (Lease(position, counters, leased),) if leased else ()
-        return msgspec.structs.replace(self, position=position, counters=counters, leases=leases, acked=frozenset())
+        after = msgspec.structs.replace(self, position=position, counters=counters, leases=leases, acked=frozenset())
+        return msgspec.structs.replace(after, excluded=dict.fromkeys(self.excluded, Position()), served=served)
 
     def leased_groups(self) -> list[Returned]:
         """Groups that were served from the buffer and are not acknowledged, in order. D cannot make them again."""
-        return [owed for lease in self.leases for _, owed in lease.open if not isinstance(owed, Position)]
+        return [owed for lease in self.leases for _, owed in lease.open if isinstance(owed, Returned)]
 
 
 def lease_key(group: Group) -> int:
@@ -282,10 +339,10 @@ def journal_key(source: str, key: tuple[int, int]) -> tuple[int, int]:
     return (crc32(source.encode()) << _FILE_BITS | file if source else file), offset
 
 
-def journal_of(source: str, journal: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
-    """The rows of one part in the journal of a mixture, as the part itself names them."""
-    files = (1 << _FILE_BITS) - 1
-    return frozenset((key & files, offset) for key, offset in journal if is_key_of(source, (key, offset)))
+def key_in_part(source: str, key: tuple[int, int]) -> tuple[int, int]:
+    """A row in the journal, as its part of a mixture itself names it."""
+    file, offset = key
+    return (file & (1 << _FILE_BITS) - 1 if source else file), offset
 
 
 def is_key_of(source: str, key: tuple[int, int]) -> bool:
@@ -348,12 +405,14 @@ class Request:
     :ivar packed: the samples of the packs that are delivered next, if they have media: those that it waits for, and
         those whose media are loaded ahead.
     :ivar wake: called, from any thread, when the caller should poll again.
+    :ivar ready_at: since when it can be served, on the monotonic clock; 0: it cannot, as far as is known.
     :ivar chosen: the groups that the buffer filter chose; they stay in the buffer until the request is served.
     :ivar served: the state before the delivery that served the request, and the ledger after it.
+    :ivar passed: the bad rows that it passes over.
     :ivar commit: the states before and after the commit of that delivery, so that it can be rolled back.
     """
 
-    __slots__ = ("chosen", "commit", "is_for_packs", "is_peek", "last_epoch", "num_groups", "packed", "served", "wake")
+    __slots__ = "chosen commit is_for_packs is_peek last_epoch num_groups packed passed ready_at served wake".split()
 
     def __init__(
         self,
@@ -368,8 +427,10 @@ class Request:
         self.is_for_packs, self.is_peek = is_for_packs, is_peek
         self.packed: tuple[list[Sample], list[Sample]] | None = None
         self.wake: Callable[[], object] = no_op
+        self.ready_at = 0.0
         self.chosen: list[Returned] | None = None
         self.served: tuple[State, Ledger] | None = None
+        self.passed: list[BadRow] = []
         self.commit: tuple[State, State] | None = None
 
     @property

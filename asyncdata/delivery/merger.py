@@ -230,6 +230,7 @@ class _Merged:
     :ivar chunks: of the parts; ``names``: the name of the part of each.
     :ivar chunk_of: for each sample, the number of its chunk; ``sample_of``: its number there.
     :ivar places: see :class:`~asyncdata.delivery.mixture.MergeRecord`; ``counted``: as well.
+    :ivar served: the samples that are only counted, in several arrays.
     """
 
     def __init__(self, leaves: Numbers) -> None:
@@ -240,6 +241,7 @@ class _Merged:
         self.drops: list[Drop] = []
         self.notes: list[Note] = []
         self.bad_rows: list[tuple[int, BadRow]] = []
+        self.served: list[Numbers] = []
         self.counted: list[Counted] = []
 
     def add(self, part: int, name: str, places: Numbers, takes: list[Taken]) -> None:
@@ -251,6 +253,7 @@ class _Merged:
             self.chunk_of[here], self.sample_of[here] = len(self.chunks), ready.samples[start:stop]
             self.num_tokens[here], self.places[:, here] = ready.num_tokens[start:stop], ready.places[:, start:stop]
             next_sample = ready.rows[start:stop].searchsorted
+            self.served.append(here[np.isin(ready.samples[start:stop], ready.chunk.served)])
             for drop in ready.chunk.drops:
                 own = _within(drop.rows, first_row, stop_row)
                 if len(own):
@@ -294,6 +297,7 @@ class MergedChunk(Chunk):
         ends = np.cumsum(merged.num_tokens, dtype=np.uint32)
         self.record, self.first, self.num_rows, self.ends_epoch = record, first, num_rows, ends_epoch
         self.drops, self.notes, self.excluded = merged.drops, merged.notes, _NOTHING
+        self.served = np.concatenate([_NOTHING, *merged.served])
         self.errors = [msgspec.structs.replace(bad.error, row=row) for row, bad in bad_rows]
         self.num_samples = len(ends)
         self.num_bytes = 4 * int(merged.num_tokens.sum()) + _BYTES_PER_SAMPLE * self.num_samples

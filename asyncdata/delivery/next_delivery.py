@@ -90,11 +90,13 @@ def deliver(
 
 
 def upcoming(
-    items: Iterable[Item], ledger: Ledger, num_groups: int, samples_per_group: int, last_epoch: int | None
+    items: Iterable[Item], ledger: Ledger, num_groups: int, samples_per_group: int, last_epoch: int | None, is_all: bool
 ) -> list[SampleRange] | None:
     """The next ``num_groups`` samples of the stream, each as a group; None if they are not ready yet.
 
     There are fewer if the stream ends before, or stops at an error, which the delivery that comes to it raises.
+
+    :param is_all: no more will be ready before a delivery.
     """
     walk = _Walk(ledger, num_groups, samples_per_group)
     try:
@@ -106,7 +108,7 @@ def upcoming(
     except (BadRowStop, AsyncDataError):
         return walk.ranges
 
-    is_end = last_epoch is not None and walk.position.epoch > last_epoch
+    is_end = is_all or (last_epoch is not None and walk.position.epoch > last_epoch)
     return None if walk.need and not is_end else walk.ranges
 
 
@@ -134,12 +136,14 @@ class _Walk:
         """Whether to take this item although enough samples are found.
 
         A chunk's end is taken with its last sample, so that the position at an epoch's end is the start of the next.
+        Not the end of a part of a mixture, nor rows that an epoch leaves out before its first sample: whether these are
+        ready already depends on timing, and what they change must not.
         """
         if self.offset:  # a part of the previous run is left
             return False
 
         if isinstance(item, ChunkEnd):
-            return not (item.chunk.ends_epoch and self._counts["epoch_groups"] == 0)
+            return self._counts["epoch_groups"] > 0 and (item.chunk.record is None or item.chunk.num_samples > 0)
 
         return isinstance(item, AlreadyAcked)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, FilterError, InvalidGroupError
 from asyncdata.core.import_path import resolve_path
+from asyncdata.core.plain_values import PACKED, packed
 from asyncdata.core.types import Group, Sample, drop_media
 from asyncdata.delivery.ledger import Returned
 
@@ -133,10 +134,12 @@ def validate_groups(groups: Any, samples_per_group: int, buffer: Sequence[Return
     if not isinstance(groups, list | tuple):
         raise InvalidGroupError(f"AD432 add_samples takes a list of groups, got {type(groups).__name__}")
 
-    present = {id(sample) for item in buffer for sample in item.group}
-    returned = []
     for number, group in enumerate(groups):
         _check_shape(number, group, samples_per_group)
+    were_in = any(sample.is_detached for group in groups for sample in group)
+    present = {id(sample) for item in buffer if were_in for sample in item.opened or ()}
+    returned = []
+    for number, group in enumerate(groups):
         samples = set(map(id, group))
         if len(samples) < len(group) or not present.isdisjoint(samples):
             raise InvalidGroupError(
@@ -169,9 +172,9 @@ def _shape(group: Any) -> str:
     return type(group).__name__
 
 
-def _record(number: int, group: Group) -> list[dict[str, Any]]:
+def _record(number: int, group: Group) -> bytes | list[dict[str, Any]]:
     try:
-        return [sample.to_dict() for sample in group]
+        return packed([sample.to_dict(PACKED) for sample in group]) or [sample.to_dict() for sample in group]
     except TypeError as error:
         raise InvalidGroupError(
             f"AD432 group {number}: {error}. Keep it elsewhere, or turn it into numbers, text, lists, "

@@ -90,8 +90,6 @@ class StreamDigest(msgspec.Struct, frozen=True):
     """The samples of the stream that were delivered, as three sums modulo 2^64.
 
     :ivar of: ``positions``: the sums cover positions and numbers of tokens; ``tokens``: the tokens, too.
-    :ivar first: samples of the stream that were delivered before the digest began: 0, unless the run resumed from
-        a snapshot without a digest.
     :ivar num_samples: samples that the digest covers. The ``n`` samples of a group count once.
     :ivar positions: the sum that tells which positions were delivered.
     :ivar order: the sum that tells in which order.
@@ -99,7 +97,6 @@ class StreamDigest(msgspec.Struct, frozen=True):
     """
 
     of: str = "positions"
-    first: int = 0
     num_samples: int = 0
     positions: int = 0
     order: int = 0
@@ -114,7 +111,6 @@ class StreamDigest(msgspec.Struct, frozen=True):
             tokens = tokens + sums.tokens[stop] - sums.tokens[start] & MASK
         return type(self)(
             self.of,
-            self.first,
             self.num_samples + number,
             before + sums.positions[stop] & MASK,
             self.order + order & MASK,

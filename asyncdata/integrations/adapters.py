@@ -1,4 +1,4 @@
-"""What adapters share: classes that inherit from a framework's, refusals of its settings, views as its loaders, and
+"""What adapters share: classes that inherit from a framework's, refusals of its settings, views with their state, and
 scores of rows that it has carried through its own batches.
 """
 
@@ -9,12 +9,11 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.extras import missing_package
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from asyncdata.core.types import Sample
     from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     Scored = tuple[Sequence[Any], int, float]  # a row's key, one of its attempts in the epoch, and the score
 
-__all__ = ("KEY", "BatchesOfView", "OfView", "key_of", "made_on_first_use", "refuse", "report_keys", "report_scores")
+__all__ = ("KEY", "OfView", "key_of", "made_on_first_use", "refuse", "report_keys", "report_scores")
 
 
 # Classes
@@ -110,59 +109,6 @@ class OfView:
         self._view.close()
 
 
-class BatchesOfView(OfView):
-    """Batches of a view's items. The end of an epoch ends an iteration; a short batch is left for the next one.
-
-    :param view: gives the items.
-    :param batch: makes a batch of a list of them.
-    :param repeats_epoch: the framework begins with the epoch of a state again, also if it had seen its end: then a
-        state at an epoch's end gives an iteration without a batch. Otherwise it gives the next epoch.
-    """
-
-    def __init__(
-        self,
-        view: LoaderOrderView,
-        batch_size: int,
-        *,
-        batch: Callable[[list[Any]], Any] = identity,
-        repeats_epoch: bool = False,
-    ) -> None:
-        self._view = view
-        self._batch_size = batch_size
-        self._batch = batch
-        self._repeats_epoch = repeats_epoch
-        self._next = 0
-        self._is_resumed = False
-
-    def __len__(self) -> int:
-        return len(self._view) // self._batch_size
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self._has_batch() and not self._is_resumed:
-            self._next = 0
-        self._is_resumed = False
-        while self._has_batch():
-            items = self._view.__getitems__(range(self._next, self._next + self._batch_size))
-            self._next += self._batch_size
-            yield self._batch(items)
-
-    def _has_batch(self) -> bool:
-        return self._next + self._batch_size <= len(self._view)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state after the last batch."""
-        return {**super().state_dict(), "next_prompt": self._next}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with exactly the batch that would have come next.
-
-        :raises SnapshotError: if it is not such a state, or is of other data or settings.
-        """
-        super().load_state_dict({key: state[key] for key in state if key != "next_prompt"})
-        self._next = state["next_prompt"]
-        self._is_resumed = self._repeats_epoch
-
-
 # Scores of rows. A row is known by a key in its fields.
 
 KEY = "asyncdata_row"
@@ -184,8 +130,7 @@ def report_scores(loader: DataLoader, scored: Iterable[Scored], attempts: int) -
     """
     from asyncdata.delivery.outcomes.memory import MAX_SCORE, RowReport
 
-    outcomes = loader._engine.outcomes
-    if outcomes is None:
+    if loader._engine.outcomes is None:
         return 0
 
     found: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
@@ -193,8 +138,7 @@ def report_scores(loader: DataLoader, scored: Iterable[Scored], attempts: int) -
         if abs(score) <= MAX_SCORE:  # NaN is not
             found.setdefault(tuple(key), []).append((attempt, score))
     reports = [RowReport(row_id, epoch, scores, *part) for (epoch, row_id, *part), scores in found.items()]
-    with loader._engine.coordinator.lock:
-        return outcomes.count(reports, attempts)
+    return loader._engine.count(reports, attempts)
 
 
 def report_keys(loader: DataLoader, keys: Iterable[Any], scores: Iterable[float]) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.core.errors import ConfigError, EndOfData
 from asyncdata.core.extras import missing_package
 from asyncdata.core.types import Position
+from asyncdata.integrations.torch.process import refuse_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -60,6 +61,7 @@ class QueueFeeder:
         fields: Callable[[Sample], Mapping[str, Any]] = fields_of,
         tag: Mapping[str, Any] | None = None,
     ) -> None:
+        refuse_async(loader, "QueueFeeder")
         if loader.config.commit != "on_ack" or room < 1:
             raise ConfigError(
                 f"AD466 QueueFeeder was given a loader with commit={loader.config.commit!r} and room={room}: prompts "
@@ -85,13 +87,15 @@ class QueueFeeder:
         """Acknowledge prompts that are not in the queue any more, and put as many new ones as there is room for.
 
         :return: the keys of the new ones; none after the end of the data.
-        :raises PrefetchTimeoutError: if the loader has them not ready in time.
+        :raises PrefetchTimeoutError: if the loader has them not ready in time; the next call puts those that were.
         """
         self._acknowledge()
-        found: list[str] = []
-        while len(self._out) < self._room and (groups := self._take(self._room - len(self._out))):
+        while len(self._out) + len(self._taken) < self._room and (group := self._next()):
+            self._taken.append(group)
+        groups, found = self._taken, list(map(_key, self._taken))
+        if groups:
             self._put(groups)
-            found += map(_key, groups)
+            self._taken = []  # not before: they must not be lost if the queue fails
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -110,7 +114,7 @@ class QueueFeeder:
         self.loader.load_state_dict(state)
         self._out, self._taken = {}, []
         kept, until = self._keys(), self._until()
-        while group := self._next():
+        while not self._taken and (group := self._next()):
             key, place = _key(group), _place(group)
             if key in kept:
                 self._out[key] = group
@@ -118,7 +122,6 @@ class QueueFeeder:
                 self.loader.ack([group])
             else:
                 self._taken.append(group)
-                break
         self._clear(name for key, names in kept.items() if key not in self._out for name in names)
 
     def _acknowledge(self) -> None:
@@ -127,16 +130,11 @@ class QueueFeeder:
             self.loader.ack([self._out.pop(key) for key in [key for key in self._out if key not in kept]])
 
     def _next(self) -> Group | None:
-        groups = self._take(1)
-        return groups[0] if groups else None
-
-    def _take(self, number: int) -> list[Group]:
-        """As many groups of the loader as there are, up to this number."""
-        found, self._taken = self._taken[:number], self._taken[number:]
+        """The next group. It is asked for alone, as ``drop_last`` drops the end of the data if more are asked for."""
         try:
-            return found or self.loader.get_samples(number)
+            return self.loader.get_samples(1)[0]
         except EndOfData:
-            return [] if number == 1 else self._take(1)
+            return None
 
     def _put(self, groups: list[Group]) -> None:
         """The prompts first: a queue that is saved in between has them, and a mark that is too early does no harm."""

@@ -1,4 +1,4 @@
-"""asyncdata under the ``Trainer`` of transformers and its relatives: TRL, axolotl, ms-swift, LLaMA-Factory.
+"""asyncdata under the ``Trainer`` of transformers and its relatives, such as TRL, ms-swift and LLaMA-Factory.
 
 ::
 
@@ -24,7 +24,7 @@ from asyncdata.core.errors import ConfigError, EndOfData, SnapshotError
 from asyncdata.core.extras import missing_package
 from asyncdata.core.log import get_logger
 from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epochs
-from asyncdata.integrations.torch.process import from_torch_state, to_torch_state
+from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
 from asyncdata.integrations.torch.views import row_of
 from asyncdata.order.shuffle import RowShuffle
 
@@ -95,6 +95,7 @@ def attach(
     except ImportError as error:
         raise missing_package("attach", "transformers", error) from error
 
+    refuse_async(loader, "attach")
     args = trainer.args
     if getattr(args, "precompute_ref_log_probs", False):
         raise ConfigError(
@@ -164,6 +165,12 @@ def _callback_of(trainer: Any) -> Any:
 def _batches_of(trainer: Any, loader: DataLoader | StatefulDataLoader, item: Callable[[Sample], Any]) -> Any:
     if _is_grouped(trainer):
         config = loader.config
+        if _data_parallel(trainer)[1] != trainer.args.world_size:
+            raise ConfigError(
+                f"{type(trainer).__name__} shares prompts out to all processes, and tensor or context parallelism "
+                "gives some of them the same ones: leave out its tp_size and cp_size"
+            )
+
         if isinstance(loader, StatefulDataLoader) or config.ranks.world_size != 1 or config.n_samples_per_prompt != 1:
             raise ConfigError(
                 f"{type(trainer).__name__} repeats prompts and shares them out itself: pass a DataLoader of single "
@@ -180,14 +187,29 @@ def _is_grouped(trainer: Any) -> bool:
 
 
 def _of_this_rank(trainer: Any, loader: DataLoader | StatefulDataLoader) -> StatefulDataLoader:
-    args, given = trainer.args, loader.config.ranks
-    if (given.world_size, given.rank) != (args.world_size, args.process_index):
+    given, (rank, world_size) = loader.config.ranks, _data_parallel(trainer)
+    if (given.rank, given.world_size) != (rank, world_size):
         raise ConfigError(
-            f"the loader is rank {given.rank} of {given.world_size}, and the trainer rank {args.process_index} of "
-            f"{args.world_size}: pass ranks=asyncdata.integrations.torch.ranks() to the loader"
+            f"the loader is rank {given.rank} of {given.world_size}, and the trainer rank {rank} of {world_size}: pass "
+            "ranks=asyncdata.integrations.torch.ranks() to the loader, made after the trainer, or "
+            f"Ranks(rank={rank}, world_size={world_size})"
         )
 
     return loader if isinstance(loader, StatefulDataLoader) else StatefulDataLoader(loader)
+
+
+def _data_parallel(trainer: Any) -> tuple[int, int]:
+    """The trainer's data-parallel rank, and their number. Successive processes of tensor and context parallelism get
+    the same data.
+    """
+    tp, cp, sp = (getattr(trainer, f"get_{name}_size", lambda: 1)() for name in ("tp", "cp", "sp"))
+    if sp > 1:
+        raise ConfigError(
+            f"the trainer has sequence parallelism (sp_size={sp}): it holds batches that it has not trained on, which "
+            "no checkpoint would have. Set cp_size in place of sp_size"
+        )
+
+    return trainer.args.process_index // (tp * cp), trainer.args.world_size // (tp * cp)
 
 
 def _attach_evaluation(trainer: Any, loader: DataLoader | StatefulDataLoader | None) -> None:
@@ -317,7 +339,9 @@ class _RepeatedPrompts:
             before = self.loader.state_dict()
             try:
                 samples = self.loader.get_next_batch(self._num_prompts)
-            except EndOfData:
+            except EndOfData as end:
+                if end.groups:  # as TRL's sampler does it
+                    _log.warning("prompts.left_out", number=len(end.groups), generation_batch=self._num_prompts)
                 return
 
             rows = [sample for sample in samples for _ in range(self._num_generations)][self._part]

@@ -19,25 +19,40 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import SnapshotError
-from asyncdata.integrations.adapters import BatchesOfView, made_on_first_use
+from asyncdata.integrations.adapters import OfView, made_on_first_use
 from asyncdata.integrations.torch.views import LoaderOrderView, view_of_rows
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 __all__ = ("PromptDataloader", "PromptDataloaderConfig")  # noqa: F822 - the second is made below, as it imports XTuner
 
+_NEXT = "next_prompt"
 
-class PromptDataloader(BatchesOfView):
-    """What XTuner's sampler takes as its ``Dataloader``: one prompt at a time, epoch after epoch.
+
+class PromptDataloader(OfView):
+    """What XTuner's sampler takes as its ``Dataloader``: one prompt at a time, an epoch an iteration.
+
+    XTuner begins with the epoch of a state again, also if it had seen its end: then an iteration is empty.
 
     :param view: gives ``RolloutState``.
     """
 
     def __init__(self, view: LoaderOrderView) -> None:
-        super().__init__(view, 1, repeats_epoch=True)
-        self._epoch = 0
+        self._view = view
+        self._epoch = self._next = 0
+        self._is_resumed = False
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """The rest of the epoch, or after its end the next one."""
+        if self._next >= len(self) and not self._is_resumed:
+            self._next = 0
+        self._is_resumed = False
+        while self._next < len(self):
+            prompt = self._view[self._next]
+            self._next += 1
+            yield [prompt]
 
     def set_epoch(self, epoch: int) -> None:
         """Count the epochs as XTuner does. The order of the prompts continues by itself."""
@@ -46,7 +61,8 @@ class PromptDataloader(BatchesOfView):
     def get_state_dict(self) -> dict[str, Any]:
         """The state after the last prompt. XTuner's sampler numbers its next group by ``step``."""
         step = self._epoch * len(self) + self._next
-        return {"sampler": {"epoch": self._epoch, "step": step}, "asyncdata": self.state_dict()}
+        own = {**self.state_dict(), _NEXT: self._next}
+        return {"sampler": {"epoch": self._epoch, "step": step}, "asyncdata": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with exactly the prompt that would have come next.
@@ -59,7 +75,9 @@ class PromptDataloader(BatchesOfView):
                 "another: resume with that configuration, or begin without this checkpoint"
             )
 
-        super().load_state_dict(state["asyncdata"])
+        own = state["asyncdata"]
+        super().load_state_dict({key: own[key] for key in own if key != _NEXT})
+        self._next, self._is_resumed = own[_NEXT], True
         self._epoch = state["sampler"]["epoch"]
 
 

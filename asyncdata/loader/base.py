@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import threading
+import time
 import warnings
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,11 +14,11 @@ from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError, LoaderClosedError, redacted
 from asyncdata.core.file_refs import all_sizes
 from asyncdata.core.import_path import is_loaded_instance
-from asyncdata.core.log import owning_events
+from asyncdata.core.log import events_owner, owning_events
 from asyncdata.core.platform import check_platform
-from asyncdata.core.settings import whole_number
+from asyncdata.core.settings import opening_until, whole_number
 from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
-from asyncdata.loader.wait_progress import WaitProgress, way_of
+from asyncdata.loader.waits import progress_of
 from asyncdata.telemetry.settings import NoRecorder, Telemetry
 from asyncdata.workers.pool.popen import EarlyForkServer
 from asyncdata.workers.ray.settings import local_workers_of
@@ -106,21 +108,22 @@ class BaseLoader:
                 raise ConfigError("a loader needs tokenize_fn=...; only the parts of a Mix may have their own")
 
             self._events_owner = object()  # not the loader: threads that refer to it would keep it from being garbage
+            config, opening = LoaderConfig.of({**knobs, **unknown}), copy_context()
+            opening.run(events_owner.set, self._events_owner)
+            if config.timeout_s is not None:
+                opening.run(opening_until.set, time.monotonic() + config.timeout_s)
             if any(map(_may_be_chats, getattr(tokenize_fn, "functions", [tokenize_fn]))):
                 from asyncdata.loader.first_rows import with_dialects
 
-                with owning_events(self._events_owner):
-                    tokenize_fn = with_dialects(source, tokenize_fn)
+                tokenize_fn = opening.run(with_dialects, source, tokenize_fn)
             if early is not None:
                 early.tell(tokenize_fn)
 
-            config = LoaderConfig.of({**knobs, **unknown})
             args = (source, tokenize_fn, buffer_filter, config, collate_fn or identity, packing, length_grouping, early)
-            with owning_events(self._events_owner):
-                self._progress = WaitProgress(way_of(config.progress, config.ranks.rank))
-                with self._progress.waiting(lambda: "files are opened, and a tokenizer_backend by name is proven"):
-                    self._engine = _engine_class(source)(*args)
-                self._recorder = _recorder_of(self._engine, tokenize_fn, packing)
+            self._progress = opening.run(progress_of, config.progress, config.ranks.rank)
+            with self._progress.waiting(lambda: "files are opened, and a tokenizer_backend by name is proven"):
+                self._engine = opening.run(lambda: _engine_class(source)(*args))
+            self._recorder = opening.run(_recorder_of, self._engine, tokenize_fn, packing)
         except BaseException:
             if early is not None:
                 early.close()
@@ -143,13 +146,15 @@ class BaseLoader:
 
         A group given back belongs to the loader until it is served again; change it before, not after.
 
+        A group of a row that :meth:`exclude` was given is dropped, which ``statistics().dropped_groups_total`` counts.
+
         :param groups: lists of ``n_samples_per_prompt`` samples.
         :raises InvalidGroupError: naming the first group that cannot be kept; none is added then.
         """
         self._check()
         if self._loops_only:
             self._refuse_call("add_samples")
-        self._engine.coordinator.add_groups(groups)
+        self._engine.coordinator.add_groups(groups, self._engine.is_of)
         self._recorder.returned(groups)
 
     def ack(self, delivered: Iterable[Sample] | Iterable[Group] | None = None) -> None:
@@ -209,7 +214,7 @@ class BaseLoader:
     def _report(self, samples_or_groups: Any, scores: Any) -> Callable[[], int]:
         """What ``report`` does."""
         self._check()
-        outcomes, coordinator = self._engine.outcomes, self._engine.coordinator
+        outcomes = self._engine.outcomes
         if outcomes is None:
             raise ConfigError("AD483 this loader remembers no scores: give it outcomes=Outcomes(...)")
 
@@ -218,20 +223,24 @@ class BaseLoader:
             self._recorder.scored([(report.key, [score for _, score in report.scores]) for report in reports])
             return reports
 
-        return partial(outcomes.report, own, coordinator.lock)
+        return partial(self._engine.report, own)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows, from here on and in all epochs; the others keep their order.
 
         The state keeps them by file and place, so that every run that resumes from it leaves them out, too.
-        They count in ``dropped_total`` as ``excluded``. Their groups in the buffer are removed. From packs that are
-        made of samples as they come, and from planned packs, they are left out as a gap: no other pack changes.
+        They count in ``dropped_total`` as ``excluded``. Their groups in the buffer are removed, and those that are out
+        are when they are given back; ``dropped_groups_total`` counts them. Those that are out may be consumed or
+        dropped as any other, and do not come again after a restart. All other groups keep their numbers. From packs
+        that are made of samples as they come, and from planned packs, the rows are left out as a gap: no other pack
+        changes.
         With several ranks, exclude the same rows on all of them.
 
         :param rows: samples or groups that a loader of these data delivered, their ``source``, or the objects that
             ``asyncdata sample --json`` prints.
         :return: the number of rows that are excluded now.
-        :raises ConfigError: if one of them is no row of this loader (AD485); nothing is excluded then.
+        :raises ConfigError: if one of them is no row of this loader, or a place at which no row begins (AD485); nothing
+            is excluded then. A place in a store, a compressed file or an array is only held against its size.
         """
         self._check()
         with owning_events(self._events_owner):
@@ -415,9 +424,14 @@ class BaseLoader:
             self._recorder.start()
             self._engine.start()
 
-    def _waiting(self) -> AbstractContextManager[None]:
+    def _roll_back(self, error: BaseException) -> None:
+        """After a call has failed with ``error``: its delivery, if there was one, has not happened."""
+        self._engine.coordinator.settle()
+        self._recorder.failed(error)
+
+    def _waiting(self, request: Request | None = None) -> AbstractContextManager[None]:
         """During the block, a call waits; that is shown if it lasts."""
-        return self._progress.waiting(self._engine.describe_wait)
+        return self._progress.waiting(lambda: self._engine.describe_wait(request))
 
     def _num_groups(self, num_samples: int) -> int:
         if self._loops_only:

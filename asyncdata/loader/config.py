@@ -32,11 +32,15 @@ from asyncdata.workers.ray.settings import RayExecutor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.delivery.ledger import DeliveryRules
+
     S = TypeVar("S", bound="Description")
 
 __all__ = ("BadRows", "Cache", "Limits", "LoaderConfig", "Ranks", "place_of")
 
-FIRST_BUFFER_SIZE = 1000
+BUFFER_SIZE = 4000
+"""Room for chunks of a thousand rows: with small ones, the trainer's process pays more than twice as much for a row."""
 
 AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -45,8 +49,8 @@ Policy = Literal["raise", "skip", "quarantine"]
 Order = Annotated[Any, msgspec.Meta(description='bool, `"full"`, `Shuffle` or `RowShuffle`')]
 
 
-def _check_path(struct: str, name: str, path: bool | str | None) -> None:
-    if isinstance(path, str) and "\0" in path:
+def _check_path(struct: str, name: str, path: str | None) -> None:
+    if path is not None and "\0" in path:
         raise ConfigError(f"{struct}: {name}={path!r} has a NUL in it, which no path may have")
 
 
@@ -102,7 +106,8 @@ class Limits(Description, frozen=True, kw_only=True):
     :ivar max_ready_bytes: bytes read ahead, for any number of samples.
     :ivar max_media_bytes: bytes of pictures and other media that are loaded ahead, or held by the trainer. A batch that
         a call waits for is loaded in any case.
-    :ivar row_timeout_s: seconds without progress after which a worker counts as hung, and is killed.
+    :ivar row_timeout_s: seconds without progress after which a worker counts as hung, and is killed. Those in which it
+        waits for a free core of this machine do not count.
     :raises ConfigError: for a value of the wrong type or out of range.
     """
 
@@ -115,16 +120,12 @@ class Limits(Description, frozen=True, kw_only=True):
 
 
 class Cache(Description, frozen=True, kw_only=True):
-    """What a loader stores for later epochs and runs: the row index, and tokens. It changes only the time.
+    """What a loader stores for later epochs and runs: the row index, and blocks of objects. It changes only the time.
 
     :ivar folder: the folder of the row index of ``shuffle="full"``. None: ``$XDG_CACHE_HOME/asyncdata`` or
         ``~/.cache/asyncdata``; an empty string: the index is not stored.
     :ivar max_row_index_bytes: limit for all row indexes in that folder, with the rows copied for them out of Parquet:
         when a loader is made, the least recently used are removed, but none that is in use. None: no limit.
-    :ivar tokens: store the results of the tokenize function, and read them in later epochs and runs. True: in
-        ``tokens`` of ``folder``; or a folder of their own. False or None: tokens are not stored.
-    :ivar max_tokens_bytes: limit for all tokens stored there: the least recently used segments are removed, and if
-        that is not enough, nothing more is written. None: no limit.
     :ivar remote_max_bytes: keep the blocks that were read from object stores in ``blocks`` of ``folder``, up to so many
         bytes; the least recently used are removed. None: they are not kept.
     :raises ConfigError: for a value of the wrong type or out of range.
@@ -132,17 +133,14 @@ class Cache(Description, frozen=True, kw_only=True):
 
     folder: str | None = None
     max_row_index_bytes: Positive | None = None
-    tokens: bool | str | None = False
-    max_tokens_bytes: Positive | None = None
     remote_max_bytes: Positive | None = None
 
     def check(self) -> None:
-        """Whether the folders can be folders."""
+        """Whether the folder can be a folder."""
         if self.remote_max_bytes is not None and self.folder == "":
             raise ConfigError("Cache: remote_max_bytes needs a folder, and folder='' says that there is none")
 
         _check_path("Cache", "folder", self.folder)
-        _check_path("Cache", "tokens", self.tokens)
 
 
 class BadRows(Description, frozen=True, kw_only=True):
@@ -185,12 +183,11 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         a thread of this process, where any callable may be the tokenize function.
     :ivar buffer_size: read-ahead, not the shuffle buffer of Hugging Face's ``datasets``, and without influence on the
         order: samples of the stream that are prepared before they are asked for, per data-parallel rank. Each becomes a
-        group of ``n_samples_per_prompt``. None starts with 1000, and reads further ahead if the trainer then waits
-        less.
+        group of ``n_samples_per_prompt``. None: 4000.
     :ivar dp_size: data-parallel ranks that this one loader feeds: ``buffer_size * dp_size`` samples of the stream are
         read ahead, or ``buffer_size * world_size`` if that is more.
     :ivar timeout_s: seconds that a call waits for data before it raises PrefetchTimeoutError; None and infinity: no
-        limit.
+        limit. While the loader is opened, a store that fails is asked again for so long at most.
     :ivar plan_packs: *order.* Count the tokens of all rows first, in the row index, and plan an epoch's packs from
         them. Each rank then tokenizes only its own packs. Needs an order of single rows, such as ``shuffle="full"``.
         With XTuner's packs or order, packs are always planned.
@@ -284,8 +281,27 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def capacity(self) -> int:
-        """Samples that are read ahead; the first value, if ``buffer_size`` is None."""
-        return (self.buffer_size or FIRST_BUFFER_SIZE) * max(self.dp_size, self.ranks.world_size)
+        """Samples that are read ahead."""
+        return (self.buffer_size or BUFFER_SIZE) * max(self.dp_size, self.ranks.world_size)
+
+    def delivery_rules(self, bad_rows: BadRowPolicy, *, packs: bool) -> DeliveryRules:
+        """The settings that delivery depends on.
+
+        :param packs: whether samples are packed: packs drop what is left of an epoch by themselves.
+        """
+        from asyncdata.delivery.ledger import DeliveryRules  # with numpy, for which the first import would wait
+
+        return DeliveryRules(
+            capacity=self.capacity,
+            max_ready_bytes=self.limits.max_ready_bytes,
+            samples_per_group=self.n_samples_per_prompt,
+            epochs=self.epochs,
+            drop_last=self.drop_last and not packs,
+            bad_rows=bad_rows,
+            commit_on_ack=self.commit == "on_ack",
+            digest=self.digest,
+            leaves_gaps=packs,
+        )
 
 
 @cache
@@ -327,20 +343,8 @@ class Place(NamedTuple):
         return self.knob if self.setting is None else f"{self.knob}={STRUCTS[self.knob].__name__}({self.setting}=...)"
 
 
-_RENAMED = {
-    "backend": Place("event_loop", None),
-    "cache_dir": Place("cache", "folder"),
-    "log_excerpts": Place("bad_rows", "excerpts"),
-    "max_bad_rows": Place("bad_rows", "max"),
-    "on_bad_row": Place("bad_rows", "policy"),
-    "quarantine_path": Place("bad_rows", "path"),
-    "row_index_max_bytes": Place("cache", "max_row_index_bytes"),
-    "token_cache": Place("cache", "tokens"),
-    "token_cache_max_bytes": Place("cache", "max_tokens_bytes"),
-}
-"""Names of earlier versions."""
-
 _CALLED_ELSEWHERE = {
+    "cache_dir": Place("cache", "folder"),
     "gradient_accumulation_steps": Place("ranks", "gradient_accumulation"),
     "num_epochs": Place("epochs", None),
     "num_train_epochs": Place("epochs", None),
@@ -358,16 +362,13 @@ _CALLED_ELSEWHERE = {
 
 def place_of(name: str) -> Place | None:
     """Where the setting is that has this name elsewhere, or inside a struct; None if there is none."""
-    if found := _RENAMED.get(name) or _CALLED_ELSEWHERE.get(name):
+    if found := _CALLED_ELSEWHERE.get(name):
         return found
 
     return next((Place(knob, name) for knob, kind in STRUCTS.items() if name in kind.__struct_fields__), None)
 
 
 def _no_such_knob(name: str, known: Sequence[str]) -> str:
-    if name in _RENAMED:
-        return f"`{name}` is now `{_RENAMED[name]}`"
-
     place = place_of(name)
     if place is not None and place.setting is not None:
         return f"there is no setting {name!r}; it is `{place}`"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import weakref
+import time
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,52 +12,47 @@ from msgspec import structs
 from asyncdata.checkpoint.matching import check
 from asyncdata.checkpoint.restore import epoch_to_begin, ledger_at_row, ledger_of
 from asyncdata.checkpoint.snapshot import Snapshot
+from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
 from asyncdata.core.settings import checked_timeout
 from asyncdata.core.types import Position
 from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
-from asyncdata.delivery.ledger import DeliveryRules, is_key_of
+from asyncdata.delivery.ledger import is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
-from asyncdata.loader.executors import check_cluster, executor_of, is_tuned, limits_of
+from asyncdata.loader.at_exit import open_at_exit
+from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
-from asyncdata.loader.statistics import (
-    Statistics,
-    describe_wait,
-    explain_timeout,
-    is_indexing,
-    numbers_of,
-    waited_for,
-)
-from asyncdata.loader.wait_progress import Waits
+from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacking, numbers_of
+from asyncdata.loader.waits import Waits
 from asyncdata.prefetch.producer import Producer
 from asyncdata.tokenization.base import has_media
 from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Container, Iterable
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.messages import Job
-    from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.ledger import Ledger
-    from asyncdata.delivery.outcomes.memory import OutcomeState
+    from asyncdata.core.types import Group
+    from asyncdata.delivery.ledger import Ledger, Request, RowKey
+    from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
-    from asyncdata.loader.autotune import Tuner
     from asyncdata.loader.background_proof import Prover
     from asyncdata.loader.batches.pack_batches import PackBatches
-    from asyncdata.loader.batches.sample_batches import Batching, SampleBatches
+    from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.exclusions import RowKeys
+    from asyncdata.loader.executors import TuningLimits
     from asyncdata.loader.loader_media import LoaderMedia
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
-    from asyncdata.loader.outcomes import LoaderOutcomes, PartOutcomes, Restored
+    from asyncdata.loader.outcomes import LoaderOutcomes, Memories, PartOutcomes
     from asyncdata.prefetch.mixture_producer import MixtureProducer
     from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.prefetch.windows.shared_scans import SharedScans
@@ -73,10 +67,7 @@ if TYPE_CHECKING:
 __all__ = ("Engine", "Matched")
 
 _log = get_logger(__name__)
-_REMEDY = (
-    "Ranks(exchange=...), by which the ranks divide the rows; or a fast tokenizer, with which it costs little; or one "
-    "Cache(tokens=...) for all ranks, filled by one of them before"
-)
+_REMEDY = "Ranks(exchange=...), by which the ranks divide the rows; or a fast tokenizer, with which it costs little"
 
 
 class Matched(NamedTuple):
@@ -90,7 +81,7 @@ class Matched(NamedTuple):
 
     ledger: Ledger
     canaries: list[str]
-    memories: dict[str, Restored | None]
+    memories: dict[str, Memories | None]
     keeps_place: bool = True
     growth: dict[int, Listing] | None = None
 
@@ -137,7 +128,7 @@ class Engine:
         memory = self._memory("")
         self._media = self._made_media(functions)
         self.coordinator = _coordinator_class(config)(
-            _delivery_rules(config, self.parts[0].bad_rows, self.batching),
+            config.delivery_rules(self.parts[0].bad_rows, packs=self.batching.is_packed),
             buffer_filter=chosen_filter,
             begin_packs=self.batching.begin,
             mixture=self._start_of_mixture(),
@@ -149,11 +140,8 @@ class Engine:
         if self._media is not None:
             self._producer.load_media = self._media.loader(self._executor, self.coordinator)
         self.waits = Waits()
-        self._tuner: Tuner | None = None
-        if is_tuned(config):
-            from asyncdata.loader.autotune import Tuner
-
-            self._tuner = Tuner(limits, self._executor, self.coordinator, self._producer, lambda: self.waits.ended)
+        if limits.max_workers > limits.min_workers:
+            self._tune(limits)
         self.service = Service(
             job,
             [part.windows for part in self.parts],
@@ -166,7 +154,7 @@ class Engine:
             index=self._row_index,
         )
         tokenizes_here = config.executor is None or config.executor.local_workers
-        self._provers = _provers_of(functions if tokenizes_here else [], self.service.reopen_soon, config.num_workers)
+        self._provers = _provers_of(functions if tokenizes_here else [], self.service.reopen_soon)
         self._restored_epoch, self._restored = 0, (0, 0)
         self._resumed: tuple[Position, int | None] = (Position(), None)
         self._log = _log.owned()
@@ -210,7 +198,7 @@ class Engine:
 
     def _restart_position(self, part: str) -> Position:
         """The first position of a part that a restart would need now."""
-        return self.batching.restart_point(self.coordinator.ledger).position
+        return self.batching.restart_point(self.batching.settled(self.coordinator.ledger)).position
 
     @property
     def files(self) -> FileRefs:
@@ -220,7 +208,7 @@ class Engine:
     def _warn_of_ranks(self) -> None:
         """Each rank tokenizes the rows of all: say so, and what would be less work."""
         config = self.config
-        if config.ranks.world_size > 1 and config.executor is None and not config.cache.tokens:
+        if config.ranks.world_size > 1 and config.executor is None:
             _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=_REMEDY)
 
     def _shared_scans(self) -> SharedScans | None:
@@ -254,14 +242,14 @@ class Engine:
 
     def start(self) -> None:
         """Begin to read ahead; do nothing if that has begun."""
-        _open.add(self)
+        open_at_exit.add(self)
         self.service.start()
         for prover in self._provers:
             prover.start()
 
     def close(self, reason: str) -> None:
         """Stop everything; calls end with LoaderClosedError, which has the ``reason``."""
-        _open.discard(self)
+        open_at_exit.discard(self)
         self.coordinator.close(reason)
         self.service.close()
         for prover in self._provers:
@@ -270,8 +258,6 @@ class Engine:
             part.source.close()
         if self._scans is not None:
             self._scans.leave()
-        if self.outcomes is not None:
-            self.outcomes.close()
 
     @property
     def epoch(self) -> int:
@@ -286,15 +272,13 @@ class Engine:
         batches: SampleBatches | PackBatches = self.batching.batches(self.coordinator, runs_on=runs_on)
         return batches
 
-    # State.
-
     def snapshot(self) -> Snapshot:
         """The current state."""
         outcomes: dict[str, OutcomeState] = {}
-        if self.outcomes is None:
-            ledger = self.coordinator.ledger  # read once: all of it is of one instant
-        else:
-            ledger, outcomes = self.outcomes.state(self.coordinator, self._epochs_of)
+        with self.coordinator.lock:
+            ledger = self.batching.settled(self.coordinator.ledger)  # read once: all of it is of one instant
+            if self.outcomes is not None:
+                outcomes = self.outcomes.state(self._epochs_of(ledger), self._places_of(ledger))
         position, counters = self.batching.restart_point(ledger)
         return Snapshot(
             library=__version__,
@@ -305,11 +289,25 @@ class Engine:
             acked=[structs.astuple(place) for place in sorted(ledger.restart_point()[2])],
             journal=sorted(ledger.journal),
             excluded=sorted(ledger.excluded) or msgspec.UNSET,
+            **self._to_come_again(ledger),
             canaries=list(self.service.canaries),
             packing=self.batching.saved(ledger),
             group_drops=ledger.group_drops or msgspec.UNSET,
             **self._saved(ledger, position, outcomes),
         )
+
+    def _to_come_again(self, ledger: Ledger) -> dict[str, Any]:
+        """What a snapshot keeps so that groups of the stream that come again keep their numbers."""
+        if ledger.reached({}).num_groups == (ledger.leases or [ledger])[0].counters.num_groups:
+            return {}
+
+        served = ledger.reached(self._places_of(ledger))
+        late = [(*key, *structs.astuple(place)) for key, place in sorted(ledger.excluded.items()) if place > Position()]
+        return {"served": served, "excluded_late": late or msgspec.UNSET}
+
+    def _places_of(self, ledger: Ledger) -> dict[str, Position]:
+        """The first row of each part that is not delivered."""
+        return {"": ledger.position}
 
     def _epochs_of(self, ledger: Ledger) -> dict[str, int]:
         """The epoch of each part at which a restart begins."""
@@ -381,7 +379,7 @@ class Engine:
         saved: OutcomeState | msgspec.UnsetType,
         changed: Collection[str],
         allow_changed: Collection[str],
-    ) -> Restored | None:
+    ) -> Memories | None:
         """The outcome memory of a part with which to continue; None if it has none."""
         memory = self._memory(part)
         if memory is None and not saved:
@@ -408,10 +406,12 @@ class Engine:
         packs = self.coordinator.ledger.packs
         size = self.config.n_samples_per_prompt
         ledger = ledger_of(saved, digest=self.config.digest, group_size=size, packs=packs)
-        unknown = {key for part in other_data for key in ledger.excluded if is_key_of(part, key)}
-        if unknown:
-            _log.warning("snapshot.exclusions_forgotten", num_rows=len(unknown))
-        return structs.replace(ledger, excluded=ledger.excluded - unknown)
+        known = {
+            key: place for key, place in ledger.excluded.items() if not any(is_key_of(part, key) for part in other_data)
+        }
+        if len(known) < len(ledger.excluded):
+            _log.warning("snapshot.exclusions_forgotten", num_rows=len(ledger.excluded) - len(known))
+        return ledger.without(known, self.is_of)
 
     @cached_property
     def _row_keys(self) -> RowKeys:
@@ -419,12 +419,16 @@ class Engine:
 
         return RowKeys(self.parts)
 
+    def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
+        """Whether a group is of one of these rows."""
+        return bool(rows) and self._row_keys.is_of(group, rows)
+
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows; return how many are excluded now.
 
         :raises ConfigError: AD485, if one of them is no row of this loader; nothing has changed then.
         """
-        change = self._row_keys.excluding(rows)
+        change = self._row_keys.excluding(rows, lambda ledger: ledger.reached(self._places_of(ledger)))
         if self.coordinator.rules.leaves_gaps:
             self.coordinator.exclude(change)
         else:
@@ -437,6 +441,20 @@ class Engine:
         """Numbers of samples and packs delivered so far."""
         ledger = self.coordinator.ledger
         return ledger.counters.num_samples, self.batching.totals(ledger).num_packs
+
+    def report(self, own: Callable[[], list[RowReport]]) -> int:
+        """Count scores, with several ranks those of all; see :meth:`LoaderOutcomes.report`."""
+        assert self.outcomes is not None, "the loader remembers scores"
+        with self.coordinator.lock:
+            news = self.outcomes.news(partial(self._places_of, self.coordinator.ledger))
+        return self.outcomes.report(own, news, self.count)
+
+    def count(self, reports: Iterable[RowReport], attempts: int | None = None) -> int:
+        """Count scores of this rank alone; see :meth:`LoaderOutcomes.count`."""
+        assert self.outcomes is not None, "the loader remembers scores"
+        with self.service.lock, self.coordinator.lock:
+            places = partial(self._places_of, self.coordinator.ledger)
+            return self.outcomes.count(reports, attempts, places, partial(self.service.restart, identity))
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``, unless it is the current one: a run resumed in its middle stays there.
@@ -494,7 +512,6 @@ class Engine:
             self.coordinator.channel,
             self._executor.statistics(),
             [part.source.files for part in self.parts],
-            [part.cache for part in self.parts],
             self.batching.totals(ledger),
         )
         return Statistics(
@@ -502,13 +519,26 @@ class Engine:
             **numbers | self._producer.numbers(),
             waits_total=num_waits,
             data_wait_seconds_total=waited_s,
+            loop_held_seconds_total=self.waits.held_s,
             num_workers=self._executor.num_workers,
-            autotune_changes_total=self._tuner.num_changes if self._tuner is not None else 0,
             indexed_rows=0 if index is None else index.num_found,
             excluded_rows={} if index is None else dict(index.excluded),
             read_seconds=max(part.windows.read_s for part in self.parts),
             **({} if self.outcomes is None else self.outcomes.numbers()),
             **({} if self._media is None else self._media.numbers(self.coordinator.channel)),
+        )
+
+    def _tune(self, limits: TuningLimits) -> None:
+        """Have workers added while the trainer waits for them."""
+        from asyncdata.loader.autotune import Tuner
+
+        Tuner(
+            limits,
+            self._executor,
+            self._producer,
+            waited=lambda: self.waits.totals()[1],
+            waits_for=self.waits_for,
+            has_delivered=lambda: self.coordinator.ledger.counters.num_groups > 0,
         )
 
     def waits_for(self) -> str:
@@ -518,36 +548,34 @@ class Engine:
             return "media"
 
         if self._executor.is_busy and self._producer.oldest_in_flight is not None:
-            return "tokenize"  # what `waited_for` says, too, but in a microsecond: all statistics take fifty
+            return "tokenize"  # what `lacking` says, too, but in a microsecond: all statistics take fifty
 
-        return waited_for(self.statistics(), self.service.is_started, is_indexing=is_indexing(self._row_index))
+        stage, *_ = self._lacking(self.statistics())
+        return "read" if stage == "filter" else stage
 
-    def describe_wait(self) -> str:
+    def _lacking(self, now: Statistics) -> tuple[str, str, str]:
+        index = self._row_index
+        return lacking(now, self.service.is_started, is_indexing=index is not None and not index.is_complete)
+
+    def describe_wait(self, request: Request | None = None) -> str:
         """What a call waits for now, in a few words."""
-        return describe_wait(self.statistics(), self.waits_for())
+        if request is None or not request.ready_at:
+            return self._lacking(self.statistics())[1]
+
+        held_s = time.monotonic() - request.ready_at
+        return f"the samples are ready, and your code has held the event loop for {held_s:.1f} s"
 
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
         """The error of a call that got no data in time: what it waited for, and why."""
         now, entry = self.statistics(), self._producer.oldest_in_flight
-        oldest = entry.location() if entry is not None and entry.location is not None else None
+        oldest = entry.location(self._executor.row_of(entry.request_id)) if entry and entry.location else None
         missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
-        is_started, indexes = self.service.is_started, is_indexing(self._row_index)
-        message, diagnosis = explain_timeout(waited_s, missing, now, oldest, is_started, is_indexing=indexes)
-        self._log.warning("loader.timeout", waited_s=waited_s, stage=diagnosis["stage"])
+        lack = self._lacking(now) if missing or now.media_waiting_samples else HELD
+        message, diagnosis, (workers, row, knob) = explain_timeout(waited_s, missing, now, oldest, lack)
+        self._log.warning(
+            "loader.timeout", waited_s=waited_s, stage=lack[0], missing=missing, workers=workers, row=row, setting=knob
+        )
         return PrefetchTimeoutError(message, diagnosis)
-
-
-_open: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    """At exit: close loaders that are still open, so that the interpreter does not hang, nor other ranks."""
-    for engine in list(_open):
-        if engine.service.is_here:
-            engine.close("AD502 the process has ended")
-
-
-atexit.register(_close_all)
 
 
 def _coordinator_class(config: LoaderConfig) -> type[Coordinator]:
@@ -560,22 +588,7 @@ def _coordinator_class(config: LoaderConfig) -> type[Coordinator]:
     return WatchedCoordinator
 
 
-def _delivery_rules(config: LoaderConfig, bad_rows: BadRowPolicy, batching: Batching) -> DeliveryRules:
-    """The rules of a configuration; packs drop what is left of an epoch by themselves."""
-    return DeliveryRules(
-        capacity=config.capacity,
-        max_ready_bytes=config.limits.max_ready_bytes,
-        samples_per_group=config.n_samples_per_prompt,
-        epochs=config.epochs,
-        drop_last=config.drop_last and not batching.is_packed,
-        bad_rows=bad_rows,
-        commit_on_ack=config.commit == "on_ack",
-        digest=config.digest,
-        leaves_gaps=batching.is_packed,
-    )
-
-
-def _provers_of(functions: list[Any], on_usable: Callable[[], object], num_workers: int | None) -> list[Prover]:
+def _provers_of(functions: list[Any], on_usable: Callable[[], object]) -> list[Prover]:
     """What proves fast backends of the tokenize functions that may use one."""
     found = [function for function in functions if getattr(function, "tokenizer_backend", "hf") != "hf"]
     if not found:

@@ -6,22 +6,19 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.types import Sample, SourceLocation
+from asyncdata.core.types import Position, Sample, SourceLocation
 from asyncdata.delivery.ledger import journal_key
 from asyncdata.loader.row_places import RowPlaces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Callable, Container, Iterator
 
     from asyncdata.batching.packs import Pack
-    from asyncdata.delivery.ledger import Ledger, Returned
+    from asyncdata.core.types import Group
+    from asyncdata.delivery.ledger import Ledger, RowKey, Served
     from asyncdata.loader.opened_source import OpenedPart
-
-    Key = tuple[int, int]
 
 __all__ = ("RowKeys",)
 
@@ -37,54 +34,71 @@ class RowKeys:
     def __init__(self, parts: list[OpenedPart]) -> None:
         self._places = {part.name: RowPlaces(part.source.files) for part in parts}
 
-    def __call__(self, rows: Iterable[Any]) -> set[Key]:
+    def __call__(self, rows: Iterable[Any]) -> dict[RowKey, str]:
         """The keys of samples, groups of samples, locations, or rows as ``asyncdata sample --json`` prints them.
 
         A file that a source has twice is left out in both places.
 
+        :return: the part of each.
         :raises ConfigError: AD485, naming the first that is no row of this loader.
         """
-        return {key for row in rows for key in self._of(row)}
+        return {key: name for row in rows for name, key in self._of(row)}
 
-    def _of(self, row: Any) -> Iterator[Key]:
+    def _of(self, row: Any) -> Iterator[tuple[str, RowKey]]:
         if isinstance(row, list | tuple) and row:
             for sample in row:
                 yield from self._of(sample)
             return
 
-        name, path, byte_offset, row_number = _place_of(row)
-        places = self._places.get(name)
-        files = () if places is None else places.files(path)
-        place = None if places is None else places.offset(byte_offset, row_number)
-        if not files or not isinstance(place, int) or place < 0:
-            of = f" of part {name!r}" if name else ""
+        found = self._found(row)
+        if not found or not (isinstance(row, Sample) or self._begins(row)):
             raise ConfigError(
-                f"AD485 exclude() was given {row!r}, which is no row{of} of this loader's files: give samples that it "
-                "delivered, their `source`, or the objects that `asyncdata sample --json` prints"
+                f"AD485 exclude() was given {row!r}, and no row of this loader's files begins there: give samples that "
+                "it delivered, their `source`, or the objects that `asyncdata sample --json` prints"
             )
 
-        for file in files:
-            yield journal_key(name, (file, place))
+        yield from found
 
-    def excluding(self, rows: Iterable[Any]) -> Callable[[Ledger], Ledger]:
-        """The change of a ledger to one without these rows, also without the groups of them that were given back."""
-        keys = self(rows)
+    def _begins(self, place: Any) -> bool:
+        """Whether a row begins at a place that no loader has delivered."""
+        name, path, byte_offset, row_number = _place_of(place)
+        places = self._places[name]
+        return places.has_row(places.files(path)[0], places.offset(byte_offset, row_number))
 
-        def is_out(item: Returned) -> bool:
-            return item.group[0].source is not None and not keys.isdisjoint(self._of(item.group[0]))
+    def _found(self, row: Any) -> list[tuple[str, RowKey]]:
+        """The part and the keys of one row; none, if it is not of this loader."""
+        name, path, byte_offset, row_number = _place_of(row)
+        places = self._places.get(name)
+        place = None if places is None else places.offset(byte_offset, row_number)
+        if places is None or not isinstance(path, str) or type(place) is not int or not 0 <= place < 1 << 63:
+            return []
 
-        return lambda ledger: replace(
-            ledger,
-            excluded=ledger.excluded | keys,
-            buffer=tuple(item for item in ledger.buffer if not is_out(item)),
-        )
+        return [(name, journal_key(name, (file, place))) for file in places.files(path)]
 
-    def without(self, packs: Iterable[Pack], excluded: AbstractSet[Key]) -> list[Pack]:
+    def excluding(self, rows: Iterable[Any], reached: Callable[[Ledger], Served]) -> Callable[[Ledger], Ledger]:
+        """The change of a ledger to one without these rows.
+
+        :param reached: how far a ledger has served each part.
+        """
+        parts = self(rows)
+
+        def change(ledger: Ledger) -> Ledger:
+            places = reached(ledger).positions
+            new = {key: places.get(name, Position()) for key, name in parts.items()}
+            return ledger.without(new | ledger.excluded, self.is_of)
+
+        return change
+
+    def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
+        """Whether a sample of a group is of one of these rows."""
+        return any(key in rows for sample in group for _, key in self._found(sample))
+
+    def without(self, packs: Iterable[Pack], excluded: Container[RowKey]) -> list[Pack]:
         """The packs without the pieces of these rows; the references of the packs are samples.
 
         A pack of which nothing is left keeps two tokens that are not trained, so that no rank misses a batch.
         """
-        left = [(pack, [piece for piece in pack if excluded.isdisjoint(self._of(piece[0]))]) for pack in packs]
+        left = [(pack, [piece for piece in pack if not self.is_of([piece[0]], excluded)]) for pack in packs]
         return [kept or [(_gap(piece[0]), 0, _GAP) for piece in pack[:1]] for pack, kept in left]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncdata.workers.pool.pool import Pool
     from asyncdata.workers.pool.popen import EarlyForkServer
 
-__all__ = ("TuningLimits", "check_cluster", "executor_of", "is_tuned", "limits_of")
+__all__ = ("TuningLimits", "check_cluster", "executor_of", "limits_of")
 
 _COPIES = "asyncdata.sources.spool:SpoolReader"
 _FIRST_WORKERS = 1
@@ -34,12 +34,6 @@ def check_cluster(config: LoaderConfig, job: Job) -> None:
     if config.executor is None:
         return
 
-    if any(one.cache is not None for one in (job, *job.parts)):
-        raise ConfigError(
-            "AD496 the token cache is written by workers that share a disk, and workers on other nodes do not: leave "
-            "Cache(tokens=...) out, or leave executor out"
-        )
-
     if any(one.reader.path == _COPIES for one in (job, *job.parts)):
         raise ConfigError(
             "AD496 single rows of this source are read from copies on the disk of this machine, which other nodes do "
@@ -49,22 +43,18 @@ def check_cluster(config: LoaderConfig, job: Job) -> None:
 
 
 class TuningLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of what may be chosen. If the lower and the upper limit are equal, nothing is tuned.
+    """How many workers there are at first, and how many there may be.
 
-    :ivar max_capacity: samples that the channel may hold.
     :ivar max_worker_bytes: memory of all workers together.
-    :ivar max_ready_bytes: memory of what is read ahead.
     """
 
     min_workers: int
     max_workers: int
-    max_capacity: int
     max_worker_bytes: int
-    max_ready_bytes: int
 
 
 def limits_of(config: LoaderConfig) -> TuningLimits:
-    """The limits of the autotuner under a configuration."""
+    """The workers that a configuration allows."""
     given, memory = config.limits, config.limits.max_ready_bytes
     if config.executor is not None:
         least, most = config.executor.first_workers, config.executor.max_workers
@@ -77,16 +67,8 @@ def limits_of(config: LoaderConfig) -> TuningLimits:
     return TuningLimits(
         min_workers=least,
         max_workers=most,
-        # A sample takes at least one byte, so max_ready_bytes bounds the number of samples.
-        max_capacity=max(config.capacity, given.max_ready_bytes) if config.buffer_size is None else config.capacity,
         max_worker_bytes=max(0, memory - given.max_ready_bytes),
-        max_ready_bytes=given.max_ready_bytes,
     )
-
-
-def is_tuned(config: LoaderConfig) -> bool:
-    """Whether there is anything to tune: the number of workers or the read-ahead is not given."""
-    return config.num_workers is None or config.buffer_size is None
 
 
 def executor_of(

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ("AsyncDataLoader", "DataLoader")
 
+_GRACE_S = 1.0
+"""For calls whose samples are ready when their time is over, as other code held their event loop: one takes after the
+other."""
+
 
 class DataLoader(BaseLoader):
     """Samples for a plain loop. Safe to call from several threads, and inside a running event loop.
@@ -80,7 +84,8 @@ class DataLoader(BaseLoader):
         To warm sandboxes or prefix caches. They have the ``index``, ``source`` and tokens with which they will be
         delivered; pictures and other media are not loaded. Groups that were given back, which come first, are not
         among them. With several ranks, they are those of all ranks; with packing, those that are packed next. There
-        are fewer if the data ends, or if a row stops the run: the call that comes to it raises.
+        are fewer if the data ends, or if a row stops the run: the call that comes to it raises; and with
+        ``Outcomes(policy=...)`` at an epoch's end, as what the next one leaves out is not decided before a call takes.
 
         :param num_groups: more than the read-ahead has are read first.
         :raises PrefetchTimeoutError: if they are not ready in time.
@@ -147,9 +152,9 @@ class DataLoader(BaseLoader):
                 request = Request(num_groups, last_epoch)
                 samples = self._serve(request, timeout_s)
             return finish(samples)
-        except BaseException:  # also an interrupt between the commit and the caller
+        except BaseException as error:  # also an interrupt between the commit and the caller
             coordinator.failed.append((request, samples))  # first of all: what follows may be interrupted
-            coordinator.settle()
+            self._roll_back(error)
             raise
 
     def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
@@ -209,9 +214,9 @@ class DataLoader(BaseLoader):
                 return batches.finish(request, self._serve(request))
         except EndOfData:
             return batches.end()
-        except BaseException:  # also an interrupt after the commit, while the lock is released
+        except BaseException as error:  # also an interrupt after the commit, while the lock is released
             self._engine.coordinator.failed.append((request, None))  # as in _take
-            self._engine.coordinator.settle()
+            self._roll_back(error)
             raise
 
     def close(self) -> None:
@@ -229,6 +234,7 @@ class DataLoader(BaseLoader):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._recorder.failed(error, True)
         self._close("the loader was closed at the end of its `with`")
 
 
@@ -280,7 +286,7 @@ class AsyncDataLoader(BaseLoader):
         if self._engine.config.ranks.world_size == 1:
             return report()
 
-        from asyncdata.loader.shared_outcomes import reporting, settled
+        from asyncdata.loader.reporting import reporting, settled
 
         before, self._reporting = self._reporting, (now := reporting(report, self._reporting))
         await settled(now)
@@ -292,7 +298,7 @@ class AsyncDataLoader(BaseLoader):
 
     async def _reported(self, reporting: Future[int]) -> None:
         """Wait for a report: what an epoch leaves out depends on it."""
-        from asyncdata.loader.shared_outcomes import settled
+        from asyncdata.loader.reporting import settled
 
         with anyio.move_on_after(self._engine.config.timeout_s):
             await settled(reporting)
@@ -326,9 +332,9 @@ class AsyncDataLoader(BaseLoader):
                 request = Request(num_groups, last_epoch)
                 samples = await self._serve(request, timeout_s)
             return finish(samples)
-        except BaseException:
+        except BaseException as error:
             coordinator.failed.append((request, samples))  # first of all: what follows may be interrupted
-            coordinator.settle()
+            self._roll_back(error)
             raise
 
     async def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
@@ -337,24 +343,33 @@ class AsyncDataLoader(BaseLoader):
             return samples
 
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
-        began, wait = time.monotonic(), object()
+        began, waits, wait = time.monotonic(), self._engine.waits, object()
         ready = anyio.Event()
         call_soon = call_soon_in_this_loop()
-        request.wake = lambda: call_soon(lambda: ready.set())
-        try:
-            self._engine.waits.begin(wait)
-            with anyio.move_on_after(timeout_s):
-                while True:
-                    samples = self._engine.coordinator.poll(request)
-                    if samples is not None:
-                        return samples
 
-                    with self._waiting():
-                        await ready.wait()
-                    ready = anyio.Event()
+        def wake() -> None:
+            if request.ready_at:  # what comes from now on is no wait for data
+                waits.end(wait)
+            call_soon(lambda: ready.set())
+
+        request.wake = wake
+        try:
+            waits.begin(wait)
+            for limit_s in (timeout_s, _GRACE_S):
+                with anyio.move_on_after(limit_s):
+                    while True:
+                        samples = self._engine.coordinator.poll(request)
+                        if samples is not None:
+                            return samples
+
+                        with self._waiting(request):
+                            await ready.wait()
+                        ready = anyio.Event()
+                if not request.ready_at:
+                    break
             raise self._engine.timeout_error(time.monotonic() - began, request.num_groups)
         finally:
-            self._engine.waits.end(wait)
+            waits.end(wait, request.ready_at)
 
     def __aiter__(self) -> AsyncEpoch:
         return AsyncEpoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
@@ -387,9 +402,9 @@ class AsyncDataLoader(BaseLoader):
                 return batches.finish(request, await self._serve(request))
         except EndOfData:
             return batches.end()
-        except BaseException:
+        except BaseException as error:
             self._engine.coordinator.failed.append((request, None))
-            self._engine.coordinator.settle()
+            self._roll_back(error)
             raise
 
     async def aclose(self) -> None:
@@ -409,6 +424,7 @@ class AsyncDataLoader(BaseLoader):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._recorder.failed(error, True)
         await self.aclose()
 
 

@@ -26,7 +26,7 @@ _NO_FOLDER = (
     "world_size above 1 and no folder, as each rank could see other sizes: name one that all ranks share, and no other "
     'run: JsonlSource(..., grows="checkpoints/run-1/files")'
 )
-_NO_CACHE = "a token cache, or workers on other machines: leave Cache(tokens=...) and executor out"
+_NO_CLUSTER = "workers on other machines: leave executor out"
 
 
 def opened_growing(
@@ -40,15 +40,15 @@ def opened_growing(
         raise ConfigError(f"{_REFUSED} an order of single rows, whose index has all rows: use shuffle=True")
 
     has_no_folder = config.ranks.world_size > 1 and not isinstance(source.grows, str)
-    if config.executor is not None or config.cache.tokens or has_no_folder:
-        raise ConfigError(f"{_REFUSED} {_NO_FOLDER if has_no_folder else _NO_CACHE}")
+    if config.executor is not None or has_no_folder:
+        raise ConfigError(f"{_REFUSED} {_NO_FOLDER if has_no_folder else _NO_CLUSTER}")
 
     files = with_block_cache(cast("GrowingBlocks", source.open(shuffle.block_bytes)), config.cache)
     order = GrowingOrder(shuffle, config.seed, files.num_blocks)
     num_blocks = order.max_window_blocks
     job = job_of(files, config, function, room_of(files, num_blocks))
 
-    def open_windows(executor: Executor, _: Place, __: Call) -> tuple[Windows, None]:
-        return GrowingWindows(files, order, executor, job.stride), None
+    def open_windows(executor: Executor, _: Place, __: Call) -> Windows:
+        return GrowingWindows(files, order, executor, job.stride)
 
     return OpenedSource(files, order, job, num_blocks * job.stride, 0, open_windows, files.close, growth=files)

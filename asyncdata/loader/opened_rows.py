@@ -19,7 +19,6 @@ from asyncdata.core.log import get_logger
 from asyncdata.core.specs import REMOTE_LINES, ReaderSpec
 from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.delivery.bad_rows import without_text
-from asyncdata.loader.open_token_cache import cache_of
 from asyncdata.loader.opened_source import OpenedSource, job_of, with_block_cache
 from asyncdata.order.order import RowOrder
 from asyncdata.order.shuffle import RowShuffle
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.opened_source import Call, Place
     from asyncdata.order.rank_share import Share
-    from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.prefetch.windows.base import Windows
     from asyncdata.sources.base import Blocks, Source
     from asyncdata.workers.base import Executor
@@ -165,10 +163,7 @@ class _IndexedSource:
         self._files = files
         self._order = order
         self._share = share
-        self._cached = cache_of(
-            files, job_of(files, config, function, _INDEX_BLOCK_BYTES), config, function, has_rows=True
-        )
-        self._job = self._cached.job
+        self._job = job_of(files, config, function, _INDEX_BLOCK_BYTES)
         self._identity = index_identity(files, self._job, shuffle.looks_at, function)
         self._folder = _index_folder(config)
         self._ranks = ranks = config.ranks
@@ -197,34 +192,38 @@ class _IndexedSource:
         slot_bytes = min(_MAX_CANARY_BLOCKS, files.num_blocks) * job.stride
         return OpenedSource(files, self._order, job, slot_bytes, canary_blocks, self._open, self._close, self._index)
 
-    def _open(self, executor: Executor, restart_point: Place, on_ready: Call) -> tuple[Windows, TokenCache | None]:
+    def _open(self, executor: Executor, restart_point: Place, on_ready: Call) -> Windows:
         def indexer(on_growth: Callable[[], object]) -> Indexer:
-            check, excerpts = self._order.shuffle.looks_at, self._bad_rows.shows_row
-            knobs: dict[str, Any] = {"shows_rows": excerpts, "cache": cache if check == "samples" else None}
-            settings, ranks = (files, executor, index, check, self._file(), self._pass_over, on_growth), self._ranks
+            check, excerpts, ranks = self._order.shuffle.looks_at, self._bad_rows.shows_row, self._ranks
+            settings = files, executor, index, check, self._file(), self._pass_over, on_growth
             if not self._is_shared:
-                alone = Indexer(*settings, **knobs)
+                alone = Indexer(*settings, shows_rows=excerpts)
                 self._leave = alone.leave
                 return alone
 
             from asyncdata.prefetch.row_index.shared_builder import SharedIndexer
 
             identity = f"{files.fingerprint()['digest']} {self._identity} {check} {files.num_blocks}"
-            knobs |= {"exchange": ranks.exchange, "timeout_s": ranks.exchange_timeout_s, "on_ready": on_ready}
-            shared = SharedIndexer(*settings, rank=ranks.rank, world_size=ranks.world_size, identity=identity, **knobs)
+            shared = SharedIndexer(
+                *settings,
+                rank=ranks.rank,
+                world_size=ranks.world_size,
+                identity=identity,
+                exchange=ranks.exchange,
+                timeout_s=ranks.exchange_timeout_s,
+                on_ready=on_ready,
+                shows_rows=excerpts,
+            )
             self._leave = shared.leave
             return shared
 
         files, index = self._files, self._index
-        cache = self._cached.open(executor)
-        knobs: dict[str, Any] = {"restart_point": restart_point, "cache": cache}
-        return IndexedWindows(files, self._order, executor, index, indexer, self._share, **knobs), cache
+        return IndexedWindows(files, self._order, executor, index, indexer, self._share, restart_point=restart_point)
 
     def _close(self) -> None:
         self._leave()
         if not self._index.is_complete:  # calls may wait for it
             self._index.fail(LoaderClosedError("the loader was closed before its rows were counted"))
-        self._cached.close()
         self._files.close()
         self._remove()
 

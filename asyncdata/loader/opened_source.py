@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.config import Cache, LoaderConfig
     from asyncdata.order.order import Order, RowOrder
     from asyncdata.prefetch.row_index.row_index import RowIndex
-    from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.prefetch.windows.base import Windows
     from asyncdata.sources.base import Blocks
     from asyncdata.sources.growing import GrowingBlocks
@@ -47,9 +46,8 @@ class OpenedSource(msgspec.Struct, frozen=True):
     :ivar order: as far as it is known before reading.
     :ivar slot_bytes: memory of a slot.
     :ivar canary_blocks: blocks from which canaries may be taken.
-    :ivar open: opens the windows of D, and the token cache, if there is one. It is given the first position that a
-        restart would need now, as a function; and what is called, in the service's thread, when a window became ready,
-        or has a fault, without a reply.
+    :ivar open: opens the windows of D. It is given the first position that a restart would need now, as a function; and
+        what is called, in the service's thread, when a window became ready, or has a fault, without a reply.
     :ivar close: closes the source; removes files that were written only for this run.
     :ivar index: the row index; None if the order needs none.
     :ivar growth: what each epoch covers; None if all cover the same.
@@ -60,7 +58,7 @@ class OpenedSource(msgspec.Struct, frozen=True):
     job: Job
     slot_bytes: int
     canary_blocks: int
-    open: Callable[[Executor, Place, Call], tuple[Windows, TokenCache | None]]
+    open: Callable[[Executor, Place, Call], Windows]
     close: Call
     index: RowIndex | None = None
     growth: GrowingBlocks | None = None
@@ -72,12 +70,11 @@ class OpenedPart:
     :ivar name: of the part; empty for the only one.
     :ivar config: the loader's configuration, as it holds for it.
     :ivar bad_rows: what is done with its bad rows.
-    :ivar executor: what reads and tokenizes it; this, ``windows`` and ``cache`` are set by :meth:`open`.
+    :ivar executor: what reads and tokenizes it; this and ``windows`` are set by :meth:`open`.
     """
 
     executor: Executor
     windows: Windows
-    cache: TokenCache | None
 
     def __init__(
         self, name: str, source: OpenedSource, config: LoaderConfig, function: Any, bad_rows: BadRowPolicy
@@ -90,9 +87,9 @@ class OpenedPart:
         self._function_fingerprints: dict[str, str] | None = None
 
     def open(self, executor: Executor, restart_point: Place, on_ready: Call) -> None:
-        """Open the windows, and the token cache; see :class:`OpenedSource`."""
+        """Open the windows; see :class:`OpenedSource`."""
         self.executor = executor
-        self.windows, self.cache = self.source.open(executor, restart_point, on_ready)
+        self.windows = self.source.open(executor, restart_point, on_ready)
 
     def canaries(self) -> Canaries:
         """Its canaries."""

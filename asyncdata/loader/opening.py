@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.opened_source import Call, Place
     from asyncdata.order.rank_share import Share
     from asyncdata.order.shuffle import Shuffle
-    from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.prefetch.windows.base import Windows
     from asyncdata.sources.base import Blocks, Source
     from asyncdata.sources.stream import RowStream
@@ -110,24 +109,12 @@ def _opened_blocks(files: Blocks, shuffle: Shuffle, config: LoaderConfig, functi
     order = Order(shuffle, config.seed, files.num_blocks, files.block_bytes)
     num_blocks = order.max_window_blocks
     job = job_of(files, config, function, room_of(files, num_blocks))
-    cached = None
-    if config.cache.tokens:
-        from asyncdata.loader.open_token_cache import cache_of
 
-        cached = cache_of(files, job, config, function)
-        job = cached.job
-
-    def open_windows(executor: Executor, _: Place, __: Call) -> tuple[Windows, TokenCache | None]:
-        cache = None if cached is None else cached.open(executor)
-        return BlockWindows(files, order, executor, job.stride, cache), cache
-
-    def close() -> None:
-        if cached is not None:
-            cached.close()
-        files.close()
+    def open_windows(executor: Executor, _: Place, __: Call) -> Windows:
+        return BlockWindows(files, order, executor, job.stride)
 
     slot_bytes = num_blocks * job.stride + _LONG_ROWS_BYTES * bool(job.stores)
-    return OpenedSource(files, order, job, slot_bytes, num_blocks, open_windows, close)
+    return OpenedSource(files, order, job, slot_bytes, num_blocks, open_windows, files.close)
 
 
 def _opened_stream(stream: RowStream, shuffle: Shuffle, config: LoaderConfig, function: Any) -> OpenedSource:
@@ -135,15 +122,11 @@ def _opened_stream(stream: RowStream, shuffle: Shuffle, config: LoaderConfig, fu
     from asyncdata.prefetch.windows.stream_windows import StreamWindows
     from asyncdata.sources.stream import StreamOrder
 
-    if config.cache.tokens:
-        from asyncdata.loader.open_token_cache import warn_uncached
-
-        warn_uncached(config, f"{stream.files[0].path} is read from front to back, so it has no blocks")
     order = StreamOrder(shuffle, config.seed, len(stream.files))
     job = structs.replace(job_of(stream, config, function, shuffle.block_bytes), keeps_rows=True)
 
-    def open_windows(executor: Executor, restart_point: Place, on_ready: Call) -> tuple[Windows, None]:
-        return StreamWindows(stream, order, executor, restart_point=restart_point, on_ready=on_ready), None
+    def open_windows(executor: Executor, restart_point: Place, on_ready: Call) -> Windows:
+        return StreamWindows(stream, order, executor, restart_point=restart_point, on_ready=on_ready)
 
     slot_bytes = max(order.window_bytes, stream.max_row_bytes) + 1
     return OpenedSource(stream, order, job, slot_bytes, 0, open_windows, stream.close)

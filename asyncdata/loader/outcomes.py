@@ -5,61 +5,54 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-import threading
 from collections import Counter
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError
+from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError, WorkerError
 from asyncdata.core.log import get_logger
+from asyncdata.core.rank_answers import rank_answers
+from asyncdata.core.types import Position
 from asyncdata.delivery.chunk import NO_IDS, row_ids
 from asyncdata.delivery.ledger import grouped
-from asyncdata.delivery.outcomes.file import Found, OutcomeFile
-from asyncdata.delivery.outcomes.memory import BASE, MAX_SCORE, OutcomeMemory, OutcomeState, Record, RowReport
+from asyncdata.delivery.outcomes.memory import MAX_SCORE, OutcomeMemory, OutcomeState, RowReport
 from asyncdata.delivery.outcomes.policy import PassRate, policy_of
 from asyncdata.loader.row_places import RowPlaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
-    from contextlib import AbstractContextManager
 
     from asyncdata.core.types import Group, Sample
     from asyncdata.delivery.chunk import Ids
-    from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.ledger import Ledger
     from asyncdata.delivery.outcomes.policy import Bools, Outcomes, OutcomeTable, Policy
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.loader.shared_outcomes import SharedOutcomes
     from asyncdata.sources.base import Blocks
 
-__all__ = ("LoaderOutcomes", "PartOutcomes", "Restored", "check_outcomes", "memory_of")
+    News = list[tuple[str, int, Ids]]
+    Places = Callable[[], Mapping[str, Position]]
+
+__all__ = ("LoaderOutcomes", "PartOutcomes", "check_outcomes", "memory_of")
 
 _log = get_logger(__name__)
-_MIN_FILE_BYTES = 64 << 20
-_MAX_REWRITES = 8
-"""A file is replaced when it is this many times as large as the memory in it, and has at least the bytes above."""
+Memories = dict[str, OutcomeMemory]
+"""By the key of the reward; empty: scores have no key."""
 
 
-class Restored(NamedTuple):
-    """The memory of each reward, and where their file continues."""
+class _Message(msgspec.Struct, array_like=True):
+    """What a rank sends.
 
-    memories: dict[str, OutcomeMemory]
-    found: Found
-
-
-class Due(NamedTuple):
-    """A state, and what its file must have before.
-
-    :ivar records: what is new, by the key of the reward.
-    :ivar bases: the memories as one record each, with which the file begins anew; empty: ``records`` are appended.
+    :ivar reports: of its own samples.
+    :ivar decided: of each part and epoch that has begun since the last report, a digest of what that leaves out.
+    :ivar error: why it reports nothing.
     """
 
-    memories: dict[str, OutcomeMemory]
-    state: OutcomeState
-    records: dict[str, list[Record]] = {}
-    bases: list[Record] = []
+    reports: list[RowReport] = []
+    decided: list[list[Any]] = []
+    error: str = ""
 
 
 class _Scored(NamedTuple):
@@ -87,11 +80,6 @@ def check_outcomes(config: LoaderConfig, *, is_packed: bool) -> None:
             "its own scores: give Outcomes(exchange=...), or let one loader feed all ranks (dp_size=...)"
         )
 
-    if is_divided and outcomes.path is not None:
-        raise ConfigError(
-            "AD480 outcomes of several ranks are in the state, the same of each: leave out Outcomes(path=...)"
-        )
-
 
 class _Told:
     """A policy, and on which side of its limits it left rows out: ``num_low`` and ``num_high``, of a ``PassRate``."""
@@ -110,20 +98,23 @@ class _Told:
 
 
 class PartOutcomes:
-    """The memory of one source, its file, and the policy. It changes only while the coordinator's lock is held.
+    """The memory of one source, and the policy. It changes only while the coordinator's lock is held.
 
     Several rewards are remembered each by itself, as if it were the only one.
 
+    What an epoch excludes is decided by what was reported before the delivery of its first sample. The read-ahead needs
+    it earlier, so it is decided then, and decided anew with each report until that delivery.
+
     :ivar memories: by the key of the reward; empty: scores have no key.
-    :raises ConfigError: if the file or the policy cannot be used.
+    :ivar fresh: by epoch, what was decided here since the last report that was counted, or may still change.
+    :raises ConfigError: if the policy cannot be used.
     """
 
     def __init__(self, settings: Outcomes, files: Blocks) -> None:
         self._policy = policy_of(settings)
         self._places = RowPlaces(files)
-        self._file = None if settings.path is None else OutcomeFile(settings.path)
-        self.memories = {"": self._new_memory()}
-        self._news: set[int] = set()
+        self.memories: Memories = {"": self._new_memory()}
+        self.fresh: dict[int, Ids] = {}
         self._log = _log.owned()
 
     def of(self, key: str) -> OutcomeMemory:
@@ -149,25 +140,33 @@ class PartOutcomes:
         return any(epoch in memory.excluded for memory in self.memories.values())
 
     def decide(self, epoch: int) -> None:
-        """Decide which rows ``epoch`` excludes."""
+        """Decide which rows ``epoch`` excludes, or decide it anew."""
         assert self._policy is not None, "without a policy each epoch has all rows"
         memory = self.of(self.key or "")
         told = _Told(self._policy)
-        excluded = self.excluded(epoch) if self.is_decided(epoch) else memory.decide(epoch, told)
-        self._news.add(epoch)
-        known = len(memory.rows)
-        self._log.info("outcomes.decided", epoch=epoch, num_known=known, num_excluded=len(excluded), **told.numbers)
+        excluded = memory.decide(epoch, told)
+        before, self.fresh[epoch] = self.fresh.get(epoch), excluded
+        if before is None or not np.array_equal(before, excluded):
+            known, number = len(memory.rows), len(excluded)
+            self._log.info("outcomes.decided", epoch=epoch, num_known=known, num_excluded=number, **told.numbers)
+
+    def decide_anew(self, place: Position) -> bool:
+        """Decide again what the epochs exclude of which no sample was delivered; return whether that is another now.
+
+        The others are decided for good.
+
+        :param place: up to which the part is delivered.
+        """
+        early = {epoch: ids for epoch, ids in self.fresh.items() if Position(epoch) >= place and self.is_decided(epoch)}
+        self.fresh = early.copy()
+        for epoch in early:
+            self.decide(epoch)
+        return any(not np.array_equal(ids, self.fresh[epoch]) for epoch, ids in early.items())
 
     def excluded(self, epoch: int) -> Ids:
         """The ids of the rows that ``epoch`` excludes, ascending; none before that is decided."""
         found = (memory.excluded.get(epoch) for memory in self.memories.values())
         return next((ids for ids in found if ids is not None), NO_IDS)
-
-    def news(self) -> dict[int, Ids]:
-        """What the epochs exclude that were decided since the last call."""
-        news = {epoch: self.excluded(epoch) for epoch in sorted(self._news) if self.is_decided(epoch)}
-        self._news.clear()
-        return news
 
     def forget_decisions(self, first: int, stop: int | None = None) -> None:
         """Keep the decisions of the epochs ``[first, stop)`` only."""
@@ -186,82 +185,47 @@ class PartOutcomes:
 
     # States.
 
-    def due(self, epoch: int) -> Due:
-        """What a state has, and its file does not.
+    def saved(self, epoch: int, place: Position) -> OutcomeState:
+        """The state of now.
 
         :param epoch: the first whose decisions a restart needs.
+        :param place: up to which the part is delivered.
         """
         self.forget_decisions(epoch)
-        memories = self.memories
-        decided = sorted(epoch for memory in memories.values() for epoch in memory.excluded)
-        state = OutcomeState(decided=decided, **self._totals())
-        if self._file is None:
-            texts = {key: base64.b64encode(memory.base().payload).decode() for key, memory in memories.items()}
-            return Due(memories, msgspec.structs.replace(state, memory=texts.pop(""), by_key=texts))
+        early = [epoch for epoch in self.fresh if Position(epoch) >= place]
+        texts = {key: base64.b64encode(memory.saved(early)).decode() for key, memory in self.memories.items()}
+        return OutcomeState(memory=texts.pop(""), by_key=texts, **self._totals())
 
-        limit = max(_MIN_FILE_BYTES, _MAX_REWRITES * sum(memory.rows.num_bytes for memory in memories.values()))
-        is_grown = self._file.num_bytes > limit
-        bases = [memory.base().of(key) for key, memory in memories.items()] if is_grown else []
-        return Due(memories, state, {key: list(memory.pending) for key, memory in memories.items()}, bases)
+    def restored(self, saved: OutcomeState | None) -> Memories:
+        """The memories of a state; None: of one without outcomes. Nothing changes.
 
-    def written(self, due: Due, lock: AbstractContextManager[Any]) -> OutcomeState:
-        """The state, after the file has what is due.
-
-        :param lock: the coordinator's, which is not held now.
-        :raises SnapshotError: if the file cannot be written.
+        :raises SnapshotMismatchError: if the state does not have them (AD606).
+        :raises SnapshotError: if they cannot be read (AD602).
         """
-        if self._file is None:
-            return due.state
-
-        if due.bases:
-            self._file.replace(*due.bases)
-        else:
-            self._file.append(record.of(key) for key, records in due.records.items() for record in records)
-        with lock:
-            for key, records in due.records.items():
-                due.memories[key].written(records)
-        return msgspec.structs.replace(due.state, num_bytes=self._file.num_bytes, digest=self._file.digest)
-
-    def find(self, saved: OutcomeState | None) -> Restored:
-        """The memory of a state; None: of one without outcomes. Nothing changes.
-
-        :raises SnapshotMismatchError: if the file does not have it.
-        :raises SnapshotError: if it cannot be read.
-        """
-        memory, found = self._new_memory(), Found(None, b"", [])
-        memories = {"": memory}
+        memories = {"": self._new_memory()}
         if saved is None:
-            return Restored(memories, found)
+            return memories
 
-        if saved.memory is not None:
-            for key, text in {"": saved.memory, **saved.by_key}.items():
-                memories[key] = one = memories.get(key) or self._new_memory()
-                one.apply(_record_in(text))
-                if self._file is not None:
-                    one.pending.append(one.base())
-        elif self._file is None and saved.num_bytes:
+        if saved.memory is None:
             raise SnapshotMismatchError(
-                "AD606 the outcome memory of this snapshot is in a file: give Outcomes(path=...) with its name; or "
-                'pass allow_changed={"outcomes"}, to begin with an empty memory',
-                {"outcomes": (f"{saved.num_bytes} bytes of a file", "no file")},
+                "AD606 the outcome memory of this snapshot is in a file, as Outcomes(path=...) of a development build "
+                "stored it; scores are in each state now. Finish the run with that build; or pass "
+                'allow_changed={"outcomes"}, to begin with an empty memory',
+                {"outcomes": ("in a file", "in the state")},
             )
-        elif self._file is not None:
-            found = self._file.find(saved.num_bytes, saved.digest)
-            for key, record in map(Record.opened, found.records):
-                memories[key] = memories.get(key) or self._new_memory()
-                memories[key].apply(record)
+
+        for key, text in {"": saved.memory, **saved.by_key}.items():
+            memories[key] = self._new_memory()
+            memories[key].restore(_decoded(text))
+        memory = memories[""]
         memory.num_repeated, memory.num_late = saved.num_repeated, saved.num_late
         memory.num_skipped = saved.num_skipped
-        for one in memories.values():
-            one.excluded = {epoch: ids for epoch, ids in one.excluded.items() if epoch in saved.decided}
-        return Restored(memories, found)
+        return memories
 
-    def take(self, restored: Restored) -> None:
-        """Continue with this memory."""
-        self.memories = restored.memories
-        self._news.clear()
-        if self._file is not None:
-            self._file.continue_after(restored.found.path, restored.found.data)
+    def take(self, memories: Memories) -> None:
+        """Continue with these memories."""
+        self.memories = memories
+        self.fresh.clear()
 
     def numbers(self) -> dict[str, Any]:
         """Numbers for :class:`~asyncdata.Statistics`."""
@@ -278,56 +242,85 @@ class PartOutcomes:
 
     def _new_memory(self) -> OutcomeMemory:
         epochs = getattr(self._policy, "epochs", 1)
-        return OutcomeMemory(keeps_records=self._file is not None, num_earlier=epochs - 1)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        return OutcomeMemory(num_earlier=epochs - 1)
 
 
 class LoaderOutcomes:
     """The memories of a loader: one for each part of a mixture, or one without a name.
 
-    A part's file is ``path.<name of the part>``.
+    Several ranks count the reports of all, in one order. They take the same samples in a step, each its share. So all
+    begin an epoch in the same step, with what it leaves out decided by the same scores; in their next reports they
+    compare it.
 
     :param sources: by the names of the parts.
     :param world_size: ranks that report together, if there is more than one.
     :ivar parts: the memories, by the same names.
-    :raises ConfigError: if a file or the policy cannot be used.
+    :raises ConfigError: if the policy cannot be used.
     """
 
     def __init__(self, settings: Outcomes, sources: Mapping[str, Blocks], group_size: int, world_size: int = 1) -> None:
-        self.parts: dict[str, PartOutcomes] = {}
-        self._shared: SharedOutcomes | None = None
-        if world_size > 1:
-            from asyncdata.loader.shared_outcomes import SharedOutcomes
-
-            self._shared = SharedOutcomes(settings.exchange, world_size, self._news, self.count)
+        self.parts = {name: PartOutcomes(settings, files) for name, files in sources.items()}
+        self._exchange, self._world_size = settings.exchange if world_size > 1 else None, world_size
         self._group_size = group_size
-        self._saving = threading.Lock()
-        for name, files in sources.items():
-            path = f"{settings.path}.{name}" if name and settings.path is not None else settings.path
-            self.parts[name] = PartOutcomes(msgspec.structs.replace(settings, path=path), files)
 
-    def report(self, own: Callable[[], list[RowReport]], lock: AbstractContextManager[Any]) -> int:
-        """Count scores, with several ranks those of all; return how many were new.
+    def report(self, own: Callable[[], list[RowReport]], news: News, count: Callable[[Any], int]) -> int:
+        """Count scores, with several ranks those of all; return how many were new. Then every rank must call it.
 
-        :param own: makes this loader's reports.
-        :param lock: the coordinator's, which is not held now, as delivery needs it.
+        :param own: makes this rank's reports.
+        :param news: as from :meth:`news`.
+        :param count: calls :meth:`count` with the locks, which are not held now.
         :raises InvalidGroupError: if a report cannot be counted (AD482), or all lack a reward (AD484).
-        :raises WorkerError, ConfigError: as :meth:`~asyncdata.loader.shared_outcomes.SharedOutcomes.report` says.
+        :raises WorkerError: AD486, if another rank cannot report or be reached; nothing is counted then.
+        :raises ConfigError: AD487, if another rank leaves out other rows.
         """
-        if self._shared is not None:
-            return self._shared.report(own, lock)
+        if self._exchange is None:
+            return count(own())
 
-        reports = own()
-        with lock:
-            return self.count(reports)
+        decided = [[name, epoch, blake2b(ids.tobytes(), digest_size=16).hexdigest()] for name, epoch, ids in news]
+        try:
+            message = _Message(own(), decided)
+        except Exception as error:  # also a fault of what the trainer has given
+            self._send(self._exchange, _Message(error=str(error) or repr(error)))  # the others wait for it
+            raise
 
-    def _news(self) -> list[tuple[tuple[str, int], Ids]]:
-        """What each epoch of a part excludes, of those that were decided since the last call."""
-        return [((name, epoch), ids) for name, part in self.parts.items() for epoch, ids in part.news().items()]
+        messages = self._send(self._exchange, message)
+        for rank, message in enumerate(messages):
+            if message.error:
+                raise WorkerError(f"AD486 rank {rank} cannot report its scores, and none was counted: {message.error}")
+
+            if message.decided != decided:
+                raise ConfigError(
+                    f"AD487 since the last report, rank {rank} has left out other rows than this rank: their data, "
+                    "policies or states differ, or one of them took samples while it reported"
+                )
+
+        return count(report for message in messages for report in message.reports)
+
+    def _send(self, exchange: Callable[[bytes], list[bytes]], message: _Message) -> list[_Message]:
+        try:
+            answers = exchange(msgspec.msgpack.encode(message))
+        except Exception as error:  # whatever the trainer's library raises
+            raise WorkerError(
+                f"AD486 the other ranks cannot be reached with scores: {error!r}. Each rank must call report() equally "
+                "often, with no samples if it has none"
+            ) from error
+
+        decode = msgspec.msgpack.Decoder(_Message).decode
+        return rank_answers(answers, decode, self._world_size, "Outcomes(exchange=...)")
+
+    def news(self, places: Places) -> News:
+        """What epochs of a part exclude, of those that have begun since the last report that was counted.
+
+        :param places: as in :meth:`state`, of the present ledger.
+        """
+        parts = self._newest(places)
+        return [(n, e, part.fresh[e]) for n, part, place in parts for e in sorted(part.fresh) if Position(e) < place]
+
+    def _newest(self, places: Places) -> list[tuple[str, PartOutcomes, Position]]:
+        """The parts that have decided lately, and up to where each is delivered. Most reports come when none has."""
+        parts = [(name, part) for name, part in self.parts.items() if part.fresh]
+        found = places() if parts else {}
+        return [(name, part, found.get(name, Position())) for name, part in parts]
 
     def reports_of(self, items: Iterable[Sample] | Iterable[Group], scores: Any) -> list[RowReport]:
         """The scores of each row.
@@ -380,10 +373,12 @@ class LoaderOutcomes:
 
         return [sample.source_epoch, self.parts[name].row_id(sample), name]
 
-    def count(self, reports: Iterable[RowReport], attempts: int | None = None) -> int:
+    def count(self, reports: Iterable[RowReport], attempts: int | None, places: Places, redo: Callable[[], Any]) -> int:
         """Count scores of rows; return how many were new. Those of parts that are not there any more are left out.
 
         :param attempts: samples of a row in an epoch; None: those of a group.
+        :param places: as in :meth:`news`.
+        :param redo: called if epochs after that have other rows now, which are to be read again.
         :raises InvalidGroupError: if they lack the reward that the policy reads (AD484); none is counted.
         """
         found: dict[tuple[str, str], list[RowReport]] = {}
@@ -392,32 +387,29 @@ class LoaderOutcomes:
                 found.setdefault((report.source, report.key), []).append(report)
         self._refuse_other_keys({key for _, key in found})
         size = attempts or self._group_size
-        return sum(self.parts[name].of(key).report(some, size) for (name, key), some in found.items())
+        number = sum(self.parts[name].of(key).report(some, size) for (name, key), some in found.items())
+        if sum(part.decide_anew(place) for _, part, place in self._newest(places)):  # all are asked
+            redo()
+        return number
 
     def begin_at(self, epoch: int) -> None:
         """Delivery of a single source goes to ``epoch``, whose rows are decided anew, as those of later epochs."""
         self.parts[""].forget_decisions(0, epoch)
 
-    def state(
-        self, coordinator: Coordinator, epochs_of: Callable[[Ledger], Mapping[str, int]]
-    ) -> tuple[Ledger, dict[str, OutcomeState]]:
-        """The ledger, and the states of all memories at the same instant. What is new is in their files then.
+    def state(self, epochs: Mapping[str, int], places: Mapping[str, Position]) -> dict[str, OutcomeState]:
+        """The states of all memories.
 
-        :param epochs_of: the epoch of each part at which a restart begins.
-        :raises SnapshotError: if a file cannot be written.
+        :param epochs: the epoch of each part at which a restart begins.
+        :param places: up to which each part is delivered.
         """
-        with self._saving:
-            with coordinator.lock:
-                ledger = coordinator.ledger
-                epochs = epochs_of(ledger)
-                due = {name: part.due(epochs.get(name, 0)) for name, part in self.parts.items()}
-            return ledger, {name: part.written(due[name], coordinator.lock) for name, part in self.parts.items()}
+        parts = self.parts.items()
+        return {name: part.saved(epochs.get(name, 0), places.get(name, Position())) for name, part in parts}
 
-    def take(self, found: Mapping[str, Restored | None]) -> None:
+    def take(self, found: Mapping[str, Memories | None]) -> None:
         """Continue with these memories."""
-        for name, restored in found.items():
-            if restored is not None:
-                self.parts[name].take(restored)
+        for name, memories in found.items():
+            if memories is not None:
+                self.parts[name].take(memories)
 
     def numbers(self) -> dict[str, Any]:
         """Numbers for :class:`~asyncdata.Statistics`: of all parts together."""
@@ -428,32 +420,27 @@ class LoaderOutcomes:
             by_key.update({key: memory.num_scores for key, memory in part.memories.items() if key})
         return {**total, "outcome_rewards_total": dict(by_key)}
 
-    def close(self) -> None:
-        """Close the files."""
-        for part in self.parts.values():
-            part.close()
-
 
 def memory_of(
     state: OutcomeState | msgspec.UnsetType,
     changed: Collection[str],
     outcomes: PartOutcomes | None,
     allow_changed: Collection[str],
-) -> Restored | None:
-    """The memory to continue with; None if the loader has none.
+) -> Memories | None:
+    """The memories to continue with; None if the loader has none.
 
     If the data or the order has changed, rows have other ids, and the memory is empty; this is logged.
 
     :param state: what the snapshot has.
     :param changed: what differs from the snapshot, and is allowed to.
-    :raises SnapshotMismatchError: if the snapshot has outcomes and they are not there, or the loader remembers none:
+    :raises SnapshotMismatchError: if the snapshot's outcomes are in a file, or the loader remembers none:
         its exclusions would end in the middle of an epoch. Not with "outcomes" in ``allow_changed``.
     """
     saved = state or None
     if outcomes is not None:
         if saved is not None and not set(changed) & {"data", "order"}:
             try:
-                return outcomes.find(saved)
+                return outcomes.restored(saved)
             except SnapshotMismatchError as error:
                 if "outcomes" not in allow_changed:
                     raise
@@ -461,7 +448,7 @@ def memory_of(
                 _log.warning("outcomes.forgotten", num_rows=saved.num_rows, reason=str(error))
         elif saved is not None:
             _log.warning("outcomes.forgotten", num_rows=saved.num_rows, reason=f"changed: {', '.join(sorted(changed))}")
-        return outcomes.find(None)
+        return outcomes.restored(None)
 
     if saved is not None and "outcomes" not in allow_changed:
         raise SnapshotMismatchError(
@@ -473,9 +460,9 @@ def memory_of(
     return None
 
 
-def _record_in(text: str) -> Record:
+def _decoded(text: str) -> bytes:
     try:
-        return Record(BASE, base64.b64decode(text, validate=True))
+        return base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error) as error:
         raise SnapshotError(f"AD602 the outcome memory in the snapshot cannot be read: {error}") from error
 
@@ -538,7 +525,7 @@ def _values(samples: list[Any], score: Any) -> list[Any]:
 
 def _score(sample: Sample, value: Any) -> float:
     try:
-        score = float(value)
+        score = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError):
         score = math.nan
     if not abs(score) <= MAX_SCORE:

@@ -26,7 +26,6 @@ from asyncdata.telemetry.records import (
 )
 from asyncdata.tokenization.part_functions import PartFunctions
 from asyncdata.tokenization.resolve import resolved
-from asyncdata.workers.traced import trace
 
 if TYPE_CHECKING:
     from asyncdata.loader.engine import Engine
@@ -50,8 +49,6 @@ def recorder_of(engine: Engine, function: Any, packing: Any) -> Recorder:
     engine.waits.on_begin, engine.waits.on_end = recorder.wait_begins, recorder.calls.wait_ends
     if (length := getattr(packing, "max_length", 0)) and isinstance(engine.batching, PackBatching):
         engine.batching.on_packs = lambda packs: recorder.packed(packs, length)
-    if engine.config.telemetry.trace is not None:
-        trace(engine.executor, recorder.request)
     return recorder
 
 
@@ -129,6 +126,7 @@ class _Subject:
             packs=now.packs_total,
             packed_tokens=now.packed_tokens_total,
             unpacked=now.unpacked_samples_total,
+            held_s=now.loop_held_seconds_total,
             ready=max(0, now.ready_samples),  # less than 0 while a state is loaded
             capacity=now.capacity_samples,
             in_flight=now.in_flight_rows,
@@ -139,8 +137,6 @@ class _Subject:
             work_s=now.tokenize_seconds_total,
             restarts=now.worker_restarts_total,
             buffered=now.buffered_groups,
-            cached_rows=now.cached_rows_total,
-            cache_bytes=now.token_cache_bytes,
             indexed_rows=now.indexed_rows,
             media_loaded=now.media_loaded_total,
             media_bytes=now.media_bytes_total,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Blocks
 
 __all__ = ("RowPlaces",)
+
+_BOM = b"\xef\xbb\xbf"
 
 
 class RowPlaces:
@@ -35,3 +39,21 @@ class RowPlaces:
     def offset(self, byte_offset: Any, row_number: Any) -> Any:
         """The one by which the source locates its rows."""
         return row_number if self._counts_rows else byte_offset
+
+    def has_row(self, file: int, place: int) -> bool:
+        """Whether a row begins there; True where a store, or all of the file, would have to be read to know it."""
+        source, ref = self._source, self._source.files[file]
+        if self._counts_rows:
+            numbers = range(getattr(source, "num_blocks", 0))
+            last = bisect_right(numbers, file, key=lambda number: source.blocks([number])[0].file_id)
+            return last == 0 or place < source.blocks([last - 1])[0].stop
+
+        is_array = any(source.are_arrays[file : file + 1])
+        if ref.pin is not None or is_array or source.reader.tag == "python-lines":  # these may follow white space
+            return place < ref.num_bytes
+
+        with suppress(OSError), open(ref.path, "rb") as opened:
+            opened.seek(max(0, place - len(_BOM)))
+            before, first = opened.read(min(place, len(_BOM))), opened.read(1)
+            return first not in b"\n" and (before == _BOM or before[-1:] in b"\n")
+        return True

@@ -24,10 +24,10 @@ def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart], on_ready: Ca
     :param on_ready: called with the number of a part that has an answer.
     :raises ConfigError: if nothing can be divided (AD487).
     """
-    if config.executor is not None or config.cache.tokens:
+    if config.executor is not None:
         raise ConfigError(
-            "AD487 Ranks(exchange=...) divides what workers of this machine read, and puts nothing into the token "
-            "cache: leave Cache(tokens=...) and executor out, or leave exchange out"
+            "AD487 Ranks(exchange=...) divides what workers of this machine read: leave executor out, or leave "
+            "exchange out"
         )
 
     identity = cache(lambda: digest(canonical(list(map(_identity, parts)))))

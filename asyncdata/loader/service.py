@@ -39,7 +39,6 @@ __all__ = ("Service",)
 
 _log = get_logger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
-_FINISH_TIMEOUT_S = 3.0
 _serving: ContextVar[Service | None] = ContextVar("asyncdata_serving", default=None)
 """The service that the current thread runs, or works for."""
 
@@ -51,6 +50,7 @@ class Service:
     :param event_loop: ``asyncio``, ``uvloop`` or ``trio``: the event loop of its thread.
     :param early: the fork server that was started early, with the thread in which the service will run.
     :param index: the row index, if there is one: calls may wait for it.
+    :ivar lock: held during a restart; who also needs the coordinator's lock takes that one later.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Service:
         self._windows = windows
         self._producer = producer
         self._slot_bytes = slot_bytes
-        self._lock = threading.RLock()  # reentrant: a garbage collection while it is held may close the loader
+        self.lock = threading.RLock()  # reentrant: a garbage collection while it is held may close the loader
         self._thread: threading.Thread | None = None
         self._call_soon: Callable[[Callable[[], object]], object] | None = None
         self._expected_canaries: list[str] = []
@@ -91,7 +91,7 @@ class Service:
         if self._thread is not None:
             return
 
-        with self._lock:
+        with self.lock:
             if self._thread is None and not self._is_closed:
                 self._thread = self._running_thread()
 
@@ -139,7 +139,7 @@ class Service:
 
         :param expected_canaries: those of the snapshot that the ledger comes from; None: no change.
         """
-        with self._lock:  # so that :meth:`_begin` sees both changes, or neither
+        with self.lock:  # so that :meth:`_begin` sees both changes, or neither
             self._coordinator.restart(change)
             if expected_canaries is not None:
                 self._expected_canaries = expected_canaries
@@ -150,7 +150,7 @@ class Service:
 
     def _begin(self) -> None:
         """Read ahead into the coordinator's channel, once per channel: twice would deliver its rows twice."""
-        with self._lock:
+        with self.lock:
             channel = self._coordinator.channel
             if channel is self._begun:
                 return
@@ -166,7 +166,7 @@ class Service:
 
     def reopen_soon(self) -> None:
         """Have the workers open the tokenize function again. From any thread."""
-        with self._lock:
+        with self.lock:
             if self._call_soon is None:  # the executor does not run yet
                 self._executor.reopen()
             else:
@@ -197,16 +197,12 @@ class Service:
             group.start_soon(self._run_part, partial(self._executor.run, self._job))
             for windows in self._windows:
                 group.start_soon(self._run_part, windows.run)
-            with self._lock:
+            with self.lock:
                 self._call_soon = call_soon_in_this_loop()
                 if self._is_closed:
                     self._stop.set()
             self._begin()
             await self._stop.wait()
-            if self._fatal_error is None:
-                with anyio.move_on_after(_FINISH_TIMEOUT_S):
-                    for windows in self._windows:
-                        await windows.finish()
             group.cancel_scope.cancel()
 
     async def _run_part(self, run: Callable[[], Awaitable[None]]) -> None:
@@ -246,7 +242,7 @@ class Service:
         if not self.is_here:
             return
 
-        with self._lock:
+        with self.lock:
             was_closed, self._is_closed = self._is_closed, True
             if not was_closed and self._call_soon is not None and self._stop is not None:
                 self._call_soon(self._stop.set)

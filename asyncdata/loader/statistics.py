@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +17,16 @@ if TYPE_CHECKING:
     from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.loader.batches.sample_batches import PackTotals
-    from asyncdata.prefetch.row_index.row_index import RowIndex
-    from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import ExecutorStatistics
 
 __all__ = (
+    "HELD",
     "SourceStatistics",
     "Statistics",
-    "describe_wait",
     "explain_timeout",
-    "is_indexing",
+    "lacking",
     "numbers_of",
-    "waited_for",
 )
 
 _OF_OUTCOMES = (
@@ -37,6 +35,7 @@ _OF_OUTCOMES = (
 )
 _COUNT_LINES_S = 0.25
 """Longest time for which counting the lines of a file may delay the error of a timeout."""
+HELD = "loop", "the samples are ready; other code holds the event loop of an earlier call", "run it in a thread"
 _MAKE_ROOM = "room in the cluster (see `ray status`), a smaller RayExecutor(num_workers=...), or ask its administrators"
 
 
@@ -97,15 +96,17 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar leased_requests: requests that are not fully acknowledged.
     :ivar tracked_groups: groups that were served and are neither acknowledged, consumed, dropped nor given back; 0 if
         groups are not tracked.
-    :ivar dropped_groups_total: tracked groups that the trainer has dropped, by reason.
+    :ivar dropped_groups_total: tracked groups that the trainer has dropped, by reason; under ``excluded``, groups that
+        were given back, and their row is excluded.
     :ivar ready_samples: samples that a call would get without waiting.
     :ivar in_flight_rows: rows that workers have, or that wait for earlier rows.
     :ivar capacity_samples: the channel's capacity.
     :ivar ready_bytes: bytes of the ready samples.
     :ivar waits_total: calls that had to wait for data.
-    :ivar data_wait_seconds_total: seconds that they waited, until now.
+    :ivar data_wait_seconds_total: seconds that they waited, until now, or until their samples were ready.
+    :ivar loop_held_seconds_total: seconds for which samples were ready, and other code held the event loop of the call
+        that awaited them; added when the call ends.
     :ivar num_workers: the target number of workers.
-    :ivar autotune_changes_total: changes of the number of workers, and of the capacity, by the autotuner.
     :ivar queued_requests: requests that no worker has yet.
     :ivar worker_restarts_total: workers, and fork servers of workers, that were replaced.
     :ivar tokenized_rows_total: rows that this loader's workers have tokenized.
@@ -118,8 +119,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar store_retries_total: requests to object stores that failed and were tried again.
     :ivar store_cached_total: blocks of objects that were read from the local disk instead.
     :ivar store_cache_failures_total: blocks that could not be read from the local disk or kept there, or were damaged.
-    :ivar cached_rows_total: rows that this run read from the token cache, and did not tokenize.
-    :ivar token_cache_bytes: bytes of the token cache's segments that have rows of this data.
     :ivar media_waiting_samples: samples that wait for their media, or for those of samples before them.
     :ivar media_held_bytes: bytes of media that are loaded ahead or that the trainer holds.
     :ivar media_loaded_total: samples whose media were loaded by this run.
@@ -161,8 +160,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     ready_bytes: int
     waits_total: int
     data_wait_seconds_total: float
+    loop_held_seconds_total: float = 0.0
     num_workers: int
-    autotune_changes_total: int = 0
     queued_requests: int
     worker_restarts_total: int
     tokenized_rows_total: int = 0
@@ -175,8 +174,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     store_retries_total: int = 0
     store_cached_total: int = 0
     store_cache_failures_total: int = 0
-    cached_rows_total: int = 0
-    token_cache_bytes: int = 0
     media_waiting_samples: int = 0
     media_held_bytes: int = 0
     media_loaded_total: int = 0
@@ -235,14 +232,12 @@ def numbers_of(
     channel: Channel,
     workers: ExecutorStatistics,
     files: Iterable[Blocks],
-    caches: Iterable[TokenCache | None],
     packs: PackTotals,
 ) -> dict[str, Any]:
-    """What was delivered, what is ready, and what stores and token caches have given."""
+    """What was delivered, what is ready, and what stores have given."""
     counters = ledger.counters
     # What is read from front to back, this process reads.
     reads: list[Any] = [workers, *filter(None, (getattr(one, "read_counts", None) for one in files))]
-    found = [cache for cache in caches if cache is not None]
     numbers = {
         "samples_total": counters.num_samples,
         "groups_total": counters.num_groups,
@@ -262,8 +257,6 @@ def numbers_of(
         "store_retries_total": sum(one.num_retried for one in reads),
         "store_cached_total": sum(one.num_cached for one in reads),
         "store_cache_failures_total": sum(one.num_cache_failures for one in reads),
-        "cached_rows_total": sum(cache.num_rows_read for cache in found),
-        "token_cache_bytes": sum(cache.num_bytes for cache in found),
         "queued_requests": workers.num_queued,
         "worker_restarts_total": workers.num_restarts,
         "workers": workers.workers,
@@ -280,105 +273,85 @@ def numbers_of(
     }
 
 
-def is_indexing(index: RowIndex | None) -> bool:
-    """Whether the row index is being made."""
-    return index is not None and not index.is_complete
-
-
 def _identifier(reason: str) -> str:
     return "".join(char if char.isalnum() else "_" for char in reason).lower()
 
 
 def explain_timeout(
-    waited_s: float,
-    num_missing: int,
-    now: Statistics,
-    oldest: SourceLocation | None,
-    is_started: bool,
-    *,
-    is_indexing: bool = False,
-) -> tuple[str, dict[str, Any]]:
-    """The message and the diagnosis of a PrefetchTimeoutError: the slow stage, and the setting to change.
+    waited_s: float, num_missing: int, now: Statistics, oldest: SourceLocation | None, lack: tuple[str, str, str]
+) -> tuple[str, dict[str, Any], tuple[str, str, str]]:
+    """The message and the diagnosis of a PrefetchTimeoutError; and as texts what each worker does, the oldest row in
+    flight, and the name of the first setting to change.
 
-    :param is_indexing: whether the row index is not complete yet.
+    :param lack: what :func:`lacking` says.
     """
-    stage, advice = _starving_stage(now, is_started, is_indexing=is_indexing)
+    stage, what, advice = lack
     workers = ", ".join(f"{state.state} {state.busy_s:.1f} s" if state.busy_s else state.state for state in now.workers)
+    row = "" if oldest is None else oldest.described(_COUNT_LINES_S)
     lines = [
         f"AD510 no data for {waited_s:.1f} s: {now.ready_samples} samples are ready, {num_missing} more are needed.",
-        f"  stage: {stage}",
+        f"  stage: {stage}: {what}",
         f"  channel: {now.ready_samples} ready + {now.in_flight_rows} in flight of {now.capacity_samples}",
         f"  workers: {workers or 'none'}; restarts: {now.worker_restarts_total}; queued: {now.queued_requests}",
+        *([f"  oldest row in flight: {row}"] if row else []),
+        f"  try: {advice}",
     ]
-    if oldest is not None:
-        lines.append(f"  oldest row in flight: {oldest.described(_COUNT_LINES_S)}")
-    lines.append(f"  try: {advice}")
-    diagnosis = {"stage": stage, "advice": advice, "num_missing": num_missing, "waited_s": waited_s}
-    diagnosis["oldest_row"] = msgspec.to_builtins(oldest)
-    diagnosis["statistics"] = msgspec.to_builtins(now)
-    return "\n".join(lines), diagnosis
+    diagnosis = {"stage": f"{stage}: {what}", "advice": advice, "num_missing": num_missing, "waited_s": waited_s}
+    diagnosis |= {"oldest_row": msgspec.to_builtins(oldest), "statistics": msgspec.to_builtins(now)}
+    setting, *_ = *re.findall(r"\w+_\w+", advice), ""
+    return "\n".join(lines), diagnosis, (workers, row, setting)
 
 
-def waited_for(now: Statistics, is_started: bool, *, is_indexing: bool) -> str:
-    """What is missing now, in a word: ``start``, ``index``, ``read`` or ``tokenize``."""
-    stage = _starving_stage(now, is_started, is_indexing=is_indexing)[0].partition(":")[0]
-    return "read" if stage == "filter" else stage
+def lacking(now: Statistics, is_started: bool, *, is_indexing: bool) -> tuple[str, str, str]:
+    """The stage that is too slow now, in a word; what it does; and what may help.
 
-
-def describe_wait(now: Statistics, stage: str) -> str:
-    """What a call waits for, in a few words with their numbers."""
-    is_first = not now.samples_total
-    words = {
-        "start": next(filter(None, (one.lacks for one in now.workers)), "the workers load the tokenize function"),
-        "index": f"the row index is made, {now.indexed_rows:,} rows so far",
-        "media": f"the media of {now.media_waiting_samples:,} samples are loaded, {now.ready_samples:,} are ready",
-        "read": f"the {'first' if is_first else 'next'} window is read",
-    }
-    tokenizing = f"the workers tokenize {now.in_flight_rows:,} rows, {now.ready_samples:,} samples are ready"
-    return words.get(stage, tokenizing)
-
-
-def _starving_stage(now: Statistics, is_started: bool, *, is_indexing: bool) -> tuple[str, str]:
+    :param is_indexing: whether the row index is being made.
+    """
     states = [worker.state for worker in now.workers]
     if not is_started or all(state == "starting" for state in states):
-        if lacking := next(filter(None, (one.lacks for one in now.workers)), ""):
-            return f"start: {lacking}", _MAKE_ROOM
+        if lacks := next(filter(None, (one.lacks for one in now.workers)), ""):
+            return "start", lacks, _MAKE_ROOM
 
         what = "loading the tokenize function" if is_started and states else "not there yet"
-        return f"start: the workers are {what}", "a longer timeout_s for the first batch"
+        return "start", f"the workers are {what}", "a longer timeout_s for the first batch"
 
     if now.media_waiting_samples and "busy" in states:
         return (
-            f"media: the workers load the media of the {now.media_waiting_samples} samples that are next",
+            "media",
+            f"the workers load the media of the {now.media_waiting_samples} samples that are next",
             "more num_workers, smaller pictures, or a larger Limits(max_media_bytes=...)",
         )
 
     if now.in_flight_rows and "busy" in states:
         slowest = max(worker.busy_s for worker in now.workers)
         return (
-            f"tokenize: the workers cannot keep up, or one hangs (busy for {slowest:.1f} s)",
+            "tokenize",
+            f"the workers have {now.in_flight_rows:,} rows and cannot keep up, or one hangs (busy for {slowest:.1f} s)",
             "more num_workers, a larger buffer_size, or a lower Limits(row_timeout_s=...) if a worker hangs",
         )
 
     if now.read_seconds:
         return (
-            f"read: the source has been giving the rows of a window for {now.read_seconds:.1f} s",
+            "read",
+            f"the source has been giving the rows of a window for {now.read_seconds:.1f} s",
             "a faster source, a smaller Shuffle(window_blocks=...), or a longer timeout_s",
         )
 
     if "busy" in states and is_indexing:
         return (
-            f"index: the row index is being made, {now.indexed_rows} rows are found so far",
+            "index",
+            f"the row index is being made, {now.indexed_rows} rows are found so far",
             "a longer timeout_s for the first batch; with a Cache(folder=...) the next start finds the index there",
         )
 
     if "busy" in states:
-        return "read: a window is being read", "faster storage, or a smaller Shuffle(window_blocks=...)"
+        return "read", "a window is being read", "faster storage, or a smaller Shuffle(window_blocks=...)"
 
     if sum(now.dropped_total.values()) > now.groups_total:
-        return "filter: most rows are dropped", "max_length, or what the tokenize function drops"
+        return "filter", "most rows are dropped", "max_length, or what the tokenize function drops"
 
     return (
-        "read: nothing is under way",
+        "read",
+        "nothing is under way",
         "look at the log for what stopped; if it says nothing, this is a fault of asyncdata: please report it",
     )

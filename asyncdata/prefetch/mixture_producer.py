@@ -22,10 +22,11 @@ from functools import partial
 from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec.structs import replace
+
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.delivery.items import Failure
-from asyncdata.delivery.ledger import DeliveryRules, Ledger, journal_of
 from asyncdata.delivery.merger import Merger
 from asyncdata.delivery.mixture import PartCursor
 from asyncdata.delivery.part_queue import PartFeed, ReadyAhead
@@ -34,19 +35,16 @@ from asyncdata.prefetch.producer import Producer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from collections.abc import Set as AbstractSet
 
-    from asyncdata.core.types import Position
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Channel, Entry, Exclusions
     from asyncdata.delivery.coordinator import Coordinator
+    from asyncdata.delivery.ledger import Ledger
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.prefetch.canaries import Canaries
     from asyncdata.prefetch.windows.base import Windows
     from asyncdata.workers.base import Executor
     from asyncdata.workers.part_executor import PartExecutor
-
-    RowKeys = AbstractSet[tuple[int, int]]
 
 __all__ = ("MixtureProducer", "PartSupply")
 
@@ -168,7 +166,6 @@ class MixtureProducer:
         self._wanted: set[int] = set()
         self._is_pumping = self._is_pump_due = False
         self._blocked: tuple[int, float] | None = None
-        self.lacks_room = False
         executor.watch(self.pump)
         for number, part in enumerate(self._parts):
             part.executor.tell(partial(self._note, number))
@@ -180,7 +177,7 @@ class MixtureProducer:
     def _feed_of(self, supply: PartSupply, leaf: Leaf) -> PartFeed:
         return PartFeed(
             leaf,
-            DeliveryRules(capacity=1, max_ready_bytes=0, bad_rows=supply.bad_rows),
+            replace(self._coordinator.rules, capacity=1, max_ready_bytes=0, bad_rows=supply.bad_rows),
             ready=self._ready,
             on_fill=self.pump,
             decisions=supply.decisions,
@@ -209,20 +206,16 @@ class MixtureProducer:
         self._num_merged, self._is_starting = 0, True
         num_known = self._coordinator.rules.capacity if self._schedule[0].is_by_rows else _START_SAMPLES
         ranks = {number: rank for rank, number in enumerate(self._merger.next_parts(num_known))}
-        excluded = frozenset[tuple[int, int]]() if self._coordinator.rules.leaves_gaps else ledger.excluded
         expected = _by_part(expected_canaries or [])
         for number, (part, cursor) in enumerate(zip(self._parts, cursors, strict=True)):
             part.expected = expected.get(part.name, [])
-            start = partial(self._start_part, part, cursor.position, ledger.journal, excluded)
+            of_part = replace(ledger, position=cursor.position)
+            start = partial(part.producer.start, of_part, part.expected or None)
             part.restart(start, ranks.get(number, len(self._parts)))
         self._due, self._needs, self._wanted = [], {}, set()
         self._want()
         self._is_finished = False
         self.pump()
-
-    def _start_part(self, part: _Part, position: Position, journal: RowKeys, excluded: RowKeys) -> None:
-        journal, excluded = journal_of(part.name, journal), journal_of(part.name, excluded)
-        part.producer.start(Ledger(position=position, journal=journal, excluded=excluded), part.expected or None)
 
     def pump(self) -> None:
         """Merge what is ready, and send all rows that can be sent now."""
@@ -329,7 +322,6 @@ class MixtureProducer:
 
             if self._entry is None:
                 self._entry = self._reserve()
-            self.lacks_room = self._entry is None
             if self._entry is None:
                 return
 
@@ -398,7 +390,7 @@ class MixtureProducer:
             self._coordinator.fill(self._channel, entry, Failure(error))
 
     def resize(self) -> None:
-        """The number of workers, or the capacity of the channel, has changed."""
+        """The number of workers has changed."""
         self._share_capacity()
         for number in self._wanted:
             self._note(number)
@@ -412,7 +404,8 @@ class MixtureProducer:
 
     def _may_decide(self, part: int, decisions: Exclusions, epoch: int) -> bool:
         """Decide which rows ``epoch`` of a part has, if a call waits for a sample of it."""
-        is_next = self._merger is not None and self._merger.blocked == part
+        is_blocked = self._merger is not None and self._merger.blocked == part  # since the last merge
+        is_next = is_blocked and not self._parts[part].feed.channel.num_ready
         return is_next and self._coordinator.when_awaited(self._channel, partial(decisions.decide, epoch))
 
     def _bytes_limit(self) -> int:

@@ -25,11 +25,12 @@ import numpy as np
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.messages import Failed, RowError, Tokenize, Tokenized
-from asyncdata.core.row_codes import EXCLUDED_REASON, JOURNAL_REASON, is_elsewhere
+from asyncdata.core.row_codes import is_elsewhere
 from asyncdata.core.types import Position
 from asyncdata.delivery.bad_rows import NotesLog, located
-from asyncdata.delivery.chunk import Chunk, is_excluded, row_ids
+from asyncdata.delivery.chunk import IS_EXCLUDED, IS_IN_JOURNAL, WAS_SERVED, Chunk, is_excluded, row_ids
 from asyncdata.delivery.items import Failure
+from asyncdata.delivery.ledger import is_key_of, key_in_part
 from asyncdata.delivery.mass_drops import MassDrops, rows_by_reason
 from asyncdata.prefetch.windows.base import leaving_out, no_such_place
 from asyncdata.workers.base import Crashed, error_of
@@ -39,8 +40,9 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Reply
     from asyncdata.delivery.channel import Channel, Entry
+    from asyncdata.delivery.chunk import Marks
     from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.delivery.ledger import Ledger, RowKey
     from asyncdata.delivery.part_queue import PartFeed
     from asyncdata.prefetch.canaries import Canaries
     from asyncdata.prefetch.windows.base import OpenWindow, Windows
@@ -58,8 +60,6 @@ _TARGET_S = 0.05
 next row of the order is waited for. Median CPU time per row, all processes, two workers with a Hugging Face tokenizer
 on a busy machine: 5 ms 685 us, 10 ms 572, 20 ms 522, 30 ms 520, 50 ms 477, 100 ms 486. A function of 13 us per row
 reaches the limit of 1024 rows first: 15.9 us at 5 ms, 15.1 from 20 ms on."""
-_JOURNALED = msgspec.structs.replace(_NOTHING, drops={JOURNAL_REASON: bytes(4)})
-_EXCLUDED = msgspec.structs.replace(_NOTHING, drops={EXCLUDED_REASON: bytes(4)})
 
 
 class Producer:
@@ -68,7 +68,6 @@ class Producer:
     :param epochs: the number of epochs; None: no end.
     :param num_files: files of the source; ``source``: its name, if it is a part of a mixture.
     :ivar pacer: the size of chunks; it also has the rows and the time of tokenizing.
-    :ivar lacks_room: whether a worker got no chunk because the channel had no room.
     :ivar load_media: sends requests for the media of samples that come next.
     """
 
@@ -93,13 +92,13 @@ class Producer:
         self.pacer = ChunkPacer(coordinator.rules.capacity, executor.num_workers)
         self._windows: deque[OpenWindow] = deque()
         self._channel = coordinator.channel
-        self._journal = self._left_out = frozenset[tuple[int, int]]()
-        self._skips: list[int] | None = None  # rows of the current window that are left out; None: not known yet
+        self._source = source
+        self._left_out: dict[RowKey, Position | None] = {}
+        self._marks: Marks | None = None  # of the current window; None: not known yet
         self._row = 0
         self._current = (0, 0)
         self._is_finished = True
         self._is_pumping = self._is_pump_due = False
-        self.lacks_room = False
         self._notes, self._mass_drops = NotesLog(), MassDrops(source, num_files)
         executor.watch(self.pump)
 
@@ -112,9 +111,10 @@ class Producer:
         self._executor.forget()
         while self._windows:
             self._executor.slots.release(self._windows.popleft().slot)
-        self._journal, self._left_out = ledger.journal, ledger.journal
-        if not self._coordinator.rules.leaves_gaps:
-            self._left_out |= ledger.excluded
+        excluded = {} if self._coordinator.rules.leaves_gaps else ledger.excluded
+        left_out = {**excluded, **dict.fromkeys(ledger.journal)}
+        name = self._source
+        self._left_out = {key_in_part(name, key): place for key, place in left_out.items() if is_key_of(name, key)}
         self._opener.leaves_out = bool(self._left_out)
         self._opener.restart()
         self._mass_drops.restart()
@@ -122,7 +122,7 @@ class Producer:
         self._channel = self._coordinator.channel
         self._current = (position.epoch, position.window)
         self._row = position.row
-        self._skips = None
+        self._marks = None
         self.canaries.restart(expected_canaries, self._fail)
         self._is_finished = False
         self.pump()
@@ -154,14 +154,14 @@ class Producer:
             self._open_window()
         while self._send_chunk():
             if self._windows and self._windows[0].is_placed:
-                # Now, and not only after the loop: the workers are idle, as this window is cached, and the channel may
-                # take all of it at once. Then there would be no other chance to open the next window in time.
+                # Now, and not only after the loop: no worker is needed for this window, and the channel may take all of
+                # it at once. Then there would be no other chance to open the next window in time.
                 self._open_next()
         self._open_next()
         self._opener.read_on()
 
     def resize(self) -> None:
-        """The number of workers, or the capacity of the channel, has changed."""
+        """The number of workers has changed."""
         self.pacer.resize(self._coordinator.rules.capacity, self._executor.num_workers)
         self.pump()
 
@@ -209,7 +209,6 @@ class Producer:
         most = self._most_placed if window.is_placed else self.pacer.num_rows
         size = min(most, max(num_left, 0))
         entry = self._coordinator.reserve(self._channel, size, min_rows=(size + 1) // 2)
-        self.lacks_room = entry is None
         if entry is None:
             return False
 
@@ -218,32 +217,32 @@ class Producer:
 
     @property
     def _most_placed(self) -> int:
-        """The largest chunk of rows that are cached: these need no worker, so the chunk may be large."""
+        """The largest chunk of rows that are there already: these need no worker, so the chunk may be large."""
         return max(1, min(_MAX_PLACED_ROWS, self._coordinator.rules.capacity))
 
     def _send(self, window: OpenWindow, entry: Entry) -> None:
-        skips = window.find(self._left_out) if self._skips is None else self._skips
-        self._skips = skips if window.is_ready else None
-        skip = next((row for row in skips if row >= self._row), None)
-        if skip is not None and skip < self._row + entry.num_rows:
-            self._trim(entry, max(1, skip - self._row))
         first, stop = self._row, self._row + entry.num_rows
+        if self._marks is None or len(self._marks) < stop:  # its first rows may be sent before the others are known
+            self._marks = self._marked(window)
         ends_epoch = window.is_last and stop >= window.num_rows
-        part = _RowsInFlight(self._channel, entry, window, Position(*self._current, first), ends_epoch)
-        entry.location = partial(window.location, first) if first < stop else None
+        place = Position(*self._current, first)
+        part = _RowsInFlight(self._channel, entry, window, place, ends_epoch, self._marks)
+        entry.location = (lambda row: window.location(first + row)) if first < stop else None
         self._row = stop
-        if first == skip and first < stop:
-            self._deliver_without(part, _JOURNALED if window.key(first) in self._journal else _EXCLUDED)
-        else:
-            self._submit(part)
+        self._submit(part)
         if ends_epoch or (stop == window.num_rows and window.is_ready and not window.is_last):
             self._next_window()
 
-    def _trim(self, entry: Entry, num_rows: int) -> None:
-        """Give back the places of the rows from number ``num_rows`` of the entry on."""
-        if num_rows < entry.num_rows:
-            with self._coordinator.lock:
-                self._channel.shorten(entry, num_rows)
+    def _marked(self, window: OpenWindow) -> Marks:
+        """The one mask: which rows of the current window are left out, as far as they are known."""
+        marks, ids = np.zeros(window.num_rows, np.int8), self._channel.excluded(self._current[0])
+        for row in window.find(self._left_out.keys()):
+            since = self._left_out[window.key(row)]
+            is_later = since is not None and Position(*self._current, row) >= since
+            marks[row] = IS_IN_JOURNAL if since is None else IS_EXCLUDED if is_later else WAS_SERVED
+        if len(ids):
+            marks[is_excluded(row_ids(*window.keys(0, len(marks))), ids) & (marks != IS_IN_JOURNAL)] = IS_EXCLUDED
+        return marks
 
     def _next_window(self) -> None:
         """All rows of the window are sent: go to the next. The slot is free once all replies are there."""
@@ -251,7 +250,7 @@ class Producer:
         window.sent()
         self._current = _after(self._current, window)
         self._row = 0
-        self._skips = None
+        self._marks = None
         self._executor.slots.release(window.slot)
         if not self._windows:
             self._open_window()
@@ -259,7 +258,7 @@ class Producer:
     def _submit(self, part: _RowsInFlight, max_losses: int = 2) -> None:
         request = part.request()
         if not isinstance(request, Tokenized):
-            self._executor.submit(request, partial(self._on_tokenized, part), max_losses)
+            part.entry.request_id = self._executor.submit(request, partial(self._on_tokenized, part), max_losses)
             return
 
         if request.busy_s:  # workers tokenized them with their window
@@ -271,7 +270,8 @@ class Producer:
     def _on_tokenized(self, part: _RowsInFlight, reply: Reply | Crashed) -> None:
         if isinstance(reply, Tokenized):
             self.pacer.learn(part.entry.num_rows, reply.busy_s, _num_elsewhere(reply))
-            self._deliver(part, part.window.completed(part.position.row, part.entry.num_rows, reply))
+            part.window.answered(reply)
+            self._deliver(part, reply)
             self.canaries.make()
         elif isinstance(reply, Crashed):
             self._on_crashed(part, reply)
@@ -315,21 +315,20 @@ class Producer:
         with self._coordinator.lock:
             entry = part.channel.split(part.entry, num_rows)
         rest = Position(first.epoch, first.window, first.row + num_rows)
-        entry.location = partial(part.window.location, rest.row)
-        other = _RowsInFlight(part.channel, entry, part.window, rest, part.ends_epoch)
+        entry.location = lambda row: part.window.location(rest.row + row)
+        other = _RowsInFlight(part.channel, entry, part.window, rest, part.ends_epoch, part.marks)
         part.ends_epoch = False
         return other
 
     def _deliver(self, part: _RowsInFlight, reply: Tokenized) -> None:
         self._notes.see(reply.notes)
         chunk, bounds = part.chunk(reply), part.bounds
-        chunk.exclude(part.channel.excluded(part.position.epoch))
         drops, files = rows_by_reason(chunk), lambda: part.window.keys(*bounds)[0]
         self._mass_drops.see(chunk.num_rows, drops, files, chunk.row_location, chunk.ours)
         self._coordinator.fill(part.channel, part.entry, chunk)
 
     def _deliver_without(self, part: _RowsInFlight, reply: Tokenized) -> None:
-        """Deliver a row that no worker tokenizes, as bad or dropped. If every row is a sample, it is an empty one."""
+        """Deliver a row that no worker tokenizes, as bad. If every row is a sample, it is an empty one."""
         expected = part.window.request(*part.bounds).expected
         self._deliver(part, msgspec.structs.replace(reply, expected=expected))
 
@@ -358,13 +357,14 @@ class Producer:
 
 
 class _RowsInFlight(msgspec.Struct, eq=False):
-    """Rows of a window that are being tokenized."""
+    """Rows of a window that are being tokenized; ``marks``: those of the window."""
 
     channel: Channel
     entry: Entry
     window: OpenWindow
     position: Position
     ends_epoch: bool
+    marks: Marks
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -372,7 +372,7 @@ class _RowsInFlight(msgspec.Struct, eq=False):
         return self.position.row, self.position.row + self.entry.num_rows
 
     def request(self) -> Tokenize | Tokenized:
-        """The request to tokenize them, without those that the epoch excludes; or the reply, if none is needed."""
+        """The request to tokenize them, without those that are left out; or the reply, if none is needed."""
         first, stop = self.bounds
         if first == stop:
             return _NOTHING
@@ -381,26 +381,24 @@ class _RowsInFlight(msgspec.Struct, eq=False):
         if placed is not None:
             return placed
 
-        request = self.window.request(first, stop)
-        excluded = self.channel.excluded(self.position.epoch)
-        if not len(excluded):
-            return request
+        request, is_out = self.window.request(first, stop), self.marks[first:stop] > WAS_SERVED
+        if is_out.all():
+            return msgspec.structs.replace(_NOTHING, expected=request.expected)
 
-        is_out = is_excluded(row_ids(*self.window.keys(first, stop)), excluded)
-        if not is_out.all():
-            return leaving_out(request, is_out)
-
-        rows = np.arange(stop - first, dtype=np.int32).tobytes()
-        return msgspec.structs.replace(_NOTHING, drops={EXCLUDED_REASON: rows})
+        return leaving_out(request, is_out) if is_out.any() else request
 
     def chunk(self, reply: Tokenized) -> Chunk:
         """The chunk of these rows, with the samples of the reply."""
-        return Chunk(reply, self.position, self.entry.num_rows, self.window, ends_epoch=self.ends_epoch)
+        chunk = Chunk(reply, self.position, self.entry.num_rows, self.window, ends_epoch=self.ends_epoch)
+        first, stop = self.bounds
+        if (marks := self.marks[first:stop]).any():
+            chunk.leave_out(marks)
+        return chunk
 
 
 def _num_elsewhere(reply: Tokenized) -> int:
-    """The rows of a reply that were not tokenized for it: other ranks have them, or the token cache had them."""
-    return reply.num_cached + int(np.count_nonzero(is_elsewhere(np.frombuffer(reply.expected, np.int32))))
+    """The rows of a reply that other ranks tokenize, or have tokenized."""
+    return reply.num_elsewhere + int(np.count_nonzero(is_elsewhere(np.frombuffer(reply.expected, np.int32))))
 
 
 def chunk_limit(capacity: int, num_workers: int) -> int:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.report.beside import beside_section
 from asyncdata.report.delivered import left_out_section, lengths_section, mix_section, rates_section, rollouts_section
 from asyncdata.report.figures import OverTime, origins, steps_of
 from asyncdata.report.page import Note, Rows, SampleList, Section, Table, render
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from asyncdata.report.page import Block
     from asyncdata.report.samples import Samples
     from asyncdata.telemetry.reader import Run
-    from asyncdata.telemetry.records import BadRowRecord, Event
+    from asyncdata.telemetry.records import BadRowRecord, End, Event
 
 __all__ = ("MAX_ROWS", "bad_rows_of", "inspected_page", "run_page")
 
@@ -43,29 +42,21 @@ def inspected_page(paths: Sequence[str], facts: Sequence[tuple[str, str]], sampl
     return render("Inspected rows", about, sections)
 
 
-def run_page(
-    name: str,
-    run: Run,
-    samples: Samples,
-    place_of: Callable[[BadRowRecord], str],
-    beside: tuple[str, Run] | None = None,
-) -> bytes:
+def run_page(name: str, run: Run, samples: Samples, place_of: Callable[[BadRowRecord], str]) -> bytes:
     """The report: the page of ``asyncdata report``.
 
     :param name: of the run.
     :param samples: of the run, for the page.
     :param place_of: the file and line of a bad row, as text.
-    :param beside: another run to compare it with, and its name.
     """
     header = run.header
     began = datetime.fromtimestamp(run.starts[0].header.at, UTC)
     about = [f"began {began:%Y-%m-%d %H:%M} UTC", header.host, f"asyncdata {header.library}"]
     shows = header.shows_rows
-    empty = "No sample was recorded." if shows else "Rows are not shown: the run was started with log_excerpts=False."
+    empty = "No sample was recorded." if shows else "Rows are not shown: the run had BadRows(excerpts=False)."
     over_time = OverTime(steps_of(run.stream, origins(run)[0]))
     sections = [
         overview(run),
-        *([] if beside is None else [beside_section(name, run, *beside)]),
         Section("samples", "Samples", sample_blocks(samples, empty, is_redacted=not shows)),
         waits_section(run),
         ranks_section(run),
@@ -165,9 +156,9 @@ def _configuration(run: Run) -> Section:
             str(start.header.rank),
             str(start.header.number),
             _time(start.header.at),
-            ":".join(map(str, start.header.place)),
-            f"{start.header.samples:,}",
-            _ended(start.end.reason if start.end is not None else None),
+            ":".join(map(str, start.origin[1])),
+            f"{start.origin[0]:,}",
+            _ended(start.end),
         ]
         for start in run.starts[:MAX_ROWS]
     ]
@@ -181,8 +172,9 @@ def _time(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def _ended(reason: str | None) -> str:
-    return "no end: killed, or still running" if reason is None else reason or "closed"
+def _ended(end: End | None) -> str:
+    told = None if end is None else filter(None, (end.reason or "closed", end.error))
+    return "no end: killed, or still running" if told is None else ": ".join(told)
 
 
 def _listed(names: Iterable[str], number: int) -> str:

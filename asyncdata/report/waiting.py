@@ -44,28 +44,40 @@ KINDS = {
 _ADVICE = {
     "start": "The workers were starting. Open the loader earlier, before the model is loaded.",
     "index": "The row index was built. It is stored: the next run reads it. Or use shuffle windows, which need none.",
-    "read": "Reading the source was too slow. Copy the files to a local disk, read ahead more (buffer_size), or use "
-    "the token cache.",
-    "tokenize": "Tokenizing was too slow. Give more workers (num_workers, or autotune), a fast tokenizer, or the token "
-    "cache for later epochs.",
+    "read": "Reading the source was too slow. Copy the files to a local disk, or read ahead more (buffer_size).",
+    "tokenize": "Tokenizing was too slow. Give more workers (num_workers), or a fast tokenizer.",
     "media": "Loading pictures and other media was too slow. Give more workers, smaller pictures, or a larger "
     "Limits(max_media_bytes=...).",
     "cpu": "The workers had work, but no CPU to run on. Ask for more CPUs (the container's limit counts), give fewer "
     "workers, or find what else uses the CPUs.",
 }
+_HELD = "This is the trainer's time: await, or move what blocks to a thread (asyncio.to_thread)."
 
 
 def overview(run: Run) -> Section:
     """The figure to look at first, what to do, and the totals."""
     ranks = by_rank(run)
     totals = run.totals
-    blocks: list[Block] = [_verdict(run, ranks), *_mass_drops(run)]
+    failures = _failures(run)
+    blocks: list[Block] = [*failures, _verdict(run, ranks, has_failed=bool(failures)), *_mass_drops(run)]
     if totals is not None:
         blocks.append(Tiles([*_step_tiles(slowest(ranks)), *_total_tiles(run, ranks)]))
     return Section("overview", "Overview", blocks)
 
 
-def _verdict(run: Run, ranks: list[RankFigures]) -> Block:
+def _failures(run: Run) -> list[Block]:
+    """The error that ended the latest starts, if one did: that of the rank which ended first."""
+    ends = [(start.end, start.header.rank) for start in run.generations[-1] if start.end and start.end.error]
+    if not ends:
+        return []
+
+    first, rank = min(ends, key=lambda pair: pair[0].at)
+    where = f", first on rank {rank}" if run.header.world_size > 1 else ""
+    error, *more = first.error.split("\n")
+    return [Verdict("Error", f"An error ended the run{where}. {error}", more, "poor", id="failure")]
+
+
+def _verdict(run: Run, ranks: list[RankFigures], *, has_failed: bool) -> Block:
     worst = slowest(ranks) if ranks else None
     if worst is None or not worst.calls:
         return Note("No call for data was recorded: the run ended, or was killed, before its first interval.")
@@ -75,7 +87,7 @@ def _verdict(run: Run, ranks: list[RankFigures]) -> Block:
     if len(ranks) > 1:
         mean = sum(one.share for one in ranks) / len(ranks)
         text += f", on rank {worst.rank}, the slowest of {len(ranks)}; the mean is {percent(mean)}"
-    return Verdict(percent(worst.share), f"{text}.", [*_advice(worst, level), *_notices(run)], level)
+    return Verdict(percent(worst.share), f"{text}.", [*_advice(worst, level, has_failed), *_notices(run)], level)
 
 
 def _mass_drops(run: Run) -> list[Block]:
@@ -102,13 +114,14 @@ def _told(drop: MassDrop) -> str:
     return f"{drop.reason}: {drop.num_dropped:,} of {drop.num_rows:,} rows{of} ({percent(drop.share)}).{where}"
 
 
-def _advice(rank: RankFigures, level: str) -> list[str]:
+def _advice(rank: RankFigures, level: str, has_failed: bool) -> list[str]:
     lines = (
         [] if not rank.waiting_s else [f"A call had been waiting for {duration(rank.waiting_s)} at the last record."]
     )
     if not rank.waited_s:
         after = " after the first batch" if rank.first_s else ""
-        return [f"No call waited{after}: data is not what limits this run.", *_start_up(rank)]
+        until = ", until the error." if has_failed else ": data is not what limits this run."
+        return [f"No call waited{after}{until}", *_start_up(rank)]
 
     causes = sorted(rank.wait_s, key=lambda name: -rank.wait_s[name])
     named = [name for name in causes if name == causes[0] or rank.wait_s[name] > _NAMED * rank.waited_s]
@@ -136,6 +149,8 @@ def _notices(run: Run) -> list[str]:
     unread = sum(start.num_unread for start in run.starts)
     killed = sum(start.end is None for start in run.starts)
     lines = []
+    if (held_s := sum(start.intervals[-1].held_s for start in run.starts if start.intervals)) >= _TOLD_S:
+        lines.append(f"Your code held the event loop for {duration(held_s)} while samples were ready. {_HELD}")
     if killed:
         lines.append(f"{killed:,} of {len(run.starts):,} files have no end: the process was killed, or still runs.")
     if lost:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from asyncdata.core.cache_messages import CachedFile
 from asyncdata.core.errors import SourceChangedError, SourceError
 from asyncdata.core.file_refs import FileRef, FileRefs, ObjectRefs, all_sizes
 from asyncdata.core.messages import Block
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.specs import BlockCacheSpec, ReaderSpec, StoreSpec
 
-__all__ = ("Blocks", "FileBlocks", "Files", "NumberedBlocks", "Source", "room_of")
-
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
+__all__ = ("Blocks", "FileBlocks", "Files", "Source", "room_of")
 
 _MAX_DIGESTED_FILES = 32
 """Of more, the content is not looked at when a loader starts: that is to be over at once."""
@@ -98,19 +95,6 @@ class Blocks(Protocol):
         ...
 
 
-@runtime_checkable
-class NumberedBlocks(Protocol):
-    """The further methods of a source whose blocks can be stored in the token cache."""
-
-    def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
-        """The numbers of the pieces that begin at these places, -1 if none does; int64 of shape (num_pieces,)."""
-        ...
-
-    def cached_files(self) -> list[CachedFile]:
-        """What the token cache knows each of ``files`` by."""
-        ...
-
-
 def room_of(source: Blocks, max_blocks: int) -> int:
     """Bytes of a slot for each of at most ``max_blocks`` pieces."""
     return min(source.room_bytes, max(1, _MAX_SLOT_BYTES // max_blocks))
@@ -146,10 +130,6 @@ class Files:
     def keep_blocks(self, kept: BlockCacheSpec) -> None:
         """Let those who read the objects keep their blocks on the local disk."""
         self.stores = [store.with_cache(kept) for store in self.stores]
-
-    def cached_files(self) -> list[CachedFile]:
-        """What the token cache knows each file by; workers digest what is in it."""
-        return [CachedFile(ref.digest if ref.pin is not None else "", ref.num_bytes, ref.mtime_ns) for ref in self.refs]
 
     def fingerprint(self) -> dict[str, Any]:
         """Digest of samples of the files' content (``sources.fingerprint``); with many files it is computed at the
@@ -268,11 +248,6 @@ class FileBlocks(Files):
             Block(file_id, start, min(start + self.block_bytes, self.files[file_id].num_bytes))
             for file_id, start in zip(file_ids.tolist(), starts.tolist(), strict=True)
         ]
-
-    def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
-        """The numbers of the blocks that begin at these bytes of these files; -1 where none does."""
-        found = self._first_blocks[file_ids] + starts // self.block_bytes
-        return np.where((starts % self.block_bytes == 0) & (found < self._first_blocks[file_ids + 1]), found, -1)
 
     def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
         """A row's place, with its file's path."""

@@ -45,7 +45,7 @@ class SavedListing(msgspec.Struct, frozen=True):
 
 
 GrowthState = list[SavedListing]
-"""What a snapshot keeps: the listings of the epochs that have begun, and else the last one before."""
+"""What a snapshot keeps: the listings of the epochs that have begun, or of the one that begins."""
 
 
 class Listing(NamedTuple):
@@ -155,7 +155,7 @@ class GrowingBlocks(FileBlocks):
                 os.unlink(own)
             with open(path, "rb") as file:
                 found = msgspec.msgpack.decode(file.read(), type=list[FileRef])
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, UnicodeEncodeError, msgspec.DecodeError) as error:
             raise SourceError(f"AD311 the ranks cannot agree by {path} what epoch {epoch} covers: {error}") from error
 
         here, paths = {ref.path for ref in self._find()}, [ref.path for ref in found]
@@ -177,7 +177,7 @@ class GrowingBlocks(FileBlocks):
                 file.write(msgspec.msgpack.encode(refs))
             os.utime(f"{path}.new", ns=(self._num_told,) * 2)  # clocks are coarse: by this, workers notice it
             os.replace(f"{path}.new", path)
-        except OSError as error:
+        except (OSError, UnicodeEncodeError) as error:  # names of objects may be any text
             raise SourceError(f"AD311 the workers cannot be told by {path} which files there are: {error}") from error
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class GrowingBlocks(FileBlocks):
     def saved(self, epoch: int) -> GrowthState:
         """The state of a restart in ``epoch``; listings that it does not need are forgotten."""
         with self._lock:
-            known = self._listings or {-1: self._base}
+            known = self._listings or {epoch: self._base}  # as at() begins with it
             first = epoch if epoch in known else max((one for one in known if one < epoch), default=min(known))
             known = {one: known[one] for one in sorted(known) if one >= first}
             if self._listings:

@@ -38,6 +38,11 @@ def find_files(
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
         with noting(path, faults):
             found += _expand(os.path.expanduser(path), suffixes)
+    faults += [
+        f"AD304 cannot read {path}: its path is not UTF-8, in which workers are told of it; rename it"
+        for path in map(os.path.abspath, found)
+        if os.fsencode(path) != path.encode(errors="replace")
+    ]
     if not allow_repeats:
         refuse_repeats(found, os.path.realpath)
     return found, faults

@@ -134,9 +134,9 @@ class CallTimes:
             "wait_ms": self.wait_ms,
         }
 
-    def settle(self) -> list[Wait]:
-        """Add what came since the last time to the totals; return the waits that ended."""
-        waits, calls, waited_s = list[Wait](), list[float](), list[float]()
+    def settle(self) -> None:
+        """Add what came since the last time to the totals."""
+        calls, waited_s = list[float](), list[float]()
         for _ in range(len(self._moments)):
             moment = self._moments.popleft()
             if isinstance(moment, tuple):
@@ -144,7 +144,6 @@ class CallTimes:
                 is_first = self.num_calls + len(calls) <= 1
                 self._count(wait, seconds, is_first=is_first)
                 self._wait_ms.add([] if is_first else [int(seconds * 1000)])
-                waits.append(wait)
             else:
                 calls.append(moment)
                 waited_s.append(self._waited_s)
@@ -154,7 +153,6 @@ class CallTimes:
             self._count(lasting, self._clock() - lasting.began, is_first=self.num_calls <= 1)
             lasting.stage = self._waits_for()
         self._split()
-        return waits
 
     def _count(self, wait: Wait, seconds: float, *, is_first: bool) -> None:
         """Count a wait of so many seconds by now: those that are not counted yet."""

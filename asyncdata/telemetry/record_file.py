@@ -5,44 +5,17 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-__all__ = ("AppendedFile", "RecordFile")
+__all__ = ("RecordFile",)
 
 _MAX_STARTS = 10_000
 _RESERVED_BYTES = 1024
 """Bytes that stay free for the last record."""
 
 
-class AppendedFile:
-    """A file to which all of a line is appended, or nothing of it. A forked child does not close it."""
+class RecordFile:
+    """Appends lines, all of each or nothing of it. A forked child does not close it.
 
-    def __init__(self) -> None:
-        self._fd, self._pid = -1, os.getpid()
-
-    def append(self, line: bytes) -> str:
-        """Append a line to the open file. Return why that was not possible; empty if it was."""
-        try:
-            if os.fstat(self._fd).st_nlink == 0:
-                return "the file was removed"
-
-            num_written = os.write(self._fd, line)
-            if num_written < len(line):
-                os.ftruncate(self._fd, os.fstat(self._fd).st_size - num_written)
-                return "no space left for a whole record"
-        except OSError as error:
-            return str(error)
-
-        return ""
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._fd >= 0 and self._pid == os.getpid():
-            with suppress(OSError):
-                os.close(self._fd)
-            self._fd = -1
-
-
-class RecordFile(AppendedFile):
-    """Appends lines. The first one makes the folder and the file, under a name that no other start has.
+    The first line makes the folder and the file, under a name that no other start has.
 
     :param max_bytes: limit of the file: one half for details, the other for totals.
     :ivar number: of this start among those of its rank.
@@ -50,7 +23,7 @@ class RecordFile(AppendedFile):
     """
 
     def __init__(self, folder: str, rank: int, max_bytes: int) -> None:
-        super().__init__()
+        self._fd, self._pid = -1, os.getpid()
         self._folder, self._rank = folder, rank
         self._share = max_bytes // 2
         self._num_bytes = {"details": 0, "totals": 0}
@@ -91,11 +64,26 @@ class RecordFile(AppendedFile):
         if len(line) > room:
             return "size"
 
-        self.fault = self.append(line)
+        self.fault = self._append(line)
         if self.fault:
             return "disk"
 
         self._num_bytes[kind] += len(line)
+        return ""
+
+    def _append(self, line: bytes) -> str:
+        """Append a line to the open file. Return why that was not possible; empty if it was."""
+        try:
+            if os.fstat(self._fd).st_nlink == 0:
+                return "the file was removed"
+
+            num_written = os.write(self._fd, line)
+            if num_written < len(line):
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - num_written)
+                return "no space left for a whole record"
+        except OSError as error:
+            return str(error)
+
         return ""
 
     @property
@@ -103,3 +91,10 @@ class RecordFile(AppendedFile):
         """By how much longer intervals are: 1, and twice as much each time half of the room that was left is used."""
         left = max(1, self._share - self._num_bytes["totals"])
         return 1 << (self._share // left).bit_length() - 1
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0 and self._pid == os.getpid():
+            with suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from asyncdata.core.callbacks import no_op
+from asyncdata.core.errors import AsyncDataError, BadRowError, EndOfData, LoaderClosedError, redacted
 from asyncdata.core.log import events_owner, get_logger, observe_events, stop_observing
 from asyncdata.core.threads import started
 from asyncdata.core.types import Position
@@ -25,8 +27,7 @@ from asyncdata.delivery.items import Failure
 from asyncdata.telemetry.call_times import CallTimes, CpuWatch, Rollouts
 from asyncdata.telemetry.chunk_watch import ChunkWatch, PackWatch, cut
 from asyncdata.telemetry.record_file import RecordFile
-from asyncdata.telemetry.records import End, Event, Interval, encode
-from asyncdata.telemetry.trace import Trace
+from asyncdata.telemetry.records import MAX_VALUE, End, Event, Interval, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -51,6 +52,8 @@ _TICK_S, _FIRST_TICK_S = 1.0, 0.2
 _CLOSE_TIMEOUT_S = 3.0
 _MAX_EVENTS = 10_000
 _MAX_EVENT_TEXT = 500
+_NO_FAULTS = EndOfData, LoaderClosedError, TimeoutError
+"""With which a call may end in a run that does well."""
 
 
 class WatchedCoordinator(Coordinator):
@@ -128,8 +131,8 @@ class Recorder:
 
     def __init__(self, settings: Telemetry, subject: Subject, rank: int) -> None:
         self._settings, self._subject = settings, subject
-        self._file = None if settings.folder is None else RecordFile(settings.folder, rank, settings.max_bytes)
-        self._trace = None if settings.trace is None else Trace(settings.trace, rank, settings.max_bytes)
+        assert settings.folder is not None, "without a folder nothing is recorded"
+        self._file = RecordFile(settings.folder, rank, settings.max_bytes)
         cpu_share = CpuWatch(subject.executor).share
         self.calls, self.rollouts = CallTimes(time.monotonic, subject.waits_for, cpu_share), Rollouts()
         self.packs = PackWatch()
@@ -140,7 +143,7 @@ class Recorder:
         self._header: RunStart | None = None
         self._lost = dict[str, int]()
         self._lock, self._counting = threading.Lock(), threading.RLock()  # neither is held while a file is written
-        self._stopped, self._reason = threading.Event(), ""
+        self._stopped, self._reason, self._failure = threading.Event(), "", (Position(-1), "")
         self._thread: threading.Thread | None = None
         self._pid, self._has_warned, self._events_owner = os.getpid(), False, events_owner.get()
         self._began = self._next_interval = time.monotonic()
@@ -170,19 +173,8 @@ class Recorder:
     @_guarded
     def see(self, channel: Channel, chunk: Chunk) -> None:
         """A chunk comes into the channel. In the service's thread."""
-        if not self._is_recording:
-            return
-
-        if self._file is not None:
+        if self._is_recording:
             self.watch.see(channel, chunk)
-        if self._trace is not None:
-            self._trace.chunk(chunk)
-
-    @_guarded
-    def request(self, worker: int, name: str, sent: float, ended: float, args: dict[str, Any]) -> None:
-        """A worker has answered a request. In the service's thread."""
-        if self._trace is not None and self._is_recording:
-            self._trace.request(worker, name, sent, ended, args)
 
     @_guarded
     def restarted(self, is_after: bool) -> None:
@@ -193,8 +185,6 @@ class Recorder:
         with self._lock:
             if is_after:
                 self.watch.forget_rest()
-                if self._trace is not None:
-                    self._trace.restarted()
             self._records.append(self._interval(begins=is_after))
 
     @_guarded
@@ -206,6 +196,24 @@ class Recorder:
     def packed(self, packs: Sequence[Pack], length: int) -> None:
         """Packs of so many tokens were made of samples."""
         self.packs.packed(packs, length)
+
+    @_guarded
+    def failed(self, error: BaseException | None, ends_run: bool = False) -> None:
+        """A call for data, or the trainer, has raised. If nothing is delivered after it, that ended the run.
+
+        :param ends_run: whether the loader is closed now; else, a call may also end as in a run that does well.
+        """
+        while isinstance(error, BaseExceptionGroup):  # of a task group
+            error = error.exceptions[0]
+        if isinstance(error, Exception) and not isinstance(error, EndOfData if ends_run else _NO_FAULTS):
+            self._failure = self._subject.coordinator.ledger.position, self._told(error)
+
+    def _told(self, error: BaseException) -> str:
+        text = redacted(str(error))
+        if not self._subject.shows_rows:
+            end = "): " if isinstance(error, BadRowError) else " "  # of its place, or of a code
+            text = text.partition(end)[0] + end[:-2] if isinstance(error, AsyncDataError) else ""
+        return cut(f"{type(error).__name__}: {text}".rstrip(": "), MAX_VALUE)
 
     @_guarded
     def returned(self, groups: Sequence[Group]) -> None:
@@ -234,7 +242,6 @@ class Recorder:
         """What was not recorded, by reason."""
         lost = Counter(self._lost)
         lost["queue"] += self.calls.num_lost + self.watch.num_lost
-        lost.update({} if self._trace is None else self._trace.lost)
         return dict(+lost)
 
     def _on_event(self, method: str, name: str, fields: dict[str, Any]) -> None:
@@ -266,7 +273,7 @@ class Recorder:
         with self._counting:
             is_first, self._has_warned = not self._has_warned, True
         if is_first:
-            _log.warning("telemetry.lost", folder=self._settings.folder or self._settings.trace, reason=why)
+            _log.warning("telemetry.lost", folder=self._settings.folder, reason=why)
 
     # The thread.
 
@@ -279,9 +286,7 @@ class Recorder:
         except BaseException as error:  # whatever it is, it is not the trainer's
             self.lose("error", repr(error))
         finally:
-            for file in (self._file, self._trace):
-                if file is not None:
-                    file.close()
+            self._file.close()
 
     def _interval_s(self) -> float:
         """Seconds to the next interval: a tenth of the run so far, so that a short run has charts, too."""
@@ -294,32 +299,24 @@ class Recorder:
             while self._events:
                 self._records.append(self._events.popleft())
             if is_last or time.monotonic() >= self._next_interval:
-                thinning = 1 if self._file is None else self._file.thinning
-                self._next_interval = time.monotonic() + self._interval_s() * thinning
+                self._next_interval = time.monotonic() + self._interval_s() * self._file.thinning
                 self._records.append(self._interval())
             else:
                 now = self._subject.coordinator
                 self._records.extend(self.watch.settle(now.channel, now.ledger.position))
-                self._settle_calls()
+                self.calls.settle()
         while self._records:
             self._write(self._records.popleft())
         if is_last:
-            self._write(End(at=time.time(), reason=self._reason), is_last=True)
-        if self._trace is not None and (fault := self._trace.flush(is_last=is_last)):
-            self._warn(fault)
-
-    def _settle_calls(self) -> None:
-        for wait in self.calls.settle():
-            if self._trace is not None:
-                self._trace.wait(wait)
+            at, error = self._failure
+            is_over = at == self._subject.coordinator.ledger.position
+            self._write(End(at=time.time(), reason=self._reason, error=error if is_over else ""), is_last=True)
 
     def _interval(self, *, begins: bool = False) -> Interval:
         """The state now. Samples that are delivered by now are recorded before it."""
         now = self._subject.interval()
         self._records.extend(self.watch.settle(self._subject.coordinator.channel, Position(*now.place)))
-        self._settle_calls()
-        if self._trace is not None:
-            self._trace.ready(now.ready)
+        self.calls.settle()
         noted = self.watch.noted
         sources = {name: replace(counts, noted=dict(noted.get(name, {}))) for name, counts in now.by_source.items()}
         return replace(
@@ -336,9 +333,6 @@ class Recorder:
         )
 
     def _write(self, record: Record, *, is_last: bool = False) -> None:
-        if self._file is None:
-            return
-
         if self._header is not None:
             reason = "disk"
             if self._file.open():
@@ -363,6 +357,8 @@ _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 def _close_all() -> None:
     """At exit, before the loaders are closed that are still open."""
     for recorder in list(_running):
+        # In a notebook, it is that of an earlier cell.
+        recorder.failed(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None), True)
         recorder.close("the interpreter ended")
 
 

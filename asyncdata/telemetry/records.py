@@ -111,7 +111,8 @@ class RunStart(_Record, frozen=True, kw_only=True, tag="run"):
     :ivar dp_size: data-parallel ranks that this one loader feeds.
     :ivar number: of this file among those of its rank in the folder, from 0.
     :ivar pid: process of the loader; ``host``: its machine.
-    :ivar place: where the stream began: the place of the first sample. It is not 0:0:0 after a resume.
+    :ivar place: where the stream began: the place of the first sample. A state that was loaded after the start, as
+        inside `with`, is in the interval that ``begins`` then.
     :ivar samples: samples delivered before this start, in the runs that it resumes.
     :ivar sources: names of the parts of a mixture; empty for a single source.
     :ivar files: paths of the source, the first 100.
@@ -280,6 +281,8 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
         ``read`` of a window, ``tokenize``, or a ``cpu`` for the workers. The rest of the time belongs to the trainer.
     :ivar first_s: start: those of the first call among them, which are start-up.
     :ivar waiting_s: for how long a call has been waiting now; 0 if none is.
+    :ivar held_s: start: seconds for which samples were ready, and other code held the event loop of the call that
+        awaited them. No waits: they are in ``step_s``.
     :ivar step_s: start: seconds between calls, without the waits: the trainer's own time. Divided by ``calls``, it is
         the step time if data were free.
     :ivar step_ms: start: histogram of those times, in milliseconds; ``wait_ms``: of the waits that have ended, but for
@@ -298,7 +301,6 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar group_sizes: start: groups whose scores were reported without a key, by how many scores each had.
     :ivar degenerate: start: those of at least two scores that were all equal.
     :ivar rewards: start: the scores of each of several rewards, by key.
-    :ivar cached_rows: start: rows read from the token cache; ``cache_bytes``: its size.
     :ivar indexed_rows: rows in the row index.
     :ivar media_loaded: start: samples whose media workers have loaded; ``media_bytes``: what they have, in bytes;
         ``media_s``: seconds that workers needed for them; ``media_failed``: samples whose media cannot be loaded.
@@ -327,6 +329,7 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     wait_s: dict[str, Amount] = {}
     first_s: dict[str, Amount] = {}
     waiting_s: Amount = 0.0
+    held_s: Amount = 0.0
     step_s: Amount = 0.0
     step_ms: dict[Count, Count] = {}
     wait_ms: dict[Count, Count] = {}
@@ -347,8 +350,6 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     group_sizes: dict[Count, Count] = {}
     degenerate: Count = 0
     rewards: dict[str, RewardCounts] = {}
-    cached_rows: Count = 0
-    cache_bytes: Count = 0
     indexed_rows: Count = 0
     media_loaded: Count = 0
     media_bytes: Count = 0
@@ -394,10 +395,13 @@ class End(_Record, frozen=True, kw_only=True, tag="end"):
 
     :ivar at: seconds since 1970.
     :ivar reason: why the loader was closed.
+    :ivar error: the error that ended the run: its kind and message, cut; where rows are not shown, its kind, code and
+        place. Empty if the last call for data had an answer, and no error left the `with`.
     """
 
     at: Moment
     reason: str = ""
+    error: str = ""
 
 
 Record = RunStart | SampleRecord | DroppedRow | Interval | BadRowRecord | Event | End

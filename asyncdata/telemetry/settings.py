@@ -22,7 +22,6 @@ class Telemetry(Description, frozen=True, kw_only=True):
     :ivar samples: delivered samples that are kept of the whole run, with their tokens; shared by the parts of a
         mixture. 0: none.
     :ivar interval_s: seconds between two records of the totals; less while the run is short.
-    :ivar trace: a file for the spans of workers, windows, chunks and waits, which the Perfetto UI opens. None: none.
     :raises ConfigError: for a value of the wrong type or out of range.
     """
 
@@ -30,25 +29,22 @@ class Telemetry(Description, frozen=True, kw_only=True):
     max_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 64 * 1024 * 1024
     samples: Annotated[int, msgspec.Meta(ge=0)] = 64
     interval_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
-    trace: str | None = None
 
     @property
     def is_on(self) -> bool:
         """Whether anything is recorded."""
-        return self.folder is not None or self.trace is not None
+        return self.folder is not None
 
     def check(self) -> None:
-        """Whether the paths can be paths."""
-        for name in ("folder", "trace"):
-            path = getattr(self, name)
-            if path is not None and ("\0" in path or not path):
-                raise ConfigError(f"Telemetry: {name}={path!r} is no path")
+        """Whether the folder can be one."""
+        if self.folder is not None and ("\0" in self.folder or not self.folder):
+            raise ConfigError(f"Telemetry: folder={self.folder!r} is no path")
 
 
 class NoRecorder:
     """The recorder of a loader that is not recorded."""
 
-    start = called = returned = scored = close = staticmethod(no_op)
+    start = called = failed = returned = scored = close = staticmethod(no_op)
 
     def lost(self) -> dict[str, int]:
         """Nothing."""

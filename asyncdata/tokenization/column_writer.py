@@ -110,10 +110,6 @@ class ColumnWriter:
         """Row ``row`` intentionally gives no sample; counted under ``reason``."""
         self._drops.setdefault(reason, array("i")).append(self._number(row))
 
-    def drop_at(self, number: int, reason: str) -> None:
-        """As :meth:`drop`, by the index of the row in the request."""
-        self._drops.setdefault(reason, array("i")).append(number)
-
     def note(self, row: int, name: str) -> None:
         """Row ``row`` is kept, and statistics count it under ``name``."""
         self._notes.setdefault(name, array("i")).append(self._number(row))

@@ -136,8 +136,8 @@ class Executor(Protocol):
         """
         ...
 
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
-        """Queue a request; ``on_reply`` is called once, unless :meth:`forget` comes first.
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
+        """Queue a request, and return its id; ``on_reply`` is called once, unless :meth:`forget` comes first.
 
         If a worker is lost while it processes the request, another one gets it. The request is answered with
         :class:`Crashed` as soon as two workers in succession were lost at the same row, or ``max_losses`` in all.

@@ -52,11 +52,11 @@ class PartExecutor:
         self._note = note
         self.slots.tell(note)
 
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
         if isinstance(request, Tokenize) or takes_samples(request):
             self.allowance -= 1
         request = msgspec.structs.replace(request, part=self._part)
-        self._executor.submit(request, partial(self._answered, on_reply), max_losses)
+        return self._executor.submit(request, partial(self._answered, on_reply), max_losses)
 
     def _answered(self, on_reply: OnReply, reply: Reply | Crashed) -> None:
         on_reply(reply)

@@ -8,18 +8,17 @@ import time
 import traceback
 from array import array
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, cast
 from zlib import crc32
 
 import msgspec
 
-from asyncdata.core.cache_messages import ListTokens
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, SourceError, user_traceback
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.messages import Failed, Index, Permute, Scan, Scanned, Short, Tokenize, Tokenized
 from asyncdata.core.read_counts import ReadCounts
-from asyncdata.core.row_codes import EXCLUDED, EXCLUDED_REASON, IS_KNOWN, TOO_LONG, is_elsewhere
+from asyncdata.core.row_codes import EXCLUDED, TOO_LONG, is_elsewhere
 from asyncdata.core.shortage import ShortageError, is_shortage, short_of
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.tokenization.column_writer import ColumnWriter
@@ -30,13 +29,9 @@ from asyncdata.workers.scan_blocks import ALL_BYTES, bytes_of, index_blocks, per
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from asyncdata.core.cache_messages import Stored
     from asyncdata.core.messages import Block, Job, OrderPacks, PackRows, Reply, Request
     from asyncdata.sources.reader import BlockReader, BlockRows, WideReader
     from asyncdata.tokenization.base import BatchTokenizer, MediaTokenizer
-    from asyncdata.workers.scan_blocks import FoundRows
-
-    SamplesOf = Callable[[Sequence[Block], Sequence[BlockRows]], Tokenized]
 
 __all__ = ("Handler", "not_opened")
 
@@ -48,22 +43,7 @@ overloaded machine. But a function that waits uses little CPU time, and its chun
 _BEATS = (-2, -1)
 """Progress without a row number."""
 _PLANNER = "asyncdata.batching.planned:answer"
-_TOKEN_CACHE = "asyncdata.prefetch.token_cache.worker:CacheWorker"
-"""Import paths, as for a reader: a worker that never gets such a request starts without numpy."""
-
-
-class CacheAnswers(Protocol):
-    """The worker's side of the token cache."""
-
-    def scan(self, request: Scan, samples_of: SamplesOf) -> Scanned: ...
-
-    def rows(self, request: Tokenize) -> Any: ...
-
-    def store(self, request: Index, rows: FoundRows, reply: Tokenized) -> Stored: ...
-
-    def answer(self, request: ListTokens) -> Reply: ...
-
-    def close(self) -> None: ...
+"""An import path, as for a reader: a worker that never gets such a request starts without numpy."""
 
 
 class Handler:
@@ -139,7 +119,6 @@ class _PartHandler:
         if self._wide is not None:
             beats = cycle(_BEATS)
             self._wide.watch(lambda: progress(next(beats)), counts or ReadCounts())
-        self._cache: CacheAnswers | None = None
         self._at_work = threading.Lock()
         self._is_closed = False
 
@@ -180,30 +159,20 @@ class _PartHandler:
 
     def _answer(self, request: Request) -> Reply:
         if self._wide is not None and isinstance(request, Scan | Index):
-            self._wide.expect(_blocks_to_read(request))
+            self._wide.expect(request.blocks)
         if isinstance(request, Scan):
             return self._scan(request)
 
         if isinstance(request, Index):
-            return index_blocks(request, self._reader, self._write, lambda *found: self._token_cache.store(*found))
+            return index_blocks(request, self._reader, self._write)
 
         return self._tokenize(request) if isinstance(request, Tokenize) else self._compute(request)
 
-    @property
-    def _token_cache(self) -> CacheAnswers:
-        if self._cache is None:
-            cache: CacheAnswers = resolve_path(_TOKEN_CACHE)(self._job, self._reader)
-            self._cache = cache
-        return self._cache
-
-    def _compute(self, request: Permute | PackRows | OrderPacks | ListTokens) -> Reply:
+    def _compute(self, request: Permute | PackRows | OrderPacks) -> Reply:
         """Answer by library code only. It may be slow, so a heartbeat keeps the row timeout from firing."""
         with _heartbeat(self._progress):
             if isinstance(request, Permute):
                 return permute(request)
-
-            if isinstance(request, ListTokens):
-                return self._token_cache.answer(request)
 
             answer: Callable[[PackRows | OrderPacks], Reply] = resolve_path(_PLANNER)
             return answer(request)
@@ -215,14 +184,9 @@ class _PartHandler:
             self._wide.give_up()
         if self._at_work.acquire(blocking=False):
             self._reader.close()
-            if self._cache is not None:
-                self._cache.close()
             self._at_work.release()
 
     def _scan(self, request: Scan) -> Scanned:
-        if request.cached or request.num_storing:
-            return self._token_cache.scan(request, self._samples_of)
-
         if request.with_samples:
             found = [self._reader.read_block(block, ALL_BYTES) for block in request.blocks]
             return msgspec.structs.replace(scanned(found), samples=self._samples_of(request.blocks, found))
@@ -246,26 +210,19 @@ class _PartHandler:
         num_mended = self._num_mended
         in_slot = (slot[start : start + length] for start, length in zip(starts, lengths, strict=True))
         rows: list[bytes | memoryview] = list(request.rows or in_slot)
-        cached = None if request.cached is None else self._token_cache.rows(request)
-        overflow = [item for item in request.overflow if cached is None or item.row not in cached.rows]
-        if overflow:
-            found = self._reader.read_rows(overflow, lengths)
-            for item, row in zip(overflow, found, strict=True):
+        if request.overflow:
+            found = self._reader.read_rows(request.overflow, lengths)
+            for item, row in zip(request.overflow, found, strict=True):
                 rows[item.row] = row
         left_out = frozenset(row for row, number in enumerate(array("i", request.expected)) if is_elsewhere(number))
-        if IS_KNOWN in starts:
-            left_out |= {row for row, start in enumerate(starts) if start == IS_KNOWN}
-        if cached is not None:
-            left_out |= cached.rows
-        excluded = [row for row, length in enumerate(lengths) if length == EXCLUDED] if EXCLUDED in lengths else ()
+        if EXCLUDED in lengths:
+            left_out |= {row for row, length in enumerate(lengths) if length == EXCLUDED}
         if request.is_load:
             return self._write(rows, lengths, tokenizer=cast("MediaTokenizer", self.tokenizer).load).finish(
                 len(rows), 0.0
             )
 
-        out = self._write(rows, lengths, left_out.union(excluded))
-        for number in excluded:
-            out.drop_at(number, EXCLUDED_REASON)
+        out = self._write(rows, lengths, left_out)
         if self._job.keeps_rows:
             out.keep_rows(rows)
         reply = out.finish(len(rows), time.perf_counter() - began)
@@ -273,7 +230,7 @@ class _PartHandler:
             reply = msgspec.structs.replace(reply, num_mended=self._num_mended - num_mended)
         if request.expected:
             reply = msgspec.structs.replace(reply, expected=request.expected)
-        return reply if cached is None else cached.merged(reply, len(rows))
+        return reply
 
     @property
     def _num_mended(self) -> int:
@@ -342,11 +299,6 @@ def not_opened(error: BaseException) -> Failed | Short:
     """What a worker says that cannot open the tokenize function."""
     message, trace = f"AD426 the tokenize function cannot be opened: {error!r}", user_traceback(error)
     return Short(message, trace) if is_shortage(error) else Failed("WorkerError", message, trace)
-
-
-def _blocks_to_read(request: Scan | Index) -> list[Block]:
-    cached = {item.block for item in request.cached if item.is_sure} if isinstance(request, Scan) else ()
-    return [block for number, block in enumerate(request.blocks) if number not in cached]
 
 
 def _failure(error: Exception) -> Failed | Short:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdata.core.messages import Indexed, IndexedAndStored, Overflow, Permuted, Scanned
+from asyncdata.core.messages import Indexed, Overflow, Permuted, Scanned
 from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG, reason_mark
 from asyncdata.core.shortage import ShortageError
 from asyncdata.sources.spool import write_part
@@ -21,11 +21,10 @@ from asyncdata.tokenization.rows import RowDecoder, RowFault, WrongIdsError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from asyncdata.core.cache_messages import Stored
     from asyncdata.core.messages import Block, Index, Permute, Tokenized
     from asyncdata.sources.reader import BlockReader, BlockRows
 
-__all__ = ("ALL_BYTES", "FoundRows", "bytes_of", "index_blocks", "permute", "scanned", "scanned_into")
+__all__ = ("ALL_BYTES", "bytes_of", "index_blocks", "permute", "scanned", "scanned_into")
 
 ALL_BYTES = 1 << 62
 """Room for any block."""
@@ -85,7 +84,7 @@ def bytes_of(block: Block, found: BlockRows, reader: BlockReader) -> list[Buffer
     return raw
 
 
-class FoundRows(NamedTuple):
+class _FoundRows(NamedTuple):
     """The rows of the blocks, and their bytes; the bytes of a row that is too long are empty."""
 
     counts: array[int]
@@ -99,12 +98,10 @@ def index_blocks(
     request: Index,
     reader: BlockReader,
     write: Callable[[list[Buffer], array[int], frozenset[int]], ColumnWriter],
-    store: Callable[[Index, FoundRows, Tokenized], Stored],
-) -> Indexed | IndexedAndStored:
+) -> Indexed:
     """Find the rows of the request's blocks.
 
     :param write: runs the tokenize function over rows, except those in a set of row numbers.
-    :param store: appends what they became to the token cache.
     """
     rows = _read(request.blocks, reader, with_bytes=request.check != "none" or bool(request.spool))
     offsets = write_part(request.spool, rows.raw, is_kept=request.is_kept) if request.spool else rows.offsets
@@ -124,7 +121,7 @@ def index_blocks(
             marks[row] = reason_mark(number)
     for error in reply.errors:
         marks[error.row] = _NO_OBJECT if error.code in _NO_OBJECT_CODES else _NO_SAMPLE
-    found_rows = Indexed(
+    return Indexed(
         counts=rows.counts.tobytes(),
         offsets=offsets.tobytes(),
         lengths=rows.lengths.tobytes(),
@@ -134,14 +131,10 @@ def index_blocks(
         errors=reply.errors,
         num_tokens=num_tokens,
     )
-    if request.check != "samples" or not request.num_storing or request.lost:
-        return found_rows
-
-    return IndexedAndStored(found_rows, store(request, rows, reply))
 
 
 def _write(
-    request: Index, rows: FoundRows, write: Callable[[list[Buffer], array[int], frozenset[int]], ColumnWriter]
+    request: Index, rows: _FoundRows, write: Callable[[list[Buffer], array[int], frozenset[int]], ColumnWriter]
 ) -> ColumnWriter:
     try:
         return write(rows.raw, rows.lengths, frozenset(request.lost))
@@ -151,7 +144,7 @@ def _write(
         raise
 
 
-def _place(row: int, blocks: list[Block], rows: FoundRows) -> Overflow:
+def _place(row: int, blocks: list[Block], rows: _FoundRows) -> Overflow:
     """Where a row of the request lies."""
     number = bisect_right(list(accumulate(rows.counts)), row)
     return Overflow(row, blocks[number].file_id, blocks[number].start + rows.offsets[row])
@@ -166,8 +159,8 @@ def _num_tokens(reply: Tokenized, num_rows: int) -> bytes:
     return counts.tobytes()
 
 
-def _read(blocks: list[Block], reader: BlockReader, *, with_bytes: bool) -> FoundRows:
-    rows = FoundRows(array("i"), array("i"), array("i"), [], 0)
+def _read(blocks: list[Block], reader: BlockReader, *, with_bytes: bool) -> _FoundRows:
+    rows = _FoundRows(array("i"), array("i"), array("i"), [], 0)
     num_blank = 0
     for block in blocks:
         found = reader.read_block(block, ALL_BYTES)
@@ -181,7 +174,7 @@ def _read(blocks: list[Block], reader: BlockReader, *, with_bytes: bool) -> Foun
     return rows._replace(num_blank=num_blank)
 
 
-def _decode(rows: FoundRows) -> ColumnWriter:
+def _decode(rows: _FoundRows) -> ColumnWriter:
     out, decode = ColumnWriter(), RowDecoder(())
     for row, raw in enumerate(rows.raw):
         if rows.lengths[row] == TOO_LONG:

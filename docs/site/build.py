@@ -1,6 +1,6 @@
 """Builds the documentation as a site: ``python docs/site/build.py FOLDER [VERSION]``; needs the extra ``docs``.
 
-The pages are those of this folder, with the tables that ``reference.py`` makes from the code, the changelog, and the
+The pages are those of this folder, in which ``reference.py`` has put what is made from the code, the changelog, and the
 examples, which the search leaves out. Their order in the navigation is that of ``docs/index.md``. Nothing is loaded
 from the network. A link that leads nowhere, and a page that is not in the index, are errors.
 
@@ -34,12 +34,9 @@ def main(site: Path, version: str = "") -> None:
         settings = (ROOT / "docs/site/mkdocs.yml").read_text()
         settings += "\nextra:\n  version: {provider: mike}\n" if version else ""
         (folder / "mkdocs.yml").write_text(f"{settings}\ndocs_dir: docs\nnav:\n{navigation(folder / 'docs')}")
-        shutil.copy(ROOT / "docs/site/docstrings.py", folder)
         target = str((site / version).resolve())
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", target]
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # its docstrings, not an installed package's
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NO_MKDOCS_2_WARNING": "1"}
-        subprocess.run(command, cwd=folder, env=environment, check=True)
+        subprocess.run(command, cwd=folder, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True)
     if version:
         list_versions(site)
 
@@ -56,9 +53,6 @@ def list_versions(site: Path) -> None:
 
 def gather(target: Path) -> None:
     """Put all pages into one folder."""
-    sys.path.insert(0, str(ROOT))
-    from reference import filled
-
     shutil.copytree(ROOT / "docs", target, ignore=shutil.ignore_patterns("site", "ruff.toml"))
     shutil.copy(ROOT / "docs/site/tables.css", target)
     shutil.copy(ROOT / "CHANGELOG.md", target / "changelog.md")
@@ -67,7 +61,7 @@ def gather(target: Path) -> None:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(page_of(program))
     for page in target.rglob("*.md"):
-        text = _CELL_CODE.sub(lambda code: code[0].replace("\\|", "|"), filled(page.read_text()))
+        text = _CELL_CODE.sub(lambda code: code[0].replace("\\|", "|"), page.read_text())
         page.write_text(_LINK.sub(lambda link, at=page: relinked(link, at, target), text))
 
 

@@ -1,9 +1,11 @@
-"""The tables of the reference, made from the code.
+"""The reference, made from the code: ``python docs/site/reference.py`` renews it in all pages of ``docs``.
 
-A page has them at ``<!-- generated: KIND WHAT -->``.
+A page has it between ``<!-- generated: KIND WHAT -->`` and ``<!-- end -->``, so that the repository shows what the site
+shows. A new mark needs no end: it is added.
 
-Kinds: ``settings CLASS [FIELD ...]``, ``fields CLASS``, ``keys``, ``command NAME``, ``errors FIRST LAST``, ``tree``,
-``checks``, ``features``, and ``events``, which adds level and fields to the rows of the table below it.
+Kinds: ``api NAME``, ``settings CLASS [FIELD ...]``, ``fields CLASS``, ``keys``, ``command NAME``,
+``errors FIRST LAST``, ``tree``, and ``events``, which adds level and fields to the rows of the table below it. ``api``
+needs the extra ``docs``; it reads the code, and imports none.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import functools
 import importlib
 import inspect
 import re
+import sys
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -34,22 +38,30 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "asyncdata"
 
-_MARK = re.compile(r"^<!-- generated: (\w+)(?: (.*?))? -->$", re.MULTILINE)
+_MARK = re.compile(
+    r"^<!-- generated: (?!events )(\w+)(?: (.*?))? -->\n(?:(?:(?!<!-- generated)[^\0])*?^<!-- end -->\n)?",
+    re.MULTILINE,
+)
 _ENTRY = re.compile(r"^:ivar (\w+): (.*?)(?=^:|^\S|\Z)", re.DOTALL | re.MULTILINE)
 _ROLE = re.compile(r":\w+:`~?(?:[\w.]*\.)?(\w+)`")
-_EVENT = re.compile(r"^\| `([\w.]+)` \| (.*) \|$", re.MULTILINE)
+_EVENT = re.compile(r"^\| `([\w.]+)` \|(?: \w+ \| [^|]* \|)? ([^|]*) \|$", re.MULTILINE)
 _PLAIN = {int: "any integer", bool: "bool", str: "text"}
 _LOG = re.compile(r"(?:self\.)?_log\.(\w+ing|info|exception)")
 
 
+def main() -> None:
+    """Renew all pages."""
+    sys.path.insert(0, str(ROOT))
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        page.write_text(filled(page.read_text("utf-8")), "utf-8")
+
+
 def filled(text: str) -> str:
-    """The page with its tables."""
+    """The page with what is made from the code, as it is now."""
     makers: dict[str, Callable[[str], str]] = {
-        "checks": lambda _: checks(),
+        "api": partial(api, {}),
         "command": command,
         "errors": errors,
-        "events": lambda _: "",
-        "features": lambda _: features(),
         "fields": fields,
         "keys": lambda _: keys(),
         "settings": settings,
@@ -61,7 +73,12 @@ def filled(text: str) -> str:
             lambda row: f"| `{row[1]}` | {_of_event(*found[row[1]])} | {row[2]} |",
             text,
         )
-    return _MARK.sub(lambda mark: makers[mark[1]](mark[2] or ""), text)
+
+    def made(mark: re.Match[str]) -> str:
+        what = mark[2] or ""
+        return f"<!-- generated: {mark[1]}{what and ' '}{what} -->\n\n{makers[mark[1]](what).strip()}\n\n<!-- end -->\n"
+
+    return _MARK.sub(made, text)
 
 
 def _table(columns: str, rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
@@ -76,6 +93,96 @@ def _named(path: str) -> type:
         name,
     )
     return found
+
+
+# The public names
+
+
+def api(shown: dict[str, str], name: str) -> str:
+    """A name of ``asyncdata``, or all names of a module, with parameters and errors.
+
+    :param shown: methods that stand on the page already, with their headings: a class that inherits one refers to it.
+    """
+    found = _package()[name]
+    if found.is_module:
+        return "\n\n".join(api(shown, f"{name}.{one}") for one in sorted(found.exports or ()))
+
+    found = found.final_target if found.is_alias else found
+    if not found.is_class:
+        value = f"```python3\n{found.name} = {found.value}\n```" if found.is_attribute else _signature(found)
+        return f"### `{found.name}`\n\n{value}\n\n{_docstring(found)}"
+
+    init = found.all_members.get("__init__")
+    parts = [
+        f"### `{found.name}`",
+        _signature(init, found.name) if init is not None else "",
+        _docstring(found),
+    ]
+    members = [one for one in found.all_members.values() if not one.name.startswith("_") and one.docstring]
+    members = [one for one in members if one.is_function or "property" in one.labels]
+    parts.extend(_method(one, found.name) for one in members if one.canonical_path not in shown)
+    inherited = [f"`{shown[one.canonical_path]}`" for one in members if one.canonical_path in shown]
+    parts += [f"Also {', '.join(inherited)}."] if inherited else []
+    shown |= {one.canonical_path: f"{found.name}.{one.name}" for one in members if one.canonical_path not in shown}
+    return "\n\n".join(filter(None, parts))
+
+
+@functools.cache
+def _package() -> Any:
+    import griffe
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    from docstrings import Roles, Structs
+
+    extensions = griffe.load_extensions(Roles(), Structs())
+    return griffe.load("asyncdata", search_paths=[str(ROOT)], extensions=extensions)
+
+
+def _method(found: Any, owner: str) -> str:
+    shape = "" if "property" in found.labels else _signature(found)
+    return f"#### `{owner}.{found.name}`\n\n{shape}\n\n{_docstring(found)}"
+
+
+def _signature(found: Any, name: str = "") -> str:
+    """How it is called; each parameter on a line of its own, where one line is too long."""
+    words, is_named = [], False
+    for one in found.parameters:
+        kind = str(one.kind.value)
+        if one.name == "self":
+            continue
+        if kind == "keyword-only" and not is_named:
+            words.append("*")
+        is_named |= kind in ("keyword-only", "variadic positional")
+        stars = {"variadic positional": "*", "variadic keyword": "**"}.get(kind, "")
+        of = f": {one.annotation}" if one.annotation is not None else ""
+        default = f" = {one.default}" if one.default is not None and not stars else ""
+        words.append(f"{stars}{one.name}{of}{default}")
+    back = "" if name or found.returns is None else f" -> {found.returns}"
+    wait = "async " if "async" in found.labels else ""
+    line = f"{wait}{name or found.name}({', '.join(words)}){back}"
+    if len(line) > 100:
+        inner = "".join(f"    {word},\n" for word in words)
+        line = f"{wait}{name or found.name}(\n{inner}){back}"
+    return f"```python3\n{line}\n```"
+
+
+def _docstring(found: Any) -> str:
+    """What the docstring says, as Markdown."""
+    if found.docstring is None:
+        return ""
+
+    parts = []
+    for section in found.docstring.parse("sphinx"):
+        kind = str(section.kind.value)
+        if kind == "text":
+            parts.append(section.value)
+        else:
+            lines = [(getattr(one, "name", "") or str(one.annotation or ""), one.description) for one in section.value]
+            named = [
+                (f"`{name}`: " if name and kind != "returns" else "", " ".join(text.split())) for name, text in lines
+            ]
+            parts.append(f"{kind.capitalize()}:\n\n" + "\n".join(f"- {name}{text}" for name, text in named))
+    return "\n\n".join(parts)
 
 
 # Settings and fields
@@ -150,25 +257,6 @@ def fields(path: str) -> str:
     """A row for each field that the docstring of a class explains."""
     rows = [(f"`{name}`", text) for name, text in meanings_of(_named(path)).items()]
     return _table("field | meaning", rows)
-
-
-# The conformance kit
-
-
-def checks() -> str:
-    """A row for each check of the kit."""
-    kit = importlib.import_module("asyncdata.testing")
-    rows = [(f"`{name}`", check.about, check.seen_in) for name, check in kit.CHECKS.items()]
-    return _table("check | what goes wrong | seen in", rows)
-
-
-def features() -> str:
-    """A row for each feature that a loader may lack."""
-    kit = importlib.import_module("asyncdata.testing")
-    return _table(
-        "feature | what it means",
-        [(f"`{name}`", about) for name, about in kit.FEATURES.items()],
-    )
 
 
 # Commands
@@ -278,3 +366,7 @@ def logged_events() -> dict[str, tuple[str, list[str]]]:
 
 def _of_event(level: str, names: list[str]) -> str:
     return f"{level} | {', '.join(f'`{name}`' for name in names)}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,29 +1,36 @@
 """SFT with axolotl: ``python train_axolotl.py``, and the same again after a kill.
 
-It writes ``config.yaml`` and starts ``axolotl train``. The chats are made of docstrings. Arguments are those of
-``axolotl train``, such as ``--base-model my/model``. A copy of this file is a start.
+It writes ``config.yaml`` and starts ``axolotl train``, which imports this file as a plugin. The state is in
+``trainer_state.json`` of the trainer's checkpoints. The chats are made of docstrings. Arguments are those of ``axolotl
+train``, such as ``--base-model my/model``. Copy this file and ``_shared.py``.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from asyncdata import ChatTokenizeFn, DataLoader, PackedCollator, SoftPacking
-from asyncdata.demo import docstring_prompts
 from asyncdata.integrations.torch import ranks
+
+try:
+    from axolotl.common.datasets import TrainDatasetMeta
+    from axolotl.integrations.base import BasePlugin
+except ImportError as error:
+    sys.exit(f"this example needs axolotl ({error}): pip install axolotl")
+
+from _shared import chats, need, start, write
+
+from asyncdata.integrations.transformers import attach, placeholder
 
 FOLDER = Path("asyncdata_axolotl").resolve()
 CHATS = FOLDER / "chats.jsonl"
 
 CONFIG = {
-    # What asyncdata needs:
-    "plugins": ["asyncdata.integrations.axolotl.AsyncDataPlugin"],
-    "asyncdata_loader": f"{Path(__file__).stem}.make_loader",
+    # What asyncdata needs. The loader packs: leave out sample_packing, streaming, val_set_size and test_datasets.
+    "plugins": [f"{Path(__file__).stem}.LoaderPlugin"],
     "max_steps": 100,
     # The rest is a training as any other:
     "base_model": "Qwen/Qwen2.5-0.5B-Instruct",
@@ -40,6 +47,16 @@ CONFIG = {
     "output_dir": str(FOLDER / "checkpoints"),
 }
 
+need("axolotl 0.18", BasePlugin, "load_datasets", "post_trainer_create")
+
+
+class LoaderPlugin(BasePlugin):
+    def load_datasets(self, cfg: Any, preprocess: bool = False) -> TrainDatasetMeta:
+        return TrainDatasetMeta(placeholder(), None, cfg.max_steps)  # it is never read
+
+    def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
+        attach(trainer, make_loader(cfg))
+
 
 def make_loader(cfg: Any) -> DataLoader:
     length = cfg.sequence_len
@@ -54,29 +71,8 @@ def make_loader(cfg: Any) -> DataLoader:
     )
 
 
-def write_chats() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    with CHATS.open("w") as file:
-        for _, row in zip(range(2000), docstring_prompts(), strict=False):
-            turns = [("user", row["input"]), ("assistant", row["label"])]
-            file.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
-
-
-def main() -> None:
-    try:
-        import axolotl  # noqa: F401
-    except ImportError as error:
-        sys.exit(f"this example needs axolotl ({error}): pip install axolotl")
-
-    if not CHATS.exists():  # the same file after a restart
-        write_chats()
+if __name__ == "__main__":
+    write(CHATS, chats())
     config = FOLDER / "config.yaml"
     config.write_text(json.dumps(CONFIG, indent=2))  # JSON is YAML
-    here = str(Path(__file__).resolve().parent)
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    words = [sys.executable, "-m", "axolotl.cli.main", "train", str(config), *sys.argv[1:]]
-    sys.exit(subprocess.call(words, env=os.environ | {"PYTHONPATH": path}))
-
-
-if __name__ == "__main__":
-    main()
+    start("axolotl.cli.main", "train", str(config))

@@ -1,50 +1,65 @@
 """SFT with Megatron-Bridge: ``torchrun --nproc_per_node=1 train_megatron_bridge.py``, and the same again after a kill.
 
-The chats are made of docstrings, and the model is small and random. A copy of this file is a start.
+The state is in the folder ``energon`` of the checkpoints, a file for each data-parallel rank, all the same. The chats
+are made of docstrings, and the model is small and random. Copy this file and ``_shared.py``.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+from _shared import chats, need, write
 from tokenizers import Tokenizer
 
-from asyncdata import ChatTokenizeFn, DataLoader, FixedCollator
-from asyncdata.demo import docstring_prompts, tokenizer_folder
-from asyncdata.integrations.megatron import MegatronIterator, ranks_of
+from asyncdata import ChatTokenizeFn, DataLoader, FixedCollator, Ranks
+from asyncdata.demo import tokenizer_folder
+from asyncdata.integrations.torch import StatefulDataLoader
 
 try:
     from megatron.bridge.data.base import DatasetProvider
     from megatron.bridge.recipes.gpt.vanilla_gpt import vanilla_gpt_pretrain_config
+    from megatron.bridge.training import checkpointing
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 except ImportError as error:
     sys.exit(f"this example needs Megatron-Bridge ({error}): pip install megatron-bridge")
 
+need("Megatron-Bridge 067f987d", checkpointing, "maybe_save_dataloader_state", "maybe_load_dataloader_state")
 FOLDER = Path("asyncdata_megatron_bridge").resolve()
 CHATS = FOLDER / "chats.jsonl"
 LENGTH, MICRO_BATCH = 512, 2
 
 
-class Collator:
+def collate(samples: Any) -> dict[str, Any]:
     """What Megatron-Bridge's forward step of a GPT reads, of shape (micro-batch, length)."""
+    batch = FixedCollator(length=LENGTH, shift_labels=True)(samples)
+    labels = batch["shifted_labels"]
+    is_trained = labels != -100
+    read = {"tokens": batch["input_ids"], "position_ids": batch["position_ids"]}
+    return {**read, "labels": labels * is_trained, "loss_mask": is_trained.astype("float32")}
 
-    def __init__(self) -> None:
-        self.collate = FixedCollator(length=LENGTH, shift_labels=True)
 
-    def __call__(self, samples: Any) -> dict[str, Any]:
-        batch = self.collate(samples)
-        is_trained = batch["shifted_labels"] != -100
-        return {
-            "tokens": batch["input_ids"],
-            "labels": batch["shifted_labels"] * is_trained,
-            "loss_mask": is_trained.astype("float32"),
-            "position_ids": batch["position_ids"],
-        }
+class MicroBatches:
+    """Micro-batches epoch after epoch, with the two methods by which Megatron-Bridge keeps a state."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.loader = StatefulDataLoader(loader)
+        self.save_state = self.loader.state_dict
+        self.rest = chain.from_iterable(repeat(self.loader))
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        self.loader.load_state_dict(state)
+        self.rest = chain.from_iterable(repeat(self.loader))
+
+    def __iter__(self) -> MicroBatches:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.rest)
 
 
 @dataclass
@@ -53,25 +68,20 @@ class Chats(DatasetProvider):
     dataloader_type: str = "external"
 
     def build_datasets(self, context: Any) -> Any:
+        group = context.pg_collection.dp  # tensor-, pipeline- and context-parallel processes get the same rows
         loader = DataLoader(
             str(CHATS),
             tokenize_fn=ChatTokenizeFn(tokenizer_folder(), max_length=LENGTH),
-            collate_fn=Collator(),
+            collate_fn=collate,
             batch_size=MICRO_BATCH,
             num_workers=2,
-            ranks=ranks_of(context.pg_collection),
+            ranks=Ranks(rank=group.rank(), world_size=group.size()),
         )
-        return MegatronIterator(loader, context.pg_collection), None, None
+        return MicroBatches(loader), None, None
 
 
-def write_chats() -> None:
-    with CHATS.open("w") as file:
-        for _, row in zip(range(2000), docstring_prompts(), strict=False):
-            turns = [("user", row["input"]), ("assistant", row["label"])]
-            file.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
-
-
-def configuration() -> Any:
+def main() -> None:
+    write(CHATS, chats())
     config = vanilla_gpt_pretrain_config()
     config.dataset = Chats()
     config.model.num_layers, config.model.hidden_size, config.model.num_attention_heads = 4, 256, 8
@@ -82,14 +92,7 @@ def configuration() -> Any:
     config.scheduler.lr_warmup_iters = 10
     config.checkpoint.save = config.checkpoint.load = str(FOLDER / "checkpoints")
     config.checkpoint.save_interval = 20
-    return config
-
-
-def main() -> None:
-    if not CHATS.exists():  # the same file after a restart
-        FOLDER.mkdir(exist_ok=True)
-        write_chats()
-    pretrain(configuration(), forward_step)
+    pretrain(config, forward_step)
 
 
 if __name__ == "__main__":

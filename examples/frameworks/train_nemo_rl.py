@@ -1,30 +1,37 @@
 """GRPO with NeMo-RL, run in a checkout of it: ``uv run python train_nemo_rl.py``, and the same again after a kill.
 
-It is NeMo-RL's own ``examples/run_grpo.py`` with one line more. The prompts are sums, which NeMo-RL's environment for
-mathematics checks. Arguments are those of NeMo-RL, such as ``policy.model_name=my/model``. A copy of this file is a
-start.
+It runs NeMo-RL's own ``examples/run_grpo.py``. The state is in ``train_dataloader.pt`` of NeMo-RL's checkpoints. The
+prompts are sums, which NeMo-RL's environment for mathematics checks. Arguments are those of NeMo-RL, such as
+``policy.model_name=my/model``. Copy this file and ``_shared.py``.
 """
 
 from __future__ import annotations
 
-import json
-import random
 import runpy
 import sys
 from pathlib import Path
 from typing import Any
+
+from _shared import need, sums, write
+
+from asyncdata import DataLoader, RowFn, Sample
+from asyncdata.integrations.torch import OrderView
+
+try:
+    import nemo_rl.data.utils as data
+    from nemo_rl.data.datasets.raw_dataset import RawDataset
+except ImportError as error:
+    sys.exit(f"this example needs NeMo-RL ({error}): run it in a checkout of NVIDIA-NeMo/RL, with uv run")
 
 FOLDER = Path("asyncdata_nemo_rl").resolve()
 PROMPTS = FOLDER / "prompts.jsonl"
 PROGRAM = Path("examples/run_grpo.py")
 
 ARGUMENTS = [
-    # What asyncdata needs:
+    # What asyncdata needs: it shuffles, and has its own workers.
     "data.shuffle=false",
     "data.num_workers=0",
-    "data.train.dataset_name=asyncdata.integrations.nemo_rl.RowDataset",
-    f"+data.train.data_path={PROMPTS}",
-    "+data.train.asyncdata={num_workers: 2, seed: 1}",
+    f"data.train.dataset_name={Path(__file__).stem}.Sums",
     # The rest is a training as any other:
     "data.train.split_validation_size=0",
     "grpo.num_prompts_per_step=8",
@@ -39,34 +46,36 @@ ARGUMENTS = [
 ]
 
 
-def write_prompts() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    draw = random.Random(1)
-    with PROMPTS.open("w") as file:
-        for _ in range(2000):
-            left, right = draw.randrange(1000), draw.randrange(1000)
-            file.write(json.dumps({"input": f"What is {left} + {right}?", "output": str(left + right)}) + "\n")
+class Sums(RawDataset):
+    task_name, val_dataset = "sums", None
+
+    def __init__(self, **_: Any) -> None:
+        loader = DataLoader(str(PROMPTS), tokenize_fn=RowFn(), shuffle="full", seed=1, num_workers=2)
+        self.dataset = OrderView(loader, item=self.messages)
+
+    def messages(self, sample: Sample) -> dict[str, Any]:
+        turns = [("user", sample.extra["input"]), ("assistant", sample.extra["output"])]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        return {"messages": messages, "task_name": self.task_name}
 
 
-def main() -> None:
-    try:
-        import nemo_rl.data.utils as data
-    except ImportError as error:
-        sys.exit(f"this example needs NeMo-RL ({error}): run it in a checkout of NVIDIA-NeMo/RL, with uv run")
-    from asyncdata.integrations.nemo_rl import with_state
-
-    if not PROMPTS.exists():  # the same file after a restart
-        write_prompts()
-    own = data.setup_response_data
+def with_state(setup: Any) -> Any:
+    """NeMo-RL's ``setup_response_data``, with what torchdata's loader looks for to save the state of a data set."""
 
     def setup_response_data(*args: Any, **more: Any) -> Any:
-        dataset, *others = own(*args, **more)
-        return with_state(dataset), *others
+        dataset, *others = setup(*args, **more)
+        need("NeMo-RL 7ea279ab", dataset, "dataset")
+        need("NeMo-RL 7ea279ab, with one entry in data.train", dataset.dataset, "state_dict", "load_state_dict")
+        dataset.state_dict = dataset.dataset.state_dict
+        dataset.load_state_dict = dataset.dataset.load_state_dict
+        return dataset, *others
 
-    data.setup_response_data = setup_response_data
-    sys.argv = [str(PROGRAM), *ARGUMENTS, *sys.argv[1:]]
-    runpy.run_path(str(PROGRAM), run_name="__main__")
+    return setup_response_data
 
 
 if __name__ == "__main__":
-    main()
+    need("NeMo-RL 7ea279ab", data, "setup_response_data")
+    write(PROMPTS, ({"input": question, "output": answer} for question, answer in sums()))
+    data.setup_response_data = with_state(data.setup_response_data)
+    sys.argv = [str(PROGRAM), *ARGUMENTS, *sys.argv[1:]]
+    runpy.run_path(str(PROGRAM), run_name="__main__")

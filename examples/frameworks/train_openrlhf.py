@@ -1,7 +1,8 @@
 """REINFORCE++ with OpenRLHF on one GPU: ``python train_openrlhf.py``, and the same again after a kill.
 
-The prompts are made of docstrings. Arguments are those of OpenRLHF, such as ``--actor.model_name_or_path my/model``. A
-copy of this file is a start.
+OpenRLHF has no hook for its prompts: the function that makes its loader of them is replaced. The state is in
+``data_loader_state_dict`` of OpenRLHF's checkpoints. The prompts are made of docstrings. Arguments are those of
+OpenRLHF, such as ``--actor.model_name_or_path my/model``. Copy this file and ``_shared.py``.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asyncdata.demo import write_docstring_prompts
+from _shared import Batches, need, write
+
+from asyncdata import DataLoader, RowFn, Sample
+from asyncdata.demo import docstring_prompts
 
 FOLDER = Path("asyncdata_openrlhf").resolve()
 PROMPTS = FOLDER / "prompts.jsonl"
 
 ARGUMENTS = {
     "--data.prompt_dataset": PROMPTS,
-    "--data.input_key": "input",
-    "--data.label_key": "label",
     "--ckpt.path": FOLDER / "checkpoints",
     "--ckpt.output_dir": FOLDER / "model",
     "--ckpt.save_steps": 10,
@@ -33,10 +35,24 @@ ARGUMENTS = {
     "--train.colocate_all": None,
     "--vllm.gpu_memory_utilization": 0.4,
     "--vllm.enable_sleep": None,
-    "--rollout.batch_size": 64,
+    "--rollout.batch_size": 64,  # leave out vllm_generate_batch_size: a larger one is buffered in no checkpoint
     "--train.batch_size": 64,
     "--rollout.max_new_tokens": 64,
 }
+
+
+def batch_of(samples: list[Sample]) -> tuple[list[Any], ...]:
+    """Sources, prompts, labels and images."""
+    prompts = [sample.extra["input"] for sample in samples]
+    return ["docstrings"] * len(prompts), prompts, [sample.extra["label"] for sample in samples], [None] * len(prompts)
+
+
+def prepare_datasets(strategy: Any, tokenizer: Any) -> tuple[Batches, None, int]:
+    """In place of OpenRLHF's function: the loaders of the training and of the evaluation, and the steps."""
+    args = strategy.args
+    loader = DataLoader(args.data.prompt_dataset, tokenize_fn=RowFn(), shuffle="full", seed=1, num_workers=2)
+    steps = loader.num_rows() * args.rollout.n_samples_per_prompt // args.train.batch_size
+    return Batches(loader, 1, batch_of), None, steps * args.train.num_episodes * args.train.max_epochs
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str], **_: Any) -> Any:
@@ -49,21 +65,19 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str], **_: 
     return {"rewards": torch.tensor(shares), "scores": torch.tensor(shares)}
 
 
-def main() -> None:
+def plug_in() -> None:
     try:
-        import openrlhf  # noqa: F401
+        from openrlhf.trainer import ppo_trainer, ppo_trainer_async
     except ImportError as error:
         sys.exit(f"this example needs OpenRLHF ({error}): pip install openrlhf[vllm]")
-    from asyncdata.integrations.openrlhf import plug_in
 
-    if not PROMPTS.exists():  # the same file after a restart
-        FOLDER.mkdir(exist_ok=True)
-        write_docstring_prompts(PROMPTS, 2000)
-    plug_in(num_workers=2, seed=1)
-    words = [str(word) for pair in ARGUMENTS.items() for word in pair if word is not None]
-    sys.argv = ["train_ppo_ray", *words, *sys.argv[1:]]
-    runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__")
+    for trainer in (ppo_trainer, ppo_trainer_async):
+        need("OpenRLHF 0.11", trainer, "prepare_datasets")
+        trainer.prepare_datasets = prepare_datasets  # also in Ray's actors, which get the trainer with what it calls
 
 
 if __name__ == "__main__":
-    main()
+    plug_in()
+    write(PROMPTS, docstring_prompts())
+    sys.argv[1:1] = [str(word) for pair in ARGUMENTS.items() for word in pair if word is not None]
+    runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__")

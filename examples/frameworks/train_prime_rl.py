@@ -1,61 +1,50 @@
-"""GRPO with prime-rl on two GPUs, and the same again after a kill. In a checkout of prime-rl::
+"""GRPO with prime-rl on two GPUs; after a kill the same with ``--resume``. In a checkout of prime-rl::
 
-    uv pip install path/to/asyncdata
-    uv run python train_prime_rl.py
+    uv run --with path/to/asyncdata python train_prime_rl.py
 
-It writes ``rl.toml`` and starts prime-rl's ``rl``, with ``--resume.step`` if there is a checkpoint. This file is also
-the taskset: questions about docstrings. Arguments are those of ``rl``, such as ``--model.name my/model``. A copy of
-this file is a start.
+This file is also the taskset: questions about docstrings. The state is in ``orchestrator/progress.pt`` of prime-rl's
+checkpoints; tasks whose rollouts were not complete come again first. Arguments are those of ``rl``, such as
+``--model.name my/model``. Copy this file and ``_shared.py``.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from asyncdata.demo import write_docstring_prompts
+from _shared import need, start, write
+
+from asyncdata import DataLoader, RowFn
+from asyncdata.demo import docstring_prompts
 
 try:
-    import prime_rl.entrypoints  # noqa: F401
     import verifiers.v1 as vf
+    from prime_rl.orchestrator import train_source
+    from prime_rl.orchestrator.curriculum import Curriculum, TaskSampler
 except ImportError as error:
     sys.exit(f"this example needs prime-rl ({error}): run it in a checkout of PrimeIntellect-ai/prime-rl, with uv run")
 
-from asyncdata.integrations.prime_rl import Rows, RowsConfig
-
 __all__ = ["DocstringRows"]  # verifiers looks here for the taskset
-
+need("prime-rl 0.8.0", train_source, "Curriculum")
+need("prime-rl 0.8.0", TaskSampler, "observe", "state_dict", "load_state_dict")
 FOLDER = Path("asyncdata_prime_rl").resolve()
 PROMPTS = FOLDER / "prompts.jsonl"
-RUN = "docstrings"
-
 CONFIG = f"""
 max_steps = 100
-seq_len = 2048
-output_dir = {json.dumps(str(FOLDER / "runs"))}
-run.name = "{RUN}"
+trainer.optim.lr = 3e-6
+output_dir = "{FOLDER}/runs"
+run.name = "docstrings"
 model.name = "Qwen/Qwen3-0.6B"
 ckpt.interval = 10
-trainer.optim.lr = 3e-6
 inference = {{}}
-
-[orchestrator]
-batch_size = 64  # a multiple of group_size, so that a batch has whole groups
-group_size = 4
-train.sampling.max_completion_tokens = 512
-
+orchestrator.batch_size = 64  # a multiple of group_size, so that a batch has whole groups
+orchestrator.group_size = 4
+orchestrator.train.sampling.max_completion_tokens = 512
 [[orchestrator.train.source]]
 env.agent.harness.id = "null"
 env.agent.runtime.type = "subprocess"
-
-[orchestrator.train.source.env.taskset]
-id = "{Path(__file__).stem}"
-data_path = {json.dumps(str(PROMPTS))}
-asyncdata = {{ num_workers = 2, seed = 1 }}
+env.taskset.id = "{Path(__file__).stem}"
 """
 
 
@@ -66,39 +55,46 @@ class DocstringData(vf.TaskData):
 class DocstringTask(vf.Task[DocstringData]):
     @vf.reward
     async def has_name(self, trace: vf.Trace) -> float:
-        """Which share of the full name's parts the answer has."""
-        parts = self.data.answer.split(".")
-        return sum(part in trace.last_reply for part in parts) / len(parts)
+        return float(self.data.answer in trace.last_reply)
 
 
-class DocstringRows(Rows, vf.Taskset[DocstringTask, RowsConfig]):
-    def task(self, row: dict[str, Any], idx: int) -> DocstringTask:
-        return DocstringTask(DocstringData(idx=idx, prompt=row["input"], answer=row["label"]), self.config.task)
+class DocstringRows(vf.Taskset[DocstringTask, vf.TasksetConfig]):
+    INFINITE = True
+
+    def load(self) -> Tasks:
+        return Tasks(self.config.task)
+
+    def __iter__(self) -> Any:  # otherwise a generator, which has no state
+        return self.load() if self.transform is None else super().__iter__()
 
 
-def resume_words(arguments: list[str]) -> list[str]:
-    """How to continue: from the newest checkpoint that is whole; without one, a killed run's files are removed."""
-    if any(word.split("=")[0].split(".")[0] == "--resume" for word in arguments):
-        return []
+class Tasks(TaskSampler):
+    def __init__(self, config: Any) -> None:
+        self.config, self.waiting = config, {}  # tasks that await rollouts
+        self.loader = DataLoader(str(PROMPTS), tokenize_fn=RowFn(), shuffle="full", seed=1, commit="on_ack")
+        self.state_dict, self.load_state_dict = self.loader.state_dict, self.loader.load_state_dict
 
-    steps = (FOLDER / "runs" / RUN / "checkpoints").glob("step_*")
-    parts = "trainer/.metadata", "orchestrator/progress.pt"  # each is the last that its process writes
-    whole = [int(step.name.removeprefix("step_")) for step in steps if all((step / part).exists() for part in parts)]
-    return ["--resume.step", str(max(whole))] if whole else ["--clean"]
+    def __next__(self) -> DocstringTask:
+        [sample] = self.loader.get_next_batch(1)
+        row, number = sample.extra, sample.group_index  # the number is in the task's key: each epoch has other keys
+        task = DocstringTask(DocstringData(idx=number, prompt=row["input"], answer=row["label"]), self.config)
+        self.waiting[task.key] = sample
+        return task
+
+    def observe(self, group: list[vf.Episode]) -> None:
+        self.loader.ack([self.waiting.pop(group[0].task.key)])  # its rollouts are complete
 
 
-def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    if not PROMPTS.exists():  # the same file after a restart
-        write_docstring_prompts(PROMPTS, 2000)
-    config = FOLDER / "rl.toml"
-    config.write_text(CONFIG)
-    here = str(Path(__file__).resolve().parent)
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    own = sys.argv[1:]
-    words = [sys.executable, "-m", "prime_rl.entrypoints.rl", "@", str(config), *resume_words(own), *own]
-    sys.exit(subprocess.call(words, env=os.environ | {"PYTHONPATH": path}))
+def curriculum(config: Any, tasks: Any) -> Curriculum:
+    made = Curriculum(config, tasks)
+    if isinstance(tasks, Tasks):
+        made.sampler = tasks  # in place of one that counts tasks, and takes as many again after a restart
+    return made
 
+
+train_source.Curriculum = curriculum
 
 if __name__ == "__main__":
-    main()
+    write(PROMPTS, docstring_prompts())
+    (FOLDER / "rl.toml").write_text(CONFIG)
+    start("prime_rl.entrypoints.rl", "@", str(FOLDER / "rl.toml"))

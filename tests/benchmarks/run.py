@@ -39,7 +39,6 @@ FIGURES = {
     "S7": "peers:resume",
     "S8": "trainer:trainer_cost",
     "S9": "trainer:data_wait",
-    "S10": "speed:token_cache",
     "S11": "speed:order",
     "S12": "speed:scaling",
     "S13": "trainer:rollouts",

@@ -101,7 +101,6 @@ class Ours:
         max_length: int,
         num_workers: int,
         backend: str = "hf",
-        caches_tokens: bool = False,
     ) -> None:
         from asyncdata import ChatTokenizeFn, DataLoader, LengthGrouping, PackedCollator, SoftPacking
 
@@ -114,7 +113,7 @@ class Ours:
             packing=SoftPacking(max_length=max_length),
             length_grouping=LengthGrouping(),
             collate_fn=PackedCollator(max_length=max_length),
-            cache={"folder": cache, "tokens": caches_tokens},
+            cache={"folder": cache},
             **knobs,
         )
         self.close = self._loader.close

@@ -330,26 +330,3 @@ def test_no_snapshot_names_a_function_that_is_then_run(hostile, tmp_path):
             hostile.assert_nothing_ran()
         loader.load_state_dict(whole)
         assert tokens_of(loader.get_next_batch(5)) == expected
-
-
-def test_no_token_cache_runs_anything_and_what_is_not_its_own_is_tokenized_again(hostile, tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    pytest.importorskip("xxhash")
-    cached = pytest.importorskip("tests.support.cached")
-    path, cache = write_rows(tmp_path / "rows.jsonl", 90), tmp_path / "cache"
-    expected = cached.Delivered(cached.loader(path, cache), settle=True).samples
-    kept = cached.segments(cache)
-    assert kept
-    of_field = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": hostile.pickle()}
-    for number, segment in enumerate(kept):
-        schema = pa.schema([pa.field("tokens", pa.int32(), metadata=of_field)], metadata={"about": hostile.pickle()})
-        segment.unlink()
-        if number % 2:
-            segment.write_bytes(hostile.pickle())
-            continue
-        with pa.OSFile(str(segment), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-            writer.write_table(pa.Table.from_arrays([pa.array([1], pa.int32())], schema=schema))
-    for about in cache.glob("*/about.json"):
-        about.write_text(json.dumps(hostile.value()))
-
-    assert cached.Delivered(cached.loader(path, cache)).samples == expected

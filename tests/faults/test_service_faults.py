@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import threading
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-import asyncdata
 from asyncdata import Cache, DataLoader, IterableSource, Mix, Outcomes, Part, PassRate, RowShuffle, SoftPacking
 from asyncdata.core.import_path import resolve_path
 from asyncdata.errors import AsyncDataError
 from asyncdata.prefetch.row_index.builder import Indexer
-from asyncdata.prefetch.token_cache import cache as token_cache
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 from tests.support.planned_media import two_phases
 from tests.support.tokenize_fns import row_id
@@ -44,14 +40,11 @@ class Way(NamedTuple):
 
     knobs: dict[str, Any] = {}
     source: str = "rows"
-    is_cached: bool = False
-    has_run_before: bool = False
     at: tuple[int, ...] = (1,)
 
 
-STORED: dict[str, Any] = {"is_cached": True}
 CALLBACKS: dict[str, Way] = {
-    "asyncdata.loader.autotune:Tuner._on_change": Way({"buffer_size": None}, at=(1, 9)),
+    "asyncdata.loader.autotune:Tuner._on_change": Way({"num_workers": None, "limits": {"max_workers": 2}}, at=(1, 9)),
     "asyncdata.loader.service:Service._begin": Way(),
     f"{PREFETCH}.canaries:Canaries._on_scanned": Way(),
     f"{PREFETCH}.canaries:Canaries._on_tokenized": Way(),
@@ -59,62 +52,16 @@ CALLBACKS: dict[str, Way] = {
     f"{PREFETCH}.mixture_producer:MixtureProducer._bytes_limit": Way(source="mix", at=(1, 9)),
     f"{PREFETCH}.mixture_producer:MixtureProducer._may_decide": Way({"outcomes": SOLVED}, source="mix"),
     f"{PREFETCH}.mixture_producer:MixtureProducer._note": Way(source="mix", at=(1, 9)),
-    f"{PREFETCH}.mixture_producer:MixtureProducer._start_part": Way(source="mix", at=(1, 2)),
     f"{PREFETCH}.mixture_producer:MixtureProducer.pump": Way(source="mix", at=(1, 9)),
     f"{PREFETCH}.producer:Producer._on_tokenized": Way(at=(1, 4)),
     f"{PREFETCH}.producer:Producer.pump": Way(at=(1, 4, 9)),
     f"{PREFETCH}.row_index.builder:Indexer._on_reply": Way(FULL),
-    f"{PREFETCH}.token_cache.cache:TokenCache._on_listed": Way(**STORED),
-    f"{PREFETCH}.token_cache.cache:TokenCache._on_scanned": Way(**STORED),
     f"{PREFETCH}.windows.block_windows:BlockWindows._on_scanned": Way(at=(1, 3)),
     f"{PREFETCH}.windows.indexed_windows:IndexedWindows._fill_waiting": Way(FULL),
     f"{PREFETCH}.windows.indexed_windows:IndexedWindows._on_permuted": Way(SLIME),
     f"{PREFETCH}.windows.planned_epochs:PlannedRows._on_reply": Way(PLANNED, at=(1, 2)),
     f"{PREFETCH}.windows.stream_windows:StreamWindows._read": Way(source="stream"),
 }
-OTHERS = {
-    "asyncdata.loader.service:Service._guarded": "it passes on the faults of others, as the next three do",
-    "asyncdata.loader.service:Service._main": "",
-    "asyncdata.loader.service:Service._run": "",
-    "asyncdata.loader.service:Service._run_part": "",
-    f"{PREFETCH}.producer:Producer._fail": "it passes on a fault",
-    f"{PREFETCH}.row_index.builder:Indexer._files": "called in _on_reply, as the next one is",
-    f"{PREFETCH}.row_index.builder:Indexer._location": "",
-    f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_answers": "it needs two ranks: see test_shared_index.py",
-    f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_copied": "so does it",
-    f"{PREFETCH}.row_index.shared_builder:SharedIndexer._on_failed": "it passes on a fault",
-    f"{PREFETCH}.rank_calls:RankCalls._after": "a thread waits, as in _run",
-    f"{PREFETCH}.rank_calls:RankCalls._fail": "it passes on a fault",
-    f"{PREFETCH}.rank_calls:RankCalls._hand_over": "it passes on faults of _on_answers",
-    f"{PREFETCH}.rank_calls:RankCalls._run": "a thread that calls a function of the trainer",
-    f"{PREFETCH}.windows.block_windows:BlockWindows._wait": "it keeps a request, of ranks that divide their scans",
-    f"{PREFETCH}.windows.shared_scans:SharedScans._on_answers": "it needs two ranks, as the next: test_shared_scans.py",
-    f"{PREFETCH}.windows.shared_scans:SharedScans._on_own": "",
-    f"{PREFETCH}.windows.shared_scans:SharedScans._on_failed": "it passes on a fault",
-    f"{PREFETCH}.windows.stream_windows:StreamWindows._check": "called by the thread that reads",
-}
-
-
-def callbacks() -> set[str]:
-    """The methods that classes of the service hand over without calling them."""
-    root = Path(asyncdata.__file__).parent
-    files = [*root.glob("prefetch/**/*.py"), root / "loader/autotune.py", root / "loader/service.py"]
-    found = set()
-    for file in files:
-        module = ".".join(file.relative_to(root.parent).with_suffix("").parts)
-        for cls in [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)]:
-            functions = [node for node in cls.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-            methods = {node.name for node in functions if not node.decorator_list}
-            called = {id(node.func) for node in ast.walk(cls) if isinstance(node, ast.Call)}
-            for node in ast.walk(cls):
-                is_own = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in methods
-                if isinstance(node, ast.Attribute) and is_own and id(node) not in called:
-                    found.add(f"{module}:{cls.name}.{node.attr}")
-    return found
-
-
-def test_every_callback_of_the_service_is_tried():
-    assert callbacks() == CALLBACKS.keys() | OTHERS.keys()
 
 
 class Fault:
@@ -167,14 +114,12 @@ def opened(tmp_path, monkeypatch):
     """Opens the loader of a way, in this process."""
     rows = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
     sources = {"rows": rows, "mix": Mix({"one": Part(rows), "two": Part(rows, weight=2)})}
-    cache = Cache(folder=str(tmp_path / "cache"), tokens=True, max_tokens_bytes=1 << 30)
     with ExitStack() as stack:
 
         def open_loaders(way: Way, num_workers: int = 0) -> DataLoader:
             source = sources.get(way.source) or IterableSource(numbers)
             knobs = {"shuffle": SHUFFLE, "buffer_size": 50, "timeout_s": NEVER_S, "batch_size": 8}
             knobs |= {"tokenize_fn": versioned, "num_workers": num_workers} | way.knobs
-            knobs |= {"cache": cache} if way.is_cached else {}
             return stack.enter_context(DataLoader(source, **knobs))
 
         yield open_loaders
@@ -190,11 +135,6 @@ def drain(loader: DataLoader) -> None:
 @pytest.mark.parametrize(("path", "at"), [(path, at) for path, way in CALLBACKS.items() for at in way.at])
 def test_a_fault_in_a_callback_ends_every_call(path, at, num_workers, opened, monkeypatch):
     way = CALLBACKS[path]
-    if way.has_run_before:
-        monkeypatch.setattr(token_cache, "NAMES_PER_REQUEST", 1)  # the others are asked for later
-        first = opened(way, num_workers)
-        drain(first)
-        first.close()
     fault = Fault(monkeypatch, path, at)
     loader = opened(way, num_workers)
     before = loader.state_dict()

@@ -10,7 +10,6 @@ import pytest
 
 from asyncdata import (
     AsyncDataLoader,
-    Cache,
     Column,
     DataLoader,
     HardPacking,
@@ -60,18 +59,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "full shuffle": {"shuffle": "full", "num_workers": 1},
     "little room": {"limits": Limits(max_ready_bytes=1), "num_workers": 1},
     "on ack": {"commit": "on_ack"},
-    "token cache": {"cache": "tokens", "num_workers": 1},
-    "token cache by rows": {"cache": "tokens", "num_workers": 1, "shuffle": "full"},
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_columns_are_those_of_the_row_and_after_a_restart_those_that_would_have_come(path, tmp_path, way):
-    knobs = WAYS[way].copy()
-    if "cache" in knobs:
-        knobs["cache"] = Cache(folder=str(tmp_path / "cache"), tokens=True)
-        with make(path, cache=knobs["cache"], num_workers=1) as loader:  # blocks are stored by orders of blocks
-            check(loader.get_next_batch(NUM_SAMPLES))
+def test_columns_are_those_of_the_row_and_after_a_restart_those_that_would_have_come(path, way):
+    knobs = WAYS[way]
     with make(path, **knobs) as loader:
         whole = check(loader.get_next_batch(NUM_SAMPLES))
     with make(path, **knobs) as loader:
@@ -81,8 +74,6 @@ def test_columns_are_those_of_the_row_and_after_a_restart_those_that_would_have_
     with make(path, **knobs) as loader:
         loader.load_state_dict(state)
         assert check(loader.get_next_batch(NUM_SAMPLES - 36)) == whole[36:]
-        if "cache" in knobs:
-            assert loader.statistics().cached_rows_total > 0
 
 
 @pytest.mark.thorough

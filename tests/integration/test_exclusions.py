@@ -5,10 +5,22 @@ import random
 import shlex
 from itertools import islice
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import HardPacking, LengthGrouping, Mix, PackedCollator, Part, RowFn, RowShuffle, SoftPacking
+from asyncdata import (
+    HardPacking,
+    JsonlSource,
+    LengthGrouping,
+    Mix,
+    PackedCollator,
+    Part,
+    RowFn,
+    RowShuffle,
+    SoftPacking,
+    SourceLocation,
+)
 from asyncdata.errors import ConfigError, NoSamplesError, PrefetchTimeoutError
 from tests.support.faces import FACES
 from tests.support.loaders import gated, make
@@ -315,6 +327,35 @@ def test_what_is_no_row_of_the_loader_is_refused_and_nothing_is_excluded(rows, t
             with pytest.raises(ConfigError, match="AD485 exclude"):
                 loader.exclude([*first, row])
         assert "excluded" not in loader.state_dict()
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_place_where_no_row_begins_is_refused(tmp_path, name):
+    source = KINDS[name].write(tmp_path, make_rows(60))
+    with make(source, row_id) as loader:
+        where = msgspec.structs.asdict(loader.peek(1)[0].source)
+        is_text = where["row_number"] is None
+        first = where | ({"byte_offset": 0} if is_text else {"row_number": 0})
+        assert loader.exclude([SourceLocation(**first), first]) == 1
+        wrong = {"byte_offset": [5, 10**9, True, 10**30]} if is_text else {"row_number": [True, 10**9, 10**30]}
+        for key, values in wrong.items():
+            for value in values if is_text or not KINDS[name].is_stream else values[:1]:
+                with pytest.raises(ConfigError, match="AD485 exclude.* no row .* begins there"):
+                    loader.exclude([first | {key: value}])
+        with pytest.raises(ConfigError, match="AD485"):
+            loader.exclude([first | {"path": ["a list"]}])
+        json.dumps(loader.state_dict())
+
+
+def test_a_row_after_a_byte_order_mark_and_one_that_was_added_are_rows(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", 5)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    with make(JsonlSource(str(path), grows=True), shuffle=False) as loader:
+        size = path.stat().st_size
+        with path.open("ab") as file:
+            file.write(b'{"id": 77}\n')
+        assert loader.exclude([{"path": str(path), "byte_offset": place} for place in (3, size)]) == 2
+        assert ids(loader.get_next_batch(9)) == [*range(1, 5), *range(1, 5), 1]
 
 
 def test_with_other_data_it_is_said_that_the_excluded_rows_are_not_known_any_more(rows):

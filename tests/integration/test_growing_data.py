@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from asyncdata import Cache, JsonlSource, Mix, Outcomes, Part, PassRate, RowShuffle, Shuffle, SoftPacking
+from asyncdata import JsonlSource, Mix, Outcomes, Part, PassRate, RayExecutor, RowShuffle, Shuffle, SoftPacking
 from asyncdata.errors import ConfigError, SnapshotMismatchError, SourceChangedError, SourceError
 from tests.support.loaders import make
 from tests.support.loading import SHUFFLE, ids, order_of
@@ -103,6 +103,35 @@ def test_an_epoch_that_was_looked_up_is_the_same_in_every_run_from_a_state_that_
         loader.get_next_batch(100 * (known[-1] - 2))
         assert sorted(ids(loader.get_next_batch(130))) == list(range(130))
     assert known[:3] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_state_from_before_the_first_read_continues_with_what_was_there(folder, epoch):
+    with make(growing(folder)) as loader:
+        loader.set_epoch(epoch)
+        state = state_of(loader)
+        append(folder / "m.jsonl", 100, 30)
+        append(folder / "a.jsonl", 130, 10)
+        whole = ids(loader.get_next_batch(100))
+    append(folder / "m.jsonl", 140, 5)
+    with make(growing(folder)) as loader:
+        loader.load_state_dict(state)
+        assert state_of(loader)["growth"] == state["growth"]
+        assert ids(loader.get_next_batch(100)) == whole
+        assert sorted(ids(loader.get_next_batch(145))) == list(range(145))
+
+
+def test_a_file_that_comes_with_a_name_that_is_no_utf8_is_named(folder):
+    with make(growing(folder), buffer_size=10) as loader:
+        loader.get_next_batch(80)
+        odd = append(os.path.join(folder, os.fsdecode(b"\xe9.jsonl")), 100, 1)
+        with pytest.raises(
+            SourceError, match=r"AD304 cannot read .*\\udce9\.jsonl: its path is not UTF-8, .*rename it"
+        ):
+            loader.get_next_batch(100)
+    os.rename(odd, folder / "e.jsonl")
+    with make(growing(folder)) as loader:
+        assert len(loader.get_next_batch(101)) == 101
 
 
 def test_packs_that_wait_over_an_epochs_end_are_the_same_after_a_resume(folder):
@@ -270,7 +299,7 @@ def test_ranks_with_other_files_or_other_content_are_told_and_do_not_diverge(fol
     [
         ({"shuffle": "full"}, "an order of single rows"),
         ({"shuffle": RowShuffle(method="none")}, "an order of single rows"),
-        ({"cache": Cache(tokens="tokens")}, "a token cache"),
+        ({"executor": RayExecutor(), "num_workers": None}, "workers on other machines"),
         ({"ranks": {"rank": 1, "world_size": 2}}, "world_size above 1 and no folder"),
     ],
     ids=str,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from asyncdata import BadRows, DataLoader, JsonlSource, Limits, Position, Sample, Shuffle
+from asyncdata.core.plain_values import unpacked
 from asyncdata.errors import AsyncDataError, EndOfData
 from asyncdata.order.order import Order
 from tests.property.model import BAD, KEPT, Model, Place, Rules, Told, rows_of, windows_of
@@ -354,7 +355,8 @@ class LoaderMachine(RuleBasedStateMachine):
         at = self.model.ordinal(position)
         assert at >= state.at
         assert saved["counters"].get("num_bad_rows", 0) == state.num_bad
-        groups = [[Sample.from_dict(values) for values in group] for group in saved["leases"] + saved["buffer"]]
+        records = map(unpacked, saved["leases"] + saved["buffer"])
+        groups = [[Sample.from_dict(values) for values in group] for group in records]
         assert [value_of(group) for group in groups] == buffer
         acked = {self.model.ordinal(Position(*place)) for place in saved["acked"]}
         assert acked == {place for place in done if place >= at}

@@ -7,7 +7,7 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import BadRows, Cache, JsonlSource, Mix, Part, RowShuffle, SoftPacking
+from asyncdata import BadRows, Mix, Part, RowShuffle, SoftPacking
 from asyncdata.cli.main import main
 from tests.support.html_page import read_page
 from tests.support.loaders import make
@@ -85,14 +85,6 @@ def test_bad_rows_that_are_skipped_are_told_like_other_drops(good, tmp_path):
     (warning,) = warnings_of([str(good), str(empty)], bad_rows=BadRows(policy="skip", max=None))
 
     assert (warning["path"], warning["reason"]) == (str(empty), "bad row AD421")
-
-
-def test_rows_from_the_token_cache_are_told_in_every_run(good, dropped, tmp_path):
-    knobs = {"cache": Cache(tokens=str(tmp_path / "cache")), "shuffle": False}
-
-    for _ in range(2):
-        (warning,) = warnings_of(JsonlSource([str(good), str(dropped)]), **knobs)
-        assert warning["path"] == str(dropped)
 
 
 @pytest.mark.thorough

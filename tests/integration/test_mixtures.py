@@ -330,8 +330,33 @@ def test_weights_that_changed_are_refused_and_named(data):
     with make(mix_of(data, {**WEIGHTS, "math": 9})) as loader, pytest.raises(SnapshotMismatchError) as refused:
         loader.load_state_dict(state)
 
-    assert "math.weight: saved 5, present 9" in str(refused.value)
-    assert refused.value.differences["mixture.math.weight"] == (5, 9)
+    assert "math.weight: saved 50 %, present 64.2857 %" in str(refused.value)
+    assert refused.value.differences["mixture.math.weight"] == (5 / 10, 9 / 14)
+
+
+@pytest.mark.parametrize("is_stage", [False, True])
+def test_weights_that_changed_are_named_by_their_shares(data, is_stage):
+    """1:5:4 and 2:2:6 are 1:1:3 by the smallest whole numbers, as if docs had the same."""
+
+    def mix(weights):
+        parts = {name: data / f"{path}.jsonl" for name, path in zip(weights, ("chat", "code", "math"), strict=True)}
+        if is_stage:
+            return Mix(parts, quota=10, stages={100: weights})
+        return Mix({name: Part(path, weight=weights[name]) for name, path in parts.items()}, quota=10)
+
+    state = state_after(mix({"docs": 1, "math": 5, "chat": 4}), 17)
+    with make(mix({"docs": 2, "math": 10, "chat": 8})) as loader:
+        loader.load_state_dict(state)
+    with make(mix({"docs": 2, "math": 2, "chat": 6})) as loader, pytest.raises(SnapshotMismatchError) as refused:
+        loader.load_state_dict(state)
+
+    at = " from 100 on" if is_stage else ""
+    assert refused.value.differences == {
+        f"mixture.chat.weight{at}": (0.4, 0.6),
+        f"mixture.docs.weight{at}": (0.1, 0.2),
+        f"mixture.math.weight{at}": (0.5, 0.2),
+    }
+    assert f"docs.weight{at}: saved 10 %, present 20 %" in str(refused.value)
 
 
 def test_a_part_whose_file_changed_and_the_state_of_a_single_source_are_refused_and_named(data):
@@ -376,20 +401,6 @@ def test_every_rank_has_its_part_of_the_same_order(data):
 
     steps = [sorted([*one, *other], key=str) for one, other in zip(*shares, strict=True)]
     assert steps == [sorted(whole[first : first + 8], key=str) for first in range(0, 96, 8)]
-
-
-@pytest.mark.thorough
-def test_the_token_cache_changes_nothing(data, tmp_path, monkeypatch):
-    pytest.importorskip("pyarrow")
-    monkeypatch.setattr(id_and_text, "version", 1, raising=False)
-    found = []
-    for _ in range(3):
-        with make(mix_of(data), num_workers=1, cache={"tokens": str(tmp_path / "tokens")}) as loader:
-            found.append(entries(loader.get_next_batch(600)))
-            num_cached = loader.statistics().cached_rows_total
-
-    assert num_cached > 0
-    assert found == [delivered(mix_of(data), 600)] * 3
 
 
 def test_a_part_without_weight_is_not_read(data):
@@ -441,7 +452,7 @@ def test_a_part_is_waited_for_from_the_call_on(tmp_path, monkeypatch):
         def is_gated() -> bool:
             """Whether the next sample waits for rows of the gated file."""
             entry = engine._producer.oldest_in_flight  # noqa: SLF001 - the same
-            return entry is not None and entry.location is not None and "gated" in entry.location().path
+            return entry is not None and entry.location is not None and "gated" in entry.location(0).path
 
         loader.start()
         until(is_gated)

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from asyncdata import BadRows, Cache, Outcomes, PassRate, PromptTokenizeFn
+from asyncdata import BadRows, Cache, PromptTokenizeFn
 from asyncdata.errors import AsyncDataError, ConfigError, SnapshotError
 from asyncdata.integrations.slime import torch_data
 from asyncdata.loader.mix_file import mix_of_file
-from asyncdata.prefetch.token_cache.inventory import caches
 from asyncdata.telemetry.reader import read
-from tests.support.faults import until
 from tests.support.loaders import make
 from tests.support.loading import NEVER_S, ids, order_of, write_rows
 
@@ -39,13 +37,6 @@ def a_socket(path: Path) -> None:
             os.close(here)
 
 
-def versioned(row: dict[str, Any]) -> list[int]:
-    return [row["id"]]
-
-
-versioned.version = 1  # type: ignore[attr-defined]
-
-
 def use(rows: Path, call: Callable[[Any, Path], Any], **knobs: Any) -> Any:
     with make(rows, **knobs) as loader:
         return call(loader, rows.parent)
@@ -53,23 +44,6 @@ def use(rows: Path, call: Callable[[Any, Path], Any], **knobs: Any) -> Any:
 
 def delivered(rows: Path, **knobs: Any) -> list[int]:
     return use(rows, lambda loader, _: ids(loader.get_next_batch(NUM_ROWS)), **knobs)
-
-
-def with_outcomes(rows: Path, call: Callable[[Any, Path], Any]) -> None:
-    use(rows, call, outcomes=Outcomes(path=str(rows.parent / "outcomes"), policy=PassRate(drop_above=0.9)))
-
-
-def save_outcomes(rows: Path) -> None:
-    def save(loader: Any, folder: Path) -> None:
-        loader.report(samples := loader.get_next_batch(4), [1.0] * len(samples))
-        loader.save(folder / "kept")
-
-    with_outcomes(rows, save)
-    (rows.parent / "outcomes").unlink()
-
-
-def restore_outcomes(rows: Path) -> None:
-    with_outcomes(rows, lambda loader, folder: loader.restore(folder / "kept"))
 
 
 def quarantined(rows: Path) -> None:
@@ -82,20 +56,6 @@ def tokenizer(rows: Path) -> None:
 
 def by_index(rows: Path) -> list[int]:
     return sorted(delivered(rows, shuffle="full", cache=Cache(folder=str(rows.parent / "cache"))))
-
-
-def from_tokens(rows: Path) -> list[int]:
-    pytest.importorskip("pyarrow")
-    tokens = str(rows.parent / "tokens")
-    try:
-        return delivered(rows, tokenize_fn=versioned, cache=Cache(tokens=tokens))
-    finally:
-        caches(tokens)
-
-
-def keep_tokens(rows: Path) -> None:
-    """Until some are kept, however busy the CPUs are."""
-    until(lambda: from_tokens(rows) and list(rows.parent.glob("tokens/**/*.arrow")))
 
 
 def slimes_state(rows: Path) -> None:
@@ -122,8 +82,6 @@ def mixture(name: str) -> Case:
 
 
 CASES = {
-    "outcomes": Case("outcomes", restore_outcomes, SnapshotError, "AD606", save_outcomes),
-    "older outcomes": Case("outcomes.1", restore_outcomes, SnapshotError, "AD606", save_outcomes),
     "a snapshot to read": Case(
         "snapshot", lambda rows: use(rows, lambda loader, folder: loader.restore(folder / "snapshot")), SnapshotError
     ),
@@ -134,8 +92,6 @@ CASES = {
     **{f"a mixture in {suffix}": mixture(f"mix.{suffix}") for suffix in ("toml", "yaml", "json")},
     "a row index": Case("cache/**/*.index", by_index, before=by_index),
     "its rows": Case("cache/**/*.places", by_index, before=by_index),
-    "tokens": Case("tokens/**/*.arrow", from_tokens, before=keep_tokens),
-    "what is known of tokens": Case("tokens/**/about.json", from_tokens, before=keep_tokens),
     "telemetry to write": Case(
         "run/rank-00000-0000.jsonl",
         lambda rows: delivered(rows, telemetry=str(rows.parent / "run")),

@@ -8,8 +8,8 @@ import statistics
 
 import pytest
 
-from tests.benchmarks.packing import LAWS, SEEDS, Costs, balance, costs_of, fill, ours_ordered, xtuners_ordered
 from tests.support.combinations import each_pair, each_value
+from tests.support.packing_quality import LAWS, SEEDS, Costs, balance, costs_of, fill, ours_ordered, xtuners_ordered
 
 pytestmark = pytest.mark.thorough
 

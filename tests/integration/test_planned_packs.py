@@ -5,6 +5,7 @@ That ranks together have every token, also after restarts with other ranks, is i
 
 import gzip
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking
 from asyncdata.errors import BadRowError, ConfigError, NoSamplesError
 from asyncdata.xtuner import XTunerPacking
-from tests.support.planned_fns import kills, numbered, tokens_of, with_one_more
+from tests.support.planned_fns import kills, logged, numbered, tokens_of, with_one_more
 from tests.support.ranks import Batch, Ranks, Step, make
 
 Knobs = dict[str, Any]
@@ -131,6 +132,29 @@ def test_an_epoch_that_was_begun_goes_on_in_its_order_with_other_ranks(path, kno
         state = steps[1].state
     assert dealt(begun) != other
     assert sorted(map(str, dealt(begun))) == sorted(map(str, other))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("plan", ["xtuner", "soft", "rows"])
+def test_a_second_run_counts_no_row_again_and_does_not_look_at_those_that_were_dropped(
+    jsonl_file, tmp_path, knobs, plan, num_workers
+):
+    log = tmp_path / "calls"
+    path = jsonl_file([{**row, "log": str(log)} for row in rows_of()])
+    settings = {**knobs, **PLANS[plan], "tokenize_fn": logged, "num_workers": num_workers}
+    found, calls = [], []
+    for _ in range(3):
+        log.write_text("")
+        found.append(epoch_of(path, **settings))
+        calls.append(Counter(map(int, log.read_text().split())))
+
+    kept = {row["id"] for row in rows_of() if row["n"]}
+    assert set(calls[0]) == set(range(NUM_ROWS))
+    assert all(calls[0][row] >= 2 for row in kept), "counted, and tokenized for its pack"
+    for again in calls[1:]:
+        again.pop(0, None)  # of no token, and the data's canary: it may be looked at again
+        assert again == dict.fromkeys(kept, 1)
+    assert found[1] == found[2] == found[0]
 
 
 @planned

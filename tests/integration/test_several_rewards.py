@@ -28,8 +28,8 @@ def rows(tmp_path):
     return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
-def remembering(rows, path=None, policy=BY_ACCURACY, **knobs):
-    return make(rows, n_samples_per_prompt=SIZE, outcomes=Outcomes(path=path, policy=policy), **knobs)
+def remembering(rows, policy=BY_ACCURACY, **knobs):
+    return make(rows, n_samples_per_prompt=SIZE, outcomes=Outcomes(policy=policy), **knobs)
 
 
 values = st.none() | st.sampled_from([0.0, 0.25, 0.5, 1.0])
@@ -39,16 +39,13 @@ of_groups = st.dictionaries(
 
 
 @in_ci(max_examples=25)
-@given(
-    reports=st.lists(st.tuples(st.integers(0, NUM_ROWS - 3), of_groups.filter(bool), st.booleans()), max_size=5),
-    has_file=st.booleans(),
-)
-def test_each_reward_is_remembered_by_itself(reports, has_file):
+@given(reports=st.lists(st.tuples(st.integers(0, NUM_ROWS - 3), of_groups.filter(bool), st.booleans()), max_size=5))
+def test_each_reward_is_remembered_by_itself(reports):
     """Groups are reported, and the run is restarted now and then; the model is a dict of all scores of each reward."""
     scores = {key: {} for key in KEYS}
     with tempfile.TemporaryDirectory() as folder:
-        rows, path = write_rows(Path(folder) / "rows.jsonl", NUM_ROWS), f"{folder}/outcomes" if has_file else None
-        loader = remembering(rows, path)
+        rows = write_rows(Path(folder) / "rows.jsonl", NUM_ROWS)
+        loader = remembering(rows)
         groups = loader.get_samples(NUM_ROWS)
         order = ids(group[0] for group in groups)
         loader.report(groups[:1], {"accuracy": [[0.25, None]]})  # so that the policy's reward is known
@@ -66,7 +63,7 @@ def test_each_reward_is_remembered_by_itself(reports, has_file):
             if restarts:
                 state = json.loads(json.dumps(loader.state_dict()))
                 loader.close()
-                loader = remembering(rows, path)
+                loader = remembering(rows)
                 loader.load_state_dict(state)
 
         now, second = loader.statistics(), []
@@ -131,23 +128,6 @@ def test_a_run_that_had_one_reward_continues_with_several(rows):
         loader.report(loader.get_samples(2), {"accuracy": [1.0, 0.0]})
         now = loader.statistics()
     assert (now.outcome_scores_total, now.outcome_rewards_total, now.outcome_rows) == (12, {"accuracy": 4}, 4)
-
-
-def test_a_file_that_has_grown_is_replaced_with_all_rewards(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr("asyncdata.loader.outcomes._MIN_FILE_BYTES", 500)
-    monkeypatch.setattr("asyncdata.loader.outcomes._MAX_REWRITES", 0)
-    path = str(tmp_path / "outcomes")
-    with remembering(rows, path) as loader:
-        for _ in range(NUM_ROWS):
-            loader.report(loader.get_samples(1), {"accuracy": [0.0], "format": [[1.0, None]]})
-            state = loader.state_dict()
-        expected = loader.statistics()
-    assert (tmp_path / "outcomes.1").exists()
-    with remembering(rows, path) as loader:
-        loader.load_state_dict(state)
-        now = loader.statistics()
-    assert now.outcome_rewards_total == expected.outcome_rewards_total == {"accuracy": 2 * NUM_ROWS, "format": NUM_ROWS}
-    assert now.outcome_skipped_total == NUM_ROWS
 
 
 def test_each_part_of_a_mixture_has_its_own(tmp_path):

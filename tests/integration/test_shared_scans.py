@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import asyncdata
-from asyncdata import Cache, JsonlSource, Mix, Part
+from asyncdata import JsonlSource, Mix, Part
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from tests.support import planned_media
 from tests.support.exchanges import Meeting
@@ -303,15 +303,6 @@ def test_what_cannot_be_divided_is_refused(path, tmp_path):
 
     with pytest.raises(ConfigError, match="AD487 .*from front to back have none"):
         make(packed, ranks=ranks)
-
-
-def test_a_token_cache_is_refused_beside_an_exchange(path, tmp_path):
-    for package in ("pyarrow", "xxhash"):
-        pytest.importorskip(package)
-    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=Meeting(2).of(0))
-
-    with pytest.raises(ConfigError, match=r"AD487 .*leave Cache\(tokens=...\)"):
-        make(path, ranks=ranks, cache=Cache(folder=str(tmp_path), tokens=True))
 
 
 @pytest.mark.usefixtures("divided")

@@ -60,10 +60,9 @@ def rows(taken, part=""):
     return [int(label) for groups in taken for name, label in groups if name == part]
 
 
-@pytest.fixture(params=[{}, {"path": "outcomes"}], ids=["in checkpoints", "in a file of their own"])
-def given(request, tmp_path):
-    place = {name: str(tmp_path / path) for name, path in request.param.items()}
-    return {"save": str(tmp_path), "load": str(tmp_path), "asyncdata_outcomes": {**SOLVED, **place}}
+@pytest.fixture
+def given(tmp_path):
+    return {"save": str(tmp_path), "load": str(tmp_path), "asyncdata_outcomes": SOLVED}
 
 
 @pytest.mark.parametrize("order", ["legacy", "stream"])
@@ -134,8 +133,8 @@ def test_a_sample_has_its_row_in_its_metadata_only_where_outcomes_are_remembered
     assert tagged.metadata == {**plain.metadata, "asyncdata_row": [0, 0]}
 
 
-def test_another_number_of_ranks_takes_the_file_over(prompts, tmp_path):
-    with source_of(prompts, asyncdata_outcomes={**SOLVED, "path": str(tmp_path / "outcomes")}) as source:
+def test_another_number_of_ranks_takes_the_memory_over(prompts):
+    with source_of(prompts, asyncdata_outcomes=SOLVED) as source:
         rollout(source)
         source.set_train_parallel_config({"dp_size": 2})
         rollout(source)

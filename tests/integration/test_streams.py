@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import threading
+import tracemalloc
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,15 +14,15 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import Shuffle
+from asyncdata import RowFn, Shuffle
 from asyncdata.core.callbacks import no_op
-from asyncdata.errors import EndOfData, SourceError
+from asyncdata.errors import EndOfData, SourceChangedError, SourceError
 from asyncdata.prefetch.windows.stream_reader import StreamPass
 from asyncdata.sources.stream import StreamOrder
 from tests.support.faults import until
 from tests.support.loaders import make
-from tests.support.loading import SHUFFLE, ids
-from tests.support.streams import ListStream, jsonl, members, stream_order_of, windows_of, write
+from tests.support.loading import NEVER_S, SHUFFLE, ids
+from tests.support.streams import ListStream, frames, jsonl, members, stream_order_of, windows_of, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,11 +166,192 @@ def test_blank_lines_are_counted(tmp_path):
         assert loader.statistics().blank_lines_total == NUM_ROWS
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("blanks", [b"\n", b" \r\n", b"\n" * 99_999 + b"{}\n"], ids=["newlines", "spaces", "some rows"])
+@pytest.mark.parametrize("coding", ["gz", "zst"])
+def test_a_few_bytes_that_decode_to_very_many_blank_lines_take_little_memory(tmp_path, coding, blanks):
+    coded = {"gz": members, "zst": frames}[coding]
+    text = blanks * (30_000_000 // len(blanks))
+    path = write(tmp_path / f"rows.jsonl.{coding}", coded([b'{"id": 1}\n' + text + b'{"id": 2}\n']))
+    with make(str(path), RowFn(), epochs=1) as loader:
+        tracemalloc.start()
+        try:
+            rows = [sample.extra for batch in iter(lambda: taken(loader), []) for sample in batch]
+            assert tracemalloc.get_traced_memory()[1] < 50e6
+        finally:
+            tracemalloc.stop()
+        assert [row["id"] for row in rows if row] == [1, 2]
+        assert loader.statistics().blank_lines_total == text.count(b"\n") - (len(rows) - 2)
+
+
+def taken(loader):
+    try:
+        return loader.get_next_batch(100)
+    except EndOfData as end:
+        return end.samples
+
+
+def test_a_window_that_zstd_has_to_hold_and_is_too_large_is_named(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    large = zstandard.ZstdCompressionParameters.from_level(1, window_log=30, enable_ldm=True)  # zstd --long=30
+    coder = zstandard.ZstdCompressor(compression_params=large).compressobj()
+    path = write(tmp_path / "rows.jsonl.zst", coder.compress(jsonl(ROWS)) + coder.flush())
+    with pytest.raises(SourceError, match="AD122 .* byte 0 needs more than 128 MiB .* without --long"):
+        make(str(path), epochs=1)
+
+
 def test_rows_are_made_no_further_ahead_than_two_windows():
     stream = ListStream(LINES, at_once=1)
     with make(Watched(stream), buffer_size=1) as loader:
         loader.get_next_batch(1)
         assert stream.num_given <= sum(map(len, windows_before(3)))
+
+
+class Forgetful(ListStream):
+    """It begins at another row than its state says, as datasets that lose rows in their state do."""
+
+    def read(self, order: Any, epoch: int, state: Any, check: Any) -> Any:
+        return super().read(order, epoch, {"row": state["row"] + 1} if state else None, check)
+
+
+@pytest.mark.parametrize("kind", [Forgetful, partial(ListStream, has_states=False)], ids=["forgetful", "stateless"])
+def test_a_source_that_cannot_resume_at_its_row_is_read_from_the_start_and_that_is_logged(kind):
+    with make(Watched(kind(LINES))) as loader:
+        loader.get_next_batch(250)
+        state = loader.state_dict()
+
+    with structlog.testing.capture_logs() as logs, make(Watched(kind(LINES))) as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(150)) == expected_ids(1)[250:]
+    (replayed,) = [log["num_rows"] for log in logs if log["event"] == "stream.replayed"]
+    assert replayed == sum(map(len, windows_before(state["position"][1])))
+
+
+@pytest.mark.parametrize("lines", [LINES[::-1], LINES[:150]], ids=["turned", "fewer"])
+def test_where_another_row_is_found_nothing_is_delivered(lines):
+    with make(Watched(ListStream(LINES))) as loader:
+        loader.get_next_batch(250)
+        state = loader.state_dict()
+
+    with make(Watched(ListStream(lines))) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(SourceChangedError, match=r"^AD303 list: window \d+ of epoch 0 begins with another"):
+            loader.get_next_batch(1)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyError("x"), r"AD129 the source raised KeyError('x') in window"),
+        (SystemExit(3), "AD129 the source raised SystemExit(3) in window"),
+        (FileNotFoundError(2, "No such file", "a.gz"), "AD304 cannot read a.gz: No such file"),
+        (SourceChangedError("AD302 shrank"), "AD302 shrank"),
+    ],
+    ids=repr,
+)
+def test_whatever_a_source_raises_is_the_users_error(error, message):
+    with (
+        make(Watched(ListStream(LINES, fault=error, fault_at=100))) as loader,
+        pytest.raises(SourceError, match=f"^{re.escape(message)}") as caught,
+    ):
+        loader.get_next_batch(NUM_ROWS)
+    assert error in (caught.value, caught.value.__cause__)
+
+
+def test_data_that_has_changed_is_not_read_again():
+    class Changed(ListStream):
+        def check_unchanged(self) -> None:
+            raise SourceChangedError("AD303 edited")
+
+    stream = Changed(LINES)
+    with make(Watched(stream)) as loader:
+        loader.get_next_batch(NUM_ROWS)
+        with pytest.raises(SourceChangedError, match="AD303 edited"):
+            loader.get_next_batch(1)
+    assert [epoch for epoch, _ in stream.reads] == [0]
+
+
+def test_a_source_whose_end_fails_is_not_the_end_of_the_run():
+    class Unclosable(ListStream):
+        def read(self, *args: Any) -> Any:
+            try:
+                yield from super().read(*args)
+            finally:
+                raise OSError("cannot let go")
+
+    with structlog.testing.capture_logs() as logs, make(Watched(Unclosable(LINES))) as loader:
+        loader.get_next_batch(10)
+        loader.set_epoch(1)
+        assert ids(loader.get_next_batch(10)) == expected_ids(2)[NUM_ROWS : NUM_ROWS + 10]
+    closed = {log["reason"] for log in logs if log["event"] == "stream.close_failed"}
+    assert closed == {"OSError('cannot let go')"}
+
+
+def test_the_state_of_an_earlier_window_is_better_than_none():
+    with make(Watched(ListStream(LINES))) as loader:
+        loader.get_next_batch(200)
+        state = loader.state_dict()
+    again, window = ListStream(LINES), state["position"][1] + 2
+
+    with make(Watched(again), buffer_size=1) as loader:
+        loader.load_state_dict({**state, "position": [0, window, 0]})
+        first = len(sum(windows_before(window), []))
+        assert ids(loader.get_next_batch(1)) == expected_ids(1)[first : first + 1]
+    assert any(at for epoch, at in again.reads if epoch == 0)
+
+
+class Gate:
+    """Holds a source back where it makes this row for the first time, until it is opened; all rows that it made."""
+
+    def __init__(self, stream: ListStream, row: int) -> None:
+        self.row, self.rows = row, list[int]()
+        self.has_come, self.is_open = threading.Event(), threading.Event()
+        stream.on_row = self.made
+
+    def made(self, row: int) -> None:
+        self.rows.append(row)
+        if row == self.row:
+            self.has_come.set()
+            assert self.is_open.wait(NEVER_S)
+
+
+def test_restarts_while_a_row_is_made_change_no_row_and_every_pass_is_closed():
+    stream = ListStream(LINES, at_once=1)
+    gate = Gate(stream, windows_before(2)[1][5])
+    with make(Watched(stream), buffer_size=1) as loader:
+        state = loader.state_dict()
+        loader.get_next_batch(1)
+        assert gate.has_come.wait(NEVER_S)
+        for _ in range(5):  # more often than there are slots
+            loader.load_state_dict(state)
+        gate.is_open.set()
+        assert ids(loader.get_next_batch(NUM_ROWS)) == expected_ids(1)
+    until(lambda: stream.num_open == 0)
+
+
+@pytest.mark.parametrize("end", ["restart", "close"])
+def test_rows_before_a_state_are_read_no_further_once_they_are_not_needed(end):
+    """There may be millions of them."""
+    with make(Watched(ListStream(LINES, has_states=False))) as loader:
+        start = loader.state_dict()
+        loader.get_next_batch(350)
+        state = loader.state_dict()
+    stream = ListStream(LINES, at_once=1, has_states=False)
+    gate = Gate(stream, 200)
+
+    with make(Watched(stream), buffer_size=1) as loader:
+        loader.load_state_dict(state)
+        assert gate.has_come.wait(NEVER_S)
+        if end == "restart":
+            loader.load_state_dict(start)
+        else:
+            loader.close()
+        gate.is_open.set()
+        if end == "restart":
+            assert ids(loader.get_next_batch(10)) == expected_ids(1)[:10]
+    until(lambda: stream.num_open == 0)
+    after = gate.rows[gate.rows.index(200) + 1 :]
+    assert len(after[: after.index(0)] if 0 in after else after) < 50
 
 
 # Windows, beside their model
@@ -181,6 +366,13 @@ def read_all(current: StreamPass) -> list[tuple[list[int], list[bytes | None], A
         windows.append((found.numbers.tolist(), rows, found.next_state))
         if found.is_last:
             return windows
+
+
+def test_windows_of_very_short_rows_end_by_their_number(monkeypatch):
+    monkeypatch.setattr("asyncdata.prefetch.windows.stream_reader.MAX_WINDOW_ROWS", 3)
+    order = StreamOrder(Shuffle(block_bytes=64, window_blocks=1), 1, 1)
+    windows = read_all(StreamPass(ListStream([b"%d" % row for row in range(5)]), order, 0, None, no_op))
+    assert [numbers for numbers, _, _ in windows] == [[0, 1, 2], [3, 4]]
 
 
 @pytest.mark.thorough

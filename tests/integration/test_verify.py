@@ -6,7 +6,7 @@ from itertools import islice
 import msgspec
 import pytest
 
-from asyncdata import Cache, DataLoader, HardPacking, LengthGrouping, Position, Ranks, RowShuffle, SoftPacking
+from asyncdata import DataLoader, HardPacking, LengthGrouping, Position, Ranks, RowShuffle, SoftPacking
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.cli.main import main
 from asyncdata.errors import ConfigError, SnapshotError
@@ -150,16 +150,6 @@ def test_a_restart_that_serves_again_what_was_not_acknowledged_counts_it_once(pa
         loader.get_next_batch(NUM_SAMPLES - 60)
         loader.ack()
         assert digest(loader) == wanted
-
-
-def test_samples_from_the_token_cache_have_the_digest_of_those_just_made(path, tmp_path):
-    pytest.importorskip("xxhash")
-    digests = []
-    for _ in range(2):
-        with make(path, "tests.support.digests_fn:cached", cache=Cache(tokens=str(tmp_path / "kept"))) as loader:
-            loader.get_next_batch(150)
-            digests.append(digest(loader))
-    assert digests[0] == digests[1]
 
 
 def test_each_of_many_ranks_has_the_digest_of_all_their_samples(path):
@@ -309,27 +299,15 @@ def test_a_function_that_changes_and_does_not_say_so_is_found_by_the_digest_alon
     assert "which tokens was not hashed" in reasons
 
 
-def without_digest(saved):
-    """The snapshot as an older version wrote it."""
-    found = snapshots.load(saved)
-    counters = {name: value for name, value in found.counters.items() if name != "digest"}
-    snapshots.save(saved, msgspec.structs.replace(found, counters=counters))
-    return saved
-
-
-def test_a_run_that_goes_on_from_a_snapshot_without_a_digest_has_one_of_the_rest(path, saved, verify, tmp_path):
-    old = without_digest(saved())
-    verdict, reasons, _ = verify(old, old)
-    assert (verdict, reasons.partition(":")[0]) == ("undecided", "the first and second snapshot has no digest")
-
-    with make(path) as loader:
-        loader.restore(old)
-        rest = loader.get_next_batch(20)
-        assert digest(loader) == expected(rest) | {"first": 50}
-        loader.save(tmp_path / "new")
-    verdict, reasons, _ = verify(tmp_path / "new", saved(70))
-    assert verdict == "undecided"
-    assert "begin at samples" in reasons
+@pytest.mark.parametrize("change", [lambda digest: None, lambda digest: {**digest, "first": 7}])
+def test_a_snapshot_without_a_digest_of_the_whole_run_is_refused(path, saved, change):
+    """Development builds wrote such ones."""
+    found = snapshots.load(saved())
+    old = msgspec.structs.replace(found, counters={**found.counters, "digest": change(found.counters["digest"])})
+    with pytest.raises(SnapshotError, match="AD602 this snapshot has no digest of the whole run: a development build"):
+        compare(old, found)
+    with make(path) as loader, pytest.raises(SnapshotError, match="AD602 this snapshot has no digest of the whole run"):
+        loader.load_state_dict(snapshots.to_state_dict(old))
 
 
 def test_a_digest_that_is_none_is_refused(saved):

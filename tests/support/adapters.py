@@ -4,27 +4,21 @@ An adapter is opened with a source of rows, which have a ``number``, and with kn
 that share rows out take ``rank`` and ``world_size`` too.
 """
 
-# ruff: noqa: SLF001 - frameworks call methods of their own classes
-
-import asyncio
-import contextlib
 import json
 from collections import namedtuple
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, repeat
 from types import SimpleNamespace
 
 import asyncdata.integrations.torchtitan
-from asyncdata import DataLoader, PaddedCollator, Ranks, RowFn
-from asyncdata.integrations.axolotl import LoaderPlugin
-from asyncdata.integrations.megatron import MegatronIterator, ranks_of
-from asyncdata.integrations.nemo_rl import NemoRows, with_state
-from asyncdata.integrations.openrlhf import prepare_datasets
-from asyncdata.integrations.prime_rl import Rows, TaskIterator
-from asyncdata.integrations.skyrl import SkyRLAsyncTrainer, SkyRLExperiment, SkyRLTrainer
+from asyncdata import DataLoader, Ranks, RowFn
 from asyncdata.integrations.torch import AsyncDataset, OrderView, StatefulDataLoader
+from asyncdata.integrations.torch.views import LoaderOrderView, view_of_rows
 from asyncdata.integrations.transformers import attach
 from asyncdata.integrations.verl import VerlRows
 from asyncdata.integrations.verl_sft import VerlSFTRows
+from asyncdata.integrations.xtuner_rl import PromptDataloader
 from tests.support.frameworks.stand_ins import stand_in_module
 from tests.support.torch_loading import chain_epochs, of_torch_load
 
@@ -103,10 +97,15 @@ def order_view(source, rows_per_epoch=None, **changes):
 
 
 def trainer_of(**changes):
-    """What ``attach`` uses of transformers' ``Trainer``; and with ``num_generations`` TRL's that group prompts."""
+    """What ``attach`` uses of transformers' ``Trainer``; and with ``num_generations`` TRL's that group prompts.
+
+    ``tp``, ``cp`` and ``sp`` are the sizes of its tensor, context and sequence parallelism.
+    """
     arguments = {"max_steps": STEPS, "world_size": 1, "process_index": 0, "gradient_accumulation_steps": 1}
     arguments |= {"generation_batch_size": 4, "steps_per_generation": 1, "output_dir": "out", "num_train_epochs": 3}
     groups = {name: changes.pop(name) for name in ("num_generations", "num_iterations") if name in changes}
+
+    sizes = {f"get_{name}_size": partial(int, changes.pop(name, 1)) for name in ("tp", "cp", "sp")}
 
     class Trainer(SimpleNamespace):
         def train(self, resume_from_checkpoint=None, trial=None):
@@ -122,6 +121,7 @@ def trainer_of(**changes):
         add_callback=callbacks.append,
         remove_callback=lambda kind: None,
         trained=[],
+        **sizes,
         **groups,
     )
 
@@ -153,30 +153,9 @@ def grouping_trainer(source, **changes):
     return attached(made, loader.close)
 
 
-def axolotl(source, **changes):
-    made, cfg = trainer_of(), SimpleNamespace(asyncdata_loader=f"{__name__}.loader_for_axolotl", path=source)
-    cfg.knobs = KNOBS | changes
-    LoaderPlugin().post_trainer_create(cfg, made)
-    return attached(made, made.get_train_dataloader().loader.close)
-
-
-def loader_for_axolotl(cfg):
-    return DataLoader(cfg.path, tokenize_fn=RowFn(), batch_size=2, **cfg.knobs)
-
-
 def tokens_of(row):
     """Four of them: two rows fill a batch of torchtitan."""
     return {"tokens": [row["number"], 0, 0, 0]}
-
-
-def megatron(source, **changes):
-    knobs, ranks = placed(changes)
-    groups = SimpleNamespace(dp=SimpleNamespace(size=lambda: ranks.world_size, rank=lambda: ranks.rank))
-    knobs |= {"batch_size": 4 // ranks.world_size, "ranks": ranks_of(groups)}
-    loader = DataLoader(source, tokenize_fn=tokens_of, collate_fn=PaddedCollator(), **knobs)
-    iterator = MegatronIterator(loader, groups)
-    steps = lambda: (batch["input_ids"][:, 0].tolist() for batch in iterator)  # noqa: E731
-    return Adapter(steps, lambda: of_torch_load(iterator.save_state()), iterator.restore_state, loader.close)
 
 
 def torchtitan(source, **changes):
@@ -243,133 +222,12 @@ def verl(source, **changes):
     return indexed(rows, rows.close)
 
 
-def nemo_rl(source, **changes):
-    rows = NemoRows(str(source), asyncdata=KNOBS | changes)
-
-    class Processed:
-        dataset = rows.dataset
-
-        def __getitem__(self, index):
-            return rows.dataset[index]
-
-    return indexed(with_state(Processed()), rows.dataset.close)
-
-
-def openrlhf(source, **changes):
-    """OpenRLHF's own function makes a row's prompt and label of it."""
-    rollout = SimpleNamespace(batch_size=4, vllm_generate_batch_size=4, n_samples_per_prompt=2)
-    data = SimpleNamespace(prompt_probs=None, prompt_dataset=str(source), input_template=None, input_key="prompt")
-    train = SimpleNamespace(batch_size=8, num_episodes=3, max_epochs=1)
-    args = SimpleNamespace(rollout=rollout, data=data, train=train, eval=SimpleNamespace(dataset=None))
-    found = prepare_datasets(SimpleNamespace(args=args), None, source=None, settings=KNOBS | changes)
-    assert found[1:] == (None, 3 * NUM_ROWS * 2 // 8)
-    return loading(found[0], lambda batch: batch[2], found[0]._view.close)
-
-
-class SkyRLBase:
-    """SkyRL's experiment and its trainers, as far as ours call them. An error of loading is lost."""
-
-    mini_batch_size = 4
-
-    def __init__(self, cfg, train_dataset=None):
-        self.cfg = cfg
-        self.train_dataset = self.get_train_dataset() if train_dataset is None else train_dataset
-        self.checkpoint = None
-        if train_dataset is not None:
-            self._build_train_dataloader_and_compute_training_steps()
-
-    def save_checkpoints(self):
-        self.checkpoint = stored(self.train_dataloader)()
-
-    def load_checkpoints(self):
-        if self.checkpoint is not None:  # otherwise data.pt cannot be read, which is logged too
-            with contextlib.suppress(Exception):
-                self.train_dataloader.load_state_dict(self.checkpoint)
-        return 1, "the folder"
-
-    def _remove_tail_data(self, entries):
-        return entries[: len(entries) // 3 * 3]
-
-
-def skyrl_settings(train_data, **changes):
-    fully_async = {"enabled": changes.pop("is_async", False), "simulate_training": changes.pop("simulated", False)}
-    groups = {"generator": {"vision_language_generator": changes.pop("has_images", False)}}
-    trainer = {"seed": 1, "train_batch_size": 4, "max_prompt_length": 512, "epochs": 3, "max_training_steps": None}
-    groups["trainer"] = {**trainer, "fully_async": SimpleNamespace(**fully_async), **changes}
-    groups["data"] = {"train_data": train_data}
-    return SimpleNamespace(**{name: SimpleNamespace(**values) for name, values in groups.items()})
-
-
-def skyrl_experiment(cfg, source=None, **knobs):
-    settings = {"num_workers": 0, "timeout_s": 240, "drop_overlong": False} | knobs
-    return type("Experiment", (SkyRLExperiment, SkyRLBase), {})(cfg, source, **settings)
-
-
-def skyrl_trainer(kind, cfg, source=None, **knobs):
-    """One of ours over SkyRL's, with the prompts of an experiment."""
-    experiment = skyrl_experiment(cfg, source, **knobs)
-    return type("Trainer", (kind, SkyRLBase), {})(cfg, experiment.train_dataset)
-
-
-def skyrl(source, **changes):
-    made = skyrl_trainer(SkyRLTrainer, skyrl_settings([str(source)]), **KNOBS | changes)
-    batches = lambda: chain_epochs(made.train_dataloader)  # noqa: E731
-    return _of_skyrl(made, lambda: ([number_of(prompt["env_extras"]) for prompt in batch] for batch in batches()))
-
-
-def skyrl_async(source, **changes):
-    """Each step trains on the next four prompts."""
-    made = skyrl_trainer(SkyRLAsyncTrainer, skyrl_settings([str(source)], is_async=True), **KNOBS | changes)
-    loader = made.async_train_dataloader
-
-    async def step():
-        given = [await loader.get_next_non_consumed_data() for _ in range(4)]
-        if None in given:
-            await loader.reset_at_epoch_end()
-            return await step()
-        await loader.mark_consumed_uids([prompt["uid"] for [prompt] in given])
-        return [number_of(prompt["env_extras"]) for [prompt] in given]
-
-    def steps():
-        while True:
-            yield asyncio.run(step())
-
-    opened = _of_skyrl(made, steps)
-
-    def load(saved):
-        opened.load(saved.get("data.pt", saved))
-        loader.load_state_from_checkpoint(set(saved["consumed"]))
-
-    state = lambda: {"data.pt": opened.state(), "consumed": loader.get_consumed_uids_list()}  # noqa: E731
-    return opened._replace(state=state, load=load)
-
-
-def _of_skyrl(made, steps):
-    def state():
-        made.save_checkpoints()
-        return made.checkpoint
-
-    def load(saved):
-        made.checkpoint = saved
-        made.load_checkpoints()
-
-    return Adapter(steps, state, load, made.train_dataset.close)
-
-
-class Numbered(Rows):
-    """A taskset without verifiers: its tasks have what a ``TaskIterator`` looks at."""
-
-    def __init__(self, path, **settings):
-        self.config = SimpleNamespace(data_path=path, asyncdata=settings)
-        self.system_prompt = self.transform = None
-
-    def task(self, row, idx):
-        return SimpleNamespace(key=f"task {idx}", idx=idx, row=row, with_system_prompt=lambda text: (idx, text))
-
-
-def prime_rl(source, **changes):
-    tasks = TaskIterator(Numbered(str(source), **KNOBS | changes))
-    return loading(tasks, lambda task: [number_of(task.row)], lambda: tasks.loader.close(), iter)
+def xtuner_rl(source, **changes):
+    """After a state at an epoch's end an iteration is empty: XTuner begins with that epoch again."""
+    view = view_of_rows(LoaderOrderView, str(source), KNOBS | changes, item=number_of)
+    loader = PromptDataloader(view)
+    steps = lambda: chain.from_iterable(repeat(loader))  # noqa: E731
+    return Adapter(steps, lambda: of_torch_load(loader.get_state_dict()), loader.load_state_dict, view.close)
 
 
 def stand_in_for_frameworks(patch):
@@ -383,14 +241,8 @@ def stand_in_for_frameworks(patch):
     def system_and_generation_prompt(*_, **__):
         return [1], [2]
 
-    def preprocess_data(row, template, input_key, *_):
-        return row[input_key], number_of(row)
-
     stand_in_module(patch, "tyro.conf", Suppress=object())
     stand_in_module(patch, "torchtitan.components.data.loader", BaseDataLoader=BaseDataLoader)
-    stand_in_module(patch, "openrlhf.datasets", PromptDataset=None)
-    stand_in_module(patch, "openrlhf.datasets.prompts_dataset", preprocess_data=preprocess_data)
-    stand_in_module(patch, "openrlhf.datasets.utils", blending_datasets=None)
     chat_template = "verl.utils.tokenizer.chat_template"
     stand_in_module(patch, chat_template, extract_system_prompt_and_generation=system_and_generation_prompt)
     made_late(patch, asyncdata.integrations.torchtitan, "AsyncDataLoader")

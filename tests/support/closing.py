@@ -6,8 +6,6 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-import anyio.to_thread
-
 from tests.support.loading import NEVER_S
 
 if TYPE_CHECKING:
@@ -31,16 +29,15 @@ def slow_to_close(
 ) -> tuple[threading.Event, threading.Event]:
     """Its thread ends only when the second event is set; the first says that it should."""
     should, may = threading.Event(), threading.Event()
-    (windows,) = service_of(loader)._windows  # noqa: SLF001 - the last thing that closing waits for
-    finish = windows.finish
+    (transport,) = service_of(loader)._executor._transports  # noqa: SLF001 - closed last, in the service's thread
+    close = transport.close
 
-    async def finish_late() -> None:
+    def close_late() -> None:
         should.set()
-        await anyio.to_thread.run_sync(may.wait)
-        await finish()
+        may.wait()
+        close()
 
-    monkeypatch.setattr(windows, "finish", finish_late)
-    monkeypatch.setattr("asyncdata.loader.service._FINISH_TIMEOUT_S", NEVER_S)
+    monkeypatch.setattr(transport, "close", close_late)
     monkeypatch.setattr("asyncdata.loader.base._CLOSE_TIMEOUT_S", NEVER_S)
     monkeypatch.setattr(type(service_of(loader)).close, "__defaults__", (NEVER_S,))
     return should, may

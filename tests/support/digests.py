@@ -39,4 +39,4 @@ def digest_of(samples: Iterable[Seen], of: str = "positions") -> StreamDigest:
         positions += splitmix(place)
         order += positions
         tokens += (splitmix(place) | 1) * content
-    return StreamDigest(of, 0, num_samples, positions % WORD, order % WORD, tokens % WORD)
+    return StreamDigest(of, num_samples, positions % WORD, order % WORD, tokens % WORD)

@@ -221,12 +221,6 @@ class StillLoader:
             self.work()
         raise AssertionError(f"the workers are still busy after {limit} requests")
 
-    def tune(self, num_workers, capacity):
-        """What the autotuner may decide at any moment."""
-        self.executor.set_num_workers(num_workers)
-        self.coordinator.set_capacity(capacity)
-        self.producer.resize()
-
     def take(self, num_groups, last_epoch=None):
         """As a loader does it: a request, work until it is served, and a withdrawal if anything is raised."""
         request, wakes = Request(num_groups, last_epoch), deque([True])

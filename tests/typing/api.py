@@ -46,7 +46,7 @@ async def rollout(path: Path) -> None:
         timeout_s=None,
         bad_rows=ad.BadRows(policy="quarantine", max=None),
         limits=ad.Limits(max_workers=4),
-        cache=ad.Cache(tokens=True),
+        cache=ad.Cache(folder="a"),
         commit="on_delivery",
     ) as loader:
         assert_type(loader, ad.AsyncDataLoader)
@@ -117,7 +117,7 @@ def sources() -> None:
 
 
 def settings() -> None:
-    ad.DataLoader("a", tokenize_fn=ad.RowFn(), executor=ad.RayExecutor(num_workers=2), cache=ad.Cache(tokens=True))
+    ad.DataLoader("a", tokenize_fn=ad.RowFn(), executor=ad.RayExecutor(num_workers=2), cache=ad.Cache(folder="a"))
     ad.DataLoader("a", tokenize_fn=ad.xtuner.XTunerTokenizeFn("a:b"), shuffle=ad.Shuffle(window_blocks=3))
     ad.DataLoader("a", tokenize_fn=chat, bad_rows=ad.BadRows(policy="skip"), telemetry=ad.Telemetry(folder="a"))
     ad.DataLoader("a", tokenize_fn=chat, outcomes=ad.Outcomes(policy=ad.PassRate(drop_above=0.9)))

@@ -195,12 +195,9 @@ def test_bad_rows_beyond_the_first_of_a_code_are_logged_ever_more_rarely(jsonl_f
     assert [event["line"] for event in events if event.get("code") == "AD104"] == [101]
 
 
-@pytest.mark.parametrize(
-    ("knobs", "is_said"),
-    [({}, True), ({"cache": {"tokens": True}}, False), ({"plan_packs": True, "shuffle": "full"}, False)],
-)
+@pytest.mark.parametrize(("knobs", "is_said"), [({}, True), ({"plan_packs": True, "shuffle": "full"}, False)])
 def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(open_loader, tmp_path, knobs, is_said):
-    cache = {"folder": str(tmp_path / "kept"), **knobs.get("cache", {})}
+    cache = {"folder": str(tmp_path / "kept")}
     packs = {"packing": SoftPacking(max_length=64, across_epochs=False), "batch_size": 1, "ranks": Ranks(world_size=2)}
     fn = TextTokenizeFn(tokenizer_folder(), text_key="input")
     with capture_logs() as events:
@@ -208,7 +205,7 @@ def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(open_l
 
     found = [event for event in events if event["event"] == "loader.every_rank_tokenizes"]
     assert [event["log_level"] for event in found] == ["warning"] * is_said
-    assert all("exchange=" in event["remedy"] and "Cache(tokens=...)" in event["remedy"] for event in found)
+    assert all("exchange=" in event["remedy"] and "fast tokenizer" in event["remedy"] for event in found)
 
 
 def test_another_system_than_linux_is_named_at_once(open_loader, monkeypatch):
@@ -222,12 +219,6 @@ def test_another_system_than_linux_is_named_at_once(open_loader, monkeypatch):
 @pytest.mark.parametrize(
     ("missing", "code", "message"),
     [
-        (
-            "xxhash",
-            "DataLoader('rows.jsonl', tokenize_fn='os:stat', cache={'tokens': True})",
-            r"Cache\(tokens=\.\.\.\) needs xxhash: pip install xxhash",
-        ),
-        ("xxhash", "main(['cache', 'ls'])", r"the token cache needs xxhash \(.*\): pip install xxhash"),
         ("torch", "torch.AsyncDataset", r"AsyncDataset needs torch \(.*\): pip install torch"),
         ("torch", "to_torch([])", r"a batch as tensors needs torch \(.*\): pip install torch"),
         (

@@ -18,7 +18,6 @@ from asyncdata.core.messages import Job
 from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.loader.opened_rows import index_identity
-from asyncdata.prefetch.token_cache.folder import about_of, key_of
 from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 
@@ -36,7 +35,7 @@ DESCRIPTIONS: dict[str, Callable[..., Any]] = {
 BABILONG = asyncdata.FixedLengthTokenizeFn.babilong
 NEEDED = {asyncdata.FixedLengthTokenizeFn: {"max_length": 8, "prompt": "{q}", "answer": "{a}"}}
 READERS = ("lines", "python-lines", "json-array", "parquet", "huggingface")
-"""The tag of each reader. A changed tag would have every row index and token cache made anew."""
+"""The tag of each reader. A changed tag would have every row index made anew."""
 
 
 def load_elsewhere(name: str) -> ModuleType:
@@ -137,14 +136,11 @@ def open_source(kind: str, folder: Path) -> Any:
     return JsonlSource(str(path), python_lines=kind == "python-lines").open(1 << 20)
 
 
-def keys_of(files: Any, reader: Any) -> list[str]:
-    """The keys of the row index and of the token cache."""
+def key_of(files: Any, reader: Any) -> str:
+    """The key of the row index."""
     limits = {"max_row_bytes": files.max_row_bytes, "block_bytes": 1 << 20, "slack_bytes": 1 << 16}
     job = Job(files=files.files, tokenize=None, reader=reader, **limits)
-    return [
-        index_identity(files, job, "rows", asyncdata.PromptTokenizeFn),
-        key_of(about_of({}, reader.identity, reader.settings, block_bytes=1)),
-    ]
+    return index_identity(files, job, "rows", asyncdata.PromptTokenizeFn)
 
 
 @pytest.mark.parametrize("tag", READERS)
@@ -155,9 +151,9 @@ def test_a_reader_has_its_tag_and_its_class_may_lie_anywhere(tmp_path, tag):
     assert isinstance(resolve_path(reader.path), type), "the path is where it lies now"
 
     moved = msgspec.structs.replace(reader, path="scratch_module:Reader")
-    assert keys_of(files, moved) == keys_of(files, reader)
-    assert keys_of(files, msgspec.structs.replace(reader, tag="another")) != keys_of(files, reader)
+    assert key_of(files, moved) == key_of(files, reader)
+    assert key_of(files, msgspec.structs.replace(reader, tag="another")) != key_of(files, reader)
 
     mine = msgspec.structs.replace(reader, tag="", path="mine:Reader")
     assert mine.identity == "mine:Reader", "without a tag it is known by its path"
-    assert keys_of(files, mine) != keys_of(files, msgspec.structs.replace(mine, path="theirs:Reader"))
+    assert key_of(files, mine) != key_of(files, msgspec.structs.replace(mine, path="theirs:Reader"))

@@ -14,9 +14,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.cli.output import fields, printable, shown_path
+from asyncdata.cli.output import fields, shown_path
 from asyncdata.core.cache_dir import cache_folder
-from asyncdata.core.errors import AsyncDataError, shortened
+from asyncdata.core.errors import AsyncDataError, printable, shortened
 from asyncdata.core.version import __version__
 from asyncdata.sources.resolve import described
 from asyncdata.tokenization.encoders.fast_backends import PROOFS

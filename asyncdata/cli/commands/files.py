@@ -13,7 +13,8 @@ import msgspec
 from asyncdata.checkpoint.compare_runs import Comparison, Verdict, compare
 from asyncdata.checkpoint.snapshot import load
 from asyncdata.checkpoint.summary import describe_file
-from asyncdata.cli.output import fields, printable, shown_path
+from asyncdata.cli.output import fields, shown_path
+from asyncdata.core.errors import printable
 from asyncdata.delivery.quarantine import read_quarantine
 
 if TYPE_CHECKING:
@@ -59,9 +60,8 @@ def _contents(found: dict[str, Any]) -> str:
 
 
 def _outcomes(found: dict[str, Any]) -> str:
-    where = "of its file" if found["is_in_file"] else "in the snapshot"
-    size = f"{found['num_rows']:,} rows, {found['num_scores']:,} scores, {found['num_bytes']:,} bytes {where}"
-    return f"{size}, digest {found['digest'] or 'none'}"
+    size = f"{found['num_rows']:,} rows, {found['num_scores']:,} scores, {found['num_bytes']:,} bytes"
+    return f"{size}, digest {found['digest']}"
 
 
 def _part(found: dict[str, Any]) -> str:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.loss_mask import LossMask
 from asyncdata.cli.options import mixture_view, order_view, settle_kind
-from asyncdata.cli.output import fields, is_terminal, printable, shown_path
+from asyncdata.cli.output import fields, is_terminal, shown_path
 from asyncdata.cli.rows import OrderView
 from asyncdata.cli.shown_text import lines_of, plain_text, shown_row, styled_text
-from asyncdata.core.errors import ConfigError
+from asyncdata.core.errors import ConfigError, printable
 from asyncdata.core.row_codes import is_mass
 from asyncdata.core.types import Position
 from asyncdata.report.page import write_page
@@ -84,7 +84,7 @@ def inspect(args: SimpleNamespace, output: Output) -> int:
     if is_cut:
         lines.append(("not shown", "further rows: the page is full; choose rows by --position or --row"))
     if samples is not None:
-        titles = [printable(shown_path(path)) for path in ([args.mix] if args.mix is not None else args.data)]
+        titles = [shown_path(path) for path in ([args.mix] if args.mix is not None else args.data)]
         write_page(args.html, inspected_page(titles, lines, samples))
         lines.append(("page", printable(args.html)))
     told = {"template": template, "dialects": dialects, "encoding": encodings[0] if encodings else None}
@@ -192,7 +192,7 @@ def _parts(args: SimpleNamespace, row: InspectedRow, texts: list[MaskedText]) ->
 
 def _place(row: InspectedRow) -> str:
     found = row.location
-    path = printable(shown_path(found.path))
+    path = shown_path(found.path)
     return f"{path}:{found.line_number()}" if found.row_number is None else f"{path}:{found.row_number} (row number)"
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.cli.arguments import has_tokenize_fn
 from asyncdata.cli.mixture_rows import delivered
 from asyncdata.cli.options import loader_of, mixture_view, order_view, settle_kind
-from asyncdata.cli.output import fields, printable, shown_path, to_json
+from asyncdata.cli.output import fields, shown_path, to_json
 from asyncdata.cli.rows import InspectedRow
-from asyncdata.core.errors import ConfigError
+from asyncdata.core.errors import ConfigError, printable
 from asyncdata.core.types import Position
 from asyncdata.tokenization.functions.untokenized import RowFn
 
@@ -83,7 +83,7 @@ def _samples(args: SimpleNamespace) -> Iterator[InspectedRow]:
 
 def _values(row: InspectedRow, args: SimpleNamespace, output: Output) -> list[Any]:
     location = row.location
-    path = location.path if output.as_json else printable(shown_path(location.path))
+    path = location.path if output.as_json else shown_path(location.path)
     source, line = [row.source_name] if args.mix is not None else [], [location.line_number()] if args.lines else []
     place = location.byte_offset if location.row_number is None else location.row_number
     return [str(row.position), *source, path, place, location.num_bytes, *line]
@@ -113,7 +113,7 @@ def _print_step(args: SimpleNamespace, output: Output) -> None:
     if output.as_json:
         output.data("\n".join(map(to_json, rows)))
     else:
-        shown = [{**row, "path": printable(shown_path(row["path"]))} for row in rows]
+        shown = [{**row, "path": shown_path(row["path"])} for row in rows]
         output.data("\n".join("\t".join(map(str, line)) for line in (shown[0], *(row.values() for row in shown))))
 
 

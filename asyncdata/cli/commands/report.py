@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.cli.output import fields, printable, shown_path
+from asyncdata.cli.output import fields, shown_path
 from asyncdata.cli.shown_text import RowTexts, place_of, shown_record, shown_row_without_sample
 from asyncdata.demo import docstring_prompts, tokenizer_folder
 from asyncdata.report.page import write_page
@@ -49,8 +49,7 @@ def report(args: SimpleNamespace, output: Output) -> int:
         found = read(args.folder)
     samples = _samples(found, args.samples)
     name = "A demo" if args.demo else os.path.normpath(args.folder)
-    beside = None if args.beside is None else (os.path.normpath(args.beside), read(args.beside))
-    write_page(args.output, run_page(name, found, samples, place_of, beside))
+    write_page(args.output, run_page(name, found, samples, place_of))
     record: dict[str, Any] = {
         "page": args.output,
         "num_bytes": os.path.getsize(args.output),
@@ -84,7 +83,7 @@ def _place(record: BadRowRecord | DroppedRow | SampleRecord) -> tuple[float, ...
 def _lines(path: str, record: dict[str, Any]) -> list[tuple[str, str]]:
     left = f", of {record['num_samples'] + record['num_samples_left_out']:,}" if record["num_samples_left_out"] else ""
     return [
-        ("page", f"{printable(shown_path(path))}, {record['num_bytes']:,} bytes"),
+        ("page", f"{shown_path(path)}, {record['num_bytes']:,} bytes"),
         ("samples", f"{record['num_samples']:,}{left}"),
         ("starts", f"{record['num_starts']:,}"),
     ]

@@ -6,8 +6,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.cli.output import fields, printable, shown_path
-from asyncdata.core.errors import ConfigError
+from asyncdata.cli.output import fields, shown_path
+from asyncdata.core.errors import ConfigError, printable
 from asyncdata.tokenization.encoders.character_sets import num_points
 from asyncdata.tokenization.encoders.equivalence_records import alone, find, proof_path, subject_of
 from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof, known_points, make

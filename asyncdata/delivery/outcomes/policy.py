@@ -90,6 +90,9 @@ class PassRate(Description, frozen=True, kw_only=False):
         if any(limit is not None and not math.isfinite(limit) for limit in (low, high)):
             raise ConfigError(f"PassRate: drop_below={low} and drop_above={high} must be finite numbers or None")
 
+        if low is None and high is None:
+            raise ConfigError("PassRate: without limits it leaves no row out: give drop_below, drop_above, or both")
+
         if low is not None and high is not None and low >= high:
             raise ConfigError(f"PassRate: drop_below={low} and drop_above={high} leave no row: the first is the lower")
 
@@ -125,27 +128,23 @@ def _rounding(limit: float) -> float:
 class Outcomes(Description, frozen=True, kw_only=True):
     """What a loader remembers of each row: the scores that ``report`` was given.
 
-    :ivar path: the file of the memory, in a folder that outlives the machine, beside the checkpoints. A state then has
-        only its length and digest. None: the memory is in the state itself, 46 bytes of text a row.
+    Each state has them, 46 bytes of text a row.
+
     :ivar policy: which rows the next epochs leave out: a :class:`PassRate`, or the import path of a function of
         (outcomes, epoch) that returns a bool for each row. None: rows are only remembered. Of several rewards, the
         function gets the one that its attribute ``key`` names.
     :ivar exchange: with ``Ranks``, a function as in :class:`~asyncdata.Ranks`, and not the same: by it, ``report``
         counts the scores of all ranks.
-    :raises ConfigError: for a value of the wrong type, or a path that cannot be one.
+    :raises ConfigError: for a value of the wrong type.
     """
 
-    path: str | None = None
     policy: PassRate | str | None = None
     exchange: Exchange = None
 
     def check(self) -> None:
-        """Whether the path can be a file, and the exchange be called."""
+        """Whether the exchange can be called."""
         if not (self.exchange is None or callable(self.exchange)):
             raise ConfigError(f"Outcomes: exchange is a function of bytes; got {self.exchange!r}")
-
-        if self.path is not None and (not self.path or "\0" in self.path):
-            raise ConfigError(f"Outcomes: path={self.path!r} is not the name of a file")
 
 
 def policy_of(outcomes: Outcomes) -> Policy | None:

@@ -21,7 +21,7 @@ from asyncdata.core.digest import digest
 from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
 from asyncdata.core.file_checks import open_regular
 from asyncdata.core.log import get_logger
-from asyncdata.core.plain_values import from_builtins, to_builtins
+from asyncdata.core.plain_values import from_builtins, to_builtins, unpacked
 from asyncdata.core.version import __version__
 from asyncdata.integrations.slime import torch_data
 from asyncdata.integrations.slime.groups import GroupStore
@@ -219,7 +219,7 @@ def _read_own(path: str) -> Found:
         dataset = snapshots.to_state_dict(msgspec.structs.replace(base, buffer=[]))
     else:
         dataset = from_builtins(state.dataset)
-    return Found(path, state.numbering, metadata, list(base.buffer), state, dataset)
+    return Found(path, state.numbering, metadata, list(map(unpacked, base.buffer)), state, dataset)
 
 
 def _read_slimes(path: str) -> Found:

@@ -12,7 +12,7 @@ import msgspec
 from asyncdata.core.columns import Column
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
-from asyncdata.core.plain_values import from_builtins, to_builtins
+from asyncdata.core.plain_values import BLOCKS, from_builtins, to_builtins
 from asyncdata.core.shortage import raise_if_shortage
 from asyncdata.integrations.slime.groups import pieces, split
 from asyncdata.integrations.slime.sample import package_of, resolve_sample_type
@@ -112,7 +112,7 @@ def _packed(inputs: Any) -> bytes:
     :raises OSError: if a picture that is not decoded yet is damaged.
     """
     try:
-        found = pieces(to_builtins(tensors_to_plain(inputs, "$"), in_blocks=True), msgspec.msgpack.encode)
+        found = pieces(to_builtins(tensors_to_plain(inputs, "$"), form=BLOCKS), msgspec.msgpack.encode)
     except _CANNOT_BE_SENT:
         return b""
 

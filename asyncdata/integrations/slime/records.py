@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.plain_values import from_builtins, to_builtins
+from asyncdata.core.plain_values import BLOCKS, from_builtins, to_builtins
 from asyncdata.integrations.slime.torch_data import tensors_from_plain, tensors_to_plain, with_items
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _to_plain(value: Any, default: Any, path: str) -> Any:
         value = value.value
     elif type(value) is type(default) and dataclasses.is_dataclass(value):
         value = vars(value)
-    return to_builtins(tensors_to_plain(value, path), path, in_blocks=True)
+    return to_builtins(tensors_to_plain(value, path), path, form=BLOCKS)
 
 
 def _plain_list(value: list[Any]) -> list[Any] | None:

@@ -16,7 +16,7 @@ from asyncdata.loader.config import Ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ("exchange", "from_torch_state", "ranks", "refuse_in_torch_worker", "to_torch_state")
+__all__ = ("exchange", "from_torch_state", "ranks", "refuse_async", "refuse_in_torch_worker", "to_torch_state")
 
 _KEY = "asyncdata"
 _HEAD_BYTES = 512
@@ -30,7 +30,8 @@ def ranks(group: Any = None, **settings: Any) -> Ranks:
     ``RANK`` and ``WORLD_SIZE``, which ``torchrun`` and others set; otherwise this is the only process.
 
     :param group: the process group of data parallelism, if ranks of tensor, pipeline or context parallelism must
-        get the same data: ``mesh["dp"].get_group()``. None: every process is a separate rank.
+        get the same data: ``mesh["dp"].get_group()``. None: every process is a separate rank, unless accelerate has a
+        ``ParallelismConfig`` by now: processes of its tensor or context parallelism are one rank.
     :param settings: the others of :class:`~asyncdata.Ranks`, such as ``gradient_accumulation`` and ``exchange``.
     :raises ConfigError: if there is a group and no torch.distributed, or the process is not in it, or the two
         variables are not both whole numbers.
@@ -46,7 +47,8 @@ def ranks(group: Any = None, **settings: Any) -> Ranks:
     else:
         rank, world_size = _of_ray_train() or _of_environment(os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
 
-    return Ranks(rank=rank, world_size=world_size, **settings)
+    size = 1 if group is not None else _processes_of_a_rank()
+    return Ranks(rank=rank // size, world_size=world_size // size, **settings)
 
 
 def exchange(group: Any = None, *, timeout_s: float = 1800.0) -> Callable[[bytes], list[bytes]]:
@@ -121,6 +123,16 @@ def _initialised() -> Any:
     return distributed if is_there else None
 
 
+def _processes_of_a_rank() -> int:
+    """How many successive processes accelerate gives the same data: those of tensor and context parallelism."""
+    state = sys.modules.get("accelerate.state")
+    if state is None or not state.is_initialized():
+        return 1
+
+    config = getattr(state.AcceleratorState(), "parallelism_config", None)
+    return 1 if config is None else int(config.tp_size * config.cp_size)
+
+
 def _of_ray_train() -> tuple[int, int] | None:
     """Of a worker of Ray Train, for which it must be imported; otherwise None."""
     train = sys.modules.get("ray.train")
@@ -161,6 +173,15 @@ def refuse_in_torch_worker() -> None:
             "batches: pass num_workers=0 to torch's DataLoader. asyncdata has workers of its own: pass num_workers= to "
             "the dataset"
         )
+
+
+def refuse_async(loader: Any, what: str) -> None:
+    """An ``AsyncDataLoader`` gives nothing without ``await``.
+
+    :raises ConfigError: for one.
+    """
+    if hasattr(loader, "get_samples") and not hasattr(loader, "__iter__"):
+        raise ConfigError(f"{what} takes a DataLoader, not an {type(loader).__name__}, which gives nothing at once")
 
 
 def to_torch_state(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import structs
 
 from asyncdata.batching.collators.base import Document
-from asyncdata.batching.online import OnlinePacks
+from asyncdata.batching.online import OnlinePacks, place_of
 from asyncdata.batching.packs import Counts, Delivered, PackState, restored
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, NoSamplesError
@@ -19,7 +20,7 @@ from asyncdata.loader.batches.sample_batches import Batching, BatchShare, PackTo
 from asyncdata.order.rank_share import row_of_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from asyncdata.batching.online import OnlineProgress
     from asyncdata.batching.packs import Pack
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.rules import PackRules
     from asyncdata.core.types import Sample
     from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.delivery.ledger import Ledger, RowKey
     from asyncdata.loader.batches.sample_batches import Batch
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
@@ -60,7 +61,7 @@ class PackBatching(Batching):
         num_packs, _, num_tokens, bad_rows = progress.delivered
         return PackTotals(num_packs, num_tokens, progress.counts, progress.num_held, bad_rows)
 
-    def collated(self, packs: Iterable[Pack], excluded: frozenset[tuple[int, int]]) -> Batch:
+    def collated(self, packs: Iterable[Pack], excluded: Mapping[RowKey, object]) -> Batch:
         """The batch of a rank's packs, whose references are samples; () if there are none.
 
         :param excluded: rows that are left out of them.
@@ -175,6 +176,10 @@ class OnlineBatching(PackBatching):
         progress: OnlineProgress = ledger.packs
         return progress.restart_point or _point_of(ledger)
 
+    def settled(self, ledger: Ledger) -> Ledger:
+        before = ledger.packs.settled or ledger
+        return structs.replace(ledger, position=before.position, counters=before.counters, packs=before.packs)
+
     def saved(self, ledger: Ledger) -> PackState:
         return self.packs.saved(ledger.packs)
 
@@ -200,7 +205,7 @@ class _OnlineBatches(PackBatches):
         super().__init__(batching, coordinator, runs_on=runs_on)
         self._packs = batching.packs
         self._epochs = batching.config.epochs
-        self._max_push = min(_SAMPLES_PER_PUSH, max(1, batching.config.capacity // 2))
+        self._num_taken, self._usual = 0, max(1, batching.config.capacity // 2)  # samples of this batch, of the last
         self._first_kept, self._from_start = 0, False
 
     def _enter(self, ledger: Ledger) -> None:
@@ -210,11 +215,8 @@ class _OnlineBatches(PackBatches):
     def _num_wanted(self, ledger: Ledger) -> int:
         """No samples while there are packs for a batch, or none are left of the epoch."""
         progress: OnlineProgress = ledger.packs
-        num_ready, size = progress.num_ready, self._share.size
-        # More than a batch is packed only of samples that are there, so that no batch waits for them.
-        may_go_on = self._has_media and self._coordinator.num_ready >= self._max_push
-        wanted = (1 + _BATCHES_AHEAD) * size if may_go_on else size
-        return 0 if num_ready >= wanted or _is_drained(ledger, progress) else self._max_push
+        has_enough = progress.num_ready >= self._share.size or _is_drained(ledger, progress)
+        return 0 if has_enough else min(_SAMPLES_PER_PUSH, self._usual)
 
     @property
     def _has_media(self) -> bool:
@@ -223,29 +225,42 @@ class _OnlineBatches(PackBatches):
     def next_request(self) -> Request | None:
         request = super().next_request()
         if request is not None and request.num_groups == 0 and self._has_media:
-            request.packed = self._next_samples(self._coordinator.ledger.packs)
+            request.packed = self._next_samples(self._coordinator.ledger)
         return request
 
-    def _next_samples(self, progress: OnlineProgress) -> tuple[list[Sample], list[Sample]]:
-        """This rank's samples of the next batch, and of those after it."""
-        num_ready, share, size = progress.num_ready, self._share, self._share.size
-        is_short = num_ready < size and (not progress.is_alone or self._drop_last)
-        now = () if is_short else share.of(min(num_ready, size))
-        num_ahead = min(num_ready // size, 1 + _BATCHES_AHEAD) * size
+    def _next_samples(self, ledger: Ledger) -> tuple[list[Sample], list[Sample]]:
+        """This rank's samples of the next batch, and of those after it, as far as these are there."""
+        progress, share, size = ledger.packs, self._share, self._share.size
+        is_short = progress.num_ready < size and (not progress.is_alone or self._drop_last)
+        now = () if is_short else share.of(min(progress.num_ready, size))
+        ahead = progress if is_short else self._looked_ahead(ledger, progress)
+        num_ahead = min(ahead.num_ready // size, 1 + _BATCHES_AHEAD) * size
         later = range(size + share.rank, num_ahead, share.world_size)
-        packs = (self._packs.packs(progress, numbers) for numbers in (now, later))
+        packs = (self._packs.packs(some, numbers) for some, numbers in ((progress, now), (ahead, later)))
         found = [[sample for pack in some for sample, _, _ in pack] for some in packs]
         return found[0], found[1]
+
+    def _looked_ahead(self, ledger: Ledger, progress: OnlineProgress) -> OnlineProgress:
+        """The progress after samples that are there and are not taken yet, so that their media can be loaded."""
+        samples = self._coordinator.ahead(_BATCHES_AHEAD * max(self._usual, _SAMPLES_PER_PUSH), progress.epoch)
+        with suppress(ConfigError):  # of a sample whose turn has not come
+            return self._packs.pushed(progress, samples, _point_of(ledger), (1 + _BATCHES_AHEAD) * self._share.size)
+        return progress
 
     def finish(self, request: Request, samples: list[Sample]) -> Batch:
         """Push ``samples`` to the packer; the next batch, if there are enough packs for it."""
         progress: OnlineProgress = request.before.packs
-        if samples:
-            progress = self._packs.pushed(progress, samples, _point_of(request.before))
+        if samples:  # up to the one that fills the batch: so the place in D follows from the batches alone
+            progress = self._packs.pushed(progress, samples, _point_of(request.before), self._share.size)
+            number = sum(place_of(sample) <= (progress.last or ()) for sample in samples)
+            if number < len(samples):
+                self._coordinator.shorten(request, number)
+            self._num_taken += number
         if progress.num_ready < self._share.size and _is_drained(request.after, progress):
             return self._end_epoch(request, progress)
 
-        return self._deliver(request, progress, self._share.size if progress.num_ready >= self._share.size else 0)
+        is_full = progress.num_ready >= self._share.size and not (samples and self._has_media)  # first, look ahead
+        return self._deliver(request, progress, self._share.size if is_full else 0)
 
     def _deliver(self, request: Request, progress: OnlineProgress, num_packs: int, *, is_end: bool = False) -> Batch:
         """Commit the delivery of ``num_packs`` packs, and return this rank's share of them, collated."""
@@ -254,12 +269,15 @@ class _OnlineBatches(PackBatches):
             samples = [sample for pack in packs for sample, _, _ in pack]
             num_passed = request.after.counters.num_bad_rows + sum(progress.delivered.bad_rows.values())
             given = self._coordinator.give_media(samples, num_passed)
-            if given is None:
-                return self._commit(request, progress)
-
-            found, bad_rows = given
+            num_packs, is_end = (0, False) if given is None else (num_packs, is_end)
+            found, bad_rows = given or ({}, {})
             packs = [[(found.get(piece[0].position, piece[0]), *piece[1:]) for piece in pack] for pack in packs]
+        if not num_packs and not is_end:
+            return self._commit(request, progress._replace(settled=self._batching.settled(request.before)))
+
         batch = self._batching.collated(packs, request.after.excluded)
+        self._usual, self._num_taken = self._num_taken or self._usual, 0
+        progress = progress._replace(settled=None)
         progress = self._packs.delivered(progress, num_packs, bad_rows)
         return self._commit(request, self._packs.at_next_epoch(progress) if is_end else progress, batch)
 
@@ -468,7 +486,7 @@ class _PlannedBatches(PackBatches):
         packs: range,
         row: int,
         samples: list[Sample],
-        excluded: frozenset[tuple[int, int]],
+        excluded: Mapping[RowKey, object],
     ) -> tuple[PlannedProgress, Batch]:
         """The progress after these packs are delivered, and this rank's share of them, collated."""
         pieces = plan.pieces(int(plan.offsets[packs.start]), int(plan.offsets[packs.stop]))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncdata.core.errors import EndOfData
     from asyncdata.core.types import Sample
     from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.delivery.ledger import Ledger, RowKey
     from asyncdata.loader.config import LoaderConfig
 
 __all__ = ("Batch", "BatchShare", "Batching", "PackTotals", "SampleBatches")
@@ -87,7 +87,7 @@ class Batching:
 
     is_packed = False
     is_planned = True
-    without: Callable[[Iterable[Pack], frozenset[tuple[int, int]]], list[Pack]]
+    without: Callable[[Iterable[Pack], Mapping[RowKey, object]], list[Pack]]
 
     def __init__(self, config: LoaderConfig, collate: Callable[[list[Any]], Any]) -> None:
         self.config = config
@@ -117,6 +117,10 @@ class Batching:
     def restart_point(self, ledger: Ledger) -> RestartPoint:
         """Where D is read from after a restart: before the oldest lease, or at the next sample."""
         return RestartPoint(*ledger.restart_point()[:2])
+
+    def settled(self, ledger: Ledger) -> Ledger:
+        """What a snapshot is taken of: the ledger without what was taken for a batch that is not delivered."""
+        return ledger
 
     def saved(self, ledger: Ledger) -> PackState | msgspec.UnsetType:
         """What a snapshot keeps of packing."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Failed, Index, Indexed, IndexedAndStored, RowError
+from asyncdata.core.messages import Failed, Index, Indexed, RowError
 from asyncdata.core.row_codes import reason_mark
 from asyncdata.delivery.bad_rows import error_at, located
 from asyncdata.delivery.mass_drops import MassDrops
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from asyncdata.core.types import SourceLocation
     from asyncdata.prefetch.row_index.index_file import IndexFile
     from asyncdata.prefetch.row_index.row_index import RowIndex
-    from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import Executor
 
@@ -46,7 +45,6 @@ class Indexer:
     :param on_bad: called with each bad row; it raises if the row may not be passed over.
     :param on_growth: called when more rows are known, or the index has failed.
     :param shows_rows: whether errors may quote a row.
-    :param cache: the token cache, where rows that are tokenized are stored.
     """
 
     def __init__(
@@ -60,7 +58,6 @@ class Indexer:
         on_growth: Callable[[], object],
         *,
         shows_rows: bool = True,
-        cache: TokenCache | None = None,
     ) -> None:
         self._source = source
         self._executor = executor
@@ -70,7 +67,6 @@ class Indexer:
         self._on_bad = on_bad
         self._on_growth = on_growth
         self._shows_rows = shows_rows
-        self._cache = cache
         self._mass_drops = MassDrops("", len(source.files))
         self._is_read = False
         self._next_block, self._end_block = 0, source.num_blocks  # of those to ask for
@@ -131,14 +127,13 @@ class Indexer:
             return
 
         most = (1 if self._leaves_room else PER_WORKER) * self._executor.num_workers
-        num_storing = most if self._cache is not None and self._cache.is_on else 0
         while self._next_block < num_blocks and self._num_asked < most:
             first, stop = self._next_block, min(self._next_block + self._num_blocks_to_ask, num_blocks)
             self._next_block = stop
             self._num_asked += 1
             spool = part_path(index.spool, first) if index.spool else ""
             blocks = self._source.blocks(range(first, stop))
-            request = Index(blocks, self._check, spool=spool, is_kept=self._file is not None, num_storing=num_storing)
+            request = Index(blocks, self._check, spool=spool, is_kept=self._file is not None)
             self._submit(first, request, [])
 
     @property
@@ -153,9 +148,6 @@ class Indexer:
         self._executor.submit(request, partial(self._on_reply, first, request, lost))
 
     def _on_reply(self, first: int, request: Index, lost: list[RowError], reply: Reply | Crashed) -> None:
-        if isinstance(reply, IndexedAndStored) and self._cache is not None:
-            self._cache.stored([], reply.stored, 0.0)
-            reply = reply.indexed
         if isinstance(reply, Crashed) and reply.row is not None:
             lost = [*lost, RowError(reply.row, reply.code, reply.reason)]
             request = msgspec.structs.replace(request, lost=[error.row for error in lost])

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
-__all__ = ("IndexFile", "hold_rows", "kept_indexes", "make_room", "remove_index", "rows_of")
+__all__ = ("IndexFile", "hold_rows", "make_room", "rows_of")
 
 _MAGIC = b"asyncdata index 2\n"
 _FRAME = struct.Struct("<II8s")
@@ -247,20 +247,15 @@ def _digest(first: int, body: bytes, rows: Int32) -> bytes:
     return found.digest()
 
 
-def kept_indexes(folder: str) -> list[CacheEntry]:
-    """The row indexes in ``folder``, the most recently used last. The name of each is its identity.
-
-    The size of an index includes the copied rows.
-
-    :raises OSError: if the folder cannot be read.
-    """
+def _kept_indexes(folder: str) -> list[CacheEntry]:
+    """The row indexes in ``folder``. The name of each is its identity; its size includes the copied rows."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
 
     identities = {found[1] for found in map(_INDEX.fullmatch, names) if found is not None}
-    return sorted(_kept(folder, identity) for identity in identities)
+    return [_kept(folder, identity) for identity in identities]
 
 
 def _kept(folder: str, identity: str) -> CacheEntry:
@@ -316,12 +311,12 @@ def make_room(folder: str, max_bytes: int, keep: str) -> list[CacheEntry]:
     :param keep: the identity of an index that stays; its size counts.
     :raises OSError: if the folder cannot be read, or an index cannot be removed.
     """
-    found = kept_indexes(folder)
+    found = _kept_indexes(folder)
     excess_bytes = sum(index.num_bytes for index in found) - max_bytes
-    return evict([index for index in found if index.name != keep], excess_bytes, partial(remove_index, folder))
+    return evict([index for index in found if index.name != keep], excess_bytes, partial(_remove_index, folder))
 
 
-def remove_index(folder: str, identity: str) -> bool:
+def _remove_index(folder: str, identity: str) -> bool:
     """Remove an index if no process uses it; return whether it is gone.
 
     :raises OSError: if it cannot be removed.

@@ -81,9 +81,9 @@ class SharedIndexer(Indexer):
         world_size: int,
         identity: str,
         on_ready: Callable[[], object],
-        **knobs: Any,
+        shows_rows: bool,
     ) -> None:
-        super().__init__(*args, **knobs)
+        super().__init__(*args, shows_rows=shows_rows)
         self._rank, self._world_size, self._identity, self._on_ready = rank, world_size, identity, on_ready
         died = "one of them has died, or does not read from its loader. Restart all of them from a snapshot"
         self._calls = RankCalls(exchange, timeout_s, "rows' lengths", died)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,7 +24,6 @@ __all__ = (
     "Int32",
     "Int64",
     "OpenWindow",
-    "Reading",
     "Windows",
     "leaving_out",
     "no_such_place",
@@ -32,24 +31,6 @@ __all__ = (
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class Reading(Protocol):
-    """What runs in the service's loop while windows are read: those of a source, or of all parts of a mixture.
-
-    :ivar read_s: seconds for which the trainer's process has been reading the current window; 0 if it is not reading.
-    """
-
-    @property
-    def read_s(self) -> float: ...
-
-    async def run(self) -> None:
-        """Do the work that this process must do itself, until cancelled; return at once if there is none."""
-        ...
-
-    async def finish(self) -> None:
-        """The loader is closing: store what later runs can use. It is cancelled after a few seconds."""
-        ...
 
 
 class Windows:
@@ -96,14 +77,11 @@ class Windows:
 
     @property
     def read_s(self) -> float:
-        """As :class:`Reading` says."""
+        """Seconds for which the trainer's process has been reading the current window; 0 if it is not reading."""
         return 0.0
 
     async def run(self) -> None:
-        """As :class:`Reading` says."""
-
-    async def finish(self) -> None:
-        """As :class:`Reading` says."""
+        """Do the work that this process must do itself, until cancelled; return at once if there is none."""
 
 
 class OpenWindow:
@@ -134,9 +112,8 @@ class OpenWindow:
         """The samples of the rows ``[first, stop)``, if none of them needs a worker; None if one does."""
         return None
 
-    def completed(self, first: int, num_rows: int, reply: Tokenized) -> Tokenized:
-        """A worker's reply for the rows ``[first, first + num_rows)``, with the samples that were there before."""
-        return reply
+    def answered(self, reply: Tokenized) -> None:
+        """A worker has answered a request for rows."""
 
     def keys(self, first: int, stop: int) -> tuple[Int64, Int64]:
         """The numbers of the files of the rows ``[first, stop)``, and their offsets there; of shape (stop - first,)."""

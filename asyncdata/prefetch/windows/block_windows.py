@@ -16,13 +16,11 @@ from asyncdata.prefetch.windows.base import Int32, Int64, OpenWindow, Windows, n
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from asyncdata.core.cache_messages import CachedBlock
     from asyncdata.core.messages import Block, Reply, Tokenized
     from asyncdata.core.types import SourceLocation
     from asyncdata.order.order import Order
-    from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.prefetch.windows.ready_rows import ReadyRows
     from asyncdata.prefetch.windows.shared_scans import SharedScans
     from asyncdata.sources.base import Blocks
@@ -37,12 +35,6 @@ _MIN_BLOCKS_PER_SCAN, _MAX_BLOCKS_PER_SCAN = 8, 64
 _SCAN_BYTES = 64 * 41 * 1024
 _SCANS_OF_EACH = 3
 """Scans of a window for each worker of a cluster: each is answered with samples."""
-
-_SCANS_OF_CACHED = 4
-"""A window that is cached is read by few requests: while the trainer holds the GIL, each reply waits for it."""
-
-_BLOCKS_TO_TOKENIZE = 8
-"""Of a scan whose blocks are tokenized: about as much work as a chunk."""
 
 _SCANS_OF_RANKS = 2
 """Scans of a window for each rank of those that divide them."""
@@ -88,35 +80,24 @@ class BlockWindow(OpenWindow):
         self.num_scans = len(range(0, len(blocks), self._per_scan))
         self._parts: list[Scanned | None] = [None] * self.num_scans
 
-    def scans(self, cached: Sequence[CachedBlock] = (), *, is_stored: bool = False) -> Iterator[Scan]:
-        """The requests that read the window; their replies go to :meth:`add`.
-
-        :param cached: the blocks that are in the token cache.
-        :param is_stored: whether the others are to be appended to it.
-        """
+    def scans(self) -> Iterator[Scan]:
+        """The requests that read the window; their replies go to :meth:`add`."""
         for first in range(0, len(self.blocks), self._per_scan):
-            stop = first + self._per_scan
             yield Scan(
                 self.slot,
                 first * self._stride,
-                self.blocks[first:stop],
+                self.blocks[first : first + self._per_scan],
                 with_samples=self._ready is not None,
-                cached=[_moved(item, first) for item in cached if first <= item.block < stop],
-                num_storing=len(self._parts) if is_stored else 0,
                 has_slot=len(self._parts) == 1,
             )
 
-    def add(self, part: int, reply: Scanned, cached: Sequence[CachedBlock] = (), *, is_elsewhere: bool = False) -> bool:
+    def add(self, part: int, reply: Scanned, *, is_elsewhere: bool = False) -> bool:
         """Take the reply to scan number ``part``; return whether all replies are there now.
 
-        :param cached: the blocks that the request said are in the token cache.
         :param is_elsewhere: whether another rank tokenized the rows.
         """
         if self._ready is not None:
-            refused = {refusal.block for refusal in reply.refused}
-            are_cached = np.full(len(reply.counts) // 4, is_elsewhere)
-            are_cached[[item.block for item in cached if item.block not in refused]] = True
-            self._ready.add(part, np.repeat(are_cached, np.frombuffer(reply.counts, np.int32)), reply.samples)
+            self._ready.add(part, len(reply.lengths) // 4, reply.samples, is_elsewhere=is_elsewhere)
             reply = msgspec.structs.replace(reply, samples=None)
         self._parts[part] = reply
         parts = [found for found in self._parts if found is not None]
@@ -142,15 +123,10 @@ class BlockWindow(OpenWindow):
             self._ready = None
 
     def request(self, first: int, stop: int) -> Tokenize:
-        """What a worker needs to tokenize the rows ``[first, stop)``, without those that are there."""
-        request = self.request_of(np.arange(first, stop))
-        return request if self._ready is None else self._ready.left_out(request, first)
+        return self.request_of(np.arange(first, stop))
 
     def placed(self, first: int, stop: int) -> Tokenized | None:
         return None if self._ready is None else self._ready.placed(first, stop)
-
-    def completed(self, first: int, num_rows: int, reply: Tokenized) -> Tokenized:
-        return reply if self._ready is None else self._ready.reply(first, num_rows, reply)
 
     def request_of(self, rows: Int64) -> Tokenize:
         """What a worker needs to tokenize ``rows``."""
@@ -177,11 +153,6 @@ def _joined(parts: list[bytes]) -> Int32:
     return np.frombuffer(b"".join(parts), np.int32)
 
 
-def _moved(item: CachedBlock, first: int) -> CachedBlock:
-    """The same, counted from block ``first`` of the window."""
-    return msgspec.structs.replace(item, block=item.block - first)
-
-
 class BlockWindows(Windows):
     """Windows of blocks, which workers scan into slots.
 
@@ -189,20 +160,15 @@ class BlockWindows(Windows):
     from the rows that are needed sooner.
 
     :param stride: bytes of a slot that one block takes.
-    :param cache: the token cache, if there is one.
     """
 
-    def __init__(
-        self, source: Blocks, order: Order, executor: Executor, stride: int, cache: TokenCache | None = None
-    ) -> None:
+    def __init__(self, source: Blocks, order: Order, executor: Executor, stride: int) -> None:
         self.num_blank = 0
-        self._cache = cache
         self._source = source
         self._order = order
         self._executor = executor
         self._buffers: list[bytearray] = []
         self._stride = stride
-        self._first: BlockWindow | None = None
         self._is_at_start = True
         self._waiting: deque[tuple[Scan, OnReply]] = deque()
         self._sizes: dict[tuple[int, int], int] = {}
@@ -219,26 +185,15 @@ class BlockWindows(Windows):
 
     def restart(self) -> None:
         self._waiting.clear()
-        self._first, self._is_at_start = None, True
+        self._is_at_start = True
         if self._shared is not None:
             self._shared.restart(self._part)
-        if self._cache is not None:
-            self._cache.restart()
-
-    async def finish(self) -> None:
-        """As the base class says: in the token cache."""
-        self._store_first()
-        if self._cache is not None:
-            await self._cache.finish()
 
     def open(self, epoch: int, number: int) -> BlockWindow | None:
         if number == 0 and epoch > 0:
             self._source.check_unchanged()
         if number >= self._order.num_windows:
             raise no_such_place(Position(epoch, number), f"an epoch has {self._order.num_windows} windows")
-
-        if self._cache is not None and not self._cache.is_ready(epoch, number):
-            return None
 
         slot = self._executor.slots.hold()
         if slot is None:
@@ -251,37 +206,19 @@ class BlockWindows(Windows):
         return window
 
     def _window(self, epoch: int, number: int, slot: int) -> BlockWindow:
-        blocks = self._source.blocks(self._order.blocks(epoch, number))
-        window = partial(
-            BlockWindow, self._source, blocks, slot, self._stride, partial(self._order.rows, epoch, number)
-        )
-        place = epoch, number
-        num_ranks = 0 if self._shared is None else self._shared.world_size
-        if self._executor.answers_with_samples or (
-            num_ranks and not (self._is_at_start and num_ranks < _RANKS_AT_START)
-        ):
-            num_scans = _SCANS_OF_RANKS * num_ranks or _SCANS_OF_EACH * self._executor.num_workers
-            per_scan = min(_MAX_BLOCKS_PER_SCAN, -(-len(blocks) // num_scans))
-            return self._scanned(place, window(_ready_rows(self._buffers), per_scan))
-
-        if self._cache is None:
-            return self._scanned(place, window())
-
-        cached = self._cache.find(blocks)
-        are_all = len(cached) == len(blocks)
-        if self._is_at_start and not are_all:
-            self._first = window()
-            return self._scanned(place, self._first)
-
-        per_scan = -(-len(blocks) // _SCANS_OF_CACHED) if are_all else _BLOCKS_TO_TOKENIZE
-        return self._scanned(place, window(_ready_rows(self._buffers, self._cache.read), per_scan), cached)
-
-    def _scanned(
-        self, place: tuple[int, int], window: BlockWindow, cached: Sequence[CachedBlock] | None = None
-    ) -> BlockWindow:
         """The window, whose scans are sent, or wait."""
-        is_stored = cached is not None and self._cache is not None and self._cache.stores()
-        for part, scan in enumerate(window.scans(cached or (), is_stored=is_stored)):
+        blocks, place = self._source.blocks(self._order.blocks(epoch, number)), (epoch, number)
+        num_ranks = 0 if self._shared is None else self._shared.world_size
+        is_divided = num_ranks and not (self._is_at_start and num_ranks < _RANKS_AT_START)
+        ready, per_scan = None, None
+        if self._executor.answers_with_samples or is_divided:
+            from asyncdata.prefetch.windows.ready_rows import ReadyRows  # only where samples come with their window
+
+            num_scans = _SCANS_OF_RANKS * num_ranks or _SCANS_OF_EACH * self._executor.num_workers
+            ready, per_scan = ReadyRows(self._buffers), min(_MAX_BLOCKS_PER_SCAN, -(-len(blocks) // num_scans))
+        arrange = partial(self._order.rows, epoch, number)
+        window = BlockWindow(self._source, blocks, slot, self._stride, arrange, ready, per_scan)
+        for part, scan in enumerate(window.scans()):
             on_reply = partial(self._on_scanned, place, window, part, scan)
             if scan.with_samples and self._shared is not None:
                 make, on_found = partial(self._wait, scan), partial(on_reply, is_elsewhere=True)
@@ -300,23 +237,7 @@ class BlockWindows(Windows):
         if self._shared is not None:
             self._shared.deliver(self._part)
         while self._waiting and self._executor.num_wanted > 0:
-            scan, on_reply = self._waiting.popleft()
-            if self._cache is not None and not self._executor.answers_with_samples:
-                self._cache.submit(scan, on_reply)
-            else:
-                self._executor.submit(scan, on_reply, _MAX_LOSSES_WITH_SAMPLES)
-        if not self._waiting:
-            self._store_first()
-
-    def _store_first(self) -> None:
-        """Store the window that a start began with, when all its rows are sent and nothing else is to be done."""
-        if self._cache is None:
-            return
-
-        if self._first is not None and self._first.is_sent:
-            self._cache.postpone(self._first.blocks)
-            self._first = None
-        self._cache.store_later()
+            self._executor.submit(*self._waiting.popleft(), _MAX_LOSSES_WITH_SAMPLES)
 
     def _on_scanned(
         self,
@@ -330,11 +251,11 @@ class BlockWindows(Windows):
     ) -> None:
         if scan.with_samples and (isinstance(reply, Crashed) or (isinstance(reply, Failed) and reply.row >= 0)):
             # A row is to blame. With their text here, the rows are tokenized at their turn, and that row is found.
-            text = msgspec.structs.replace(scan, with_samples=False, cached=[], num_storing=0)
+            text = msgspec.structs.replace(scan, with_samples=False)
             self._executor.submit(text, partial(self._on_scanned, place, window, part, text))
         elif not isinstance(reply, Scanned):
             window.fault = error_of(reply)
-        elif window.add(part, reply, scan.cached, is_elsewhere=is_elsewhere):
+        elif window.add(part, reply, is_elsewhere=is_elsewhere):
             self.num_blank += window.num_blank
             recent = list(self._sizes.items())[-_KEPT_SIZES:]
             self._sizes = dict([*recent, (place, window.num_rows)])  # a new dict, as other threads read it
@@ -347,9 +268,3 @@ class BlockWindows(Windows):
             return None
 
         return max(0, size - position.row if position.row else 0) + size * (self._order.num_windows - number - 1)
-
-
-def _ready_rows(*args: Any) -> ReadyRows:
-    from asyncdata.prefetch.windows.ready_rows import ReadyRows  # only where samples come with their window
-
-    return ReadyRows(*args)

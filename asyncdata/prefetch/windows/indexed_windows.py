@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from asyncdata.order.rank_share import Share
     from asyncdata.prefetch.row_index.builder import Indexer
     from asyncdata.prefetch.row_index.row_index import Places, RowIndex
-    from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import Executor
 
@@ -60,8 +59,7 @@ class _Rows(NamedTuple):
 class IndexedWindow(OpenWindow):
     """Rows by their locations."""
 
-    def __init__(self, source: Blocks, index: RowIndex, cache: TokenCache | None = None) -> None:
-        self._cache = cache
+    def __init__(self, source: Blocks, index: RowIndex) -> None:
         self._source = source
         self._index = index
         self._places: Places | None = None
@@ -92,8 +90,7 @@ class IndexedWindow(OpenWindow):
             numbers = self._expected[first:stop]
             is_read, expected = is_read & ~is_elsewhere(numbers), numbers.tobytes()
         places = self._places_of(first, is_read)
-        cached = None if self._cache is None else self._cache.find_rows(*self.keys(first, stop))
-        return Tokenize(NO_SLOT, starts.tobytes(), lengths.tobytes(), places, expected, cached)
+        return Tokenize(NO_SLOT, starts.tobytes(), lengths.tobytes(), places, expected)
 
     def _places_of(self, first: int, is_read: Bools) -> list[Overflow]:
         """The places of those rows from ``first`` on that are read."""
@@ -104,16 +101,8 @@ class IndexedWindow(OpenWindow):
     def keys(self, first: int, stop: int) -> tuple[Int64, Int64]:
         return self._index.origins(self._known.rows[first:stop])
 
-    def completed(self, first: int, num_rows: int, reply: Tokenized) -> Tokenized:
-        """As the base class says: nothing is added. Damaged copies of rows are logged."""
-        if self._cache is not None:
-            self._cache.answered(reply)
-        if reply.num_mended:
-            self._log_mended(reply)
-        return reply
-
-    def _log_mended(self, reply: Tokenized) -> None:
-        """The first time, and each time the number of damaged copies has about doubled."""
+    def answered(self, reply: Tokenized) -> None:
+        """Log damaged copies of rows: the first time, and each time their number has about doubled."""
         index, before = self._index, self._index.num_mended
         index.num_mended += reply.num_mended
         if index.num_mended.bit_length() > before.bit_length():
@@ -131,7 +120,6 @@ class IndexedWindows(Windows):
     :param make_indexer: makes what fills ``index``, and calls its argument when more rows are known.
     :param share: the rows that this rank tokenizes; None: all.
     :param restart_point: returns the first position that a restart would need now.
-    :param cache: the token cache, if there is one: rows of blocks that other orders have stored are read from it.
     :ivar start: where delivery began, or was restored to. In that epoch, rows that are dealt to ranks one by one are
         counted from there; in later epochs, from the epoch's start.
     """
@@ -146,9 +134,7 @@ class IndexedWindows(Windows):
         share: Share | None = None,
         *,
         restart_point: Callable[[], Position] = Position,
-        cache: TokenCache | None = None,
     ) -> None:
-        self._cache = cache
         self._restart_point = restart_point
         self.start = Position()
         self._source = source
@@ -171,8 +157,6 @@ class IndexedWindows(Windows):
             self.start = self._restart_point()
         if self._plans is not None:
             self._plans.restart(self.start)
-        if self._cache is not None:
-            self._cache.restart()
         if not self._index.is_complete:
             self._indexer.restart()
 
@@ -198,14 +182,11 @@ class IndexedWindows(Windows):
 
         return max(0, self._index.num_rows - row_of_epoch(position))
 
-    def open(self, epoch: int, number: int) -> IndexedWindow | None:
-        """As the base class says; there is always room, but the token cache may have to be listed first."""
+    def open(self, epoch: int, number: int) -> IndexedWindow:
+        """As the base class says; there is always room."""
         if number == 0 and epoch > 0:
             self._source.check_unchanged()
-        if self._cache is not None and not self._cache.is_ready(epoch, number):
-            return None
-
-        window = IndexedWindow(self._source, self._index, self._cache)
+        window = IndexedWindow(self._source, self._index)
         if not self._fill(window, epoch, number):
             self._waiting[epoch, number] = window
         return window

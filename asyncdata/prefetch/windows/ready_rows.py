@@ -1,27 +1,25 @@
 """The rows of a window whose scans were answered with samples: they are put into the window's order here.
 
 The values of all samples are end to end in one buffer, with a start and a size for each row and column. A chunk copies
-its own. A scan may be answered without samples, as one of its rows was too much for a worker: its rows have text only,
-and the chunks with them are requested and then completed.
+its own. A scan may be answered without samples, as one of its rows was too much for a worker: then the chunks with such
+rows are requested like those of any window.
 """
 
 from __future__ import annotations
 
-import sys
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.messages import Column
-from asyncdata.core.row_codes import EXCLUDED_REASON, IS_KNOWN
-from asyncdata.prefetch.merged_samples import Found, Indices, Piece, kept_rows, merge, values_of
+from asyncdata.core.messages import Column, Tokenized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    from asyncdata.core.messages import Data, RowError, Tokenize, Tokenized
+    from asyncdata.core.messages import Data, RowError
+    from asyncdata.prefetch.windows.base import Int64
 
 __all__ = ("ReadyRows",)
 
@@ -29,10 +27,11 @@ _SUMS = "\0token_sums"
 """The name of a column that no tokenize function can give."""
 
 _LEAST_BYTES = 1 << 16
-_UNUSED = 3
-"""References to a buffer of the list: of the list, of the loop over it, and of the count of references."""
+_SHORT_BYTES = 96
+"""Mean length of values below which numpy gathers them faster than slices are joined."""
 
 _TEXT, _SAMPLE, _NO_SAMPLE = 0, 1, 2
+_NO_VALUES = Column(b"", b"")
 Kinds = np.ndarray[Any, np.dtype[np.int8]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -41,15 +40,15 @@ class _Part(NamedTuple):
     """The rows of a scan.
 
     :ivar kinds: of each row: only its text is known, it is a sample, or it yields none.
-    :ivar are_cached: whether each row was in the token cache.
-    :ivar starts: column -> where each row's value begins in the buffer; ``sizes`` its bytes.
+    :ivar is_elsewhere: whether another rank tokenized them.
+    :ivar starts: column (``""``: tokens) -> where each row's value begins in the buffer; ``sizes`` its bytes.
     :ivar drops: reason -> rows; ``notes``: the same.
     """
 
     kinds: Kinds
-    are_cached: Bools
-    starts: dict[str, Indices]
-    sizes: dict[str, Indices]
+    is_elsewhere: bool
+    starts: dict[str, Int64]
+    sizes: dict[str, Int64]
     drops: dict[str, Data]
     notes: dict[str, Data]
     errors: list[RowError]
@@ -58,60 +57,57 @@ class _Part(NamedTuple):
 class ReadyRows:
     """The samples of one window.
 
-    :param buffers: of all windows; one that no other uses is used again: new memory costs more than a copy.
-    :param count_cached: called with the number of rows that are delivered and were in the token cache.
+    :param buffers: those that no window uses. This one takes one of them, as new memory costs more than a copy, and
+        gives its own back when nothing refers to it any more.
     """
 
-    def __init__(self, buffers: list[bytearray], count_cached: Callable[[int], object] = no_op) -> None:
-        self._count_cached = count_cached
-        free = (buffer for buffer in buffers if sys.getrefcount(buffer) == _UNUSED)
-        self._data = next(free, None) or bytearray(_LEAST_BYTES)
-        if not any(buffer is self._data for buffer in buffers):
-            buffers.append(self._data)
+    def __init__(self, buffers: list[bytearray]) -> None:
+        self._data = buffers.pop() if buffers else bytearray(_LEAST_BYTES)
+        weakref.finalize(self, buffers.append, self._data).atexit = False
         self._end = 0
         self._parts: dict[int, _Part] = {}
         self._busy_s = 0.0
         self._kinds: Kinds = np.empty(0, np.int8)
-        self._are_cached: Bools = np.empty(0, np.bool_)
-        self._starts: dict[str, Indices] = {}
-        self._sizes: dict[str, Indices] = {}
+        self._are_elsewhere: Bools = np.empty(0, np.bool_)
+        self._starts: dict[str, Int64] = {}
+        self._sizes: dict[str, Int64] = {}
         self._drops: dict[str, Any] = {}
         self._notes: dict[str, Any] = {}
         self._errors: dict[int, RowError] = {}
 
-    def add(self, part: int, are_cached: Bools, samples: Tokenized | None) -> None:
+    def add(self, part: int, num_rows: int, samples: Tokenized | None, *, is_elsewhere: bool) -> None:
         """Copy the samples of scan number ``part``; None: its rows have text only.
 
-        :param are_cached: of each row, whether it was in the token cache.
+        :param is_elsewhere: whether another rank tokenized them.
         """
-        num_rows = len(are_cached)
         if samples is None:
-            self._parts[part] = _Part(np.full(num_rows, _TEXT, np.int8), are_cached, {}, {}, {}, {}, [])
+            self._parts[part] = _Part(np.full(num_rows, _TEXT, np.int8), is_elsewhere, {}, {}, {}, {}, [])
             return
 
-        self._busy_s += 0.0 if are_cached.all() else samples.busy_s
-        kept = kept_rows(samples)
+        self._busy_s += 0.0 if is_elsewhere else samples.busy_s
+        kept = np.frombuffer(samples.kept, np.int32) if samples.kept else np.arange(len(samples.token_ends) // 4)
         kinds, starts, sizes = np.full(num_rows, _NO_SAMPLE, np.int8), {}, {}
         kinds[kept] = _SAMPLE
-        for values in values_of(_with_sums(samples)):
-            starts[values.name], sizes[values.name] = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)
-            starts[values.name][kept], sizes[values.name][kept] = self._end + values.starts, values.sizes
-            stop = self._end + len(values.data)
+        for name, data, ends in _columns_of(samples):
+            starts[name], sizes[name] = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)
+            sizes[name][kept] = of_kept = np.diff(ends, prepend=0)
+            starts[name][kept] = self._end + ends - of_kept
+            stop = self._end + len(data)
             if stop > len(self._data):
                 self._data += bytes(max(len(self._data), stop - len(self._data)))
-            self._data[self._end : stop] = values.data
+            self._data[self._end : stop] = data
             self._end = stop
-        self._parts[part] = _Part(kinds, are_cached, starts, sizes, samples.drops, samples.notes, samples.errors)
+        self._parts[part] = _Part(kinds, is_elsewhere, starts, sizes, samples.drops, samples.notes, samples.errors)
 
-    def arrange(self, order: Indices) -> None:
+    def arrange(self, order: Int64) -> None:
         """All scans are there: put their rows into this order."""
         parts = [self._parts.pop(number) for number in sorted(self._parts)]
         firsts = np.cumsum([0, *(len(part.kinds) for part in parts)])[:-1].tolist()
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         self._kinds = _joined([part.kinds for part in parts], np.int8)[order]
-        self._are_cached = _joined([part.are_cached for part in parts], np.bool_)[order]
-        for name in {name for part in parts for name in part.sizes}:
+        self._are_elsewhere = _joined([np.full(len(part.kinds), part.is_elsewhere) for part in parts], np.bool_)[order]
+        for name in sorted({name for part in parts for name in part.sizes}):
             nothing = [np.zeros(len(part.kinds), np.int64) for part in parts]
             for found, of in ((self._starts, [p.starts for p in parts]), (self._sizes, [p.sizes for p in parts])):
                 columns = [one.get(name, zeros) for one, zeros in zip(of, nothing, strict=True)]
@@ -122,86 +118,76 @@ class ReadyRows:
             self._errors |= {int(places[first + error.row]): error for error in part.errors}
 
     @property
-    def _num_fresh(self) -> int:
-        """Rows that were tokenized with their window, or will be; at least 1."""
-        return max(1, int(np.count_nonzero(~self._are_cached)))
-
-    @property
     def are_all(self) -> bool:
         """Whether no row needs a worker."""
         return len(self._kinds) > 0 and bool((self._kinds != _TEXT).all())
 
     def placed(self, first: int, stop: int) -> Tokenized | None:
         """The rows ``[first, stop)``, if all of them are there; None if a worker must tokenize some."""
-        return self.reply(first, stop - first, None) if (self._kinds[first:stop] != _TEXT).all() else None
+        kinds = self._kinds[first:stop]
+        if (kinds == _TEXT).any():
+            return None
 
-    def left_out(self, request: Tokenize, first: int) -> Tokenize:
-        """The request for rows from ``first`` on, without those that are there."""
-        starts = np.frombuffer(request.starts, np.int32)
-        is_here = self._kinds[first : first + len(starts)] != _TEXT
-        starts = np.where(is_here, np.int32(IS_KNOWN), starts)
-        overflow = [item for item in request.overflow if not is_here[item.row]]
-        return msgspec.structs.replace(request, starts=starts.tobytes(), overflow=overflow)
-
-    def reply(self, first: int, num_rows: int, fresh: Tokenized | None) -> Tokenized:
-        """The reply for rows from ``first`` on.
-
-        :param fresh: the reply for those that were not there; it may also leave out others as excluded.
-        """
-        stop, kinds = first + num_rows, self._kinds[first : first + num_rows]
-        if fresh is not None and EXCLUDED_REASON in fresh.drops:
-            kinds = kinds.copy()
-            kinds[np.frombuffer(fresh.drops[EXCLUDED_REASON], np.int32)] = _TEXT
         rows = np.flatnonzero(kinds == _SAMPLE)
-        starts = {name: values[first:stop][rows] for name, values in self._starts.items()}
-        sizes = {name: values[first:stop][rows] for name, values in self._sizes.items()}
-        drops, notes = _rows_of(self._drops, first, kinds), _rows_of(self._notes, first, kinds)
-        found = Found([Piece(memoryview(self._data), rows, starts, sizes)], drops, notes)
-        num_cached = int(np.count_nonzero(self._are_cached[first:stop]))
-        self._count_cached(num_cached)
-        busy_s = self._busy_s * (num_rows - num_cached) / self._num_fresh if fresh is None else fresh.busy_s
-        reply = merge(found, None if fresh is None else _with_sums(fresh), num_rows, busy_s)
-        errors = [
-            msgspec.structs.replace(self._errors[first + row], row=row)
-            for row in np.flatnonzero(kinds == _NO_SAMPLE).tolist()
-            if first + row in self._errors
-        ]
-        sums = reply.columns.pop(_SUMS, None)
-        return msgspec.structs.replace(
-            reply,
-            errors=sorted([*errors, *reply.errors], key=_row),
-            token_sums=b"" if sums is None else sums.data,
-            num_cached=num_cached,
+        columns = {name: self._column(name, first + rows) for name in self._sizes}
+        tokens, sums = columns.pop("", _NO_VALUES), columns.pop(_SUMS, _NO_VALUES)
+        num_elsewhere = int(np.count_nonzero(self._are_elsewhere[first:stop]))
+        num_ours = max(1, int(np.count_nonzero(~self._are_elsewhere)))
+        return Tokenized(
+            tokens=tokens.data,
+            token_ends=(np.frombuffer(tokens.ends, np.uint32) // 4).astype(np.uint32).tobytes(),
+            kept=b"" if len(rows) == stop - first else rows.astype(np.int32).tobytes(),
+            # One without a value says nothing, unless it is declared.
+            columns={name: column for name, column in columns.items() if name.startswith("@") or column.data},
+            drops=_rows_of(self._drops, first, stop),
+            errors=[
+                msgspec.structs.replace(self._errors[row], row=row - first)
+                for row in range(first, stop)
+                if row in self._errors
+            ],
+            busy_s=self._busy_s * (stop - first - num_elsewhere) / num_ours,
+            notes=_rows_of(self._notes, first, stop),
+            token_sums=sums.data,
+            num_elsewhere=num_elsewhere,
         )
 
+    def _column(self, name: str, rows: Int64) -> Column:
+        """A column's values of these rows, end to end."""
+        starts, sizes = self._starts[name][rows], self._sizes[name][rows]
+        num_bytes, data = int(sizes.sum()), memoryview(self._data)
+        if num_bytes >= _SHORT_BYTES * len(sizes):
+            values = [data[start:stop] for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
+            return Column(b"".join(values), np.cumsum(sizes).astype(np.uint32).tobytes())
 
-_row: Callable[[RowError], int] = lambda error: error.row  # noqa: E731
+        kind: Any = np.int32 if len(data) < 1 << 31 else np.int64  # a fifth of the time
+        places, ends = np.arange(num_bytes, dtype=kind), np.cumsum(sizes)
+        places += np.repeat((starts - ends + sizes).astype(kind), sizes)
+        return Column(np.frombuffer(data, np.uint8).take(places).tobytes(), ends.astype(np.uint32).tobytes())
 
 
 def _joined(parts: list[Any], dtype: Any) -> Any:
     return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
-def _mark(marks: dict[str, Any], rows_by_name: dict[str, Data], first: int, places: Indices) -> None:
+def _mark(marks: dict[str, Any], rows_by_name: dict[str, Data], first: int, places: Int64) -> None:
     for name, rows in rows_by_name.items():
         is_marked = marks.setdefault(name, np.zeros(len(places), np.bool_))
         is_marked[places[first + np.frombuffer(rows, np.int32)]] = True
 
 
-def _rows_of(marks: dict[str, Any], first: int, kinds: Kinds) -> dict[str, list[int]]:
-    """The marked rows of each name, from ``first`` on; names without one are left out."""
+def _rows_of(marks: dict[str, Any], first: int, stop: int) -> dict[str, Data]:
+    """The marked rows of each name, from ``first`` on, as a reply has them; names without one are left out."""
     found = {
-        name: np.flatnonzero(is_marked[first : first + len(kinds)] & (kinds != _TEXT)).tolist()
-        for name, is_marked in marks.items()
+        name: np.flatnonzero(is_marked[first:stop]).astype(np.int32).tobytes() for name, is_marked in marks.items()
     }
     return {name: rows for name, rows in found.items() if rows}
 
 
-def _with_sums(samples: Tokenized) -> Tokenized:
-    """The checksums of its tokens as a column."""
-    if not samples.token_sums:
-        return samples
+def _columns_of(samples: Tokenized) -> Iterator[tuple[str, Data, Int64]]:
+    """The columns of a reply, the tokens and their checksums among them: name, values end to end, where each stops."""
+    yield "", samples.tokens, np.frombuffer(samples.token_ends, np.uint32).astype(np.int64) * 4
+    if samples.token_sums:
+        yield _SUMS, samples.token_sums, np.arange(4, len(samples.token_sums) + 4, 4)
 
-    ends = np.arange(4, len(samples.token_sums) + 4, 4).astype(np.uint32).tobytes()
-    column = Column(samples.token_sums, ends)
-    return msgspec.structs.replace(samples, columns={**samples.columns, _SUMS: column})
+    for name, column in samples.columns.items():
+        yield name, column.data, np.frombuffer(column.ends, np.uint32).astype(np.int64)

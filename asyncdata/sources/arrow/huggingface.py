@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from asyncdata.core.cache_messages import CachedFile
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, redacted, safe_cause
 from asyncdata.core.extras import missing_package
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     import datasets
 
     from asyncdata.core.file_refs import FileRefs
-    from asyncdata.sources.base import Numbers
     from asyncdata.sources.stream import Rows, StreamOrder
 
 __all__ = ("DatasetBlocks", "DatasetStream", "HuggingFaceSource")
@@ -177,16 +175,6 @@ class DatasetBlocks(Files):
         """The index ranges of the blocks numbered ``ids``, sorted."""
         starts = np.sort(np.asarray(ids, dtype=np.int64)) * self._block_rows
         return [Block(0, start, min(start + self._block_rows, self.extent)) for start in starts.tolist()]
-
-    def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
-        """The numbers of the blocks that begin at these indices; -1 for an index where no block begins."""
-        is_there = (starts % self._block_rows == 0) & (starts < self.extent) & (file_ids == 0)
-        return np.where(is_there, starts // self._block_rows, -1)
-
-    def cached_files(self) -> list[CachedFile]:
-        """The dataset is identified by its rows and indices, not by their location."""
-        newest = max((file.mtime_ns for file in self.refs), default=0)
-        return [CachedFile(self.fingerprint()["digest"], self.extent, newest)]
 
     def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
         """A row's place: the dataset, and the row's index in it."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from asyncdata.core.specs import StoreSpec
-    from asyncdata.sources.base import Numbers
 
 __all__ = ("ParquetBlocks", "ParquetSource")
 
@@ -163,17 +162,13 @@ class ParquetBlocks(Files):
         firsts = self._first_rows[file_ids]
         return list(map(Block, file_ids.tolist(), (starts - firsts).tolist(), (stops - firsts).tolist()))
 
-    def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
-        """The numbers of the blocks that begin at these rows of these files; -1 where none does."""
-        rows = self._first_rows[file_ids] + starts
-        groups = np.minimum(np.searchsorted(self._stops, rows, side="right"), len(self._stops) - 1)
-        inside, block_rows = rows - self._starts[groups], self._block_rows[groups]
-        is_there = (self._file_ids[groups] == file_ids) & (inside >= 0) & (rows < self._stops[groups])
-        return np.where(is_there & (inside % block_rows == 0), self._first_blocks[groups] + inside // block_rows, -1)
-
     def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
         """A row's place, with its file's path and its number there."""
         return SourceLocation(self.files[file_id].path, -1, num_bytes, offset)
+
+
+_MAX_SIZE = 1 << 48
+"""Rows or bytes of a row group; a footer that has more is damaged."""
 
 
 class _Footer(NamedTuple):
@@ -247,7 +242,12 @@ def _parsed(file: FileRef, digest: str, path: str, opened: Any) -> _Footer:
 
     try:
         with pq.ParquetFile(opened) as parquet:
-            return _Footer(file, digest, parquet.metadata, parquet.schema_arrow)
+            found = _Footer(file, digest, parquet.metadata, parquet.schema_arrow)
+        sizes = [*found.group_rows, *found.group_bytes(found.schema.names)]
+        if sizes and not 0 <= min(sizes) <= max(sizes) <= _MAX_SIZE:
+            raise ValueError(f"a row group has {min(found.group_rows)} to {max(found.group_rows)} rows")
+
+        return found
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SourceError(f"AD124 {path}: its footer cannot be read: {error}") from error
 

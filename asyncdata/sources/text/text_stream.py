@@ -39,13 +39,14 @@ __all__ = ("ArrayBlocks", "CodedText", "TextStream", "decoded_start", "split_arr
 
 _PIECE_BYTES = 256 * 1024
 _INPUT_BYTES = {"gzip": 64 * 1024, "zstd": 8 * 1024}
-"""zstd's decoder decodes all of its input at once, so it gets small pieces."""
+_REST = 1 << 62
+"""Bytes up to the end of a frame: nothing has to be known of them."""
 
 _UNITS = {"gzip": ("AD121", "member"), "zstd": ("AD122", "frame")}
 _OBJECTS_AHEAD = 8
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE = 10
-_MAY_BE_BLANK = np.isin(np.arange(256), np.frombuffer(b"\n \t\r\v\f", np.uint8))
+_IS_BLANK = np.isin(np.arange(256), np.frombuffer(b"\n \t\r\v\f", np.uint8))
 _START = {"entry": [0, 0], "offset": 0, "row": 0}
 
 
@@ -204,6 +205,10 @@ def split_lines(pieces: Iterable[bytes], offset: int, number: int, max_row_bytes
 
 def _rows(text: bytes, offset: int, number: int, num_lost: int, max_row_bytes: int) -> TextRows:
     """The rows of whole lines. ``num_lost`` bytes of the first line are not in ``text``."""
+    if not num_lost and len(text) <= max_row_bytes and not text.strip():  # no array of what may be a bomb
+        none = np.empty(0, np.int64)
+        return TextRows(offset, number, none, none, b"", text.count(b"\n"), none)
+
     begin = offset
     if offset == 0 and text.startswith(_BOM):
         text, begin = text[len(_BOM) :], len(_BOM)
@@ -216,8 +221,8 @@ def _rows(text: bytes, offset: int, number: int, num_lost: int, max_row_bytes: i
     lengths[0] += num_lost
     is_held = lengths <= max_row_bytes
     is_row = np.ones(len(ends), np.bool_)
-    for line in np.flatnonzero(_MAY_BE_BLANK[chars[starts]] & is_held).tolist():
-        is_row[line] = bool(text[starts[line] : ends[line]].strip())
+    if (_IS_BLANK[chars[starts]] & is_held).any():
+        is_row = np.logical_or.reduceat(~_IS_BLANK[chars], starts) | ~is_held
     data = text
     if not (is_row & is_held).all():
         lines = np.flatnonzero(is_row & is_held)
@@ -260,11 +265,46 @@ def split_array(pieces: Iterable[bytes], offset: int, number: int, max_row_bytes
         raise scan.fault
 
 
+class _FrameOfZstd:
+    """Where the blocks of a frame end. A decoder that gets no more than one gives 128 KiB of text at most."""
+
+    def __init__(self) -> None:
+        self._header, self._size = b"", 5  # as much of the next one as is known, and its bytes
+        self._left = 0  # bytes before it
+
+    def take(self, data: bytes) -> int:
+        """How many bytes of ``data`` belong to the block that is next, with its header."""
+        place = 0
+        while not self._left and place < len(data):
+            self._header += data[place : place + 1]
+            place += 1
+            if len(self._header) == self._size:
+                self._left = self._after(self._header)
+                self._header, self._size = b"", 3
+        taken = min(self._left, len(data) - place)
+        self._left -= taken
+        return place + taken
+
+    def _after(self, header: bytes) -> int:
+        """How many bytes follow before the next header: RFC 8878, 3.1.1."""
+        if len(header) == 3:
+            block = int.from_bytes(header, "little")
+            return _REST if block & 1 else 1 if block & 6 == 2 else block >> 3  # the last one; one byte, repeated
+
+        if not header.startswith(b"\x28\xb5\x2f\xfd"):
+            return _REST  # it has no text: a frame to skip, or damage
+
+        flags = header[4]
+        is_single = flags >> 5 & 1
+        return 1 - is_single + (0, 1, 2, 4)[flags & 3] + (is_single, 2, 4, 8)[flags >> 6]
+
+
 class _Unit:
     """The decoder of one member or frame."""
 
     def __init__(self, coding: str) -> None:
         self._is_gzip = coding == "gzip"
+        self._frame = _FrameOfZstd()
         if self._is_gzip:
             self._decoder: Any = zlib.decompressobj(wbits=31)  # with gzip's header, length and CRC
         else:
@@ -281,20 +321,35 @@ class _Unit:
         """Some decoded text, and the rest of ``data``."""
         if self._is_gzip:
             text, left = self._decoder.decompress(data, _PIECE_BYTES), self._decoder.unconsumed_tail
-        else:
-            text, left = self._decoder.decompress(data) if data else b"", b""
-        return text, self._decoder.unused_data if self.is_whole else left
+            return text, self._decoder.unused_data if self.is_whole else left
+
+        end = self._frame.take(data)
+        text = self._decoder.decompress(data[:end]) if data else b""
+        return text, self._decoder.unused_data + data[end:]
 
 
 def decoded_start(head: bytes, coding: str) -> bytes:
-    """What can be decoded of a text of which only ``head`` is there.
+    """What can be decoded of a text of which only ``head`` is there, or the first of it.
 
     :raises SourceError: if it is damaged.
     """
+    unit, text = _Unit(coding), b""
     try:
-        return _Unit(coding).decode(head)[0]
+        while head and not unit.is_whole and len(text) < _PIECE_BYTES:
+            piece, head = unit.decode(head)
+            text += piece
     except Exception as error:  # zlib.error, or zstandard.ZstdError
-        raise SourceError(f"{_UNITS[coding][0]} its first {coding} {_UNITS[coding][1]} is damaged ({error})") from error
+        raise SourceError(f"{_UNITS[coding][0]} its first {coding} {_UNITS[coding][1]} {_why(error)}") from error
+
+    return text
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a member or frame, by the decoder's error."""
+    if "too much memory" in str(error):
+        return "needs more than 128 MiB to be decoded: compress it again, without --long or --ultra"
+
+    return f"is damaged ({error})"
 
 
 class CodedText:
@@ -374,7 +429,7 @@ class CodedText:
         try:
             text, left = unit.decode(data)
         except Exception as error:  # zlib.error, or zstandard.ZstdError, which cannot be named without importing it
-            raise self._fault(f"is damaged ({error})") from error
+            raise self._fault(_why(error)) from error
 
         if not data and not text and not unit.is_whole:
             raise self._fault(f"ends early, at byte {self._file.num_bytes}: it was cut off, or is still being written")

@@ -3,7 +3,7 @@
 A proof is for one tokenizer, one version of the backend, of ``tokenizers`` and of Unicode, and one kind of processor:
 its name is the digest of these. A file that lacks one of them, or is damaged, is not used; the sweep runs again.
 
-A proof grows. It begins with Latin text and the special tokens. A worker that meets other characters asks for them
+A proof grows. It begins with ASCII and the special tokens. A worker that meets other characters asks for them
 (:class:`ProvenTexts`), in a file beside the proof, and uses the backend for their texts once they are proven.
 """
 

@@ -6,8 +6,9 @@ Unicode makes of it and of characters that are proven, every special token in te
 character that causes a difference anywhere is never given to the backend. If no character explains a difference, the
 backend is refused as a whole.
 
-Latin text (``FIRST``) and the special tokens are tried first. The other characters are tried as the data bring them:
-what is proven grows. Every part is the same for the same tokenizer, backend, Unicode, and characters in the same order.
+ASCII and the special tokens are tried first, then the rest of Latin text (``FIRST``), and the other characters as the
+data bring them: what is proven grows. Every part is the same for the same tokenizer, backend, Unicode, and characters
+in the same order.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ LONGEST_TEXT = 100_000
 _BATCH, _STORE_EVERY = 2048, 512
 _ASCII, _MOST_COMPOSED, _ACUTE = 0x80, 0x30000, "\u0301"
 FIRST = (*range(0x100), *range(0x2010, 0x2065))
-"""The characters that are tried at first, with those of the special tokens: Latin-1, and the quotes, dashes and other
-marks that typography adds. For a text with another one a worker must load ``tokenizers``."""
+"""The characters that are tried without a request: Latin-1, and the quotes, dashes and other marks that typography
+adds. For a text with another one a worker must load ``tokenizers``."""
 
 _ROUNDS = 3
 
@@ -123,13 +124,14 @@ class Sweep:
         self.num_texts = self.num_differences = 0
 
     def begin(self) -> None:
-        """Try what every text may have: the difficult texts of ASCII, Latin text, and the special tokens."""
+        """Try what every text may have: ASCII, its difficult texts, and the special tokens."""
         for batch in _batches(filter(str.isascii, self._fixed)):
             if numbers := self._differing(batch):
                 self.refusal = f"its ids differ on {_shown(batch[numbers[0]])}"
                 return
 
-        self.grow({*FIRST, *map(ord, chain.from_iterable(self._special))}, NUM_RANDOM_TEXTS)
+        every = {*map(ord, chain.from_iterable(self._special)), *(point for point in FIRST if point < _ASCII)}
+        self.grow(every, NUM_RANDOM_TEXTS)
         if not (self.proven or self.refusal):
             self.refusal = "its ids differ for all characters"
 
@@ -431,7 +433,10 @@ class GrowingProof:
 
     def grow(self, points: Collection[int]) -> None:
         """Try characters, unless they were tried before. What is proven is stored as it grows."""
-        left = iter(points)
+        if self.proof.refusal:
+            return
+
+        left = filterfalse((self._sweep.proven | self._sweep.refused).__contains__, points)
         # To store, and to mix with what is proven, takes longer the more is proven: so there is more to try each time.
         while not self.proof.refusal and (some := list(islice(left, max(_STORE_EVERY, len(self._sweep.proven) // 8)))):
             began = time.monotonic()
@@ -491,7 +496,7 @@ def require(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False)
 
 
 def make(files: TokenizerFiles, subject: Subject) -> Proof:
-    """The proof of ``subject``. If there is none, one of Latin text and the special tokens is made, in 1.3 s of CPU
+    """The proof of ``subject``. If there is none, one of Latin text and the special tokens is made, in 1.6 s of CPU
     for a vocabulary of 151,000.
 
     Only one process of the machine does that; others wait and use its result.
@@ -502,4 +507,9 @@ def make(files: TokenizerFiles, subject: Subject) -> Proof:
         return proof
 
     with alone("proving"):
-        return find(subject) or GrowingProof(files, subject).proof
+        if (proof := find(subject)) is not None:
+            return proof
+
+        made = GrowingProof(files, subject)
+        made.grow(FIRST)
+        return made.proof

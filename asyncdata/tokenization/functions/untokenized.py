@@ -22,7 +22,7 @@ __all__ = ("RowFn",)
 class RowFn(Description, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Each row becomes a sample without tokens: ``sample.extra`` is the row, a dict.
 
-    For frameworks that tokenize prompts themselves, such as TRL, verl and NeMo-RL. Workers check that a row is one JSON
+    For frameworks that tokenize prompts themselves, such as TRL and verl. Workers check that a row is one JSON
     object; the trainer's process decodes it when it is used.
     """
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.messages import Short
 from asyncdata.workers.pool.deadlines import Patience, given_up, patience_of_a_request
 
@@ -29,8 +28,6 @@ class Call(msgspec.Struct, eq=False):
     :ivar num_losses: workers that were lost while they processed it.
     :ivar suspect: the row that was processed when its last worker was lost.
     :ivar shortages: counts its failures because of a shortage of a system resource.
-    :ivar worker: the number of the worker that has it, or had it last.
-    :ivar sent_s: when it was sent to that worker, on the monotonic clock.
     """
 
     request_id: int
@@ -40,22 +37,18 @@ class Call(msgspec.Struct, eq=False):
     num_losses: int = 0
     suspect: int | None = None
     shortages: Patience = msgspec.field(default_factory=patience_of_a_request)
-    worker: int = -1
-    sent_s: float = 0.0
 
 
 class Backlog:
     """The requests that no worker has: a queue, and requests that return to its front at a given time.
 
     :param on_due: called when a request has returned to the queue.
-    :ivar on_end: called with each call that ends, and its outcome, before the caller.
     :ivar num_open: requests that are not answered, here or with a worker, and count, as :meth:`count` says.
     """
 
     def __init__(self, slots: Slots, on_due: Callable[[], object]) -> None:
         self._slots = slots
         self._on_due = on_due
-        self.on_end: Callable[[Call, Reply | Crashed], object] = no_op
         self._counts: Callable[[Request], bool] = lambda _: True
         self.num_open = 0
         self._next_id = 1
@@ -75,12 +68,13 @@ class Backlog:
         self._counts = counts
         self.num_open = sum(counts(call.request) for call in self.calls())
 
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int) -> None:
-        """Append a new call to the queue; it uses its slot until it ends."""
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int) -> int:
+        """Append a new call to the queue, and return its id; it uses its slot until it ends."""
         self._slots.use(request.slot)
         self._queue.append(Call(self._next_id, request, on_reply, max_losses))
         self.num_open += self._counts(request)
         self._next_id += 1
+        return self._next_id - 1
 
     def add_first(self, call: Call) -> None:
         """Put it at the front of the queue."""
@@ -122,7 +116,6 @@ class Backlog:
     def end(self, call: Call, outcome: Reply | Crashed) -> None:
         """Pass the outcome to the caller, unless it is no longer needed."""
         self.num_open -= self._counts(call.request)
-        self.on_end(call, outcome)
         if call.on_reply is not None:
             call.on_reply(outcome)
         self._slots.done(call.request.slot)  # after on_reply: it may have requested the same rows again

@@ -8,7 +8,6 @@ then searches for the row that is to blame.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -71,7 +70,7 @@ def with_reader(workers: Lane, reader: Lane, job: Job) -> None:
     """
 
     def waits(request: Request) -> bool:
-        if not isinstance(request, Scan) or request.with_samples or request.num_storing:
+        if not isinstance(request, Scan) or request.with_samples:
             return False
 
         return bool((job.parts[request.part] if job.parts else job).stores)
@@ -163,7 +162,7 @@ class Pool:
                     await transport.begin(group, job)
                 self._backlog.count(self._counts)
                 self._group = group
-                self._grow_and_shrink()
+                self._grow()
                 if self._is_outdated:
                     group.start_soon(self._reopen)
         except BaseExceptionGroup as errors:
@@ -184,17 +183,17 @@ class Pool:
         return sum(lane.num_workers for lane in self._lanes if lane.max_workers)
 
     def set_num_workers(self, num_workers: int) -> None:
-        """Grow or shrink the pool, to at least one worker. A worker that is removed finishes its requests first."""
-        left = max(1, num_workers)
+        """Grow the pool. It never shrinks."""
+        left = max(self.num_workers, num_workers)
         for lane in self._lanes:
             if lane.max_workers:
                 lane.num_workers = min(left, lane.max_workers)
                 left -= lane.num_workers
-        self._grow_and_shrink()
+        self._grow()
         self._on_change()
 
-    def _grow_and_shrink(self) -> None:
-        """Start missing workers; dismiss those with the highest numbers."""
+    def _grow(self) -> None:
+        """Start missing workers."""
         if self._group is None:
             return
 
@@ -202,16 +201,10 @@ class Pool:
             for number in sorted({*lane.numbers()} - self._kept):
                 self._kept.add(number)
                 self._group.start_soon(self._maintain, lane, number)
-        for worker in self._workers.values():
-            self._dismiss_if_done(worker)
-        self._dispatch()
-
-    def _is_wanted(self, number: int) -> bool:
-        return any(number in lane.numbers() for lane in self._lanes)
 
     def _dismiss_if_done(self, worker: Worker) -> None:
-        if not worker.calls and (worker.is_spent or not self._is_wanted(worker.number)):
-            worker.is_dismissed = True  # final: it gets no request, even if the pool grows again now
+        if not worker.calls and worker.is_spent:
+            worker.is_dismissed = True
             worker.conversation.cancel()
 
     def reopen(self) -> None:
@@ -232,9 +225,9 @@ class Pool:
     # The life of a worker
 
     async def _maintain(self, lane: Lane, number: int) -> None:
-        """Start worker ``number``, and start it again when it ends, as long as it is wanted."""
+        """Start worker ``number``, and start it again when it ends."""
         starts, rooms = new_patience(lane.max_starts), new_patience()
-        while self._is_wanted(number):
+        while True:
             try:
                 worker = await lane.start(number)
             except WorkerError as error:
@@ -244,7 +237,6 @@ class Pool:
 
             rooms.succeeded()
             await pause(await self._use(worker, starts))
-        self._kept.discard(number)
 
     async def _use(self, worker: Worker, starts: Patience) -> float:
         """Use the worker until its end: seconds to wait before the next one starts."""
@@ -259,7 +251,7 @@ class Pool:
             self._num_restarts += worker.is_spent and not worker.is_outdated
             lost = await worker.end(lost)
             if lost is not None:
-                self._num_restarts += self._is_wanted(number)
+                self._num_restarts += 1
                 wait_s = self._health.wait_for_another(lost, starts if is_start else None, self.num_workers)
                 self._recover(worker, lost)
         finally:
@@ -354,13 +346,14 @@ class Pool:
     def watch(self, on_change: Callable[[], object]) -> None:
         self._on_change = on_change
 
-    def on_end(self, tell: Callable[[Call, Reply | Crashed], object]) -> None:
-        """Tell of each call that ends, and of its outcome."""
-        self._backlog.on_end = tell
-
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
-        self._backlog.submit(request, on_reply, max_losses)
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
+        request_id = self._backlog.submit(request, on_reply, max_losses)
         self._dispatch()
+        return request_id
+
+    def row_of(self, request_id: int) -> int:
+        """The row of a request that a worker works on; 0 if none does, or on all at once. Any thread may ask."""
+        return max(0, dict(worker.progress() for worker in self._workers.copy().values()).get(request_id, 0))
 
     def _dispatch(self) -> None:
         for lane in self._lanes:
@@ -373,7 +366,6 @@ class Pool:
                 worker.calls.append(call)
                 if len(worker.calls) == 1:
                     worker.be_patient()
-                call.worker, call.sent_s = worker.number, time.monotonic()
                 worker.send(call)
 
     def _has_room(self, worker: Worker, lane: Lane) -> bool:

@@ -10,13 +10,14 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.framing import HEADER
 from asyncdata.core.log import get_logger
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 __all__ = ("ChildProcess", "Connection", "Executed", "Forked", "SharedResources")
 
 _log = get_logger(__name__)
-_UNSHARED = 3
-"""References to memory of which no view is left: of its owner, of a local name, and of the count of references."""
-
 _SCRATCH_BYTES = 16 * 1024
 _STALLED = struct.pack("ll", 0, 20_000)  # 20 ms: a worker that stopped inside a frame must not block the loop
 _OUTPUT_BYTES = 4096
@@ -185,6 +183,7 @@ class Connection:
         self._request_id = 0
         self._body: memoryview | None = None
         self._spare: Any = None
+        self._user: Callable[[], object] = no_op
         self._num_read = 0
         self._unsent: deque[memoryview] = deque()
         self._has_unsent = anyio.Event()
@@ -270,9 +269,11 @@ class Connection:
         # Each body has its own memory, because decoding returns views into it without a copy. np.empty does not fill
         # it with zeros first. Memory of which no view is left is used again: new memory costs more than the copy.
         spare = self._spare
-        if not (spare is not None and length <= len(spare) <= 2 * length and sys.getrefcount(spare) == _UNSHARED):
+        if not (spare is not None and length <= len(spare) <= 2 * length and self._user() is None):
             spare = self._spare = np.empty(length, np.uint8)
-        self._body, self._num_read = spare.data[:length], 0
+        user = spare[:length]  # an object of its own: every view into the body keeps it
+        self._user = weakref.ref(user)
+        self._body, self._num_read = user.data, 0
 
     def _read(self) -> None:
         self._scratch[: self._end - self._start] = self._scratch[self._start : self._end]

@@ -61,10 +61,7 @@ def _rendered(bench: Bench, chats_path: str, size: int) -> str:
 
 
 def packed_sft(bench: Bench) -> None:
-    """S16: packed batches beside XTuner's loader, both with what an earlier run left in their caches.
-
-    XTuner's cache has the rows' offsets and lengths; ours the tokens, or nothing, with a fast tokenizer.
-    """
+    """S16: packed batches beside XTuner's loader, whose cache has the rows' offsets and lengths of an earlier run."""
     lacking = [name for name in _NEEDED if find_spec(name) is None]
     if "ASYNCDATA_XTUNER" not in os.environ or lacking:
         bench.note("S16", _WHAT, f"needs XTuner's tree, named by ASYNCDATA_XTUNER, and {', '.join(_NEEDED)}")
@@ -74,10 +71,9 @@ def packed_sft(bench: Bench) -> None:
     common = {"path": path, "tokenizer": bench.tokenizer, "max_length": 4096, "num_workers": bench.num_workers}
     theirs = partial(_packs, bench, "xtuner", num_warm=10, num_batches=40 if bench.quick else 250, **common)
     ours = partial(_packs, bench, "ours", num_warm=20, num_batches=100 if bench.quick else 1500, **common)
-    calls = {"XTuner": theirs, "ours, token cache": partial(ours, caches_tokens=True)}
+    calls = {"XTuner": theirs}
     calls |= {f"ours, {backend}": partial(ours, backend=backend) for backend in bench.backends}
     theirs(num_batches=1)  # fills their cache
-    ours(caches_tokens=True, backend=bench.backends[-1], num_batches=100_000)  # the whole epoch fills ours
     found = rounds(*calls.values(), num_rounds=bench.num_long_rounds)
     rates = {name: figures["batches_per_s"] for name, figures in zip(calls, found, strict=True)}
     for name, rate in rates.items():

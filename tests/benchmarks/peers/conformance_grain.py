@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import grain
 
-from asyncdata.testing import Seen
+from tests.conformance.lab import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from asyncdata.testing import Knobs, Rows
+    from tests.conformance.lab import Knobs, Rows
 
 __all__ = ("Grain",)
 

@@ -13,12 +13,12 @@ import torch
 from conformance_hf import streamed
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from asyncdata.testing import Seen
+from tests.conformance.lab import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from asyncdata.testing import Knobs, Rows
+    from tests.conformance.lab import Knobs, Rows
 
 __all__ = ("IndexedStateful", "StreamedStateful")
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
+import subprocess
+import sys
 import tempfile
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.clock import seconds
 from tests.benchmarks.peers.contest import through
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BATCH = 32
 BYTES = "bytes"
@@ -40,6 +44,15 @@ def loader(path: str, tokenizer: str, backend: str = "hf", kind: str = "prompt",
     return DataLoader(source, tokenize_fn=KINDS[kind](tokenizer, backend), **knobs)
 
 
+@contextlib.contextmanager
+def endless_loops(number: int) -> Iterator[None]:
+    """Other programs that leave no CPU idle."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(number):
+            stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
+        yield
+
+
 def first_batch(path: str, tokenizer: str, **knobs: Any) -> dict[str, float]:
     """Seconds from this process's first statement."""
     with loader(path, tokenizer, **knobs) as made:
@@ -54,14 +67,15 @@ def steady(
     num_warm_rows: int = BATCH,
     pause_s: float = 0.0,
     rest_s: float = 0.0,
+    num_beside: int = 0,
     **knobs: Any,
 ) -> dict[str, float]:
-    """Rows per second after the first rows, and CPU of this process per row.
+    """Rows per second after the first rows, and CPU of this process per row, beside endless loops.
 
     :param pause_s: so long nothing is asked for after the first rows, and what is loaded beside the workers is loaded.
     :param rest_s: the same at the end: workers do what waits for a pause.
     """
-    with loader(path, tokenizer, **knobs) as made:
+    with endless_loops(num_beside), loader(path, tokenizer, **knobs) as made:
         for _ in range(num_warm_rows // BATCH):
             made.get_next_batch(BATCH)
         time.sleep(pause_s)
@@ -74,15 +88,18 @@ def steady(
     return {"rows_per_s": num_taken / wall, "parent_cpu_us_per_row": cpu / num_taken * 1e6}
 
 
-def first_run(path: str, tokenizer: str, runs_s: list[float], num_rows: int, **knobs: Any) -> dict[str, float]:
-    """Runs with nothing proven before the first, at full speed, for so many seconds each. Rows per second until the
-    workers switch to a fast backend, in all of the last run, and with everything proven after the first ``num_rows``;
-    and the seconds of the last run until its rate, over a second each, is 0.8 of that.
+def first_run(
+    path: str, tokenizer: str, runs_s: list[float], num_rows: int, num_beside: int = 0, **knobs: Any
+) -> dict[str, float]:
+    """Runs with nothing proven before the first, at full speed, for so many seconds each, beside endless loops. Rows
+    per second until the workers switch to a fast backend, in all of the last run, and with everything proven after the
+    first ``num_rows``; and the seconds of the last run until its rate, over a second each, is 0.8 of that.
     """
     from structlog.testing import capture_logs
 
     with contextlib.ExitStack() as stack:
         os.environ["XDG_CACHE_HOME"] = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(endless_loops(num_beside))
         events, num_before, num_in_second = stack.enter_context(capture_logs()), 0, list[int]()
         for run_s in runs_s:
             with loader(path, tokenizer, "auto", **knobs) as made:
@@ -142,47 +159,3 @@ def delivered_ids(path: str, out: str, **knobs: Any) -> dict[str, float]:
             ids += [int(sample.tokens[0]) for sample in batch]
     np.array(ids, dtype=np.int32).tofile(out)
     return {"rows": len(ids), "seconds": time.perf_counter() - began}
-
-
-def second_epoch(path: str, tokenizer: str, cache: str, **knobs: Any) -> dict[str, float]:
-    """Rows per second of an epoch that fills the cache, and of those behind it, each after its first batch.
-
-    Those are another loader's: one that continues into its second epoch opens the first window of it before the last of
-    the first is written. There are several, as one is over in a tenth of a second. ``cached_share`` is how much of them
-    came out of the cache.
-    """
-    fill = _epochs(path, tokenizer, 1, wait_s=1.0, cache={"tokens": cache}, **knobs)
-    second = _epochs(path, tokenizer, 8, cache={"tokens": cache}, **knobs)
-    return {
-        "first_rows_per_s": fill["rows_per_s"],
-        "cached_share": second.pop("cached_share"),
-        **{f"second_{name}": value for name, value in second.items()},
-    }
-
-
-def _epochs(path: str, tokenizer: str, num_epochs: int, wait_s: float = 0.0, **knobs: Any) -> dict[str, float]:
-    """``wait_s`` is for what is on its way into the cache when the last row is delivered."""
-    num_rows, began, cpu, of_workers = 0, 0.0, 0.0, 0.0
-    with loader(path, tokenizer, epochs=num_epochs, batch_size=BATCH, buffer_size=8192, **knobs) as made:
-        for batch in itertools.chain.from_iterable(made for _ in range(num_epochs)):
-            if not began:
-                began, cpu, of_workers = time.perf_counter(), time.process_time(), _used_by_workers(made)
-            num_rows += len(batch)
-        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
-        of_workers = _used_by_workers(made) - of_workers
-        time.sleep(wait_s)
-        cached = getattr(made.statistics(), "cached_rows_total", 0)
-    return {
-        "rows_per_s": (num_rows - BATCH) / wall,
-        "cached_share": cached / num_rows,
-        "cpu_us_per_row": cpu / num_rows * 1e6,
-        "workers_us_per_row": of_workers / num_rows * 1e6,
-    }
-
-
-def _used_by_workers(made: Any) -> float:
-    """CPU seconds."""
-    import psutil
-
-    times = [psutil.Process(worker.pid).cpu_times() for worker in made.statistics().workers if worker.pid]
-    return sum(one.user + one.system for one in times)

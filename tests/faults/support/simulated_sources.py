@@ -97,7 +97,6 @@ class Way(NamedTuple):
     source: Callable[[], Any]
     knobs: dict[str, Any]
     needs: tuple[str, ...] = ()
-    keeps_tokens: bool = False
 
     @property
     def is_packed(self) -> bool:
@@ -114,7 +113,6 @@ WAYS: dict[str, Way] = {
     "blocks": Way(_lines, {"shuffle": BLOCKS}),
     "blocks in their order": Way(_lines, {"shuffle": IN_ORDER}),
     "blocks of Parquet": Way(_parquet, {"shuffle": BLOCKS}, ("pyarrow",)),
-    "blocks, kept as tokens": Way(_lines, {"shuffle": BLOCKS}, ("pyarrow", "xxhash"), keeps_tokens=True),
     "all rows permuted": Way(_lines, {"shuffle": "full"}),
     "all rows of Parquet permuted": Way(_parquet, {"shuffle": "full"}, ("pyarrow",)),
     "slime's order": Way(_lines, {"shuffle": ad.RowShuffle(method="slime")}),
@@ -309,9 +307,9 @@ async def _read(world: World, name: str, kept: str) -> None:
     size, num_tasks = (1, 1) if way.is_packed else (chance.choice([1, 2]), chance.choice([1, 1, 2, 4]))
     knobs = {**way.knobs, "seed": seed, "epochs": EPOCHS, "buffer_size": capacity, "n_samples_per_prompt": size}
     world.trace.append(f"{name}, {knobs}, {num_tasks} tasks, {world.executor.num_workers} workers")
-    knobs["cache"] = {"folder": kept, "tokens": way.keeps_tokens}
+    knobs["cache"] = {"folder": kept}
     # A pass that counts the tokens of rows runs the function itself, and there a killer is no special case.
-    function = without_the_killer if way.is_packed or "kept" in name else with_a_killer
+    function = without_the_killer if way.is_packed else with_a_killer
     async with world.loader(way.source(), function, **knobs) as loader:
         trainer = (PackTrainer if way.is_packed else Trainer)(world, loader, expected_of(name, seed), size)
         async with anyio.create_task_group() as group:

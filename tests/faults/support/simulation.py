@@ -131,11 +131,16 @@ class SimulatedExecutor:
     def watch(self, on_change: Callable[[], object]) -> None:
         self._on_change = on_change
 
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
         self.num_asked += 1
         self.slots.use(request.slot)
         self._queue.append(Asked(request, on_reply, self._generation))
         self._wake.set()
+        return self.num_asked
+
+    def row_of(self, request_id: int) -> int:
+        """Its rows are done all at once."""
+        return 0
 
     def forget(self) -> None:
         # Those who work write into their slots all the same.
@@ -144,7 +149,7 @@ class SimulatedExecutor:
             self.slots.done(self._queue.popleft().request.slot)
 
     def set_num_workers(self, num_workers: int) -> None:
-        self.num_workers = num_workers
+        self.num_workers = max(self.num_workers, num_workers)
         self._wake.set()
         self._on_change()
 

@@ -207,6 +207,21 @@ def test_34_files_that_may_not_be_read_are_all_named_at_once(tmp_path, monkeypat
     assert str(found.error).splitlines() == lines
 
 
+@pytest.mark.parametrize("shuffle", [True, "full"])
+def test_a_footer_that_says_less_than_no_rows_is_refused(tmp_path, shuffle):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"id": range(20)}), path)
+    whole, refused = path.read_bytes(), []
+    size = int.from_bytes(whole[-8:-4], "little")
+    twenty, less_than_none = b"\x28", b"\x29"  # as Parquet writes them
+    for place in range(len(whole) - size - 8, len(whole) - 8):
+        if whole[place : place + 1] == twenty:
+            path.write_bytes(whole[:place] + less_than_none + whole[place + 1 :])
+            refused.append(str(deliver(str(path), shuffle=shuffle).error))
+    assert f"AD124 {path}: its footer cannot be read: a row group has -21 to -21 rows" in refused
+
+
 def test_35_36_37_what_is_no_file_is_refused_as_what_it_is(tmp_path):
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -316,9 +331,40 @@ def test_data_at_a_path_with_a_nul_are_named(kind):
         loader_of(kind("a\0b"))
 
 
+ODD_NAME = "a\x1b[2J\r\u202eb.jsonl"
+ODD_NAME_SHOWN = r"a\x1b[2J\r\u202eb.jsonl"
+
+
+def test_names_with_characters_that_a_terminal_obeys_are_escaped_wherever_they_are_told(tmp_path):
+    path = write(tmp_path / ODD_NAME, b"{\n")
+    assert str(deliver(path).error).startswith(f"AD101 {tmp_path}/{ODD_NAME_SHOWN}:1 (byte 0): ")
+
+    with loader_of(write_rows(tmp_path / "rows.jsonl", 3)) as loader:
+        with pytest.raises(SnapshotError, match="AD602") as caught:
+            loader.restore(path)
+    assert f"{tmp_path}/{ODD_NAME_SHOWN}" in str(caught.value)
+
+    misnamed = write(tmp_path / f"{ODD_NAME}.gz", LINES)
+    assert [event["path"] for event in deliver(misnamed).events] == [f"{tmp_path}/{ODD_NAME_SHOWN}.gz"]
+
+
+@pytest.mark.parametrize(
+    "name", [b"caf\xe9.jsonl", b"\xe9/rows.jsonl", b"\xe9.jsonl.gz", b"\xe9.json", b"\xe9.parquet"]
+)
+@pytest.mark.parametrize("given", ["a file", "a folder"])
+def test_a_path_that_is_no_utf8_is_named(tmp_path, name, given):
+    path = tmp_path / os.fsdecode(name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(LINES)
+    source = str(path if given == "a file" else path.parent)
+    kind = ParquetSource if path.suffix == ".parquet" else JsonArraySource if path.suffix == ".json" else str
+    with pytest.raises(SourceError, match=r"^AD304 cannot read .*\\udce9.*: its path is not UTF-8, .*; rename it"):
+        loader_of(kind(source))
+
+
 def test_whatever_else_is_at_a_path_with_a_nul_is_named(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", 20)
-    for knob, setting in (("bad_rows", "path"), ("cache", "folder"), ("cache", "tokens")):
+    for knob, setting in (("bad_rows", "path"), ("cache", "folder")):
         with pytest.raises(ConfigError, match=rf"^(BadRows|Cache): {setting}='a\\x00b' has a NUL in it"):
             loader_of(path, **{knob: {setting: "a\0b"}})
     with loader_of(path) as loader:

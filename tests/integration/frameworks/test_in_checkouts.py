@@ -1,4 +1,4 @@
-"""The adapters in the frameworks' own trainers and checkpoints: of checkouts that variables of the environment name.
+"""Adapters and examples in the frameworks' own trainers and checkpoints, of checkouts that variables name.
 
 A module of ``tests/support/frameworks`` drives each framework, and says which checkouts and packages it needs. What the
 frameworks ask of the adapters is in ``tests/integration/test_adapters.py``, without a checkout.
@@ -21,7 +21,6 @@ DRIVERS = (
     "openrlhf",
     "prime_rl",
     "skyrl",
-    "skyrl_sft",
     "torchtitan",
     "verl",
     "verl_sft",

@@ -1,15 +1,14 @@
-"""axolotl, LLaMA-Factory and ms-swift over a loader, with the lines of their pages."""
+"""axolotl with its example, LLaMA-Factory and ms-swift with the lines of their page, over a loader."""
 
 import importlib.util
 import json
 import shutil
 import signal
-from types import SimpleNamespace
 
 import pytest
 
-from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, blocks_of, run_python, write_rows
-from tests.support.frameworks.relatives import PAGE, PAGE_OF_AXOLOTL, ROWS, SAVE_STEPS, STEPS
+from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, EXAMPLES, blocks_of, run_python, write_rows
+from tests.support.frameworks.relatives import PAGE, ROWS, SAVE_STEPS, STEPS
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]  # three processes, which import a framework each
 
@@ -33,7 +32,8 @@ def test_a_killed_training_continues_with_exactly_the_next_batch(tmp_path, frame
             "tests.support.frameworks.relatives",
             json.dumps(settings | {"resume": resume, "kill_at": kill_at}),
         )
-        run_python(tmp_path, *words, status=-signal.SIGKILL if kill_at else 0, OMP_NUM_THREADS="1")
+        status = -signal.SIGKILL if kill_at else 0
+        run_python(tmp_path, *words, places=[EXAMPLES], status=status, OMP_NUM_THREADS="1")
         seen = [json.loads(line) for line in files["seen"].read_text().splitlines()]
         return seen, None if kill_at else json.loads(files["report"].read_text())["losses"]
 
@@ -47,17 +47,15 @@ def test_a_killed_training_continues_with_exactly_the_next_batch(tmp_path, frame
     assert losses_of_resumed == losses
 
 
-@pytest.mark.parametrize("page", [PAGE, PAGE_OF_AXOLOTL])
-def test_the_loader_of_the_page_gives_batches(tmp_path, page):
+def test_the_loader_of_the_page_gives_batches(tmp_path):
     for name in ("torch", "transformers"):
         pytest.importorskip(name, reason=f"{name} is not installed")
     chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2."}]
     path = write_rows(tmp_path, [{"messages": chat}] * 8)
-    code = blocks_of(page, "py")[0].replace('"chats.jsonl"', repr(path)).replace('"my/model"', repr(DEMO_TOKENIZER))
+    code = blocks_of(PAGE, "py")[0].replace('"chats.jsonl"', repr(path)).replace('"my/model"', repr(DEMO_TOKENIZER))
     names = {}
 
     exec(code, names)  # noqa: S102 - the project's own pages
 
-    of_axolotl = (SimpleNamespace(sequence_len=64, base_model=DEMO_TOKENIZER),) if page == PAGE_OF_AXOLOTL else ()
-    with names["make_loader"](*of_axolotl) as loader:
+    with names["make_loader"]() as loader:
         assert len(next(iter(loader))["input_ids"])

@@ -1,6 +1,7 @@
 """What the files of examples/frameworks tell a framework, against the framework's own code where a checkout is at hand.
 
-That they end with a clear line where a framework is missing is in ``tests/unit/test_examples.py``.
+That a killed run continues with the next row is in ``test_in_checkouts.py`` and ``test_relatives_of_trainer.py``; that
+they end with a clear line where a framework is missing, in ``tests/unit/test_examples.py``.
 """
 
 import ast
@@ -9,13 +10,13 @@ import json
 import re
 import runpy
 import sys
+from itertools import chain, islice, repeat
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from asyncdata import DataLoader
-from asyncdata.integrations.axolotl import LoaderPlugin
+from asyncdata import DataLoader, RowFn
 from asyncdata.integrations.verl import check
 from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, ROOT, checkout, run_python
 from tests.support.frameworks.prime_rl import PACKAGES as PRIME_PACKAGES
@@ -30,6 +31,7 @@ FOLDER = ROOT / "examples" / "frameworks"
 def example(tmp_path, monkeypatch):
     """Imports an example; its files are in a folder of the test."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(FOLDER)
 
     def load(name):
         spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
@@ -121,40 +123,109 @@ def test_torchtitans_example_is_a_configuration_whose_loader_gives_batches(tmp_p
     assert largest < vocabulary
 
 
-def test_nemo_rl_knows_every_argument_of_its_example(example):
+INTERFACES = {
+    "train_axolotl": {"axolotl.common.datasets": "TrainDatasetMeta", "axolotl.integrations.base": "BasePlugin"},
+    "train_megatron_bridge": {
+        "megatron.bridge.data.base": "DatasetProvider",
+        "megatron.bridge.recipes.gpt.vanilla_gpt": "vanilla_gpt_pretrain_config",
+        "megatron.bridge.training.checkpointing": "maybe_load_dataloader_state maybe_save_dataloader_state",
+        "megatron.bridge.training.gpt_step": "forward_step",
+        "megatron.bridge.training.pretrain": "pretrain",
+    },
+    "train_nemo_rl": {"nemo_rl.data.datasets.raw_dataset": "RawDataset", "nemo_rl.data.utils": "setup_response_data"},
+    "train_openrlhf": {"openrlhf.trainer.ppo_trainer": "", "openrlhf.trainer.ppo_trainer_async": ""},
+    "train_prime_rl": {
+        "verifiers.v1": "",
+        "prime_rl.orchestrator.train_source": "",
+        "prime_rl.orchestrator.curriculum": "Curriculum TaskSampler",
+    },
+    "train_skyrl": {
+        "ray": "",
+        "skyrl.train.config": "SkyRLTrainConfig",
+        "skyrl.train.entrypoints.main_base": "BasePPOExp",
+        "skyrl.train.trainer": "RayPPOTrainer",
+        "skyrl.train.utils": "validate_cfg",
+        "skyrl.train.utils.utils": "initialize_ray",
+    },
+}
+"""What each example imports of its framework."""
+
+
+def stand_in(patch, name):
+    """An example's framework, with nothing but the names that it imports."""
+    for module, names in INTERFACES[name].items():
+        stand_in_module(patch, module, **{attribute: type(attribute, (), {}) for attribute in names.split()})
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "message"),
+    [
+        ("train_axolotl", None, "BasePlugin has no load_datasets: this example was written for axolotl"),
+        ("train_nemo_rl", lambda made: made.with_state(lambda: [()])(), "tuple has no dataset: .* for NeMo-RL"),
+        ("train_openrlhf", lambda made: made.plug_in(), "openrlhf.trainer.ppo_trainer has no prepare_datasets: "),
+        ("train_prime_rl", None, "prime_rl.orchestrator.train_source has no Curriculum: this example"),
+        ("train_skyrl", None, "BasePPOExp has no get_train_dataset: this example was written for SkyRL"),
+    ],
+)
+def test_an_example_names_what_its_framework_no_longer_has(example, monkeypatch, name, call, message):
+    stand_in(monkeypatch, name)
+    with pytest.raises(SystemExit, match=message):
+        made = example(name)
+        call(made)
+
+
+def test_megatron_bridges_example_names_what_is_gone(example, monkeypatch):
+    stand_in(monkeypatch, "train_megatron_bridge")
+    monkeypatch.delattr("megatron.bridge.training.checkpointing.maybe_save_dataloader_state")
+    with pytest.raises(SystemExit, match="checkpointing has no maybe_save_dataloader_state: this example"):
+        example("train_megatron_bridge")
+
+
+@pytest.mark.parametrize("saved_at", range(8))
+def test_batches_of_the_examples_continue_after_a_restart(example, jsonl_file, saved_at):
+    """Seven rows are three batches, and the row that is left begins the next epoch."""
+    path, shared = jsonl_file({"number": number} for number in range(7)), example("_shared")
+
+    def opened():
+        loader = DataLoader(path, tokenize_fn=RowFn(), shuffle="full", seed=1, num_workers=0)
+        return shared.Batches(loader, 2, lambda samples: [sample.extra["number"] for sample in samples])
+
+    def steps(batches):
+        return chain.from_iterable(repeat(batches))
+
+    whole, killed, resumed = opened(), opened(), opened()
+    with whole.loader, killed.loader, resumed.loader:
+        wanted = list(islice(steps(whole), 8))
+        before = list(islice(steps(killed), saved_at))
+        resumed.load_state_dict(json.loads(json.dumps(killed.state_dict())))
+        assert before + list(islice(steps(resumed), 8 - saved_at)) == wanted
+    assert sorted(chain(*wanted[:3], wanted[3][:1])) == list(range(7))
+
+
+def test_nemo_rl_knows_every_argument_of_its_example():
     file = "examples/configs/grpo_math_1B.yaml"
     tree = checkout("ASYNCDATA_NEMO_RL", file)
-    settings = settings_of(example("train_nemo_rl").ARGUMENTS, defaults_of(tree, file))
-    assert settings.data.train.asyncdata == {"num_workers": 2, "seed": 1}
+    pytest.importorskip("torchdata", reason="NeMo-RL needs it")
+    sys.path.insert(0, tree)
+    settings = settings_of(runpy.run_path(str(FOLDER / "train_nemo_rl.py"))["ARGUMENTS"], defaults_of(tree, file))
+    assert settings.data.train.dataset_name == "train_nemo_rl.Sums"
     assert settings.policy.train_global_batch_size == 8 * 4, "prompts of a step, and answers of each"
     assert Path(tree, "examples/run_grpo.py").read_text().count("= setup_response_data(") == 1
 
 
-def test_nemo_rls_example_runs_its_program_with_the_state_added(example, monkeypatch, tmp_path):
+def test_nemo_rls_example_has_a_data_set_with_a_state(example, monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed")
-    from asyncdata.integrations.nemo_rl import NemoRows
-
-    nemo, ran = example("train_nemo_rl"), {}
-    knobs = {"num_workers": 0, "cache": {"folder": str(tmp_path / "cache")}}
-
-    def setup_response_data(*_):
-        ran["rows"] = NemoRows(str(nemo.PROMPTS), asyncdata=knobs)
-        return ran["rows"], None, {}, {}
-
-    def run_path(path, **_):
-        utils = sys.modules["nemo_rl.data.utils"]
-        ran.update(path=path, words=sys.argv, dataset=utils.setup_response_data(None)[0])
-
-    stand_in_module(monkeypatch, "nemo_rl.data.utils", setup_response_data=setup_response_data)
-    monkeypatch.setattr(sys, "argv", ["train_nemo_rl.py", "policy.model_name=mine"])
-    monkeypatch.setattr(runpy, "run_path", run_path)
-    nemo.main()
+    stand_in(monkeypatch, "train_nemo_rl")
+    nemo = example("train_nemo_rl")
+    nemo.write(nemo.PROMPTS, ({"input": question, "output": answer} for question, answer in nemo.sums()))
+    rows = nemo.Sums(dataset_name="train_nemo_rl.Sums").dataset
+    dataset, _ = nemo.with_state(lambda *_: (SimpleNamespace(dataset=rows), None))(None)
     try:
-        assert (ran["path"], ran["words"][-1]) == ("examples/run_grpo.py", "policy.model_name=mine")
-        assert len(ran["dataset"]) == 2000
-        assert "asyncdata" in ran["dataset"].state_dict()
+        assert len(rows) == 2000
+        assert [message["role"] for message in rows[0]["messages"]] == ["user", "assistant"]
+        assert dataset.state_dict()["next_index"] == 1
     finally:
-        ran["rows"].dataset.close()
+        rows.close()
 
 
 def test_openrlhf_knows_every_argument_of_its_example(example):
@@ -173,23 +244,12 @@ def test_openrlhfs_example_rewards_an_answer_and_not_the_prompt(example):
     assert found["rewards"].tolist() == [0.5, 0.0]
 
 
-MEGATRON = {
-    "megatron.bridge.data.base": "DatasetProvider",
-    "megatron.bridge.recipes.gpt.vanilla_gpt": "vanilla_gpt_pretrain_config",
-    "megatron.bridge.training.gpt_step": "forward_step",
-    "megatron.bridge.training.pretrain": "pretrain",
-}
-
-
 def test_megatron_bridge_has_what_its_example_imports_and_sets():
     tree = checkout("ASYNCDATA_MEGATRON_BRIDGE", "src/megatron/bridge/training/gpt_step.py")
-    nodes = list(ast.walk(ast.parse((FOLDER / "train_megatron_bridge.py").read_text())))
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and "megatron.bridge" in (node.module or "")]
-
-    assert {str(node.module): node.names[0].name for node in imports} == MEGATRON
-    for module, name in MEGATRON.items():
+    for module, names in INTERFACES["train_megatron_bridge"].items():
         source = Path(tree, "src", *module.split(".")).with_suffix(".py").read_text()
-        assert re.search(rf"^(class|def) {name}\b|^    \w+ as {name},|^ *import {name}", source, re.MULTILINE), module
+        for name in names.split():
+            assert re.search(rf"^(class|def) {name}\b|^    \w+ as {name},|^ *import {name}", source, re.MULTILINE), name
     step = Path(tree, "src/megatron/bridge/training/gpt_step.py").read_text()
     for key in ("tokens", "labels", "loss_mask", "position_ids"):
         assert f'"{key}"' in step
@@ -197,11 +257,9 @@ def test_megatron_bridge_has_what_its_example_imports_and_sets():
 
 def test_megatron_bridges_example_gives_what_the_forward_step_reads(example, monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed")
-    for module, name in MEGATRON.items():
-        stand_in_module(monkeypatch, module, **{name: type(name, (), {})})
+    stand_in(monkeypatch, "train_megatron_bridge")
     megatron, opened = example("train_megatron_bridge"), []
-    megatron.CHATS.parent.mkdir()
-    megatron.write_chats()
+    megatron.write(megatron.CHATS, megatron.chats())
     group = SimpleNamespace(rank=lambda: 0, size=lambda: 1)
 
     def make(*args, **knobs):
@@ -226,31 +284,33 @@ driver.import_skyrl()
 import skyrl_gym
 import train_skyrl as example
 from asyncdata.demo import tokenizer_folder
-from asyncdata.integrations.skyrl import PPOExp
-example.write_prompts()
-_, (cfg, knobs) = driver.arguments_sent([*example.ARGUMENTS, f"trainer.policy.model.path={tokenizer_folder()}"])
-found = {"knobs": knobs, "samples": cfg.generator.n_samples_per_prompt, "checkpoints": cfg.trainer.ckpt_path}
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.utils import validate_cfg
+example.write(example.PROMPTS, example.rows())
+cfg = SkyRLTrainConfig.from_cli_overrides([*example.ARGUMENTS, f"trainer.policy.model.path={tokenizer_folder()}"])
+validate_cfg(cfg)
+found = {"samples": cfg.generator.n_samples_per_prompt, "checkpoints": cfg.trainer.ckpt_path}
 cfg.trainer.placement.colocate_all = False  # it asks Ray for a GPU
-prompts = PPOExp(cfg, **knobs, cache={"folder": "cache"}).train_dataset
-item = prompts.view[0]
-found |= {"rows": len(prompts), "fields": sorted(item)}
-prompts.close()
-answer = item["env_extras"]["reward_spec"]["ground_truth"]
+prompts = example.Experiment(cfg).train_dataset
+batch = next(iter(prompts))
+found |= {"batches": len(prompts), "prompts": len(batch), "fields": sorted(batch[0])}
+prompts.loader.close()
+answer = batch[0]["env_extras"]["reward_spec"]["ground_truth"]
 for said in (answer, "-1"):
-    env = skyrl_gym.make(item["env_class"] or cfg.environment.env_class, env_config={}, extras=item["env_extras"])
+    env = skyrl_gym.make(cfg.environment.env_class, env_config={}, extras=batch[0]["env_extras"])
     found[said == answer] = env.step(f"It is #### {said}")["reward"]
 print(json.dumps(found))
 """
 
 
 def test_skyrl_takes_every_argument_of_its_example_and_rewards_its_prompts(tmp_path):
-    tree = checkout("ASYNCDATA_SKYRL", "skyrl/train/fully_async_trainer.py", SKYRL_PACKAGES)
+    checkout("ASYNCDATA_SKYRL", "skyrl/train/fully_async_trainer.py", SKYRL_PACKAGES)
 
-    assert answer_of(SKYRL, tmp_path, tree) == {
-        "knobs": {"num_workers": 2, "seed": 1},
+    assert answer_of(SKYRL, tmp_path) == {
         "samples": 4,
         "checkpoints": f"{tmp_path}/asyncdata_skyrl/checkpoints",
-        "rows": 2000,
+        "batches": 2000 // 64,
+        "prompts": 64,
         "fields": ["env_class", "env_extras", "prompt", "uid"],
         "true": 1.0,
         "false": 0.0,
@@ -282,57 +342,43 @@ def prime_rl():
 
 
 def launched(places, folder, *words):
-    """The settings that prime-rl's launcher writes for its orchestrator."""
+    """The settings that prime-rl's launcher writes for its orchestrator, after all its checks."""
     run(folder, str(FOLDER / "train_prime_rl.py"), "--dry-run", *words, places=places)
     return json.loads((folder / "asyncdata_prime_rl/runs/docstrings/configs/orchestrator.json").read_text())
 
 
-def test_prime_rls_launcher_takes_the_configuration_of_its_example_and_continues_a_killed_run(prime_rl, tmp_path):
-    """``--dry-run`` makes all settings as for a run, and checks them."""
-    checkpoints = tmp_path / "asyncdata_prime_rl" / "runs" / "docstrings" / "checkpoints"
-    for step, part in ((20, "trainer/.metadata"), (20, "orchestrator/progress.pt"), (30, "orchestrator/progress.pt")):
-        file = checkpoints / f"step_{step}" / part
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-
-    after = launched(prime_rl, tmp_path, "--max-steps", "70")
-    assert after["resume"]["step"] == 20, "the trainer had not saved step 30"
-    assert after["max_steps"] == 70
-    assert launched(prime_rl, tmp_path, "--resume.step", "30")["resume"]["step"] == 30
-
-    (checkpoints / "step_20/trainer/.metadata").unlink()
-    assert launched(prime_rl, tmp_path)["resume"] is None
-    assert not checkpoints.exists(), "prime-rl begins only where no earlier run has left files"
-
-
 def test_prime_rls_example_is_a_taskset_whose_tasks_are_rewarded(prime_rl, tmp_path):
-    settings = launched(prime_rl, tmp_path)
+    settings = launched(prime_rl, tmp_path, "--max-steps", "70")
+    assert settings["max_steps"] == 70
     [source] = settings["train"]["source"]
     assert source["group_size"] == 4
     assert settings["batch_size"] % source["group_size"] == 0
     module, idx, prompt, rewards = answer_of(TASKSET, tmp_path, *prime_rl)
     assert (module, idx, rewards) == ("train_prime_rl", 0, [1.0, 0.0])
     assert prompt.startswith("Which ")
+    assert launched(prime_rl, tmp_path, "--resume.step", "30")["resume"]["step"] == 30
 
 
-def test_axolotl_knows_every_key_of_its_example(example):
+def test_axolotl_knows_every_key_of_its_example(example, monkeypatch):
     schemas = Path(checkout("ASYNCDATA_AXOLOTL", "src/axolotl/utils/schemas/config.py"), "src/axolotl/utils/schemas")
     nodes = [node for path in schemas.glob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
     fields = [node.target for node in nodes if isinstance(node, ast.AnnAssign)]
     known = {field.id for field in fields if isinstance(field, ast.Name)}
-    assert set(example("train_axolotl").CONFIG) - known == {"asyncdata_loader"}, "which the plugin adds"
+    assert set(axolotl_with_hooks(example, monkeypatch).CONFIG) <= known
 
 
-def test_axolotls_example_passes_the_plugin_and_makes_a_loader(example):
+def test_axolotls_example_makes_a_loader(example, monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed")
-    axolotl = example("train_axolotl")
-    axolotl.write_chats()
-
-    class Config(SimpleNamespace):
-        def get(self, name):
-            return getattr(self, name, None)
-
-    LoaderPlugin().check(Config(**axolotl.CONFIG))
-    assert axolotl.CONFIG["asyncdata_loader"] == "train_axolotl.make_loader"
-    with axolotl.make_loader(Config(**{**axolotl.CONFIG, "base_model": DEMO_TOKENIZER})) as loader:
+    axolotl = axolotl_with_hooks(example, monkeypatch)
+    axolotl.write(axolotl.CHATS, axolotl.chats())
+    assert axolotl.CONFIG["plugins"] == ["train_axolotl.LoaderPlugin"]
+    cfg = SimpleNamespace(**{**axolotl.CONFIG, "base_model": DEMO_TOKENIZER})
+    with axolotl.make_loader(cfg) as loader:
         assert len(next(iter(loader))["input_ids"][0]) == 1024
+
+
+def axolotl_with_hooks(example, patch):
+    plugin = type("BasePlugin", (), {"load_datasets": None, "post_trainer_create": None})
+    stand_in_module(patch, "axolotl.common.datasets", TrainDatasetMeta=object)
+    stand_in_module(patch, "axolotl.integrations.base", BasePlugin=plugin)
+    return example("train_axolotl")

@@ -83,6 +83,14 @@ def test_prompts_of_one_epoch_come_to_an_end(rows):
     assert sorted(number for batch in batches for number in numbers_of(batch)[::2]) == list(range(ROWS))
 
 
+def test_prompts_at_the_end_that_fill_no_generation_batch_are_named(rows):
+    with DataLoader(rows, epochs=1, **KNOBS) as loader, structlog.testing.capture_logs() as logs:
+        groups = {"num_generations": 2, "generation_batch_size": 24}
+        batches = list(attached(loader, **groups).get_train_dataloader())
+    assert len(batches) == ROWS // 12
+    assert logs == [{"event": "prompts.left_out", "log_level": "warning", "number": 4, "generation_batch": 12}]
+
+
 @pytest.mark.thorough
 def test_the_batches_of_pairs_are_those_of_trls_own_collator(jsonl_file, small_tokenizer):
     trl = pytest.importorskip("trl.trainer.dpo_trainer", reason="trl is not installed")
@@ -227,6 +235,13 @@ def test_max_steps_goes_before_epochs_which_are_counted_all_the_same(loader):
             for given in (0, True, "counted", 2.5)
         ),
         ({"world_size": 2}, {}, "the loader is rank 0 of 1, and the trainer rank 0 of 2: pass ranks="),
+        (
+            {"world_size": 8, "process_index": 5, "tp": 2, "cp": 2},
+            {},
+            r"the trainer rank 1 of 2: .*Ranks\(rank=1, world",
+        ),
+        ({"world_size": 4, "sp": 2}, {}, r"sequence parallelism \(sp_size=2\)"),
+        ({"world_size": 4, "tp": 2, "num_generations": 2}, {}, "leave out its tp_size and cp_size"),
         ({"process_index": 1}, {}, "the loader is rank 0 of 1, and the trainer rank 1 of 1: pass ranks="),
         ({"precompute_ref_log_probs": True}, {}, "precompute_ref_log_probs computes .*: leave it out"),
     ],

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+EXAMPLES = str(ROOT / "examples/frameworks")
 DEMO_TOKENIZER = str(ROOT / "asyncdata/assets/demo_tokenizer")
 KILLED_AFTER = 3
 """Batches between the save and the kill: they are trained on, and lost with the weights."""
@@ -66,7 +67,8 @@ def run_python(folder, *words, places=(), status=0, **variables):
 def run_driver(name, folder, **settings):
     """The results of ``drive`` of a module of this folder, in a process of its own."""
     answer = folder / "answer.json"
-    run_python(folder, "-m", __name__, name, json.dumps(settings), str(answer))
+    words = ("-m", __name__, name, json.dumps(settings), str(answer))
+    run_python(folder, *words, places=[EXAMPLES], XDG_CACHE_HOME=str(folder / "cache"))
     return json.loads(answer.read_text())
 
 

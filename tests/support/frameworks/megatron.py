@@ -1,4 +1,4 @@
-"""Megatron-Bridge's own functions, from the folder that ASYNCDATA_MEGATRON_BRIDGE names.
+"""Megatron-Bridge's own functions with its example, from the folder that ASYNCDATA_MEGATRON_BRIDGE names.
 
 Its modules need Megatron-Core and a GPU to be imported. So the functions that make a training's iterator, save its
 state and restore it are taken out of their files and run as they stand there. Stood in are Megatron-Core's
@@ -6,6 +6,7 @@ state and restore it are taken out of their files and run as they stand there. S
 """
 
 import ast
+import importlib
 import importlib.util
 import json
 import os
@@ -17,7 +18,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tests.support.frameworks.killed_runs import blocks_of, kill_and_resume, write_rows
+from tests.support.frameworks.killed_runs import kill_and_resume, write_rows
+from tests.support.frameworks.stand_ins import stand_in_for
 
 VARIABLE = "ASYNCDATA_MEGATRON_BRIDGE"
 CODE = "src/megatron/bridge"
@@ -82,22 +84,13 @@ def framework():
 
 
 def provider(rows):
-    """The class that the page tells a user to write, for these rows."""
-    code = blocks_of("use-it-with-torchtitan-and-megatron.md#Megatron-Bridge", "py")[0].replace(
-        '"rows.jsonl"', "ROWS_PATH"
-    )
-    imports = "from megatron.bridge.data.base import DatasetProvider"
-    assert imports in code
-    names = {
-        "DatasetProvider": type("DatasetProvider", (), {}),
-        "collate": lambda samples: {"number": np.array([sample.tokens[0] for sample in samples])},
-        "tokenize": f"{__name__}:tokenize",
-        "ROWS_PATH": rows,
-        "MICRO_BATCH": MICRO_BATCH,
-        "__name__": __name__,
-    }
-    exec(code.replace(imports, ""), names)  # noqa: S102 - the project's own pages
-    return names["Rows"]()
+    """The one of the example, for these rows."""
+    import train_megatron_bridge as example
+
+    example.CHATS, example.MICRO_BATCH = rows, MICRO_BATCH
+    example.ChatTokenizeFn = lambda *_, **__: f"{__name__}:tokenize"
+    example.collate = lambda samples: {"number": np.array([sample.tokens[0] for sample in samples])}
+    return example.Chats()
 
 
 def tokenize(row):
@@ -128,6 +121,8 @@ class Run:
 
 
 def drive(folder):
+    stand_in_for("megatron")
+    importlib.import_module("megatron.bridge.training.checkpointing")
     rows = write_rows(folder, [{"number": number} for number in range(ROWS)])
     opens = partial(Run, bridge=framework(), rows=rows)
     runs = kill_and_resume(opens, folder / "ours", num_batches=27, saves=[3, 10, 11, 13], rows=ROWS)

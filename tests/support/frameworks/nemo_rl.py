@@ -1,19 +1,18 @@
-"""NeMo-RL's own data sets, collate function and checkpoints, from the folder that ASYNCDATA_NEMO_RL names."""
+"""NeMo-RL's own data sets, collate function and checkpoints with its example; ASYNCDATA_NEMO_RL names the checkout."""
 
 import json
 import os
 import sys
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 
 from asyncdata.errors import ConfigError
-from tests.support.frameworks.killed_runs import blocks_of, kill_and_resume, write_rows
+from tests.support.frameworks.killed_runs import kill_and_resume, write_rows
 
 VARIABLE = "ASYNCDATA_NEMO_RL"
 NEEDS = {VARIABLE: "nemo_rl/data/utils.py"}
-PACKAGES = ("torch", "ray", "torchdata", "yaml")
-PAGE = "use-it-with-rl-trainers.md#NeMo-RL"
+PACKAGES = ("torch", "ray", "torchdata", "omegaconf")
 ROWS = 42
 BATCH = 4
 
@@ -36,20 +35,15 @@ class Words:
 class Run:
     """The loader of ``grpo.setup``, whose function for it cannot be called alone; all else is NeMo-RL's code."""
 
-    def __init__(self, folder, data, *, is_ours):
+    def __init__(self, folder, data, setup):
         import torch
         from nemo_rl.data.collate_fn import rl_collate_fn
-        from nemo_rl.data.utils import load_dataloader_state, setup_response_data
+        from nemo_rl.data.utils import load_dataloader_state
         from nemo_rl.utils.checkpoint import CheckpointManager
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         torch.manual_seed(42)  # as set_seed of grpo.setup
-        dataset, _ = setup_response_data(Words(), data, None)
-        if is_ours:  # the lines that the page adds to NeMo-RL's example
-            names = {"setup_response_data": lambda *_: (dataset, None, {}, {}), "tokenizer": None}
-            names["config"] = SimpleNamespace(data=None, env=None)
-            exec(blocks_of(PAGE, "py")[0], names)  # noqa: S102 - the project's own pages
-            dataset = names["dataset"]
+        dataset, _ = setup(Words(), data, None)
         given = {"shuffle": data["shuffle"], "drop_last": True, "num_workers": data["num_workers"]}
         self.loader = StatefulDataLoader(dataset, batch_size=BATCH, collate_fn=rl_collate_fn, **given)
         settings = {"checkpoint_dir": str(folder), "metric_name": None, "higher_is_better": True, "keep_top_k": None}
@@ -79,18 +73,21 @@ class Run:
 
 def drive(folder):
     sys.path.insert(0, os.environ[VARIABLE])
-    import nemo_rl.data.utils
+    import nemo_rl.data.utils as utils
     import nemo_rl.utils.checkpoint  # noqa: F401 - before the forks
-    import yaml
+    import train_nemo_rl as example
+    from omegaconf import OmegaConf
 
-    of_the_page = yaml.safe_load(blocks_of(PAGE, "yaml")[0])["data"]
-    data = {"use_multiple_dataloader": False, "max_input_seq_length": 64, "validation": None, **of_the_page}
-    rows = write_rows(folder, [{"input": f"{number} + 1?", "output": str(number)} for number in range(ROWS)])
-    data["train"] |= {"data_path": rows, "processor": "math_hf_data_processor"}
-    data["train"]["asyncdata"] |= {"cache": {"folder": str(folder / "index")}}
+    own = OmegaConf.from_cli([word.lstrip("+") for word in example.ARGUMENTS if word.startswith("data.")])
+    data = {"use_multiple_dataloader": False, "max_input_seq_length": 64, "validation": None}
+    data |= OmegaConf.to_container(own.data)
+    data["train"] |= {"processor": "math_hf_data_processor"}
+    rows = [{"input": f"{number} + 1?", "output": str(number)} for number in range(ROWS)]
+    example.PROMPTS = Path(write_rows(folder, rows))
 
     def opens(place, *, is_ours=True):
-        return Run(place, json.loads(json.dumps(data)), is_ours=is_ours)
+        setup = example.with_state(utils.setup_response_data) if is_ours else utils.setup_response_data
+        return Run(place, json.loads(json.dumps(data)), setup)
 
     runs = kill_and_resume(opens, folder / "ours", num_batches=27, saves=[3, 10, 13], rows=ROWS)
     without_state = opens(folder / "without_state", is_ours=False)

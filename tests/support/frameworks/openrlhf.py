@@ -1,17 +1,16 @@
-"""OpenRLHF's own PPOTrainer and checkpoints, from the folder that ASYNCDATA_OPENRLHF names.
+"""OpenRLHF's own PPOTrainer and checkpoints with its example, from the folder that ASYNCDATA_OPENRLHF names.
 
 Stood in are vLLM (it answers with the prompt), the training step, DeepSpeed's engine (it stores ``client_state`` and
 the file ``latest``) and Ray's calls. The loop, the generator of samples and the saving are OpenRLHF's code.
 """
 
 import os
-import runpy
 import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, Stepped, blocks_of, kill_and_resume_each, write_rows
+from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, Stepped, kill_and_resume_each, write_rows
 from tests.support.frameworks.stand_ins import stand_in_for
 
 VARIABLE = "ASYNCDATA_OPENRLHF"
@@ -48,7 +47,7 @@ class Engine:
 class Run(Stepped):
     """``PPOTrainer.fit``. It is the actor's processes too, which save when they are told to."""
 
-    def __init__(self, folder, rows, batch, index):
+    def __init__(self, folder, rows, batch):
         super().__init__()
         import openrlhf.trainer.ppo_trainer as module
         from openrlhf.utils.deepspeed import DeepspeedStrategy
@@ -57,7 +56,6 @@ class Run(Stepped):
         self.strategy.args = settings(folder, rows, batch)
         self.engine = sys.modules["deepspeed"].DeepSpeedEngine()
         self.actor = str(folder / "_actor")
-        _as_the_page_does(index)
         kind = module.PPOTrainer.__ray_metadata__.modified_class
         self.trainer = kind(DEMO_TOKENIZER, self.strategy, self, None, None, None, [], n_samples_per_prompt=1)
         self.trainer.broadcast_to_vllm = lambda: None
@@ -96,23 +94,9 @@ def settings(folder, rows, batch):
         "vllm": {"enable_sleep": False},
         "reward": {"remote_url": None},
     }
-    groups["data"] |= {"input_template": None, "input_key": "input", "label_key": "label", "disable_fast_tokenizer": 0}
-    groups["data"] |= {"dataloader_num_workers": 0}
+    groups["data"] |= {"disable_fast_tokenizer": 0}
     groups["algo"]["advantage"] = SimpleNamespace(estimator="reinforce")
     return SimpleNamespace(**{name: SimpleNamespace(**values) for name, values in groups.items()})
-
-
-def _as_the_page_does(index):
-    """The lines that the page tells a user to write; OpenRLHF's command line is not run."""
-    from asyncdata.integrations import openrlhf
-
-    plug_in, own = openrlhf.plug_in, runpy.run_module
-    try:
-        openrlhf.plug_in = lambda **knobs: plug_in(**{**knobs, "cache": {"folder": str(index)}, "timeout_s": 240})
-        runpy.run_module = lambda *_, **__: {}
-        exec(blocks_of("use-it-with-rl-trainers.md#OpenRLHF", "py")[0], {})  # noqa: S102 - the project's own pages
-    finally:
-        openrlhf.plug_in, runpy.run_module = plug_in, own
 
 
 def import_openrlhf():
@@ -134,8 +118,11 @@ def import_openrlhf():
 
 def drive(folder):
     import_openrlhf()
+    import train_openrlhf as example
+
+    example.plug_in()
     rows = write_rows(folder, [{"input": f"{n} + 1?", "label": str(n)} for n in range(ROWS)])
-    opens = partial(Run, rows=rows, index=folder / "index")
+    opens = partial(Run, rows=rows)
     found = kill_and_resume_each(opens, folder, CASES, num_batches=BATCHES, rows=ROWS)
     num_rows = [sum(map(len, runs["whole"])) for runs in found.values()]
     return {"runs": found, "same": {"rows of all episodes": [num_rows, [EPISODES * ROWS] * 2]}}

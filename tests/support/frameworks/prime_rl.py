@@ -1,4 +1,6 @@
-"""prime-rl's own orchestrator, tasks and checkpoints, from the folders of ASYNCDATA_PRIME_RL and ASYNCDATA_VERIFIERS.
+"""prime-rl's own orchestrator, tasks and checkpoints with its example.
+
+ASYNCDATA_PRIME_RL and ASYNCDATA_VERIFIERS name the checkouts.
 
 What runs is the orchestrator's main loop, dispatcher, sink, source, curriculum and checkpoint manager. Stand-ins: the
 server that runs rollouts on GPUs, the trainer that takes the batches, and modules for monitors in a cloud, models and
@@ -17,7 +19,7 @@ from types import ModuleType, SimpleNamespace
 
 from anyio.lowlevel import checkpoint
 
-from tests.support.frameworks.killed_runs import blocks_of, kill_and_resume, write_rows
+from tests.support.frameworks.killed_runs import kill_and_resume, write_rows
 
 VARIABLE = "ASYNCDATA_PRIME_RL"
 VERIFIERS = "ASYNCDATA_VERIFIERS"
@@ -28,7 +30,6 @@ GROUP = 2
 BATCH = 8
 """Rollouts of a batch: those of four tasks."""
 NUM_BATCHES = 20
-PAGE = "use-it-with-rl-trainers.md#prime-rl"
 
 
 STAND_INS = {
@@ -207,12 +208,12 @@ def drive(folder):
         setattr(sys.modules[name], attribute, type(attribute, (), {}))
     import prime_rl.orchestrator.orchestrator  # noqa: F401 - before the forks
 
+    os.chdir(folder)
+    import train_prime_rl as example
+
     gc.freeze()  # the orchestrator collects garbage twice a step
-    (folder / "math_rows.py").write_text(blocks_of(PAGE, "py")[0])  # the taskset of the page, to be imported
-    [ours] = tomllib.loads(blocks_of(PAGE, "toml")[0])["orchestrator"]["train"]["source"]
-    rows = [{"question": f"{number} + 1?", "answer": str(number)} for number in range(ROWS)]
-    ours["env"]["taskset"]["data_path"] = write_rows(folder, rows, "prompts.jsonl")
-    ours["env"]["taskset"]["asyncdata"]["cache"] = {"folder": str(folder / "index")}
+    [ours] = tomllib.loads(example.CONFIG)["orchestrator"]["train"]["source"]
+    example.PROMPTS = write_rows(folder, [{"input": f"{number} + 1?", "label": str(number)} for number in range(ROWS)])
     opens = partial(Run, source=json.dumps(ours))
     runs = kill_and_resume(opens, folder / "ours", num_batches=NUM_BATCHES, saves=[1, 5, 11])
     row_of = dict(sorted(divmod(number, ROWS) for batch in runs["whole"] for number in batch))

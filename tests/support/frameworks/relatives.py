@@ -1,4 +1,4 @@
-"""The own SFT commands of axolotl, LLaMA-Factory and ms-swift with the lines of their pages, on a tiny model.
+"""The own SFT commands of axolotl with its example, and of LLaMA-Factory and ms-swift with their page's lines.
 
 Stood in are packages that they import and this training does not use, where they are not installed.
 """
@@ -15,7 +15,6 @@ from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, blocks_of
 from tests.support.frameworks.stand_ins import stand_in_for_missing
 
 PAGE = "use-it-with-trl.md#LLaMA-Factory and ms-swift"
-PAGE_OF_AXOLOTL = "use-it-with-trl.md#axolotl"
 UNUSED = ("jieba", "matplotlib", "nltk", "rouge_chinese", "tensorboard", "torchaudio")
 ROWS = 40
 BATCH = 2
@@ -71,13 +70,13 @@ def _watch(settings):
 
 
 def axolotl(folder, settings, shared):
-    """It resumes by itself, with the page's settings."""
-    import yaml
+    """It resumes by itself, with the example's settings."""
+    import train_axolotl as example
 
-    config = yaml.safe_load(blocks_of(PAGE_OF_AXOLOTL, "yaml")[0])
-    config |= {name: shared[name] for name in ("max_steps", "save_steps", "logging_steps", "learning_rate")}
-    config |= {"base_model": "model", "sequence_len": 128, "gradient_accumulation_steps": 1, "bf16": False}
-    (folder / "config.yaml").write_text(json.dumps({**config, "fp32": True}))  # JSON is YAML
+    example.make_loader = lambda cfg: make_loader(settings)
+    changed = {name: shared[name] for name in ("max_steps", "save_steps", "logging_steps", "learning_rate")}
+    changed |= {"base_model": "model", "gradient_accumulation_steps": 1, "bf16": False, "fp32": True}
+    (folder / "config.yaml").write_text(json.dumps(example.CONFIG | changed))  # JSON is YAML
     os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
     sys.argv = ["axolotl", "train", "config.yaml", "--launcher", "python", "--output-dir", settings["folder"]]
     _watch(settings)

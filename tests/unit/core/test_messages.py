@@ -10,24 +10,14 @@ import pytest
 from asyncdata import JsonlSource
 from asyncdata.core.digest import digest
 from asyncdata.core.file_refs import Address, ObjectRefs, ObjectsOfStore, Pin, joined
-from asyncdata.core.framing import HEADER, frame, pieces
+from asyncdata.core.framing import pieces
 from asyncdata.core.messages import (
-    Block,
     Column,
-    Failed,
     FileRef,
     Job,
-    Overflow,
-    Ready,
     RowError,
-    Scan,
-    Scanned,
-    Tokenize,
     Tokenized,
-    TokenizeSpec,
     decode_job,
-    decode_reply,
-    decode_request,
     encode,
 )
 from asyncdata.sources.fingerprint import data_fingerprint
@@ -36,19 +26,6 @@ from asyncdata.sources.remote.store import ObjectStamp
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-JOB = Job(
-    files=[FileRef("/data/\udcff.jsonl".encode("utf-8", "backslashreplace").decode(), 2**50)],
-    tokenize=TokenizeSpec("package.module:Class", {"a": [1, None, "x"]}),
-    max_row_bytes=64,
-    block_bytes=32,
-    slack_bytes=16,
-)
-REQUESTS = [
-    Scan(1, 2**40, [Block(0, 0, 10), Block(3, 2**50, 2**50 + 10)]),
-    Scan(0, 0, []),
-    Tokenize(2, b"\x01\x00\x00\x00", b"\xff\xff\xff\xff"),
-    Tokenize(0, b"", b"", [Overflow(3, 1, 2**50)]),
-]
 TOKENIZED = Tokenized(
     tokens=b"1234",
     token_ends=b"\x01\x00\x00\x00",
@@ -58,36 +35,6 @@ TOKENIZED = Tokenized(
     errors=[RowError(1, "AD101", "why", "excerpt", "trace"), RowError(2, "AD102", "why")],
     busy_s=0.25,
 )
-REPLIES = [
-    Ready(123),
-    Scanned(b"\x01\x00\x00\x00", b"1234", b"5678", b"9abc", 9),
-    TOKENIZED,
-    Failed("SourceError", "message", "traceback"),
-    Failed("ConfigError", "message", row=3, excerpt="text", place=Overflow(3, 1, 2**50)),
-]
-
-
-def test_a_message_arrives_as_it_was_sent_and_cannot_be_changed():
-    assert decode_job(encode(JOB)) == JOB
-    assert JOB.stride == 1 + 32 + 16, "the byte before a block, the block and the over-read"
-    for request in REQUESTS:
-        assert decode_request(encode(request)) == request
-        with pytest.raises(msgspec.ValidationError):
-            decode_reply(encode(request))
-        with pytest.raises(AttributeError):
-            request.slot = 5
-    for reply in REPLIES:
-        assert decode_reply(encode(reply)) == reply
-
-
-@pytest.mark.parametrize("framed", [frame, lambda *message: b"".join(pieces(*message))], ids=["whole", "in pieces"])
-def test_a_frame_says_how_long_it_is_and_whose(framed):
-    for reply in REPLIES:
-        whole = bytes(framed(2**63, reply))
-        length, request_id = HEADER.unpack_from(whole)
-
-        assert (length, request_id) == (len(whole) - HEADER.size, 2**63)
-        assert decode_reply(whole[HEADER.size :]) == reply
 
 
 def test_the_samples_of_a_reply_are_sent_from_where_they_lie():
@@ -98,12 +45,6 @@ def test_the_samples_of_a_reply_are_sent_from_where_they_lie():
 
     assert {id(tokens), id(values)} <= set(map(id, sent))
     assert sum(len(piece) for piece in sent if piece is not tokens and piece is not values) < 500
-
-
-@pytest.mark.parametrize("body", [b"", b"\xc1", encode(REPLIES[1])[:-1], encode(7), encode(["Scan", 1])])
-def test_a_damaged_body_is_refused(body):
-    with pytest.raises(msgspec.DecodeError):
-        decode_request(body)
 
 
 # Objects of a store, in columns

@@ -39,7 +39,7 @@ def test_the_order_of_filling_does_not_matter(order):
     assert (line.num_produced, line.num_rows_in_flight) == (12, 0)
 
 
-def test_an_entry_that_is_split_keeps_its_place_and_one_that_is_shortened_gives_back_its_rows():
+def test_an_entry_that_is_split_keeps_its_place():
     line = channel()
     first, last = line.enter(4), line.enter(1)
 
@@ -52,11 +52,6 @@ def test_an_entry_that_is_split_keeps_its_place_and_one_that_is_shortened_gives_
 
     line.fill(first, chunk_of(1))
     assert [item.chunk.num_rows for item in line.items(0) if isinstance(item, ChunkEnd)] == [1, 3, 1]
-
-    line = channel()
-    entry = line.enter(8)
-    line.shorten(entry, 3)
-    assert (entry.num_rows, line.num_rows_in_flight, line.room(0)) == (3, 3, 7)
 
 
 def test_items_are_numbered_and_those_before_the_head_are_removed():

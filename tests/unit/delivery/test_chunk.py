@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncdata import Position, SourceLocation
-from asyncdata.delivery.chunk import Chunk
+from asyncdata.delivery.chunk import IS_IN_JOURNAL, Chunk
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 from tests.support.chunks import Lines
@@ -117,9 +117,9 @@ def test_rows_of_other_ranks_and_bad_rows_are_samples_without_tokens():
     out.keep(1, [1, 1], label=b"1")
     out.fail(2, RowFault("AD101", "bad", b"{"))
     out.keep(4, [4], label=b"4", prompt=b'"p"')
-    out.drop(5, "journal")
     out.note(4, "seen")
     chunk = counted(out, [-1 - 7, 2, 9, -1 - 0, 1, 3])
+    chunk.leave_out(np.array([0, 0, 0, 0, 0, IS_IN_JOURNAL], np.int8))
 
     assert [chunk.tokens_of(sample).tolist() for sample in range(6)] == [[], [1, 1], [], [], [4], []]
     assert [chunk.value("label", sample) for sample in range(6)] == [None, 1, None, None, 4, None]

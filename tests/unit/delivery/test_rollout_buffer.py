@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from asyncdata import Sample
+from asyncdata.core.plain_values import unpacked
 from asyncdata.core.types import SampleRange
 from asyncdata.delivery.ledger import Returned
 from asyncdata.delivery.rollout_buffer import Chooser, choose, filter_of, validate_groups, without
@@ -97,8 +98,8 @@ def test_a_group_enters_as_it_is_with_a_record_of_this_moment_and_releases_its_c
     validate_groups([[sample]], 1, [item])
 
     assert item.group is group
-    assert [Sample.from_dict(record).response for record in item.record] == ["so far"] * 2
-    assert [record["extra"] for record in item.record] == [{"score": 0.5}] * 2
+    assert [Sample.from_dict(record).response for record in unpacked(item.record)] == ["so far"] * 2
+    assert [record["extra"] for record in unpacked(item.record)] == [{"score": 0.5}] * 2
     assert sample._range is None  # noqa: SLF001
     assert (sample.tokens.tolist(), str(sample.position)) == ([1, 2], "0:0:0")
 

@@ -1,192 +1,130 @@
-"""What the autotuner is told of a loader, and that its decisions are carried out, logged, and do not change D."""
+"""A worker is added while the trainer waits for tokens, up to the limits; none is ever removed."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import LoaderConfig
-from asyncdata.delivery.ledger import Request
 from asyncdata.loader import autotune as tuners
 from asyncdata.loader import executors
-from asyncdata.loader.autotune import Change, Observation, Settled, Tuner
-from asyncdata.loader.executors import limits_of
-from asyncdata.workers.base import ExecutorStatistics, WorkerState
-from tests.support.still_loader import StillLoader
+from asyncdata.loader.executors import TuningLimits, limits_of
+from asyncdata.workers.base import WorkerState
 
 MIB = 1 << 20
 
 
 class Tuned:
-    """A still loader with a tuner, a clock that a test sets, and workers of which it says what they are.
+    """A tuner, workers of 100 bytes each, and a trainer: all that is seen of it is how long it has waited."""
 
-    :ivar seen: what the autotuner was shown. It decides what a test says in ``decisions``, one thing at a time.
-    """
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, starts: bool = False, **limits: int) -> None:
+        self.now_s = self.waited_s = 0.0
+        self.num_workers, self.stage, self.has_delivered, self.starts = 1, "tokenize", True, starts
+        self.pumps = self.resizes = 0
+        monkeypatch.setattr(tuners, "process_memory", lambda pid: 100)
+        allowed = TuningLimits(**{"min_workers": 1, "max_workers": 8, "max_worker_bytes": 1 << 40, **limits})
+        executor: Any = self
+        producer: Any = SimpleNamespace(pump=self.pump, resize=self.resize)
+        tuners.Tuner(
+            allowed,
+            executor,
+            producer,
+            lambda: self.waited_s,
+            lambda: self.stage,
+            lambda: self.has_delivered,
+            clock=lambda: self.now_s,
+        )
 
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
-        self.seen: list[Observation] = []
-        self.decisions: list[Change | Settled] = []
-        autotuner = SimpleNamespace(is_due=lambda *_: True, step=self.step)
-        monkeypatch.setattr(tuners, "Autotuner", lambda limits: autotuner)
-        self.memory = Mock(side_effect=lambda pid: pid * 100)
-        monkeypatch.setattr(tuners, "process_memory", self.memory)
-        self.now, self.waited_s = 0.0, 0.0
-        self.loader = StillLoader(path, **{"capacity": 64, "num_workers": 2, "block_bytes": 4096, **settings})
-        self.workers = [WorkerState(state="busy", pid=7), WorkerState(state="idle", pid=8)]
-        executor, coordinator, producer = self.loader.executor, self.loader.coordinator, self.loader.producer
-        monkeypatch.setattr(executor, "statistics", lambda: ExecutorStatistics(workers=self.workers))
-        limits = limits_of(LoaderConfig())
-        self.tuner = Tuner(limits, executor, coordinator, producer, lambda: (1, self.waited_s), clock=lambda: self.now)
-        self.loader.start()
+    def watch(self, on_change: Any) -> None:
+        self.on_change = on_change
 
-    def step(self, now: Observation) -> Change | Settled | None:
-        self.seen.append(now)
-        return self.decisions.pop(0) if self.decisions else None
+    def set_num_workers(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        self.on_change()  # as a pool does it
 
-    def reply(self) -> Observation:
-        """One more reply; what the autotuner is told then."""
-        self.loader.work_on()
-        return self.seen[-1]
+    def statistics(self) -> Any:
+        states = ["idle"] * (self.num_workers - self.starts) + ["starting"] * self.starts
+        return SimpleNamespace(workers=[WorkerState(state=state, pid=7) for state in states])
 
+    def pump(self) -> None:
+        self.pumps += 1
 
-@pytest.fixture
-def tuned(jsonl_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Tuned]]:
-    made: list[Tuned] = []
+    def resize(self) -> None:
+        self.resizes += 1
 
-    def make(num_rows: int = 1000, **settings: Any) -> Tuned:
-        path = jsonl_file(({"id": number} for number in range(num_rows)), f"{len(made)}/rows.jsonl")
-        made.append(Tuned(path, monkeypatch, **settings))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.loader.close()
-
-
-def test_it_is_told_after_every_reply_what_was_done(tuned):
-    one = tuned(row_s=0.5)
-    one.now, one.waited_s, one.workers[0] = 3.0, 2.0, WorkerState(state="starting", pid=7)
-    assert one.reply().num_ready_workers == 1
-    one.workers[0] = WorkerState(state="busy", pid=7)
-    one.loader.work_off()
-
-    last = one.seen[-1]
-    assert (last.now_s, last.starved_s, last.has_delivered) == (3.0, 2.0, False)
-    assert last.num_replies == len(one.seen)
-    assert last.num_rows >= one.loader.coordinator.channel.num_produced == 64
-    assert last.work_s == last.num_rows / 2
-    assert (last.num_workers, last.num_ready_workers, last.capacity) == (2, 2, 64)
-    assert last.sample_bytes >= 4
-    one.loader.ids(60)
-    one.loader.work_off()
-    assert one.seen[-1].has_delivered
+    def run(self, seconds: float, starved: float = 0.0, replies: int = 100) -> int:
+        """So much time passes, of which the trainer waits a share; the workers that there are then."""
+        for _ in range(replies):
+            self.now_s += seconds / replies
+            self.waited_s += starved * seconds / replies
+            self.on_change()
+        return self.num_workers
 
 
-def test_it_is_told_once_that_the_channel_was_full_and_a_worker_idle(tuned):
-    one = tuned()
-    one.loader.work_off()
-    assert one.loader.producer.lacks_room
-    assert one.seen[-1].was_full
-
-    one.loader.coordinator.poll(Request(500))
-    one.loader.producer.pump()
-    num_seen = len(one.seen)
-    while len(one.seen) == num_seen:
-        one.loader.work_on()
-    assert not one.seen[num_seen].was_full
-
-
-@pytest.mark.thorough
-def test_memory_of_the_largest_worker_is_looked_up_when_there_are_others_and_now_and_then(tuned):
-    one = tuned(100_000, capacity=100)
-    assert one.reply().worker_bytes == 800
-    assert one.reply().worker_bytes == 800
-    assert one.memory.call_count == 2
-
-    one.workers = one.workers[:1]
-    assert one.reply().worker_bytes == 700
-    assert one.memory.call_count == 3
-
-    while len(one.seen) < 40:
-        one.loader.ids(5)
-    assert one.memory.call_count == 4
-
-
-def test_a_decision_is_carried_out_and_logged(tuned):
-    one = tuned()
-    changes = [Change("num_workers", 2, 5, "workers_busy"), Change("capacity", 64, 256, "no_room")]
-    one.decisions = [Settled("fed"), *changes]
+def test_while_the_trainer_waits_workers_are_added_up_to_the_limit_which_is_told_once(monkeypatch):
+    tuned = Tuned(monkeypatch, max_workers=3)
     with capture_logs() as logs:
-        for _ in range(3):
-            one.reply()
-
-    assert one.loader.executor.num_workers == 5
-    assert (one.loader.coordinator.rules.capacity, one.loader.coordinator.channel.capacity) == (256, 256)
-    assert one.tuner.num_changes == 2
-    level = {"log_level": "info", "event": "autotune.changed"}
-    assert logs == [
-        {"log_level": "info", "event": "autotune.settled", "reason": "fed", "num_workers": 2, "capacity": 64},
-        {**level, "what": "num_workers", "before": 2, "after": 5, "reason": "workers_busy"},
-        {**level, "what": "capacity", "before": 64, "after": 256, "reason": "no_room"},
+        assert tuned.run(60, starved=0.5, replies=1000) == 3
+    told = [{name: value for name, value in log.items() if name != "log_level"} for log in logs]
+    assert told == [
+        {"event": "autotune.changed", "before": 1, "after": 2},
+        {"event": "autotune.changed", "before": 2, "after": 3},
+        {"event": "autotune.limited", "limit": "max_workers", "num_workers": 3},
     ]
+    assert (tuned.resizes, tuned.pumps) == (2, 1002)
+    assert tuned.run(3600) == 3, "none is removed"
 
 
-def test_more_room_is_used_at_once_and_less_lets_what_is_ready_be_used_up_first(tuned):
-    one = tuned(10_000, block_bytes=1 << 17)
-    one.loader.work_off()
-    assert one.loader.coordinator.channel.num_produced == 64
-
-    one.loader.tune(2, 1000)
-    one.loader.work_off()
-    assert one.loader.coordinator.channel.num_produced == 1000
-
-    one.loader.tune(1, 10)
-    assert one.loader.ids(995) == list(range(995))
-    one.loader.work_off()
-    assert 995 + 5 < one.loader.coordinator.channel.num_produced <= 995 + 10
+@pytest.mark.parametrize(("max_worker_bytes", "number"), [(450, 4), (400, 4), (399, 3), (1, 1)])
+def test_the_memory_of_the_workers_is_a_limit(monkeypatch, max_worker_bytes, number):
+    tuned = Tuned(monkeypatch, max_worker_bytes=max_worker_bytes)
+    with capture_logs() as logs:
+        assert tuned.run(60, starved=0.5, replies=2000) == number
+    assert logs[-1]["limit"] == "max_memory_bytes"
 
 
-def test_tuned_values_are_kept_after_a_restart(tuned):
-    one = tuned()
-    one.loader.tune(3, 200)
-    one.loader.restore(one.loader.snapshot())
-    one.loader.work_off()
-
-    assert one.loader.coordinator.channel.capacity == 200
-    assert one.loader.coordinator.channel.num_produced > 190
+def test_a_trainer_that_does_not_wait_or_waits_for_something_else_gets_no_more(monkeypatch):
+    assert Tuned(monkeypatch).run(100, starved=0.005) == 1
+    for stage in ("start", "read", "index"):
+        tuned = Tuned(monkeypatch)
+        tuned.stage = stage
+        assert tuned.run(100, starved=1.0) == 1
 
 
-@pytest.mark.thorough
-def test_chunks_follow_the_channel_and_the_workers(tuned):
-    one = tuned(10_000, block_bytes=1 << 17)
-    found = []
-    for num_workers, capacity in ((2, 4000), (4, 800)):
-        one.loader.tune(num_workers, capacity)
-        one.loader.executor.num_rows_asked.clear()
-        one.loader.ids(4000)
-        one.loader.work_off()
-        found.append(max(one.loader.executor.num_rows_asked))
+def test_short_waits_must_be_seen_twice_and_few_replies_are_not_looked_at(monkeypatch):
+    tuned = Tuned(monkeypatch)
+    assert tuned.run(0.6, starved=0.05) == 1
+    assert tuned.run(0.6, starved=0.0) == 1
+    assert tuned.run(0.6, starved=0.05) == 1
+    assert tuned.run(0.6, starved=0.05) == 2
+    assert Tuned(monkeypatch).run(100, starved=1.0, replies=3) == 1
 
-    assert found[0] == 1000
-    assert 50 <= found[1] <= 100
+
+def test_the_first_batch_is_start_up_unless_it_takes_long_and_nothing_is_measured_while_workers_start(monkeypatch):
+    tuned = Tuned(monkeypatch)
+    tuned.has_delivered = False
+    assert tuned.run(0.9, starved=1.0) == 1
+    assert tuned.run(2.0, starved=1.0) > 1
+
+    tuned = Tuned(monkeypatch, starts=True)
+    assert tuned.run(100, starved=1.0) == 1
+    tuned.starts = False
+    assert tuned.run(1.0, starved=1.0) == 2
 
 
 LIMITS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "by default all CPUs, and half of the free memory": (
         {},
-        {"min_workers": 1, "max_workers": 12, "max_worker_bytes": (500 - 64) * MIB, "max_ready_bytes": 64 * MIB},
+        {"min_workers": 1, "max_workers": 12, "max_worker_bytes": (500 - 64) * MIB},
     ),
     "numbers that are given are kept": (
-        {"num_workers": 3, "limits": {"max_workers": 9}, "buffer_size": 10, "dp_size": 8},
-        {"min_workers": 3, "max_workers": 3, "max_capacity": 80},
+        {"num_workers": 3, "limits": {"max_workers": 9}},
+        {"min_workers": 3, "max_workers": 3},
     ),
     "and so are limits": (
         {"limits": {"max_workers": 5, "max_memory_bytes": 100 * MIB, "max_ready_bytes": 40 * MIB}},
-        {"max_workers": 5, "max_worker_bytes": 60 * MIB, "max_ready_bytes": 40 * MIB},
+        {"max_workers": 5, "max_worker_bytes": 60 * MIB},
     ),
     "zero workers are one thread": ({"num_workers": 0}, {"min_workers": 1, "max_workers": 1}),
     "it begins within the limits": ({"limits": {"max_workers": 1}}, {"min_workers": 1}),
@@ -200,4 +138,3 @@ def test_what_it_may_do_follows_from_the_settings_and_the_machine(monkeypatch, s
     limits = limits_of(LoaderConfig.of(settings))
 
     assert {name: getattr(limits, name) for name in wanted} == wanted
-    assert limits.max_capacity >= LoaderConfig.of(settings).capacity

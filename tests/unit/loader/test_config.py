@@ -50,8 +50,8 @@ def test_the_constructor_of_a_loader_declares_the_fields_with_their_defaults(loa
         LoaderConfig()
     )
     assert tuple(arguments(loader)) == LoaderConfig.__struct_fields__
-    with pytest.raises(ConfigError, match=r"^`on_bad_row` is now `bad_rows=BadRows\(policy=\.\.\.\)`$"):
-        loader("no-such-file", tokenize_fn=str, on_bad_row="skip")
+    with pytest.raises(ConfigError, match=r"^there is no setting 'policy'; it is `bad_rows=BadRows\(policy=\.\.\.\)`$"):
+        loader("no-such-file", tokenize_fn=str, policy="skip")
 
 
 @pytest.mark.parametrize("field", msgspec.structs.fields(LoaderConfig), ids=lambda field: field.name)
@@ -100,17 +100,6 @@ def test_knobs_are_taken_as(given, fields):
     assert (type(found.seed), type(found.ranks.rank)) == (int, int)
 
 
-RENAMED = {
-    "on_bad_row": "bad_rows=BadRows(policy=...)",
-    "max_bad_rows": "bad_rows=BadRows(max=...)",
-    "quarantine_path": "bad_rows=BadRows(path=...)",
-    "log_excerpts": "bad_rows=BadRows(excerpts=...)",
-    "cache_dir": "cache=Cache(folder=...)",
-    "row_index_max_bytes": "cache=Cache(max_row_index_bytes=...)",
-    "token_cache": "cache=Cache(tokens=...)",
-    "token_cache_max_bytes": "cache=Cache(max_tokens_bytes=...)",
-    "backend": "event_loop",
-}
 PLACES = {
     "world_size": "ranks=Ranks(world_size=...)",
     "rank": "ranks=Ranks(rank=...)",
@@ -123,7 +112,6 @@ PLACES = {
 REFUSED = {
     "wrk": "there is no setting 'wrk'; there are " + ", ".join(sorted(LoaderConfig.__struct_fields__)),
     "prefetch_factor": "there is no setting 'prefetch_factor'; did you mean 'buffer_size'? ",
-    **{name: f"`{name}` is now `{place}`" for name, place in RENAMED.items()},
     **{name: f"there is no setting {name!r}; it is `{place}`" for name, place in PLACES.items()},
 }
 
@@ -135,7 +123,7 @@ def test_a_knob_that_there_is_not_is_refused_with_its_place_or_name(name, messag
 
 @pytest.mark.parametrize(
     "struct",
-    [Ranks(rank=1, world_size=2), Limits(max_workers=3), Cache(tokens="t"), BadRows(policy="quarantine", path="q")],
+    [Ranks(rank=1, world_size=2), Limits(max_workers=3), Cache(folder="f"), BadRows(policy="quarantine", path="q")],
     ids=lambda struct: type(struct).__name__,
 )
 def test_a_struct_may_be_written_as_a_dict(struct):
@@ -164,7 +152,7 @@ def test_an_unknown_setting_of_a_struct_is_named_with_all_there_are():
 WRONG: dict[type, dict[str, list[Any]]] = {
     Ranks: {"rank": [-1], "world_size": [0], "gradient_accumulation": [0], "round_up": ["yes"]},
     Limits: {"max_workers": [0], "max_ready_bytes": [0], "row_timeout_s": [-1.0, None]},
-    Cache: {"folder": [3, "a\0b"], "tokens": ["a\0b", 3], "max_tokens_bytes": [0], "remote_max_bytes": [0]},
+    Cache: {"folder": [3, "a\0b"], "max_row_index_bytes": [0], "remote_max_bytes": [0]},
     BadRows: {"policy": ["ignore"], "max": [-1, "3"], "path": [None, "a\0b"], "excerpts": [1]},
 }
 

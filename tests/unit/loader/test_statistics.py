@@ -14,7 +14,7 @@ import pytest
 from asyncdata import DataLoader, Mix, RowFn, SourceLocation, SourceStatistics, Statistics
 from asyncdata.errors import ConfigError
 from asyncdata.loader.exposition import measurements
-from asyncdata.loader.statistics import explain_timeout
+from asyncdata.loader.statistics import explain_timeout, lacking
 from asyncdata.workers.base import WorkerState
 
 IDLE, STARTING = WorkerState(state="idle"), WorkerState(state="starting")
@@ -99,6 +99,12 @@ def test_every_field_is_measured_and_explained_and_labels_of_the_caller_are_on_e
     assert all(len(line.split()) > 3 for line in helps)
     assert all('rank="3",run="a\\"b"' in line for line in lines if line[0] != "#")
     assert 'asyncdata_dropped_total{rank="3",run="a\\"b",reason="max_length"} 7' in lines
+
+
+@pytest.mark.parametrize("name", ["", "0rank", "run-id", "__run", "größe", "reason", "source", "a b", "rank\n"])
+def test_a_label_that_no_scraper_takes_or_that_the_numbers_have_is_refused(name):
+    with pytest.raises(ConfigError, match="labels cannot be named"):
+        distinct().to_prometheus({"rank": "0", name: "1"})
 
 
 def odd(row: dict[str, Any]) -> list[int] | None:
@@ -220,7 +226,7 @@ def test_a_loader_whose_constructor_failed_can_be_printed(folder):
 
 
 def explained(now: Statistics, oldest: Any = None, *, is_started: bool = True, is_indexing: bool = False) -> Any:
-    return explain_timeout(2.0, 5, now, oldest, is_started, is_indexing=is_indexing)
+    return explain_timeout(2.0, 5, now, oldest, lacking(now, is_started, is_indexing=is_indexing))[:2]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +266,7 @@ def test_a_timeout_says_what_there_is_what_is_missing_and_what_to_turn(tmp_path)
 
     assert message.splitlines() == [
         "AD510 no data for 2.0 s: 1 samples are ready, 5 more are needed.",
-        "  stage: tokenize: the workers cannot keep up, or one hangs (busy for 12.3 s)",
+        "  stage: tokenize: the workers have 3 rows and cannot keep up, or one hangs (busy for 12.3 s)",
         "  channel: 1 ready + 3 in flight of 9",
         "  workers: idle, busy 12.3 s; restarts: 4; queued: 0",
         f"  oldest row in flight: {path}:2 (byte 4)",

@@ -109,9 +109,9 @@ def test_the_row_that_holds_up_all_others_is_known(loader_of):
     first, second = asked(loader, Tokenize)[:2]
     loader.executor.answer(second)
 
-    assert loader.coordinator.channel.oldest_in_flight.location().byte_offset == 0
+    assert loader.coordinator.channel.oldest_in_flight.location(0).byte_offset == 0
     loader.executor.answer(first)
-    assert loader.coordinator.channel.oldest_in_flight.location().byte_offset > 0
+    assert loader.coordinator.channel.oldest_in_flight.location(0).byte_offset > 0
 
 
 SCHEDULES = [*(("blocks", seed) for seed in range(6)), *((name, 0) for name in WAYS if name != "blocks")]
@@ -243,7 +243,7 @@ def test_rows_in_the_journal_are_given_up_without_another_try(loader_of):
     assert len(state["journal"]) == 3, "the last row comes after the last sample"
 
     again = loader_of(40, row_id, bad_row_stops=False)
-    again.restore({**state, "position": (0, 0, 0), "counters": {}})
+    again.restore({**state, "position": (0, 0, 0), "counters": {"digest": {}}})
 
     assert again.ids(37) == [*good, 39]
     assert again.coordinator.ledger.counters.drops == {"journal": 3}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 from array import array
@@ -12,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncdata import RowShuffle
-from asyncdata.cli.main import main
 from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.messages import Block, Indexed, RowError
 from asyncdata.errors import SourceError
-from asyncdata.prefetch.row_index.index_file import IndexFile, hold_rows, kept_indexes, make_room, rows_of
+from asyncdata.prefetch.row_index.index_file import IndexFile, hold_rows, make_room, rows_of
 from asyncdata.prefetch.row_index.row_index import RowIndex
 from asyncdata.sources.spool import part_path, write_part
 
@@ -373,7 +370,6 @@ def test_the_least_recently_used_indexes_are_removed_until_the_rest_fits(tmp_pat
 
     assert names(folder) == {identity(number) for number in expected}
     assert sum(index.num_bytes for index in removed) == sum(sizes.values()) - left
-    assert sum(index.num_bytes for index in kept_indexes(str(folder))) == left
 
 
 def test_reading_an_index_is_using_it(tmp_path):
@@ -381,7 +377,8 @@ def test_reading_an_index_is_using_it(tmp_path):
     make(str(tmp_path), 2, used_s=2)
     IndexFile(str(tmp_path), identity(1)).close()
 
-    assert [index.name for index in kept_indexes(str(tmp_path))] == [identity(2), identity(1)]
+    (removed,) = make_room(str(tmp_path), 1, keep=identity(1))
+    assert removed.name == identity(2)
 
 
 @pytest.mark.parametrize("in_use", ["written", "read in single rows"])
@@ -402,34 +399,6 @@ def test_one_that_is_in_use_stays(tmp_path, in_use):
     assert names(tmp_path) == set()
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> Any:
-    capsys.readouterr()
-    assert main(["cache", *map(str, words), "--row-index", "--json"]) == status
-    structlog.reset_defaults()
-    return json.loads(capsys.readouterr().out)
-
-
-def test_they_are_listed_and_removed_by_their_keys(tmp_path, capsys):
-    sizes = [make(str(tmp_path), number, rows=10 * number, used_s=number) for number in (2, 1)]
-    listed = run(capsys, "ls", "--dir", tmp_path)
-    assert listed == [
-        {"key": identity(1), "num_bytes": sizes[1], "used_s": 1.0},
-        {"key": identity(2), "num_bytes": sizes[0], "used_s": 2.0},
-    ]
-    assert main(["cache", "ls", "--row-index", "--dir", str(tmp_path)]) == 0
-    assert identity(1)[:12] in capsys.readouterr().out
-
-    assert "begin with '0'" in run(capsys, "rm", "0", "--dir", tmp_path, status=1)["error"]["message"]
-    run(capsys, "rm", "--dir", tmp_path, status=1)
-    writer = IndexFile(str(tmp_path), identity(2))
-    assert "AD614" in run(capsys, "rm", identity(2), "--dir", tmp_path, status=1)["error"]["message"]
-    writer.close()
-    assert run(capsys, "rm", identity(2), "--dir", tmp_path) == {"removed": [identity(2)], "num_bytes": sizes[0]}
-    assert names(tmp_path) == {identity(1)}
-    run(capsys, "rm", "--all", "--dir", tmp_path)
-    assert run(capsys, "ls", "--dir", tmp_path) == []
-
-
 def test_files_that_are_no_index_are_left_alone_and_a_missing_folder_is_empty(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     elsewhere = tmp_path / "elsewhere"
@@ -439,6 +408,6 @@ def test_files_that_are_no_index_are_left_alone_and_a_missing_folder_is_empty(tm
 
     with pytest.raises(OSError, match="symbolic|directory|links"):
         make_room(str(tmp_path), 0, keep="")
-    assert kept_indexes(str(tmp_path / "absent")) == []
+    assert make_room(str(tmp_path / "absent"), 0, keep="") == []
     assert (elsewhere / "row").exists()
     assert (tmp_path / "notes.txt").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 import pytest
 
 from asyncdata.report.page import visible
@@ -12,7 +11,7 @@ from asyncdata.report.run_page import MAX_ROWS
 from asyncdata.telemetry.records import BadRowRecord, Event
 from tests.support.html_page import read_page
 from tests.support.report_pages import HOSTILE, page_of, write_hostile_run, written_page
-from tests.support.telemetry_files import BEGAN, start, write, write_run
+from tests.support.telemetry_files import BEGAN, start, write
 
 SECTIONS = "overview samples waits ranks lengths left-out mix rates rollouts bad-rows events configuration"
 
@@ -64,21 +63,3 @@ def test_tables_of_bad_rows_and_events_are_bounded_and_say_so(tmp_path):
     assert f"The first {MAX_ROWS} of {number} bad rows" in page.text
     assert f"The last {MAX_ROWS} of {number} events" in page.text
     assert page.tables["event-names"][1] == ["worker.lost", str(number)]
-
-
-def test_another_run_stands_beside_it_with_the_settings_in_which_they_differ(tmp_path):
-    write_run(tmp_path / "run")
-    header = start()
-    config = {**header.config, "seed": header.config["seed"] + 1}
-    write(tmp_path / "other" / "rank-00000-0000.jsonl", [msgspec.structs.replace(header, config=config, world_size=1)])
-    page = read_page(page_of(tmp_path / "run", tmp_path / "r.html", "--beside", tmp_path / "other"))
-
-    figures = {row[0]: row[1:] for row in page.tables["beside-table"]}
-    assert figures["ranks"] == ["2", "1"]
-    assert figures["waited for data"][0] == "14.9 %"
-    assert figures["wait of a call, 99th percentile"][0] == "362 ms"
-    assert figures["wait of a call, 90th percentile"][0] == "0 ms"
-    assert figures["samples"][0] == "1.28k"
-    assert [row[0] for row in page.tables["settings-table"][1:]] == ["seed"]
-    alone = read_page(page_of(tmp_path / "run", tmp_path / "s.html", "--beside", tmp_path / "run"))
-    assert "Both runs have the same settings." in alone.text

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata.telemetry import call_times
-from asyncdata.telemetry.call_times import CallTimes, CpuShare, CpuWatch, Histogram, Wait
+from asyncdata.telemetry.call_times import CallTimes, CpuShare, CpuWatch, Histogram
 from asyncdata.telemetry.records import EDGES
 from asyncdata.workers.machine import cpu_times
 from tests.support.examples import in_ci
@@ -26,7 +26,7 @@ class Watched:
     def look(self, now, stage="", cpus=None):
         """Settle at a moment, since which a stage is missing."""
         self.now, self.stage, self.cpus = now, stage or self.stage, cpus or self.cpus
-        return self.times.settle()
+        self.times.settle()
 
     def call(self, now, waited_s=0.0):
         self.now = now
@@ -52,8 +52,8 @@ def test_the_time_between_calls_is_the_trainers_without_the_waits():
     watched = Watched()
     for at, waited_s in ((0.0, 3.0), (4.0, 0.0), (5.5, 0.25), (6.0, 0.0)):
         watched.call(at, waited_s)
-    waits, times = watched.look(6.0), watched.times
-    assert [(wait.began, wait.seconds) for wait in waits] == [(0.0, 3.0), (5.5, 0.25)]
+    watched.look(6.0)
+    times = watched.times
     assert (times.num_calls, times.num_waits, times.wait_s) == (4, 2, {"read": 3.25})
     assert times.step_s == pytest.approx(1.0 + 1.5 + 0.25)
     assert times.step_ms == {215: 1, 861: 1, 1448: 1}
@@ -82,11 +82,12 @@ def test_what_does_not_fit_in_the_queue_is_counted(monkeypatch):
 
 
 def test_a_wait_counts_while_it_lasts(waiting):
-    assert [waiting.look(1.0), waiting.look(30.0)] == [[], []]
+    waiting.look(1.0)
+    waiting.look(30.0)
     totals = waiting.times.totals()
     assert (totals["calls"], totals["waits"], totals["wait_s"], totals["waiting_s"]) == (1, 1, {"start": 30.0}, 30.0)
     waiting.times.wait_ends("first", 31.0)
-    assert waiting.look(31.0) == [Wait(0.0, "start", 31.0, is_new=False)]
+    waiting.look(31.0)
     totals = waiting.times.totals()
     assert (totals["waits"], totals["wait_s"], totals["waiting_s"]) == (1, {"start": 31.0}, 0.0)
 

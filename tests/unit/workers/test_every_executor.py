@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from array import array
 from functools import partial
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -15,7 +13,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import RayExecutor
-from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Tokenize
 from asyncdata.errors import WorkerError
 from asyncdata.workers.inline import InlineExecutor
 from asyncdata.workers.slots import NUM_SLOTS
@@ -144,19 +141,6 @@ async def test_a_forgotten_request_keeps_its_slot_until_it_is_finished(make, row
         await until(lambda: free_slots(executor) == NUM_SLOTS)
 
 
-async def test_an_answered_request_keeps_its_slot_until_its_rows_can_be_requested_again(make, rows):
-    client = Client(make(row_id), rows(9), row_id)
-    executor = client.executor
-    free: list[int] = []
-    async with client.reading() as window:
-        executor.submit(window.request(0, 9), lambda reply: free.append(free_slots(executor)))
-        executor.slots.release(window.slot)
-        await until(lambda: free)
-        await until(lambda: free_slots(executor) == NUM_SLOTS)
-
-    assert free == [NUM_SLOTS - 1]
-
-
 async def test_a_reused_slot_shows_no_stale_bytes(make, jsonl_file):
     """Rows that are read later are shorter: bytes of the others after them must not show."""
     long = jsonl_file([{"id": i, "text": "x" * 300} for i in range(60)], "long.jsonl")
@@ -248,29 +232,7 @@ async def test_a_file_that_is_not_what_it_was_fails_the_request(make, rows, harm
     assert failed.message.startswith(message.format(path))
 
 
-# Statistics, and the callback on_change
-
-
-async def test_num_wanted_falls_to_zero_when_enough_is_submitted_and_more_is_queued(make, rows, gate):
-    client = Client(make(waits), rows(50, dict.fromkeys(range(50), {"gate": gate.special["gate"]})), waits)
-    executor = client.executor
-    wanted = [executor.num_wanted]
-    async with client.reading() as window:
-        asked = []
-        while executor.num_wanted > 0:
-            asked.append(client.ask(window.request(len(asked), len(asked) + 1)))
-            wanted.append(executor.num_wanted)
-            await anyio.lowlevel.checkpoint()
-        more = [client.ask(window.request(49, 50)) for _ in range(12)]
-        assert executor.statistics().num_queued >= 12, "those that no worker has"
-        assert executor.num_wanted <= 0
-        gate.open()
-        await client.answers(asked + more)
-
-        assert executor.statistics().num_queued == 0
-        assert executor.num_workers < len(asked) + 1 < 50
-        assert wanted == list(range(wanted[0], -1, -1))
-        assert executor.num_wanted == wanted[0]
+# Statistics
 
 
 async def test_statistics_say_who_is_busy_and_how_far(make, rows, gate):
@@ -293,51 +255,6 @@ async def test_statistics_say_who_is_busy_and_how_far(make, rows, gate):
     first = next(worker for worker in busy.workers if worker.state == "busy" and worker.num_rows_done == row)
     assert first.busy_s > 0
     assert (busy.num_restarts, again.num_restarts, again.num_queued) == (0, 0, 0)
-
-
-def watched(executor, look) -> list[Any]:
-    """What ``look`` gives at each call of on_change."""
-    seen: list[Any] = []
-    executor.watch(lambda: seen.append(look()))
-    return seen
-
-
-async def test_on_change_is_called_after_on_reply_has_returned(make, rows):
-    client = Client(make(row_id), rows(10), row_id)
-    async with client.running():
-        number = len(client.replies)
-        seen = watched(client.executor, lambda: [len(replies) for replies in client.replies[number:]])
-        await client.answer(client.ask(Permute(5, 1)))
-        await until(lambda: seen)
-
-    assert seen[-1] == [1]
-
-
-async def test_on_change_is_called_for_a_forgotten_reply(make, rows, gate):
-    """The request has no slot whose release would show it; and by then there is room for more."""
-    path = rows(1, {0: gate.special})
-    client = Client(make(waits), path, waits)
-    async with client.running():
-        executor = client.executor
-        length = len(path.read_bytes()) - 1
-        client.ask(Tokenize(NO_SLOT, array("i", [-1]).tobytes(), array("i", [length]).tobytes(), [Overflow(0, 0, 0)]))
-        await until(gate.began.exists)
-        executor.forget()
-        before, seen = executor.num_wanted, watched(executor, lambda: executor.num_wanted)
-        gate.open()
-        await until(lambda: before + 1 in seen)  # another worker may become ready before
-
-    assert client.replies == [[]]
-
-
-async def test_on_change_is_called_when_a_slot_becomes_free(make, rows):
-    client = Client(make(row_id), rows(10), row_id)
-    slots = client.executor.slots
-    async with client.reading() as window:
-        seen = watched(client.executor, lambda: slots.num_held())
-        slots.release(window.slot)
-
-    assert seen[-1] == 0
 
 
 # Opening the tokenize function again

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 from asyncdata import DataLoader, JsonlSource, LoaderConfig, PromptTokenizeFn, RayExecutor
-from asyncdata.core.cache_messages import CacheJob
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.messages import NO_SLOT, Block, Index, Job, Overflow, Scan, Scanned, Tokenize
-from asyncdata.core.row_codes import EXCLUDED, IS_KNOWN, NOT_IN_SLOT, TOO_LONG
+from asyncdata.core.row_codes import EXCLUDED, NOT_IN_SLOT, TOO_LONG
 from asyncdata.core.specs import ReaderSpec, TokenizeSpec
 from asyncdata.errors import ConfigError, WorkerError
 from asyncdata.loader.executors import check_cluster
+from asyncdata.loader.scan_sharing import shared_scans
 from asyncdata.workers.base import takes_samples
 from asyncdata.workers.ray import cluster, executor
 from asyncdata.workers.ray.actor import in_slot, text_of, to_send
@@ -54,11 +55,11 @@ SPOOLED = with_(JOB, reader=ReaderSpec("asyncdata.sources.spool:SpoolReader"))
     [
         (lambda: RayExecutor(address="ray://head:10001"), r"^AD490 .*ray job submit"),
         (lambda: LoaderConfig.of({"executor": {}, "num_workers": 2}), r"^AD495 num_workers=2 .*local_workers"),
-        (lambda: check_cluster(CONFIG, with_(JOB, cache=CacheJob("folder", [], 0))), "^AD496 the token cache"),
+        (lambda: shared_scans(CONFIG, [], no_op), "^AD487 .*workers of this machine read: leave executor out"),
         (lambda: check_cluster(CONFIG, SPOOLED), "^AD496 single rows .*shuffle=True"),
         (lambda: check_cluster(CONFIG, with_(JOB, parts=[SPOOLED])), "^AD496 single rows"),
     ],
-    ids=["Ray Client", "num_workers beside it", "a token cache", "copies of rows on this disk", "also of a part"],
+    ids=["Ray Client", "num_workers beside it", "an exchange", "copies of rows on this disk", "also of a part"],
 )
 def test_what_does_not_work_on_a_cluster_is_refused(ask, message):
     check_cluster(CONFIG, JOB)
@@ -129,13 +130,13 @@ def slot_of(number: int) -> memoryview:
 
 
 def test_the_text_of_the_rows_travels_and_nothing_else():
-    starts = ints(13, 4, NOT_IN_SLOT, IS_KNOWN, 0, 8, 5)
-    lengths = ints(5, 3, 900, 7, TOO_LONG, EXCLUDED, 0)
+    starts = ints(13, 4, NOT_IN_SLOT, 0, 8, 5)
+    lengths = ints(5, 3, 900, TOO_LONG, EXCLUDED, 0)
     request = Tokenize(2, starts, lengths, [Overflow(2, 0, 70)])
     sent = to_send(request, slot_of)
 
     assert sent.text == b"threeone"
-    assert sent.request.starts == ints(0, 5, NOT_IN_SLOT, IS_KNOWN, 0, 0, 0)
+    assert sent.request.starts == ints(0, 5, NOT_IN_SLOT, 0, 0, 0)
     assert (sent.request.lengths, sent.request.overflow) == (lengths, request.overflow)
 
 

@@ -1,8 +1,7 @@
-"""The memory: each score counts once, what changed is a record that gives it again."""
+"""The memory: each score counts once, and a state gives it again."""
 
 from __future__ import annotations
 
-import base64
 from decimal import Decimal
 from fractions import Fraction
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from asyncdata import PassRate
 from asyncdata.delivery.chunk import row_ids
-from asyncdata.delivery.outcomes.memory import BASE, ENTRY, OutcomeMemory, Record, RowReport, RowTable
+from asyncdata.delivery.outcomes.memory import OutcomeMemory, RowReport, RowTable
 from asyncdata.errors import ConfigError, SnapshotError
 from tests.support.examples import in_ci
 
@@ -48,7 +47,7 @@ def test_of_a_row_all_of_whose_attempts_are_reported_only_that_is_remembered():
     complete.report([scored(7, *[1.0] * 70)], 70)
     is_open.report([scored(7, *[1.0] * 69)], 70)
 
-    assert len(is_open.base().payload) >= len(complete.base().payload) + 9, "69 bits"
+    assert len(is_open.saved()) >= len(complete.saved()) + 9, "69 bits"
 
 
 def test_only_the_decisions_that_are_asked_for_are_kept():
@@ -68,57 +67,19 @@ def test_a_row_takes_34_bytes():
     assert memory.rows.num_bytes / len(memory.rows) < 36
 
 
-def test_records_that_no_file_takes_are_replaced_by_the_memory():
-    memory, other = OutcomeMemory(keeps_records=True), OutcomeMemory()
-    for epoch in range(120):
-        memory.report([scored(row, 1.0, epoch=epoch) for row in range(500)], 1)
-
-    assert sum(len(record.payload) for record in memory.pending) < 1_200_000
-    for record in memory.pending:
-        other.apply(record)
-    assert other.base() == memory.base()
-
-
-OLD_RECORDS = [
-    (b"E", "AQAAAAAAAAAHAAAAAAAAAM3MLEAAAAAAAAACAAAAAAAAAAMAAAAAAAAAAABAPwAAAAAAAAAAAAAAEAAAQAAAAAAAAAAAAIA/AAAAAAEA"),
-    (b"X", "kgHECXgBWwAAAKEAoQ=="),
-    (b"E", "AgAAAAAAAAABAAAAAAAAAAAAAD8BAAAAAAA="),
-]
-OLD_BASE = (
-    "lsQYAQAAAAAAAAACAAAAAAAAAAAAAAAAEAAAxDYDAAAAzcwsQM3MLEAAAAAAAwADAAAAAACgPwAAAD8BAAAAAQABAAAAAACAPwAAgD8AAAAAAQCDAcQB"
-    "BwLEAQHPAAAQAAAAAADECQAAAAAAAAAAQIEBxAl4AVsAAAChAKGAgA=="
-)
-"""Written when sums were float32: row 1 has 0.9 three times, row 2 has 0.25, 0.5 and then 0.5, row 2**44 has 1."""
-
-
-def test_records_and_memories_with_float32_sums_still_load():
-    memory, whole = OutcomeMemory(), OutcomeMemory()
-    for kind, payload in OLD_RECORDS:
-        memory.apply(Record(kind, base64.b64decode(payload)))
-    whole.apply(Record(BASE, base64.b64decode(OLD_BASE)))
-
-    assert memory.base() == whole.base()
-    assert means(memory) == pytest.approx({1: 0.9, 2: 0.5, 1 << 44: 1.0})
-    assert memory.excluded[1].tolist() == [1, 1 << 44]
-    assert memory.report([scored(1, 0.9, 0.9, epoch=1)], 2) == 2
-    assert memory.decide(2, SOLVED).tolist() == [1, 1 << 44]
-
-
-def test_what_is_no_record_and_rows_out_of_order_are_refused():
-    memory = OutcomeMemory()
+def test_what_is_no_memory_and_rows_out_of_order_are_refused():
+    memory, other = OutcomeMemory(), OutcomeMemory()
     memory.report([scored(1, 1.0), scored(2, 1.0)], 1)
     ids, rows = memory.rows.arrays()
     memory.rows = RowTable(ids[::-1].copy(), rows)
-    no_base = Record(BASE, b"\x94\xc4\x01a\xc4\x00\x80\x80")
 
-    of_replay = np.array([(1, 1, 0.5, 0, 1 << 14)], ENTRY).tobytes()  # of a part that mixtures had
-    for record in (Record(b"?", b""), Record(b"E", b"12345"), Record(b"X", b"\xc1"), Record(b"P", b""), no_base):
-        with pytest.raises(SnapshotError, match="record"):
-            OutcomeMemory().apply(record)
-    with pytest.raises(SnapshotError, match="scores of a Replay"):
-        OutcomeMemory().apply(Record(b"S", of_replay))
-    with pytest.raises(SnapshotError, match="record.*ascending"):
-        OutcomeMemory().apply(memory.base())
+    for saved, reason in (
+        (b"\x94\xc4\x01a\xc4\x00\x80\x80", "cannot be read"),
+        (b"\xc1", "cannot be read"),
+        (memory.saved(), "ascending"),
+    ):
+        with pytest.raises(SnapshotError, match=f"AD602 .*{reason}"):
+            other.restore(saved)
 
 
 @pytest.mark.parametrize(("before", "after", "wanted"), [(3, 1, [0.5]), (1, 3, [0.5, None, None]), (2, 0, [])])
@@ -126,7 +87,7 @@ def test_another_policy_has_of_a_memory_the_epochs_that_both_remember(before, af
     memory, found = OutcomeMemory(num_earlier=before), OutcomeMemory(num_earlier=after)
     for epoch, score in enumerate([1.0, 0.75, 0.5, 0.25] if before > 1 else [0.5, 0.25]):
         memory.report([scored(1, score, epoch=epoch)], 1)
-    found.apply(memory.base())
+    found.restore(memory.saved())
 
     earlier = [mean for (mean,) in found.rows.table().earlier]
     assert [None if np.isnan(mean) else mean for mean in earlier] == wanted
@@ -153,7 +114,7 @@ all_scores = st.just([(attempt, 1.0) for attempt in range(ATTEMPTS)])
 reports = st.tuples(st.integers(0, 5), st.integers(0, 4), some_scores | some_scores | all_scores)
 reported = st.tuples(st.just("report"), st.lists(reports.map(lambda fields: RowReport(*fields)), max_size=4))
 steps = st.one_of(
-    reported, reported, st.tuples(st.just("decide"), st.integers(0, 6)), st.tuples(st.just("resume"), st.booleans())
+    reported, reported, st.tuples(st.just("decide"), st.integers(0, 6)), st.tuples(st.just("resume"), st.none())
 )
 
 
@@ -192,18 +153,16 @@ def excluded_of(scores, epoch, policy):
 @given(steps=st.lists(steps, max_size=25), policy=st.sampled_from([POLICY, OF_EPOCHS]))
 def test_the_memory_is_what_a_dict_of_all_scores_says(steps, policy):
     num_earlier = policy.epochs - 1
-    memory, scores, decided, records = OutcomeMemory(keeps_records=True, num_earlier=num_earlier), {}, {}, []
+    memory, scores, decided = OutcomeMemory(num_earlier=num_earlier), {}, {}
     for name, value in steps:
         if name == "report":
             assert memory.report(value, ATTEMPTS) == sum(counted(scores, report) for report in value)
         elif name == "decide":
-            wanted = decided.setdefault(value, excluded_of(scores, value, policy))
+            wanted = decided[value] = excluded_of(scores, value, policy)
             assert set(memory.decide(value, policy).tolist()) == wanted
         else:
-            records = [memory.base()] if value else [*records, *memory.pending]
-            memory = OutcomeMemory(keeps_records=True, num_earlier=num_earlier)
-            for record in records:
-                memory.apply(record)
+            saved, memory = memory.saved(), OutcomeMemory(num_earlier=num_earlier)
+            memory.restore(saved)
 
         *columns, earlier = memory.rows.table()
         found = {row: told for row, *told in zip(*(column.tolist() for column in [*columns, *earlier]), strict=True)}

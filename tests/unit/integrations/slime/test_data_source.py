@@ -197,7 +197,7 @@ def test_statistics_are_flat_numbers_no_call_is_logged_and_the_number_of_ranks_i
     with capture_logs() as events, source_of(prompts, n_samples_per_prompt=2) as source:
         for dp_size in (4, 4, 2):
             source.set_train_parallel_config({"dp_size": dp_size, "cp_size": 1})
-            assert source.statistics()["asyncdata_capacity_samples"] == dp_size * 1000
+            assert source.statistics()["asyncdata_capacity_samples"] == dp_size * 4000
         with pytest.raises(ConfigError, match="dp_size"):
             source.set_train_parallel_config({"dp_size": -1})
         for _ in range(50):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import re
-from functools import cache
 from types import SimpleNamespace
 
 import msgspec
@@ -30,7 +28,6 @@ from tests.unit.test_docs import (
 )
 
 MOVE = DOCS / "how-to" / "move-a-slime-run.md"
-GETATTR = re.compile(r'getattr\(args, "(\w+)", ([^()]*?|\(\)|\{\})\)')
 INTEGRATIONS = sorted((PACKAGE / "integrations" / "slime").glob("*.py"))
 
 
@@ -81,22 +78,12 @@ def test_every_argument_that_is_read_is_documented_and_no_other():
     assert set(table("slime's arguments", "argument")) == asked
 
 
-def test_every_default_of_an_argument_is_documented():
-    """What ``getattr(args, "name", default)`` says in the files."""
-    rows = table("slime's arguments", "argument")
-    found = [text for path in INTEGRATIONS for text in GETATTR.findall(path.read_text(encoding="utf-8"))]
-    defaults = {name: ast.literal_eval(default) for name, default in found if name in rows}
-
-    assert len(defaults) > 15
-    assert {name: ast.literal_eval(rows[name][0].strip("`")) for name in defaults} == defaults
-
-
 @pytest.mark.parametrize("kind", [AsyncDataSource, HFDatasetAdapterBase, AsyncDatasetAdapter])
 def test_every_method_has_a_docstring_and_its_class_is_in_the_reference(kind):
     members = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
 
     assert [name for name, member in members.items() if not inspect.getdoc(member)] == []
-    assert re.search(rf"^::: asyncdata\.[\w.]+\.{kind.__name__}$", read("slime.md"), re.MULTILINE)
+    assert re.search(rf"^<!-- generated: api [\w.]+\.{kind.__name__} -->$", read("slime.md"), re.MULTILINE)
 
 
 @pytest.mark.parametrize("kind", [Numbering, SlimeState])
@@ -132,33 +119,6 @@ def test_the_settings_files_of_the_pages_are_taken(text):
     }
     assert len(values) == text.count("\n")
     settings_of(SimpleNamespace(prompt_data="p.jsonl", **values))
-
-
-# What pages quote
-
-
-@cache
-def messages():
-    """Every text of the package, with ``\\0`` for what is put into it."""
-    nodes = [node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
-    formatted = [node.values for node in nodes if isinstance(node, ast.JoinedStr)]
-    texts = [
-        "".join(getattr(part, "value", "\0") if isinstance(part, ast.Constant) else "\0" for part in parts)
-        for parts in formatted
-    ]
-    return texts + [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-
-
-@pytest.mark.thorough
-def test_a_symptom_is_in_the_words_of_our_messages():
-    """Those of the table of troubles, with anything for each ``...``."""
-    rows = re.findall(r"^\| ([^|]*) \|", section(MOVE.read_text(encoding="utf-8"), "Troubleshooting"), re.MULTILINE)
-    quoted = [text for row in rows for text in re.findall(r"`(AD\d{3} [^`]+|\w+Error: [^`]+)`", row)]
-
-    assert len(quoted) > 10
-    for text in [*quoted, "AD510 no data for ..."]:
-        pieces = [re.escape(piece) for piece in re.split(r" ?\.\.\. ?", re.sub(r"^\w+Error: ", "", text)) if piece]
-        assert any(re.search(".*".join(pieces), message, re.DOTALL) for message in messages()), text
 
 
 def test_every_key_that_the_page_names_is_one():

@@ -148,9 +148,8 @@ def test_a_key_may_be_an_attribute_of_the_class():
         ({"asyncdata_allow_changed": [1]}, "asyncdata_allow_changed"),
         ({"asyncdata_event_loop": "twisted"}, "event_loop"),
         ({"asyncdata_limits": {"max_workers": 0}}, "^Limits: max_workers=0"),
-        ({"asyncdata_on_bad_row": 1}, "no key asyncdata_on_bad_row; it is `asyncdata_bad_rows: {policy: ...}`"),
-        ({"asyncdata_cache_dir": 1}, "^there is no key asyncdata_cache_dir; it is `asyncdata_cache: {folder: ...}`$"),
-        ({"asyncdata_backend": 1}, "^there is no key asyncdata_backend; it is `asyncdata_event_loop`$"),
+        ({"asyncdata_policy": 1}, "^there is no key asyncdata_policy; it is `asyncdata_bad_rows: {policy: ...}`$"),
+        ({"asyncdata_workers": 1}, "^there is no key asyncdata_workers; it is `asyncdata_num_workers`$"),
         ({"use_hf_datasets": True, "hf_dataset_shuffle_buffer": 0}, "hf_dataset_shuffle_buffer"),
         ({"n_samples_per_prompt": 0}, "n_samples_per_prompt"),
         ({"n_samples_per_prompt": 1.5}, "n_samples_per_prompt"),
@@ -179,7 +178,7 @@ KNOBS = {
     "bad_rows": {"policy": "quarantine", "max": 7, "path": "bad.jsonl", "excerpts": False},
     "event_loop": "asyncio",
     "cache": {"folder": "somewhere"},
-    "outcomes": {"path": "outcomes", "policy": {"drop_above": 0.9}},
+    "outcomes": {"policy": {"drop_above": 0.9}},
 }
 
 

@@ -201,7 +201,9 @@ TEXTS = ["plain", "caf\u00e9", "\u4e00", "x\u4e01", "\ud800"]
 
 @pytest.fixture
 def growing(files, subject) -> GrowingProof:
-    return GrowingProof(files, subject)
+    made = GrowingProof(files, subject)
+    made.grow(FEW)
+    return made
 
 
 def test_texts_reach_the_backend_once_their_characters_were_asked_for_and_proven(files, growing, subject):
@@ -224,6 +226,21 @@ def test_texts_reach_the_backend_once_their_characters_were_asked_for_and_proven
     assert later(TEXTS) == [4]
     assert records.asked_for(subject) == [], "what is refused is not asked for again"
     assert not records.is_asked(subject)
+
+
+def test_a_proof_that_ended_early_is_used_and_the_next_goes_on_from_there(monkeypatch, files):
+    backend = fake(files, "\u4e05")
+    install(monkeypatch, {"gigatoken": lambda: backend})
+    GrowingProof(files, one_subject(files))  # its process is killed before the rest of Latin text is tried
+    num_texts = backend.num_texts
+
+    proof = choose(files, "auto")
+    assert proof is not None
+    assert records.ProvenTexts(proof, needs_offsets=False)(["plain", "<|im_end|>", "caf\u00e9"]) == [2]
+    later = GrowingProof(files, one_subject(files))
+    later.grow(FEW)
+    assert records.ProvenTexts(later.proof, needs_offsets=False)(["plain", "caf\u00e9"]) == []
+    assert backend.num_texts - num_texts < num_texts, "what was proven is not tried again"
 
 
 def test_a_character_on_which_the_backend_is_wrong_is_refused_for_good(monkeypatch, files):
@@ -316,6 +333,8 @@ def swept(tokenizer: Tokenizer, wrong: Callable[[str], bool], separator: str | N
         shorten(patch, FEW, longest_text=600)
         done = Sweep(OffsetCheck(tokenizer, None), Fake(tokenizer, wrong, raises=raises), SPECIAL, separator=separator)
         done.begin()
+        if not done.refusal:
+            done.grow(FEW)
     return done
 
 

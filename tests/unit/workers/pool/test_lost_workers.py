@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import random
 import signal
-from array import array
 
 import anyio
 import psutil
 import pytest
 import structlog
 
-from asyncdata.core.messages import NO_SLOT, Overflow, Tokenize
 from asyncdata.errors import WorkerError
 from asyncdata.workers.base import MAX_LOSSES, Crashed, error_of
 from asyncdata.workers.pool import spawning
-from asyncdata.workers.pool.deadlines import MAX_WAIT_S, Patience
 from asyncdata.workers.pool.processes import Forked
 from tests.support import worker_fns
-from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until
-from tests.support.pools import all_ready, events_of, fork_server, pids, pool, process_pool, states
+from tests.support.executors import NEVER_S, failure_of, ids_of, until
+from tests.support.pools import all_ready, events_of, fork_server, pids, pool, states
 from tests.support.tokenize_fns import kills_on_13, row_id
 from tests.support.worker_fns import tells_who, waits
 
@@ -63,39 +60,7 @@ async def test_a_worker_is_replaced_whichever_signal_kills_it(rows, number):
     assert executor.statistics().num_restarts == 1
 
 
-@pytest.mark.thorough
-async def test_the_requests_of_a_worker_that_dies_while_it_is_removed_go_to_the_others(rows, gate):
-    gates = {i: {**gate.special, "began": f"{gate.began} {i}"} for i in range(2)}
-    async with pool(rows(4, gates), waits, 2) as (executor, client, window):
-        asked = [client.ask(window.request(row, row + 1)) for row in range(4)]
-        await until(lambda: all(os.path.exists(gates[row]["began"]) for row in range(2)))
-        executor.set_num_workers(1)
-        os.kill(pids(executor)[1], signal.SIGKILL)
-        await until(lambda: len(pids(executor)) == 1)
-        gate.open()
-        assert [ids_of(reply) for reply in await client.answers(asked)] == [[row] for row in range(4)]
-
-    assert executor.statistics().num_restarts == 0
-
-
-# Their slots, and requests that are not wanted
-
-
-async def test_a_slot_is_not_free_while_a_dead_workers_request_waits_to_be_sent_again(rows, gate):
-    freed = []
-    async with pool(rows(1, {0: gate.special}), waits) as (executor, client, window):
-        executor.slots.on_free = lambda: freed.append(True)
-        asked = client.ask(window.request(0, 1))
-        executor.slots.release(window.slot)
-        await until(gate.began.exists)
-        gate.began.unlink()
-        os.kill(pids(executor)[0], signal.SIGKILL)
-        await until(gate.began.exists)
-        assert freed == []
-
-        gate.open()
-        await client.answer(asked)
-        assert freed == [True]
+# Their slots
 
 
 @pytest.mark.thorough
@@ -133,24 +98,6 @@ async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, ga
             assert ids_of(await client.answer(asked)) == [0]
             assert gate.began.exists()
         assert freed == [True]
-
-
-async def test_a_forgotten_request_is_not_sent_again_when_its_worker_dies_and_there_is_room_for_another(rows, gate):
-    path = rows(1, {0: gate.special})
-    client = Client(process_pool(1), path, waits)
-    async with client.running():
-        executor, length = client.executor, len(path.read_bytes()) - 1
-        client.ask(Tokenize(NO_SLOT, array("i", [-1]).tobytes(), array("i", [length]).tobytes(), [Overflow(0, 0, 0)]))
-        await until(gate.began.exists)
-        executor.forget()
-        before, seen = executor.num_wanted, []
-        executor.watch(lambda: seen.append(executor.num_wanted))
-        os.kill(int(gate.began.read_text()), signal.SIGKILL)
-        gate.began.unlink()
-        await until(lambda: before + 1 in seen)
-
-    assert client.replies == [[]]
-    assert not gate.began.exists(), "it is not sent again"
 
 
 # Which request is to blame
@@ -274,48 +221,3 @@ async def test_a_stopped_fork_server_does_not_prevent_the_loader_from_closing(ro
         stopped.suspend()
 
     assert not stopped.is_running()
-
-
-# Patience
-
-
-YES, NO = True, False
-
-
-@pytest.mark.parametrize(
-    ("max_failures", "failures", "waits"),
-    [
-        pytest.param(3, [(0, NO)] * 3, [0.0, 0.05, None], id="permanent failures are given up after max_failures"),
-        pytest.param(
-            3,
-            [*[(0, YES)] * 20, (29.9, YES), (0.2, YES)],
-            [0.0, 0.05, 0.1, 0.2, 0.4, 0.8, *[MAX_WAIT_S] * 15, None],
-            id="transient failures are not given up before the time limit",
-        ),
-        pytest.param(3, [(0, YES), (1000, YES)], [0.0, 0.05], id="the time limit alone does not give up"),
-        pytest.param(
-            2,
-            [(0, NO), *[(0, YES)] * 5, (0, NO)],
-            [0.0, 0.05, 0.1, 0.2, 0.4, 0.8, None],
-            id="permanent failures count between transient ones",
-        ),
-        pytest.param(
-            3,
-            [(0, NO), (0, NO), None, (1000, NO), (0, YES), (0, YES)],
-            [0.0, 0.05, 0.0, 0.05, 0.1],
-            id="a success resets the count and the time",
-        ),
-    ],
-)
-async def test_patience_ends(max_failures, failures, waits):
-    """``failures``: the seconds until each, and whether it may pass; None is a success."""
-    now, found = [100.0], []
-    patience = Patience(max_failures, 30.0, lambda: now[0])
-    for failure in failures:
-        if failure is None:
-            patience.succeeded()
-        else:
-            now[0] += failure[0]
-            found.append(patience.failed(may_pass=failure[1]))
-
-    assert found == waits

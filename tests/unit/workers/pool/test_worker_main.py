@@ -10,20 +10,16 @@ from types import SimpleNamespace
 
 import anyio
 import anyio.to_thread
-import msgspec
 import psutil
 import pytest
 import structlog
 
 from asyncdata import PromptTokenizeFn
 from asyncdata.core.framing import HEADER
-from asyncdata.core.messages import MAX_FRAME_BYTES, NO_SLOT, Failed, decode_reply
-from asyncdata.core.specs import TokenizeSpec
+from asyncdata.core.messages import MAX_FRAME_BYTES
 from asyncdata.errors import WorkerError
-from asyncdata.tokenization.base import describe
-from asyncdata.workers.base import Crashed
 from asyncdata.workers.pool.processes import Connection
-from asyncdata.workers.pool.worker_main import open_or_report, receive, send_pieces
+from asyncdata.workers.pool.worker_main import send_pieces
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, tokenized, until, value_of
 from tests.support.pools import all_ready, events_of, pids, pool, process_pool, said
@@ -43,29 +39,6 @@ async def test_idle_work_runs_when_a_worker_has_no_request(rows, tmp_path):
         await until(mark.exists)
         assert ids_of(await client.tokenized(window)) == list(range(20))
         assert mark.read_text() == str(pids(executor)[0])
-
-
-@pytest.mark.parametrize(
-    ("spec", "reason"),
-    [
-        (None, "a worker needs a tokenize function that can be imported"),
-        (TokenizeSpec("tests.support.nowhere:fn"), "cannot import 'tests.support.nowhere:fn'"),
-        (describe(worker_fns.Opening("raises")), "no tokenizer.json to be seen"),
-        (describe(worker_fns.Opening("exits")), "not today"),
-    ],
-    ids=["none", "cannot be imported", "raises", "exits"],
-)
-async def test_a_function_that_cannot_be_opened_is_reported_before_the_worker_exits(spec, reason):
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        with pytest.raises(EOFError):
-            open_or_report(theirs, spec)
-        _, body = receive(ours)
-
-    told = decode_reply(body)
-    assert isinstance(told, Failed)
-    assert (told.kind, told.message[:5]) == ("WorkerError", "AD426")
-    assert reason in told.message
 
 
 @pytest.mark.thorough
@@ -120,23 +93,6 @@ async def test_much_output_does_not_block_a_worker_and_does_not_fill_the_log(row
     assert 4096 <= len(said(events)) <= 100 * 4096
 
 
-class Nonsense(msgspec.Struct, tag=True):
-    """A request that no worker knows."""
-
-    slot: int = NO_SLOT
-
-
-async def test_a_worker_that_receives_an_invalid_request_exits(rows):
-    """Then it is sent to another worker; a worker that guessed would be worse."""
-    client = Client(process_pool(1), rows(1), row_id)
-    with structlog.testing.capture_logs() as events:
-        async with client.reading():
-            reply = await client.answer(client.ask(Nonsense(), max_losses=1))
-            await until(lambda: "ValidationError" in said(events))
-
-    assert reply == Crashed("AD423", "its worker died (exit status 1)")
-
-
 async def test_a_worker_starts_fast_and_uses_little_memory(rows):
     """A tenth of a second is promised; ten seconds are allowed on a busy machine."""
     executor = process_pool(1)
@@ -188,31 +144,6 @@ async def test_frames_of_any_size_that_are_split_anywhere_arrive_whole(pair):
             assert [await connection.receive() for _ in FRAMES] == FRAMES
 
 
-@pytest.mark.parametrize("cut", [0, 1, HEADER.size - 1, HEADER.size, HEADER.size + 3])
-@pytest.mark.parametrize("ends", [False, True])
-async def test_half_a_frame_is_waited_for_without_blocking_the_loop_or_is_an_eof_error(pair, cut, ends):
-    """A worker may be stopped in the middle of a reply, or die there."""
-    connection, worker = pair
-    data, received = framed(7, b"body"), []
-
-    async def read() -> None:
-        try:
-            received.append(await connection.receive())
-        except EOFError:
-            received.append("end")
-
-    with anyio.fail_after(NEVER_S):
-        async with anyio.create_task_group() as group:
-            worker.sendall(framed(1, b"whole") + data[:cut])
-            assert await connection.receive() == (1, b"whole")
-            group.start_soon(read)
-            await anyio.wait_all_tasks_blocked()
-            assert received == []
-            worker.close() if ends else worker.sendall(data[cut:])
-
-    assert received == ["end" if ends else (7, b"body")]
-
-
 async def test_a_reset_connection_is_an_eof_error_and_an_os_error_for_who_sends(pair):
     connection, worker = pair
     connection.send(b"never read")
@@ -254,16 +185,6 @@ async def test_bytes_that_the_socket_does_not_take_at_once_are_sent_later_in_ord
             group.cancel_scope.cancel()
 
     assert received == b"".join(sent)
-
-
-async def test_send_rest_ends_when_the_worker_closes_its_socket(pair):
-    connection, worker = pair
-    with anyio.fail_after(NEVER_S):
-        async with anyio.create_task_group() as group:
-            connection.send(bytes(1_000_000))
-            group.start_soon(connection.send_rest)
-            await anyio.wait_all_tasks_blocked()
-            worker.close()
 
 
 @pytest.mark.parametrize("num_bytes", range(8))

@@ -1,0 +1,101 @@
+"""The adapter of asyncdata itself. It passes every check."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from asyncdata import DataLoader, Mix, Outcomes, Part, PassRate, Shuffle, __version__
+from tests.conformance.lab import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from asyncdata import Sample
+    from tests.conformance.lab import Knobs, Rows
+
+
+def every_1(rows: list[dict[str, Any]], keep_every: int = 1) -> list[dict[str, Any] | None]:
+    """Many rows to samples, each with the row's number as its only token. Raises for a bad row.
+
+    :param keep_every: rows are dropped whose number is not a multiple of it.
+    """
+    if any(row["bad"] for row in rows):
+        raise ValueError("a bad row")
+
+    made = ({"input_ids": [row["row"]], "metadata": {"worker": os.getpid()}} for row in rows)
+    return [None if row["row"] % keep_every else sample for row, sample in zip(rows, made, strict=True)]
+
+
+def every_2(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+    """The same, without rows whose number is odd."""
+    return every_1(rows, 2)
+
+
+def every_3(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+    """The same, without rows whose number is not a multiple of three."""
+    return every_1(rows, 3)
+
+
+every_1.batched = every_2.batched = every_3.batched = True  # type: ignore[attr-defined]
+
+
+class AsyncData:
+    """A ``DataLoader`` with small windows, so that a few rows fill many of them."""
+
+    name, version = "asyncdata", __version__
+    lacks: Mapping[str, str] = {}
+
+    def open(self, rows: Rows, knobs: Knobs) -> _Loader:
+        """A loader over the files of ``rows``."""
+        loader = DataLoader(
+            _mixture(rows.paths, knobs.weights) if knobs.weights else rows.paths,
+            tokenize_fn=f"{__name__}:every_{knobs.keep_every}",
+            batch_size=knobs.batch_size,
+            num_workers=knobs.num_workers,
+            seed=knobs.seed,
+            shuffle=Shuffle(enabled=knobs.shuffle, block_bytes=128, window_blocks=4),
+            buffer_size=knobs.read_ahead,
+            bad_rows="skip" if knobs.passes_bad_rows else "raise",
+            outcomes=Outcomes(policy=PassRate(drop_above=0.5)) if knobs.skips_solved else None,
+            timeout_s=60,
+        )
+        return _Loader(loader)
+
+
+def _mixture(paths: list[str], weights: tuple[float, ...]) -> Mix:
+    """Each file as a part; a resume may come with other weights."""
+    parts = {f"part {number}": Part(path, weight=weights[number]) for number, path in enumerate(paths)}
+    return Mix(parts, on_mix_change="apply")
+
+
+class _Loader:
+    """As :class:`~tests.conformance.lab.Loader`."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+        self._epoch: Iterator[list[Sample]] | None = None
+        self._batch: list[Sample] = []
+
+    def next_batch(self) -> list[Seen]:
+        if self._epoch is None:
+            self._epoch = iter(self._loader)
+        try:
+            self._batch = next(self._epoch)
+        except StopIteration:
+            self._epoch = None
+            raise
+
+        return [Seen(int(sample.tokens[0]), sample.metadata["worker"]) for sample in self._batch]
+
+    def report(self, solved: Mapping[int, bool]) -> None:
+        self._loader.report(self._batch, [solved[int(sample.tokens[0])] for sample in self._batch])
+
+    def state_dict(self) -> Any:
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._loader.load_state_dict(state)
+
+    def close(self) -> None:
+        self._loader.close()

@@ -1,0 +1,277 @@
+"""A loader of two pages that passes every check, and sixteen that are broken, each in the way of one of them."""
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.lab import Seen
+
+
+class Toy:
+    """One process, one thread: its workers are numbers. ``at`` counts the epoch's rows that had their turn."""
+
+    def __init__(self, rows, knobs):
+        self.rows, self.knobs = rows, knobs
+        self.epoch = self.at = self.num_delivered = 0
+        self.solved = set()
+        self.excluded = set()  # of this epoch
+        self.cursors = [0] * len(rows.paths)
+        self.taken = [0] * len(rows.paths)  # since it was opened, as a resume may have other weights
+        lines = [line for path in rows.paths for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        self.values = list(map(json.loads, lines))
+
+    @property
+    def is_inside(self):
+        return 0 < self.at < self.rows.num_rows
+
+    def order(self, epoch):
+        order = list(range(self.rows.num_rows))
+        if self.knobs.shuffle:
+            random.Random(f"{self.knobs.seed} {epoch}").shuffle(order)
+        return order
+
+    def is_kept(self, row):
+        return row % self.knobs.keep_every == 0 and not self.values[row]["bad"] and row not in self.excluded
+
+    def worker_of(self, row):
+        return row % max(1, self.knobs.num_workers)
+
+    def report(self, solved):
+        self.solved |= {row for row, is_solved in solved.items() if is_solved}
+
+    def mixed(self):
+        """A batch of a mixture: each row is of the part that lags most behind its weight."""
+        found = []
+        size = self.rows.num_rows // len(self.cursors)
+        for _ in range(self.knobs.batch_size):
+            total = sum(self.taken) + 1
+            lags = [weight * total - taken for weight, taken in zip(self.knobs.weights, self.taken, strict=True)]
+            part = lags.index(max(lags))
+            rows = [row for row in self.order(0) if row // size == part]
+            found.append(Seen(rows[self.cursors[part]]))
+            self.cursors[part] += 1
+            self.taken[part] += 1
+        return found
+
+    def next_batch(self):
+        if self.knobs.weights:
+            return self.mixed()
+
+        found = []
+        order = self.order(self.epoch)
+        while self.at < len(order) and len(found) < self.knobs.batch_size:
+            row = order[self.at]
+            self.at += 1
+            if self.is_kept(row):
+                found.append(Seen(row, self.worker_of(row)))
+        if not found:
+            self.end_epoch()
+            raise StopIteration
+
+        self.num_delivered += len(found)
+        return found
+
+    def end_epoch(self):
+        self.epoch, self.at, self.num_delivered = self.epoch + 1, 0, 0
+        self.excluded = set(self.solved)
+
+    def state_dict(self):
+        rows = {"solved": sorted(self.solved), "excluded": sorted(self.excluded)} if self.solved else {}
+        return {"epoch": self.epoch, "at": self.at, "cursors": list(self.cursors), **rows}
+
+    def load_state_dict(self, state):
+        self.epoch, self.at = state["epoch"], state["at"]
+        self.solved, self.excluded = set(state.get("solved", ())), set(state.get("excluded", ()))
+        self.cursors = list(state.get("cursors", self.cursors))
+
+    def close(self):
+        pass
+
+
+class ToyAdapter:
+    name, version = "toy", "1"
+    lacks: dict[str, str] = {}
+    kind: type[Toy] = Toy
+
+    def open(self, rows, knobs):
+        return self.kind(rows, knobs)
+
+
+BROKEN = {}
+"""By the check that is to find it."""
+
+
+def breaks(check):
+    def add(kind):
+        name = f"{kind.__name__}Adapter"
+        adapter = type(name, (ToyAdapter,), {"kind": kind, "__module__": __name__, "__qualname__": name})
+        globals()[name] = BROKEN[check] = adapter
+        return kind
+
+    return add
+
+
+def says_it_is_at(check, place):
+    """A loader whose state has another place in the epoch."""
+
+    def state_dict(self):
+        return {**Toy.state_dict(self), "at": place(self)}
+
+    breaks(check)(type(f"Misplaced_{check}", (Toy,), {"state_dict": state_dict}))
+
+
+def after_whole_transforms(toy):
+    """Its place is after the rows that its function was given."""
+    size = toy.knobs.transform_rows
+    return -(-toy.at // size) * size
+
+
+def after_what_was_read_ahead(toy):
+    ahead = toy.knobs.read_ahead if toy.knobs.read_ahead > 8 and not toy.knobs.shuffle and toy.at else 0
+    return min(toy.at + ahead, toy.rows.num_rows)
+
+
+def after_what_is_in_its_shuffle_buffer(toy):
+    """The state counts what was read into the buffer, and not what is left in it."""
+    is_filled = toy.knobs.shuffle and toy.is_inside
+    return min(toy.at + toy.knobs.read_ahead, toy.rows.num_rows) if is_filled else toy.at
+
+
+# A generator that is one row ahead, where batches are single rows.
+says_it_is_at("between_items", lambda toy: toy.at + (toy.knobs.batch_size == 1 and toy.is_inside))
+says_it_is_at("inside_a_transform", after_whole_transforms)
+# It counts only what it delivered.
+says_it_is_at("behind_a_filter", lambda toy: toy.num_delivered if toy.knobs.keep_every > 1 else toy.at)
+says_it_is_at("bad_rows", lambda toy: toy.num_delivered if toy.knobs.passes_bad_rows else toy.at)
+says_it_is_at("read_ahead", after_what_was_read_ahead)
+says_it_is_at("shuffled", after_what_is_in_its_shuffle_buffer)
+
+
+@breaks("second_resume")
+class FreezesItsState(Toy):
+    """Once it was resumed, its state is the one that it was resumed from."""
+
+    loaded: Any = None
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.loaded = state
+
+    def state_dict(self):
+        return self.loaded or super().state_dict()
+
+
+@breaks("later_epoch")
+class TakesStatesOfTheFirstEpochOnly(Toy):
+    def load_state_dict(self, state):
+        is_known = self.knobs.skips_solved or self.knobs.weights  # what other checks ask for
+        if is_known or state["epoch"] == self.epoch or state["at"] in (0, self.rows.num_rows):
+            super().load_state_dict(state)
+
+
+@breaks("epoch_boundary")
+class KeepsThatItIsExhausted(Toy):
+    """Of a state of an epoch's end it remembers the end, and takes the next epoch for the one that has ended."""
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.epoch += self.at == self.rows.num_rows and self.knobs.batch_size == 6
+
+
+@breaks("short_tail")
+class DropsTheTail(Toy):
+    """A batch that cannot be filled is not delivered, and its rows are gone."""
+
+    def next_batch(self):
+        found = super().next_batch()
+        if self.knobs.batch_size > self.rows.num_rows or (self.knobs.batch_size == 7 and len(found) < 7):
+            self.end_epoch()
+            raise StopIteration
+        return found
+
+
+@breaks("other_workers")
+class InsistsOnItsWorkers(Toy):
+    def state_dict(self):
+        return {**super().state_dict(), "num_workers": self.knobs.num_workers}
+
+    def load_state_dict(self, state):
+        assert state["num_workers"] == self.knobs.num_workers, "another number of workers"
+        super().load_state_dict(state)
+
+
+@breaks("idle_workers")
+class LeavesWorkersIdle(Toy):
+    def worker_of(self, row):
+        return 0 if self.knobs.shuffle else super().worker_of(row)
+
+
+@breaks("every_epoch_alike")
+class ForgetsTheEpoch(Toy):
+    def order(self, epoch):
+        return super().order(0)
+
+
+@breaks("after_sigkill")
+class LeavesALockBehind(Toy):
+    """A file stands for shared memory under a fixed name: who is killed cannot remove it, and the next one stumbles."""
+
+    def __init__(self, rows, knobs):
+        super().__init__(rows, knobs)
+        self.lock = f"{rows.paths[0]}.lock"
+        os.close(os.open(self.lock, os.O_CREAT | os.O_EXCL))
+
+    def close(self):
+        os.unlink(self.lock)
+
+
+@breaks("exclusions")
+class SkipsBatchesOfWhatIsLeft(Toy):
+    """At a resume, it takes what is solved today out of the order, and skips as many rows as were delivered."""
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        if self.excluded and self.at:
+            self.excluded = set(self.solved)
+            left, self.at = state["num_delivered"], 0
+            order = self.order(self.epoch)
+            while left and self.at < len(order):
+                left -= self.is_kept(order[self.at])
+                self.at += 1
+
+    def state_dict(self):
+        return {**super().state_dict(), "num_delivered": self.num_delivered}
+
+
+@breaks("other_weights")
+class PlacesPartsByTheirWeights(Toy):
+    """At a resume, it computes the place in each part from the place in the mixture."""
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        if self.knobs.weights:
+            self.cursors = [round(weight * sum(self.cursors)) for weight in self.knobs.weights]
+
+
+class Narrow(ToyAdapter):
+    """It can do nothing but read."""
+
+    name = "narrow"
+    lacks = {
+        "bad_rows": "a bad row ends it",
+        **dict.fromkeys(("filter", "mixture", "outcomes", "shuffle", "transform", "workers"), "it does not do that"),
+        "read_ahead": "it does not read ahead",
+    }
+
+
+def epochs_of(loader, number):
+    """So many epochs' rows."""
+    for _ in range(number):
+        found = []
+        try:
+            while True:
+                found += [seen.row for seen in loader.next_batch()]
+        except StopIteration:
+            yield found
