@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from asyncdata.core.threads import call_soon_in_this_loop, started
+from asyncdata.core.awaited_threads import started_and_awaited
+from asyncdata.core.threads import call_soon_in_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ def reporting(report: Callable[[], int], before: Future[int] | None) -> Future[i
             result.set_exception(error)
 
     stuck = "AD486 the other ranks did not come to a report of scores: this process ends without it"
-    started(run, "asyncdata-report", if_stuck=stuck)
+    started_and_awaited(run, "asyncdata-report", stuck)
     return result
 
 
