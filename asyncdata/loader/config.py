@@ -24,7 +24,6 @@ from asyncdata.core.settings import (
     unknown_setting,
     wrong_value,
 )
-from asyncdata.delivery.ledger import DeliveryRules
 from asyncdata.delivery.outcomes.policy import Outcomes
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.telemetry.settings import Telemetry
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.delivery.ledger import DeliveryRules
 
     S = TypeVar("S", bound="Description")
 
@@ -187,7 +187,7 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     :ivar dp_size: data-parallel ranks that this one loader feeds: ``buffer_size * dp_size`` samples of the stream are
         read ahead, or ``buffer_size * world_size`` if that is more.
     :ivar timeout_s: seconds that a call waits for data before it raises PrefetchTimeoutError; None and infinity: no
-        limit.
+        limit. While the loader is opened, a store that fails is asked again for so long at most.
     :ivar plan_packs: *order.* Count the tokens of all rows first, in the row index, and plan an epoch's packs from
         them. Each rank then tokenizes only its own packs. Needs an order of single rows, such as ``shuffle="full"``.
         With XTuner's packs or order, packs are always planned.
@@ -289,6 +289,8 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         :param packs: whether samples are packed: packs drop what is left of an epoch by themselves.
         """
+        from asyncdata.delivery.ledger import DeliveryRules  # with numpy, for which the first import would wait
+
         return DeliveryRules(
             capacity=self.capacity,
             max_ready_bytes=self.limits.max_ready_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -66,24 +67,38 @@ def exchange(group: Any = None, *, timeout_s: float = 1800.0) -> Callable[[bytes
     members = distributed.get_process_group_ranks(group or distributed.group.WORLD)
     own = distributed.new_group(members, timedelta(seconds=timeout_s), "gloo", use_local_synchronization=True)
 
-    return partial(_all_gather, distributed, own, members)
+    works: list[Any] = []
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(works))  # kept to the very end of the process
+    return partial(_all_gather, distributed, own, members, works)
 
 
-def _all_gather(distributed: Any, group: Any, members: Sequence[int], data: bytes) -> list[bytes]:
+def _all_gather(distributed: Any, group: Any, members: Sequence[int], works: list[Any], data: bytes) -> list[bytes]:
     """What each rank sends. Most calls have one short message a rank: these go with their sizes, in one collective.
 
     Of longer ones, ``all_gather_object`` would send every rank's at the size of the longest. If few are long, each is
     broadcast by itself.
+
+    :param works: the collectives of the last call. A thread of gloo would otherwise be the last to release one, for
+        which it needs the GIL; it would abort a process that is ending.
     """
     import torch
+
+    works.clear()
+
+    def wait(work: Any) -> None:
+        works.append(work)
+        work.wait()
 
     def tensor(content: bytes, size: int) -> Any:
         return torch.frombuffer(bytearray(content.ljust(size, b"\0")), dtype=torch.uint8)
 
     def gathered(content: bytes, size: int) -> list[bytes]:
         found = [torch.empty(size, dtype=torch.uint8) for _ in members]
-        distributed.all_gather(found, tensor(content, size), group=group)
-        return [each.numpy().tobytes() for each in found]
+        wait(distributed.all_gather(found, tensor(content, size), group=group, async_op=True))
+        contents = [each.numpy().tobytes() for each in found]
+        for each in found:
+            each.set_()  # it needs no memory any more
+        return contents
 
     heads = gathered(len(data).to_bytes(8, "little") + data[: _HEAD_BYTES - 8], _HEAD_BYTES)
     sizes = [int.from_bytes(head[:8], "little") for head in heads]
@@ -96,7 +111,7 @@ def _all_gather(distributed: Any, group: Any, members: Sequence[int], data: byte
     own = members.index(distributed.get_rank())
     for number in long:
         content = tensor(data if number == own else b"", sizes[number])
-        distributed.broadcast(content, members[number], group=group)
+        wait(distributed.broadcast(content, members[number], group=group, async_op=True))
         found[number] = content.numpy().tobytes()
     return found
 

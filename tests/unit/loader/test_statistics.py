@@ -266,7 +266,7 @@ def test_a_timeout_says_what_there_is_what_is_missing_and_what_to_turn(tmp_path)
 
     assert message.splitlines() == [
         "AD510 no data for 2.0 s: 1 samples are ready, 5 more are needed.",
-        "  stage: tokenize: the workers cannot keep up, or one hangs (busy for 12.3 s)",
+        "  stage: tokenize: the workers have 3 rows and cannot keep up, or one hangs (busy for 12.3 s)",
         "  channel: 1 ready + 3 in flight of 9",
         "  workers: idle, busy 12.3 s; restarts: 4; queued: 0",
         f"  oldest row in flight: {path}:2 (byte 4)",
