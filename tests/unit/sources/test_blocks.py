@@ -121,9 +121,6 @@ def test_a_block_is_about_as_large_as_asked_for(tmp_path: Path, kind: str) -> No
 # Copies of rows: written whole or not at all, read by their places
 
 
-ROWS = [b'{"a": 1}', b"", b'{"b": "long"}']
-
-
 @pytest.fixture
 def reader(tmp_path):
     path = tmp_path / "rows.jsonl"
@@ -138,6 +135,12 @@ def copied(tmp_path, number, rows):
     """A copy of the rows; the place of each, whose original is the row "second"."""
     offsets = write_part(part_path(str(tmp_path), number), rows)
     return [Overflow(row, 0, 6, number, offset) for row, offset in enumerate(offsets)]
+
+
+def test_blocks_and_rows_that_were_not_copied_are_the_other_readers(reader):
+    assert reader.read_block(Block(0, 0, 13), 100).lengths == array("i", [5, 6])
+    assert reader.read_rows([Overflow(0, 0, 6)], [6]) == [b"second"]
+    assert reader.num_mended == 0
 
 
 def test_no_more_than_some_copies_are_open_at_once(reader, tmp_path, monkeypatch):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 from typing import Any
 
 import pytest
 
 from asyncdata.tokenization.chat_template import symbolic_values
+from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
 from asyncdata.tokenization.chat_template.programs import ADD, NOTHING_PROVEN, Program, Shapes, Step
 from asyncdata.tokenization.chat_template.template import ChatTemplate
-from tests.support.chat_templates import EACH, LOOKS, WELL_KNOWN
+from tests.support.chat_templates import EACH, LOOKS, ODD, SPECIAL, WELL_KNOWN
 from tests.unit.tokenization.trained import assistant, talk, user
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
@@ -27,6 +29,10 @@ def made(program: Program, messages: list[dict[str, Any]], tools: Any = None) ->
     """The program's text; None for a chat for which it does not hold."""
     values = program.values(messages, tools)
     return None if values is None else program.texts(values)
+
+
+def spans_of(text: str) -> ChatSpans:
+    return ChatSpans(ChatTemplate(text, {**VARIABLES, "add_generation_prompt": False}), "it", SPECIAL, "</s>")
 
 
 def rendered(text: str, messages: list[dict[str, Any]], tools: Any = None) -> list[str]:
@@ -92,6 +98,16 @@ def test_a_program_holds_for_as_many_calls_with_the_same_keys_and_types(calls, h
     assert (made(program, [assistant("a", tool_calls=calls)]) is not None) is holds
 
 
+def test_a_message_that_begins_after_text_of_another_message_is_not_proven():
+    text = "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>' }}"
+    text += "{{ BEFORE if BEFORE.startswith('x') else 'yy' }}{{ m.content + '<|im_end|>' }}"
+    text += "{{ '.' if loop.last }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    text += "{{ '<|im_start|>' if add_generation_prompt }}"
+    spans = spans_of(text.replace("BEFORE", "messages[loop.index0 - 1].content"))
+
+    assert spans.proven(talk("x", "b", "c"), None, [1]).parts is None
+
+
 def test_the_date_that_a_template_is_told_is_a_constant():
     program = prove("{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}", talk("a"))
 
@@ -129,6 +145,27 @@ def test_what_could_be_taken_for_a_text_is_not_proven(text, messages, variables,
 
     assert (program.parts is not None) is is_proven
     assert made(program, messages) in (None, rendered(text, messages))
+
+
+TEXTS = ("a", "b"), ("", " "), ("ab\n", "b"), ("ba", "aba"), ("é", "\U0001f600a"), ("<b>", "a b"), ("\ufdd0", "x")
+
+
+def alike(role: str) -> list[list[dict[str, Any]]]:
+    """Chats of one shape."""
+    return [[user(one) | {"role": role, "flag": True, "number": len(one)}, assistant(other)] for one, other in TEXTS]
+
+
+def test_what_is_proven_of_odd_templates_holds_for_other_chats_of_the_shape():
+    num_proven = 0
+    for template, role in itertools.product([ChatTemplate(text, VARIABLES) for text in ODD], ["user", "system"]):
+        for first in alike(role)[::3]:
+            program = template.proven(first, None, lambda one: ([one.rendered(one.messages, one.tools)], ()))
+            num_proven += program.parts is not None
+            for other in alike(role):
+                found = made(program, other)
+                assert found is None or found == [template.rendered(other)], (first, other)
+
+    assert num_proven >= 338, "fewer would be slow, and not wrong"
 
 
 class Prover:
