@@ -47,6 +47,11 @@ __all__ = ("OnlinePacks", "OnlineProgress", "place_of")
 _COUNT_LINES_S = 5.0
 """Longest time for which counting the lines of a file may delay an error."""
 
+_OTHER_SAMPLES = (
+    "a tokenize function must give the same each time, and the data be those of then; or the snapshot is of another "
+    "build of asyncdata"
+)
+
 
 class Arrival:
     """A sample of D, as the packer refers to it. It is freed with the last pack that needs it.
@@ -255,7 +260,7 @@ class OnlinePacks:
         if num_tokens < stop or (not packing.cuts and min(num_tokens, packing.max_length) != stop):
             raise SnapshotError(
                 f"AD604 the sample at {Position(*arrival.place)} waited to be packed when the snapshot was taken, and "
-                f"has {num_tokens} tokens now, not {stop} as then. A tokenize function must give the same each time"
+                f"has {num_tokens} tokens now, not {stop} as then: {_OTHER_SAMPLES}"
             )
 
         arrival.sample = sample
@@ -484,5 +489,5 @@ def _require_all(missing: dict[Place, Any]) -> None:
     if missing:
         raise SnapshotError(
             f"AD604 the sample at {Position(*min(missing))} waited to be packed when the snapshot was taken, and "
-            "does not come again: its row yields no sample now. A tokenize function must give the same each time"
+            f"does not come again: {_OTHER_SAMPLES}"
         )

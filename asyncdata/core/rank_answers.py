@@ -25,6 +25,9 @@ def rank_answers(
     :raises ConfigError: AD487, if they are none.
     """
     try:
+        if not all(isinstance(answer, bytes | bytearray | memoryview) for answer in answers):
+            raise TypeError(f"they are of the type {type(answers[0]).__name__}")
+
         messages = list(map(decode, answers))
     except (msgspec.DecodeError, TypeError) as error:
         raise ConfigError(f"AD487 {name} did not return the bytes of each rank: {error}") from error

@@ -8,6 +8,7 @@ import math
 import operator
 import os
 import threading
+from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -28,6 +29,7 @@ __all__ = (
     "Settings",
     "checked_timeout",
     "naming_settings",
+    "opening_until",
     "plain_integer",
     "unknown_setting",
     "whole_number",
@@ -42,6 +44,9 @@ Exchange = Annotated[Any, msgspec.Meta(description="function of bytes")]
 
 _FOR_EVER_S = threading.TIMEOUT_MAX / 2
 """More than a hundred years. No lock and no loop can wait for infinity."""
+
+opening_until: ContextVar[float] = ContextVar("asyncdata_opening_until", default=math.inf)
+"""Until when, on the monotonic clock, a loader may be opened here: then, no store is asked again."""
 
 
 def unknown_setting(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.core.errors import ConfigError, EndOfData
 from asyncdata.core.extras import missing_package
 from asyncdata.core.types import Position
+from asyncdata.integrations.torch.process import refuse_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -60,6 +61,7 @@ class QueueFeeder:
         fields: Callable[[Sample], Mapping[str, Any]] = fields_of,
         tag: Mapping[str, Any] | None = None,
     ) -> None:
+        refuse_async(loader, "QueueFeeder")
         if loader.config.commit != "on_ack" or room < 1:
             raise ConfigError(
                 f"AD466 QueueFeeder was given a loader with commit={loader.config.commit!r} and room={room}: prompts "

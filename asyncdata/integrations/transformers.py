@@ -24,7 +24,7 @@ from asyncdata.core.errors import ConfigError, EndOfData, SnapshotError
 from asyncdata.core.extras import missing_package
 from asyncdata.core.log import get_logger
 from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epochs
-from asyncdata.integrations.torch.process import from_torch_state, to_torch_state
+from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
 from asyncdata.integrations.torch.views import row_of
 from asyncdata.order.shuffle import RowShuffle
 
@@ -95,6 +95,7 @@ def attach(
     except ImportError as error:
         raise missing_package("attach", "transformers", error) from error
 
+    refuse_async(loader, "attach")
     args = trainer.args
     if getattr(args, "precompute_ref_log_probs", False):
         raise ConfigError(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import html
 import threading
+import time
 import warnings
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError, LoaderClosedError, redacted
 from asyncdata.core.file_refs import all_sizes
 from asyncdata.core.import_path import is_loaded_instance
-from asyncdata.core.log import owning_events
+from asyncdata.core.log import events_owner, owning_events
 from asyncdata.core.platform import check_platform
-from asyncdata.core.settings import whole_number
+from asyncdata.core.settings import opening_until, whole_number
 from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
-from asyncdata.loader.wait_progress import WaitProgress, way_of
+from asyncdata.loader.waits import progress_of
 from asyncdata.telemetry.settings import NoRecorder, Telemetry
 from asyncdata.workers.pool.popen import EarlyForkServer
 from asyncdata.workers.ray.settings import local_workers_of
@@ -23,7 +26,7 @@ from asyncdata.workers.ray.settings import local_workers_of
 # Modules that need numpy are imported in the methods, so that the fork server starts before this process loads them.
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
     from typing import Literal, Never
 
@@ -105,21 +108,22 @@ class BaseLoader:
                 raise ConfigError("a loader needs tokenize_fn=...; only the parts of a Mix may have their own")
 
             self._events_owner = object()  # not the loader: threads that refer to it would keep it from being garbage
+            config, opening = LoaderConfig.of({**knobs, **unknown}), copy_context()
+            opening.run(events_owner.set, self._events_owner)
+            if config.timeout_s is not None:
+                opening.run(opening_until.set, time.monotonic() + config.timeout_s)
             if any(map(_may_be_chats, getattr(tokenize_fn, "functions", [tokenize_fn]))):
                 from asyncdata.loader.first_rows import with_dialects
 
-                with owning_events(self._events_owner):
-                    tokenize_fn = with_dialects(source, tokenize_fn)
+                tokenize_fn = opening.run(with_dialects, source, tokenize_fn)
             if early is not None:
                 early.tell(tokenize_fn)
 
-            config = LoaderConfig.of({**knobs, **unknown})
             args = (source, tokenize_fn, buffer_filter, config, collate_fn or identity, packing, length_grouping, early)
-            with owning_events(self._events_owner):
-                self._progress = WaitProgress(way_of(config.progress, config.ranks.rank))
-                with self._progress.waiting(lambda: "files are opened, and a tokenizer_backend by name is proven"):
-                    self._engine = _engine_class(source)(*args)
-                self._recorder = _recorder_of(self._engine, tokenize_fn, packing)
+            self._progress = opening.run(progress_of, config.progress, config.ranks.rank)
+            with self._progress.waiting(lambda: "files are opened, and a tokenizer_backend by name is proven"):
+                self._engine = opening.run(lambda: _engine_class(source)(*args))
+            self._recorder = opening.run(_recorder_of, self._engine, tokenize_fn, packing)
         except BaseException:
             if early is not None:
                 early.close()
@@ -207,28 +211,8 @@ class BaseLoader:
         keys = [lease_key(group) for group in grouped(groups, call)]
         return self._engine.coordinator.end_groups(call, keys, reason)
 
-    def report(
-        self,
-        samples_or_groups: Iterable[Sample] | Iterable[Group],
-        scores: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
-    ) -> int:
-        """Remember the scores of delivered samples, for ``Outcomes(policy=...)``. For a loader with ``outcomes``.
-
-        Each sample counts once an epoch: a score that is reported again, as after a restart, changes nothing. Nor does
-        one of an earlier epoch than the last that its row has scores of.
-
-        With several ranks (``Outcomes(exchange=...)``), each rank reports its own samples, and all count those of all.
-        The call returns when every rank has made it, so all make it equally often, if need be with no samples.
-
-        :param scores: for each sample a finite number; for each group one for all its samples, or one for each. None:
-            the samples' ``reward``. Of several rewards, a dict of these by name; a score that is None is skipped, and
-            counted as such. Each reward is remembered by itself; ``PassRate(key=...)`` reads one of them.
-        :return: how many scores were new, of all ranks.
-        :raises InvalidGroupError: if one of them cannot be counted (AD482), or they lack the reward that the policy
-            reads (AD484); none is then.
-        :raises ConfigError: if the loader has no ``outcomes`` (AD483), or another rank leaves out other rows (AD487).
-        :raises WorkerError: if another rank cannot report, or be reached (AD486).
-        """
+    def _report(self, samples_or_groups: Any, scores: Any) -> Callable[[], int]:
+        """What ``report`` does."""
         self._check()
         outcomes = self._engine.outcomes
         if outcomes is None:
@@ -239,7 +223,7 @@ class BaseLoader:
             self._recorder.scored([(report.key, [score for _, score in report.scores]) for report in reports])
             return reports
 
-        return self._engine.report(own)
+        return partial(self._engine.report, own)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows, from here on and in all epochs; the others keep their order.
@@ -256,7 +240,7 @@ class BaseLoader:
             ``asyncdata sample --json`` prints.
         :return: the number of rows that are excluded now.
         :raises ConfigError: if one of them is no row of this loader, or a place at which no row begins (AD485); nothing
-            is excluded then. A place in a store, or in a compressed file, is not read.
+            is excluded then. A place in a store, a compressed file or an array is only held against its size.
         """
         self._check()
         with owning_events(self._events_owner):

@@ -24,7 +24,6 @@ from asyncdata.core.settings import (
     unknown_setting,
     wrong_value,
 )
-from asyncdata.delivery.ledger import DeliveryRules
 from asyncdata.delivery.outcomes.policy import Outcomes
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.telemetry.settings import Telemetry
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.delivery.ledger import DeliveryRules
 
     S = TypeVar("S", bound="Description")
 
@@ -106,7 +106,8 @@ class Limits(Description, frozen=True, kw_only=True):
     :ivar max_ready_bytes: bytes read ahead, for any number of samples.
     :ivar max_media_bytes: bytes of pictures and other media that are loaded ahead, or held by the trainer. A batch that
         a call waits for is loaded in any case.
-    :ivar row_timeout_s: seconds without progress after which a worker counts as hung, and is killed.
+    :ivar row_timeout_s: seconds without progress after which a worker counts as hung, and is killed. Those in which it
+        waits for a free core of this machine do not count.
     :raises ConfigError: for a value of the wrong type or out of range.
     """
 
@@ -186,7 +187,7 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     :ivar dp_size: data-parallel ranks that this one loader feeds: ``buffer_size * dp_size`` samples of the stream are
         read ahead, or ``buffer_size * world_size`` if that is more.
     :ivar timeout_s: seconds that a call waits for data before it raises PrefetchTimeoutError; None and infinity: no
-        limit.
+        limit. While the loader is opened, a store that fails is asked again for so long at most.
     :ivar plan_packs: *order.* Count the tokens of all rows first, in the row index, and plan an epoch's packs from
         them. Each rank then tokenizes only its own packs. Needs an order of single rows, such as ``shuffle="full"``.
         With XTuner's packs or order, packs are always planned.
@@ -288,6 +289,8 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         :param packs: whether samples are packed: packs drop what is left of an epoch by themselves.
         """
+        from asyncdata.delivery.ledger import DeliveryRules  # with numpy, for which the first import would wait
+
         return DeliveryRules(
             capacity=self.capacity,
             max_ready_bytes=self.limits.max_ready_bytes,

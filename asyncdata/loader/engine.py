@@ -21,12 +21,13 @@ from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
+from asyncdata.loader.at_exit import open_at_exit
 from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
-from asyncdata.loader.statistics import HELD, Statistics, describe_wait, explain_timeout, lacking, numbers_of
-from asyncdata.loader.wait_progress import Waits
+from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacking, numbers_of
+from asyncdata.loader.waits import Waits
 from asyncdata.prefetch.producer import Producer
 from asyncdata.tokenization.base import has_media
 from asyncdata.tokenization.resolve import resolved
@@ -241,12 +242,14 @@ class Engine:
 
     def start(self) -> None:
         """Begin to read ahead; do nothing if that has begun."""
+        open_at_exit.add(self)
         self.service.start()
         for prover in self._provers:
             prover.start()
 
     def close(self, reason: str) -> None:
         """Stop everything; calls end with LoaderClosedError, which has the ``reason``."""
+        open_at_exit.discard(self)
         self.coordinator.close(reason)
         self.service.close()
         for prover in self._provers:
@@ -268,8 +271,6 @@ class Engine:
         """
         batches: SampleBatches | PackBatches = self.batching.batches(self.coordinator, runs_on=runs_on)
         return batches
-
-    # State.
 
     def snapshot(self) -> Snapshot:
         """The current state."""
@@ -558,18 +559,16 @@ class Engine:
 
     def describe_wait(self, request: Request | None = None) -> str:
         """What a call waits for now, in a few words."""
-        if request is not None and request.ready_at:
-            held_s = time.monotonic() - request.ready_at
-            return f"the samples are ready, and your code has held the event loop for {held_s:.1f} s"
+        if request is None or not request.ready_at:
+            return self._lacking(self.statistics())[1]
 
-        return describe_wait(self.statistics(), self.waits_for())
+        held_s = time.monotonic() - request.ready_at
+        return f"the samples are ready, and your code has held the event loop for {held_s:.1f} s"
 
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
         """The error of a call that got no data in time: what it waited for, and why."""
         now, entry = self.statistics(), self._producer.oldest_in_flight
-        oldest = None
-        if entry is not None and entry.location is not None:
-            oldest = entry.location(self._executor.row_of(entry.request_id))
+        oldest = entry.location(self._executor.row_of(entry.request_id)) if entry and entry.location else None
         missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
         lack = self._lacking(now) if missing or now.media_waiting_samples else HELD
         message, diagnosis, (workers, row, knob) = explain_timeout(waited_s, missing, now, oldest, lack)

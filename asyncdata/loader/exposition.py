@@ -7,6 +7,8 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asyncdata.core.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -17,6 +19,8 @@ __all__ = ("Measurement", "help_of", "measurements", "prometheus_text")
 _LABELS = {"noted_total": "note", "outcome_rewards_total": "reward", "workers": "state"}
 _LABEL = "reason"
 _WORKER_STATES = ("starting", "idle", "busy")
+_TAKEN = ["reason", "source", *_LABELS.values()]
+_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _HELP = re.compile(r":ivar (\w+): (.+?)(?=\n\s*:ivar|\Z)", re.DOTALL)
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
@@ -79,7 +83,11 @@ def prometheus_text(statistics: msgspec.Struct, labels: Mapping[str, str]) -> st
     """The statistics in Prometheus' text format, version 0.0.4.
 
     :param labels: of every number.
+    :raises ConfigError: for a label's name that no scraper takes, or one that the numbers have themselves.
     """
+    if wrong := [name for name in labels if not _NAME.fullmatch(name) or name in _TAKEN]:
+        raise ConfigError(f"labels cannot be named {wrong}: names match {_NAME.pattern}, and are none of {_TAKEN}")
+
     lines: list[str] = []
     helps, seen = help_of(type(statistics)), ""
     for one in measurements(statistics):

@@ -48,7 +48,8 @@ class RowPlaces:
             last = bisect_right(numbers, file, key=lambda number: source.blocks([number])[0].file_id)
             return last == 0 or place < source.blocks([last - 1])[0].stop
 
-        if ref.pin is not None or source.reader.tag == "python-lines":  # these may begin after white space
+        is_array = any(source.are_arrays[file : file + 1])
+        if ref.pin is not None or is_array or source.reader.tag == "python-lines":  # these may follow white space
             return place < ref.num_bytes
 
         with suppress(OSError), open(ref.path, "rb") as opened:

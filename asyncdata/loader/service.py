@@ -6,11 +6,9 @@ from other threads: a producer that waits for room, a restart, tokenize function
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
-import weakref
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING
@@ -96,7 +94,6 @@ class Service:
         with self.lock:
             if self._thread is None and not self._is_closed:
                 self._thread = self._running_thread()
-                _running.add(self)
 
     def _running_thread(self) -> threading.Thread:
         if self._early is not None:
@@ -249,7 +246,6 @@ class Service:
             was_closed, self._is_closed = self._is_closed, True
             if not was_closed and self._call_soon is not None and self._stop is not None:
                 self._call_soon(self._stop.set)
-        _running.discard(self)
         thread = self._thread
         if thread is None and self._early is not None:
             self._early.close()
@@ -260,15 +256,3 @@ class Service:
             thread.join(timeout_s)
             if thread.is_alive():
                 self._log.warning("service.close_timed_out", timeout_s=timeout_s)
-
-
-_running: weakref.WeakSet[Service] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    """At exit: close loaders that are still open, so that the interpreter does not hang."""
-    for service in list(_running):
-        service.close()
-
-
-atexit.register(_close_all)

@@ -24,7 +24,6 @@ __all__ = (
     "HELD",
     "SourceStatistics",
     "Statistics",
-    "describe_wait",
     "explain_timeout",
     "lacking",
     "numbers_of",
@@ -36,11 +35,7 @@ _OF_OUTCOMES = (
 )
 _COUNT_LINES_S = 0.25
 """Longest time for which counting the lines of a file may delay the error of a timeout."""
-HELD = (
-    "loop",
-    "the samples are ready; an earlier call, whose event loop other code holds, has not taken its own",
-    "await, or run what blocks in a thread of its own",
-)
+HELD = "loop", "the samples are ready; other code holds the event loop of an earlier call", "run it in a thread"
 _MAKE_ROOM = "room in the cluster (see `ray status`), a smaller RayExecutor(num_workers=...), or ask its administrators"
 
 
@@ -307,19 +302,6 @@ def explain_timeout(
     return "\n".join(lines), diagnosis, (workers, row, setting)
 
 
-def describe_wait(now: Statistics, stage: str) -> str:
-    """What a call waits for, in a few words with their numbers."""
-    is_first = not now.samples_total
-    words = {
-        "start": next(filter(None, (one.lacks for one in now.workers)), "the workers load the tokenize function"),
-        "index": f"the row index is made, {now.indexed_rows:,} rows so far",
-        "media": f"the media of {now.media_waiting_samples:,} samples are loaded, {now.ready_samples:,} are ready",
-        "read": f"the {'first' if is_first else 'next'} window is read",
-    }
-    tokenizing = f"the workers tokenize {now.in_flight_rows:,} rows, {now.ready_samples:,} samples are ready"
-    return words.get(stage, tokenizing)
-
-
 def lacking(now: Statistics, is_started: bool, *, is_indexing: bool) -> tuple[str, str, str]:
     """The stage that is too slow now, in a word; what it does; and what may help.
 
@@ -344,7 +326,7 @@ def lacking(now: Statistics, is_started: bool, *, is_indexing: bool) -> tuple[st
         slowest = max(worker.busy_s for worker in now.workers)
         return (
             "tokenize",
-            f"the workers cannot keep up, or one hangs (busy for {slowest:.1f} s)",
+            f"the workers have {now.in_flight_rows:,} rows and cannot keep up, or one hangs (busy for {slowest:.1f} s)",
             "more num_workers, a larger buffer_size, or a lower Limits(row_timeout_s=...) if a worker hangs",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from functools import partial
 from queue import SimpleQueue
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ("RankCalls", "has_left")
 
+_END_TIMEOUT_S = 5.0
+
 
 def has_left(answers: object) -> bool:
     """Whether a rank has made its last call: it sent no byte."""
-    return isinstance(answers, list | tuple) and b"" in answers
+    return isinstance(answers, list | tuple) and any(isinstance(one, bytes | bytearray) and not one for one in answers)
 
 
 class RankCalls:
@@ -27,17 +30,21 @@ class RankCalls:
     :param exchange: a call sends bytes to all ranks, and returns those of each.
     :param timeout_s: seconds to wait for the others in a call; None: as long as the exchange itself waits.
     :param what: they exchange, for errors.
+    :param then: what follows from a call that fails, for its error.
     """
 
-    def __init__(self, exchange: Callable[[bytes], list[bytes]], timeout_s: float | None, what: str) -> None:
-        self._exchange, self._timeout_s, self._what = exchange, timeout_s, what
+    def __init__(self, exchange: Callable[[bytes], list[bytes]], timeout_s: float | None, what: str, then: str) -> None:
+        self._exchange, self._timeout_s, self._what, self._then = exchange, timeout_s, what, then
         self._queue: SimpleQueue[Callable[[], bytes] | None] = SimpleQueue()
         self._has_ended = threading.Event()
+        self._has_failed = False
+        self._thread: threading.Thread | None = None
 
     def start(self, on_answers: Callable[[list[bytes]], object], on_failed: Callable[[WorkerError], object]) -> None:
         """From now on, call these in the loop that is running here."""
         self._call_soon, self._on_answers, self._on_failed = call_soon_in_this_loop(), on_answers, on_failed
-        started(self._run, "asyncdata-exchange")
+        stuck = f"AD486 the other ranks did not come to the last exchange of {self._what}: this process ends without it"
+        self._thread = started(self._run, "asyncdata-exchange", if_stuck=stuck)
 
     def put(self, make: Callable[[], bytes], after_s: float = 0.0) -> None:
         """Queue what to send in the next call, as a function that makes it. From any thread.
@@ -47,30 +54,41 @@ class RankCalls:
         self._queue.put(partial(self._after, after_s, make) if after_s else make)
 
     def end(self) -> None:
-        """End the thread after what is queued. A call that does not return is not waited for."""
+        """End the thread after what is queued, and wait for it: the other ranks call, too, or are closed.
+
+        One that waits for them longer is waited for at the end of the process.
+        """
         self._has_ended.set()
         self._queue.put(None)
+        thread = self._thread
+        if thread is None or thread is threading.current_thread() or self._has_failed or sys.is_finalizing():
+            return
+
+        thread.join(_END_TIMEOUT_S)
 
     def _after(self, seconds: float, make: Callable[[], bytes]) -> bytes:
         self._has_ended.wait(seconds)
         return make()
 
     def _run(self) -> None:
-        while (make := self._queue.get()) is not None:
-            late = threading.Timer(self._timeout_s or 0.0, self._fail, ["did not take part"])
-            late.daemon = True
-            if self._timeout_s is not None:
-                late.start()
-            try:
-                answers = self._exchange(make())
-            except Exception as error:  # whatever the trainer's library raises
-                self._fail(f"cannot be reached: {error!r}")
-                return
-            finally:
-                late.cancel()
-            self._call_soon(partial(self._hand_over, answers))
-            if has_left(answers):
-                return
+        try:
+            while (make := self._queue.get()) is not None:
+                answers = self._answers(make())
+                self._call_soon(partial(self._hand_over, answers))
+                if has_left(answers):
+                    return
+        except BaseException as error:  # whatever the trainer's library raises: nothing else would see it
+            self._fail(f"cannot be reached: {error!r}")
+
+    def _answers(self, data: bytes) -> list[bytes]:
+        late = threading.Timer(self._timeout_s or 0.0, self._fail, ["did not take part"])
+        late.daemon = True
+        if self._timeout_s is not None:
+            late.start()
+        try:
+            return self._exchange(data)
+        finally:
+            late.cancel()
 
     def _hand_over(self, answers: list[bytes]) -> None:
         try:
@@ -79,9 +97,7 @@ class RankCalls:
             self._on_failed(WorkerError(f"AD486 what the other ranks sent cannot be used: {error!r}"))
 
     def _fail(self, what: str) -> None:
+        self._has_failed = True
         limit = "" if self._timeout_s is None else f" (exchange_timeout_s={self._timeout_s:g})"
-        error = WorkerError(
-            f"AD486 the other ranks {what} in an exchange of {self._what}{limit}: one of them has died, or does not "
-            "read from its loader. Restart all of them from a snapshot"
-        )
+        error = WorkerError(f"AD486 the other ranks {what} in an exchange of {self._what}{limit}: {self._then}")
         self._call_soon(partial(self._on_failed, error))

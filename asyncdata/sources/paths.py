@@ -154,17 +154,12 @@ def find_files(
             found += _expand(os.path.expanduser(path), suffixes, splits or Splits())
     faults += [
         f"AD304 cannot read {path}: its path is not UTF-8, in which workers are told of it; rename it"
-        for path in found
-        if not _is_utf8(os.path.abspath(path))
+        for path in map(os.path.abspath, found)
+        if os.fsencode(path) != path.encode(errors="replace")
     ]
     if not allow_repeats:
         refuse_repeats(found, os.path.realpath)
     return found, faults
-
-
-def _is_utf8(path: str) -> bool:
-    """Whether its bytes are: others are lone surrogates in it."""
-    return os.fsencode(path).decode(errors="ignore") == path
 
 
 def _refuse_address(path: str) -> None:

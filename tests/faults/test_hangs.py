@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +21,7 @@ from asyncdata import DataLoader, IterableSource, Limits
 from asyncdata.errors import BadRowError, PrefetchTimeoutError
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
-from tests.support.tokenize_fns import hangs_on_13, row_id
+from tests.support.tokenize_fns import hangs_on_13, is_starved_on_13, row_id
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults]
 
@@ -62,6 +65,29 @@ def test_a_row_that_hangs_is_named_and_the_samples_before_it_come(tmp_path, num_
 
     assert caught.value.line == 14
     told(f"a row, {num_workers} workers", caught.value, seconds, f"{path}:14", "AD422", num_tries=2)
+
+
+@pytest.fixture
+def busy_core():
+    """The core of :func:`is_starved_on_13` has two processes that never rest."""
+    spin = (
+        f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}}); print(flush=True)\nwhile True: pass"
+    )
+    with ExitStack() as stack:
+        for _ in range(2):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            process.stdout.readline()
+        yield
+
+
+@pytest.mark.usefixtures("busy_core")
+def test_a_row_that_waits_for_a_core_does_not_hang(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", 60)
+    knobs: dict[str, Any] = {"limits": Limits(row_timeout_s=TIMEOUT_S), "num_workers": 1, "timeout_s": NEVER_S}
+    with DataLoader(path, tokenize_fn=is_starved_on_13, shuffle=False, **knobs) as loader:
+        assert ids(loader.get_next_batch(60)) == list(range(60))
+        assert loader.statistics().worker_restarts_total == 0
 
 
 def test_a_row_that_hangs_without_a_worker_is_told_by_the_timeout(tmp_path):

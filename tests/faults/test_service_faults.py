@@ -52,7 +52,6 @@ CALLBACKS: dict[str, Way] = {
     f"{PREFETCH}.mixture_producer:MixtureProducer._bytes_limit": Way(source="mix", at=(1, 9)),
     f"{PREFETCH}.mixture_producer:MixtureProducer._may_decide": Way({"outcomes": SOLVED}, source="mix"),
     f"{PREFETCH}.mixture_producer:MixtureProducer._note": Way(source="mix", at=(1, 9)),
-    f"{PREFETCH}.mixture_producer:MixtureProducer._start_part": Way(source="mix", at=(1, 2)),
     f"{PREFETCH}.mixture_producer:MixtureProducer.pump": Way(source="mix", at=(1, 9)),
     f"{PREFETCH}.producer:Producer._on_tokenized": Way(at=(1, 4)),
     f"{PREFETCH}.producer:Producer.pump": Way(at=(1, 4, 9)),

@@ -366,6 +366,17 @@ def test_a_store_that_stays_away_is_an_error_and_the_run_resumes_exactly(host, n
         assert seen + ids(loader.get_next_batch(NUM_ROWS - len(seen))) == expected
 
 
+def test_a_store_that_is_away_while_a_loader_is_opened_is_an_error_after_its_timeout(host):
+    """Not after ``retry_timeout_s``, which is two minutes."""
+    source = JsonlSource(host.put("/a.jsonl", DATA))
+    host.answer = lambda _: Answer(503, b"<Error><Code>SlowDown</Code></Error>")
+    with pytest.raises(SourceError, match=r"^AD326 .* tries in 0\.[0-4]\d* s: status 503"):
+        make(source, timeout_s=0.4)  # the request and the answer may take some of it
+    host.answer = lambda _: None
+    with make(source, timeout_s=0.4) as loader:
+        assert len(loader.get_next_batch(NUM_ROWS, timeout_s=240)) == NUM_ROWS
+
+
 def parquet_of(folder: Path) -> bytes:
     """240 rows, of a few MB: most of them in one column."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")

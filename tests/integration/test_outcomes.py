@@ -367,6 +367,7 @@ def test_a_report_is_counted_whole_or_not_at_all(rows, tmp_path):
             (groups, [1.0, [1.0]]),
             (groups, [1.0, float("nan")]),
             (groups, [1.0, "good"]),
+            (groups, [1.0, ["1", b"0"]]),
             (groups, None),
             ([groups[0], [Sample()]], [1.0, 1.0]),
         ]

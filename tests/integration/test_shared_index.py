@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import asyncdata
@@ -277,14 +278,15 @@ def test_a_rank_that_is_closed_is_named_by_the_others(path):
                 next(iter(loader))
 
 
-def test_an_exchange_that_fails_is_an_error(path):
+@pytest.mark.parametrize("raised", [ConnectionResetError("peer"), SystemExit("peer")], ids=["error", "exit"])
+def test_an_exchange_that_fails_is_an_error(path, raised):
     def broken(_: bytes) -> list[bytes]:
-        raise ConnectionResetError("peer")
+        raise raised
 
     ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=broken)
     with (
-        make(path, ranks=ranks, tokenize_fn=numbered, **PLANS["soft"]) as loader,
-        pytest.raises(WorkerError, match=r"AD486 .*peer"),
+        make(path, ranks=ranks, tokenize_fn=numbered, **{**PLANS["soft"], "timeout_s": 60}) as loader,
+        pytest.raises(WorkerError, match=r"AD486 .*peer.* Restart all of them"),
     ):
         next(iter(loader))
 
@@ -305,11 +307,15 @@ def test_a_rank_that_never_comes_is_an_error_in_time_and_close_does_not_wait(pat
     never.set()
 
 
-@pytest.mark.parametrize("answer", [[b""], [b"", b""], None, [b"\xc0"] * 2], ids=["too few", "empty", "none", "other"])
+@pytest.mark.parametrize(
+    "answer",
+    [[b""], [b"", b""], None, [b"\xc0"] * 2, [np.zeros(9, np.uint8)] * 2],
+    ids=["too few", "empty", "none", "other", "arrays"],
+)
 def test_an_exchange_that_returns_something_else_is_an_error(path, answer):
     ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=lambda _: answer)
     with (
-        make(path, ranks=ranks, tokenize_fn=numbered, **PLANS["soft"]) as loader,
+        make(path, ranks=ranks, tokenize_fn=numbered, **{**PLANS["soft"], "timeout_s": 60}) as loader,
         pytest.raises(ConfigError, match="AD487"),
     ):
         next(iter(loader))

@@ -12,6 +12,7 @@ from itertools import count, islice
 from pkgutil import resolve_name
 from typing import Any
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
@@ -127,7 +128,8 @@ def test_a_rank_goes_on_alone_after_another_has_left(path):
 
     assert found == expected
     assert few == batches_of(1, path, 3)
-    assert reasons(logs) == ["another rank has closed its loader"]
+    told = [(log["event"], log["log_level"]) for log in logs if log["event"].startswith("scans.")]
+    assert told == [("scans.rank_closed", "info")], "no alarm at the end of a run"
 
 
 @pytest.mark.usefixtures("divided")
@@ -151,12 +153,14 @@ def test_ranks_go_on_alone_after_the_exchange_has_failed(path, call):
 
     assert found == expected
     assert all(reason.startswith("AD486 the other ranks cannot be reached") for reason in reasons(logs))
+    assert all(reason.endswith(": this rank makes all of them itself until the next start") for reason in reasons(logs))
     assert len(reasons(logs)) == 2
 
 
 @pytest.mark.usefixtures("divided")
 def test_a_rank_that_waits_too_long_makes_the_scans_itself(path, monkeypatch):
     monkeypatch.setattr("asyncdata.prefetch.windows.shared_scans._PATIENCE_S", 0.05)
+    monkeypatch.setattr("asyncdata.prefetch.rank_calls._END_TIMEOUT_S", 0.05)
     gate = threading.Event()
 
     def hangs(data):
@@ -169,6 +173,41 @@ def test_a_rank_that_waits_too_long_makes_the_scans_itself(path, monkeypatch):
 
     assert found == batches_of(0, path, 150)
     assert set(reasons(logs)) == {"no answer in 0.05 s"}
+
+
+@pytest.mark.usefixtures("divided")
+def test_a_rank_that_does_not_read_is_waited_for_once_and_asked_again_when_it_reads(path, monkeypatch):
+    monkeypatch.setattr("asyncdata.prefetch.windows.shared_scans._PATIENCE_S", 0.2)
+    expected, calls = [batches_of(rank, path, 150) for rank in range(2)], Calls()
+    settings = {"tokenize_fn": calls, "batch_size": 2, "buffer_size": 20}
+    with capture_logs() as logs, Ranks(path, 2, exchanges=meeting_of(2), **settings) as ranks:
+        found = [[] for _ in ranks.loaders]
+        for rank, loader in enumerate(ranks.loaders):  # the second evaluates while the first reads
+            while len(found[rank]) < 150:
+                found[rank] += islice(loader, 150 - len(found[rank]))
+            if rank == 0:
+                alone = reasons(logs)
+        while True:  # both read
+            before = sum(calls.of_row.values())
+            assert all(len(list(loader)) for loader in ranks.loaders)
+            if sum(calls.of_row.values()) - before < 1.5 * len(calls.of_row):
+                break
+
+    assert found == expected
+    assert alone == ["no answer in 0.2 s"]
+
+
+@pytest.mark.usefixtures("divided")
+def test_an_exchange_of_arrays_is_an_error_and_of_one_that_exits_nothing_is_shared(path):
+    def exits(_: bytes) -> Any:
+        raise SystemExit("peer")
+
+    with pytest.raises(ConfigError, match="AD487 .* they are of the type ndarray"):
+        batches_of(0, path, 150, lambda data: [np.frombuffer(data, np.uint8)] * 2, timeout_s=60)
+    with capture_logs() as logs:
+        assert batches_of(0, path, 150, exits, timeout_s=60) == batches_of(0, path, 150)
+    (reason,) = reasons(logs)
+    assert reason.startswith("AD486 the other ranks cannot be reached: SystemExit")
 
 
 @pytest.mark.usefixtures("divided")

@@ -41,7 +41,7 @@ def test_a_timeout_says_why_and_consumes_nothing(tmp_path, num_workers):
     message, diagnosis = str(caught.value), caught.value.diagnosis
     for part in (
         r"^AD510 no data for \d+\.\d s: 0 samples are ready, 5 more are needed",
-        r"stage: tokenize: the workers cannot keep up, or one hangs \(busy for ",
+        r"stage: tokenize: the workers have \d+ rows and cannot keep up, or one hangs \(busy for ",
         r"workers: busy \d+\.\d",
         rf"oldest row in flight: {path}:{line} \(byte {offset}\)",
         "try: more num_workers, a larger buffer_size",

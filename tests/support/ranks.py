@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -163,6 +164,12 @@ class Ranks(ExitStack):
                 if state is not None:
                     self.loaders[-1].load_state_dict(json.loads(json.dumps(state)))
             self.push(stack.pop_all())
+        self.callback(self._close)
+
+    def _close(self) -> None:
+        """At the same time, as ranks that have an exchange wait for each other."""
+        with ThreadPoolExecutor(len(self.loaders)) as threads:
+            list(threads.map(DataLoader.close, self.loaders))
 
     def state(self) -> dict[str, Any]:
         """The state of all ranks, which must not differ."""

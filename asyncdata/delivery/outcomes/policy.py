@@ -90,6 +90,9 @@ class PassRate(Description, frozen=True, kw_only=False):
         if any(limit is not None and not math.isfinite(limit) for limit in (low, high)):
             raise ConfigError(f"PassRate: drop_below={low} and drop_above={high} must be finite numbers or None")
 
+        if low is None and high is None:
+            raise ConfigError("PassRate: without limits it leaves no row out: give drop_below, drop_above, or both")
+
         if low is not None and high is not None and low >= high:
             raise ConfigError(f"PassRate: drop_below={low} and drop_above={high} leave no row: the first is the lower")
 

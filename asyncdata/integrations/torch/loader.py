@@ -23,7 +23,7 @@ from asyncdata.checkpoint.snapshot import save_at
 from asyncdata.core.errors import ConfigError, WorkerError
 from asyncdata.core.extras import missing_package
 from asyncdata.core.threads import started
-from asyncdata.integrations.torch.process import from_torch_state, to_torch_state
+from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
 
 if TYPE_CHECKING:
     import os
@@ -86,6 +86,7 @@ class StatefulDataLoader:
         trainer_lookahead: int = 0,
         follows_set_epoch: bool = True,
     ) -> None:
+        refuse_async(loader, "StatefulDataLoader")
         if trainer_lookahead < 0:
             raise ConfigError(f"trainer_lookahead must be 0 or more, got {trainer_lookahead}")
 

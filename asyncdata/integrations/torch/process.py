@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ from asyncdata.loader.config import Ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ("exchange", "from_torch_state", "ranks", "refuse_in_torch_worker", "to_torch_state")
+__all__ = ("exchange", "from_torch_state", "ranks", "refuse_async", "refuse_in_torch_worker", "to_torch_state")
 
 _KEY = "asyncdata"
 _HEAD_BYTES = 512
@@ -47,8 +48,7 @@ def ranks(group: Any = None, **settings: Any) -> Ranks:
         rank, world_size = _of_ray_train() or _of_environment(os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
 
     size = 1 if group is not None else _processes_of_a_rank()
-    rank, world_size = rank // size, world_size // size
-    return Ranks(rank=rank, world_size=world_size, **settings)
+    return Ranks(rank=rank // size, world_size=world_size // size, **settings)
 
 
 def exchange(group: Any = None, *, timeout_s: float = 1800.0) -> Callable[[bytes], list[bytes]]:
@@ -67,24 +67,38 @@ def exchange(group: Any = None, *, timeout_s: float = 1800.0) -> Callable[[bytes
     members = distributed.get_process_group_ranks(group or distributed.group.WORLD)
     own = distributed.new_group(members, timedelta(seconds=timeout_s), "gloo", use_local_synchronization=True)
 
-    return partial(_all_gather, distributed, own, members)
+    works: list[Any] = []
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(works))  # kept to the very end of the process
+    return partial(_all_gather, distributed, own, members, works)
 
 
-def _all_gather(distributed: Any, group: Any, members: Sequence[int], data: bytes) -> list[bytes]:
+def _all_gather(distributed: Any, group: Any, members: Sequence[int], works: list[Any], data: bytes) -> list[bytes]:
     """What each rank sends. Most calls have one short message a rank: these go with their sizes, in one collective.
 
     Of longer ones, ``all_gather_object`` would send every rank's at the size of the longest. If few are long, each is
     broadcast by itself.
+
+    :param works: the collectives of the last call. A thread of gloo would otherwise be the last to release one, for
+        which it needs the GIL; it would abort a process that is ending.
     """
     import torch
+
+    works.clear()
+
+    def wait(work: Any) -> None:
+        works.append(work)
+        work.wait()
 
     def tensor(content: bytes, size: int) -> Any:
         return torch.frombuffer(bytearray(content.ljust(size, b"\0")), dtype=torch.uint8)
 
     def gathered(content: bytes, size: int) -> list[bytes]:
         found = [torch.empty(size, dtype=torch.uint8) for _ in members]
-        distributed.all_gather(found, tensor(content, size), group=group)
-        return [each.numpy().tobytes() for each in found]
+        wait(distributed.all_gather(found, tensor(content, size), group=group, async_op=True))
+        contents = [each.numpy().tobytes() for each in found]
+        for each in found:
+            each.set_()  # it needs no memory any more
+        return contents
 
     heads = gathered(len(data).to_bytes(8, "little") + data[: _HEAD_BYTES - 8], _HEAD_BYTES)
     sizes = [int.from_bytes(head[:8], "little") for head in heads]
@@ -97,7 +111,7 @@ def _all_gather(distributed: Any, group: Any, members: Sequence[int], data: byte
     own = members.index(distributed.get_rank())
     for number in long:
         content = tensor(data if number == own else b"", sizes[number])
-        distributed.broadcast(content, members[number], group=group)
+        wait(distributed.broadcast(content, members[number], group=group, async_op=True))
         found[number] = content.numpy().tobytes()
     return found
 
@@ -159,6 +173,15 @@ def refuse_in_torch_worker() -> None:
             "batches: pass num_workers=0 to torch's DataLoader. asyncdata has workers of its own: pass num_workers= to "
             "the dataset"
         )
+
+
+def refuse_async(loader: Any, what: str) -> None:
+    """An ``AsyncDataLoader`` gives nothing without ``await``.
+
+    :raises ConfigError: for one.
+    """
+    if hasattr(loader, "get_samples") and not hasattr(loader, "__iter__"):
+        raise ConfigError(f"{what} takes a DataLoader, not an {type(loader).__name__}, which gives nothing at once")
 
 
 def to_torch_state(state: Mapping[str, Any]) -> dict[str, Any]:

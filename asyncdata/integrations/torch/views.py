@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.core.errors import ConfigError, SnapshotError
-from asyncdata.integrations.torch.process import from_torch_state, refuse_in_torch_worker, to_torch_state
+from asyncdata.integrations.torch.process import from_torch_state, refuse_async, refuse_in_torch_worker, to_torch_state
 from asyncdata.loader.loader import DataLoader
 from asyncdata.order.rank_share import row_of_epoch
 from asyncdata.order.shuffle import RowShuffle
@@ -58,6 +58,7 @@ class _View(ABC):
         if rows_per_epoch is not None and rows_per_epoch < 1:
             raise ConfigError(f"rows_per_epoch must be 1 or more, got {rows_per_epoch}")
 
+        refuse_async(loader, type(self).__name__)
         if loader.group_size != 1:
             raise ConfigError(
                 f"{type(self).__name__} gives one item for each index, and the loader groups of "

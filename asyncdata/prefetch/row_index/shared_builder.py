@@ -85,7 +85,8 @@ class SharedIndexer(Indexer):
     ) -> None:
         super().__init__(*args, shows_rows=shows_rows)
         self._rank, self._world_size, self._identity, self._on_ready = rank, world_size, identity, on_ready
-        self._calls = RankCalls(exchange, timeout_s, "rows' lengths")
+        died = "one of them has died, or does not read from its loader. Restart all of them from a snapshot"
+        self._calls = RankCalls(exchange, timeout_s, "rows' lengths", died)
         self._num_calls = self._round_size = self._first_block = self._end_block = 0
         self._num_stored = 0
         self._stored: Iterator[Indexed] = iter(())

@@ -6,7 +6,8 @@ that it has not sent. So a call ends: what a rank waits for, all others need for
 have it.
 
 What a reply has depends on the data alone. So where another rank has left, cannot be reached or is slow, a rank makes
-its scans itself, and no sample differs.
+its scans itself, and no sample differs. A rank that is slow, or does not read, is waited for once; it is asked again
+when it calls again, and some time has passed: each time twice as long.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ _PAUSE_S = 0.02
 _PATIENCE_S = 20.0
 """After it, a rank makes a scan of another rank itself."""
 
+_NUM_PATIENCES = 10
+"""So many times as long it first asks that rank for nothing."""
+
 _MAX_BYTES = 4 << 20
 """What a rank sends in one call, unless one reply is larger."""
 
@@ -69,13 +73,27 @@ class _Message(msgspec.Struct, array_like=True):
 class _Awaited(NamedTuple):
     """A scan of another rank.
 
+    :ivar rank: whose it is.
     :ivar make: makes the scan here.
     :ivar late_s: when this is to be done.
     """
 
+    rank: int
     make: Callable[[], object]
     on_found: OnReply
     late_s: float
+
+
+class _Late(NamedTuple):
+    """A rank that did not answer in time.
+
+    :ivar pause_s: in which it is asked for nothing, which ends at ``until_s``.
+    :ivar num_answers: of all ranks so far.
+    """
+
+    pause_s: float
+    until_s: float
+    num_answers: int
 
 
 _decode = msgspec.msgpack.Decoder(_Message).decode
@@ -94,7 +112,9 @@ class SharedScans:
     ) -> None:
         self.world_size = world_size
         self._rank, self._identity = rank, identity
-        self._calls = RankCalls(exchange, None, "samples")
+        self._calls = RankCalls(exchange, None, "samples", "this rank makes all of them itself until the next start")
+        self._late: dict[int, _Late] = {}
+        self._num_answers = 0
         self._awaited: dict[Key, _Awaited] = {}
         self._found: dict[Key, Data] = {}
         self._unsent: list[tuple[Key, Data]] = []
@@ -127,20 +147,31 @@ class SharedScans:
         :param on_found: called in place of ``on_reply`` with what another rank has found.
         """
         key = Key(*scan)
-        if self._is_alone or (key.window * num_scans + key.scan + key.part) % self.world_size == self._rank:
-            make(on_reply if self._is_alone else partial(self._on_own, key, on_reply))
+        rank = (key.window * num_scans + key.scan + key.part) % self.world_size
+        if self._is_alone or self._is_late(rank):
+            make(on_reply)
+            return
+
+        if rank == self._rank:
+            make(partial(self._on_own, key, on_reply))
             return
 
         self._found = {of: found for of, found in self._found.items() if of.part != key.part or of[1:3] >= key[1:3]}
         late_s = time.monotonic() + _PATIENCE_S
-        self._awaited[key] = _Awaited(partial(make, on_reply), on_found, late_s)
+        self._awaited[key] = _Awaited(rank, partial(make, on_reply), on_found, late_s)
         if key not in self._found:
             self._call()
+
+    def _is_late(self, rank: int) -> bool:
+        late = self._late.get(rank)
+        return late is not None and (late.num_answers == self._num_answers or time.monotonic() < late.until_s)
 
     def deliver(self, part: int) -> None:
         """Hand over the replies of other ranks that are there."""
         for key in [key for key in self._found if key.part == part and key in self._awaited]:
-            self._awaited.pop(key).on_found(decode_reply(self._found.pop(key)))
+            awaited = self._awaited.pop(key)
+            self._late.pop(awaited.rank, None)
+            awaited.on_found(decode_reply(self._found.pop(key)))
 
     async def watch(self, part: int) -> None:
         """Make scans here that come too late, until cancelled.
@@ -155,9 +186,14 @@ class SharedScans:
                 raise self._fault
 
             now_s = time.monotonic()
-            late = [key for key, awaited in self._awaited.items() if key.part == part and awaited.late_s <= now_s]
+            missing = {key: one for key, one in self._awaited.items() if key not in self._found}
+            late = {one.rank for key, one in missing.items() if key.part == part and one.late_s <= now_s}
+            for rank in late:
+                pause_s = 2 * self._late[rank].pause_s if rank in self._late else _NUM_PATIENCES * _PATIENCE_S
+                self._late[rank] = _Late(pause_s, now_s + pause_s, self._num_answers)
             if late:
-                self._make_here(late, f"no answer in {_PATIENCE_S:g} s")
+                keys = [key for key, one in missing.items() if one.rank in late]
+                self._make_here(keys, f"no answer in {_PATIENCE_S:g} s")
 
     def leave(self) -> None:
         """The loader is closing: say that in the last call. The service has ended."""
@@ -193,11 +229,13 @@ class SharedScans:
 
     def _on_answers(self, answers: list[bytes]) -> None:
         self._is_calling = False
+        self._num_answers += 1
         if self._is_alone:
             return
 
         if has_left(answers):
-            self._alone("another rank has closed its loader")
+            _log.info("scans.rank_closed")  # no alarm: so does every run end
+            self._alone()
             return
 
         try:
@@ -233,15 +271,15 @@ class SharedScans:
     def _on_failed(self, error: AsyncDataError) -> None:
         self._alone(str(error))
 
-    def _alone(self, reason: str) -> None:
+    def _alone(self, reason: str = "") -> None:
         """From now on, make all scans here."""
         self._is_alone = True
         self._unsent.clear()
         self._make_here([key for key in self._awaited if key not in self._found], reason)
 
     def _make_here(self, keys: list[Key], reason: str) -> None:
-        self._num_failed += 1
-        if self._num_failed & (self._num_failed - 1) == 0:
+        self._num_failed += bool(reason)
+        if reason and self._num_failed & (self._num_failed - 1) == 0:
             _log.warning("scans.not_shared", num_scans=len(keys), reason=reason)
         for key in keys:
             self._awaited.pop(key).make()

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
+from contextvars import copy_context
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -19,6 +20,7 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import LoaderClosedError, SourceChangedError, SourceError
 from asyncdata.core.log import get_logger
 from asyncdata.core.read_counts import ReadCounts
+from asyncdata.core.settings import opening_until
 from asyncdata.core.specs import ReadLimits
 from asyncdata.sources.remote.address import GivenAddress
 from asyncdata.sources.remote.block_cache import BlockCache
@@ -128,7 +130,7 @@ class Reads:
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(int(self._limits.max_reads), "asyncdata-read")
-            future = self._pool.submit(function, *args)
+            future = self._pool.submit(copy_context().run, function, *args)
         if self._cache is not None:
             self._under_way.add(future)
             future.add_done_callback(self._under_way.discard)
@@ -204,7 +206,7 @@ class Reads:
 
         :raises SourceChangedError: AD322, if the object is not the one that was stamped.
         :raises SourceError: AD324 if it may not be read, AD325 if the store refuses the request, AD326 if it fails for
-            longer than ``retry_timeout_s``.
+            longer than ``retry_timeout_s``, or while a loader is opened than its ``timeout_s``.
         :raises LoaderClosedError: after :meth:`close`.
         """
         with self._room.of(stop - start):
@@ -263,15 +265,17 @@ class Reads:
         return is_there
 
     def _tried(self, request: Callable[[], ResultT], where: str, stamp: ObjectStamp | None = None) -> ResultT:
-        deadline, num_tries = time.monotonic() + self._limits.retry_timeout_s, 0
+        began, num_tries = time.monotonic(), 0
+        limit_s = min(self._limits.retry_timeout_s, opening_until.get() - began)
         while True:
             try:
                 result = request()
             except StoreError as error:
                 num_tries += 1
-                left = deadline - time.monotonic()
+                left = began + limit_s - time.monotonic()
                 if error.kind != "transient" or left <= 0 or self._is_closed.is_set():
-                    raise self._named(error, where, num_tries, stamp) from None
+                    after = f" after {num_tries} tries in {limit_s:.3g} s" if num_tries > 1 else ""
+                    raise self._named(error, where, after, stamp) from None
 
                 if num_tries >= _LOUD_TRIES and num_tries.bit_count() == 1:
                     self._log.warning("store.retried", what=where, reason=str(error), num_tries=num_tries)
@@ -283,7 +287,7 @@ class Reads:
                 self.on_progress()
                 return result
 
-    def _named(self, error: StoreError, where: str, num_tries: int, stamp: ObjectStamp | None) -> SourceError:
+    def _named(self, error: StoreError, where: str, after: str, stamp: ObjectStamp | None) -> SourceError:
         request_id = f"; request id {error.request_id}" if error.request_id else ""
         if error.kind in {"changed", "missing"} and stamp is not None:
             try:
@@ -296,7 +300,6 @@ class Reads:
             )
 
         code, what, way_out = _CODES.get(error.kind, _CODES["permanent"])
-        after = f" after {num_tries} tries in {self._limits.retry_timeout_s:g} s" if num_tries > 1 else ""
         return SourceError(f"{code} {where} {what}{after}: {error}{request_id}{way_out}")
 
     def store(self, number: int) -> Store:

@@ -269,8 +269,7 @@ class _FrameOfZstd:
     """Where the blocks of a frame end. A decoder that gets no more than one gives 128 KiB of text at most."""
 
     def __init__(self) -> None:
-        self._is_begun = False
-        self._header = b""  # as much of the next one as is known
+        self._header, self._size = b"", 5  # as much of the next one as is known, and its bytes
         self._left = 0  # bytes before it
 
     def take(self, data: bytes) -> int:
@@ -279,19 +278,18 @@ class _FrameOfZstd:
         while not self._left and place < len(data):
             self._header += data[place : place + 1]
             place += 1
-            if len(self._header) == (3 if self._is_begun else 5):
+            if len(self._header) == self._size:
                 self._left = self._after(self._header)
-                self._is_begun, self._header = True, b""
+                self._header, self._size = b"", 3
         taken = min(self._left, len(data) - place)
         self._left -= taken
         return place + taken
 
     def _after(self, header: bytes) -> int:
         """How many bytes follow before the next header: RFC 8878, 3.1.1."""
-        if self._is_begun:
+        if len(header) == 3:
             block = int.from_bytes(header, "little")
-            is_last, is_repeated = block & 1, block >> 1 & 3 == 1
-            return _REST if is_last else 1 if is_repeated else block >> 3
+            return _REST if block & 1 else 1 if block & 6 == 2 else block >> 3  # the last one; one byte, repeated
 
         if not header.startswith(b"\x28\xb5\x2f\xfd"):
             return _REST  # it has no text: a frame to skip, or damage

@@ -168,8 +168,8 @@ def choose_templates(templates: Mapping[str, str], chosen: str | None = None) ->
     if name not in templates:
         has = f"its templates are {', '.join(sorted(templates))}" if templates else "it has none"
         raise ConfigError(
-            f"AD411 the tokenizer has no chat template {name!r}: {has}. Pass chat_template= with a template's text or "
-            "name, or a tokenizer that has one, or apply_chat_template=False."
+            f"AD411 the tokenizer has no chat template {name!r}: {has}. Pass the text of a chat_template, or the "
+            "name of one, or a tokenizer that has one"
         )
 
     with_tools = "tool_use" if chosen is None and "tool_use" in templates else name

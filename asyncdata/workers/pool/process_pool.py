@@ -109,6 +109,13 @@ class ProcessWorker(Worker):
 
         return request_id, row
 
+    def waited_s(self) -> float:
+        try:
+            with open(f"/proc/{self.pid}/schedstat", "rb") as file:  # of its main thread, which has the row
+                return int(file.read().split()[1]) / 1e9
+        except (OSError, IndexError):
+            return 0.0
+
     def _look_at_memory(self) -> None:
         """Measure its memory, but not at every reply: each measurement is a system call."""
         now = time.monotonic()

@@ -56,6 +56,7 @@ class Worker(ABC):
         self._busy_since = 0.0
         self._seen_progress = (0, 0)
         self._num_looks = 0  # consecutive checks without progress
+        self._waited_s = math.inf  # at the first of them
 
     # How it runs
 
@@ -90,6 +91,10 @@ class Worker(ABC):
     async def ask_progress(self) -> None:  # noqa: B027 - a worker that shares memory need not be asked
         """Bring what :meth:`progress` returns up to date."""
 
+    def waited_s(self) -> float:
+        """How long it could have run, and had no core, since it started; 0 where that is not known."""
+        return 0.0
+
     @abstractmethod
     async def end(self, lost: Lost | None) -> Lost | None:
         """Kill it, and wait until it has ended. Until then, it could still write into a slot that is reused.
@@ -111,7 +116,7 @@ class Worker(ABC):
 
     def _look_anew(self) -> None:
         self._seen_progress = self.progress() if self.calls else (0, 0)
-        self._num_looks = 0
+        self._num_looks, self._waited_s = 0, math.inf
         self.look_later()
 
     def look_later(self) -> None:
@@ -124,12 +129,17 @@ class Worker(ABC):
         return self.row_timeout_s / _LOOKS
 
     def is_at_work(self) -> bool:
-        """Whether it has made progress within the row timeout. Called whenever :attr:`patience` ends."""
+        """Whether it has made progress within the row timeout, in which time that it waited for a core does not count.
+        Called whenever :attr:`patience` ends.
+        """
+        waited_s = self.waited_s()
         if self.progress() != self._seen_progress:
             self._look_anew()
         else:
             self._num_looks += 1
-        return self._num_looks < _LOOKS
+        self._waited_s = min(self._waited_s, waited_s)
+        num_looks = self._num_looks - (waited_s - self._waited_s) / self.look_s
+        return num_looks < _LOOKS - 0.1  # also one that hangs waits for a core for an instant
 
     def state(self) -> WorkerState:
         """What it is doing."""

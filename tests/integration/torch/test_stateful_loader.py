@@ -1,5 +1,6 @@
 """StatefulDataLoader: what a trainer in PyTorch gets on its device, and what a state taken beside it holds."""
 
+import asyncio
 import contextlib
 import json
 import threading
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from asyncdata import DataLoader
+from asyncdata import AsyncDataLoader, DataLoader, RowFn
 from asyncdata.errors import BadRowError, ConfigError, LoaderClosedError, SnapshotError, WorkerError
 from tests.support.ranks import settled
 
@@ -18,7 +19,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from asyncdata.integrations.torch import StatefulDataLoader
+from asyncdata.integrations.torch import OrderView, StatefulDataLoader
+from asyncdata.integrations.transfer_queue import QueueFeeder
 from tests.support.torch_loading import (
     KINDS,
     MAX_LENGTH,
@@ -296,6 +298,14 @@ def test_what_cannot_be_had_is_refused(open_loader, given, message):
         next(iter(open_loader(**given)))
 
 
+def test_a_loader_to_await_is_refused_by_what_awaits_nothing(chats):
+    loader = AsyncDataLoader(chats, tokenize_fn=RowFn(), num_workers=0, commit="on_ack")
+    for kind in (StatefulDataLoader, lambda one: OrderView(one, 10), lambda one: QueueFeeder(one, 4)):
+        with pytest.raises(ConfigError, match=r"takes a DataLoader, not an AsyncDataLoader"):
+            kind(loader)
+    asyncio.run(loader.aclose())
+
+
 def test_a_device_that_copies_at_once_gets_tensors_and_nothing_else(open_loader):
     batch = next(iter(open_loader(device="meta")))
     assert batch["input_ids"].device.type == "meta"
@@ -453,7 +463,7 @@ def test_what_fails_in_the_thread_is_raised_in_its_turn_and_comes_again(open_loa
 
 
 def test_without_room_for_a_thread_the_batch_is_made_when_it_is_needed(open_loader, fake_cuda, monkeypatch):
-    def no_room(target, name):
+    def no_room(target, name, **_):
         raise WorkerError("AD426")
 
     whole = run(open_loader(**SAMPLES), 1)

@@ -199,7 +199,7 @@ def test_a_sample_that_waited_and_does_not_come_again_as_it_was_is_an_error(leng
     packs = OnlinePacks(OF_TWO)
     progress = packs.restored(run.packs.saved(run.progress), point)
 
-    with pytest.raises(SnapshotError, match=f"AD604 the sample at 0:0:2 .*{message}"):
+    with pytest.raises(SnapshotError, match=f"AD604 the sample at 0:0:2 .*{message}.* another build of asyncdata$"):
         packs.pushed(progress, stream([2, 2, length, 3, 1]), point)
 
 

@@ -101,6 +101,12 @@ def test_every_field_is_measured_and_explained_and_labels_of_the_caller_are_on_e
     assert 'asyncdata_dropped_total{rank="3",run="a\\"b",reason="max_length"} 7' in lines
 
 
+@pytest.mark.parametrize("name", ["", "0rank", "run-id", "__run", "größe", "reason", "source", "a b", "rank\n"])
+def test_a_label_that_no_scraper_takes_or_that_the_numbers_have_is_refused(name):
+    with pytest.raises(ConfigError, match="labels cannot be named"):
+        distinct().to_prometheus({"rank": "0", name: "1"})
+
+
 def odd(row: dict[str, Any]) -> list[int] | None:
     return [row["n"]] if row["n"] % 2 else None
 
@@ -260,7 +266,7 @@ def test_a_timeout_says_what_there_is_what_is_missing_and_what_to_turn(tmp_path)
 
     assert message.splitlines() == [
         "AD510 no data for 2.0 s: 1 samples are ready, 5 more are needed.",
-        "  stage: tokenize: the workers cannot keep up, or one hangs (busy for 12.3 s)",
+        "  stage: tokenize: the workers have 3 rows and cannot keep up, or one hangs (busy for 12.3 s)",
         "  channel: 1 ready + 3 in flight of 9",
         "  workers: idle, busy 12.3 s; restarts: 4; queued: 0",
         f"  oldest row in flight: {path}:2 (byte 4)",

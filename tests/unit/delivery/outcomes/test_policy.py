@@ -30,7 +30,6 @@ MIXED = table((16, 0.5, 1.0, 1), (16, 1.0, 0.5, 1))
 @pytest.mark.parametrize(
     ("policy", "outcomes", "wanted"),
     [
-        (PassRate(), MEANS, []),
         (PassRate(drop_above=0.9), MEANS, [3, 4]),
         (PassRate(drop_below=0.1), MEANS, [0]),
         (PassRate(0.1, 0.9), MEANS, [0, 3, 4]),
@@ -66,6 +65,7 @@ def test_a_row_comes_again_some_epochs_after_its_last_scores():
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
+        (PassRate, {}, "PassRate: without limits it leaves no row out"),
         (PassRate, {"drop_below": 0.9, "drop_above": 0.1}, "PassRate"),
         (PassRate, {"drop_below": 0.5, "drop_above": 0.5}, "PassRate"),
         (PassRate, {"drop_above": float("nan")}, "PassRate"),
@@ -73,7 +73,7 @@ def test_a_row_comes_again_some_epochs_after_its_last_scores():
         (PassRate, {"revisit_every": 0}, "PassRate"),
         (PassRate, {"over": "some"}, "PassRate"),
         (PassRate, {"epochs": 65}, "PassRate"),
-        (PassRate, {"epochs": 2, "over": "all"}, "PassRate: epochs=2 .* leave one out"),
+        (PassRate, {"drop_above": 1, "epochs": 2, "over": "all"}, "PassRate: epochs=2 .* leave one out"),
         (Outcomes, {"path": ""}, "path"),
         (Outcomes, {"path": "a\0b"}, "path"),
     ],

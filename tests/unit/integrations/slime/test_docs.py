@@ -83,7 +83,7 @@ def test_every_method_has_a_docstring_and_its_class_is_in_the_reference(kind):
     members = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
 
     assert [name for name, member in members.items() if not inspect.getdoc(member)] == []
-    assert re.search(rf"^::: asyncdata\.[\w.]+\.{kind.__name__}$", read("slime.md"), re.MULTILINE)
+    assert re.search(rf"^<!-- generated: api [\w.]+\.{kind.__name__} -->$", read("slime.md"), re.MULTILINE)
 
 
 @pytest.mark.parametrize("kind", [Numbering, SlimeState])

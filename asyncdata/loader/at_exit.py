@@ -1,0 +1,19 @@
+"""Loaders that are open when the process ends are closed, so that neither the interpreter nor another rank hangs."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from typing import Any
+
+open_at_exit: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Their engines."""
+
+
+def _close_all() -> None:
+    for engine in list(open_at_exit):
+        if engine.service.is_here:
+            engine.close("AD502 the process has ended")
+
+
+atexit.register(_close_all)
