@@ -107,11 +107,12 @@ def test_an_epoch_that_was_looked_up_is_the_same_in_every_run_from_a_state_that_
 
 @pytest.mark.parametrize("epoch", [0, 2])
 def test_a_state_from_before_the_first_read_continues_with_what_was_there(folder, epoch):
-    with make(growing(folder)) as loader:
-        loader.set_epoch(epoch)
-        state = state_of(loader)
-        append(folder / "m.jsonl", 100, 30)
-        append(folder / "a.jsonl", 130, 10)
+    loader = make(growing(folder))
+    loader.set_epoch(epoch)
+    state = state_of(loader)
+    append(folder / "m.jsonl", 100, 30)
+    append(folder / "a.jsonl", 130, 10)
+    with loader:
         whole = ids(loader.get_next_batch(100))
     append(folder / "m.jsonl", 140, 5)
     with make(growing(folder)) as loader:
