@@ -62,6 +62,10 @@ _NO_STOP_TOKEN = (
     "the model does not learn from them to stop; pass chat_template= with the stop token inside {% generation %} and "
     "{% endgeneration %}, such as TRL's training template for the model (get_training_chat_template)"
 )
+_TURN_LEFT_OUT = (
+    "some turns have a flag, such as a weight of 0, that says not to train them, and are not trained; "
+    "statistics().noted_total counts them, and turn_flags=() ignores flags"
+)
 
 
 class BadRowPolicy(NamedTuple):
@@ -180,13 +184,16 @@ def _excerpt(place: SourceLocation) -> str:
 
 
 class NotesLog:
-    """Logs a warning when a note that needs one comes for the first time."""
+    """Logs an event when a note that needs one comes for the first time."""
 
     def __init__(self) -> None:
-        self._was_logged = False
+        self._logged = set[str]()
 
     def see(self, names: Container[str]) -> None:
         """Look at the names of the notes of a chunk."""
-        if "no_stop_token" in names and not self._was_logged:
-            self._was_logged = True
+        if "no_stop_token" in names and "no_stop_token" not in self._logged:
+            self._logged.add("no_stop_token")
             _log.warning("chat.no_stop_token", reason=_NO_STOP_TOKEN)
+        if "turn_left_out" in names and "turn_left_out" not in self._logged:
+            self._logged.add("turn_left_out")
+            _log.info("chat.turn_left_out", reason=_TURN_LEFT_OUT)

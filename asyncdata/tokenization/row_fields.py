@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from asyncdata.tokenization.rows import RowDecoder, RowFault, decode_value, json_type, missing_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set
 
-__all__ = ("LIST_OF_OBJECTS", "RowReader", "Tools")
+__all__ = ("LIST_OF_OBJECTS", "TURN_FLAGS", "RowReader", "Tools", "TurnFlag")
 
 Buffer = bytes | memoryview
 Message = dict[str, Any]
 
 LIST_OF_OBJECTS = re.compile(r"\s*(?:\[\s*\{|\[\s*\]\s*\Z|\{\s*[\"']role[\"'])")
 """How a text begins that is meant to be messages, or one message: as JSON, or as Python prints them."""
+
+TurnFlag = Literal["loss", "train", "training", "trainable", "weight"]
+TURN_FLAGS: tuple[TurnFlag, ...] = get_args(TurnFlag)
+"""The keys of a turn by which XTuner, Axolotl, OpenAI and others say whether it is trained."""
 
 
 class Tools(NamedTuple):
@@ -127,6 +132,35 @@ class RowReader:
 
             value = self._decode_inner(name, self.encodable(name, value, raw).encode(), raw)
         return self.messages(name, value, raw)
+
+    def left_out(self, name: str, messages: list[Message], flags: Set[str], raw: Buffer) -> list[int]:
+        """The indices of the messages of which a flag says that they are not trained.
+
+        :param name: the row's field with the messages, for errors.
+        :param flags: the keys of a message that are flags.
+        :raises RowFault: for a flag that is neither yes nor no, or is yes in a message that is not the assistant's.
+        """
+        if flags.isdisjoint(chain.from_iterable(messages)):  # nearly always
+            return []
+
+        found = []
+        for number, message in enumerate(messages):
+            said = {key: message[key] for key in message if key in flags and message[key] is not None}
+            for key, value in said.items():
+                reason = ""
+                if value not in (0, 1):  # which are false and true, too
+                    got = json_type(value).replace("a number", "another number")
+                    reason = f"must be true, false, 1 or 0, got {got}"
+                elif value and message["role"] != "assistant":
+                    reason = "says that the turn is trained, but it is not the assistant's; set it to false"
+                if reason:
+                    others = tuple(flag for flag in TURN_FLAGS if flag in flags and flag != key)
+                    reason = f"{self.name(f'{name}[{number}]')}: {key!r} {reason}; turn_flags={others} ignores it"
+                    raise RowFault("AD111", reason, raw)
+
+            if not all(said.values()):
+                found.append(number)
+        return found
 
     def tools(self, text: Buffer | None, raw: Buffer) -> Tools | None:
         """The list of tools, which may be JSON text in a string; None for null, or a row without tools.

@@ -54,7 +54,7 @@ STRANGE = [
 FUNCTIONS = {
     "prompt": lambda folder: PromptTokenizeFn(folder, label_key="label", max_length=6, tokenizer_backend="hf"),
     "chat": lambda folder: ChatTokenizeFn(
-        folder, chat_template=GENERATION, train_on="loss", metadata_key="label", tokenizer_backend="hf"
+        folder, chat_template=GENERATION, metadata_key="label", tokenizer_backend="hf"
     ),
 }
 

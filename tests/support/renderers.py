@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 END = 9
-ROLES = {"system": 1, "user": 2, "assistant": 3}
+ROLES = {"system": 1, "user": 2, "assistant": 3, "tool": 5}
 
 
 class Rendered(NamedTuple):

@@ -171,14 +171,15 @@ def _joined(parts: list[Any], dtype: Any) -> Any:
 
 def _mark(marks: dict[str, Any], rows_by_name: dict[str, Data], first: int, places: Int64) -> None:
     for name, rows in rows_by_name.items():
-        is_marked = marks.setdefault(name, np.zeros(len(places), np.bool_))
-        is_marked[places[first + np.frombuffer(rows, np.int32)]] = True
+        counts = marks.setdefault(name, np.zeros(len(places), np.int32))
+        np.add.at(counts, places[first + np.frombuffer(rows, np.int32)], 1)  # a row may have a note several times
 
 
 def _rows_of(marks: dict[str, Any], first: int, stop: int) -> dict[str, Data]:
     """The marked rows of each name, from ``first`` on, as a reply has them; names without one are left out."""
     found = {
-        name: np.flatnonzero(is_marked[first:stop]).astype(np.int32).tobytes() for name, is_marked in marks.items()
+        name: np.repeat(np.arange(stop - first, dtype=np.int32), counts[first:stop]).tobytes()
+        for name, counts in marks.items()
     }
     return {name: rows for name, rows in found.items() if rows}
 

@@ -42,8 +42,8 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     :param dialect_row: the row by which a loader recognised the dialect. Loaders set it.
     :param processor: what makes pixels of pictures: a :class:`~asyncdata.Processor`, or its folder. None: a row with
         pictures is bad.
-    :param train_on: every message of the assistant, its last one, or those whose own ``loss`` is not false; or all
-        tokens of the chat, as SFTTrainer of TRL does by default.
+    :param train_on: every message of the assistant, or its last one; or all tokens of the chat, as SFTTrainer of TRL
+        does by default. In each case, turns that their flags leave out are not trained.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -54,7 +54,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dialect_keys: dict[Name, Name] = {}
     dialect_row: str | None = None
     processor: Processor | str | None = None
-    train_on: Literal["assistant", "last_assistant", "loss", "all"] = "assistant"
+    train_on: Literal["assistant", "last_assistant", "all"] = "assistant"
 
     def __post_init__(self) -> None:
         super().__post_init__()

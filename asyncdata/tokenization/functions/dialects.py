@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import unknown_setting
-from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.row_fields import TURN_FLAGS, RowReader
 from asyncdata.tokenization.rows import RowFault, decode_object, decode_value, json_type
 
 if TYPE_CHECKING:
@@ -68,15 +68,15 @@ def _turn(row: RowReader, name: str, turn: Any, raw: Buffer) -> Message:
     if not isinstance(value, str):
         raise RowFault("AD111", f"{row.name(name)}: 'value' must be a string, got {json_type(value)}", raw)
 
-    loss = {name: turn[name] for name in ("loss",) if name in turn}
+    flags: Message = {key: turn[key] for key in TURN_FLAGS if key in turn}
     if said in _CALLS:
-        return {"role": "assistant", "content": "", "tool_calls": _calls(row, name, value, raw), **loss}
+        return {"role": "assistant", "content": "", "tool_calls": _calls(row, name, value, raw), **flags}
 
     if said not in _ROLES:
         roles = ", ".join((*_ROLES, *_CALLS))
         raise RowFault("AD112", f"{row.name(name)} is from {ascii(said)}, which is no role of ShareGPT: {roles}", raw)
 
-    return {"role": _ROLES[said], "content": value, **loss}
+    return {"role": _ROLES[said], "content": value, **flags}
 
 
 def _calls(row: RowReader, name: str, value: str, raw: Buffer) -> list[Message]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = (
     "NOTHING_TRAINED",
     "TRUNCATED",
+    "TURN_LEFT_OUT",
     "accepted",
     "Draft",
     "Drafting",
@@ -47,6 +48,8 @@ Overlong = Literal["drop", "truncate_right", "truncate_left", "error"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NOTHING_TRAINED = "no_trained_tokens"
 TRUNCATED = "truncated"
+TURN_LEFT_OUT = "turn_left_out"
+"""The note of a turn that would be trained, but for its flag."""
 
 
 class OfAnyLength(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -123,8 +126,9 @@ class RowTokenizer(ABC):
             found = list(islice(encodings, len(drafting.drafts)))
             try:
                 self.write(row, list(map(accepted, found)), drafting, out)
-                if drafting.has_left_out and out.has_kept(row):
-                    out.note(row, MEDIA_LEFT_OUT)
+                if drafting.notes and out.has_kept(row):
+                    for note in drafting.notes:
+                        out.note(row, note)
             except RowFault as fault:
                 out.fail(row, RowFault(fault.code, fault.reason, rows[row]))
 
@@ -163,7 +167,7 @@ class RowTokenizer(ABC):
         except RowFault as fault:
             raise RowFault(fault.code, fault.reason, raw) from None
 
-        return found if isinstance(found, str) else found._replace(has_left_out=True)
+        return found if isinstance(found, str) else found._replace(notes=(*found.notes, MEDIA_LEFT_OUT))
 
     @staticmethod
     def write_sample(
@@ -219,23 +223,28 @@ class Draft(NamedTuple):
 class Drafting(NamedTuple):
     """A row that was read: its drafts, the columns of its sample, and in ``of`` further data for its writer.
 
-    :ivar has_left_out: whether media of the row were left out.
+    :ivar notes: notes of the row that statistics count, if it is kept; one may occur several times.
     """
 
     drafts: list[Draft]
     columns: dict[str, Buffer]
     of: Any = None
-    has_left_out: bool = False
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def with_metadata(
-        cls, drafts: list[Draft], fields: Mapping[str, Any], of: Any = None, **columns: Buffer
+        cls,
+        drafts: list[Draft],
+        fields: Mapping[str, Any],
+        of: Any = None,
+        notes: tuple[str, ...] = (),
+        **columns: Buffer,
     ) -> Drafting:
         """With a column of the row's metadata, unchanged; without it for null."""
         metadata = fields.get("metadata")
         if metadata is not None and bytes(metadata) != b"null":
             columns["metadata"] = metadata
-        return cls(drafts, columns, of)
+        return cls(drafts, columns, of, notes)
 
 
 class Encoded(NamedTuple):

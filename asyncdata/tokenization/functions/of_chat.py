@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
 from asyncdata.tokenization.functions.labelled import (
     NOTHING_TRAINED,
+    TURN_LEFT_OUT,
     Draft,
     Drafting,
     Encoded,
@@ -24,7 +25,9 @@ from asyncdata.tokenization.functions.tokenizer_settings import (
     templates_digest,
 )
 from asyncdata.tokenization.media import ReadChat
-from asyncdata.tokenization.rows import RowFault, json_type
+from asyncdata.tokenization.row_fields import TURN_FLAGS, TurnFlag
+from asyncdata.tokenization.rows import RowFault
+from asyncdata.tokenization.spans import join
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,10 +51,12 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
     :param chat_template: the text of a template, or the name of one of the tokenizer's templates. None: its default.
     :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values.
     :param today: the date, such as 2026-01-31, for templates that use the current date.
+    :param turn_flags: the keys of a turn of which false or 0 says that it is not trained. (): they are ignored.
     """
 
-    version: ClassVar[int] = 2
-    """Since version 2, a token of white space and the beginning of the trained text is trained."""
+    version: ClassVar[int] = 3
+    """Since version 2, a token of white space and the beginning of the trained text is trained; since 3, flags of turns
+    are read."""
 
     needs_offsets: ClassVar[bool] = True
 
@@ -59,6 +64,7 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     today: str | None = None
+    turn_flags: tuple[TurnFlag, ...] = TURN_FLAGS
 
     def __post_init__(self) -> None:
         self.check_fields("chat_template_kwargs")
@@ -152,32 +158,10 @@ def num_alike(one: Sequence[Any], other: Sequence[Any]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def trained_messages(
-    row: RowReader, train_on: str, messages: list[Message], raw: Buffer, name: str = "messages"
-) -> list[int]:
-    """The indices of the messages that ``train_on`` chooses, of the assistant alone.
-
-    :param name: the row's field with the messages, for errors.
-    :raises RowFault: for a ``loss`` that is none, or of a message that is not the assistant's.
-    """
-    if train_on == "loss":
-        return [number for number, message in enumerate(messages) if _has_loss(row, f"{name}[{number}]", message, raw)]
-
+def trained_messages(train_on: str, messages: list[Message]) -> list[int]:
+    """The indices of the messages that ``train_on`` chooses, of the assistant alone."""
     numbers = assistants(messages)
-    return numbers if train_on == "assistant" else numbers[-1:]
-
-
-def _has_loss(row: RowReader, name: str, message: Message, raw: Buffer) -> bool:
-    loss, is_assistant = message.get("loss"), message["role"] == "assistant"
-    if loss is not None and not isinstance(loss, bool):
-        reason = f"{row.name(name)}: 'loss' must be true or false, got {json_type(loss)}"
-        raise RowFault("AD111", reason, raw)
-
-    if loss and not is_assistant:
-        reason = f"{row.name(name)} has loss, but is not a message of the assistant; set its 'loss' to false"
-        raise RowFault("AD111", reason, raw)
-
-    return is_assistant and loss is not False
+    return numbers[-1:] if train_on == "last_assistant" else numbers
 
 
 class Chats(RowTokenizer):
@@ -201,7 +185,7 @@ class Chats(RowTokenizer):
         more = {"tools": fn.tool_key, "metadata": fn.metadata_key, "images": images_key}
         row = DialectReader(dialect, keys, more, decided_by)
         super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
-        self._fn, self._train_on = fn, train_on
+        self._fn, self._train_on, self._flags = fn, train_on, frozenset(fn.turn_flags)
         self._name, self._chat = DIALECTS[dialect].required[0], DIALECTS[dialect].read
         self._drafts = None
         if fn.has_template(files):
@@ -214,16 +198,34 @@ class Chats(RowTokenizer):
             raise RowFault("AD411", "the tokenizer has no chat template: pass chat_template=, or pairs of texts", raw)
 
         tools = self._drafts.tools(fields.get("tools"), raw)
-        trains_all = self._train_on == "all"
-        chosen = [] if trains_all else trained_messages(self._row, self._train_on, messages, raw, self._name)
-        trained = [number for number in chosen if number >= first]
-        if not trained and not trains_all:
+        left_out = self._row.left_out(self._name, messages, self._flags, raw)
+        if self._train_on == "all":
+            draft = self._whole(messages, tools, left_out, raw)
+            return Drafting.with_metadata([draft], fields, notes=(TURN_LEFT_OUT,) * len(left_out))
+
+        chosen = [number for number in trained_messages(self._train_on, messages) if number >= first]
+        trained = [number for number in chosen if number not in left_out] if left_out else chosen
+        if not trained:
             return NOTHING_TRAINED
 
         draft = self._drafts.draft(self._name, messages, tools, trained, raw)
-        if trains_all:
-            draft = draft._replace(blocks=[(0, len(draft.text))])
-        return Drafting.with_metadata([draft], fields)
+        return Drafting.with_metadata([draft], fields, notes=(TURN_LEFT_OUT,) * (len(chosen) - len(trained)))
+
+    def _whole(self, messages: list[Message], tools: list[Message] | None, left_out: list[int], raw: Buffer) -> Draft:
+        """The chat, of which all is trained but the answers that are left out.
+
+        :raises RowFault: for another turn that is left out, whose text the template does not show.
+        """
+        for number in left_out:
+            if messages[number]["role"] != "assistant":
+                name = self._row.name(f"{self._name}[{number}]")
+                reason = f"{name} has a flag that leaves it out, but train_on='all' leaves out only the assistant's"
+                raise RowFault("AD111", f"{reason}; set train_on='assistant', or turn_flags=()", raw)
+
+        assert self._drafts is not None
+        text, blocks, _ = self._drafts.draft(self._name, messages, tools, left_out, raw)
+        borders = [0, *chain.from_iterable(blocks), len(text)]
+        return Draft(text, join(zip(borders[::2], borders[1::2], strict=True)))
 
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
         self.write_sample(row, self._fn.fit(drafting.drafts[0].encoded(found[0])), drafting.columns, out)

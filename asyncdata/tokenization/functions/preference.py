@@ -95,7 +95,7 @@ class _Pairs(RowTokenizer):
             decoded=_Pair._fields,
         )
         super().__init__(fn, row, encoder)
-        self._fn = fn
+        self._fn, self._flags = fn, frozenset(fn.turn_flags)
         self._eos = eos or ""
         self._trains_completion = fn.train_on == "completion"
         has_template = fn.has_template(files)
@@ -160,10 +160,14 @@ class _Pairs(RowTokenizer):
         prompt, chosen, rejected = (
             [] if chat is None else self._row.chat(name, chat, raw) for name, chat in pair._asdict().items()
         )
-        num_shared = len(prompt) if pair.prompt is not None else num_alike(chosen, rejected)
+        count = _num_shared if self._trains_completion else num_alike
+        num_shared = len(prompt) if pair.prompt is not None else count(chosen, rejected)
+        self._row.left_out("prompt", prompt, self._flags, raw)
+        for name, answer in (("chosen", chosen), ("rejected", rejected)):
+            self._refuse_left_out(name, answer, num_shared - len(prompt), raw)
         schemas = self._drafts.tools(tools, raw)
         if self._trains_completion:
-            shared = prompt if pair.prompt is not None else chosen[: _num_shared(chosen, rejected)]
+            shared = (prompt + chosen)[:num_shared]
             chats = {"chosen": prompt + chosen, "rejected": prompt + rejected}
             drafts = [self._drafts.draft(name, messages, schemas, [], raw) for name, messages in chats.items()]
             return [*drafts, self._drafts.prompt("prompt", shared, schemas, raw)]
@@ -174,6 +178,13 @@ class _Pairs(RowTokenizer):
             if trained:
                 drafts.append(self._drafts.draft(name, messages, schemas, trained, raw))
         return drafts if len(drafts) == 2 else []
+
+    def _refuse_left_out(self, name: str, answer: list[dict[str, Any]], first: int, raw: Buffer) -> None:
+        """Refuse an answer that is to be trained from message ``first`` on, if a flag leaves out a part of that."""
+        for number in self._row.left_out(name, answer, self._flags, raw):
+            if number >= first and (self._trains_completion or answer[number]["role"] == "assistant"):
+                reason = f"{self._row.name(f'{name}[{number}]')} has a flag that leaves it out, but answers are trained"
+                raise RowFault("AD111", f"{reason}; leave the pair out, or set turn_flags=()", raw)
 
 
 def _num_shared(chosen: Any, rejected: Any) -> int:

@@ -13,6 +13,7 @@ from asyncdata.core.import_path import resolve_path
 from asyncdata.core.shortage import raise_if_shortage
 from asyncdata.tokenization.functions.labelled import (
     NOTHING_TRAINED,
+    TURN_LEFT_OUT,
     Drafting,
     Encoded,
     Name,
@@ -20,7 +21,7 @@ from asyncdata.tokenization.functions.labelled import (
     RowTokenizer,
 )
 from asyncdata.tokenization.functions.of_chat import trained_messages
-from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.row_fields import TURN_FLAGS, RowReader, TurnFlag
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.spans import NOT_TRAINED, trained_runs
 
@@ -65,19 +66,24 @@ class RendererTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_
     :param tool_key: the key of a row's optional tools: a list of JSON schemas, or that list as JSON text. None: no
         tools.
     :param label_key: the key of a row's label, any JSON value. None: no labels.
-    :param train_on: every message of the assistant, its last one, or those whose own ``loss`` is not false; or none:
-        the sample is a prompt for rollouts, with ``add_generation_prompt``.
+    :param train_on: every message of the assistant, or its last one; or none: the sample is a prompt for rollouts, with
+        ``add_generation_prompt``.
+    :param turn_flags: the keys of a turn of which false or 0 says that it is not trained. (): they are ignored.
     :raises ConfigError: for a setting that cannot work.
     """
 
     tag: ClassVar[str] = "asyncdata.tokenization.rendered:RendererTokenizeFn"
+
+    version: ClassVar[int] = 2
+    """Since version 2, flags of turns are read."""
 
     build: Name | None = None
     arguments: dict[str, Any] = {}
     messages_key: Name = "messages"
     tool_key: Name | None = "tools"
     label_key: Name | None = None
-    train_on: Literal["assistant", "last_assistant", "loss", "none"] = "assistant"
+    train_on: Literal["assistant", "last_assistant", "none"] = "assistant"
+    turn_flags: tuple[TurnFlag, ...] = TURN_FLAGS
 
     def __post_init__(self) -> None:
         self.check_fields("arguments")
@@ -145,13 +151,15 @@ class _Rendered(RowTokenizer):
         optional = {"tools": fn.tool_key, "metadata": fn.metadata_key}
         row = RowReader({"messages": fn.messages_key, "label": fn.label_key}, optional, decoded=["messages"])
         super().__init__(fn, row, None)
-        self._fn, self._renderer = fn, renderer
+        self._fn, self._renderer, self._flags = fn, renderer, frozenset(fn.turn_flags)
 
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
         messages, is_prompt = self._row.chat("messages", fields["messages"], raw), self._fn.makes_prompts
         tools = self._row.tools(fields.get("tools"), raw)
         schemas = self._row.schemas(tools, raw)
-        trained = set() if is_prompt else {*trained_messages(self._row, self._fn.train_on, messages, raw)}
+        chosen = [] if is_prompt else trained_messages(self._fn.train_on, messages)
+        left_out = [] if is_prompt else self._row.left_out("messages", messages, self._flags, raw)
+        trained = {*chosen} - {*left_out}
         if not (messages if is_prompt else trained):
             return _EMPTY_PROMPT if is_prompt else NOTHING_TRAINED
 
@@ -175,7 +183,8 @@ class _Rendered(RowTokenizer):
         if is_prompt:
             return Drafting([], columns, encoded)
 
-        return Drafting.with_metadata([], fields, encoded, **columns)
+        left = (TURN_LEFT_OUT,) * (len(chosen) - len(trained))
+        return Drafting.with_metadata([], fields, encoded, left, **columns)
 
     def _encoded(self, found: Any, num_messages: int, trained: set[int]) -> Encoded:
         tokens = array("i", found.token_ids)

@@ -188,8 +188,8 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
         {"train_on": "all"}, talk("a", "b"), [f"user\na{END}\n<|im_start|>assistant\nb{END}\n"],
     ),
     "the whole of a chat without an answer": ({"train_on": "all"}, [user("a")], [f"user\na{END}\n"]),
-    "messages that say so": ({"train_on": "loss"}, LOSSES, [f"d{END}", f"e{END}"]),
-    "a loss of null": ({"train_on": "loss"}, [{**user("a"), "loss": False}, assistant("b", loss=None)], [f"b{END}"]),
+    "messages that say so": ({}, LOSSES, [f"d{END}", f"e{END}"]),
+    "a loss of null": ({}, [{**user("a"), "loss": False}, assistant("b", loss=None)], [f"b{END}"]),
     "an empty answer": ({}, [assistant("Hi."), user("a"), assistant("")], [f"Hi.{END}", END]),
     "equal messages": ({}, SAME, [f"same{END}"] * 3),
     "text like the template": ({}, talk(TRAP, f"a{TRAP}", "b"), [f"a{TRAP}{END}"]),
@@ -303,7 +303,7 @@ def test_tools_go_to_the_template(name, tools):
 def test_a_row_with_nothing_to_train_on_is_dropped_and_counted(name):
     chats = [CHAT, [user("a")], [], [assistant("a", loss=False)]]
 
-    chunk = run(ChatTokenizeFn(name, train_on="loss").open(), [{"messages": chat} for chat in chats])
+    chunk = run(ChatTokenizeFn(name).open(), [{"messages": chat} for chat in chats])
 
     assert (chunk.num_samples, drops(chunk), faults(chunk)) == (1, {"no_trained_tokens": [1, 2, 3]}, [])
 

@@ -129,7 +129,7 @@ def test_a_loss_of_a_turn_counts(name):
         {"role": "user", "content": "c"},
         {"role": "assistant", "content": "d", "loss": True},
     ]
-    settings = {"chat_template": WITH_CALLS, "train_on": "loss"}
+    settings = {"chat_template": WITH_CALLS}
 
     found = read(ChatTokenizeFn(name, dialect="sharegpt", **settings), {"conversations": turns})
 

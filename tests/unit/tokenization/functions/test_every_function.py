@@ -143,12 +143,12 @@ CHANGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
         ChatTokenizeFn,
         [{"messages_key": "chat"}, {"tool_key": None}, {"train_on": "last_assistant"}, {"max_length": 5},
          {"overlong": "error"}, {"metadata_key": None}, {"today": "2026-01-31"}, {"chat_template_kwargs": {"a": 1}},
-         {"chat_template": GENERATION}],
+         {"chat_template": GENERATION}, {"turn_flags": ["loss"]}],
     ),
     "pair": (
         PreferenceTokenizeFn,
         [{"prompt_key": None}, {"chosen_key": "c"}, {"rejected_key": "r"}, {"eos": False}, {"max_length": 5},
-         {"tool_key": None}, {"train_on": "completion"}],
+         {"tool_key": None}, {"train_on": "completion"}, {"turn_flags": []}],
     ),
     "fixed length": (
         lambda name, **more: FixedLengthTokenizeFn.babilong(name, **{"max_length": 99, **more}),
@@ -208,7 +208,7 @@ def test_fingerprints_are_pinned_and_a_change_of_meaning_asks_for_a_new_version(
         "98cc485b85e31a5111fe77fae13ba37f",
     ]
     assert len(set(prints)) == 5
-    assert versions == [1, None, 1, 2, 2, None]
+    assert versions == [1, None, 1, 3, 3, None]
 
 
 def test_a_description_cannot_be_changed_and_only_the_tokenizer_may_be_without_a_name(name):
@@ -245,6 +245,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (chat_prompt, {"chat_template_kwargs": {"tools": [], "tokenize": 1}}, "names are reserved: tokenize, tools"),
     (chat_prompt, {"add_special_tokens": True}, "add_special_tokens=True is for plain text"),
     (ChatTokenizeFn, {"train_on": "user"}, "train_on='user'"),
+    (ChatTokenizeFn, {"turn_flags": ["weigth"]}, "turn_flags=['weigth']"),
     (ChatTokenizeFn, {"overlong": "cut"}, "overlong='cut'"),
     (ChatTokenizeFn, {"max_length": 0}, "max_length=0"),
     (ChatTokenizeFn, {"messages_key": ""}, "messages_key=''"),

@@ -40,10 +40,10 @@ def delivered(folder: Path, fn: RendererTokenizeFn, *rows: dict[str, Any], **kno
 @pytest.mark.parametrize(
     ("more", "trained"),
     [
-        ({}, [*A, *B]),
-        ({"train_on": "last_assistant"}, B),
-        ({"train_on": "loss"}, A),
-        ({"arguments": {"offset": 1}}, [66, END, 67, END]),
+        ({}, A),
+        ({"turn_flags": []}, [*A, *B]),
+        ({"turn_flags": [], "train_on": "last_assistant"}, B),
+        ({"turn_flags": [], "arguments": {"offset": 1}}, [66, END, 67, END]),
     ],
 )
 def test_what_the_renderer_generates_is_trained_as_far_as_the_row_is(tmp_path, small_tokenizer, more, trained):
@@ -87,7 +87,7 @@ def test_rows_are_dropped_or_bad_as_those_of_templates(tmp_path, small_tokenizer
 
     fn = RendererTokenizeFn(small_tokenizer, build=OURS, max_length=20)
     long = {"messages": [CHAT[0], {"role": "assistant", "content": "long" * 9}]}
-    bad = {"messages": [{"role": "tool", "content": "no such role"}, CHAT[1]]}
+    bad = {"messages": [{"role": "robot", "content": "no such role"}, CHAT[1]]}
     assert statistics(fn, {"messages": CHAT[:1]}, long, bad, {"messages": [{"from": "user"}]}) == {
         "no_trained_tokens": 1,
         "max_length": 1,

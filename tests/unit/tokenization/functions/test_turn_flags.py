@@ -1,0 +1,264 @@
+"""A turn whose own flag says so is not trained, whatever makes the labels; it is counted, and said once."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+from structlog.testing import capture_logs
+from tokenizers import Tokenizer
+
+from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn, RendererTokenizeFn
+from asyncdata.errors import BadRowError, ConfigError
+from asyncdata.workers.inline import InlineExecutor
+from tests.support.chats import END, GENERATION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FLAGS = ("loss", "train", "training", "trainable", "weight")
+NO, YES = f"Surely.{END}", f"No, 7 times 13.{END}"
+
+
+def chat(*flags: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two questions and their answers, each with the flags of its place."""
+    turns = [("user", "Is 91 prime?"), ("assistant", "Surely."), ("user", "Sure?"), ("assistant", "No, 7 times 13.")]
+    more = [*flags, *[{}] * (len(turns) - len(flags))]
+    return [{"role": role, "content": text, **one} for (role, text), one in zip(turns, more, strict=True)]
+
+
+def answers(first: dict[str, Any], second: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"messages": chat({}, first, {}, second or {})}
+
+
+def as_share_gpt(row: dict[str, Any]) -> dict[str, Any]:
+    """The row in the form of ShareGPT, with a system prompt beside it."""
+    turns = [{"from": turn.pop("role"), "value": turn.pop("content"), **turn} for turn in map(dict, row["messages"])]
+    return {"conversations": turns, "system": "Be exact."}
+
+
+def delivered(folder: Path, fn: Any, *rows: Any, **knobs: Any) -> tuple[list[Any], dict[str, int], list[str]]:
+    """The samples, the notes that were counted, and the events that were logged of flags."""
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings: dict[str, Any] = {"num_workers": 0, "shuffle": False, "epochs": 1, "batch_size": 1, **knobs}
+    with capture_logs() as logs, DataLoader(str(path), tokenize_fn=fn, **settings) as loader:
+        samples = [sample for batch in loader for sample in batch]
+        counted = loader.statistics().noted_total
+    return samples, counted, [log["reason"] for log in logs if log["event"] == "chat.turn_left_out"]
+
+
+def trained(sample: Any, name: Any) -> str:
+    labels = [label for label in sample.labels.tolist() if label != -100]
+    return Tokenizer.from_file(f"{name}/tokenizer.json").decode(labels, skip_special_tokens=False)
+
+
+def trained_of(folder: Path, fn: Any, row: dict[str, Any]) -> str:
+    (sample,), _, _ = delivered(folder, fn, row)
+    return trained(sample, fn.tokenizer)
+
+
+@pytest.fixture
+def rows(test_data) -> list[dict[str, Any]]:
+    """One for each trainer's own flag."""
+    lines = (test_data / "rows" / "turn_flags.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+FORMS: dict[str, tuple[dict[str, Any], Any]] = {
+    "messages": ({}, dict),
+    "messages as text": ({}, lambda row: {"messages": json.dumps(row["messages"])}),
+    "generation blocks": ({"chat_template": GENERATION}, dict),
+    "ShareGPT": ({}, as_share_gpt),
+    "ShareGPT by name": ({"dialect": "sharegpt"}, as_share_gpt),
+    "prompt and completion": (
+        {}, lambda row: {"prompt": row["messages"][:1], "completion": row["messages"][1:]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "form"), FORMS.values(), ids=FORMS)
+def test_rows_of_other_trainers_leave_out_the_turns_that_they_say(tmp_path, small_tokenizer, rows, settings, form):
+    fn = ChatTokenizeFn(small_tokenizer, **settings)
+
+    samples, counted, events = delivered(tmp_path, fn, *map(form, rows))
+
+    assert [trained(sample, small_tokenizer) for sample in samples] == [YES] * len(rows)
+    assert counted == {"turn_left_out": len(rows)}
+    (event,) = events
+    assert "turn_flags=()" in event
+
+
+def test_a_renderer_leaves_them_out_too(tmp_path, small_tokenizer, rows):
+    fn = RendererTokenizeFn(small_tokenizer, build="tests.support.renderers:characters")
+
+    samples, counted, events = delivered(tmp_path, fn, *rows)
+
+    for sample in samples:
+        labels = [label for label in sample.labels.tolist() if label != -100]
+        assert "".join(map(chr, labels[:-1])) == "No, 7 times 13."
+    assert (counted, len(events)) == ({"turn_left_out": len(rows)}, 1)
+
+
+def test_the_rest_of_a_chat_that_is_trained_whole_stays_trained(tmp_path, small_tokenizer, rows):
+    fn = ChatTokenizeFn(small_tokenizer, train_on="all")
+    (whole,), _, _ = delivered(tmp_path, fn, {"messages": chat()})
+
+    samples, counted, _ = delivered(tmp_path, fn, *rows)
+
+    for sample in samples:
+        assert sample.tokens.tolist() == whole.tokens.tolist()
+        assert trained(sample, small_tokenizer) == trained(whole, small_tokenizer).replace(NO, "")
+    assert counted == {"turn_left_out": len(rows)}
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize(
+    ("value", "is_trained"), [(False, 0), (0, 0), (0.0, 0), (None, 1), (True, 1), (1, 1), (1.0, 1)]
+)
+def test_each_flag_says_yes_or_no(tmp_path, small_tokenizer, flag, value, is_trained):
+    fn = ChatTokenizeFn(small_tokenizer)
+
+    assert trained_of(tmp_path, fn, answers({flag: value})) == NO * is_trained + YES
+
+
+def test_one_no_is_enough_and_a_turn_that_is_not_trained_anyway_may_say_so(tmp_path, small_tokenizer):
+    said = {"loss": False}
+    row = {"messages": chat(said, {"train": True, "weight": 0}, said)}
+
+    (sample,), counted, _ = delivered(tmp_path, ChatTokenizeFn(small_tokenizer), row)
+
+    assert (trained(sample, small_tokenizer), counted) == (YES, {"turn_left_out": 1})
+
+
+BAD = {
+    "a measured loss": (answers({"loss": 2.31}), "'messages'[1]: 'loss' must be true, false, 1 or 0, got another num"),
+    "a text": (answers({"weight": "0"}), "'weight' must be true, false, 1 or 0, got a string"),
+    "a half": (answers({}, {"weight": 0.5}), "'messages'[3]: 'weight' must be"),
+    "a list": (answers({"train": []}), "'train' must be true, false, 1 or 0, got an array"),
+    "a user": ({"messages": chat({"loss": True})}, "'messages'[0]: 'loss' says that the turn is trained, but it"),
+    "a tool": (
+        {"messages": [*chat(), {"role": "tool", "content": "1", "weight": 1}]}, "'messages'[4]: 'weight' says that",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [ChatTokenizeFn, RendererTokenizeFn])
+@pytest.mark.parametrize(("row", "reason"), BAD.values(), ids=BAD)
+def test_another_value_is_a_bad_row_that_names_the_setting(tmp_path, small_tokenizer, kind, row, reason):
+    more = {"build": "tests.support.renderers:characters"} if kind is RendererTokenizeFn else {}
+
+    with pytest.raises(BadRowError, match="AD111") as caught:
+        delivered(tmp_path, kind(small_tokenizer, **more), {"messages": chat()}, row)
+
+    assert reason in str(caught.value)
+    (flag,) = (flag for flag in FLAGS if f"'{flag}'" in reason)
+    assert f"turn_flags={tuple(other for other in FLAGS if other != flag)} ignores it" in str(caught.value)
+    fn = kind(small_tokenizer, turn_flags=[other for other in FLAGS if other != flag], **more)
+    assert len(delivered(tmp_path, fn, {"messages": chat()}, row)[0]) == 2
+
+
+def test_flags_are_ignored_where_a_setting_says_so(tmp_path, small_tokenizer, rows):
+    every, one = (ChatTokenizeFn(small_tokenizer, turn_flags=flags) for flags in ((), ("train",)))
+
+    samples, counted, events = delivered(tmp_path, every, *rows)
+    some, _, _ = delivered(tmp_path, one, *rows)
+
+    assert [trained(sample, small_tokenizer) for sample in samples] == [NO + YES] * len(rows)
+    assert (counted, events) == ({}, [])
+    assert [trained(sample, small_tokenizer) for sample in some] == [
+        YES if row["flag"] == "train" else NO + YES for row in rows
+    ]
+
+
+def test_a_last_answer_that_is_left_out_leaves_nothing_to_train(tmp_path, small_tokenizer):
+    fn = ChatTokenizeFn(small_tokenizer, train_on="last_assistant")
+    path = tmp_path / "rows.jsonl"
+    lines = [answers({}, {"weight": 0}), answers({"weight": 0}, {"weight": 1})]
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines), encoding="utf-8")
+
+    with DataLoader(str(path), tokenize_fn=fn, num_workers=0, shuffle=False, epochs=1) as loader:
+        (sample,) = loader.get_next_batch(1)
+        now = loader.statistics()
+
+    assert trained(sample, small_tokenizer) == YES
+    assert (now.dropped_total, now.noted_total) == ({"no_trained_tokens": 1}, {})
+
+
+def test_a_turn_of_the_user_cannot_be_left_out_of_a_chat_that_is_trained_whole(tmp_path, small_tokenizer):
+    row = {"messages": chat({"loss": False})}
+
+    with pytest.raises(BadRowError, match=r"AD111 .*'messages'\[0\] has a flag .* leaves out only the assistant's"):
+        delivered(tmp_path, ChatTokenizeFn(small_tokenizer, train_on="all"), row)
+
+
+ASKED, SAID, LEFT = chat()[:1], chat()[3:], chat({}, {"weight": 0})[1:2]
+BEGUN = chat({}, {"loss": False})[:3]
+LEFT_OUT = {
+    "an answer": ({"prompt": ASKED, "chosen": LEFT, "rejected": SAID}, "'chosen'[0]"),
+    "the other answer": ({"prompt": ASKED, "chosen": SAID, "rejected": LEFT}, "'rejected'[0]"),
+    "after a common beginning": ({"chosen": [*BEGUN, *LEFT], "rejected": [*BEGUN, *SAID]}, "'chosen'[3]"),
+}
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "completion"])
+@pytest.mark.parametrize(("row", "place"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_an_answer_of_a_pair_that_is_left_out_is_refused(tmp_path, small_tokenizer, train_on, row, place):
+    with pytest.raises(BadRowError, match="AD111") as caught:
+        delivered(tmp_path, PreferenceTokenizeFn(small_tokenizer, train_on=train_on), row)
+
+    assert f"{place} has a flag that leaves it out, but answers are trained" in str(caught.value)
+    assert "turn_flags=()" in str(caught.value)
+    fn = PreferenceTokenizeFn(small_tokenizer, train_on=train_on, turn_flags=())
+    assert len(delivered(tmp_path, fn, row)[0]) == 1
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "completion"])
+def test_the_prompt_of_a_pair_is_not_trained_and_may_say_so(tmp_path, small_tokenizer, train_on):
+    fn = PreferenceTokenizeFn(small_tokenizer, train_on=train_on)
+    prompt = chat({"loss": False}, {"weight": 0})[:3]
+    answer, other = [chat()[3] | {"weight": 1}], chat()[1:2]
+
+    explicit = {"prompt": prompt, "chosen": answer, "rejected": other}
+    common = {"chosen": prompt + answer, "rejected": prompt + other}
+
+    plain = {"prompt": chat()[:3], "chosen": chat()[3:], "rejected": other}
+    samples, _, _ = delivered(tmp_path, fn, explicit, common, plain)
+    assert {(str(one.tokens.tolist()), str(one.labels.tolist()), str(one.extra)) for one in samples} == {
+        (str(samples[0].tokens.tolist()), str(samples[0].labels.tolist()), str(samples[0].extra))
+    }
+
+
+def test_prompts_have_no_flags(tmp_path, small_tokenizer):
+    messages = chat({"loss": True}, {"weight": "0"}, {"train": 7})[:3]
+    functions = [
+        PromptTokenizeFn(small_tokenizer, prompt_key="messages", apply_chat_template=True),
+        RendererTokenizeFn(small_tokenizer, build="tests.support.renderers:characters", train_on="none"),
+    ]
+
+    for fn in functions:
+        (found,), _, _ = delivered(tmp_path, fn, {"messages": messages})
+        (plain,), _, _ = delivered(tmp_path, fn, {"messages": chat()[:3]})
+        assert found.tokens.tolist() == plain.tokens.tolist()
+
+
+@pytest.mark.parametrize("shuffle", [True, "full"])
+@pytest.mark.parametrize("with_samples", [False, True], ids=["", "scans answer with samples"])
+def test_every_turn_is_counted_not_every_row(tmp_path, small_tokenizer, shuffle, with_samples):
+    says_no = {"weight": 0}
+    row = {"messages": [*chat({}, says_no), *chat({}, says_no)]}
+
+    with patch.object(InlineExecutor, "answers_with_samples", new=with_samples):
+        _, counted, events = delivered(
+            tmp_path, ChatTokenizeFn(small_tokenizer), *[row, {"messages": chat()}] * 20, shuffle=shuffle
+        )
+
+    assert (counted, len(events)) == ({"turn_left_out": 40}, 1)
+
+
+@pytest.mark.parametrize("kind", [ChatTokenizeFn, RendererTokenizeFn])
+def test_a_loss_of_turns_needs_no_setting(small_tokenizer, kind):
+    with pytest.raises(ConfigError, match="train_on='loss': it must be 'assistant', 'last_assistant' or"):
+        kind(small_tokenizer, train_on="loss")
