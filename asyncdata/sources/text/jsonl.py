@@ -13,7 +13,7 @@ from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.fingerprint import stamp
-from asyncdata.sources.paths import Splits, find_files, noting, open_regular, why_no_data
+from asyncdata.sources.paths import find_files, noting, open_regular
 from asyncdata.sources.remote.address import names_objects, shown
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.specs import StoreSpec
     from asyncdata.sources.remote.listing import Objects
+    from asyncdata.sources.splits import Splits
     from asyncdata.sources.text.text_stream import TextStream
 
     _Suffixes = Sequence[tuple[str, ...]]
@@ -102,6 +103,8 @@ class JsonlSource(Settings, frozen=True, forbid_unknown_fields=True):
 
     def _opened(self, found: _Found, suffixes: _Suffixes, block_bytes: int) -> FileBlocks | TextStream:
         if self.grows:
+            from asyncdata.sources.splits import Splits
+
             splits = Splits(file.path for file in found.files)
             return self._growing(found, block_bytes, lambda: _find(self, suffixes, False, splits))
 
@@ -311,8 +314,11 @@ def _refuse_others(path: str, head: bytes) -> None:
     if head.startswith(b"PAR1"):
         raise SourceError(f"AD123 {path} is Parquet, not JSONL")
 
-    if what := why_no_data(_bare(path), head):
-        raise SourceError(f"AD123 {path} is {what}")
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] not in {b"", b"{", b"["}:
+        from asyncdata.sources.no_data import why_no_data
+
+        if what := why_no_data(_bare(path), head):
+            raise SourceError(f"AD123 {path} is {what}")
 
     for coding, magic in _CODINGS:
         if head.startswith(magic):
