@@ -45,7 +45,7 @@ async def rollout(loader: AsyncDataLoader, engine: StubEngine, rejected: Counter
         for group in await engine.next_step():
             for sample in group:
                 sample.reward = reward_of(sample)
-            loader.report([group])
+            await loader.report([group])
             if has_reward_spread(group):
                 kept.append(group)
             else:

@@ -45,11 +45,12 @@ if TYPE_CHECKING:
 __all__ = ("OnlinePacks", "OnlineProgress", "place_of")
 
 _COUNT_LINES_S = 5.0
+"""Longest time for which counting the lines of a file may delay an error."""
+
 _OTHER_SAMPLES = (
     "a tokenize function must give the same each time, and the data be those of then; or the snapshot is of another "
     "build of asyncdata"
 )
-"""Longest time for which counting the lines of a file may delay an error."""
 
 
 class Arrival:

@@ -92,11 +92,11 @@ class QueueFeeder:
         self._acknowledge()
         while len(self._out) + len(self._taken) < self._room and (group := self._next()):
             self._taken.append(group)
-        groups, found = self._taken, list(map(_key, self._taken))
+        groups = self._taken[: self._room - len(self._out)]
         if groups:
             self._put(groups)
-            self._taken = []  # not before: they must not be lost if the queue fails
-        return found
+            self._taken = self._taken[len(groups) :]  # not before: they must not be lost if the queue fails
+        return list(map(_key, groups))
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's state, in which prompts that are not in the queue any more are over."""

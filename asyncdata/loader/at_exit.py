@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import weakref
 from typing import Any
 
@@ -14,6 +15,8 @@ def _close_all() -> None:
     for engine in list(open_at_exit):
         if engine.service.is_here:
             engine.close("AD502 the process has ended")
+    if (threads := sys.modules.get("asyncdata.core.awaited_threads")) is not None:
+        threads.end_all()
 
 
 atexit.register(_close_all)

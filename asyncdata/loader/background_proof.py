@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import threading
 from functools import cache, partial
 from itertools import chain
@@ -17,7 +16,6 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.extras import from_clone
 from asyncdata.core.log import get_logger
-from asyncdata.core.platform import end_with_parent
 from asyncdata.core.threads import started
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
@@ -28,24 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from asyncdata.tokenization.encoders.equivalence_records import Proof
-    from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof
 
-__all__ = ("SWITCH", "Prover", "main")
+__all__ = ("SWITCH", "Prover")
 
 _log = get_logger(__name__)
 
 SWITCH = "ASYNCDATA_PROVE"
 """The environment variable that forbids proofs during a run, if it is "off"."""
 
-_NICE = 7
-"""The priority while a proof grows. The first proof is made at that of the workers: beside others that leave no CPU
-idle, a process of low priority gets a sixth of one CPU, and a short run would end before anything is proven."""
-
 _LOOK_S = 1.0
 """How often the loader looks whether workers have asked for characters."""
-
-_LOOK_AGAIN_S, _MOST_QUIET = 0.1, 200
-"""How often the process that proves looks. It ends after so many times without a request, as it has 150 MB."""
 
 _REMEDY = (
     f"{from_clone('fast')}: texts are encoded about ten times as fast, once the ids are proven to be the same; "
@@ -198,7 +188,7 @@ def _log_proof(folder: str, proof: Proof) -> None:
 def _spawn(folder: str, backends: list[str], *, needs_offsets: bool) -> subprocess.Popen[bytes]:
     given = {"folder": folder, "backends": backends, "needs_offsets": needs_offsets, "parent": os.getpid()}
     return subprocess.Popen(
-        command_of(__name__, given),
+        command_of("asyncdata.loader.proving", given),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -207,55 +197,3 @@ def _spawn(folder: str, backends: list[str], *, needs_offsets: bool) -> subproce
         # the CPUs, whatever the priorities of its processes are.
         process_group=0,
     )
-
-
-def main(folder: str, backends: list[str], needs_offsets: bool, parent: int) -> None:
-    """The child process: find the backend that workers use, or the first that is exact, and prove what workers request;
-    print each proof as a line of JSON.
-
-    It ends with the thread of ``parent`` that started it, or if nothing is asked for any more.
-    """
-    end_with_parent(parent)
-    from asyncdata.tokenization.encoders.equivalence_records import alone, find, to_prove
-    from asyncdata.tokenization.encoders.equivalence_sweep import FIRST, GrowingProof
-
-    files = TokenizerFiles(folder)
-    for subject in to_prove(files, backends, needs_offsets=needs_offsets):
-        made = None
-        with alone("proving"):
-            proof = find(subject)
-            if proof is None:
-                made = GrowingProof(files, subject)
-                proof = _told(made.proof)
-        if proof.is_usable(needs_offsets=needs_offsets):
-            os.nice(_NICE)
-            with alone("growing", waits=False) as is_ours:
-                if is_ours is not None:
-                    growing = made or GrowingProof(files, subject)
-                    growing.grow(FIRST)
-                    _grow(growing)
-            return
-
-
-def _grow(growing: GrowingProof) -> None:
-    """Prove the characters that workers ask for, until they ask for none for a while."""
-    from asyncdata.tokenization.encoders.equivalence_records import answered, asked_for
-
-    subject, num_quiet, never = growing.proof.subject, 0, threading.Event()
-    while num_quiet < _MOST_QUIET and not growing.proof.refusal:
-        asked = asked_for(subject)
-        growing.grow(dict.fromkeys(asked))
-        answered(subject, len(asked))
-        if asked:
-            _told(growing.proof)
-            num_quiet = 0
-        else:
-            never.wait(_LOOK_AGAIN_S)
-            num_quiet += 1
-
-
-def _told(proof: Proof) -> Proof:
-    """Print the proof, without what is long and only needed from its file."""
-    sys.stdout.buffer.write(msgspec.json.encode(msgspec.structs.replace(proof, token_lengths=b"")) + b"\n")
-    sys.stdout.flush()
-    return proof

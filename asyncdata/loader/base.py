@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncdata.core.callbacks import identity
@@ -17,7 +18,7 @@ from asyncdata.core.log import events_owner, owning_events
 from asyncdata.core.platform import check_platform
 from asyncdata.core.settings import opening_until, whole_number
 from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
-from asyncdata.loader.wait_progress import WaitProgress, way_of
+from asyncdata.loader.waits import progress_of
 from asyncdata.telemetry.settings import NoRecorder, Telemetry
 from asyncdata.workers.pool.popen import EarlyForkServer
 from asyncdata.workers.ray.settings import local_workers_of
@@ -25,7 +26,7 @@ from asyncdata.workers.ray.settings import local_workers_of
 # Modules that need numpy are imported in the methods, so that the fork server starts before this process loads them.
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
     from typing import Literal, Never
 
@@ -119,7 +120,7 @@ class BaseLoader:
                 early.tell(tokenize_fn)
 
             args = (source, tokenize_fn, buffer_filter, config, collate_fn or identity, packing, length_grouping, early)
-            self._progress = opening.run(WaitProgress, way_of(config.progress, config.ranks.rank))
+            self._progress = opening.run(progress_of, config.progress, config.ranks.rank)
             with self._progress.waiting(lambda: "files are opened, and a tokenizer_backend by name is proven"):
                 self._engine = opening.run(lambda: _engine_class(source)(*args))
             self._recorder = opening.run(_recorder_of, self._engine, tokenize_fn, packing)
@@ -210,28 +211,8 @@ class BaseLoader:
         keys = [lease_key(group) for group in grouped(groups, call)]
         return self._engine.coordinator.end_groups(call, keys, reason)
 
-    def report(
-        self,
-        samples_or_groups: Iterable[Sample] | Iterable[Group],
-        scores: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
-    ) -> int:
-        """Remember the scores of delivered samples, for ``Outcomes(policy=...)``. For a loader with ``outcomes``.
-
-        Each sample counts once an epoch: a score that is reported again, as after a restart, changes nothing. Nor does
-        one of an earlier epoch than the last that its row has scores of.
-
-        With several ranks (``Outcomes(exchange=...)``), each rank reports its own samples, and all count those of all.
-        The call returns when every rank has made it, so all make it equally often, if need be with no samples.
-
-        :param scores: for each sample a finite number; for each group one for all its samples, or one for each. None:
-            the samples' ``reward``. Of several rewards, a dict of these by name; a score that is None is skipped, and
-            counted as such. Each reward is remembered by itself; ``PassRate(key=...)`` reads one of them.
-        :return: how many scores were new, of all ranks.
-        :raises InvalidGroupError: if one of them cannot be counted (AD482), or they lack the reward that the policy
-            reads (AD484); none is then.
-        :raises ConfigError: if the loader has no ``outcomes`` (AD483), or another rank leaves out other rows (AD487).
-        :raises WorkerError: if another rank cannot report, or be reached (AD486).
-        """
+    def _report(self, samples_or_groups: Any, scores: Any) -> Callable[[], int]:
+        """What ``report`` does."""
         self._check()
         outcomes = self._engine.outcomes
         if outcomes is None:
@@ -242,7 +223,7 @@ class BaseLoader:
             self._recorder.scored([(report.key, [score for _, score in report.scores]) for report in reports])
             return reports
 
-        return self._engine.report(own)
+        return partial(self._engine.report, own)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows, from here on and in all epochs; the others keep their order.

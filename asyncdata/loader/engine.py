@@ -27,7 +27,7 @@ from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
 from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacking, numbers_of
-from asyncdata.loader.wait_progress import Waits
+from asyncdata.loader.waits import Waits
 from asyncdata.prefetch.producer import Producer
 from asyncdata.tokenization.base import has_media
 from asyncdata.tokenization.resolve import resolved

@@ -14,14 +14,15 @@ import anyio
 import anyio.to_thread
 
 from asyncdata.core.callbacks import identity
-from asyncdata.core.errors import EndOfData
+from asyncdata.core.errors import EndOfData, PrefetchTimeoutError
 from asyncdata.core.settings import checked_timeout
 from asyncdata.core.shortage import is_shortage
 from asyncdata.core.threads import call_soon_in_this_loop
 from asyncdata.loader.base import BaseLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
     from types import TracebackType
     from typing import Self, TypeVar
 
@@ -104,6 +105,30 @@ class DataLoader(BaseLoader):
         self.start()
         with self._waiting():
             return self._engine.num_rows(timeout_s)
+
+    def report(
+        self,
+        samples_or_groups: Iterable[Sample] | Iterable[Group],
+        scores: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+    ) -> int:
+        """Remember the scores of delivered samples, for ``Outcomes(policy=...)``. For a loader with ``outcomes``.
+
+        Each sample counts once an epoch: a score that is reported again, as after a restart, changes nothing. Nor does
+        one of an earlier epoch than the last that its row has scores of.
+
+        With several ranks (``Outcomes(exchange=...)``), each rank reports its own samples, and all count those of all.
+        The call returns when every rank has made it, so all make it equally often, if need be with no samples.
+
+        :param scores: for each sample a finite number; for each group one for all its samples, or one for each. None:
+            the samples' ``reward``. Of several rewards, a dict of these by name; a score that is None is skipped, and
+            counted as such. Each reward is remembered by itself; ``PassRate(key=...)`` reads one of them.
+        :return: how many scores were new, of all ranks.
+        :raises InvalidGroupError: if one of them cannot be counted (AD482), or they lack the reward that the policy
+            reads (AD484); none is then.
+        :raises ConfigError: if the loader has no ``outcomes`` (AD483), or another rank leaves out other rows (AD487).
+        :raises WorkerError: if another rank cannot report, or be reached (AD486).
+        """
+        return self._report(samples_or_groups, scores)()
 
     def _take(
         self,
@@ -223,6 +248,7 @@ class AsyncDataLoader(BaseLoader):
     """
 
     _async_loop_lock: anyio.Lock | None = None  # of the loop that iterates first
+    _reporting: Future[int] | None = None
 
     async def get_next_batch(self, num_samples: int, *, timeout_s: float | None = None) -> list[Sample]:
         """Like :meth:`DataLoader.get_next_batch`. If it is cancelled, no sample is consumed."""
@@ -246,6 +272,43 @@ class AsyncDataLoader(BaseLoader):
         with self._waiting():
             return await anyio.to_thread.run_sync(self._engine.num_rows, timeout_s, abandon_on_cancel=True)
 
+    async def report(
+        self,
+        samples_or_groups: Iterable[Sample] | Iterable[Group],
+        scores: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+    ) -> int:
+        """Like :meth:`DataLoader.report`.
+
+        With several ranks, the others count on a call that has been made. So if it is cancelled, it is completed all
+        the same. Until then calls for samples wait, and a state is that of before; a later call is told its error.
+        """
+        report = self._report(samples_or_groups, scores)
+        if self._engine.config.ranks.world_size == 1:
+            return report()
+
+        from asyncdata.loader.reporting import reporting, settled
+
+        before, self._reporting = self._reporting, (now := reporting(report, self._reporting))
+        await settled(now)
+        if self._reporting is now:
+            self._reporting = None
+        if before is not None:
+            before.result()
+        return now.result()
+
+    async def _reported(self, reporting: Future[int]) -> None:
+        """Wait for a report: what an epoch leaves out depends on it."""
+        from asyncdata.loader.reporting import settled
+
+        with anyio.move_on_after(self._engine.config.timeout_s):
+            await settled(reporting)
+        if not reporting.done():
+            raise PrefetchTimeoutError("AD510 no data in time: a report waits for other ranks", {"stage": "report"})
+
+        if self._reporting is reporting:
+            self._reporting = None
+        reporting.result()
+
     async def _take(
         self,
         num_groups: int,
@@ -256,6 +319,8 @@ class AsyncDataLoader(BaseLoader):
         self._check()
         self._recorder.called()
         timeout_s = checked_timeout(timeout_s)
+        if self._reporting is not None:
+            await self._reported(self._reporting)
         coordinator = self._engine.coordinator
         request = samples = None
         try:

@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import (
-    AsyncDataError,
-    ConfigError,
-    InvalidGroupError,
-    SnapshotError,
-    SnapshotMismatchError,
-    WorkerError,
-)
+from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError, WorkerError
 from asyncdata.core.log import get_logger
 from asyncdata.core.rank_answers import rank_answers
 from asyncdata.core.types import Position
@@ -286,8 +279,8 @@ class LoaderOutcomes:
         decided = [[name, epoch, blake2b(ids.tobytes(), digest_size=16).hexdigest()] for name, epoch, ids in news]
         try:
             message = _Message(own(), decided)
-        except AsyncDataError as error:
-            self._send(self._exchange, _Message(error=str(error)))  # the others wait for it
+        except Exception as error:  # also a fault of what the trainer has given
+            self._send(self._exchange, _Message(error=str(error) or repr(error)))  # the others wait for it
             raise
 
         messages = self._send(self._exchange, message)

@@ -35,11 +35,7 @@ _OF_OUTCOMES = (
 )
 _COUNT_LINES_S = 0.25
 """Longest time for which counting the lines of a file may delay the error of a timeout."""
-HELD = (
-    "loop",
-    "the samples are ready; an earlier call, whose event loop other code holds, has not taken its own",
-    "await, or run what blocks in a thread of its own",
-)
+HELD = "loop", "the samples are ready; other code holds the event loop of an earlier call", "run it in a thread"
 _MAKE_ROOM = "room in the cluster (see `ray status`), a smaller RayExecutor(num_workers=...), or ask its administrators"
 
 

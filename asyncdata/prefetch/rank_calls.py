@@ -8,8 +8,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from asyncdata.core.awaited_threads import started_and_awaited
 from asyncdata.core.errors import WorkerError
-from asyncdata.core.threads import call_soon_in_this_loop, started
+from asyncdata.core.threads import call_soon_in_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +45,7 @@ class RankCalls:
         """From now on, call these in the loop that is running here."""
         self._call_soon, self._on_answers, self._on_failed = call_soon_in_this_loop(), on_answers, on_failed
         stuck = f"AD486 the other ranks did not come to the last exchange of {self._what}: this process ends without it"
-        self._thread = started(self._run, "asyncdata-exchange", if_stuck=stuck)
+        self._thread = started_and_awaited(self._run, "asyncdata-exchange", stuck)
 
     def put(self, make: Callable[[], bytes], after_s: float = 0.0) -> None:
         """Queue what to send in the next call, as a function that makes it. From any thread.

@@ -173,10 +173,8 @@ def _time(at: float) -> str:
 
 
 def _ended(end: End | None) -> str:
-    if end is None:
-        return "no end: killed, or still running"
-
-    return ": ".join(filter(None, (end.reason or "closed", end.error)))
+    told = None if end is None else filter(None, (end.reason or "closed", end.error))
+    return "no end: killed, or still running" if told is None else ": ".join(told)
 
 
 def _listed(names: Iterable[str], number: int) -> str:

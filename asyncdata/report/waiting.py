@@ -67,16 +67,13 @@ def overview(run: Run) -> Section:
 
 def _failures(run: Run) -> list[Block]:
     """The error that ended the latest starts, if one did: that of the rank which ended first."""
-    ends = [
-        (start.end, start.header.rank) for start in run.generations[-1] if start.end is not None and start.end.error
-    ]
+    ends = [(start.end, start.header.rank) for start in run.generations[-1] if start.end and start.end.error]
     if not ends:
         return []
 
     first, rank = min(ends, key=lambda pair: pair[0].at)
-    of = f", on rank {rank}" + (f", the first of {len(ends)} that failed" if len(ends) > 1 else "")
+    where = f", first on rank {rank}" if run.header.world_size > 1 else ""
     error, *more = first.error.split("\n")
-    where = of if run.header.world_size > 1 else ""
     return [Verdict("Error", f"An error ended the run{where}. {error}", more, "poor", id="failure")]
 
 

@@ -105,10 +105,12 @@ class Files:
 
     :param stores: the stores of the objects.
     :ivar refs: the state of each file, or object, at the start.
+    :ivar undecoded: files with no rows but bad ones at their start, and how many.
     """
 
     reader = LINES
     are_arrays: Sequence[bool] = ()
+    undecoded: Sequence[tuple[str, int]] = ()
 
     def __init__(self, files: FileRefs, max_row_bytes: int, stores: Sequence[StoreSpec] = ()) -> None:
         self.stores = list(stores)

@@ -8,21 +8,134 @@ import os
 import re
 import stat
 from contextlib import contextmanager
-from pathlib import Path
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from asyncdata.core.errors import ConfigError, SourceError
+from asyncdata.core.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ("find_files", "is_saved_dataset", "noting", "open_regular", "refuse_repeats")
+__all__ = ("Splits", "find_files", "is_saved_dataset", "noting", "open_regular", "refuse_repeats", "why_no_data")
 
+_log = get_logger(__name__)
 _HUB_NAME = re.compile(r"[\w-]+/[\w.-]*[\w-]")
+_SPLITS = {"train": "train training", "validation": "validation valid dev val", "test": "test testing eval evaluation"}
+_SPLIT_OF_WORD = {word: split for split, words in _SPLITS.items() for word in words.split()}
+"""The words by which the hub tells splits in names of files and folders."""
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
+_BY_PYTHON = "read it with Python, by IterableSource"
+_BY_DATASETS = "read it with HuggingFaceSource('{}', data_files=..., split='train')"
+_NO_DATA = (
+    (rb"version https://git-lfs", "a Git LFS pointer, not the data: git lfs pull"),
+    (rb"(\.\./)*(\.git)?/annex/objects/", "a pointer of git-annex, not the data: git annex get"),
+    (rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|!--|html|head|\?xml|error)", "HTML or XML, such as the page of an error"),
+    (rb"\xfd7zXZ\0", "compressed with xz, which is not read: decompress it, or use zstd"),
+    (rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", "compressed with bz2, which is not read: decompress it, or use zstd"),
+    (rb"(?s)PK\x03\x04.{26}(\[Content_Types|_rels/|docProps/|xl/)", f"an Excel workbook: {_BY_PYTHON}"),
+    (rb"PK(\x03\x04|\x05\x06)", f"a zip archive: unzip it, or {_BY_PYTHON}"),
+    (rb"(?s)(?=.{257}ustar)[^\0]{1,100}\0", "a tar archive: unpack it"),
+    (rb"ARROW1\0\0|\xff{4}", f"Arrow: {_BY_DATASETS.format('arrow')}"),
+    (rb"\x80[\x02-\x05]", f"a pickle, which may run any code: {_BY_PYTHON}"),
+    (rb"\x1f\x8b|\x28\xb5\x2f\xfd", "compressed twice: decompress it once"),
+)
+"""What is no data file, by the first bytes of its text: no JSON begins so."""
+_NO_DATA_BY_NAME = {
+    **dict.fromkeys((".csv", ".tsv"), f"CSV: {_BY_DATASETS.format('csv')}, or {_BY_PYTHON}"),
+    **dict.fromkeys((".pkl", ".pickle"), _NO_DATA[-2][1]),
+}
+"""The same of texts that have no first bytes of their own, by the suffix, if they do not begin as JSON does."""
+
+
+def why_no_data(path: str, head: bytes) -> str:
+    """What a file is if it cannot be one with rows, and the way out; empty for all others.
+
+    :param head: its first bytes, decompressed.
+    """
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in {b"", b"{", b"["}:
+        return ""
+
+    for pattern, what in _NO_DATA:
+        if re.match(pattern, head):
+            return what
+
+    return _NO_DATA_BY_NAME.get(os.path.splitext(path)[1].lower(), "")
+
+
+class Splits:
+    """Which files of a folder are read: those of one split, and of none.
+
+    :param known: of data that grow, the files that were there before: new splits are left out, and that is logged once.
+        Files that are read are added. None: two splits are refused.
+    """
+
+    def __init__(self, known: Iterable[str] | None = None) -> None:
+        self._known = None if known is None else set(known)
+        self._told: set[tuple[str, str]] = set()
+
+    def kept(self, folder: str, paths: Sequence[str], suffix: str, below: Iterable[str]) -> list[int]:
+        """The numbers of the files that are read.
+
+        :param paths: the folder's files, in order, whose names end with ``suffix``.
+        :param below: names of folders in it that have files, too.
+        :raises SourceError: AD312, naming a glob of each split.
+        """
+        found = list(map(_split_of, paths))
+        splits = {split: [path for path, its in zip(paths, found, strict=True) if its == split] for split in set(found)}
+        left_out: set[str] = set()
+        if self._known is None:
+            _refuse_many(folder, splits, suffix, below)
+        elif len(splits.keys() - {""}) > 1:
+            left_out = {split for split, its in splits.items() if split and self._known.isdisjoint(its)}
+            for split in sorted(left_out):
+                if (folder, split) not in self._told:
+                    self._told.add((folder, split))
+                    more = {"num_files": len(splits[split]), "path": splits[split][0]}
+                    _log.warning("source.split_left_out", folder=folder, split=split, **more)
+        kept = [number for number, split in enumerate(found) if split not in left_out]
+        if self._known is not None:
+            self._known.update(paths[number] for number in kept)
+        return kept
+
+
+def _refuse_many(folder: str, splits: dict[str, list[str]], suffix: str, below: Iterable[str]) -> None:
+    names = {split: [path.rpartition("/")[2] for path in its] for split, its in splits.items() if split}
+    for name in sorted(below) if names or not splits else ():
+        if split := _split_of(name):
+            names.setdefault(split, []).append(f"{name}/*{suffix}")
+    if len(names) > 1:
+        folder = folder.rstrip("/")
+        globs = ", ".join(f"paths='{folder}/{_glob(split, names, suffix)}'" for split in sorted(names))
+        raise SourceError(
+            f"AD312 the folder {folder} holds the splits {', '.join(sorted(names))}, and a run trains on one: name it, "
+            f"{globs}; or all of its files, paths='{folder}/*{suffix}'"
+        )
+
+
+def _split_of(path: str) -> str:
+    """The split that a file's or a folder's name tells, as on the hub; empty if it tells none, or several."""
+    name = path.rpartition("/")[2]
+    words = re.split(r"[-._ 0-9]+", name)
+    found = {_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD}
+    shard = _SHARD.match(name) if words[0] in _SPLIT_OF_WORD else None
+    return "" if len(found) != 1 else shard[1] if shard else found.pop()
+
+
+def _glob(split: str, names: dict[str, list[str]], suffix: str) -> str:
+    """What matches the files of a split and no others; its first file, if nothing so simple does."""
+    own, others = names[split], [name for other in names if other != split for name in names[other]]
+    for glob_ in (f"{split}-*{suffix}", f"{split}*{suffix}", f"*{split}{suffix}"):
+        if all(fnmatchcase(name, glob_) for name in own) and not any(fnmatchcase(name, glob_) for name in others):
+            return glob_ if len(own) > 1 else own[0]
+    return own[0]
 
 
 def find_files(
-    paths: str | Sequence[str], *suffixes: tuple[str, ...], allow_repeats: bool = False
+    paths: str | Sequence[str],
+    *suffixes: tuple[str, ...],
+    allow_repeats: bool = False,
+    splits: Splits | None = None,
 ) -> tuple[list[str], list[str]]:
     """The files that ``paths`` name, in order, and the problems of paths without files.
 
@@ -31,13 +144,14 @@ def find_files(
     :param suffixes: the suffixes of a folder's files, by priority: only files with the first suffix that occurs are
         used.
     :param allow_repeats: use a file as often as it is listed.
+    :param splits: None: a folder of two is refused.
     :raises ConfigError: for a file that is listed twice without ``allow_repeats``.
     """
     found: list[str] = []
     faults: list[str] = []
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
         with noting(path, faults):
-            found += _expand(os.path.expanduser(path), suffixes)
+            found += _expand(os.path.expanduser(path), suffixes, splits or Splits())
     faults += [
         f"AD304 cannot read {path}: its path is not UTF-8, in which workers are told of it; rename it"
         for path in map(os.path.abspath, found)
@@ -56,17 +170,20 @@ def _refuse_address(path: str) -> None:
         )
 
 
-def _expand(path: str, suffixes: Sequence[tuple[str, ...]]) -> list[str]:
+def _expand(path: str, suffixes: Sequence[tuple[str, ...]], splits: Splits) -> list[str]:
     if "\0" in path:
         raise SourceError(f"AD304 cannot read {path!r}: it has a NUL in it, which no path may have")
 
     if not os.path.lexists(path):
         _refuse_address(path)
     if os.path.isdir(path):
+        entries = sorted(entry for entry in os.listdir(path) if not entry.startswith("."))
         for suffix in suffixes:
-            found = sorted(str(entry) for entry in Path(path).iterdir() if entry.name.endswith(suffix))
+            found = [os.path.join(path, name) for name in entries if name.endswith(suffix)]
+            below = [name for name in entries if _holds(os.path.join(path, name), suffix)]
+            kept = splits.kept(path, list(map(os.path.abspath, found)), suffix[0], below)
             if found:
-                return found
+                return [found[number] for number in kept]
 
         raise SourceError(f"AD306 the folder {path} holds no *{suffixes[0][0]}; name the files, or a glob")
 
@@ -78,6 +195,11 @@ def _expand(path: str, suffixes: Sequence[tuple[str, ...]]) -> list[str]:
         raise SourceError(f"AD308 {path!r} matches nothing in {os.getcwd()}")
 
     return found
+
+
+def _holds(folder: str, suffix: tuple[str, ...]) -> bool:
+    """Whether a folder that is named as a split has such files."""
+    return bool(_split_of(folder)) and os.path.isdir(folder) and any(n.endswith(suffix) for n in os.listdir(folder))
 
 
 def refuse_repeats(paths: Iterable[str], identity: Callable[[str], str] = str) -> None:

@@ -83,7 +83,7 @@ def _is_parquet(path: str) -> bool:
     if not os.path.isdir(path):
         return path.endswith(".parquet")
 
-    suffixes = {os.path.splitext(name)[1] for name in os.listdir(path)}
+    suffixes = {os.path.splitext(name)[1] for name in os.listdir(path) if not name.startswith(".")}
     if {".jsonl", ".parquet"} <= suffixes:
         raise ConfigError(f"the folder {path} holds *.jsonl and *.parquet; say which with {path}/*.parquet")
 
@@ -91,7 +91,7 @@ def _is_parquet(path: str) -> bool:
 
 
 def warn_about_files(source: Blocks | RowStream) -> None:
-    """Log empty files among files with rows, and files whose names suggest another format."""
+    """Log empty files among files with rows, files that begin with no row, and misleading names."""
     paths: Iterable[str]
     empty: list[str] = []  # of objects, that is not said
     if isinstance(source.files, ObjectRefs):
@@ -101,6 +101,8 @@ def warn_about_files(source: Blocks | RowStream) -> None:
         empty = [file.path for file in source.files if file.num_bytes == 0 and os.path.isfile(file.path)]
     if empty:
         _log.warning("source.empty", num_files=len(empty), paths=empty[:_MAX_PATHS])
+    for path, num_rows in getattr(source, "undecoded", ()):
+        _log.warning("source.undecoded", path=path, num_rows=num_rows)
     codings = getattr(source, "codings", ["plain"] * len(source.files))
     for path, coding in zip(paths, codings, strict=True):
         named = CODING_OF_SUFFIX.get(os.path.splitext(path)[1], coding) if path.endswith(_CODED) else coding

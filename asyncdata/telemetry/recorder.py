@@ -357,8 +357,8 @@ _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 def _close_all() -> None:
     """At exit, before the loaders are closed that are still open."""
     for recorder in list(_running):
-        if not hasattr(sys, "ps1"):  # in a notebook, it is that of an earlier cell
-            recorder.failed(getattr(sys, "last_value", None), True)
+        # In a notebook, it is that of an earlier cell.
+        recorder.failed(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None), True)
         recorder.close("the interpreter ended")
 
 

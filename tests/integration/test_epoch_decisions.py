@@ -47,7 +47,7 @@ def score_of(sample):
 
 
 def report(loader, batch):
-    loader.report(batch, list(map(score_of, batch)))
+    return loader.report(batch, list(map(score_of, batch)))
 
 
 def train(loader, num_steps, before=lambda loader, batch: None):
@@ -195,18 +195,18 @@ def test_a_call_whose_time_is_over_has_decided_nothing(tmp_path, call, is_resume
 
     async def run():
         async with AsyncDataLoader(path, tokenize_fn=gate, buffer_size=4, **settings) as loader:
-            report(loader, await loader.get_next_batch(4))
+            await report(loader, await loader.get_next_batch(4))
             last = await loader.get_next_batch(4)
             gate.is_open.clear()
             await call(loader, gate)
             state = loader.state_dict()
             gate.is_open.set()
-            report(loader, last)
+            await report(loader, last)
             if not is_resumed:
                 return ids(await loader.get_next_batch(4))
         async with AsyncDataLoader(path, tokenize_fn=gate, buffer_size=4, **settings) as loader:
             loader.load_state_dict(state)
-            report(loader, last)
+            await report(loader, last)
             return ids(await loader.get_next_batch(4))
 
     assert sorted(anyio.run(run)) == [0, 2, 4, 6]

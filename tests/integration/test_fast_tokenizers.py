@@ -25,7 +25,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import ChatTokenizeFn, DataLoader, FixedLengthTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn
-from asyncdata.loader import background_proof
+from asyncdata.loader import background_proof, proving
 from asyncdata.loader.background_proof import SWITCH, Prover
 from asyncdata.tokenization.encoders import equivalence_sweep, fast_backends
 from asyncdata.tokenization.encoders.character_sets import num_points, points_of
@@ -130,7 +130,7 @@ def child_of(process: psutil.Process) -> psutil.Process:
 
     def is_there() -> bool:
         parts = [(child, child.cmdline()) for child in process.children()]
-        found[:] = [child for child, words in parts if any("asyncdata.loader.background_proof" in one for one in words)]
+        found[:] = [child for child, words in parts if any("asyncdata.loader.proving" in one for one in words)]
         return bool(found)
 
     until(is_there, math.inf)
@@ -456,12 +456,12 @@ def test_the_process_that_proves_begins_with_what_every_text_has_and_goes_on_wit
     files, monkeypatch, capfdbinary
 ):
     steps: list[str] = []
-    monkeypatch.setattr(background_proof, "end_with_parent", lambda _: steps.append("ends with its parent"))
+    monkeypatch.setattr(proving, "end_with_parent", lambda _: steps.append("ends with its parent"))
     monkeypatch.setattr("os.nice", lambda _: steps.append(f"low priority, {'' if proven() is None else 'proven'}"))
-    monkeypatch.setattr(background_proof, "_MOST_QUIET", 1)
+    monkeypatch.setattr(proving, "_MOST_QUIET", 1)
     wrong, right = Fake(files.load(), lambda text: "<|im_end|>" in text), Fake(files.load(), lambda text: False)
     install(monkeypatch, {"gigatoken": lambda: wrong, "fastokens": lambda: right})
-    prove = partial(background_proof.main, files.folder, ["gigatoken", "fastokens"], needs_offsets=True, parent=1)
+    prove = partial(proving.main, files.folder, ["gigatoken", "fastokens"], needs_offsets=True, parent=1)
 
     proven = partial(choose, files, "auto", needs_offsets=True)
     num_ascii = sum(point < 0x80 for point in FEW)

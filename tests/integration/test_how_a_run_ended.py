@@ -187,7 +187,7 @@ def test_of_several_ranks_the_first_that_failed_is_told(path, folder):
         with suppress(BadRowError), loader:
             list(loader)
     overview = page_about(folder).shown("overview")
-    assert "An error ended the run, on rank 2, the first of 2 that failed. BadRowError: AD421 " in overview
+    assert "An error ended the run, first on rank 2. BadRowError: AD421 " in overview
 
 
 def test_the_error_has_no_text_of_rows_that_are_not_shown(path, folder):

@@ -1,13 +1,15 @@
 """Ranks that report scores together remember the same, and leave out the same rows."""
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import anyio
 import numpy as np
 import pytest
 
-from asyncdata import HardPacking, Mix, Outcomes, PassRate, Ranks, RowShuffle, Shuffle
-from asyncdata.errors import ConfigError, InvalidGroupError, WorkerError
+from asyncdata import AsyncDataLoader, DataLoader, HardPacking, Mix, Outcomes, PassRate, Ranks, RowShuffle, Shuffle
+from asyncdata.errors import ConfigError, InvalidGroupError, PrefetchTimeoutError, WorkerError
 from tests.support.exchanges import Meeting
 from tests.support.loaders import make
 from tests.support.loading import write_rows
@@ -32,14 +34,15 @@ def score_of(sample):
     return float(row_of(sample) % 2 or (row_of(sample) % 5 == 0 and sample.position.epoch > 0))
 
 
-def ranks_of(world_size, source, policies=(), **settings):
+def ranks_of(world_size, source, policies=(), kind=DataLoader, **settings):
     """The loaders of all ranks."""
-    meeting, settings = Meeting(world_size), {"shuffle": SHUFFLE, "buffer_size": 16, **settings}
+    meeting = Meeting(world_size)
+    settings = {"shuffle": SHUFFLE, "buffer_size": 16, "num_workers": 0, "timeout_s": 240, **settings}
     for rank in range(world_size):
         policy = policies[rank] if policies else SOLVED
-        yield make(
+        yield kind(
             source,
-            row_id,
+            tokenize_fn=row_id,
             batch_size=12 // world_size,
             outcomes=Outcomes(policy=policy, exchange=meeting.of(rank)),
             ranks=Ranks(rank=rank, world_size=world_size),
@@ -113,22 +116,30 @@ def test_each_part_of_a_mixture_leaves_out_its_own_on_any_number_of_ranks(tmp_pa
         assert len(second) < 0.75 * size
 
 
-def test_what_a_rank_cannot_report_is_an_error_of_all_and_nothing_is_counted(rows):
+class Score:
+    def __float__(self):
+        raise RuntimeError("the model is gone")
+
+
+@pytest.mark.parametrize(
+    ("score", "why"), [(float("nan"), "AD482"), (Score(), "the model is gone")], ids=["no number", "raises"]
+)
+def test_what_a_rank_cannot_report_is_an_error_of_all_and_nothing_is_counted(rows, score, why):
     first, second = ranks_of(2, rows)
 
     def broken(loader, score):
         with loader:
             batch = next(iter(loader))
-            with pytest.raises((InvalidGroupError, WorkerError)) as error:
+            with pytest.raises((InvalidGroupError, RuntimeError, WorkerError)) as error:
                 loader.report(batch, [score] * len(batch))
             return str(error.value), loader.statistics().outcome_rows
 
     with ThreadPoolExecutor(2) as threads:
-        told = list(threads.map(broken, [first, second], [1.0, float("nan")]))
+        told = list(threads.map(broken, [first, second], [1.0, score]))
 
     assert "AD486 rank 1 cannot report its scores" in told[0][0]
-    assert "AD482" in told[0][0]
-    assert told[1][0].startswith("AD482")
+    assert why in told[0][0]
+    assert told[1][0].startswith(why)
     assert [number for _, number in told] == [0, 0]
 
 
@@ -160,6 +171,86 @@ def test_an_exchange_that_fails_or_answers_something_else_is_an_error(rows):
         of(lambda data: [data, b"?"])
     with pytest.raises(ConfigError, match="AD487 .* they are of the type ndarray"):
         of(lambda data: [np.frombuffer(data, np.uint8)] * 2)
+
+
+async def train_async(loader, num_steps, cancels):
+    """The batches of each step; every third report is cancelled at once, if ``cancels``."""
+    found = []
+    async with loader:
+        while len(found) < num_steps:
+            async for batch in loader:
+                with anyio.move_on_after(0 if cancels and len(found) % 3 == 1 else None):
+                    await loader.report(batch, list(map(score_of, batch)))
+                found.append((batch, None))
+                if len(found) == num_steps:
+                    break
+        await loader.report([], [])
+    return found
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_report_that_is_cancelled_counts_on_all_ranks_before_samples_are_taken(rows, backend):
+    loaders = list(ranks_of(2, rows, kind=AsyncDataLoader))
+    with ThreadPoolExecutor(2) as threads:
+        runs = [
+            threads.submit(anyio.run, train_async, loader, 18, rank == 0, backend=backend)
+            for rank, loader in enumerate(loaders)
+        ]
+        found = [one.result() for one in runs]
+
+    assert in_order(found) == in_order(run(2, rows, 18))
+
+
+def test_an_event_loop_runs_while_a_report_waits_for_another_rank(rows):
+    first, second = ranks_of(2, rows, kind=AsyncDataLoader, timeout_s=0.5)
+    may_report = threading.Event()
+
+    async def waits():
+        async with first, anyio.create_task_group() as group:
+            group.start_soon(first.report, [], [])
+            while not may_report.is_set():
+                try:
+                    await anext(aiter(first))
+                except PrefetchTimeoutError as error:
+                    if "a report waits for other ranks" in str(error):
+                        may_report.set()
+
+    async def comes():
+        async with second:
+            may_report.wait()
+            await second.report([], [])
+
+    with ThreadPoolExecutor(2) as threads:
+        for one in [threads.submit(anyio.run, waits), threads.submit(anyio.run, comes)]:
+            one.result()
+
+
+@pytest.mark.parametrize("is_reported", [False, True], ids=["samples", "report"])
+def test_the_error_of_a_cancelled_report_is_that_of_the_next_call(rows, is_reported):
+    loaders = list(ranks_of(2, rows, kind=AsyncDataLoader))
+
+    async def cancelled(loader):
+        async with loader:
+            batch = await anext(aiter(loader))
+            await loader.report([], [])
+            with anyio.move_on_after(0):
+                await loader.report(batch, [1.0] * len(batch))
+            with pytest.raises(WorkerError, match="AD486 rank 1 cannot report its scores"):
+                await (loader.report([], []) if is_reported else anext(aiter(loader)))
+            assert await anext(aiter(loader))
+
+    async def broken(loader):
+        async with loader:
+            batch = await anext(aiter(loader))
+            await loader.report([], [])
+            with pytest.raises(InvalidGroupError, match="AD482"):
+                await loader.report(batch, [float("nan")] * len(batch))
+            if is_reported:
+                await loader.report([], [])
+
+    with ThreadPoolExecutor(2) as threads:
+        for one in [threads.submit(anyio.run, *each) for each in zip((cancelled, broken), loaders, strict=True)]:
+            one.result()
 
 
 def test_what_does_not_go_together_is_refused(rows):

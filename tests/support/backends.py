@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
+from asyncdata.loader import proving
 from asyncdata.tokenization.encoders import equivalence_records, equivalence_sweep, fast_backends
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder
 
@@ -72,6 +73,7 @@ def install(
 
 def shorten(monkeypatch: pytest.MonkeyPatch, points: Iterable[int], longest_text: int = 500) -> None:
     """Make sweeps short, which begin with these characters."""
-    monkeypatch.setattr(equivalence_sweep, "FIRST", list(points))
+    for module in (equivalence_sweep, proving):
+        monkeypatch.setattr(module, "FIRST", list(points))
     monkeypatch.setattr(equivalence_sweep, "NUM_RANDOM_TEXTS", 100)
     monkeypatch.setattr(equivalence_sweep, "LONGEST_TEXT", longest_text)

@@ -69,8 +69,8 @@ async def outcomes() -> None:
         "a", tokenize_fn=chat, buffer_filter=ad.filters.Chain((ad.filters.ByReward(), ad.filters.first_in_first_out))
     ) as loader:
         groups = await loader.get_samples(4)
-        loader.report(groups, [1.0] * 4)
-        loader.report(groups, {"accuracy": [1.0] * 4, "format": [None, 1.0, [0.5], 0.0]})
+        await loader.report(groups, [1.0] * 4)
+        await loader.report(groups, {"accuracy": [1.0] * 4, "format": [None, 1.0, [0.5], 0.0]})
         loader.track()
         loader.consume(groups[:1])
         dropped: int = loader.drop(groups[1:], "stale")

@@ -110,15 +110,6 @@ def delivered(*indices: int, seed: int = 0) -> list[Delivered]:
 WHOLE = delivered(*range(7))
 
 
-def test_a_resumed_run_that_goes_on_is_identical():
-    outcome = compare(delivered(0, 1, 2, 3, 4), delivered(3, 4, 5, 6), WHOLE)
-
-    assert outcome.is_identical and outcome.repeated_identical
-    assert (outcome.killed_at, outcome.resumed_at, outcome.repeated) == (5, 3, 2)
-    assert (outcome.samples, outcome.tokens, outcome.first_difference) == (7, 21, None)
-    assert outcome.digest == outcome.uninterrupted_digest
-
-
 @pytest.mark.parametrize(
     ("resumed", "first_difference"),
     [

@@ -14,8 +14,8 @@ from asyncdata.demo import tokenizer_folder
 
 PACKAGE = Path(__file__).parents[2] / "asyncdata"
 
-MAX_LINES = 39_100
-MAX_PLAIN_LINES = 11_125
+MAX_LINES = 39_400
+MAX_PLAIN_LINES = 10_900
 """What a loader over JSONL with PromptTokenizeFn and two workers imports into the trainer's process."""
 
 WINGS = (
@@ -35,8 +35,10 @@ WINGS = (
     "loader.mixture_engine",
     "loader.opened_growing",
     "loader.outcomes",
+    "loader.proving",
     "loader.recording",
     "loader.scan_sharing",
+    "loader.wait_progress",
     "order.mixture",
     "prefetch.media_loader",
     "prefetch.mixture_producer",

@@ -140,8 +140,7 @@ class StatefulDataLoader:
             self._queue = before._replace(fetches=(*before.fetches, fetch))
             if in_a_thread:
                 with contextlib.suppress(WorkerError):  # there is no room for a thread
-                    stuck = "a batch is still being made or copied: this process ends without it"
-                    started(fetch.run_ahead, "asyncdata-fetch", if_stuck=stuck)
+                    started(fetch.run_ahead, "asyncdata-fetch")
             else:
                 fetch.run()
         except BaseException:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from asyncdata.batching.online import OnlineProgress
-    from asyncdata.batching.packs import Pack
+    from asyncdata.batching.packs import Pack, Place
     from asyncdata.batching.planned import PlannedEpoch
     from asyncdata.batching.rules import PackRules
     from asyncdata.core.types import Sample
@@ -251,10 +251,15 @@ class _OnlineBatches(PackBatches):
         """Push ``samples`` to the packer; the next batch, if there are enough packs for it."""
         progress: OnlineProgress = request.before.packs
         if samples:  # up to the one that fills the batch: so the place in D follows from the batches alone
-            progress = self._packs.pushed(progress, samples, _point_of(request.before), self._share.size)
-            number = sum(place_of(sample) <= (progress.last or ()) for sample in samples)
+            again = _num_until(samples, progress.last)  # samples that waited before a restart, or came before those
+            point = _point_of(self._batching.settled(request.before))  # where a restart reads follows from them, too
+            progress = self._packs.pushed(progress, samples[: again or None], point, self._share.size)
+            number = again or _num_until(samples, progress.last)
             if number < len(samples):
                 self._coordinator.shorten(request, number)
+            if again:
+                return self._commit(request, progress)
+
             self._num_taken += number
         if progress.num_ready < self._share.size and _is_drained(request.after, progress):
             return self._end_epoch(request, progress)
@@ -334,6 +339,11 @@ def _point_of(ledger: Ledger) -> RestartPoint:
 def _is_drained(ledger: Ledger, progress: OnlineProgress) -> bool:
     """Whether all samples of the epoch were taken from the stream."""
     return ledger.position.epoch > progress.epoch
+
+
+def _num_until(samples: list[Sample], last: Place | None) -> int:
+    """How many of the samples come before ``last`` or are it."""
+    return 0 if last is None else sum(place_of(sample) <= last for sample in samples)
 
 
 def _nothing_kept(progress: OnlineProgress) -> str:

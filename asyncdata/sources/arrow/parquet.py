@@ -20,7 +20,7 @@ from asyncdata.sources.arrow.parquet_reader import MAGIC, footer_digest, leaves_
 from asyncdata.sources.arrow.rows_to_json import RowWriter, is_same_form, shown_type
 from asyncdata.sources.base import Files
 from asyncdata.sources.fingerprint import stamp_of
-from asyncdata.sources.paths import find_files, noting, open_regular
+from asyncdata.sources.paths import find_files, noting, open_regular, why_no_data
 from asyncdata.sources.remote.address import names_objects, shown
 from asyncdata.sources.remote.listing import find_objects
 from asyncdata.sources.remote.reads import Reads
@@ -43,6 +43,7 @@ _MAX_THREADS = 16
 _SUFFIXES = ((".parquet",),)
 _ROOM = 4
 _ENCRYPTED = b"PARE"
+_HEAD_BYTES = 512
 
 
 class ParquetSource(Settings, frozen=True, forbid_unknown_fields=True):
@@ -53,8 +54,9 @@ class ParquetSource(Settings, frozen=True, forbid_unknown_fields=True):
     before it must be decoded. So a row group is decoded at most ``reads_per_group`` times in an epoch, and half as
     often on average. If row groups are large, blocks are larger than ``block_bytes``, and a window has fewer of them.
 
-    :param paths: a path, a glob, a folder (its ``*.parquet``), or a list of these. A glob's and a folder's files are
-        sorted by name; a list keeps its order. The order of files is part of the order of samples.
+    :param paths: a path, a glob, a folder (its ``*.parquet``, as for :class:`JsonlSource`), or a list of these. A
+        glob's and a folder's files are sorted by name; a list keeps its order. The order of files is part of the order
+        of samples.
     :param columns: the columns of a row, in order; None: those of the first file, which all other files must have, too.
     :param reads_per_group: *order.* More mixes better and decodes more. None: 64, and 4 for objects of a store, where a
         row group is not only decoded as often, but read.
@@ -217,7 +219,7 @@ def _footer_of_object(reads: Reads, file: FileRef) -> _Footer:
     stamp = ObjectStamp.of(file)
     found = load_footer(reads, stamp)
     if not found.digest:
-        head = reads.load(stamp, 0, min(4, stamp.num_bytes)) if stamp.num_bytes else b""
+        head = reads.load(stamp, 0, min(_HEAD_BYTES, stamp.num_bytes)) if stamp.num_bytes else b""
         raise SourceError(_why_no_parquet(stamp.path, head, found.tail[-4:]))
 
     return _parsed(file, found.digest, stamp.path, ranges_file(reads, stamp, found.pieces(stamp)))
@@ -229,7 +231,8 @@ def _footer_of_file(path: str) -> _Footer:
         found = stamp_of(os.path.abspath(path), os.fstat(fd))
         footer = footer_digest(fd, found.num_bytes)
         if not footer or os.pread(fd, 4, 0) != MAGIC:
-            raise SourceError(_why_no_parquet(path, os.pread(fd, 4, 0), os.pread(fd, 4, max(0, found.num_bytes - 4))))
+            head = os.pread(fd, _HEAD_BYTES, 0)
+            raise SourceError(_why_no_parquet(path, head, os.pread(fd, 4, max(0, found.num_bytes - 4))))
     finally:
         os.close(fd)
 
@@ -256,6 +259,10 @@ def _why_no_parquet(path: str, head: bytes, tail: bytes) -> str:
     if not head:
         return f"AD124 {path} has no bytes at all; a Parquet file without rows has a footer"
 
+    if what := why_no_data(path, head):
+        return f"AD123 {path} is {what}"
+
+    head = head[:4]
     if _ENCRYPTED in (head, tail):
         return f"AD124 {path} is encrypted; decrypt it first"
 

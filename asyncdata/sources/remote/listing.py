@@ -11,7 +11,7 @@ import msgspec
 
 from asyncdata.core.errors import SourceError
 from asyncdata.core.file_refs import HTTP, Address, joined
-from asyncdata.sources.paths import refuse_repeats
+from asyncdata.sources.paths import Splits, refuse_repeats
 from asyncdata.sources.remote.address import GivenAddress, is_address, texts_of
 from asyncdata.sources.remote.reads import Reads
 from asyncdata.sources.remote.store import ObjectStamp, collected, quoted, store_spec
@@ -53,13 +53,14 @@ def find_objects(
     storage_options: Mapping[str, Any],
     *,
     allow_repeats: bool = False,
+    splits: Splits | None = None,
 ) -> Objects:
     """The objects that addresses name, as they are now; those of a glob or folder are sorted by key.
 
     An address that ends with ``.manifest.jsonl`` names the objects in it: a line has the ``path``, ``size`` and
     ``etag`` of one, in their order, and no bucket is listed.
 
-    :param suffixes: as for :func:`~asyncdata.sources.paths.find_files`.
+    :param suffixes: as for :func:`~asyncdata.sources.paths.find_files`; so is ``splits``.
     :raises ConfigError: for an address that names no store, or an object that is listed twice.
     :raises SourceError: naming what cannot be found or looked at.
     """
@@ -69,7 +70,8 @@ def find_objects(
     with closing(Reads(stores)) as reads:
         listed = _named_ones(reads, [(numbers[one.url], one.address) for one in given], suffixes)
         opened = [
-            listed.get(one.address) or reads.start(_expanded, reads, numbers[one.url], one.address, suffixes)
+            listed.get(one.address)
+            or reads.start(_expanded, reads, numbers[one.url], one.address, suffixes, splits or Splits())
             for one in given
         ]
         faults: list[str] = []
@@ -142,7 +144,9 @@ def _listed(reads: Reads, number: int, named: Sequence[Address]) -> dict[Address
     return {pinned[key]: found.taken([place]) for place, key in enumerate(keys)}
 
 
-def _expanded(reads: Reads, number: int, address: Address, suffixes: Sequence[tuple[str, ...]]) -> ObjectRefs:
+def _expanded(
+    reads: Reads, number: int, address: Address, suffixes: Sequence[tuple[str, ...]], splits: Splits
+) -> ObjectRefs:
     address = reads.pinned(number, address)
     key = address.key
     if key.endswith(_MANIFEST):
@@ -156,7 +160,13 @@ def _expanded(reads: Reads, number: int, address: Address, suffixes: Sequence[tu
 
     magic = _MAGIC.search(key)
     if magic is not None:
-        found = reads.list(number, key[: magic.start()], _pattern(key).fullmatch)
+        start, matches = key.rfind("/", 0, magic.start()) + 1, _pattern(key).fullmatch
+        with_hidden = "/." in f"/{key[start:]}"
+
+        def is_named(one: str) -> bool:
+            return matches(one) is not None and (with_hidden or "/." not in f"/{one[start:]}")
+
+        found = reads.list(number, key[: magic.start()], is_named)
         if not found:
             raise SourceError(f"AD308 {address} matches nothing in its bucket")
 
@@ -165,25 +175,34 @@ def _expanded(reads: Reads, number: int, address: Address, suffixes: Sequence[tu
     if key and not key.endswith("/") and key.endswith(sum(suffixes, ())):
         return _single(reads, number, address)
 
-    return _in_folder(reads, number, address, suffixes)
+    return _in_folder(reads, number, address, suffixes, splits)
 
 
-def _in_folder(reads: Reads, number: int, address: Address, suffixes: Sequence[tuple[str, ...]]) -> ObjectRefs:
+def _in_folder(
+    reads: Reads, number: int, address: Address, suffixes: Sequence[tuple[str, ...]], splits: Splits
+) -> ObjectRefs:
     key = address.key
     folder = f"{key.rstrip('/')}/" if key else ""
     wanted = sum(suffixes, ())
     seen = False
+    below = {suffix: set[str]() for suffix in suffixes}
 
     def is_wanted(one: str) -> bool:
         nonlocal seen
         seen = True
-        return one.endswith(wanted) and "/" not in one[len(folder) :]
+        name, slash, _ = one[len(folder) :].partition("/")
+        if slash:
+            for suffix in filter(one.endswith, suffixes):
+                below[suffix].add(name)
+        return one.endswith(wanted) and not slash and not name.startswith(".")
 
     here = reads.list(number, folder, is_wanted)
+    paths = list(here.paths) if len(here) else []
     for suffix in suffixes:
-        found = [place for place, one in enumerate(here.keys) if one.endswith(suffix)]
+        found = [place for place, path in enumerate(paths) if path.endswith(suffix)]
+        kept = splits.kept(str(address), [paths[place] for place in found], suffix[0], below[suffix])
         if found:
-            return here if len(found) == len(here) else here.taken(found)
+            return here if len(kept) == len(here) else here.taken([found[number] for number in kept])
 
     if seen or not key or key.endswith("/"):
         raise SourceError(f"AD306 the folder {address} holds no *{suffixes[0][0]}; name the objects, or a glob")

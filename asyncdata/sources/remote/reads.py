@@ -274,7 +274,8 @@ class Reads:
                 num_tries += 1
                 left = began + limit_s - time.monotonic()
                 if error.kind != "transient" or left <= 0 or self._is_closed.is_set():
-                    raise self._named(error, where, num_tries, stamp, limit_s) from None
+                    after = f" after {num_tries} tries in {limit_s:.3g} s" if num_tries > 1 else ""
+                    raise self._named(error, where, after, stamp) from None
 
                 if num_tries >= _LOUD_TRIES and num_tries.bit_count() == 1:
                     self._log.warning("store.retried", what=where, reason=str(error), num_tries=num_tries)
@@ -286,9 +287,7 @@ class Reads:
                 self.on_progress()
                 return result
 
-    def _named(
-        self, error: StoreError, where: str, num_tries: int, stamp: ObjectStamp | None, limit_s: float
-    ) -> SourceError:
+    def _named(self, error: StoreError, where: str, after: str, stamp: ObjectStamp | None) -> SourceError:
         request_id = f"; request id {error.request_id}" if error.request_id else ""
         if error.kind in {"changed", "missing"} and stamp is not None:
             try:
@@ -301,7 +300,6 @@ class Reads:
             )
 
         code, what, way_out = _CODES.get(error.kind, _CODES["permanent"])
-        after = f" after {num_tries} tries in {limit_s:.3g} s" if num_tries > 1 else ""
         return SourceError(f"{code} {where} {what}{after}: {error}{request_id}{way_out}")
 
     def store(self, number: int) -> Store:

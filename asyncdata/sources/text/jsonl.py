@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import ConfigError, SourceError
@@ -11,7 +13,7 @@ from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.fingerprint import stamp
-from asyncdata.sources.paths import find_files, noting, open_regular
+from asyncdata.sources.paths import Splits, find_files, noting, open_regular, why_no_data
 from asyncdata.sources.remote.address import names_objects, shown
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from asyncdata.sources.remote.listing import Objects
     from asyncdata.sources.text.text_stream import TextStream
 
+    _Suffixes = Sequence[tuple[str, ...]]
+
 __all__ = ("CODING_OF_SUFFIX", "JsonArraySource", "JsonlSource")
 
 CODING_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
@@ -30,6 +34,10 @@ CODING_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes((n, 0x2A, 0x4D, 0x18)) for n in range(0x50, 0x60)))  # or one to be skipped
 _HEAD_BYTES = 4096
+_FIRST_BYTES = 32 * 1024
+"""A block: so much is read where no row of the head can be decoded; of an object at once, as a request costs more."""
+_MANY_ROWS = 8
+_BEGUN_ROW = re.compile(rb'\s*\{\s*(["}]|$)')
 _PYTHON_LINES = ReaderSpec("asyncdata.sources.text.line_scanner:PythonLineReader", tag="python-lines")
 _CODED_SUFFIXES = tuple(CODING_OF_SUFFIX)
 _ENDS = (("UTF-32", "LE"), ("UTF-32", "BE"), ("UTF-16", "LE"), ("UTF-16", "BE"))
@@ -56,7 +64,8 @@ class JsonlSource(Settings, frozen=True, forbid_unknown_fields=True):
 
     :param paths: a path, a glob, a folder (its ``*.jsonl``, or, without any, its ``*.jsonl.gz`` and ``*.jsonl.zst``),
         or a list of these. A glob's and a folder's files are sorted by name; a list keeps its order. The order of
-        files is part of the order of samples.
+        files is part of the order of samples. A folder's hidden files are left out, and a folder with files of two
+        splits is refused.
     :param max_row_bytes: a longer row is a bad row.
     :param python_lines: lines are what Python's text files and ``str.strip`` make of them: a lone ``\\r`` ends one too,
         and Unicode white space around a row is not part of it. Not for compressed
@@ -82,15 +91,21 @@ class JsonlSource(Settings, frozen=True, forbid_unknown_fields=True):
     def open(self, block_bytes: int) -> FileBlocks | TextStream:
         """Find the files and look at each one's first bytes.
 
-        :raises SourceError: naming every file that is missing, unreadable, or not JSONL, and empty files if all are
-            empty.
+        :raises SourceError: naming every file that is missing, unreadable, or not JSONL, a folder of two splits, and
+            empty files if all are empty.
         """
         suffixes = (".jsonl",), (".jsonl.gz", ".jsonl.zst")
-        found = _find(self, suffixes, must_be_array=False)
-        if self.grows:
-            return self._growing(found, block_bytes, lambda: _find(self, suffixes, must_be_array=False))
+        found = _find(self, suffixes, False)
+        opened = self._opened(found, suffixes, block_bytes)
+        opened.undecoded = [(found.files[n].path, look.num_lost) for n, look in enumerate(found.looks) if look.num_lost]
+        return opened
 
-        if any(looks != ("plain", False) for looks in found.looks):
+    def _opened(self, found: _Found, suffixes: _Suffixes, block_bytes: int) -> FileBlocks | TextStream:
+        if self.grows:
+            splits = Splits(file.path for file in found.files)
+            return self._growing(found, block_bytes, lambda: _find(self, suffixes, False, splits))
+
+        if any(look[:2] != ("plain", False) for look in found.looks):
             return _stream(found, self.max_row_bytes)
 
         if found.stores and self.python_lines:
@@ -115,8 +130,8 @@ def _lines_of(found: _Found) -> FileRefs:
 
     :raises SourceError: naming one that is not.
     """
-    for file, looks in zip(found.files, found.looks, strict=True):
-        if looks != ("plain", False):
+    for file, look in zip(found.files, found.looks, strict=True):
+        if look[:2] != ("plain", False):
             raise SourceError(f"AD311 {file.path} is compressed, or a JSON array; with grows, all files must be lines")
     return found.files
 
@@ -149,33 +164,47 @@ class JsonArraySource(Settings, frozen=True, forbid_unknown_fields=True):
             empty.
         """
         suffixes = (".json",), (".json.gz", ".json.zst")
-        return _stream(_find(self, suffixes, must_be_array=True), self.max_row_bytes)
+        return _stream(_find(self, suffixes, True), self.max_row_bytes)
+
+
+class _Look(NamedTuple):
+    """How a file looks by its first bytes.
+
+    :ivar num_lost: how many rows it begins with, if none of them can be decoded; fewer than eight. Otherwise 0.
+    """
+
+    coding: str
+    is_array: bool
+    num_lost: int = 0
 
 
 class _Found(NamedTuple):
-    """Files, or objects of ``stores``. ``looks`` has of each its coding, and whether it is an array."""
+    """Files, or objects of ``stores``."""
 
     files: FileRefs
-    looks: list[tuple[str, bool]]
+    looks: list[_Look]
     stores: Sequence[StoreSpec] = ()
 
 
-def _find(source: JsonlSource | JsonArraySource, suffixes: Sequence[tuple[str, ...]], *, must_be_array: bool) -> _Found:
+def _find(
+    source: JsonlSource | JsonArraySource, suffixes: _Suffixes, must_be_array: bool, splits: Splits | None = None
+) -> _Found:
     faults: list[str] = []
+    knobs: Any = {"allow_repeats": source.allow_repeats, "splits": splits}
     if names_objects(source.paths):
         from asyncdata.sources.remote.listing import find_objects
 
-        objects = find_objects(source.paths, suffixes, source.storage_options, allow_repeats=source.allow_repeats)
+        objects = find_objects(source.paths, suffixes, source.storage_options, **knobs)
         found = _Found(objects.refs, _looks_of_objects(objects, faults, must_be_array), objects.stores)
     else:
-        paths, faults = find_files(source.paths, *suffixes, allow_repeats=source.allow_repeats)
+        paths, faults = find_files(source.paths, *suffixes, **knobs)
         files, looks = [], []
         for path in paths:
             with noting(path, faults):
                 with open(open_regular(path), "rb", buffering=0) as opened:
                     head = opened.read(_HEAD_BYTES)
-                file = stamp(os.path.abspath(path))
-                looks.append(_inspect(path, head, must_be_array, file))
+                    file = stamp(os.path.abspath(path))
+                    looks.append(_inspect(path, head, must_be_array, file, opened.read))
                 files.append(file)
         found = _Found(files, looks)
     if faults:
@@ -188,16 +217,16 @@ def _find(source: JsonlSource | JsonArraySource, suffixes: Sequence[tuple[str, .
     return found
 
 
-def _looks_of_objects(objects: Objects, faults: list[str], must_be_array: bool) -> list[tuple[str, bool]]:
+def _looks_of_objects(objects: Objects, faults: list[str], must_be_array: bool) -> list[_Look]:
     """How each object looks; why others cannot be read is added to ``faults``.
 
     Of very many objects, most have the same head and suffix as one before them.
     """
     from asyncdata.sources.remote.listing import with_heads
 
-    known: dict[tuple[bytes, bool, bool], tuple[str, bool]] = {}
+    known: dict[tuple[bytes, bool, bool], _Look] = {}
     looks = []
-    for path, head in with_heads(objects, _HEAD_BYTES):
+    for path, head in with_heads(objects, _FIRST_BYTES):
         key = head, path.endswith(_CODED_SUFFIXES), _bare(path).endswith(".jsonl")
         if key not in known:
             with noting(path, faults):
@@ -210,12 +239,17 @@ def _looks_of_objects(objects: Objects, faults: list[str], must_be_array: bool) 
 def _stream(found: _Found, max_row_bytes: int) -> TextStream:
     from asyncdata.sources.text.text_stream import TextStream
 
-    codings, are_arrays = zip(*found.looks, strict=True)
+    codings, are_arrays, _ = zip(*found.looks, strict=True)
     return TextStream(found.files, max_row_bytes, codings, are_arrays, found.stores)
 
 
-def _inspect(path: str, head: bytes, must_be_array: bool, file: FileRef | None = None) -> tuple[str, bool]:
-    """The coding of the file, or object, by its first bytes, and whether it is an array."""
+def _inspect(
+    path: str, head: bytes, must_be_array: bool, file: FileRef | None = None, read: Callable[[int], bytes] | None = None
+) -> _Look:
+    """How the file, or object, looks that begins with ``head``.
+
+    :param read: reads more of the file; None: ``head`` has all that is looked at.
+    """
     coding = _coding_of(head)
     if coding != "plain":
         head = _decoded_head(path, file, head, coding)
@@ -235,7 +269,34 @@ def _inspect(path: str, head: bytes, must_be_array: bool, file: FileRef | None =
             f"AD120 {path} is a JSON array, not JSONL; name it *.json, or write one object a line: jq -c '.[]' {path}"
         )
 
-    return coding, is_array
+    num_lost = 0 if is_array else _num_lost(head)
+    if num_lost and coding == "plain" and read is not None:
+        num_lost = _num_lost(head + read(_FIRST_BYTES - len(head)))
+    if num_lost >= _MANY_ROWS:
+        raise SourceError(
+            f"AD109 {path}: none of its first {num_lost} rows is a JSON object: leave it out, or read it "
+            "with Python, by IterableSource"
+        )
+
+    return _Look(coding, is_array, num_lost)
+
+
+def _num_lost(text: bytes) -> int:
+    """How many rows a text begins with, if none of them can be decoded; 0 if one can, or if more is needed to tell."""
+    *lines, rest = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    rows = [line for line in lines if line.strip()]
+    is_begun = _BEGUN_ROW.match(rest) is not None
+    if any(map(_is_object, rows)) or (is_begun and len(rows) < _MANY_ROWS):
+        return 0
+
+    return len(rows) + bool(rest.strip() and not is_begun)
+
+
+def _is_object(row: bytes) -> bool:
+    try:
+        return isinstance(json.loads(row.decode().strip()), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _coding_of(head: bytes) -> str:
@@ -249,6 +310,9 @@ def _coding_of(head: bytes) -> str:
 def _refuse_others(path: str, head: bytes) -> None:
     if head.startswith(b"PAR1"):
         raise SourceError(f"AD123 {path} is Parquet, not JSONL")
+
+    if what := why_no_data(_bare(path), head):
+        raise SourceError(f"AD123 {path} is {what}")
 
     for coding, magic in _CODINGS:
         if head.startswith(magic):
@@ -276,6 +340,6 @@ def _decoded_head(path: str, file: FileRef | None, head: bytes, coding: str) -> 
             ) from error
 
     if file is None:
-        return decoded_start(head, coding)[:_HEAD_BYTES]
+        return decoded_start(head, coding)[:_FIRST_BYTES]
 
-    return next(CodedText(file, coding, bool).pieces((0, 0), 0), b"")[:_HEAD_BYTES]
+    return next(CodedText(file, coding, bool).pieces((0, 0), 0), b"")[:_FIRST_BYTES]

@@ -353,8 +353,7 @@ class Pool:
 
     def row_of(self, request_id: int) -> int:
         """The row of a request that a worker works on; 0 if none does, or on all at once. Any thread may ask."""
-        at_work = dict(worker.progress() for worker in self._workers.copy().values())
-        return max(0, at_work.get(request_id, 0))
+        return max(0, dict(worker.progress() for worker in self._workers.copy().values()).get(request_id, 0))
 
     def _dispatch(self) -> None:
         for lane in self._lanes:

@@ -1,7 +1,7 @@
 """A feeder of TransferQueue: nothing is lost and nothing comes twice, whichever of loader and queue was saved later."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncdata.errors import ConfigError
@@ -38,6 +38,7 @@ STEPS = ("fill", "fill", "train", "train", "roll_out", "save_loader", "save_queu
     room=st.sampled_from([1, 4, 8, 50]),
     drop_last=st.booleans(),
 )
+@example([("fill", 0), ("save_queue", 0), ("crash", 0), ("fill", 0)], 1, False)
 def test_each_prompt_is_trained_once_whatever_was_saved_when(path, store, steps, room, drop_last):
     run = Run(path, store, room, drop_last=drop_last)
     for name, which in steps:

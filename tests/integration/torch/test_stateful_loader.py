@@ -463,7 +463,7 @@ def test_what_fails_in_the_thread_is_raised_in_its_turn_and_comes_again(open_loa
 
 
 def test_without_room_for_a_thread_the_batch_is_made_when_it_is_needed(open_loader, fake_cuda, monkeypatch):
-    def no_room(target, name):
+    def no_room(target, name, **_):
         raise WorkerError("AD426")
 
     whole = run(open_loader(**SAMPLES), 1)

@@ -301,24 +301,6 @@ def test_a_setting_that_cannot_work_is_named(kind, settings, message):
 # XTuner's shape, and tensors
 
 
-def test_xtuners_shape_is_a_context_and_its_labels_for_each_pack():
-    first, second = XTunerCollator(max_length=8)([PACK, PACK[:1]])
-
-    assert lists(first["seq_ctx"]) == {
-        "input_ids": [[1, 2, 3, 11, 12, 13, 0, 0]],
-        "cu_seq_lens_q": [0, 3, 6, 8],
-        "cu_seq_lens_k": [0, 3, 6, 8],
-        "max_length_q": 3,
-        "max_length_k": 3,
-        "num_padding": 2,
-        "position_ids": [[0, 1, 2, 0, 1, 2, 0, 1]],
-    }
-    assert first["shifted_labels"].tolist() == [[2, 3, NONE, 12, 13, NONE, NONE, NONE]]
-    assert second["seq_ctx"]["num_padding"] == 5
-    cut = XTunerCollator(max_length=5, overlong="truncate")([PACK, PACK[:1]])
-    assert [item["num_dropped_tokens"] for item in cut] == [3, 0]
-
-
 def test_xtuners_shape_can_be_of_tensors_and_its_own_class_cannot_be_had_without_it():
     torch = pytest.importorskip("torch")
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from asyncdata import Column, Document, FixedCollator, PackedCollator, PaddedCollator, PreferenceCollator, Sample
 from asyncdata.core.columns import Columns
 from asyncdata.errors import ConfigError
-from asyncdata.xtuner import XTunerCollator
 
 AT_TOKENS = Column("at_tokens", "int64", shape=(2,), pad=-7)
 AT_LABELS = Column("at_labels", "int64", pad=-9, follows="labels")
@@ -96,16 +95,6 @@ def test_a_piece_of_a_sample_has_the_values_of_its_tokens():
     assert (batch["at_tokens"][0, :, 0].tolist(), batch["at_labels"].tolist()) == ([3, 4], [[30, 40]])
 
 
-def test_xtuners_items_have_the_columns_of_their_pack():
-    whole = sample([1, 2, 3], num_items=1)
-    (item,) = XTunerCollator(max_length=8)([[Document(whole.tokens, whole.labels, None, whole)]])
-    assert (item["at_tokens"].shape, item["items"].tolist(), item["items_counts"].tolist()) == (
-        (1, 8, 2),
-        [[1] * 3],
-        [1],
-    )
-
-
 PIXELS = Column("pixel_values", "float32", "item", (2,), optional=True)
 GRIDS = Column("image_grid_thw", "int64", "item", (3,), optional=True)
 COUNTS = Column("num_img_tokens", "int64", "item", optional=True)
@@ -174,18 +163,6 @@ def test_verls_rows_have_their_own_pictures_and_four_positions():
     assert batch["position_ids"][0].tolist() == [[0, 1, 2, 0], [0, 1, 2, 0], [10, 11, 12, 0], [20, 21, 22, 0]]
     assert batch["position_ids"][1].tolist() == [[0, 1, 0, 0]] * 4
     assert PaddedCollator(keys="verl")([sample([1, 2])])["multi_modal_inputs"] == [{}]
-
-
-def test_xtuners_object_has_the_pictures_of_its_pack():
-    other = Document(np.array([7, 8]))
-    items = XTunerCollator(max_length=6)([[pictured([1, 2, 3], [2, 1]), pictured([4, 5])], [other]])
-
-    context = items[0]["seq_ctx"]
-    assert context["num_img_tokens"] == [[2, 1], [0]]
-    assert (context["pixel_values"].shape, context["image_grid_thw"].shape) == ((3, 2), (2, 3))
-    assert context["position_ids"][:, 0].tolist() == [[*(10 * n + p for p in range(3)), 0, 1, 0] for n in range(3)]
-    assert items[0]["mm_token_type_ids"].tolist() == [[1, 1, 1, 0, 0, 0]]
-    assert (items[1]["seq_ctx"]["position_ids"].shape, "num_img_tokens" in items[1]["seq_ctx"]) == ((1, 6), False)
 
 
 def test_a_batch_without_a_picture_has_the_dummy_at_the_end_of_its_shortest_pack():

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 
 from asyncdata import LengthGrouping
-from asyncdata.batching.length_grouping import xtuner_order
 from asyncdata.errors import ConfigError
-from asyncdata.order.permutation import TorchGenerator
 from tests.support.examples import in_ci
 
 # Promises to every snapshot there is: see tests/unit/order/test_order.py.
@@ -122,11 +120,3 @@ def test_a_setting_that_cannot_work_is_named(settings, message):
 def test_a_cost_that_is_no_number_is_refused(cost):
     with pytest.raises(ConfigError, match="not finite"):
         order_of("snake", [1.0, cost], 1)
-
-
-def test_few_packs_are_sorted_by_xtuner_a_batch_at_a_time():
-    order = xtuner_order(list(range(12)), 2, 4, 0)
-
-    batches = [sorted(batch) for batch in order.reshape(3, 4).tolist()]
-    assert batches == [sorted(batch) for batch in TorchGenerator(0).randperm(12).reshape(3, 4).tolist()]
-    assert (order[::2] > order[1::2]).all()

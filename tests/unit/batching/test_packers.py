@@ -238,22 +238,6 @@ def test_a_plan_is_the_same_for_ever(kind):
     assert blake2b(columns, digest_size=8).hexdigest() == PLAN_DIGESTS[kind]
 
 
-@in_ci(max_examples=20)
-@given(st.lists(st.lists(st.integers(1, 30), max_size=30), min_size=1, max_size=3), st.integers(1, 40), st.booleans())
-def test_a_hard_plan_is_hard_packing_of_shuffled_samples(lengths, max_length, joined):
-    sets = [np.array(some, np.int64) for some in lengths]
-    plan = XTunerPacking(max_length=max_length, seed=3, kind="hard", join_datasets=joined).plan(sets)
-
-    shuffler, wanted, base = np.random.RandomState(3), [], 0
-    for some in [np.concatenate(sets)] if joined else sets:
-        order = np.arange(len(some))
-        shuffler.shuffle(order)
-        wanted += HardPacking(max_length=max_length).open().extend(some[order].tolist(), (order + base).tolist())
-        base += len(some)
-    assert [plan.pack(number) for number in range(plan.num_packs)] == wanted
-    assert plan.costs.tolist() == [max(stop - start for _, start, stop in pack) for pack in wanted]
-
-
 @pytest.mark.parametrize("kind", ["expand_soft", "hard"])
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("lengths", [[], [np.empty(0, np.int64)]], ids=["no set", "an empty set"])
@@ -261,20 +245,6 @@ def test_a_plan_of_nothing_has_no_pack(kind, joined, lengths):
     plan = XTunerPacking(max_length=10, seed=0, kind=kind, join_datasets=joined).plan(lengths)
 
     assert (plan.num_packs, plan.offsets.tolist()) == (0, [0])
-
-
-@pytest.mark.parametrize("lookahead", [1000, 0])
-def test_a_soft_plan_has_every_sample_once_and_overlong_ones_alone(lookahead):
-    lengths = np.random.default_rng(0).integers(1, 60, 500)
-
-    plan = XTunerPacking(max_length=50, seed=1, lookahead=lookahead).plan([lengths])
-
-    packs = [plan.pack(number) for number in range(plan.num_packs)]
-    assert sorted(piece for pack in packs for piece in pack) == [(row, 0, n) for row, n in enumerate(lengths.tolist())]
-    totals = [sum(stop for _, _, stop in pack) for pack in packs]
-    assert all(len(pack) == 1 or total <= 50 for pack, total in zip(packs, totals, strict=True))
-    if not lookahead:  # it is next fit
-        assert all(total + pack[0][2] > 50 for total, pack in zip(totals, packs[1:], strict=False))
 
 
 @pytest.mark.parametrize("lengths", [[3, 0], [1.5], [[1]]])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking
 from asyncdata.batching.packers import SinglePacking
-from asyncdata.batching.planned import PlannedEpoch, PlannedOrder, pack_rows
+from asyncdata.batching.planned import PlannedOrder, pack_rows
 from asyncdata.batching.rules import PackRules
 from asyncdata.errors import ConfigError
 from asyncdata.order.order import RowOrder
@@ -40,27 +40,6 @@ def packs_of(packing, *lengths):
     """The packs of rows of two data sets."""
     half, rows = len(lengths) // 2, np.arange(len(lengths))
     return pack_rows(packing, np.array(lengths, np.int32), np.array([half, len(lengths) - half], np.int64), rows)
-
-
-@in_ci(max_examples=20)
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.randoms())
-def test_rows_and_packs_of_an_epoch_find_each_other(lengths, random):
-    packs = packs_of(XTunerPacking(max_length=30, seed=3, kind="hard", join_datasets=False), *lengths)
-    numbers = list(range(packs.num_packs))
-    random.shuffle(numbers)
-    epoch = PlannedEpoch(packs, np.array(numbers, np.int64), len(numbers))
-
-    found = [[*zip(*(part.tolist() for part in epoch.pack(number)), strict=True)] for number in range(len(numbers))]
-    rows = [(number, piece) for number, pack in enumerate(found) for piece in pack]
-    assert epoch.num_rows == len(rows)
-    assert [epoch.pack_at(row) for row in range(len(rows) + 1)] == [*(number for number, _ in rows), epoch.num_packs]
-    assert epoch.packs_at(0, len(rows)).tolist() == [number for number, _ in rows]
-    begins = [row for row, (number, _) in enumerate(rows) if row == 0 or rows[row - 1][0] != number]
-    for row in range(len(rows) + 1):
-        assert epoch.first_pack_from(row) == sum(begin < row for begin in begins)
-    parts = [epoch.pieces(0, len(rows) // 2), epoch.pieces(len(rows) // 2, len(rows))]
-    pieces = [piece for part in parts for piece in zip(*(column.tolist() for column in part), strict=True)]
-    assert pieces == [piece for _, piece in rows]
 
 
 # How far an epoch goes

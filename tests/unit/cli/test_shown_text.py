@@ -124,26 +124,6 @@ def test_a_cut_leaves_bytes_and_no_character_that_is_not_there(text, cut, end):
     assert "\ufffd" not in shown
 
 
-class Forgetful(dict[int, str]):
-    """Keeps nothing."""
-
-    def __setitem__(self, key, value):
-        return
-
-
-@given(
-    ids=st.lists(st.sampled_from([64, 65, *range(250, 262)]), max_size=20),
-    before=st.lists(st.integers(0, 261), max_size=20),
-    trained_from=st.integers(0, 20),
-)
-def test_tokens_that_were_seen_before_have_the_same_texts(ids, before, trained_from):
-    texts, forgetful = TokenTexts(BYTE_LEVEL), TokenTexts(BYTE_LEVEL)
-    forgetful._whole = Forgetful()  # noqa: SLF001 - without it, there is no other way
-    is_trained = [at >= trained_from for at in range(len(ids))]
-    texts(before, [False] * len(before))
-    assert texts(ids, is_trained) == forgetful(ids, is_trained)
-
-
 HALVES = [("\udcf0\udc9f", ""), ("\udc98\udc80", "")]
 NAMED = [HALVES[0], *((name, name) for name in ("<|end|>", "<|a b|>")), ("<think>", "")]
 PIECES = {

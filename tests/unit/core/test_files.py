@@ -37,14 +37,6 @@ if TYPE_CHECKING:
 # Whole at every instant; tests/unit/checkpoint has what a snapshot's file asks of them
 
 
-@pytest.mark.parametrize("pieces", [[], [b""], [b"one"], [b"one", b"", b"and two"], [b"a", b"bc", b"def", b"g" * 5000]])
-def test_a_file_has_all_its_pieces_end_to_end(tmp_path, pieces):
-    replace_file(str(tmp_path / "s"), pieces, 1)
-
-    assert (tmp_path / "s").read_bytes() == b"".join(pieces)
-    assert os.listdir(tmp_path) == ["s"]
-
-
 def test_all_that_a_killed_writer_leaves_is_known_as_such_later(tmp_path, monkeypatch):
     path = str(tmp_path / "s")
     replace_file(path, [b"old"], 3)
@@ -130,18 +122,6 @@ def fds(path: str) -> Iterator[list[int]]:
     yield opened
     for fd in opened:
         os.close(fd)
-
-
-def test_only_one_owner_has_the_lock_until_it_closes_the_file_or_several_that_share_it(path, fds):
-    mine = os.open(path, os.O_RDONLY)
-    assert lock(mine)
-    assert not lock(fds[0])
-    assert not lock(fds[1], is_shared=True)
-
-    os.close(mine)
-    assert lock(fds[0], is_shared=True)
-    assert lock(fds[1], is_shared=True)
-    assert not lock(fds[2])
 
 
 def test_the_lock_of_a_block_ends_with_it(path, fds):

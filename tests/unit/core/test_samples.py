@@ -123,11 +123,6 @@ def test_a_field_is_decoded_when_it_is_touched_once_and_alone_and_never_where_it
     assert chunk.asked == [name]
 
 
-def test_fields_are_those_of_the_samples_row(sample):
-    assert (sample.prompt, sample.label, sample.metadata, sample.extra) == ("hello", [1], {"a": [1]}, {})
-    assert (sample.tokens.tolist(), sample.position, sample.source) == ([4, 5, 6], PLACE, LOCATION)
-
-
 def test_labels_are_the_tokens_where_the_samples_spans_say_so_and_its_own(chunk, monkeypatch):
     one, other = made_of(chunk, 4), made_of(chunk, 4)
 
@@ -140,16 +135,6 @@ def test_labels_are_the_tokens_where_the_samples_spans_say_so_and_its_own(chunk,
     monkeypatch.setitem(VALUES, "spans", None)
     assert made_of(chunk, 4).labels is None
     assert Sample().labels is None
-
-
-def test_what_is_changed_in_one_sample_of_a_group_is_not_in_the_others(chunk):
-    one, other = made_of(chunk, 0), made_of(chunk, 0)
-    one.metadata["a"].append(2)
-    one.extra["mine"] = True
-    one.label.append("x")
-
-    assert (other.metadata, other.extra, other.label) == ({"a": [1]}, {}, [1])
-    assert one.metadata == {"a": [1, 2]}
 
 
 def test_the_fields_of_a_sample_made_by_hand_are_empty_and_its_own():
@@ -217,14 +202,6 @@ def test_a_clone_has_every_value_and_no_chunk(sample, chunk, clone):
     found.metadata["a"].append(2)
     assert sample.metadata == {"a": [1]}
     assert [each.index for each in clone(SampleRange(chunk, 0, 1, 0, 0, 4).samples())] == [0, 1, 2, 3]
-
-
-def test_a_shallow_copy_is_a_sample_of_its_own(sample):
-    found = copy.copy(sample)
-    found.reward, found.prompt = 1.0, "other"
-
-    assert (sample.reward, sample.prompt) == (None, "hello")
-    assert found.tokens.tolist() == sample.tokens.tolist()
 
 
 # As builtins

@@ -11,8 +11,9 @@ import types
 import pytest
 
 from asyncdata.loader import wait_progress
-from asyncdata.loader.wait_progress import WaitProgress, way_of
-from asyncdata.loader.wait_progress import Waits as AllWaits
+from asyncdata.loader.wait_progress import WaitProgress
+from asyncdata.loader.waits import Waits as AllWaits
+from asyncdata.loader.waits import progress_of, way_of
 from tests.support.loading import NEVER_S
 
 
@@ -48,7 +49,7 @@ def test_a_wait_that_lasts_is_shown_and_its_end_as_well():
 
 def test_a_short_wait_is_not_shown_and_nothing_is_started_where_nothing_is_to_be():
     before, shown = set(threading.enumerate()), Shown()
-    with WaitProgress("none").waiting(lambda: "nothing"):
+    with progress_of("none", 0).waiting(lambda: "nothing"):
         assert set(threading.enumerate()) <= before
     progress = WaitProgress("bar", NEVER_S, lambda _: shown)
     for _ in range(100):

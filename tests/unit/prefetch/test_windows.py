@@ -88,7 +88,7 @@ def two_files(read: Any) -> Any:
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
 def test_a_window_is_read_by_requests_of_64_blocks_in_any_order_of_replies(read, order):
-    lines = [b"%031d" % number for number in range(130)]
+    lines = [b'{"n":"%023d"}' % number for number in range(130)]
     window, worker, files = read(lines, order=order)
     scans = list(window_of(files).scans())
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import HuggingFaceSource, ParquetSource, SourceLocation
+from asyncdata import HuggingFaceSource, ParquetSource
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.messages import Block, FileRef, Job, Overflow
 from asyncdata.sources.base import FileBlocks
@@ -62,9 +62,6 @@ def check(blocks: Any, extents: list[int], *, keeps_order: bool) -> list[Block]:
     assert blocks.blocks(backwards) == (found[::-1] if keeps_order else found)
     assert all(blocks.blocks([number]) == [block] for number, block in enumerate(found))
     assert blocks.blocks([]) == []
-    known = {(block.file_id, block.start): number for number, block in enumerate(found)}
-    places = [(file_id, start) for file_id in range(len(extents)) for start in range(max(extents) + 40)]
-    assert blocks.numbers(*np.array(places).T).tolist() == [known.get(place, -1) for place in places]
     return found
 
 
@@ -92,35 +89,6 @@ def test_parquet_files_whose_blocks_never_cross_row_groups(files, block_bytes, r
         assert not any(block.start < end < block.stop for block in mine for end in ends)
         for start, end in zip(ends, ends[1:], strict=False):
             assert sum(start <= block.start < end for block in mine) <= reads
-
-
-@pytest.mark.parametrize(("num_rows", "block_bytes", "most"), [(1, 1, 1), (50, 120, 50), (49, 3000, 49), (3, 1, 1)])
-def test_datasets(num_rows, block_bytes, most):
-    """A row that is larger than a block is one of its own."""
-    datasets = pytest.importorskip("datasets")
-    dataset = datasets.Dataset.from_dict({"id": list(range(num_rows)), "pad": ["x" * 40] * num_rows})
-
-    found = check(HuggingFaceSource(dataset).open(block_bytes), [num_rows], keeps_order=False)
-
-    assert all(block.stop - block.start <= most for block in found)
-
-
-def test_files_are_told_by_path_and_size_and_rows_by_their_file():
-    files = of_lines(25, 0)
-
-    assert [(file.path, file.num_bytes) for file in files.files] == [("/nowhere/0", 25), ("/nowhere/1", 0)]
-    assert files.location(1, 7, 9) == SourceLocation("/nowhere/1", 7, 9)
-    assert of_parquet([(9, 1)], [(9, 1)]).location(1, 7, 50) == SourceLocation("/nowhere/1", -1, 50, 7)
-
-
-def test_a_row_group_is_cut_into_blocks_of_about_the_size_asked_for_but_not_into_too_many():
-    blocks = of_parquet([(10, 250), (8, 5000)], [(3, 10)])
-
-    assert [(block.start, block.stop) for block in blocks.blocks(range(blocks.num_blocks))] == [
-        *((0, 4), (4, 8), (8, 10)),
-        *((10, 12), (12, 14), (14, 16), (16, 18)),
-        (0, 3),
-    ]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "datasets"])
@@ -153,9 +121,6 @@ def test_a_block_is_about_as_large_as_asked_for(tmp_path: Path, kind: str) -> No
 # Copies of rows: written whole or not at all, read by their places
 
 
-ROWS = [b'{"a": 1}', b"", b'{"b": "long"}']
-
-
 @pytest.fixture
 def reader(tmp_path):
     path = tmp_path / "rows.jsonl"
@@ -170,14 +135,6 @@ def copied(tmp_path, number, rows):
     """A copy of the rows; the place of each, whose original is the row "second"."""
     offsets = write_part(part_path(str(tmp_path), number), rows)
     return [Overflow(row, 0, 6, number, offset) for row, offset in enumerate(offsets)]
-
-
-def test_rows_are_read_again_from_where_they_were_written(reader, tmp_path):
-    places = copied(tmp_path, 8, ROWS)
-    wanted = [places[row] for row in (2, 0, 1)]
-
-    assert reader.read_rows(wanted, [len(row) for row in ROWS]) == [ROWS[2], ROWS[0], ROWS[1]]
-    assert reader.num_mended == 0
 
 
 def test_blocks_and_rows_that_were_not_copied_are_the_other_readers(reader):

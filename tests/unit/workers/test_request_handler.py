@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from array import array
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -25,15 +26,43 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def make(jsonl_file) -> Callable[..., Handler]:
-    """A handler of one row, with one slot of plain memory."""
-    files = JsonlSource(str(jsonl_file([{"id": 1}]))).open(64)
+    """A handler of a file of some lines, with one slot of plain memory; ``make.scan`` asks it for all samples."""
 
-    def make(function=row_id, progress=no_op) -> Handler:
-        job = Job(files=files.files, tokenize=None, max_row_bytes=64, block_bytes=64, slack_bytes=32)
-        return Handler(job, [memoryview(bytearray(97))], FunctionTokenizer(function), progress)
+    def make(tokenizer=None, lines=({"id": 1},), progress=no_op) -> Handler:
+        tokenizer = tokenizer or FunctionTokenizer(row_id)
+        files = JsonlSource(str(jsonl_file(lines))).open(256)
+        job = Job(files=files.files, tokenize=None, max_row_bytes=64, block_bytes=256, slack_bytes=32)
+        make.scan = Scan(0, 0, files.blocks([0]), with_samples=True)
+        return Handler(job, [memoryview(bytearray(1 + 256 + 32))], tokenizer, progress)
 
-    make.scan = Scan(0, 0, files.blocks([0]), with_samples=True)
     return make
+
+
+@pytest.mark.parametrize("error", [ValueError("oh"), SystemExit(3), BaseException("a panic in Rust")], ids=repr)
+def test_a_tokenizer_that_raises_for_one_row_loses_only_that_row(make, error):
+    calls = list[int]()
+
+    def tokenizer(rows, out):
+        calls.append(len(rows))
+        for row, raw in enumerate(rows):
+            if bytes(raw) == b"bad":
+                raise error
+            if bytes(raw) == b"drop":
+                out.drop(row, "as told")
+            else:
+                out.keep(row, list(raw))
+
+    handler = make(tokenizer, [b"one", b"drop", b"bad", b"x" * 65, b"two"])
+    found = handler(make.scan).samples
+    handler.close()
+
+    assert array("i", found.tokens).tolist() == list(b"onetwo")
+    assert array("i", found.kept).tolist() == [0, 4]
+    assert {reason: array("i", rows).tolist() for reason, rows in found.drops.items()} == {"as told": [1]}
+    assert [(each.row, each.code) for each in found.errors] == [(2, "AD421"), (3, "AD108")]
+    assert (found.errors[0].reason, found.errors[0].excerpt) == (f"the tokenizer raised {error!r}", "bad")
+    assert type(error).__name__ in found.errors[0].traceback
+    assert calls == [4, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(("cpu_s", "passed_s", "work_s"), [(3.0, 3.5, 3.0), (0.5, 40.0, 10.0), (0.0, 0.0, 0.0)])
@@ -47,7 +76,7 @@ def test_busy_time_is_cpu_time_or_a_quarter_of_the_wall_time(make, monkeypatch, 
         clock.now_s, clock.cpu_s = clock.now_s + passed_s, clock.cpu_s + cpu_s
         return [1]
 
-    handler = make(works)
+    handler = make(FunctionTokenizer(works))
     assert handler(make.scan).samples.busy_s == work_s
     handler.close()
 

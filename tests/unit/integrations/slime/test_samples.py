@@ -196,20 +196,6 @@ def test_a_record_keeps_status_counts_and_unknown_attributes_and_shares_nothing(
     assert record == to_record(back)
 
 
-def test_a_record_of_a_class_with_slots_comes_back():
-    sample = Slotted(index=3, tokens=[1], metadata={"a": 1}, note="n")
-    assert restored(sample, Slotted) == sample
-
-
-def test_arrays_come_back_as_they_were():
-    inputs = {"pixels": np.zeros((0, 3), np.float16), "nested": [{"a": np.array(2.5)}]}
-    back = restored(SlimeSample(tokens=np.arange(5, dtype=np.int64), multimodal_train_inputs=inputs))
-
-    assert (back.tokens.dtype, back.tokens.tolist()) == (np.int64, [0, 1, 2, 3, 4])
-    pixels, nested = back.multimodal_train_inputs["pixels"], back.multimodal_train_inputs["nested"]
-    assert (pixels.shape, pixels.dtype, nested[0]["a"]) == ((0, 3), "e", 2.5)
-
-
 def test_tensors_of_every_kind_come_back_bit_by_bit():
     torch = pytest.importorskip("torch")
     kinds = [torch.bfloat16, torch.float8_e4m3fn, torch.float16, torch.float32, torch.float64, torch.int8, torch.int32]

@@ -113,17 +113,6 @@ def failing(times: int, error: StoreError) -> Callable[[int, int], bytes]:
     return answer
 
 
-def test_failures_that_may_pass_are_tried_again_and_counted(fake, monkeypatch):
-    monkeypatch.setattr(fake, "answer", failing(5, StoreError("transient", "status 503")))
-    beats: list[int] = []
-    with closing(reads()) as many:
-        many.on_progress = lambda: beats.append(1)
-        assert many.read([(STAMP, 10, 20)]) == [DATA[10:20]]
-
-    assert (many.counts.num_reads, many.counts.num_retried) == (1, 5)
-    assert len(beats) == 6
-
-
 def test_a_store_that_asks_for_a_longer_wait_than_there_is_time_is_not_waited_for_so_long(fake, monkeypatch):
     """Its ``Retry-After`` may be an hour, and ``retry_timeout_s`` a minute."""
     monkeypatch.setattr(fake, "answer", failing(99, StoreError("transient", "status 429", retry_after_s=3600)))
@@ -275,22 +264,6 @@ def test_a_block_of_another_object_or_another_state_of_it_is_not_found(cache, ot
     assert cache.find(OBJECT, 1, 5001) is None
 
 
-@pytest.mark.parametrize("how", ["cut", "longer", "one bit", "of another block", "empty"])
-def test_a_damaged_block_is_never_given_and_is_kept_anew(cache, tmp_path, how):
-    keep(cache, 0)
-    (path,) = files(tmp_path)
-    data = path.read_bytes()
-    keep(cache, 1)
-    (another,) = {*files(tmp_path)} - {path}
-    spoiled = {"cut": data[:-1], "longer": data + b"x", "one bit": bytes([data[0] ^ 1]) + data[1:], "empty": b""}
-    path.write_bytes({**spoiled, "of another block": another.read_bytes()}[how])
-    failures = failures_of(cache)
-
-    assert (find(cache, 0), failures) == (None, [1])
-    keep(cache, 0)
-    assert find(cache, 0) == block(0)
-
-
 def test_the_least_recently_used_blocks_are_removed_and_the_limit_holds(cache, tmp_path):
     for number in range(250):  # of 8 KiB each on the disk: twice the limit
         keep(cache, number)
@@ -400,11 +373,3 @@ def test_no_block_is_passed_over_while_another_thread_makes_room(cache, monkeypa
         is_asked.set()
         first.result(), second.result()
     assert found(cache, 0, 1) == [0, 1]
-
-
-def test_names_and_files_have_no_address_in_them(cache, tmp_path):
-    keep(cache, 0)
-
-    text = " ".join(map(str, files(tmp_path))) + files(tmp_path)[0].read_bytes().decode("latin-1")
-    assert not any(word in text for word in ("bucket", "part-0", "v1"))
-    assert files(tmp_path)[0].stat().st_mode & 0o777 == 0o600

@@ -18,7 +18,7 @@ from asyncdata import JsonArraySource
 from asyncdata.core.messages import Block, FileRef, Job
 from asyncdata.errors import SourceError
 from asyncdata.sources.reader import FileChangedError
-from asyncdata.sources.text import json_array, line_scanner
+from asyncdata.sources.text import json_array
 from asyncdata.sources.text.json_array import ArrayReader
 from asyncdata.sources.text.line_scanner import PythonLineReader, read_block, read_row
 from asyncdata.sources.text.text_stream import split_array, split_lines
@@ -105,13 +105,6 @@ def test_every_line_is_found_once_by_the_block_that_holds_its_first_byte(text, b
     assert rows == [(offset, length if length <= limit else -1, row) for offset, length, row in lines_of(text, limit)]
     bare = text.removeprefix(BOM)
     assert len(rows) + num_blank == bare.count(b"\n") + (not bare.endswith(b"\n") and len(bare) > 0)
-
-
-def test_a_line_far_longer_than_the_limit_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(line_scanner, "_PIECE_BYTES", 10)
-    with opened(b"x" * 1000) as (fd, file):
-        os.truncate(fd, 100)  # a read after this would raise
-        assert read_block(fd, file, Block(0, 0, 10), 0, 50).lengths.tolist() == [-1]
 
 
 @pytest.mark.parametrize(
@@ -365,14 +358,6 @@ def test_only_blocks_from_the_fault_on_report_it(tmp_path_factory, array, harm, 
     shown = {re.sub(r"there is b['\"].*", "", one) for one in (*faults, fault)}
     assert len(shown) == 1
     assert bool(faults) is bool(fault)
-
-
-def test_elements_that_find_no_room_are_read_one_by_one(tmp_path):
-    (tmp_path / "rows.json").write_bytes(b'["one", "two", "three"]')
-
-    with array_of(tmp_path, 100) as (reader, blocks):
-        assert elements_of(reader, blocks, 0, 12) == [(1, 5, b'"one"'), (8, 5, b'"two"'), (15, 7, b"")]
-        assert elements_of(reader, blocks, 0, 0) == [(1, 5, b""), (8, 5, b""), (15, 7, b"")]
 
 
 def test_going_back_begins_at_the_last_element_known_before_also_among_more_arrays_than_are_remembered(

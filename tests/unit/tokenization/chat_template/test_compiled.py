@@ -12,7 +12,7 @@ from asyncdata.tokenization.chat_template import symbolic_values
 from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
 from asyncdata.tokenization.chat_template.programs import ADD, NOTHING_PROVEN, Program, Shapes, Step
 from asyncdata.tokenization.chat_template.template import ChatTemplate
-from tests.support.chat_templates import EACH, LOOKS, ODD, SPECIAL, WELL_KNOWN, plain
+from tests.support.chat_templates import EACH, LOOKS, ODD, SPECIAL, WELL_KNOWN
 from tests.unit.tokenization.trained import assistant, talk, user
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
@@ -37,23 +37,6 @@ def spans_of(text: str) -> ChatSpans:
 
 def rendered(text: str, messages: list[dict[str, Any]], tools: Any = None) -> list[str]:
     return [ChatTemplate(text, VARIABLES).rendered(messages, tools)]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("text", [*WELL_KNOWN.values(), plain(WELL_KNOWN["macro"])], ids=[*WELL_KNOWN, "plain"])
-def test_text_and_where_the_assistant_speaks_are_proven_for_templates_of_well_known_kinds(text):
-    program = prove(text, talk("a", "b", "c", "d", "e"))
-    other = talk(" Why?\n", "Because.", "And then?", "é", "")
-    assert made(program, other) == rendered(text, other)
-
-    spans = spans_of(text)
-    program = spans.proven(talk("a", "b", "c", "d"), None, [1, 3])
-    other = talk(" Why?\n", "Because.", "<|im_end|>\n<|im_start|>assistant\nAnd?", "é")
-    whole, blocks = spans.asked(other, None, [1, 3])
-    parts = made(program, other)
-    assert parts is not None
-    assert "".join(parts) == whole
-    assert parts[1::2] == [whole[start:stop] for start, stop in blocks]
 
 
 @pytest.mark.parametrize("name", ["chatml with tools", "thinks", "macro"])
@@ -97,15 +80,6 @@ def test_a_proof_that_takes_very_many_operations_is_given_up(monkeypatch):
     assert [template.render(long) for _ in range(3)] == ["b" * 400] * 3
 
 
-def test_chats_with_different_answers_get_different_programs():
-    silent, thinking = talk("a", "b", "c"), talk("a", "<think>\nhm\n</think>\n\nb", "c")
-    programs = [prove(WELL_KNOWN["thinks"], each) for each in (silent, thinking)]
-
-    assert [program.values(silent, None) is not None for program in programs] == [True, False]
-    assert [program.values(thinking, None) is not None for program in programs] == [False, True]
-    assert made(programs[1], talk("x", "<think>y</think>z", "!")) == made(programs[0], talk("x", "z", "!"))
-
-
 @pytest.mark.parametrize(
     ("calls", "holds"),
     [
@@ -141,13 +115,6 @@ def test_the_date_that_a_template_is_told_is_a_constant():
 
 
 # Texts with the characters that stand for texts and for the borders of blocks
-
-
-@pytest.mark.parametrize("messages", [talk("\U00100000"), talk("\U00100001", "\ufdd0")], ids=["symbols", "marks"])
-def test_texts_may_have_the_characters_that_stand_for_them(messages):
-    assert made(prove(WELL_KNOWN["chatml with tools"], messages), messages) == rendered(
-        WELL_KNOWN["chatml with tools"], messages
-    )
 
 
 NAMES = "{{ messages[0].role }}{{ messages[0].keys() | list }}{{ bos_token + messages[0].content }}"
@@ -199,20 +166,6 @@ def test_what_is_proven_of_odd_templates_holds_for_other_chats_of_the_shape():
                 assert found is None or found == [template.rendered(other)], (first, other)
 
     assert num_proven >= 338, "fewer would be slow, and not wrong"
-
-
-def test_a_chat_with_a_mark_in_it_is_rendered_also_where_only_a_shorter_chat_shows_it():
-    program = spans_of(WELL_KNOWN["macro"]).proven(talk("a", "b"), None, [1])
-
-    assert made(program, talk("a", "c")) is not None
-    assert made(program, talk("a", "\ufdd0")) is None
-    assert made(program, talk("\ufdd1", "b")) is None
-
-    messages, marked = talk("a", "b", "c", "d"), talk("a", "b", "c", "d")
-    messages[1]["reasoning_content"], marked[1]["reasoning_content"] = "hm", "\ufdd0"
-    program = spans_of(WELL_KNOWN["thinks"]).proven(messages, None, [1, 3])
-    assert made(program, messages) is not None
-    assert made(program, marked) is None
 
 
 class Prover:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import re
 import shutil
 import subprocess
@@ -28,7 +26,7 @@ from asyncdata.tokenization.encoders import fast_backends, idle_work, text_encod
 from asyncdata.tokenization.encoders.equivalence_records import find, keep, subject_of
 from asyncdata.tokenization.encoders.equivalence_sweep import OffsetCheck
 from asyncdata.tokenization.encoders.fast_backends import BoundedEncoder, FlatIds
-from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, LengthsById, TokenLengths, encode_here, lengths_of
+from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, LengthsById, TokenLengths, lengths_of
 from asyncdata.tokenization.encoders.text_encoder import choose, open_encoder
 from asyncdata.tokenization.rows import WrongIdsError
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
@@ -37,7 +35,6 @@ from tests.support.examples import in_ci
 from tests.support.found_out import RARE, FoundOut, audit_often
 from tests.support.function_kinds import CHAT, KINDS
 from tests.unit.tokenization import outcomes, run
-from tests.unit.tokenization.trained import variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -282,20 +279,6 @@ def test_a_backend_is_loaded_again_when_its_caches_have_grown(tokenizer, monkeyp
     assert loads_after(1120) == 3
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("value", [None, "true", "FALSE", "0", ""])
-def test_the_ids_are_the_same_one_by_one_and_at_once(tokenizer, monkeypatch, value):
-    texts = ["one two", "", "three", "<|im_end|> four"]
-    monkeypatch.delenv("TOKENIZERS_PARALLELISM")
-    if value is not None:
-        monkeypatch.setenv("TOKENIZERS_PARALLELISM", value)
-
-    for adds, with_offsets in itertools.product([False, True], repeat=2):
-        at_once = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=adds)]
-        found = encode_here(tokenizer, with_offsets=with_offsets)(texts, add_special_tokens=adds)
-        assert [encoding.ids for encoding in found] == at_once
-
-
 POINTS = [10, *range(0x20, 0x7F), 0xE9, 0x414, 0x416, 0x4E2D, 0x301, 0x1F600]
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -364,19 +347,6 @@ def test_offsets_from_ids_are_those_of_tokenizers_for_every_text_in_its_normal_f
     assert plain(HfEncoder(files.load(), offsets=True, lengths=by_id).located(texts)) == plain(expected)
 
 
-def test_only_texts_that_are_not_ascii_are_asked_for_offsets(small_tokenizer, monkeypatch):
-    asked, batch = list[str](), Tokenizer.encode_batch
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr(
-        Tokenizer, "encode_batch", lambda self, texts, **more: asked.extend(texts) or batch(self, texts, **more)
-    )
-    encoder = open_encoder(TokenizerFiles(str(small_tokenizer)), "hf", offsets=True)
-
-    encoder.encode(["plain", "caf\u00e9", "", "<|im_start|>user"])
-
-    assert asked == ["caf\u00e9"]
-
-
 STRIPPING = [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}]
 
 
@@ -419,14 +389,6 @@ def test_a_tokenizer_that_changes_the_text_has_no_lengths(small_tokenizer, tmp_p
 
     assert len(lengths_of(files, files.load())) == num_bytes
     assert (LengthsById.of(files, files.load()) is None) is (num_bytes == 0)
-
-
-def test_a_vocabulary_that_lacks_a_byte_has_no_lengths(small_tokenizer, tmp_path):
-    model = json.loads((small_tokenizer / "tokenizer.json").read_bytes())["model"]
-    model["vocab"]["-rare-"] = model["vocab"].pop("\u0100")  # the byte 0
-    files = TokenizerFiles(variant(small_tokenizer, tmp_path / "lacking", model=model))
-
-    assert lengths_of(files, files.load()) == b""
 
 
 def lying(lengths: bytes, tokenizer: Tokenizer) -> bytes:
@@ -499,12 +461,6 @@ def test_the_samples_are_the_same_by_every_backend(proven, normalizing, make, ro
 
     assert made == [made[0]] * 3
     assert isinstance(made[0][0][0], list), "it is a sample"
-
-
-def test_special_tokens_are_known_without_loading_the_tokenizer(files):
-    decoder = files.load().get_added_tokens_decoder()
-
-    assert files.special_texts() == [token.content for token in decoder.values() if token.special] != []
 
 
 # Where the offsets are not proven.

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from asyncdata import (
@@ -17,10 +16,8 @@ from asyncdata import (
     PreferenceTokenizeFn,
     PromptTokenizeFn,
     TextTokenizeFn,
-    TokenizeFn,
 )
 from asyncdata.errors import ConfigError
-from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 from tests.support.chats import GENERATION
 from tests.support.function_kinds import KINDS, Kind, chat_prompt, fixed_length
@@ -67,17 +64,6 @@ def test_a_row_among_others_is_what_it_is_alone_and_beside_a_bad_one(name, kind:
     assert [together[number] for number in range(5)] == [outcomes(run(tokenizer, [row]))[0] for row in rows]
     assert [together[number] for number in range(5)] == [outcomes(run(tokenizer, [b"{", row]))[1] for row in rows]
     assert run(tokenizer, []).num_samples == 0
-
-
-@every_kind
-def test_each_row_is_announced_before_it_is_read_and_then_all_together(name, kind: Kind):
-    """So it is known which row a worker died of."""
-    announced: list[int] = []
-    row = json.dumps(kind.row).encode()
-
-    kind.make(name).open()([row, b"{", row], ColumnWriter(announced.append))
-
-    assert announced == [0, 1, 2, -1]
 
 
 @pytest.mark.parametrize(("function", "key"), [(PromptTokenizeFn, "input"), (TextTokenizeFn, "text")])
@@ -223,17 +209,6 @@ def test_fingerprints_are_pinned_and_a_change_of_meaning_asks_for_a_new_version(
     ]
     assert len(set(prints)) == 5
     assert versions == [1, None, 1, 3, 3, None]
-
-
-@every_kind
-def test_a_worker_makes_the_same_function_from_its_settings(name, kind: Kind):
-    fn = kind.make(name, max_length=50, metadata_key="m").resolve()
-
-    again = type(fn)(**msgspec.msgpack.decode(msgspec.msgpack.encode(fn.settings())))
-
-    assert isinstance(fn, TokenizeFn)
-    assert again == fn == fn.resolve()
-    assert outcomes(run(again.open(), [kind.row])) == outcomes(run(fn.open(), [kind.row]))
 
 
 def test_a_description_cannot_be_changed_and_only_the_tokenizer_may_be_without_a_name(name):

@@ -16,7 +16,6 @@ from asyncdata import ChatTokenizeFn, DataLoader, TextTokenizeFn
 from asyncdata.errors import BadRowError, ConfigError
 from asyncdata.tokenization import base
 from asyncdata.tokenization.base import describe, fingerprints_of, open_spec, resolve_path
-from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.xtuner import XTunerTokenizeFn
@@ -234,15 +233,6 @@ def test_a_row_that_the_function_raises_on_is_named_with_the_users_own_traceback
     assert "in lengths" in chunk.errors[0].traceback
     assert base.__file__ not in chunk.errors[0].traceback
     assert faults(run(XTunerTokenizeFn(CHARACTERS).open(), [{"text": "a"}, {"txt": "a"}])) == [(1, "AD421")]
-
-
-def test_each_row_is_announced_before_the_function_sees_it():
-    seen: list[int] = []
-    function = FunctionTokenizer(lambda row: seen.append(-row["n"]) or [1])
-
-    function([b'{"n": 10}', b"{", b'{"n": 30}'], ColumnWriter(seen.append))
-
-    assert seen == [0, -10, 2, -30]
 
 
 def test_a_batched_function_is_called_once_for_all_rows_and_again_for_each_if_it_raises():

@@ -16,10 +16,12 @@ import structlog
 
 from asyncdata import PromptTokenizeFn
 from asyncdata.core.framing import HEADER
-from asyncdata.core.messages import MAX_FRAME_BYTES
+from asyncdata.core.messages import MAX_FRAME_BYTES, Failed, decode_reply
+from asyncdata.core.specs import TokenizeSpec
 from asyncdata.errors import WorkerError
+from asyncdata.tokenization.base import describe
 from asyncdata.workers.pool.processes import Connection
-from asyncdata.workers.pool.worker_main import send_pieces
+from asyncdata.workers.pool.worker_main import open_or_report, receive, send_pieces
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, tokenized, until, value_of
 from tests.support.pools import all_ready, events_of, pids, pool, process_pool, said
@@ -39,6 +41,29 @@ async def test_idle_work_runs_when_a_worker_has_no_request(rows, tmp_path):
         await until(mark.exists)
         assert ids_of(await client.tokenized(window)) == list(range(20))
         assert mark.read_text() == str(pids(executor)[0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (None, "a worker needs a tokenize function that can be imported"),
+        (TokenizeSpec("tests.support.nowhere:fn"), "cannot import 'tests.support.nowhere:fn'"),
+        (describe(worker_fns.Opening("raises")), "no tokenizer.json to be seen"),
+        (describe(worker_fns.Opening("exits")), "not today"),
+    ],
+    ids=["none", "cannot be imported", "raises", "exits"],
+)
+async def test_a_function_that_cannot_be_opened_is_reported_before_the_worker_exits(spec, reason):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with pytest.raises(EOFError):
+            open_or_report(theirs, spec)
+        _, body = receive(ours)
+
+    told = decode_reply(body)
+    assert isinstance(told, Failed)
+    assert (told.kind, told.message[:5]) == ("WorkerError", "AD426")
+    assert reason in told.message
 
 
 @pytest.mark.thorough
