@@ -75,8 +75,8 @@ def test_a_moved_file_and_a_default_that_is_written_out_leave_the_fingerprint_as
     ("kind", "settings", "digest"),
     [
         (asyncdata.PromptTokenizeFn, {"tool_key": "functions"}, "da4b68907f93f5e251b44a9efd29e406"),
-        (asyncdata.ChatTokenizeFn, {"tool_key": "functions"}, "465837fabe8a8952165332f66647ef06"),
-        (asyncdata.PreferenceTokenizeFn, {"tool_key": None}, "48b203d250cb9db252b6860aabb55793"),
+        (asyncdata.ChatTokenizeFn, {"tool_key": "functions"}, "eb54f71233572f28d1d2d781ae138fa3"),
+        (asyncdata.PreferenceTokenizeFn, {"tool_key": None}, "03f8e97c4ee0c56ba71f18bbd31aef05"),
         (BABILONG, {"max_length": 100, "legacy_recipe": True}, "1969f7c207ab7029c12b38d53a1a693b"),
         (BABILONG, {"max_length": 100, "overlong": "truncate_context_left"}, "0d4f3faabde58e7422f913ae6fe592a2"),
     ],

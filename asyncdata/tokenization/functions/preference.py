@@ -11,7 +11,7 @@ from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, Name, RowTokenizer, predicted
 from asyncdata.tokenization.functions.of_chat import ChatDrafts, OfChat, assistants, num_alike
 from asyncdata.tokenization.row_fields import RowReader
-from asyncdata.tokenization.rows import RowFault, json_type
+from asyncdata.tokenization.rows import RowFault, decode_object, is_empty, json_type
 from asyncdata.tokenization.spans import common_prefix
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = ("PreferenceTokenizeFn",)
+
+_QUESTIONS = frozenset({"prompt", "question", "instruction", "query", "input", "system"})
+"""Keys of a row that have its question, or a part of it, in lower case."""
 
 
 class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,7 +40,8 @@ class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fie
     ``no_trained_tokens``.
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
-    :param prompt_key: the key of a row's optional prompt.
+    :param prompt_key: the key of a row's optional prompt. None: it is the common beginning, whatever other keys there
+        are; otherwise, two answers without a prompt are a bad row beside a key like a question.
     :param chosen_key: the key of the better answer.
     :param rejected_key: the key of the other answer.
     :param eos: add a token after answers that are text: the tokenizer's ``eos_token`` for True, or the token of this
@@ -91,8 +95,8 @@ class _Pairs(RowTokenizer):
         encoder.ids_of(eos, "eos")  # it must be one
         row = RowReader(
             {"chosen": fn.chosen_key, "rejected": fn.rejected_key},
-            {"prompt": fn.prompt_key, "tools": fn.tool_key, "metadata": fn.metadata_key},
-            decoded=_Pair._fields,
+            {"prompt": fn.prompt_key, "system": "system", "tools": fn.tool_key, "metadata": fn.metadata_key},
+            decoded=(*_Pair._fields, "system"),
         )
         super().__init__(fn, row, encoder)
         self._fn, self._flags = fn, frozenset(fn.turn_flags)
@@ -107,6 +111,8 @@ class _Pairs(RowTokenizer):
         if pair.chosen == pair.rejected:
             return "no_preference"
 
+        if self._fn.prompt_key is not None:
+            self._refuse_unread(pair, fields.get("system"), raw)
         drafts = self._of_text(pair, raw) if kind is str else self._of_chats(pair, fields.get("tools"), raw)
         return Drafting.with_metadata(drafts, fields) if drafts else NOTHING_TRAINED
 
@@ -138,6 +144,26 @@ class _Pairs(RowTokenizer):
                 raise RowFault("AD111", f"{reason}: a pair must be all text, or all messages", raw)
 
         return kind
+
+    def _refuse_unread(self, pair: _Pair, system: Any, raw: Buffer) -> None:
+        """Refuse a pair that would be trained without its question, or its system prompt, which no setting names."""
+        fn = self._fn
+        if pair.prompt is not None:
+            has_system = any(isinstance(one, dict) and one.get("role") == "system" for one in pair.prompt)
+            is_read = has_system or "system" in (fn.prompt_key, fn.tool_key, fn.metadata_key)
+            unread = [] if is_read or is_empty(system) else ["system"]
+            way_out = "make the prompt a list of messages that begins with it"
+        elif type(pair.chosen) is list and num_alike(pair.chosen, pair.rejected):
+            return
+        else:
+            read = {fn.chosen_key, fn.rejected_key, fn.tool_key, fn.metadata_key}
+            row = decode_object(raw)
+            unread = [key for key in row if key == fn.prompt_key or (key not in read and key.lower() in _QUESTIONS)]
+            unread = [key for key in unread if key == fn.prompt_key or not is_empty(row[key])]
+            way_out = "set prompt_key to the question's key, or to None if both answers begin with the question"
+        if unread:
+            has = ", ".join(map(ascii, unread))
+            raise RowFault("AD110", f"the pair would be trained without {has}; {way_out}", raw)
 
     def _of_text(self, pair: _Pair, raw: Buffer) -> list[Draft]:
         for name, text in pair._asdict().items():

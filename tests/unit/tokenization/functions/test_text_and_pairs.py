@@ -76,8 +76,9 @@ TRAINED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str], list[str]]] 
     "behind the words that are the same": (
         {}, GREY, ["The sky is", f" grey today{END}", ""], ["The sky is", f" green{END}", ""],
     ),
-    "so too where the prompt is null": (
-        {}, {**GREY, "prompt": None}, ["The sky is", f" grey today{END}", ""], ["The sky is", f" green{END}", ""],
+    "so too where there is said to be no prompt": (
+        {"prompt_key": None}, {**GREY, "prompt": None, "question": "What?"},
+        ["The sky is", f" grey today{END}", ""], ["The sky is", f" green{END}", ""],
     ),
     "the completion of a text": (ALL, SKY, ["The sky is", f" blue.{END}", ""], ["The sky is", f" a fish.{END}", ""]),
     "a completion with its own end": (
