@@ -14,7 +14,7 @@ open_at_exit: weakref.WeakSet[Any] = weakref.WeakSet()
 def _close_all() -> None:
     for engine in list(open_at_exit):
         if engine.service.is_here:
-            engine.close("AD502 the process has ended")
+            engine.close()
     if (threads := sys.modules.get("asyncdata.core.awaited_threads")) is not None:
         threads.end_all()
 

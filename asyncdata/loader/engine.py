@@ -247,10 +247,11 @@ class Engine:
         for prover in self._provers:
             prover.start()
 
-    def close(self, reason: str) -> None:
-        """Stop everything; calls end with LoaderClosedError, which has the ``reason``."""
+    def close(self, reason: str = "") -> None:
+        """Stop everything; calls end with LoaderClosedError, which has the ``reason``; without it, with the process."""
         open_at_exit.discard(self)
-        self.coordinator.close(reason)
+        if reason:
+            self.coordinator.close(reason)
         self.service.close()
         for prover in self._provers:
             prover.close()

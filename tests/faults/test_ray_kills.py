@@ -42,7 +42,8 @@ def check_under_losses(path, nodes, of: str, number: int, lose: Any, **more: Any
     """Take batches, with a loss after each until there were so many, and compare with D."""
     found, num_lost = [], 0
     executor = RayExecutor(num_workers=2, num_cpus=0.5, **more)
-    with DataLoader(path, tokenize_fn=id_and_text, shuffle=SHUFFLE, timeout_s=NEVER_S, executor=executor) as loader:
+    knobs = {"shuffle": SHUFFLE, "timeout_s": NEVER_S, "buffer_size": 2 * BATCH}  # work is left when one is lost
+    with DataLoader(path, tokenize_fn=id_and_text, executor=executor, **knobs) as loader:
         while num_lost < number:
             found += ids(loader.get_next_batch(BATCH))
             num_lost += lose()

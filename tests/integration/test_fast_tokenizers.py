@@ -498,7 +498,8 @@ def strings_in(value: Any) -> Iterator[str]:
 
 def functions_and_rows(data: Path) -> dict[str, tuple[Any, list[Any]]]:
     """Functions of prompts and of parts of a text, and the rows of the real data for them."""
-    lines = [line for path in data.glob("*/*.jsonl") for line in path.read_bytes().splitlines()]
+    files = [path for name in ("chat_sft", "gsm8k") for path in data.glob(f"{name}/*.jsonl")]
+    lines = [line for path in files for line in path.read_bytes().splitlines()]
     whole = [path.read_bytes() for path in data.glob("babilong/*.json")]
     texts = {text for part in (*lines, *whole) for text in strings_in(json.loads(part))}
     questions = [json.loads(line) for line in (data / "gsm8k" / "test.jsonl").read_bytes().splitlines()]

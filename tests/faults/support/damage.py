@@ -221,6 +221,8 @@ def main(folder: str, number: int, seed: int) -> dict[str, Any]:
 def _warm_up(loader: DataLoader, work: Path, **knobs: Any) -> None:
     """What errors import and compile of ours is there before anybody listens."""
     importlib.import_module("asyncdata.core.columns")  # where a state has some
+    loader.restore(work / "whole")
+    loader.get_samples(1)  # a group is opened when it is served
     for text in (b"", b"x", b'{"a": 1}'):
         (work / "damaged").write_bytes(text)
         with contextlib.suppress(SnapshotError):

@@ -93,7 +93,7 @@ def test_49_a_tokenizer_without_a_chat_template_is_an_error_at_the_start(tmp_pat
 
     assert isinstance(found.error, ConfigError)
     assert str(found.error).startswith("AD411 the tokenizer has no chat template")
-    assert "Pass chat_template=" in str(found.error)
+    assert "Pass the text of a chat_template" in str(found.error)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
