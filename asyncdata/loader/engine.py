@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from asyncdata.workers.pool.pool import Pool
     from asyncdata.workers.pool.popen import EarlyForkServer
 
-__all__ = ("Engine", "Matched")
-
 _log = get_logger(__name__)
 _REMEDY = "Ranks(exchange=...), by which the ranks divide the rows; or a fast tokenizer, with which it costs little"
 
@@ -548,7 +546,8 @@ class Engine:
         if media is not None and media.num_lacking and self._executor.is_busy:
             return "media"
 
-        if self._executor.is_busy and self._producer.oldest_in_flight is not None:
+        is_tokenizing = self._executor.answers_with_samples or self._producer.oldest_in_flight is not None
+        if self._executor.is_busy and is_tokenizing:
             return "tokenize"  # what `lacking` says, too, but in a microsecond: all statistics take fifty
 
         stage, *_ = self._lacking(self.statistics())
