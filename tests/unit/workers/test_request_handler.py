@@ -108,8 +108,9 @@ def num_open(folder) -> int:
 def test_no_more_than_64_files_are_open_however_many_there_are_and_none_when_it_is_closed(tmp_path):
     for number in range(100):
         (tmp_path / f"{number:02}.jsonl").write_text(f'{{"id": {number}}}\n')
-    with DataLoader(str(tmp_path / "*.jsonl"), tokenize_fn=row_id, num_workers=0, shuffle=False) as loader:
-        assert num_open(tmp_path) == 0
+    loader = DataLoader(str(tmp_path / "*.jsonl"), tokenize_fn=row_id, num_workers=0, shuffle=False)
+    assert num_open(tmp_path) == 0
+    with loader:
         assert ids(loader.get_next_batch(100)) == list(range(100))
         assert 0 < num_open(tmp_path) <= 64
     until(lambda: num_open(tmp_path) == 0)
