@@ -24,7 +24,7 @@ SHARED_BYTES = 1 << 20
 """From this size on not even a copy is made: it would take longer than all else that is done with a group."""
 
 TEXT, BLOCKS, PACKED = 0, 1, 2
-"""What becomes of arrays, bytes and long lists."""
+"""The form of arrays, bytes and long lists."""
 
 _MANY, _FIXED_INTS, _FLOAT = 64, 0x80, 0xCB
 """How msgpack writes numbers: one byte, which is the number, below 128; a byte of this value before each float."""

@@ -1,4 +1,4 @@
-"""Whoever reads a run sees the same: its statistics, dashboards, the telemetry, and the page about it."""
+"""All readers of a run see the same: its statistics, dashboards, the telemetry, and the page about it."""
 
 from __future__ import annotations
 
