@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -10,6 +11,8 @@ from asyncdata.tokenization.rows import RowDecoder, RowFault, decode_value, json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
+
+    from asyncdata.tokenization.account import Account
 
 __all__ = ("LIST_OF_OBJECTS", "TURN_FLAGS", "RowReader", "Tools", "TurnFlag")
 
@@ -39,7 +42,9 @@ class RowReader:
     :param setting: how the setting is called that gives the key of a field, in errors.
     :param decoded: the fields whose values are decoded; the others are JSON text.
     :param allows_media: whether rows may have media, which their reader does not lose.
+    :param account: what is done with keys that are not read; None: whoever gets the sample has the whole row.
     :ivar media: the keys whose values are media, if they are not empty; () if rows may have media.
+    :ivar read_keys: the keys that are read.
     """
 
     def __init__(
@@ -50,14 +55,16 @@ class RowReader:
         decoded: Sequence[str] = (),
         *,
         allows_media: bool = False,
+        account: Account | None = None,
     ) -> None:
         self._keys = {name: key for name, key in {**required, **optional}.items() if key is not None}
         self._required = {name: setting.format(name) for name in required if name in self._keys}
         self._decoded = [name for name in decoded if name in self._keys]
         self._reads_many = bool(self._decoded) and len(set(self._keys.values())) == len(self._keys)
         keys = [self._keys[name] for name in self._decoded]
-        self._decode = RowDecoder(tuple(self._keys.values()), keys, refuses_media=not allows_media)
+        self._decode = RowDecoder(tuple(self._keys.values()), keys, refuses_media=not allows_media, account=account)
         self.media = self._decode.media
+        self.account, self.read_keys = account, {*self._keys.values()}
 
     def columns(self, rows: Sequence[Buffer]) -> dict[str, list[Any]] | None:
         """The values of each field of all rows, in one call; None for a field that a row lacks.
@@ -86,6 +93,14 @@ class RowReader:
             if name in fields:
                 fields[name] = decode_value(fields[name], raw)
         return fields
+
+    def rest(self, raw: Buffer) -> dict[str, str]:
+        """The keys that are not read, each with the beginning of its value; none of a bad row, which is told anyway."""
+        with suppress(RowFault):
+            self(raw)
+            return {} if self.account is None else self.account.rest_of(raw, self.read_keys)
+
+        return {}
 
     def missing(self, name: str, raw: Buffer) -> RowFault:
         """The fault of a row without a field that it must have."""

@@ -17,9 +17,10 @@ import msgspec
 from asyncdata.core.errors import ConfigError, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from asyncdata.core.messages import Overflow
+    from asyncdata.tokenization.account import Account
 
     _DecodeRow = Callable[[bytes], tuple[msgspec.Raw | None, ...]]
     _DecodeLines = Callable[[bytes, int], list[list[Any]]]
@@ -125,13 +126,24 @@ class RowDecoder:
     :param keys: the keys to extract; other keys are skipped.
     :param decoded: those among them whose values :meth:`all` decodes.
     :param refuses_media: whether a row that has media under other keys than these is bad.
+    :param account: says which other keys speak: a row with one of them is bad.
     """
 
-    def __init__(self, keys: Sequence[str], decoded: Sequence[str] = (), *, refuses_media: bool = False) -> None:
+    def __init__(
+        self,
+        keys: Sequence[str],
+        decoded: Sequence[str] = (),
+        *,
+        refuses_media: bool = False,
+        account: Account | None = None,
+    ) -> None:
         self._keys = tuple(keys)
         self._first_decoded = self._keys.index(decoded[0]) if decoded else None
-        self.media = tuple(key for key in MEDIA_KEYS if refuses_media and key not in self._keys)
-        self._decode, self._decode_lines = _struct_decoders(self._keys, decoded, self.media)
+        self._account, ignored = account, () if account is None else account.ignored
+        self.media = tuple(key for key in MEDIA_KEYS if refuses_media and key not in (*self._keys, *ignored))
+        speaking = {} if account is None else account.speaking
+        silent = {key: speaking.get(key, _Empty) for key in (*self.media, *speaking) if key not in self._keys}
+        self._decode, self._decode_lines = _struct_decoders(self._keys, decoded, silent)
 
     def __call__(self, raw: Buffer) -> tuple[msgspec.Raw | None, ...]:
         """The JSON text of each key, in their order; None for a key that the row lacks.
@@ -148,8 +160,12 @@ class RowDecoder:
                 if not is_empty(value.get(key)):
                     raise MediaFault(f"the row has {ascii(key)}", self.media, row) from None
 
+            if self._account is not None:
+                self._account.refuse(value, self._keys, row)
             return tuple(_dump(value[key]) if key in value else None for key in self._keys)
 
+        if self._account is not None and self._account.hint is not None and self._account.hint in row:
+            self._account.refuse(decode_object(row), self._keys, row)
         if not row.isascii():
             _decode_utf8(row, row)  # msgspec does not check the values that it skips
         _refuse_deep_nesting(row, row)
@@ -169,6 +185,9 @@ class RowDecoder:
             return None
 
         block = b"\n".join(rows)
+        if self._account is not None and self._account.hint is not None and self._account.hint in block:
+            return None
+
         try:
             columns = self._decode_lines(block, len(rows))
             if not block.isascii():
@@ -215,16 +234,17 @@ def _is_mostly_a_string(found: Sequence[Any], num_bytes: int) -> bool:
 
 
 def _struct_decoders(
-    keys: tuple[str, ...], decoded: Sequence[str], media: tuple[str, ...]
+    keys: tuple[str, ...], decoded: Sequence[str], silent: Mapping[str, Any]
 ) -> tuple[_DecodeRow, _DecodeLines]:
     """Decoders of only ``keys``, for one row and for lines. msgspec skips keys that are not fields of the Struct.
 
     :param decoded: the keys whose values the decoder for lines decodes.
-    :param media: keys that must be empty. msgspec checks it, which takes no time in a row without such keys.
+    :param silent: keys that must say nothing: the type of such values. msgspec checks it, which takes no time in a row
+        without such keys.
     """
     names = {key: f"field_{number}" for number, key in enumerate(dict.fromkeys(keys))}
-    rename = {name: key for key, name in names.items()} | {key: key for key in media}
-    must_be_empty = [(key, _Empty, None) for key in media]
+    rename = {name: key for key, name in names.items()} | {key: key for key in silent}
+    must_be_empty = [(key, kind, None) for key, kind in silent.items()]
     fields = [*((name, msgspec.Raw, None) for name in names.values()), *must_be_empty]
     types = {key: Any if key in decoded else msgspec.Raw for key in names}
     fields_of_lines = [*((name, types[key], None) for key, name in names.items()), *must_be_empty]
