@@ -28,6 +28,12 @@ MAX_KEYS = 20
 _SHOWN = 80
 _Other = bool | int | float | None | Annotated[str, msgspec.Meta(max_length=0)]
 _NoText, _NoObjects = _Other | list[Any] | dict[str, Any], _Other | list[_Other | str]
+
+
+class _Metadata(msgspec.Struct):
+    train_turns: _Other | str | dict[str, Any] = None
+
+
 _SYSTEM, _TOOLS = "make it the chat's first message", "set tool_key to it"
 _SPEAKING: dict[str, tuple[Any, str]] = {
     "system": (_NoText, _SYSTEM),
@@ -35,6 +41,7 @@ _SPEAKING: dict[str, tuple[Any, str]] = {
     "tools": (_NoObjects, _TOOLS),
     "functions": (_NoObjects, _TOOLS),
     "chat_template_kwargs": (_Other | str | list[Any], "set chat_template_kwargs= for all rows"),
+    "metadata": (_Metadata | _Other | str | list[Any], "give the turns flags, such as 'train': false"),
 }
 """Keys of a row that speak: a type of what says nothing, and the way out. msgspec checks the type, which takes no time
 in rows without the key; what is not of the type is looked at."""
@@ -48,33 +55,28 @@ class Account(NamedTuple):
     :ivar speaking: keys that a row must not have, as they would change its sample: a type of what says nothing.
     :ivar ignored: keys of which nothing is said.
     :ivar is_told: whether the rest is named in the log, too.
-    :ivar hint: what a row has in it that may say which turns are trained; None: that does not matter.
     """
 
     speaking: Mapping[str, Any] = {}
     ignored: Collection[str] = ()
     is_told: bool = True
-    hint: bytes | None = None
 
     @classmethod
     def of_chats(cls, ignored: Collection[str], tool_key: str | None, *, are_trained: bool) -> Account:
         """Of a function that reads chats. Without a ``tool_key``, they are to have no tools."""
-        left = {*ignored, *(["tools"] if tool_key is None else [])}
-        hint = b'"train_turns"' if are_trained and "metadata.train_turns" not in left else None
-        return cls({key: kind for key, (kind, _) in _SPEAKING.items() if key not in left}, ignored, hint=hint)
+        left = {*ignored, *(["tools"] if tool_key is None else []), *([] if are_trained else ["metadata"])}
+        left |= {"metadata"} & {key.removesuffix(".train_turns") for key in ignored}
+        return cls({key: kind for key, (kind, _) in _SPEAKING.items() if key not in left}, ignored)
 
-    def refuse(self, row: Mapping[str, Any], read: Collection[str], raw: Buffer) -> None:
+    def refuse(self, row: Mapping[str, Any], raw: Buffer, read: Collection[str] = ()) -> None:
         """Refuse a row with a key that speaks, unless it is among ``read``.
 
         :raises RowFault: if it has one.
         """
         for key in self.speaking:
             if key not in read and _speaks(key, row.get(key), row):
-                raise self.fault("the row", key, _SPEAKING[key][1], raw)
-
-        metadata = row.get("metadata") if self.hint else None
-        if isinstance(metadata, dict) and isinstance(metadata.get("train_turns"), list) and metadata["train_turns"]:
-            raise self.fault("the row", "metadata.train_turns", "give the turns flags, such as 'train'", raw)
+                name = "metadata.train_turns" if key == "metadata" else key
+                raise self.fault("the row", name, _SPEAKING[key][1], raw)
 
     def refuse_turn(self, turn: Message, name: str, raw: Buffer) -> None:
         """Refuse a turn of a dialect that reads no key that speaks.
@@ -106,6 +108,9 @@ def _shown(text: str) -> str:
 def _speaks(key: str, value: Any, row: Mapping[str, Any]) -> bool:
     if key in ("system", "system_prompt"):
         return isinstance(value, str) and bool(value.strip()) and not any(map(_begins_with_system, row.values()))
+
+    if isinstance(value, dict) and key == "metadata":
+        return isinstance(value.get("train_turns"), list) and bool(value["train_turns"])
 
     if isinstance(value, dict):
         return any(each is not None for each in value.values())

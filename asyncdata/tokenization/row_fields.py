@@ -27,6 +27,10 @@ TURN_FLAGS: tuple[TurnFlag, ...] = get_args(TurnFlag)
 """The keys of a turn by which XTuner, Axolotl, OpenAI and others say whether it is trained."""
 
 
+def _may_say_turns(metadata: Buffer | None) -> bool:
+    return metadata is not None and b'"train_turns"' in bytes(metadata)
+
+
 class Tools(NamedTuple):
     """A row's tools, as JSON text and decoded."""
 
@@ -65,6 +69,8 @@ class RowReader:
         self._decode = RowDecoder(tuple(self._keys.values()), keys, refuses_media=not allows_media, account=account)
         self.media = self._decode.media
         self.account, self.read_keys = account, {*self._keys.values()}
+        has_turns = account is not None and "metadata" in account.speaking
+        self._checks_turns = has_turns and self._keys.get("metadata") == "metadata"
 
     def columns(self, rows: Sequence[Buffer]) -> dict[str, list[Any]] | None:
         """The values of each field of all rows, in one call; None for a field that a row lacks.
@@ -75,7 +81,8 @@ class RowReader:
         if columns is None or any(None in columns[number] for number in range(len(self._required))):
             return None
 
-        return dict(zip(self._keys, columns, strict=True))
+        found = dict(zip(self._keys, columns, strict=True))
+        return None if self._checks_turns and any(map(_may_say_turns, found["metadata"])) else found
 
     def __call__(self, raw: Buffer) -> dict[str, Any]:
         """The values of the fields that the row has.
@@ -92,6 +99,8 @@ class RowReader:
         for name in self._decoded:
             if name in fields:
                 fields[name] = decode_value(fields[name], raw)
+        if self._checks_turns and self.account is not None and _may_say_turns(fields.get("metadata")):
+            self.account.refuse({"metadata": decode_value(fields["metadata"])}, raw)
         return fields
 
     def rest(self, raw: Buffer) -> dict[str, str]:
