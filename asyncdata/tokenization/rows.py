@@ -126,7 +126,7 @@ class RowDecoder:
     :param keys: the keys to extract; other keys are skipped.
     :param decoded: those among them whose values :meth:`all` decodes.
     :param refuses_media: whether a row that has media under other keys than these is bad.
-    :param account: says which other keys speak: a row with one of them is bad.
+    :param account: says which other keys speak: a row with one of them is bad, if it has the ``required`` keys.
     """
 
     def __init__(
@@ -136,8 +136,9 @@ class RowDecoder:
         *,
         refuses_media: bool = False,
         account: Account | None = None,
+        required: Sequence[str] = (),
     ) -> None:
-        self._keys = tuple(keys)
+        self._keys, self._required = tuple(keys), required
         self._first_decoded = self._keys.index(decoded[0]) if decoded else None
         self._account, ignored = account, () if account is None else account.ignored
         self.media = tuple(key for key in MEDIA_KEYS if refuses_media and key not in (*self._keys, *ignored))
@@ -160,7 +161,7 @@ class RowDecoder:
                 if not is_empty(value.get(key)):
                     raise MediaFault(f"the row has {ascii(key)}", self.media, row) from None
 
-            if self._account is not None:
+            if self._account is not None and all(value.get(key) is not None for key in self._required):
                 self._account.refuse(value, row, self._keys)
             return tuple(_dump(value[key]) if key in value else None for key in self._keys)
 
