@@ -347,7 +347,8 @@ def test_inspect_and_the_report_say_the_same(tmp_path, small_tokenizer, capsys):
     capsys.readouterr()
     words = ["inspect", path, "--tokenizer", str(small_tokenizer), "--kind", "chat", "--num", "2", "--no-shuffle"]
     assert main([*words]) == 0
-    assert f'source: 2 rows, such as {path}:1: "web"' in capsys.readouterr().out
-    assert main([*words, "--json"]) == 0
+    assert f'2 source, such as {path}:1: "web"' in capsys.readouterr().out
+    assert main([*words, "--json", "--set", f"chat_template={PLAIN}"]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["not_written"] == {"tools": 2}
     assert record["unread_keys"] == {"source": {"num_rows": 2, "row": f"{path}:1", "value": '"web"'}}
