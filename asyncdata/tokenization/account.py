@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+import sys
+from functools import cached_property
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.chat_template.template import ChatTemplate
 
-__all__ = ("MAX_KEYS", "NOT_WRITTEN", "Account", "NotWritten")
+__all__ = ("MAX_KEYS", "NOTED_KEYS", "NOT_WRITTEN", "Account", "NotWritten")
 
 Buffer = bytes | memoryview
 Message = dict[str, Any]
@@ -152,32 +154,43 @@ _PROBES: dict[str, list[Message]] = {
 """What a chat may have, and a chat that has it, with a mark in its place."""
 
 
+NOTED_KEYS = frozenset({"tool_calls", "reasoning_content", "thinking", "reasoning"})
+_LEAST = {"system": 2, "earlier_thinking": 3}
+"""The messages that a chat must have to have it, where turns need no other key for it than ``content``."""
+
+
 class NotWritten:
-    """What templates do not write of chats. Each template is tried once; what it refuses, a row's own error tells.
+    """What a template does not write of chats. It is tried once; what it refuses, a row's own error tells.
 
     :param ignored: keys of which nothing is said.
     """
 
-    def __init__(self, ignored: Collection[str]) -> None:
-        self._ignored = ignored
-        self._lost: dict[ChatTemplate, list[str]] = {}
+    def __init__(self, template: ChatTemplate, ignored: Collection[str]) -> None:
+        self._template, self._ignored = template, ignored
 
-    def __call__(self, template: ChatTemplate, messages: list[Message], tools: list[Message] | None) -> tuple[str, ...]:
+    @cached_property
+    def _lost(self) -> list[str]:
+        return [kind for kind in _PROBES if kind.removeprefix("earlier_") not in self._ignored and self._is_lost(kind)]
+
+    @cached_property
+    def _least(self) -> int:
+        return min((_LEAST[kind] for kind in self._lost if kind in _LEAST), default=sys.maxsize)
+
+    def notes(self, messages: list[Message], tools: list[Message] | None) -> tuple[str, ...]:
         """The notes of a chat."""
-        lost = self._lost.get(template)
-        if lost is None:
-            lost = self._lost[template] = [kind for kind in _PROBES if self._is_lost(kind, template)]
-        has = set(_kinds(messages, tools)) if lost else ()
-        return tuple(f"{kind}{NOT_WRITTEN}" for kind in lost if kind in has)
+        if not tools and len(messages) < self._least and NOTED_KEYS.isdisjoint(chain.from_iterable(messages)):
+            return ()  # nearly always
 
-    def _is_lost(self, kind: str, template: ChatTemplate) -> bool:
+        has = set(_kinds(messages, tools))
+        return tuple(f"{kind}{NOT_WRITTEN}" for kind in self._lost if kind in has)
+
+    def _is_lost(self, kind: str) -> bool:
         try:
-            text = template.rendered(_PROBES[kind], [_TOOL] if kind == "tools" else None)
+            text = self._template.rendered(_PROBES[kind], [_TOOL] if kind == "tools" else None)
         except RowFault:
             return False
 
-        is_written = _MARK in text and (kind != "tool_calls" or _TEXT in text)
-        return not is_written and kind.removeprefix("earlier_") not in self._ignored
+        return _MARK not in text or (kind == "tool_calls" and _TEXT not in text)
 
 
 def _kinds(messages: list[Message], tools: list[Message] | None) -> Iterator[str]:
@@ -189,6 +202,6 @@ def _kinds(messages: list[Message], tools: list[Message] | None) -> Iterator[str
             yield "system"
         if message["role"] == "assistant":
             yield "tool_calls" if content and message.get("tool_calls") else ""
-            if any(map(message.get, ("reasoning_content", "thinking", "reasoning"))):
+            if any(map(message.get, NOTED_KEYS - {"tool_calls"})):
                 yield f"{earlier}reasoning_content"
             yield f"{earlier}thinking" if isinstance(content, str) and "</think>" in content else ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from asyncdata.tokenization.account import Account, NotWritten
+from asyncdata.tokenization.account import NOTED_KEYS, Account, NotWritten
 from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
 from asyncdata.tokenization.functions.labelled import (
     NOTHING_TRAINED,
@@ -118,12 +118,12 @@ class ChatDrafts:
     def __init__(self, row: RowReader, spans: tuple[ChatSpans, ChatSpans], *, may_have_pictures: bool = False) -> None:
         self._row, self._may_have_pictures = row, may_have_pictures
         self._without_tools, self._with_tools = spans
-        self._not_written = NotWritten(() if row.account is None else row.account.ignored)
+        ignored = () if row.account is None else row.account.ignored
+        self._not_written = [NotWritten(each.template, ignored) for each in spans]
 
     def notes(self, messages: list[Message], tools: list[Message] | None) -> tuple[str, ...]:
         """The notes of what the template does not write of a chat."""
-        spans = self._without_tools if tools is None else self._with_tools
-        return self._not_written(spans.template, messages, tools)
+        return self._not_written[tools is not None].notes(messages, tools)
 
     def tools(self, text: Buffer | None, raw: Buffer) -> list[Message] | None:
         """The row's tools.
@@ -194,6 +194,7 @@ class Chats(RowTokenizer):
         row = DialectReader(dialect, keys, more, decided_by, account)
         super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
         self._fn, self._train_on, self._flags = fn, train_on, frozenset(fn.turn_flags)
+        self._noted = self._flags | NOTED_KEYS
         self._name, self._chat = DIALECTS[dialect].required[0], DIALECTS[dialect].read
         self._drafts = None
         if fn.has_template(files):
@@ -206,11 +207,13 @@ class Chats(RowTokenizer):
             raise RowFault("AD411", "the tokenizer has no chat template: pass chat_template=, or pairs of texts", raw)
 
         tools = self._drafts.tools(fields.get("tools"), raw)
-        left_out = self._row.left_out(self._name, messages, self._flags, raw)
+        is_plain = self._noted.isdisjoint(chain.from_iterable(messages))  # nearly always
+        left_out = [] if is_plain else self._row.left_out(self._name, messages, self._flags, raw)
+        is_bare = is_plain and not tools and len(messages) < 3
+        notes: tuple[str, ...] = () if is_bare else self._drafts.notes(messages, tools)
         if self._train_on == "all":
             draft = self._whole(messages, tools, left_out, raw)
-            notes = (TURN_LEFT_OUT,) * len(left_out) + self._drafts.notes(messages, tools)
-            return Drafting.with_metadata([draft], fields, notes=notes)
+            return Drafting.with_metadata([draft], fields, notes=notes + (TURN_LEFT_OUT,) * len(left_out))
 
         chosen = [number for number in trained_messages(self._train_on, messages) if number >= first]
         trained = [number for number in chosen if number not in left_out] if left_out else chosen
@@ -218,7 +221,7 @@ class Chats(RowTokenizer):
             return NOTHING_TRAINED
 
         draft = self._drafts.draft(self._name, messages, tools, trained, raw)
-        notes = (TURN_LEFT_OUT,) * (len(chosen) - len(trained)) + self._drafts.notes(messages, tools)
+        notes += (TURN_LEFT_OUT,) * (len(chosen) - len(trained))
         return Drafting.with_metadata([draft], fields, notes=notes)
 
     def _whole(self, messages: list[Message], tools: list[Message] | None, left_out: list[int], raw: Buffer) -> Draft:
