@@ -98,11 +98,11 @@ class Account(NamedTuple):
         """The keys of a row that are neither read nor empty: at most 20, each with the beginning of its value."""
         known, row = {*read, *self.ignored}, decode_object(raw)
         rest = islice((key for key in row if key not in known and row[key] not in (None, "", [], {})), MAX_KEYS)
-        return {printable(key): _shown(json.dumps(row[key], ensure_ascii=False)) for key in rest}
+        return {printable(key): _shown(row[key]) for key in rest}
 
 
-def _shown(text: str) -> str:
-    text = redacted(printable(text))
+def _shown(value: Any) -> str:
+    text = redacted(printable(json.dumps(value, ensure_ascii=False)[: 10 * _SHOWN]))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
