@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
 
     from asyncdata.tokenization.chat_template.programs import Program
     from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat, SymbolicTemplate
@@ -61,10 +61,8 @@ class ChatTemplate:
                 "today='2026-01-31', or chat_template_kwargs={'date_string': '31 Jan 2026'}"
             )
 
-        environment = make_environment(ImmutableSandboxedEnvironment)
         try:
-            _check_size(source, environment)
-            self._template = environment.from_string(source)
+            self._template, self.has_generation = _compiled(source)
         except TemplateSyntaxError as error:
             raise ConfigError(
                 f"AD411 the chat template's line {error.lineno} is not valid Jinja: {error.message}"
@@ -76,8 +74,6 @@ class ChatTemplate:
                 f"AD411 the chat template cannot be compiled: {type(error).__name__}: {error}; pass another template"
             ) from error
 
-        generation: Any = environment.extensions[Generation.identifier]
-        self.has_generation: bool = generation.is_used
         self._variables = {"documents": None, "add_generation_prompt": False, **variables}
         if today is not None:
             self._variables.setdefault("strftime_now", today.strftime)
@@ -152,6 +148,18 @@ class ChatTemplate:
     def _prove(self, messages: list[Message], tools: list[Message] | None, _: object) -> Program:
         program = self.proven(messages, tools, lambda chat: ([chat.rendered(chat.messages, chat.tools)], ()))
         return program.checked(messages, tools, lambda: [self.rendered(messages, tools)])
+
+
+@lru_cache(16)
+def _compiled(source: str) -> tuple[Template, bool]:
+    """The template, and whether it has generation blocks; once, whatever its variables are, which rows may have."""
+    environment = make_environment(ImmutableSandboxedEnvironment)
+    _check_size(source, environment)
+    template, generation = (
+        environment.from_string(source),
+        cast("Generation", environment.extensions[Generation.identifier]),
+    )
+    return template, generation.is_used
 
 
 def choose_templates(templates: Mapping[str, str], chosen: str | None = None) -> tuple[str, str]:

@@ -240,7 +240,9 @@ class Drafting(NamedTuple):
         notes: tuple[str, ...] = (),
         **columns: Buffer,
     ) -> Drafting:
-        """With a column of the row's metadata, unchanged; without it for null."""
+        """With columns of the row's label and metadata, unchanged; without metadata for null."""
+        if "label" in fields:
+            columns["label"] = fields["label"]
         metadata = fields.get("metadata")
         if metadata is not None and bytes(metadata) != b"null":
             columns["metadata"] = metadata
