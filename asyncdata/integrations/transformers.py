@@ -49,7 +49,7 @@ CALLBACK = "AsyncDataState"
 def placeholder() -> Any:
     """A ``datasets.Dataset`` of one row, for a trainer whose constructor demands a data set to train or evaluate on.
 
-    It is never read. It has what SFTTrainer, DPOTrainer and RewardTrainer look for.
+    It is never read. It has what SFTTrainer, DPOTrainer, KTOTrainer and RewardTrainer look for.
     """
     try:
         from datasets import Dataset, DatasetInfo
