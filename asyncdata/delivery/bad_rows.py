@@ -12,12 +12,13 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import BadRowError, TooManyBadRowsError
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import RowError
+from asyncdata.tokenization.account import NOT_WRITTEN
 from asyncdata.tokenization.rows import excerpt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Mapping
 
-    from asyncdata.core.messages import Failed
+    from asyncdata.core.messages import Data, Failed
     from asyncdata.core.types import SourceLocation
 
 __all__ = ("NONE_STOPS", "BadRowPolicy", "NotesLog", "bad_row_error", "error_at", "located", "without_text")
@@ -43,6 +44,7 @@ _REASONS = {
     "AD119": "more than one value on the line",
     "AD130": "media, which are not supported",
     "AD457": "a picture that cannot be read, or is beyond a limit",
+    "AD133": "a key that changes the text or what is trained, and is not read",
     "AD131": "a content part that the chat template does not write",
     "AD132": "a turn of a chat without content",
     "AD411": "the tokenizer has no chat template for it",
@@ -184,13 +186,22 @@ def _excerpt(place: SourceLocation) -> str:
 
 
 class NotesLog:
-    """Logs an event when a note that needs one comes for the first time."""
+    """Logs an event when a note that needs one comes for the first time.
 
-    def __init__(self) -> None:
+    :param source: the name of a part of a mixture; empty for a single source.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = {"source": source} if source else {}
         self._logged = set[str]()
 
-    def see(self, names: Container[str]) -> None:
-        """Look at the names of the notes of a chunk."""
+    def see(self, names: Mapping[str, Data], num_rows: int) -> None:
+        """Look at the notes of a chunk of so many rows: the rows of each, as int32."""
+        for name in names:
+            if name.endswith(NOT_WRITTEN) and name not in self._logged:
+                self._logged.add(name)
+                what, found = name.removesuffix(NOT_WRITTEN), len(names[name]) // 4
+                _log.warning("chat.not_written", **self._source, what=what, num_found=found, num_rows=num_rows)
         if "no_stop_token" in names and "no_stop_token" not in self._logged:
             self._logged.add("no_stop_token")
             _log.warning("chat.no_stop_token", reason=_NO_STOP_TOKEN)

@@ -17,9 +17,10 @@ import msgspec
 from asyncdata.core.errors import ConfigError, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from asyncdata.core.messages import Overflow
+    from asyncdata.tokenization.account import Account
 
     _DecodeRow = Callable[[bytes], tuple[msgspec.Raw | None, ...]]
     _DecodeLines = Callable[[bytes, int], list[list[Any]]]
@@ -127,17 +128,28 @@ class RowDecoder:
         has no key ``a.b``.
     :param decoded: those among them whose values :meth:`all` decodes.
     :param refuses_media: whether a row that has media under other keys than these is bad.
+    :param account: says which other keys speak: a row with one of them is bad.
     """
 
-    def __init__(self, keys: Sequence[str], decoded: Sequence[str] = (), *, refuses_media: bool = False) -> None:
+    def __init__(
+        self,
+        keys: Sequence[str],
+        decoded: Sequence[str] = (),
+        *,
+        refuses_media: bool = False,
+        account: Account | None = None,
+    ) -> None:
         self._keys = tuple(keys)
         self._decoded = decoded
         self._first_decoded = self._keys.index(decoded[0]) if decoded else None
-        self.media = tuple(key for key in MEDIA_KEYS if refuses_media and key not in self._keys)
         paths = [(number, key.split(".")) for number, key in enumerate(self._keys) if "." in key]
         self._inner = [(number, len(self._keys) + at, path[1:]) for at, (number, path) in enumerate(paths)]
         self._looked_for = (*self._keys, *(path[0] for _, path in paths))  # with the objects that the others may be in
-        self._decode, self._decode_lines = _struct_decoders(self._looked_for, decoded, self.media)
+        self._account, ignored = account, () if account is None else account.ignored
+        self.media = tuple(key for key in MEDIA_KEYS if refuses_media and key not in (*self._keys, *ignored))
+        speaking = {} if account is None else account.speaking
+        silent = {key: speaking.get(key, _Empty) for key in (*self.media, *speaking) if key not in self._looked_for}
+        self._decode, self._decode_lines = _struct_decoders(self._looked_for, decoded, silent)
 
     def __call__(self, raw: Buffer) -> tuple[msgspec.Raw | None, ...]:
         """The JSON text of each key, in their order; None for a key that the row lacks.
@@ -154,6 +166,8 @@ class RowDecoder:
                 if not is_empty(value.get(key)):
                     raise MediaFault(f"the row has {ascii(key)}", self.media, row) from None
 
+            if self._account is not None:
+                self._account.refuse(value, row, self._looked_for)
             values = [_dump(value[key]) if key in value else None for key in self._looked_for]
             return self._found(values, row)
 
@@ -237,16 +251,17 @@ def _is_mostly_a_string(found: Sequence[Any], num_bytes: int) -> bool:
 
 
 def _struct_decoders(
-    keys: tuple[str, ...], decoded: Sequence[str], media: tuple[str, ...]
+    keys: tuple[str, ...], decoded: Sequence[str], silent: Mapping[str, Any]
 ) -> tuple[_DecodeRow, _DecodeLines]:
     """Decoders of only ``keys``, for one row and for lines. msgspec skips keys that are not fields of the Struct.
 
     :param decoded: the keys whose values the decoder for lines decodes.
-    :param media: keys that must be empty. msgspec checks it, which takes no time in a row without such keys.
+    :param silent: keys that must say nothing: the type of such values. msgspec checks it, which takes no time in a row
+        without such keys.
     """
     names = {key: f"field_{number}" for number, key in enumerate(dict.fromkeys(keys))}
-    rename = {name: key for key, name in names.items()} | {key: key for key in media}
-    must_be_empty = [(key, _Empty, None) for key in media]
+    rename = {name: key for key, name in names.items()} | {key: key for key in silent}
+    must_be_empty = [(key, kind, None) for key, kind in silent.items()]
     fields = [*((name, msgspec.Raw, None) for name in names.values()), *must_be_empty]
     types = {key: Any if key in decoded else msgspec.Raw for key in names}
     fields_of_lines = [*((name, types[key], None) for key, name in names.items()), *must_be_empty]

@@ -20,6 +20,7 @@ from asyncdata.core.types import Position
 from asyncdata.report.page import write_page
 from asyncdata.report.run_page import inspected_page
 from asyncdata.report.samples import Samples
+from asyncdata.tokenization.account import MAX_KEYS
 from asyncdata.tokenization.chat_template.programs import seen_shapes
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
@@ -51,7 +52,7 @@ def inspect(args: SimpleNamespace, output: Output) -> int:
 
     settle_kind(args, output, says_prompt=True)
     counts = ("num_rows", "num_samples", "dropped", "bad_rows", "num_tokens", "num_trained")
-    total: dict[str, Any] = {**dict.fromkeys(counts, 0), "dropped": {}}
+    total: dict[str, Any] = {**dict.fromkeys(counts, 0), "dropped": {}, "noted": {}, "unread_keys": {}}
     masks: dict[int, LossMask] = {}
     tally = _Tally()
     functions: list[Any] = []
@@ -118,6 +119,12 @@ def _add(total: dict[str, Any], row: InspectedRow, texts: list[MaskedText]) -> N
     total["bad_rows"] += row.error is not None
     if row.dropped:
         total["dropped"][row.dropped] = total["dropped"].get(row.dropped, 0) + 1
+    for name in dict.fromkeys(row.notes):
+        total["noted"][name] = total["noted"].get(name, 0) + 1
+    unread = total["unread_keys"]
+    for key, value in row.unread.items():
+        if key in unread or len(unread) < MAX_KEYS:
+            unread.setdefault(key, {"num_rows": 0, "value": value, "row": _place(row)})["num_rows"] += 1
     total["num_tokens"] += sum(text.num_tokens for text in texts)
     total["num_trained"] += sum(text.num_trained for text in texts)
 
@@ -151,15 +158,24 @@ class _Tally:
 
 def _lines(total: dict[str, Any], in_mass: list[str], *, is_masked: bool) -> list[tuple[str, str]]:
     """The counts, for people."""
-    dropped = ", ".join(f"{number:,} {reason}" for reason, number in total["dropped"].items())
+    dropped, noted = (
+        ", ".join(f"{number:,} {reason}" for reason, number in total[key].items()) for key in ("dropped", "noted")
+    )
     num_tokens, num_trained = total["num_tokens"], total["num_trained"]
     return [
         ("rows", f"{total['num_rows']:,}, of which {total['num_samples']:,} became samples"),
         ("dropped", printable(dropped) or "nothing"),
         *(("dropped in mass", printable(text)) for text in in_mass),
         ("bad rows", f"{total['bad_rows']:,}"),
+        *([("noted", printable(noted))] if noted else []),
+        *(("key not read", _unread_line(key, found)) for key, found in total["unread_keys"].items()),
         ("tokens", _counted(num_tokens, num_trained) if is_masked else f"{num_tokens:,} tokens"),
     ]
+
+
+def _unread_line(key: str, found: dict[str, Any]) -> str:
+    value = "" if found["value"] is None else f": {found['value']}"
+    return printable(f"{key}, in {found['num_rows']:,} rows, such as {found['row']}{value}")
 
 
 def _counted(num_tokens: int, num_trained: int) -> str:

@@ -110,6 +110,11 @@ class RowTokenizer(ABC):
         :raises RowFault: if it is bad.
         """
 
+    def rest(self, raw: Buffer) -> dict[str, str | None]:
+        """The keys of a row that are not read, each with the beginning of its value; None: it is only counted."""
+        found, account = self._row.rest(raw), self._row.account
+        return {**found} if account is None or account.is_told else dict.fromkeys(found)
+
     def write_all(self, columns: dict[str, list[Any]], out: ColumnWriter) -> bool:
         """Write all rows at once, by the columns of their fields; false if a row needs the other methods."""
         return False

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
+from asyncdata.tokenization.account import Account, NotWritten
 from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
 from asyncdata.tokenization.functions.labelled import (
     NOTHING_TRAINED,
@@ -80,6 +81,11 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
         check_template_settings(self.chat_template_kwargs, self.today, _RESERVED)
 
     @property
+    def account(self) -> Account:
+        """What is done with keys that are not read."""
+        return Account.of_chats(self.ignore_keys, self.tool_key, are_trained=True)
+
+    @property
     def may_be_text(self) -> bool:
         """Whether rows may be text that no template renders."""
         return False
@@ -136,6 +142,11 @@ class ChatDrafts:
         self._row, self._may_have_pictures = row, may_have_pictures
         self._spans = fn.chat_spans(files, special := files.special_texts())
         self._spans_of = lru_cache(_KEPT_VARIABLES)(lambda text: fn.chat_spans(files, special, self._variables(text)))
+        self._not_written = NotWritten(() if row.account is None else row.account.ignored)
+
+    def notes(self, messages: list[Message], beside: _Beside) -> tuple[str, ...]:
+        """The notes of what the template does not write of a chat."""
+        return self._not_written(beside.spans.template, messages, beside.tools)
 
     def beside(self, fields: Mapping[str, Any], raw: Buffer) -> _Beside:
         """What the row has beside its chats.
@@ -216,8 +227,9 @@ class Chats(RowTokenizer):
         from asyncdata.tokenization.functions.dialects import DIALECTS, DialectReader
 
         files = fn.files()
-        more = {"tools": fn.tool_key, "metadata": fn.metadata_key, "images": images_key, VARIABLES: VARIABLES}
-        row = DialectReader(dialect, keys, more, decided_by, label_key)
+        variables = None if VARIABLES in fn.ignore_keys else VARIABLES
+        more = {"tools": fn.tool_key, "metadata": fn.metadata_key, "images": images_key, VARIABLES: variables}
+        row = DialectReader(dialect, keys, more, decided_by, label_key, fn.account)
         super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
         self._fn, self._train_on, self._flags = fn, train_on, frozenset(fn.turn_flags)
         self._name, self._chat = DIALECTS[dialect].required[0], DIALECTS[dialect].read
@@ -234,7 +246,8 @@ class Chats(RowTokenizer):
         left_out = self._row.left_out(self._name, messages, self._flags, raw)
         if self._train_on == "all":
             draft = self._whole(messages, beside, left_out, raw)
-            return Drafting.with_metadata([draft], fields, notes=(TURN_LEFT_OUT,) * len(left_out))
+            notes = (TURN_LEFT_OUT,) * len(left_out) + self._drafts.notes(messages, beside)
+            return Drafting.with_metadata([draft], fields, notes=notes)
 
         chosen = [number for number in trained_messages(self._train_on, messages) if number >= first]
         trained = [number for number in chosen if number not in left_out] if left_out else chosen
@@ -242,7 +255,8 @@ class Chats(RowTokenizer):
             return NOTHING_TRAINED
 
         draft = self._drafts.draft(self._name, messages, beside, trained, raw)
-        return Drafting.with_metadata([draft], fields, notes=(TURN_LEFT_OUT,) * (len(chosen) - len(trained)))
+        notes = (TURN_LEFT_OUT,) * (len(chosen) - len(trained)) + self._drafts.notes(messages, beside)
+        return Drafting.with_metadata([draft], fields, notes=notes)
 
     def _whole(self, messages: list[Message], beside: _Beside, left_out: list[int], raw: Buffer) -> Draft:
         """The chat, of which all is trained but the answers that are left out.
