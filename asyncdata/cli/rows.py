@@ -101,7 +101,7 @@ class InspectedRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return [] if self._chunk is None else [note.name for note in self._chunk.notes]
 
     @property
-    def unread(self) -> dict[str, str | None]:
+    def unread(self) -> dict[str, str]:
         """The keys that the tokenize function does not read, each with the beginning of its value."""
         return self.tokenize.rest(self.raw) if hasattr(self.tokenize, "rest") and self.refusal is None else {}
 

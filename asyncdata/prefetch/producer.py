@@ -32,7 +32,6 @@ from asyncdata.delivery.chunk import IS_EXCLUDED, IS_IN_JOURNAL, WAS_SERVED, Chu
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.ledger import is_key_of, key_in_part
 from asyncdata.delivery.mass_drops import MassDrops, rows_by_reason
-from asyncdata.delivery.unread_keys import UnreadKeys
 from asyncdata.prefetch.windows.base import leaving_out, no_such_place
 from asyncdata.workers.base import Crashed, error_of
 
@@ -102,8 +101,8 @@ class Producer:
         self._current = (0, 0)
         self._is_finished = True
         self._is_pumping = self._is_pump_due = False
-        self._notes, self._mass_drops = NotesLog(source), MassDrops(source, num_files)
-        self._unread, self._num_files, self._seen_files = UnreadKeys(source), num_files, set[int]()
+        self._notes = NotesLog(source, shows_row=coordinator.rules.bad_rows.shows_row)
+        self._mass_drops, self._num_files, self._seen_files = MassDrops(source, num_files), num_files, set[int]()
         executor.watch(self.pump)
 
     def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
@@ -336,9 +335,8 @@ class Producer:
         return other
 
     def _deliver(self, part: _RowsInFlight, reply: Tokenized) -> None:
-        self._notes.see(reply.notes, part.entry.num_rows)
         chunk, bounds = part.chunk(reply), part.bounds
-        self._unread.see(reply.unread, chunk.row_location, shows_row=self._coordinator.rules.bad_rows.shows_row)
+        self._notes.see(reply, chunk.num_rows, chunk.row_location)
         drops, files = rows_by_reason(chunk), lambda: part.window.keys(*bounds)[0]
         self._mass_drops.see(chunk.num_rows, drops, files, chunk.row_location, chunk.ours)
         self._coordinator.fill(part.channel, part.entry, chunk)
@@ -356,7 +354,7 @@ class Producer:
     @property
     def unread_keys(self) -> dict[str, int]:
         """Rows that have each unread key, among those that were looked at."""
-        return dict(self._unread.counts)
+        return dict(self._notes.unread)
 
     @property
     def digests(self) -> list[str]:

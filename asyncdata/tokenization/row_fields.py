@@ -65,8 +65,10 @@ class RowReader:
         self._required = {name: setting.format(name) for name in required if name in self._keys}
         self._decoded = [name for name in decoded if name in self._keys]
         self._reads_many = bool(self._decoded) and len(set(self._keys.values())) == len(self._keys)
-        keys = [self._keys[name] for name in self._decoded]
-        self._decode = RowDecoder(tuple(self._keys.values()), keys, refuses_media=not allows_media, account=account)
+        keys, needed = ([self._keys[name] for name in names] for names in (self._decoded, self._required))
+        self._decode = RowDecoder(
+            tuple(self._keys.values()), keys, refuses_media=not allows_media, account=account, required=needed
+        )
         self.media = self._decode.media
         self.account, self.read_keys = (
             account,

@@ -128,7 +128,7 @@ class RowDecoder:
         has no key ``a.b``.
     :param decoded: those among them whose values :meth:`all` decodes.
     :param refuses_media: whether a row that has media under other keys than these is bad.
-    :param account: says which other keys speak: a row with one of them is bad.
+    :param account: says which other keys speak: a row with one of them is bad, if it has the ``required`` keys.
     """
 
     def __init__(
@@ -138,8 +138,9 @@ class RowDecoder:
         *,
         refuses_media: bool = False,
         account: Account | None = None,
+        required: Sequence[str] = (),
     ) -> None:
-        self._keys = tuple(keys)
+        self._keys, self._required = tuple(keys), [keys.index(key) for key in required]
         self._decoded = decoded
         self._first_decoded = self._keys.index(decoded[0]) if decoded else None
         paths = [(number, key.split(".")) for number, key in enumerate(self._keys) if "." in key]
@@ -166,10 +167,10 @@ class RowDecoder:
                 if not is_empty(value.get(key)):
                     raise MediaFault(f"the row has {ascii(key)}", self.media, row) from None
 
-            if self._account is not None:
+            values = self._found([_dump(value[key]) if key in value else None for key in self._looked_for], row)
+            if self._account is not None and all(values[number] is not None for number in self._required):
                 self._account.refuse(value, row, self._looked_for)
-            values = [_dump(value[key]) if key in value else None for key in self._looked_for]
-            return self._found(values, row)
+            return values
 
         if not row.isascii():
             _decode_utf8(row, row)  # msgspec does not check the values that it skips

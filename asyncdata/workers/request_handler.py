@@ -8,7 +8,7 @@ import time
 import traceback
 from array import array
 from itertools import accumulate, cycle
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
 
 import msgspec
@@ -209,13 +209,9 @@ class _PartHandler:
         return msgspec.structs.replace(samples, unread=self._unread(rows, looks))
 
     def _unread(self, rows: Sequence[bytes | memoryview], looks: Iterable[int]) -> dict[str, Unread]:
-        """The unread keys of the rows that are to be looked at; of a function that gets rows whole, there are none."""
-        rest, found = getattr(self.tokenizer, "rest", None), {}
-        for row in looks if rest is not None else ():
-            for key, text in rest(rows[row]).items() if row < len(rows) else ():
-                number, first, shown = found.get(key, (0, row, text))
-                found[key] = number + 1, first, shown
-        return found
+        """The unread keys of some rows; a function that gets rows whole has none."""
+        unread: Callable[[Any, Any], dict[str, Unread]] | None = getattr(self.tokenizer, "unread", None)
+        return {} if unread is None else unread(rows, looks)
 
     def _tokenize(self, request: Tokenize) -> Tokenized:
         began = time.perf_counter()

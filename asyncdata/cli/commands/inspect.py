@@ -52,7 +52,7 @@ def inspect(args: SimpleNamespace, output: Output) -> int:
 
     settle_kind(args, output, says_prompt=True)
     counts = ("num_rows", "num_samples", "dropped", "bad_rows", "num_tokens", "num_trained")
-    total: dict[str, Any] = {**dict.fromkeys(counts, 0), "dropped": {}, "noted": {}, "unread_keys": {}}
+    total: dict[str, Any] = {**dict.fromkeys(counts, 0), "dropped": {}}
     masks: dict[int, LossMask] = {}
     tally = _Tally()
     functions: list[Any] = []
@@ -79,7 +79,8 @@ def inspect(args: SimpleNamespace, output: Output) -> int:
     dialects = list(dict.fromkeys(filter(None, map(_dialect_of, functions))))
     encodings = list(filter(None, map(_encoding_of, functions)))
     in_mass = tally.in_mass()
-    lines = _lines(total, in_mass, is_masked=args.loss_mask or samples is not None) + _template_lines(template)
+    lines = _lines(total, in_mass, is_masked=args.loss_mask or samples is not None) + tally.told_lines()
+    lines += _template_lines(template)
     lines += zip(repeat("dialect"), map(printable, dialects), strict=False)
     lines += list(dict.fromkeys(("encoder", _backend_line(encoding)) for encoding in encodings))
     if is_cut:
@@ -89,7 +90,7 @@ def inspect(args: SimpleNamespace, output: Output) -> int:
         write_page(args.html, inspected_page(titles, lines, samples))
         lines.append(("page", printable(args.html)))
     told = {"template": template, "dialects": dialects, "encoding": encodings[0] if encodings else None}
-    record: dict[str, Any] = {"total": total, **told}
+    record: dict[str, Any] = {"total": total, **told, **tally.told()}
     if in_mass:
         record["dropped_in_mass"] = in_mass
     output.put(record if args.html is None else {**record, "page": args.html}, lambda _: fields(lines))
@@ -119,12 +120,6 @@ def _add(total: dict[str, Any], row: InspectedRow, texts: list[MaskedText]) -> N
     total["bad_rows"] += row.error is not None
     if row.dropped:
         total["dropped"][row.dropped] = total["dropped"].get(row.dropped, 0) + 1
-    for name in dict.fromkeys(row.notes):
-        total["noted"][name] = total["noted"].get(name, 0) + 1
-    unread = total["unread_keys"]
-    for key, value in row.unread.items():
-        if key in unread or len(unread) < MAX_KEYS:
-            unread.setdefault(key, {"num_rows": 0, "value": value, "row": _place(row)})["num_rows"] += 1
     total["num_tokens"] += sum(text.num_tokens for text in texts)
     total["num_trained"] += sum(text.num_trained for text in texts)
 
@@ -134,16 +129,34 @@ class _Tally:
 
     def __init__(self) -> None:
         self._num_rows: Counter[tuple[str, ...]] = Counter()
+        self.noted: Counter[str] = Counter()
+        self.unread: dict[str, dict[str, Any]] = {}
         self._dropped: dict[tuple[str, tuple[str, ...]], tuple[int, str]] = {}  # how many, and the first one
 
     def add(self, row: InspectedRow) -> None:
         """Count a row: for its file, and then for its source."""
+        self.noted.update(set(row.notes))
+        for key, value in row.unread.items():
+            if key in self.unread or len(self.unread) < MAX_KEYS:
+                self.unread.setdefault(key, {"num_rows": 0, "row": _place(row), "value": value})["num_rows"] += 1
         reason = f"bad row {row.error.code}" if row.error is not None else row.dropped
         for owner in ((row.source_name, row.location.path), (row.source_name,)):
             self._num_rows[owner] += 1
             if reason:
                 number, example = self._dropped.get((reason, owner)) or (0, _place(row))
                 self._dropped[reason, owner] = number + 1, example
+
+    def told(self) -> dict[str, Any]:
+        """What is noted of samples, and the keys that are not read; nothing, if there are none."""
+        return {name: counts for name, counts in (("noted", self.noted), ("unread_keys", self.unread)) if counts}
+
+    def told_lines(self) -> list[tuple[str, str]]:
+        """The same for people."""
+        noted = ", ".join(f"{number:,} {name}" for name, number in self.noted.items())
+        unread = [
+            f"{key}: {one['num_rows']:,} rows, such as {one['row']}: {one['value']}" for key, one in self.unread.items()
+        ]
+        return [("noted", printable(noted))] * bool(noted) + [("key not read", printable(line)) for line in unread]
 
     def in_mass(self) -> list[str]:
         """What is dropped in mass: by each file, or by a source if none of its files does."""
@@ -158,24 +171,15 @@ class _Tally:
 
 def _lines(total: dict[str, Any], in_mass: list[str], *, is_masked: bool) -> list[tuple[str, str]]:
     """The counts, for people."""
-    dropped, noted = (
-        ", ".join(f"{number:,} {reason}" for reason, number in total[key].items()) for key in ("dropped", "noted")
-    )
+    dropped = ", ".join(f"{number:,} {reason}" for reason, number in total["dropped"].items())
     num_tokens, num_trained = total["num_tokens"], total["num_trained"]
     return [
         ("rows", f"{total['num_rows']:,}, of which {total['num_samples']:,} became samples"),
         ("dropped", printable(dropped) or "nothing"),
         *(("dropped in mass", printable(text)) for text in in_mass),
         ("bad rows", f"{total['bad_rows']:,}"),
-        *([("noted", printable(noted))] if noted else []),
-        *(("key not read", _unread_line(key, found)) for key, found in total["unread_keys"].items()),
         ("tokens", _counted(num_tokens, num_trained) if is_masked else f"{num_tokens:,} tokens"),
     ]
-
-
-def _unread_line(key: str, found: dict[str, Any]) -> str:
-    value = "" if found["value"] is None else f": {found['value']}"
-    return printable(f"{key}, in {found['num_rows']:,} rows, such as {found['row']}{value}")
 
 
 def _counted(num_tokens: int, num_trained: int) -> str:
