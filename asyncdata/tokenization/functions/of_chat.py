@@ -151,7 +151,7 @@ class ChatDrafts:
     def beside(self, fields: Mapping[str, Any], raw: Buffer) -> _Beside:
         """What the row has beside its chats.
 
-        :raises RowFault: if its tools are not a list of JSON schemas, or its variables are not an object of variables.
+        :raises RowFault: if its tools are not a list of JSON schemas, or its variables have a reserved name.
         """
         tools, text = self._row.schemas(self._row.tools(fields.get("tools"), raw), raw), fields.get(VARIABLES)
         try:
@@ -163,8 +163,10 @@ class ChatDrafts:
 
     def _variables(self, text: bytes) -> dict[str, Any]:
         variables = decode_value(text)
+        if isinstance(variables, str) and variables.startswith("{"):
+            variables = decode_value(variables.encode())
         if not isinstance(variables, dict):
-            raise self._row.wrong_type(VARIABLES, "an object", variables, text)
+            return {}  # it is something else
 
         if taken := sorted(_RESERVED & set(variables)):
             raise RowFault("AD111", f"{self._row.name(VARIABLES)} has {', '.join(taken)}, which is no variable")
