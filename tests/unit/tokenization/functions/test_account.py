@@ -38,8 +38,9 @@ CALL = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "tide", "arg
 THINKS = {**SAYS, "content": "<think>\nHm.\n</think>\n\nBecause."}
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 FORGETS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] if not loop.last else "
-    "m.content }}<|im_end|>\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'user' %}{{ m.content }}<|im_end|>{% else %}"
+    "{% generation %}{{ m.content if loop.last else m.content.split('</think>')[-1] }}<|im_end|>{% endgeneration %}"
+    "{% endif %}\n{% endfor %}"
 )
 NO_SYSTEM = (
     "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -261,7 +262,10 @@ def test_the_first_row_of_each_file_is_looked_at(tmp_path, small_tokenizer, shuf
 
 
 def test_each_part_of_a_mixture_says_its_own(tmp_path, small_tokenizer):
-    parts = {name: Part(written(tmp_path / f"{name}.jsonl", *[{**CHAT, name: 1}] * 3)) for name in ("one", "two")}
+    parts = {
+        name: Part(written(tmp_path / f"{name}.jsonl", *[{**CHAT, name: 1}] * 3), when_done="leave")
+        for name in ("one", "two")
+    }
 
     found = Run(Mix(parts), ChatTokenizeFn(small_tokenizer))
 
@@ -334,10 +338,10 @@ def test_so_it_is_of_prompts_and_pairs(tmp_path, small_tokenizer):
 def test_inspect_and_the_report_say_the_same(tmp_path, small_tokenizer, capsys):
     path = written(tmp_path / "rows.jsonl", *[{**CHAT, "source": "web", "tools": [TOOL]}] * 3)
     fn = ChatTokenizeFn(small_tokenizer, chat_template=PLAIN)
-    Run(path, fn, telemetry=Telemetry(str(tmp_path / "run")))
+    Run(path, fn, telemetry=Telemetry(folder=str(tmp_path / "run")))
 
     assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")]) == 0
-    tables = read_page(tmp_path / "page.html").tables
+    tables = read_page((tmp_path / "page.html").read_bytes()).tables
     assert tables["unread-table"][1:] == [["source", "3"]]
     assert tables["noted-table"][1:] == [["tools_not_written", "3"]]
     capsys.readouterr()
