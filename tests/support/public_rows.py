@@ -154,6 +154,7 @@ PUBLIC_ROWS: dict[str, list[Row]] = {
         {
             "uuid": "i1",
             "model": "invented",
+            "gen_input_configs": {"temperature": 1.0, "seed": None, "pre_query_template": "<|user|>"},
             "instruction": _SEAS[0],
             "response": _SEAS[1],
             "conversations": _turns(*_SEAS[:2]),
@@ -213,9 +214,7 @@ PUBLIC_ROWS: dict[str, list[Row]] = {
             "score_rejected": 3.0,
         }
     ],
-    "tulu-3-preference-mixture": [
-        {"id": "m1", "source": "invented", "prompt": _SEAS[0], **_PAIR, "chosen_model": "a", "rejected_model": "b"}
-    ],
+    "tulu-3-preference-mixture": [{"id": "m1", "source": "invented", "prompt": _SEAS[0], **_PAIR}],
     "databricks-dolly-15k": [
         {"instruction": "Which sea?", "context": "Odessa lies on the Black Sea.", "response": "The Black Sea."}
         | {"category": "closed_qa"},
