@@ -10,8 +10,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from asyncdata.core.errors import printable, redacted
-from asyncdata.tokenization.row_fields import LIST_OF_OBJECTS
-from asyncdata.tokenization.rows import RowFault, decode_object
+from asyncdata.tokenization.rows import LIST_OF_OBJECTS, RowFault, decode_object
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

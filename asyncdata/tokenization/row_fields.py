@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from asyncdata.tokenization.rows import RowDecoder, RowFault, decode_value, json_type, missing_key
+from asyncdata.tokenization.account import Account
+from asyncdata.tokenization.rows import (
+    LIST_OF_OBJECTS,
+    MEDIA_KEYS,
+    RowDecoder,
+    RowFault,
+    decode_value,
+    json_type,
+    missing_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
 
-    from asyncdata.tokenization.account import Account
-
-__all__ = ("LIST_OF_OBJECTS", "TURN_FLAGS", "RowReader", "Tools", "TurnFlag")
+__all__ = ("TURN_FLAGS", "RowReader", "Tools", "TurnFlag")
 
 Buffer = bytes | memoryview
 Message = dict[str, Any]
-
-LIST_OF_OBJECTS = re.compile(r"\s*(?:\[\s*\{|\[\s*\]\s*\Z|\{\s*[\"']role[\"'])")
-"""How a text begins that is meant to be messages, or one message: as JSON, or as Python prints them."""
 
 TurnFlag = Literal["loss", "train", "training", "trainable", "weight"]
 TURN_FLAGS: tuple[TurnFlag, ...] = get_args(TurnFlag)
@@ -29,6 +32,11 @@ TURN_FLAGS: tuple[TurnFlag, ...] = get_args(TurnFlag)
 
 def _may_say_turns(metadata: Buffer | None) -> bool:
     return metadata is not None and b'"train_turns"' in bytes(metadata)
+
+
+def _places(key: str) -> tuple[str, str]:
+    """The keys of a row where the value of a key may be: it may lead into an object."""
+    return key, key.partition(".")[0]
 
 
 class Tools(NamedTuple):
@@ -65,15 +73,12 @@ class RowReader:
         self._required = {name: setting.format(name) for name in required if name in self._keys}
         self._decoded = [name for name in decoded if name in self._keys]
         self._reads_many = bool(self._decoded) and len(set(self._keys.values())) == len(self._keys)
-        keys, needed = ([self._keys[name] for name in names] for names in (self._decoded, self._required))
-        self._decode = RowDecoder(
-            tuple(self._keys.values()), keys, refuses_media=not allows_media, account=account, required=needed
-        )
+        keys = [self._keys[name] for name in self._decoded]
+        found = account or Account()
+        media = () if allows_media else [key for key in MEDIA_KEYS if key not in found.ignored]
+        self._decode = RowDecoder(tuple(self._keys.values()), keys, media, found.speaking, self._refuse)
         self.media = self._decode.media
-        self.account, self.read_keys = (
-            account,
-            {part for key in self._keys.values() for part in (key, key.partition(".")[0])},
-        )
+        self.account, self.read_keys = account, {*chain.from_iterable(map(_places, self._keys.values()))}
         has_turns = account is not None and "metadata" in account.speaking
         self._checks_turns = has_turns and self._keys.get("metadata") == "metadata"
 
@@ -115,6 +120,12 @@ class RowReader:
             return {} if self.account is None else self.account.rest_of(raw, self.read_keys)
 
         return {}
+
+    def _refuse(self, row: dict[str, Any], raw: bytes) -> None:
+        """Refuse a row in which a key speaks that is not read, unless it is no such row at all."""
+        needed = [_places(self._keys[name]) for name in self._required]
+        if self.account is not None and all(any(row.get(key) is not None for key in keys) for keys in needed):
+            self.account.refuse(row, raw, self._keys.values())
 
     def missing(self, name: str, raw: Buffer) -> RowFault:
         """The fault of a row without a field that it must have."""

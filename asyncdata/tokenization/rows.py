@@ -7,6 +7,7 @@ by every reader that uses ``json.loads``.
 from __future__ import annotations
 
 import json
+import re
 from codecs import BOM_UTF8
 from itertools import accumulate
 from operator import attrgetter, itemgetter
@@ -14,18 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from asyncdata.core.messages import Overflow
-    from asyncdata.tokenization.account import Account
 
     _DecodeRow = Callable[[bytes], tuple[msgspec.Raw | None, ...]]
     _DecodeLines = Callable[[bytes, int], list[list[Any]]]
 
 __all__ = (
+    "LIST_OF_OBJECTS",
     "MAX_NESTING",
     "MEDIA_KEYS",
     "TRAINED_CHATS",
@@ -42,6 +44,9 @@ __all__ = (
 )
 
 Buffer = bytes | memoryview
+
+LIST_OF_OBJECTS = re.compile(r"\s*(?:\[\s*\{|\[\s*\]\s*\Z|\{\s*[\"']role[\"'])")
+"""How a text begins that is meant to be messages, or one message: as JSON, or as Python prints them."""
 
 MAX_NESTING = 512
 """Deeper rows are bad. The limit of the parser depends on the Python version, but the order must not."""
@@ -127,30 +132,29 @@ class RowDecoder:
     :param keys: the keys to extract; other keys are skipped. ``a.b`` is the key ``b`` in the object ``a``, if the row
         has no key ``a.b``.
     :param decoded: those among them whose values :meth:`all` decodes.
-    :param refuses_media: whether a row that has media under other keys than these is bad.
-    :param account: says which other keys speak: a row with one of them is bad, if it has the ``required`` keys.
+    :param media: keys of media: a row that has some under other keys than ``keys`` is bad.
+    :param silent: keys that must say nothing, unless they are among ``keys``: a type of what says nothing. A row whose
+        values are not of it is looked at by ``refuse``.
     """
 
     def __init__(
         self,
         keys: Sequence[str],
         decoded: Sequence[str] = (),
-        *,
-        refuses_media: bool = False,
-        account: Account | None = None,
-        required: Sequence[str] = (),
+        media: Sequence[str] = (),
+        silent: Mapping[str, Any] = {},
+        refuse: Callable[[dict[str, Any], bytes], object] = no_op,
     ) -> None:
-        self._keys, self._required = tuple(keys), [keys.index(key) for key in required]
-        self._decoded = decoded
+        self._keys, self._decoded, self._refuse = tuple(keys), decoded, refuse
         self._first_decoded = self._keys.index(decoded[0]) if decoded else None
+        self.media = tuple(key for key in media if key not in self._keys)
         paths = [(number, key.split(".")) for number, key in enumerate(self._keys) if "." in key]
         self._inner = [(number, len(self._keys) + at, path[1:]) for at, (number, path) in enumerate(paths)]
         self._looked_for = (*self._keys, *(path[0] for _, path in paths))  # with the objects that the others may be in
-        self._account, ignored = account, () if account is None else account.ignored
-        self.media = tuple(key for key in MEDIA_KEYS if refuses_media and key not in (*self._keys, *ignored))
-        speaking = {} if account is None else account.speaking
-        silent = {key: speaking.get(key, _Empty) for key in (*self.media, *speaking) if key not in self._looked_for}
-        self._decode, self._decode_lines = _struct_decoders(self._looked_for, decoded, silent)
+        silent = {**dict.fromkeys(self.media, _Empty), **silent}
+        self._decode, self._decode_lines = _struct_decoders(
+            self._looked_for, decoded, {key: silent[key] for key in silent if key not in self._looked_for}
+        )
 
     def __call__(self, raw: Buffer) -> tuple[msgspec.Raw | None, ...]:
         """The JSON text of each key, in their order; None for a key that the row lacks.
@@ -167,10 +171,9 @@ class RowDecoder:
                 if not is_empty(value.get(key)):
                     raise MediaFault(f"the row has {ascii(key)}", self.media, row) from None
 
-            values = self._found([_dump(value[key]) if key in value else None for key in self._looked_for], row)
-            if self._account is not None and all(values[number] is not None for number in self._required):
-                self._account.refuse(value, row, self._looked_for)
-            return values
+            self._refuse(value, row)
+            values = [_dump(value[key]) if key in value else None for key in self._looked_for]
+            return self._found(values, row)
 
         if not row.isascii():
             _decode_utf8(row, row)  # msgspec does not check the values that it skips

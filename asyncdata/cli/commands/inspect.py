@@ -20,7 +20,7 @@ from asyncdata.core.types import Position
 from asyncdata.report.page import write_page
 from asyncdata.report.run_page import inspected_page
 from asyncdata.report.samples import Samples
-from asyncdata.tokenization.account import MAX_KEYS
+from asyncdata.tokenization.account import MAX_KEYS, NOT_WRITTEN
 from asyncdata.tokenization.chat_template.programs import seen_shapes
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
@@ -129,13 +129,14 @@ class _Tally:
 
     def __init__(self) -> None:
         self._num_rows: Counter[tuple[str, ...]] = Counter()
-        self.noted: Counter[str] = Counter()
+        self.not_written: Counter[str] = Counter()
         self.unread: dict[str, dict[str, Any]] = {}
         self._dropped: dict[tuple[str, tuple[str, ...]], tuple[int, str]] = {}  # how many, and the first one
 
     def add(self, row: InspectedRow) -> None:
         """Count a row: for its file, and then for its source."""
-        self.noted.update(set(row.notes))
+        lost = {name.removesuffix(NOT_WRITTEN) for name in row.notes if name.endswith(NOT_WRITTEN)}
+        self.not_written.update(lost)
         for key, value in row.unread.items():
             if key in self.unread or len(self.unread) < MAX_KEYS:
                 self.unread.setdefault(key, {"num_rows": 0, "row": _place(row), "value": value})["num_rows"] += 1
@@ -147,16 +148,17 @@ class _Tally:
                 self._dropped[reason, owner] = number + 1, example
 
     def told(self) -> dict[str, Any]:
-        """What is noted of samples, and the keys that are not read; nothing, if there are none."""
-        return {name: counts for name, counts in (("noted", self.noted), ("unread_keys", self.unread)) if counts}
+        """What is not written, and the keys that are not read; nothing, if there are none."""
+        both = (("not_written", self.not_written), ("unread_keys", self.unread))
+        return {name: counts for name, counts in both if counts}
 
     def told_lines(self) -> list[tuple[str, str]]:
         """The same for people."""
-        noted = ", ".join(f"{number:,} {name}" for name, number in self.noted.items())
+        lost = ", ".join(f"{number:,} {name}" for name, number in self.not_written.items())
         unread = [
-            f"{key}: {one['num_rows']:,} rows, such as {one['row']}: {one['value']}" for key, one in self.unread.items()
+            f"{one['num_rows']:,} {key}, such as {one['row']}: {one['value']}" for key, one in self.unread.items()
         ]
-        return [("noted", printable(noted))] * bool(noted) + [("key not read", printable(line)) for line in unread]
+        return [("not written", lost)] * bool(lost) + [("not read", printable(line)) for line in unread]
 
     def in_mass(self) -> list[str]:
         """What is dropped in mass: by each file, or by a source if none of its files does."""

@@ -81,11 +81,6 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
         check_template_settings(self.chat_template_kwargs, self.today, _RESERVED)
 
     @property
-    def account(self) -> Account:
-        """What is done with keys that are not read."""
-        return Account.of_chats(self.ignore_keys, self.tool_key, are_trained=True)
-
-    @property
     def may_be_text(self) -> bool:
         """Whether rows may be text that no template renders."""
         return False
@@ -231,7 +226,8 @@ class Chats(RowTokenizer):
         files = fn.files()
         variables = None if VARIABLES in fn.ignore_keys else VARIABLES
         more = {"tools": fn.tool_key, "metadata": fn.metadata_key, "images": images_key, VARIABLES: variables}
-        row = DialectReader(dialect, keys, more, decided_by, label_key, fn.account)
+        account = Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=True)
+        row = DialectReader(dialect, keys, more, decided_by, label_key, account)
         super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
         self._fn, self._train_on, self._flags = fn, train_on, frozenset(fn.turn_flags)
         self._name, self._chat = DIALECTS[dialect].required[0], DIALECTS[dialect].read

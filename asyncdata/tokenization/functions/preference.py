@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, Name, RowTokenizer, predicted
 from asyncdata.tokenization.functions.of_chat import VARIABLES, ChatDrafts, OfChat, assistants, num_alike
@@ -98,7 +99,7 @@ class _Pairs(RowTokenizer):
             {"prompt": fn.prompt_key, "system": "system", "tools": fn.tool_key, "metadata": fn.metadata_key}
             | {VARIABLES: None if VARIABLES in fn.ignore_keys else VARIABLES},
             decoded=(*_Pair._fields, "system"),
-            account=fn.account,
+            account=Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=True),
         )
         if "system" not in (fn.prompt_key, fn.tool_key, fn.metadata_key):
             row.read_keys.discard("system")  # it is only looked at
