@@ -211,12 +211,11 @@ class NotesLog:
             elif name.endswith(NOT_WRITTEN):
                 what, found = name.removesuffix(NOT_WRITTEN), len(reply.notes[name]) // 4
                 self._log.warning("chat.not_written", **self._source, what=what, num_found=found, num_rows=num_rows)
-        for key, (number, _, _) in reply.unread.items():
+        for key, (number, row, text) in reply.unread.items():
             if key in self.unread or len(self.unread) < MAX_KEYS:
                 self.unread[key] = self.unread.get(key, 0) + number
-        told = {key: found for key, (_, *found) in reply.unread.items() if key in self.unread and found[1] is not None}
-        if told and "" not in self._logged:
-            self._logged.add("")
-            key, (row, text) = next(iter(told.items()))
-            value, place = f"{key}: {text}" if self._shows_row else "", location(row).described(_COUNT_LINES_S)
-            self._log.info("rows.unread_keys", **self._source, keys=list(told), value=value, example=place)
+            if text is not None and "" not in self._logged:
+                self._logged.add("")
+                keys, value = list(reply.unread)[:MAX_KEYS], f"{key}: {text}" if self._shows_row else ""
+                place = location(row).described(_COUNT_LINES_S)
+                self._log.info("rows.unread_keys", **self._source, keys=keys, value=value, example=place)

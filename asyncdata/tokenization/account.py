@@ -139,7 +139,8 @@ NOT_WRITTEN = "_not_written"
 _MARK, _TEXT, _ID = "Zq7wXk3Vb", "Hj4tRm8Yd", "a1b2c3d4e"
 _ASKS, _SAYS = {"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "It is."}
 _FUNCTION = {"name": _MARK, "description": "It.", "arguments": {}, "parameters": {"type": "object", "properties": {}}}
-_CALLS = {**_SAYS, "content": _TEXT, "tool_calls": [{"id": _ID, "type": "function", "function": _FUNCTION}]}
+_TOOL: Message = {"id": _ID, "type": "function", "function": _FUNCTION}
+_CALLS = {**_SAYS, "content": _TEXT, "tool_calls": [_TOOL]}
 _REASONS, _THINKS = {**_SAYS, "reasoning_content": _MARK}, {**_SAYS, "content": f"<think>\n{_MARK}\n</think>\n\nIt is."}
 _PROBES: dict[str, list[Message]] = {
     "tools": [_ASKS, _SAYS],
@@ -172,8 +173,7 @@ class NotWritten:
 
     def _is_lost(self, kind: str, template: ChatTemplate) -> bool:
         try:
-            tools = [_CALLS["tool_calls"][0]] if kind == "tools" else None
-            text = template.rendered(_PROBES[kind], tools)
+            text = template.rendered(_PROBES[kind], [_TOOL] if kind == "tools" else None)
         except RowFault:
             return False
 

@@ -115,11 +115,11 @@ class RowReader:
 
     def rest(self, raw: Buffer) -> dict[str, str]:
         """The keys that are not read, each with the beginning of its value; none of a bad row, which is told anyway."""
+        found: dict[str, str] = {}
         with suppress(RowFault):
             self(raw)
-            return {} if self.account is None else self.account.rest_of(raw, self.read_keys)
-
-        return {}
+            found |= {} if self.account is None else self.account.rest_of(raw, self.read_keys)
+        return found
 
     def _refuse(self, row: dict[str, Any], raw: bytes) -> None:
         """Refuse a row in which a key speaks that is not read, unless it is no such row at all."""

@@ -124,8 +124,8 @@ class RowTokenizer(ABC):
         is_told = self._row.account is not None and self._row.account.is_told
         for row in looks:
             for key, text in self.rest(rows[row]).items() if row < len(rows) else ():
-                number, *first = found.get(key, (0, row, text if is_told else None))
-                found[key] = number + 1, *first
+                number, first, shown = found.get(key, (0, row, text if is_told else None))
+                found[key] = number + 1, first, shown
         return found
 
     def write_all(self, columns: dict[str, list[Any]], out: ColumnWriter) -> bool:

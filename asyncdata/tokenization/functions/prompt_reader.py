@@ -75,9 +75,9 @@ class PromptTokenizer(RowTokenizer):
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
         tools = self._row.tools(fields.get("tools"), raw)
         self._row.schemas(tools, raw)
-        prompt, notes = fields["prompt"], ()
+        prompt = fields["prompt"]
         if self._templates is None:
-            text = self._plain(prompt, raw)
+            text, notes = self._plain(prompt, raw), tuple[str, ...]()
         else:
             text, notes = self._rendered(self._templates, prompt, tools, raw)
         if not text:
