@@ -11,8 +11,8 @@ from asyncdata.tokenization.functions.chat import ChatTokenizeFn
 from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
 from asyncdata.tokenization.functions.tokenizer_settings import compile_templates
 from asyncdata.tokenization.media import without_media
-from asyncdata.tokenization.row_fields import LIST_OF_OBJECTS, RowReader
-from asyncdata.tokenization.rows import RowDecoder, decode_value
+from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.rows import LIST_OF_OBJECTS, RowDecoder, decode_value
 from asyncdata.tokenization.token_text import TokenTexts, without_texts
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 

@@ -7,8 +7,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.tokenization.chat_template.conversation import parsed
-from asyncdata.tokenization.row_fields import LIST_OF_OBJECTS
-from asyncdata.tokenization.rows import MEDIA_KEYS, MediaFault, RowFault, decode_object, decode_value, is_empty
+from asyncdata.tokenization.rows import (
+    LIST_OF_OBJECTS,
+    MEDIA_KEYS,
+    MediaFault,
+    RowFault,
+    decode_object,
+    decode_value,
+    is_empty,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -7,6 +7,7 @@ by every reader that uses ``json.loads``.
 from __future__ import annotations
 
 import json
+import re
 from codecs import BOM_UTF8
 from itertools import accumulate
 from operator import attrgetter, itemgetter
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from asyncdata.core.messages import Overflow
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     _DecodeLines = Callable[[bytes, int], list[list[Any]]]
 
 __all__ = (
+    "LIST_OF_OBJECTS",
     "MAX_NESTING",
     "MEDIA_KEYS",
     "TRAINED_CHATS",
@@ -41,6 +44,9 @@ __all__ = (
 )
 
 Buffer = bytes | memoryview
+
+LIST_OF_OBJECTS = re.compile(r"\s*(?:\[\s*\{|\[\s*\]\s*\Z|\{\s*[\"']role[\"'])")
+"""How a text begins that is meant to be messages, or one message: as JSON, or as Python prints them."""
 
 MAX_NESTING = 512
 """Deeper rows are bad. The limit of the parser depends on the Python version, but the order must not."""
@@ -124,14 +130,26 @@ class RowDecoder:
 
     :param keys: the keys to extract; other keys are skipped.
     :param decoded: those among them whose values :meth:`all` decodes.
-    :param refuses_media: whether a row that has media under other keys than these is bad.
+    :param media: keys of media: a row that has some under other keys than ``keys`` is bad.
+    :param silent: keys that must say nothing, unless they are among ``keys``: a type of what says nothing. A row whose
+        values are not of it is looked at by ``refuse``.
     """
 
-    def __init__(self, keys: Sequence[str], decoded: Sequence[str] = (), *, refuses_media: bool = False) -> None:
-        self._keys = tuple(keys)
+    def __init__(
+        self,
+        keys: Sequence[str],
+        decoded: Sequence[str] = (),
+        media: Sequence[str] = (),
+        silent: Mapping[str, Any] = {},
+        refuse: Callable[[dict[str, Any], bytes], object] = no_op,
+    ) -> None:
+        self._keys, self._refuse = tuple(keys), refuse
         self._first_decoded = self._keys.index(decoded[0]) if decoded else None
-        self.media = tuple(key for key in MEDIA_KEYS if refuses_media and key not in self._keys)
-        self._decode, self._decode_lines = _struct_decoders(self._keys, decoded, self.media)
+        self.media = tuple(key for key in media if key not in self._keys)
+        silent = {**dict.fromkeys(self.media, _Empty), **silent}
+        self._decode, self._decode_lines = _struct_decoders(
+            self._keys, decoded, {key: silent[key] for key in silent if key not in self._keys}
+        )
 
     def __call__(self, raw: Buffer) -> tuple[msgspec.Raw | None, ...]:
         """The JSON text of each key, in their order; None for a key that the row lacks.
@@ -148,6 +166,7 @@ class RowDecoder:
                 if not is_empty(value.get(key)):
                     raise MediaFault(f"the row has {ascii(key)}", self.media, row) from None
 
+            self._refuse(value, row)
             return tuple(_dump(value[key]) if key in value else None for key in self._keys)
 
         if not row.isascii():
@@ -215,16 +234,17 @@ def _is_mostly_a_string(found: Sequence[Any], num_bytes: int) -> bool:
 
 
 def _struct_decoders(
-    keys: tuple[str, ...], decoded: Sequence[str], media: tuple[str, ...]
+    keys: tuple[str, ...], decoded: Sequence[str], silent: Mapping[str, Any]
 ) -> tuple[_DecodeRow, _DecodeLines]:
     """Decoders of only ``keys``, for one row and for lines. msgspec skips keys that are not fields of the Struct.
 
     :param decoded: the keys whose values the decoder for lines decodes.
-    :param media: keys that must be empty. msgspec checks it, which takes no time in a row without such keys.
+    :param silent: keys that must say nothing: the type of such values. msgspec checks it, which takes no time in a row
+        without such keys.
     """
     names = {key: f"field_{number}" for number, key in enumerate(dict.fromkeys(keys))}
-    rename = {name: key for key, name in names.items()} | {key: key for key in media}
-    must_be_empty = [(key, _Empty, None) for key in media]
+    rename = {name: key for key, name in names.items()} | {key: key for key in silent}
+    must_be_empty = [(key, kind, None) for key, kind in silent.items()]
     fields = [*((name, msgspec.Raw, None) for name in names.values()), *must_be_empty]
     types = {key: Any if key in decoded else msgspec.Raw for key in names}
     fields_of_lines = [*((name, types[key], None) for key, name in names.items()), *must_be_empty]

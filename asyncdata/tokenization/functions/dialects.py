@@ -16,6 +16,7 @@ from asyncdata.tokenization.rows import RowFault, decode_object, decode_value, j
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from asyncdata.tokenization.account import Account
     from asyncdata.tokenization.column_writer import Buffer
 
 __all__ = ("DIALECTS", "Dialect", "DialectReader", "check_dialect", "fitting", "own_keys")
@@ -68,6 +69,8 @@ def _turn(row: RowReader, name: str, turn: Any, raw: Buffer) -> Message:
     if not isinstance(value, str):
         raise RowFault("AD111", f"{row.name(name)}: 'value' must be a string, got {json_type(value)}", raw)
 
+    if len(turn) > 2 and row.account is not None:
+        row.account.refuse_turn(turn, row.name(name), raw)
     flags: Message = {key: turn[key] for key in TURN_FLAGS if key in turn}
     if said in _CALLS:
         return {"role": "assistant", "content": "", "tool_calls": _calls(row, name, value, raw), **flags}
@@ -181,7 +184,12 @@ class DialectReader(RowReader):
     """
 
     def __init__(
-        self, dialect: str, keys: Mapping[str, str], more: Mapping[str, str | None], decided_by: str = ""
+        self,
+        dialect: str,
+        keys: Mapping[str, str],
+        more: Mapping[str, str | None],
+        decided_by: str = "",
+        account: Account | None = None,
     ) -> None:
         required, optional = own_keys(dialect, keys)
         taken = {*required.values(), *optional.values(), *more.values()}
@@ -191,7 +199,8 @@ class DialectReader(RowReader):
         foreign = dict.fromkeys(key for keys in self._others for key in sorted(keys))
         setting = "{}_key" if dialect == "messages" else "dialect_keys" if keys else "dialect"
         fields = {**optional, **more, **{key: key for key in foreign}}
-        super().__init__(required, fields, setting, decoded=[*required, *optional])
+        super().__init__(required, fields, setting, decoded=[*required, *optional], account=account)
+        self.read_keys -= foreign.keys() - taken
         self._dialect, self._decided_by = dialect, decided_by
 
     def columns(self, rows: Sequence[Buffer]) -> dict[str, list[Any]] | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from asyncdata.core.messages import Unread
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.encoders.text_encoder import Encoder
@@ -90,7 +91,7 @@ class RowTokenizer(ABC):
     """
 
     def __init__(self, fn: OfTokenizer, row: RowReader, encoder: Encoder | CodedTokenizer | None) -> None:
-        self._row = row
+        self._row, self.rest = row, row.rest
         self._encoder = encoder
         self._leaves_out = fn.media == "leave_out"
 
@@ -109,6 +110,16 @@ class RowTokenizer(ABC):
 
         :raises RowFault: if it is bad.
         """
+
+    def unread(self, rows: Sequence[Buffer], looks: Iterable[int]) -> dict[str, Unread]:
+        """The keys of some rows that are not read."""
+        found: dict[str, Unread] = {}
+        is_told = self._row.account is not None and self._row.account.is_told
+        for row in looks:
+            for key, text in self.rest(rows[row]).items() if row < len(rows) else ():
+                number, *first = found.get(key, (0, row, text if is_told else None))
+                found[key] = number + 1, *first
+        return found
 
     def write_all(self, columns: dict[str, list[Any]], out: ColumnWriter) -> bool:
         """Write all rows at once, by the columns of their fields; false if a row needs the other methods."""

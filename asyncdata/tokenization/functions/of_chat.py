@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from asyncdata.tokenization.account import Account, NotWritten
 from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
 from asyncdata.tokenization.functions.labelled import (
     NOTHING_TRAINED,
@@ -117,6 +118,12 @@ class ChatDrafts:
     def __init__(self, row: RowReader, spans: tuple[ChatSpans, ChatSpans], *, may_have_pictures: bool = False) -> None:
         self._row, self._may_have_pictures = row, may_have_pictures
         self._without_tools, self._with_tools = spans
+        self._not_written = NotWritten(() if row.account is None else row.account.ignored)
+
+    def notes(self, messages: list[Message], tools: list[Message] | None) -> tuple[str, ...]:
+        """The notes of what the template does not write of a chat."""
+        spans = self._without_tools if tools is None else self._with_tools
+        return self._not_written(spans.template, messages, tools)
 
     def tools(self, text: Buffer | None, raw: Buffer) -> list[Message] | None:
         """The row's tools.
@@ -183,7 +190,8 @@ class Chats(RowTokenizer):
 
         files = fn.files()
         more = {"tools": fn.tool_key, "metadata": fn.metadata_key, "images": images_key}
-        row = DialectReader(dialect, keys, more, decided_by)
+        account = Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=True)
+        row = DialectReader(dialect, keys, more, decided_by, account)
         super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
         self._fn, self._train_on, self._flags = fn, train_on, frozenset(fn.turn_flags)
         self._name, self._chat = DIALECTS[dialect].required[0], DIALECTS[dialect].read
@@ -201,7 +209,8 @@ class Chats(RowTokenizer):
         left_out = self._row.left_out(self._name, messages, self._flags, raw)
         if self._train_on == "all":
             draft = self._whole(messages, tools, left_out, raw)
-            return Drafting.with_metadata([draft], fields, notes=(TURN_LEFT_OUT,) * len(left_out))
+            notes = (TURN_LEFT_OUT,) * len(left_out) + self._drafts.notes(messages, tools)
+            return Drafting.with_metadata([draft], fields, notes=notes)
 
         chosen = [number for number in trained_messages(self._train_on, messages) if number >= first]
         trained = [number for number in chosen if number not in left_out] if left_out else chosen
@@ -209,7 +218,8 @@ class Chats(RowTokenizer):
             return NOTHING_TRAINED
 
         draft = self._drafts.draft(self._name, messages, tools, trained, raw)
-        return Drafting.with_metadata([draft], fields, notes=(TURN_LEFT_OUT,) * (len(chosen) - len(trained)))
+        notes = (TURN_LEFT_OUT,) * (len(chosen) - len(trained)) + self._drafts.notes(messages, tools)
+        return Drafting.with_metadata([draft], fields, notes=notes)
 
     def _whole(self, messages: list[Message], tools: list[Message] | None, left_out: list[int], raw: Buffer) -> Draft:
         """The chat, of which all is trained but the answers that are left out.

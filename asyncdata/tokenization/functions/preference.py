@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, Name, RowTokenizer, predicted
 from asyncdata.tokenization.functions.of_chat import ChatDrafts, OfChat, assistants, num_alike
@@ -97,7 +98,10 @@ class _Pairs(RowTokenizer):
             {"chosen": fn.chosen_key, "rejected": fn.rejected_key},
             {"prompt": fn.prompt_key, "system": "system", "tools": fn.tool_key, "metadata": fn.metadata_key},
             decoded=(*_Pair._fields, "system"),
+            account=Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=True),
         )
+        if "system" not in (fn.prompt_key, fn.tool_key, fn.metadata_key):
+            row.read_keys.discard("system")  # it is only looked at
         super().__init__(fn, row, encoder)
         self._fn, self._flags = fn, frozenset(fn.turn_flags)
         self._eos = eos or ""
@@ -113,8 +117,9 @@ class _Pairs(RowTokenizer):
 
         if self._fn.prompt_key is not None:
             self._refuse_unread(pair, fields.get("system"), raw)
-        drafts = self._of_text(pair, raw) if kind is str else self._of_chats(pair, fields.get("tools"), raw)
-        return Drafting.with_metadata(drafts, fields) if drafts else NOTHING_TRAINED
+        notes: set[str] = set()
+        drafts = self._of_text(pair, raw) if kind is str else self._of_chats(pair, fields.get("tools"), raw, notes)
+        return Drafting.with_metadata(drafts, fields, notes=tuple(sorted(notes))) if drafts else NOTHING_TRAINED
 
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
         both = [draft.encoded(each) for draft, each in zip(drafting.drafts, found, strict=True)]
@@ -148,22 +153,23 @@ class _Pairs(RowTokenizer):
     def _refuse_unread(self, pair: _Pair, system: Any, raw: Buffer) -> None:
         """Refuse a pair that would be trained without its question, or its system prompt, which no setting names."""
         fn = self._fn
-        if pair.prompt is not None:
-            has_system = any(isinstance(one, dict) and one.get("role") == "system" for one in pair.prompt)
+        if pair.prompt is not None or (type(pair.chosen) is list and num_alike(pair.chosen, pair.rejected)):
+            begins = pair.chosen if pair.prompt is None else pair.prompt
+            has_system = any(isinstance(one, dict) and one.get("role") == "system" for one in begins)
             is_read = has_system or "system" in (fn.prompt_key, fn.tool_key, fn.metadata_key)
             unread = [] if is_read or is_empty(system) else ["system"]
             way_out = "make the prompt a list of messages that begins with it"
-        elif type(pair.chosen) is list and num_alike(pair.chosen, pair.rejected):
-            return
         else:
             read = {fn.chosen_key, fn.rejected_key, fn.tool_key, fn.metadata_key}
             row = decode_object(raw)
             unread = [key for key in row if key == fn.prompt_key or (key not in read and key.lower() in _QUESTIONS)]
             unread = [key for key in unread if key == fn.prompt_key or not is_empty(row[key])]
             way_out = "set prompt_key to the question's key, or to None if both answers begin with the question"
+        unread = [key for key in unread if key not in fn.ignore_keys]
         if unread:
             has = ", ".join(map(ascii, unread))
-            raise RowFault("AD110", f"the pair would be trained without {has}; {way_out}", raw)
+            reason = f"the pair would be trained without {has}; {way_out}; ignore_keys={tuple(unread)} leaves it out"
+            raise RowFault("AD110", reason, raw)
 
     def _of_text(self, pair: _Pair, raw: Buffer) -> list[Draft]:
         for name, text in pair._asdict().items():
@@ -178,7 +184,8 @@ class _Pairs(RowTokenizer):
         texts = [prompt + answer + self._eos for answer in (pair.chosen, pair.rejected)]
         return [Draft(text, [(start, len(text))]) for text in texts]
 
-    def _of_chats(self, pair: _Pair, tools: Buffer | None, raw: Buffer) -> list[Draft]:
+    def _of_chats(self, pair: _Pair, tools: Buffer | None, raw: Buffer, notes: set[str]) -> list[Draft]:
+        """The drafts; what the template does not write of them is added to ``notes``."""
         if self._drafts is None:
             reason = "the pair consists of messages, but the tokenizer has no chat template; pass chat_template="
             raise RowFault("AD411", reason, raw)
@@ -192,6 +199,7 @@ class _Pairs(RowTokenizer):
         for name, answer in (("chosen", chosen), ("rejected", rejected)):
             self._refuse_left_out(name, answer, num_shared - len(prompt), raw)
         schemas = self._drafts.tools(tools, raw)
+        notes.update(self._drafts.notes(prompt + chosen, schemas), self._drafts.notes(prompt + rejected, schemas))
         if self._trains_completion:
             shared = (prompt + chosen)[:num_shared]
             chats = {"chosen": prompt + chosen, "rejected": prompt + rejected}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 import msgspec
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.functions.tokenizer_settings import (
     TEMPLATE_ARGUMENTS,
     Name,
@@ -127,14 +128,23 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
         required = {"prompt": self.prompt_key, "label": self.label_key}
         optional = {"metadata": self.metadata_key, "tools": self.tool_key}
         if self._adopted is None:
-            return PromptTokenizer(self, RowReader(required, optional, decoded=["prompt"]), *self._opened())
+            row = RowReader(required, optional, decoded=["prompt"], account=self._account())
+            return PromptTokenizer(self, row, *self._opened())
 
         from asyncdata.tokenization.functions.pictured import PicturedPrompts
 
-        row = RowReader(required, {**optional, "images": self._adopted.images_key}, decoded=["prompt"])
+        optional = {**optional, "images": self._adopted.images_key}
+        row = RowReader(required, optional, decoded=["prompt"], account=self._account())
         opened = PicturedPrompts(self, row, *self._opened())
         opened.open_processor(self._adopted, self._adopted.config(self.tokenizer, self.revision))
         return opened
+
+    def _account(self) -> Account:
+        """What is done with keys that are not read: of a prompt that is text already, they are only named."""
+        if not self.apply_chat_template:
+            return Account(ignored=self.ignore_keys)
+
+        return Account.of_chats(self.ignore_keys, self.tool_key, are_trained=False)
 
     def _opened(self) -> tuple[Encoder, Templates | None, int | None]:
         """The encoder, the compiled templates, and the limit of tokens."""

@@ -11,6 +11,7 @@ from asyncdata.core.errors import ConfigError, user_traceback
 from asyncdata.core.extras import missing_package
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.shortage import raise_if_shortage
+from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.functions.labelled import (
     NOTHING_TRAINED,
     TURN_LEFT_OUT,
@@ -149,7 +150,9 @@ class _Rendered(RowTokenizer):
 
     def __init__(self, fn: RendererTokenizeFn, renderer: Renderer) -> None:
         optional = {"tools": fn.tool_key, "metadata": fn.metadata_key}
-        row = RowReader({"messages": fn.messages_key, "label": fn.label_key}, optional, decoded=["messages"])
+        account = Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=not fn.makes_prompts)
+        required = {"messages": fn.messages_key, "label": fn.label_key}
+        row = RowReader(required, optional, decoded=["messages"], account=account)
         super().__init__(fn, row, None)
         self._fn, self._renderer, self._flags = fn, renderer, frozenset(fn.turn_flags)
 
