@@ -107,17 +107,21 @@ def test_other_tokens_of_the_same_function_are_found_by_canaries(path, tmp_path)
         assert ids(loader.get_next_batch(5)) == [number + 1000 for number in order_of(path)[20:25]]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("place", [(0, 0, 10_000), (0, 10_000, 0), (0, 1 << 46, 1 << 46)], ids=["row", "window", "far"])
 @pytest.mark.parametrize(
     "knobs",
     [
         pytest.param({}, id="blocks"),
-        pytest.param({"shuffle": "full"}, id="full"),
-        pytest.param({"shuffle": RowShuffle(method="none")}, id="growing"),
-        pytest.param({"shuffle": RowShuffle(method="none", only_kept=True)}, id="kept"),
-        pytest.param({"is_stream": True}, id="stream"),
-        pytest.param({"shuffle": "full", "packing": HardPacking(max_length=4), "plan_packs": True}, id="planned"),
+        *(
+            pytest.param(knobs, id=name, marks=pytest.mark.thorough)
+            for name, knobs in {
+                "full": {"shuffle": "full"},
+                "growing": {"shuffle": RowShuffle(method="none")},
+                "kept": {"shuffle": RowShuffle(method="none", only_kept=True)},
+                "stream": {"is_stream": True},
+                "planned": {"shuffle": "full", "packing": HardPacking(max_length=4), "plan_packs": True},
+            }.items()
+        ),
     ],
 )
 def test_a_place_that_does_not_exist_is_refused_and_nothing_is_passed_over(path, tmp_path, knobs, place):

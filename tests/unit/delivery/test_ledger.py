@@ -8,7 +8,7 @@ import pytest
 
 from asyncdata import Position, Sample
 from asyncdata.delivery.ledger import Counters, Lease, Ledger, Returned, lease_key
-from tests.support.still_loader import made_by_hand
+from tests.support.chunks import made_by_hand
 
 
 def place(row):

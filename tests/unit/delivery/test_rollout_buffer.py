@@ -14,8 +14,7 @@ from asyncdata.delivery.ledger import Returned
 from asyncdata.delivery.rollout_buffer import Chooser, choose, filter_of, validate_groups, without
 from asyncdata.errors import ConfigError, FilterError, InvalidGroupError
 from asyncdata.filters import ByStaleness, first_in_first_out
-from tests.support.chunks import chunk_of
-from tests.support.still_loader import made_by_hand
+from tests.support.chunks import chunk_of, made_by_hand
 
 
 def buffer_of(num_groups):
