@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from asyncdata import DataLoader, JsonlSource, RowShuffle
 from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
+from tests.support.inner import change
 from tests.support.loading import write_rows
 from tests.support.tokenize_fns import row_id, waits_for_a_file
 from tests.support.torn_writes import TORN_WRITES
@@ -183,7 +184,7 @@ def test_indexes_are_kept_within_a_size_and_the_runs_own_and_those_in_use_stay(p
 
 def test_the_first_rows_of_an_unshuffled_order_come_before_the_pass_has_found_all(tmp_path, monkeypatch):
     """The 150th row holds up the pass, which tokenizes the rows: it is two blocks further on."""
-    monkeypatch.setattr("asyncdata.loader.opened_rows._INDEX_BLOCK_BYTES", 4096)
+    change(monkeypatch, bytes_of_an_index_block=4096)
     gate = tmp_path / "gate"
     path = write_rows(tmp_path / "rows.jsonl", 200, {150: {"gate": str(gate)}})
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from asyncdata import AsyncDataLoader, HardPacking, RowShuffle, Shuffle
-from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.errors import SnapshotError, SnapshotMismatchError
 from tests.support import worker_fns
 from tests.support.faults import until
+from tests.support.inner import change, real
 from tests.support.loaders import make, resumed, state_after
 from tests.support.loading import NUM_ROWS, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import in_batches, row_id
@@ -157,9 +157,9 @@ def test_a_state_does_not_change_any_more(path):
 @pytest.mark.thorough
 def test_a_restore_that_is_held_up_half_way_delivers_nothing_twice(path, monkeypatch):
     """The service may begin to read between any two lines of it."""
-    restart = Coordinator.restart
+    restart = real("restart_of_deliveries")
 
-    def slowly(coordinator: Coordinator, change: Any) -> None:
+    def slowly(coordinator: Any, change: Any) -> None:
         restart(coordinator, change)
         deadline = time.monotonic() + 0.2
         while coordinator.channel.num_produced == 0 and time.monotonic() < deadline:
@@ -169,7 +169,7 @@ def test_a_restore_that_is_held_up_half_way_delivers_nothing_twice(path, monkeyp
         loader.get_next_batch(10)
         state = loader.state_dict()
         loader.get_next_batch(10)
-        monkeypatch.setattr(Coordinator, "restart", slowly)
+        change(monkeypatch, restart_of_deliveries=slowly)
         for _ in range(3):
             loader.load_state_dict(state)
             loader.load_state_dict(state)

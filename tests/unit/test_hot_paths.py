@@ -14,17 +14,12 @@ import numpy as np
 import pytest
 
 from asyncdata import DataLoader, Position, Sample
-from asyncdata.core.framing import HEADER, frame
-from asyncdata.core.messages import decode_reply
+from asyncdata.core.framing import frame
 from asyncdata.delivery.channel import Entry
-from asyncdata.delivery.chunk import Chunk
-from asyncdata.delivery.coordinator import Coordinator
-from asyncdata.delivery.ledger import DeliveryRules
-from asyncdata.tokenization.column_writer import ColumnWriter
-from asyncdata.workers.inline import InlineExecutor
 from tests.support.chunks import Lines
 from tests.support.executors import Client
 from tests.support.faults import until
+from tests.support.parts import HEADER, Chunk, ColumnWriter, Coordinator, DeliveryRules, InlineExecutor, decode_reply
 from tests.support.tokenize_fns import row_id
 
 NUM_ROWS = 4000

@@ -15,12 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncdata import RowShuffle
-from asyncdata.core.cache_dir import cache_folder
-from asyncdata.core.messages import Block, Indexed, RowError
 from asyncdata.errors import SourceError
-from asyncdata.prefetch.row_index.index_file import IndexFile, hold_rows, make_room, rows_of
-from asyncdata.prefetch.row_index.row_index import RowIndex
-from asyncdata.sources.spool import part_path, write_part
+from tests.support.parts import (
+    Block,
+    Indexed,
+    IndexFile,
+    RowError,
+    RowIndex,
+    cache_folder,
+    hold_rows,
+    make_room,
+    part_path,
+    rows_of,
+    write_part,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
