@@ -9,9 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import BadRows, ChatTokenizeFn, Mix, Part, PromptTokenizeFn, Ranks
-from asyncdata.cli.main import main
 from asyncdata.errors import BadRowError, ConfigError
 from tests.support.loaders import make
+from tests.support.parts import main
 from tests.support.sources import KINDS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from itertools import chain
 import pytest
 
 from tests.support.frameworks import miles_async
-from tests.support.frameworks.killed_runs import checkout, run_driver
+from tests.support.frameworks.killed_runs import checkout, needs, run_driver
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
@@ -31,8 +31,9 @@ DRIVERS = (
 @pytest.fixture(scope="module", params=DRIVERS)
 def found(request, tmp_path_factory):
     driver = importlib.import_module(f"tests.support.frameworks.{request.param}")
-    for variable, file in driver.NEEDS.items():
-        checkout(variable, file, driver.PACKAGES)
+    needs(*driver.PACKAGES)
+    for variable, file in getattr(driver, "NEEDS", {}).items():
+        checkout(variable, file)
     return {"runs": {}, "same": {}} | run_driver(request.param, tmp_path_factory.mktemp("framework"))
 
 

@@ -1,18 +1,14 @@
-"""verl's own data set, sampler, loader, checkpoint and fetch, from the folder that ASYNCDATA_VERL names."""
+"""verl's own trainers: data set, sampler, loader, checkpoint and fetch."""
 
 # ruff: noqa: SLF001 - what a trainer of verl does with its loader is in methods of its own
 
-import importlib
-import os
-import sys
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 
 from tests.support.frameworks.killed_runs import blocks_of, kill_and_resume
 
-VARIABLE = "ASYNCDATA_VERL"
-NEEDS = {VARIABLE: "verl/utils/dataset/rl_dataset.py"}
-PACKAGES = ("torch", "ray", "tensordict", "transfer_queue", "yaml")
+PACKAGES = ("verl", "transfer_queue", "cachetools", "fastapi", "uvicorn")
 PAGE = "use-it-with-verl.md"
 ROWS = 40
 BATCH = 4
@@ -42,21 +38,21 @@ def row_of(number):
     }
 
 
-def configuration(folder, changes):
-    """verl's own defaults for ``data``, and what a run of it needs besides; ``changes`` are those of a user."""
+def defaults(name):
+    """A file of verl's own configuration."""
     from omegaconf import OmegaConf
 
-    tree = Path(os.environ[VARIABLE])
-    trainer = {"total_epochs": 3, "total_training_steps": None, "default_local_dir": str(folder)}
-    trainer |= {"default_hdfs_dir": None, "resume_mode": "auto", "del_local_ckpt_after_load": False}
-    base = {
-        "data": OmegaConf.load(tree / "verl/trainer/config/data/legacy_data.yaml"),
-        "algorithm": {"filter_groups": None},
-        "actor_rollout_ref": {"actor": {"checkpoint": {}}},
-        "trainer": {"v1": {"sampler": {}}, **trainer},
-    }
+    return OmegaConf.load(files("verl").joinpath("trainer/config", name))
+
+
+def configuration(folder, changes):
+    """verl's own defaults, and what a run of it needs besides; ``changes`` are those of a user."""
+    from omegaconf import OmegaConf
+
     data = {"train_batch_size": BATCH, "cache": {"folder": str(folder / "cache")}}
-    return OmegaConf.merge(base, {"data": data}, changes)
+    trainer = {"total_epochs": 3, "default_local_dir": str(folder), "resume_mode": "auto", "device": "cpu"}
+    needed = {"algorithm": {"adv_estimator": "grpo"}, "data": data, "trainer": trainer}
+    return OmegaConf.merge(defaults("_generated_ppo_trainer.yaml"), needed, changes)
 
 
 class Actor:
@@ -69,19 +65,11 @@ class Actor:
 
 
 class Run:
-    """A trainer of verl without its constructor, which starts Ray and a model."""
+    """A trainer of verl, whose rollouts and weights are left out: they start Ray and a model."""
 
     def __init__(self, config):
-        module, _, name = self.kind.rpartition(".")
-        kind = getattr(importlib.import_module(module), name)
-        made = type(kind.__name__, (kind,), {})
-        made.__abstractmethods__ = frozenset()  # what a trainer does with samples of its rollouts
-        self.trainer = object.__new__(made)
-        settings = {"config": config, "tokenizer": None, "processor": object(), "actor_rollout_wg": Actor()}
-        settings |= {"use_critic": False, "global_steps": 0, "parameter_sync_step": 1, "trainer_mode": "sync"}
-        for name, value in settings.items():
-            setattr(self.trainer, name, value)
-        self.open()
+        self.trainer = self.made(config)
+        self.trainer.actor_rollout_wg, self.trainer.global_steps = Actor(), 0
         self.trainer._load_checkpoint()
         self.step = self.trainer.global_steps
 
@@ -93,28 +81,31 @@ class Run:
 class V1(Run):
     """The trainer of ``trainer.use_v1: true``, the default."""
 
-    kind = "verl.trainer.ppo.v1.trainer_base.PPOTrainer"
+    def made(self, config):
+        from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    def open(self):
-        self.trainer._init_dataloader()
+        kind = type("Trainer", (PPOTrainer,), {"tokenizer": None, "processor": None})
+        kind.__abstractmethods__ = frozenset()  # what a trainer does with samples of its rollouts
+        trainer = kind(config)
+        trainer._init_dataloader()
+        return trainer
 
     def take(self):
-        batch = self.trainer._next_train_batch()
-        return [info["index"] for info in batch["extra_info"].tolist()]
+        return [info["index"] for info in self.trainer._next_train_batch()["extra_info"]]
 
 
 class V0(Run):
     """The older ``RayPPOTrainer``, which does not restore its loader at the end of an epoch."""
 
-    kind = "verl.trainer.ppo.ray_trainer.RayPPOTrainer"
+    def made(self, config):
+        from verl.trainer.ppo.ray_trainer import RayPPOTrainer, Role
 
-    def open(self):
-        self.trainer._create_dataloader(None, None, None, None)
-        self.batches = self._batches()
+        trainer = RayPPOTrainer(config, None, {Role.ActorRollout: None}, None)
+        self.batches = self._batches(trainer)
+        return trainer
 
-    def _batches(self):
+    def _batches(self, trainer):
         """The loops of its ``fit``."""
-        trainer = self.trainer
         for _ in range(trainer.global_steps // len(trainer.train_dataloader), trainer.config.trainer.total_epochs):
             yield from trainer.train_dataloader
 
@@ -184,7 +175,6 @@ def yaml_of(page):
 
 
 def drive(folder):
-    sys.path.insert(0, os.environ[VARIABLE])
     import verl.trainer.ppo.ray_trainer
     import verl.trainer.ppo.v1.trainer_base  # noqa: F401 - before the forks
 
