@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import cached_property
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -160,37 +159,34 @@ _LEAST = {"system": 2, "earlier_thinking": 3}
 
 
 class NotWritten:
-    """What a template does not write of chats. It is tried once; what it refuses, a row's own error tells.
+    """What templates do not write of chats. Each is tried once; what it refuses, a row's own error tells.
 
     :param ignored: keys of which nothing is said.
     """
 
-    def __init__(self, template: ChatTemplate, ignored: Collection[str]) -> None:
-        self._template, self._ignored = template, ignored
+    def __init__(self, ignored: Collection[str]) -> None:
+        self._ignored = ignored
 
-    @cached_property
-    def _lost(self) -> list[str]:
-        return [kind for kind in _PROBES if kind.removeprefix("earlier_") not in self._ignored and self._is_lost(kind)]
-
-    @cached_property
-    def _least(self) -> int:
-        return min((_LEAST[kind] for kind in self._lost if kind in _LEAST), default=sys.maxsize)
-
-    def notes(self, messages: list[Message], tools: list[Message] | None) -> tuple[str, ...]:
+    def __call__(self, template: ChatTemplate, messages: list[Message], tools: list[Message] | None) -> tuple[str, ...]:
         """The notes of a chat."""
-        if not tools and len(messages) < self._least and NOTED_KEYS.isdisjoint(chain.from_iterable(messages)):
+        lost = template.not_written
+        if lost is None:
+            lost = template.not_written = [kind for kind in _PROBES if _is_lost(kind, template)]
+        least = next((number for kind, number in _LEAST.items() if kind in lost), sys.maxsize)
+        if not tools and len(messages) < least and NOTED_KEYS.isdisjoint(chain.from_iterable(messages)):
             return ()  # nearly always
 
-        has = set(_kinds(messages, tools))
-        return tuple(f"{kind}{NOT_WRITTEN}" for kind in self._lost if kind in has)
+        has = {kind for kind in _kinds(messages, tools) if kind.removeprefix("earlier_") not in self._ignored}
+        return tuple(f"{kind}{NOT_WRITTEN}" for kind in lost if kind in has)
 
-    def _is_lost(self, kind: str) -> bool:
-        try:
-            text = self._template.rendered(_PROBES[kind], [_TOOL] if kind == "tools" else None)
-        except RowFault:
-            return False
 
-        return _MARK not in text or (kind == "tool_calls" and _TEXT not in text)
+def _is_lost(kind: str, template: ChatTemplate) -> bool:
+    try:
+        text = template.rendered(template.fitted(_PROBES[kind]), [_TOOL] if kind == "tools" else None)
+    except RowFault:
+        return False
+
+    return _MARK not in text or (kind == "tool_calls" and _TEXT not in text)
 
 
 def _kinds(messages: list[Message], tools: list[Message] | None) -> Iterator[str]:

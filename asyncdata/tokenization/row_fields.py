@@ -34,6 +34,11 @@ def _may_say_turns(metadata: Buffer | None) -> bool:
     return metadata is not None and b'"train_turns"' in bytes(metadata)
 
 
+def _places(key: str) -> tuple[str, str]:
+    """The keys of a row where the value of a key may be: it may lead into an object."""
+    return key, key.partition(".")[0]
+
+
 class Tools(NamedTuple):
     """A row's tools, as JSON text and decoded."""
 
@@ -73,7 +78,7 @@ class RowReader:
         media = () if allows_media else [key for key in MEDIA_KEYS if key not in found.ignored]
         self._decode = RowDecoder(tuple(self._keys.values()), keys, media, found.speaking, self._refuse)
         self.media = self._decode.media
-        self.account, self.read_keys = account, {*self._keys.values()}
+        self.account, self.read_keys = account, {*chain.from_iterable(map(_places, self._keys.values()))}
         has_turns = account is not None and "metadata" in account.speaking
         self._checks_turns = has_turns and self._keys.get("metadata") == "metadata"
 
@@ -118,7 +123,8 @@ class RowReader:
 
     def _refuse(self, row: dict[str, Any], raw: bytes) -> None:
         """Refuse a row in which a key speaks that is not read, unless it is no such row at all."""
-        if self.account is not None and all(row.get(self._keys[name]) is not None for name in self._required):
+        needed = [_places(self._keys[name]) for name in self._required]
+        if self.account is not None and all(any(row.get(key) is not None for key in keys) for keys in needed):
             self.account.refuse(row, raw, self._keys.values())
 
     def missing(self, name: str, raw: Buffer) -> RowFault:

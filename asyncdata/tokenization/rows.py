@@ -72,6 +72,7 @@ _OPENS, _CLOSES = ord("{"), ord("}")
 _Length0 = msgspec.Meta(max_length=0)
 _Empty = bool | None | Annotated[str, _Length0] | Annotated[list[Any], _Length0] | Annotated[dict[str, Any], _Length0]
 _first, _last = itemgetter(0), itemgetter(-1)
+_RAW_NULL, _NOTHING = msgspec.Raw(b"null"), object()
 _NOT_BRACKETS = bytes(set(range(256)) - set(_DEPTH))
 
 
@@ -128,7 +129,8 @@ def json_type(value: Any) -> str:
 class RowDecoder:
     """Extracts the values of some keys from a row, as JSON text, without decoding them.
 
-    :param keys: the keys to extract; other keys are skipped.
+    :param keys: the keys to extract; other keys are skipped. ``a.b`` is the key ``b`` in the object ``a``, if the row
+        has no key ``a.b``.
     :param decoded: those among them whose values :meth:`all` decodes.
     :param media: keys of media: a row that has some under other keys than ``keys`` is bad.
     :param silent: keys that must say nothing, unless they are among ``keys``: a type of what says nothing. A row whose
@@ -143,12 +145,15 @@ class RowDecoder:
         silent: Mapping[str, Any] = {},
         refuse: Callable[[dict[str, Any], bytes], object] = no_op,
     ) -> None:
-        self._keys, self._refuse = tuple(keys), refuse
+        self._keys, self._decoded, self._refuse = tuple(keys), decoded, refuse
         self._first_decoded = self._keys.index(decoded[0]) if decoded else None
         self.media = tuple(key for key in media if key not in self._keys)
+        paths = [(number, key.split(".")) for number, key in enumerate(self._keys) if "." in key]
+        self._inner = [(number, len(self._keys) + at, path[1:]) for at, (number, path) in enumerate(paths)]
+        self._looked_for = (*self._keys, *(path[0] for _, path in paths))  # with the objects that the others may be in
         silent = {**dict.fromkeys(self.media, _Empty), **silent}
         self._decode, self._decode_lines = _struct_decoders(
-            self._keys, decoded, {key: silent[key] for key in silent if key not in self._keys}
+            self._looked_for, decoded, {key: silent[key] for key in silent if key not in self._looked_for}
         )
 
     def __call__(self, raw: Buffer) -> tuple[msgspec.Raw | None, ...]:
@@ -167,14 +172,27 @@ class RowDecoder:
                     raise MediaFault(f"the row has {ascii(key)}", self.media, row) from None
 
             self._refuse(value, row)
-            return tuple(_dump(value[key]) if key in value else None for key in self._keys)
+            values = [_dump(value[key]) if key in value else None for key in self._looked_for]
+            return self._found(values, row)
 
         if not row.isascii():
             _decode_utf8(row, row)  # msgspec does not check the values that it skips
         _refuse_deep_nesting(row, row)
         if len(row) > MAX_DIGITS:
             _refuse_long_integers(found, row)
-        return found
+        return self._found(list(found), row) if self._inner else found
+
+    def _found(self, values: list[Any], row: Buffer, *, decodes: bool = False) -> tuple[Any, ...]:
+        """The values of the keys, also of those in objects. A null is passed over, as it has two forms if decoded."""
+        for number, outer, path in self._inner:
+            value: Any = values[outer]
+            if values[number] in (None, _RAW_NULL):
+                for name in path:
+                    value = decode_value(value, row) if isinstance(value, msgspec.Raw) else value
+                    value = value.get(name, _NOTHING) if isinstance(value, dict) else _NOTHING
+                if value is not _NOTHING:
+                    values[number] = value if decodes and self._keys[number] in self._decoded else _dump(value)
+        return tuple(values[: len(self._keys)])
 
     def all(self, rows: Sequence[Buffer]) -> list[list[Any]] | None:
         """The JSON text of each key of all rows: one list for each key. It takes a third of the time of single calls.
@@ -195,6 +213,9 @@ class RowDecoder:
             texts = () if self._first_decoded is None else columns[self._first_decoded]
             for number in _long_rows(rows, texts):
                 _check_long_row([column[number] for column in columns], rows[number])
+            if self._inner:
+                found = [self._found(list(row), b"", decodes=True) for row in zip(*columns, strict=True)]
+                columns = list(map(list, zip(*found, strict=True)))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RowFault):
             return None
 
@@ -375,24 +396,32 @@ def _too_deep(row: Buffer) -> RowFault:
     return RowFault("AD118", f"nested deeper than {MAX_NESTING} levels", row)
 
 
-def missing_key(raw: Buffer, key: str, setting: str) -> RowFault:
-    """The fault of a row without ``key``, which ``setting`` names; lists the row's keys and suggests one."""
-    keys = list(decode_object(raw))
+def missing_key(raw: Buffer, key: str, setting: str, otherwise: str = "") -> RowFault:
+    """The fault of a row without ``key``, which ``setting`` names; lists the row's keys and suggests one.
+
+    :param otherwise: what to do if no key is likely to be meant; empty: to set the right one.
+    """
+    row = decode_object(raw)
+    keys = list(row)
     shown = ", ".join(map(ascii, keys[:20])) + (", ..." if len(keys) > 20 else "")
     has = f"the row has {shown}" if keys else "the row is empty"
-    meant = _likely_meant(key, keys, setting)
-    way_out = f": set {setting}={ascii(meant)}?" if meant else f"; set {setting} to the right one" if keys else ""
+    meant = _likely_meant(key, row, setting)
+    otherwise = otherwise or f"set {setting} to the right one"
+    way_out = f": set {setting}={ascii(meant)}?" if meant else f"; {otherwise}" if keys else ""
     if setting == "prompt_key" and meant in _CHAT_KEYS:
         way_out = f": set prompt_key={ascii(meant)} and apply_chat_template=True? {TRAINED_CHATS}"
     return RowFault("AD110", f"no key {ascii(key)}: {has}{way_out}", raw)
 
 
-def _likely_meant(key: str, keys: list[str], setting: str) -> str | None:
+def _likely_meant(key: str, row: dict[str, Any], setting: str) -> str | None:
     import difflib  # imported late: only bad rows need it
 
-    likely = difflib.get_close_matches(key, keys, n=1)
+    likely = [f"{outer}.{key}" for outer, value in row.items() if isinstance(value, dict) and key in value]
+    likely += difflib.get_close_matches(key, row, n=1)
     if setting == "prompt_key":
-        likely += [name for name in _PROMPT_KEYS if name in keys]
+        likely += [name for name in _PROMPT_KEYS if name in row]
+    if setting == "messages_key":
+        likely += [name for name, value in row.items() if isinstance(value, list) and "'role'" in str(value[:1])]
     return likely[0] if likely else None
 
 

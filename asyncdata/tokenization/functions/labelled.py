@@ -7,6 +7,7 @@ tokens. The sample's ``spans`` column stores them, and ``Sample.labels`` reads i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -91,7 +92,7 @@ class RowTokenizer(ABC):
     """
 
     def __init__(self, fn: OfTokenizer, row: RowReader, encoder: Encoder | CodedTokenizer | None) -> None:
-        self._row, self.rest = row, row.rest
+        self._row = row
         self._encoder = encoder
         self._leaves_out = fn.media == "leave_out"
 
@@ -110,6 +111,12 @@ class RowTokenizer(ABC):
 
         :raises RowFault: if it is bad.
         """
+
+    def rest(self, raw: Buffer) -> dict[str, str]:
+        """The keys of a row that are not read, each with the beginning of its value."""
+        with suppress(RowFault):
+            raw = without_media(raw, self._row.media) if self._leaves_out else raw
+        return self._row.rest(raw)
 
     def unread(self, rows: Sequence[Buffer], looks: Iterable[int]) -> dict[str, Unread]:
         """The keys of some rows that are not read."""
@@ -251,7 +258,9 @@ class Drafting(NamedTuple):
         notes: tuple[str, ...] = (),
         **columns: Buffer,
     ) -> Drafting:
-        """With a column of the row's metadata, unchanged; without it for null."""
+        """With columns of the row's label and metadata, unchanged; without metadata for null."""
+        if "label" in fields:
+            columns["label"] = fields["label"]
         metadata = fields.get("metadata")
         if metadata is not None and bytes(metadata) != b"null":
             columns["metadata"] = metadata

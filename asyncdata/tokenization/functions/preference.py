@@ -10,7 +10,7 @@ import msgspec
 from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, Name, RowTokenizer, predicted
-from asyncdata.tokenization.functions.of_chat import ChatDrafts, OfChat, assistants, num_alike
+from asyncdata.tokenization.functions.of_chat import VARIABLES, ChatDrafts, OfChat, assistants, num_alike
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_object, is_empty, json_type
 from asyncdata.tokenization.spans import common_prefix
@@ -96,7 +96,8 @@ class _Pairs(RowTokenizer):
         encoder.ids_of(eos, "eos")  # it must be one
         row = RowReader(
             {"chosen": fn.chosen_key, "rejected": fn.rejected_key},
-            {"prompt": fn.prompt_key, "system": "system", "tools": fn.tool_key, "metadata": fn.metadata_key},
+            {"prompt": fn.prompt_key, "system": "system", "tools": fn.tool_key, "metadata": fn.metadata_key}
+            | {VARIABLES: None if VARIABLES in fn.ignore_keys else VARIABLES},
             decoded=(*_Pair._fields, "system"),
             account=Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=True),
         )
@@ -107,7 +108,7 @@ class _Pairs(RowTokenizer):
         self._eos = eos or ""
         self._trains_completion = fn.train_on == "completion"
         has_template = fn.has_template(files)
-        self._drafts = ChatDrafts(row, fn.chat_spans(files, files.special_texts())) if has_template else None
+        self._drafts = ChatDrafts(fn, row, files) if has_template else None
 
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
         pair = _Pair(*map(fields.get, _Pair._fields))
@@ -118,7 +119,7 @@ class _Pairs(RowTokenizer):
         if self._fn.prompt_key is not None:
             self._refuse_unread(pair, fields.get("system"), raw)
         notes: set[str] = set()
-        drafts = self._of_text(pair, raw) if kind is str else self._of_chats(pair, fields.get("tools"), raw, notes)
+        drafts = self._of_text(pair, raw) if kind is str else self._of_chats(pair, fields, raw, notes)
         return Drafting.with_metadata(drafts, fields, notes=tuple(sorted(notes))) if drafts else NOTHING_TRAINED
 
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
@@ -146,7 +147,9 @@ class _Pairs(RowTokenizer):
 
             if value is not None and type(value) is not kind:
                 reason = f"{self._row.name(name)} is {json_type(value)}, and {self._row.name('chosen')} is not"
-                raise RowFault("AD111", f"{reason}: a pair must be all text, or all messages", raw)
+                begin_alike = name == "prompt" and kind is type(pair.rejected) is list and num_alike(*pair[1:])
+                way_out = "; both answers begin with the same messages: set prompt_key=None?" if begin_alike else ""
+                raise RowFault("AD111", f"{reason}: a pair must be all text, or all messages{way_out}", raw)
 
         return kind
 
@@ -184,7 +187,7 @@ class _Pairs(RowTokenizer):
         texts = [prompt + answer + self._eos for answer in (pair.chosen, pair.rejected)]
         return [Draft(text, [(start, len(text))]) for text in texts]
 
-    def _of_chats(self, pair: _Pair, tools: Buffer | None, raw: Buffer, notes: set[str]) -> list[Draft]:
+    def _of_chats(self, pair: _Pair, fields: dict[str, Any], raw: Buffer, notes: set[str]) -> list[Draft]:
         """The drafts; what the template does not write of them is added to ``notes``."""
         if self._drafts is None:
             reason = "the pair consists of messages, but the tokenizer has no chat template; pass chat_template="
@@ -198,19 +201,19 @@ class _Pairs(RowTokenizer):
         self._row.left_out("prompt", prompt, self._flags, raw)
         for name, answer in (("chosen", chosen), ("rejected", rejected)):
             self._refuse_left_out(name, answer, num_shared - len(prompt), raw)
-        schemas = self._drafts.tools(tools, raw)
-        notes.update(self._drafts.notes(prompt + chosen, schemas), self._drafts.notes(prompt + rejected, schemas))
+        beside = self._drafts.beside(fields, raw)
+        notes.update(self._drafts.notes(prompt + chosen, beside), self._drafts.notes(prompt + rejected, beside))
         if self._trains_completion:
             shared = (prompt + chosen)[:num_shared]
             chats = {"chosen": prompt + chosen, "rejected": prompt + rejected}
-            drafts = [self._drafts.draft(name, messages, schemas, [], raw) for name, messages in chats.items()]
-            return [*drafts, self._drafts.prompt("prompt", shared, schemas, raw)]
+            drafts = [self._drafts.draft(name, messages, beside, [], raw) for name, messages in chats.items()]
+            return [*drafts, self._drafts.prompt("prompt", shared, beside, raw)]
 
         drafts = []
         for name, messages in (("chosen", prompt + chosen), ("rejected", prompt + rejected)):
             trained = [number for number in assistants(messages) if number >= num_shared]
             if trained:
-                drafts.append(self._drafts.draft(name, messages, schemas, trained, raw))
+                drafts.append(self._drafts.draft(name, messages, beside, trained, raw))
         return drafts if len(drafts) == 2 else []
 
     def _refuse_left_out(self, name: str, answer: list[dict[str, Any]], first: int, raw: Buffer) -> None:

@@ -43,7 +43,8 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
 
     :param tokenizer: a folder with ``tokenizer.json`` (a string or a path object), or a name on the Hugging Face hub.
     :param prompt_key: the key of a row's prompt: a string, or a list of messages with ``role`` and ``content``.
-    :param label_key: the key of its label, any JSON value; every row must have one. None: no labels.
+    :param label_key: the key of its label, any JSON value; every row must have one. None: no labels. In this and all
+        keys, ``reward_model.ground_truth`` is a key in an object, if the row has no key with the dot.
     :param metadata_key: the key of its optional metadata. None: no metadata.
     :param tool_key: the key of its optional tools: a list of JSON schemas, or that list as JSON text. None: no tools.
     :param apply_chat_template: render the prompt as a chat; a string is one user turn. Without it a prompt must be a

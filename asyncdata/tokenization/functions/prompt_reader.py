@@ -57,8 +57,7 @@ class PromptTokenizer(RowTokenizer):
         self._templates = templates
         self._tools = tools
         self._max_length = max_length
-        ignored = () if row.account is None else row.account.ignored
-        self._not_written = [NotWritten(each, ignored) for each in templates or ()]
+        self._not_written = NotWritten(() if row.account is None else row.account.ignored)
 
     def write_all(self, columns: dict[str, list[Any]], out: ColumnWriter) -> bool:
         plain = _plain_prompts(columns) if self._templates is None else None
@@ -124,7 +123,7 @@ class PromptTokenizer(RowTokenizer):
         chat.check_written(text, template)
         notes = _NO_NOTES
         if schemas or len(messages) > 1 or len(messages[0]) > 2:
-            notes = self._not_written[schemas is not None].notes(messages, schemas)
+            notes = self._not_written(template, messages, schemas)
         return self._row.encodable("prompt", text, raw), notes
 
 

@@ -12,6 +12,7 @@ from asyncdata.core.extras import missing_package
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.shortage import raise_if_shortage
 from asyncdata.tokenization.account import Account
+from asyncdata.tokenization.chat_template.calls import fit_calls
 from asyncdata.tokenization.functions.labelled import (
     NOTHING_TRAINED,
     TURN_LEFT_OUT,
@@ -158,6 +159,8 @@ class _Rendered(RowTokenizer):
 
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
         messages, is_prompt = self._row.chat("messages", fields["messages"], raw), self._fn.makes_prompts
+        for number, message in enumerate(messages):  # a renderer may pass over arguments that it cannot decode
+            fit_calls(number, message)
         tools = self._row.tools(fields.get("tools"), raw)
         schemas = self._row.schemas(tools, raw)
         chosen = [] if is_prompt else trained_messages(self._fn.train_on, messages)

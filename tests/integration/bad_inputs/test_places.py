@@ -26,13 +26,13 @@ from asyncdata import (
 )
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import BadRowError, EndOfData, TooManyBadRowsError
-from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from tests.integration.bad_inputs.test_rows import FUNCTIONS, LINES
 from tests.support import tokenize_fns, worker_fns
 from tests.support.bad_inputs import PACKAGE, deliver, prompts
 from tests.support.chats import GENERATION
 from tests.support.combinations import each_value
 from tests.support.loading import ids
+from tests.support.parts import SlimeTokenizeFn
 from tests.support.streams import frames
 
 if TYPE_CHECKING:

@@ -96,6 +96,8 @@ FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize(("key", "value"), SPEAKS.items(), ids=SPEAKS)
 @pytest.mark.parametrize(("make", "row"), FUNCTIONS.values(), ids=FUNCTIONS)
 def test_a_key_that_speaks_is_refused_by_name_with_the_way_out(tmp_path, small_tokenizer, make, row, key, value):
+    if (make, key) == (ChatTokenizeFn, "chat_template_kwargs"):
+        pytest.skip("it is read")
     with pytest.raises(BadRowError, match="AD133") as caught:
         run(tmp_path, make(small_tokenizer), row, {**row, key: value})
 
@@ -115,7 +117,12 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "metadata.train_turns",
     ),
     "a row that msgspec cannot read": ({}, {**CHAT, "x": float("nan"), "system": "Be terse."}, "system"),
-    "a question's system prompt": ({}, {"question": "Why?", "answer": "So.", "system_prompt": "x"}, "system_prompt"),
+    "a question's functions": ({}, {"question": "Why?", "answer": "So.", "functions": [TOOL]}, "functions"),
+    "a key that speaks beside a label in an object": (
+        {"label_key": "of.label"},
+        {**CHAT, "of": {"label": 1}, "functions": [TOOL]},
+        "functions",
+    ),
     **{
         f"{key} of a turn of ShareGPT": (
             {},
@@ -142,9 +149,16 @@ def test_so_are_those_of_turns_and_of_other_places(tmp_path, small_tokenizer, se
     assert len(run(tmp_path, ignoring, row).samples) == 1
 
 
-def test_open_hermes_is_read_or_its_system_prompt_is_named(test_data, small_tokenizer):
-    with pytest.raises(BadRowError, match=r"AD133 .*'system_prompt'"):
-        Run(str(test_data / "rows" / "unread_keys.jsonl"), ChatTokenizeFn(small_tokenizer))
+def test_the_system_prompt_of_open_hermes_is_read(test_data, tmp_path, small_tokenizer):
+    system = {"role": "system", "content": "You are a pirate."}
+    texts = [("Hello", "Ahoy"), ("Bye", "Fair winds")]
+    chats = [[system, {"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in texts]
+
+    found = Run(str(test_data / "rows" / "unread_keys.jsonl"), ChatTokenizeFn(small_tokenizer))
+
+    same = run(tmp_path, ChatTokenizeFn(small_tokenizer), *({"messages": chat} for chat in chats))
+    assert [one.tokens.tolist() for one in found.samples] == [one.tokens.tolist() for one in same.samples]
+    assert [one["keys"] for one in found.unread] == [["source"]]
 
 
 def test_a_pair_is_not_trained_without_the_system_prompt_beside_its_chats(tmp_path, small_tokenizer):
