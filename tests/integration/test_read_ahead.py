@@ -136,34 +136,6 @@ def test_under_every_schedule_of_deaths_restores_and_other_calls_what_is_deliver
     assert outcome.num_samples > 0
 
 
-# Rows that harm
-
-
-@pytest.mark.parametrize(
-    "poison",
-    [(0, 17, 39), *(pytest.param(poison, marks=pytest.mark.thorough) for poison in ((16, 17), (0, 1, 2, 38, 39)))],
-    ids=str,
-)
-def test_only_the_rows_that_bring_down_workers_are_bad_and_are_not_tried_again(numbered, poison):
-    path = numbered(40, dict.fromkeys(poison, {"do": "die"}))
-    good = [number for number in range(40) if number not in poison]
-    with make(path, worker_fns.as_told, num_workers=1, bad_rows="skip", epochs=1, buffer_size=100) as loader:
-        start = loader.state_dict()
-        assert ids(loader.get_next_batch(len(good))) == good
-        with pytest.raises(EndOfData):
-            loader.get_next_batch(1)
-        state, now = loader.state_dict(), loader.statistics()
-
-    starts = [len(b"".join(path.read_bytes().splitlines(keepends=True)[:number])) for number in poison]
-    assert state["journal"] == [[0, offset] for offset in starts]
-    assert (now.bad_rows_total, now.dropped_total) == (len(poison), {"bad row AD423": len(poison)})
-    with make(path, worker_fns.as_told, num_workers=1, bad_rows="skip", epochs=1) as loader:
-        loader.load_state_dict({**start, "journal": [*state["journal"], [0, 5], [9, 0]]})  # and what begins no row
-        assert ids(loader.get_next_batch(len(good))) == good
-        assert loader.statistics().dropped_total.get("journal", 0) >= len(poison) - (39 in poison)
-        assert loader.statistics().bad_rows_total == 0
-
-
 def test_a_row_that_cannot_be_quarantined_is_not_passed(numbered, tmp_path):
     quarantine = tmp_path / "bad.jsonl"
     with make(numbered(20), fails_on_13, bad_rows=BadRows(policy="quarantine", path=str(quarantine))) as loader:

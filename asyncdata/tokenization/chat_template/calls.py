@@ -7,7 +7,6 @@ name and arguments are words that no template has.
 from __future__ import annotations
 
 import json
-import re
 from contextlib import suppress
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,7 +30,6 @@ _MISWRITTEN = (str(_OBJECT), repr(_TEXT), f'\\"{_WORD}')
 _EMPTY: tuple[Message, ...] = ({}, {"content": None}, {"content": ""})
 """No content: without the key first, as transformers leaves out a null."""
 
-_NULL = re.compile("None|null")
 _SCHEMA = {"name": ".", "description": ".", "parameters": {"type": "object", "properties": {}}}
 _TOOLS = [{"type": "function", "function": _SCHEMA}]
 
@@ -42,13 +40,13 @@ class Forms(NamedTuple):
     :ivar grade: 2 if it writes the arguments of a call, 1 if only its name, 0 if nothing, -1 if it rejects calls.
     :ivar arguments: their types; () if they are not written.
     :ivar beside_calls: no content beside calls; the first form is given in place of one that is not here.
-    :ivar of_tools: no content of a tool's message.
+    :ivar of_tools: the same for null in a tool's message.
     """
 
     grade: int = -1
     arguments: tuple[type, ...] = ()
     beside_calls: tuple[Message, ...] = _EMPTY
-    of_tools: tuple[Message, ...] = _EMPTY
+    of_tools: Message = _EMPTY[0]
 
 
 class _Probe(NamedTuple):
@@ -64,27 +62,28 @@ class _Probe(NamedTuple):
         texts = self._texts(_KINDS, range(len(_EMPTY)), [{"content": "."}])
         grades = {place: _grade(text) for place, text in texts.items()}
         best = max(grades.values(), default=-1)
-        if best < 0:
+        right = {place: texts[place] for place, grade in grades.items() if grade == best}
+        if not right:
             return Forms()
 
-        right = {place: texts[place] for place, grade in grades.items() if grade == best}
-        contents = sorted({content for _, content, _ in right})
-        kinds = [kind for kind in _KINDS if (kind, contents[0], 0) in right]
-        if len({right[kind, contents[0], 0] for kind in kinds}) > 1:
-            kinds = kinds[:1]  # the template writes an object in a form of its own, and passes text on
-        of_tools = {number for _, _, number in self._texts(kinds[:1], contents[:1], _EMPTY)}
+        kind = next(iter(right))[0]
+        contents = _shortest({content: text for (one, content, _), text in right.items() if one is kind})
+        written = {each: right[each, contents[0], 0] for each in _KINDS if (each, contents[0], 0) in right}
+        # If texts differ, the template writes an object in a form of its own, and passes text on as it is.
+        kinds = tuple(written) if len({*written.values()}) == 1 else (dict,)
+        of_tools = {number: text for (_, _, number), text in self._texts((kind,), contents[:1], _EMPTY).items()}
         return Forms(
             best,
-            tuple(kinds) if best == 2 else (),
+            kinds if best == 2 else (),
             # A template that does not write calls would make an empty turn of one without content.
             tuple(_EMPTY[number] for number in contents) if best else _EMPTY,
-            tuple(_EMPTY[number] for number in sorted(of_tools)) or _EMPTY,
+            _EMPTY[next(iter(_shortest(of_tools)), 0)],
         )
 
     def _texts(
         self, kinds: Iterable[type], contents: Iterable[int], of_tools: Iterable[Message]
     ) -> dict[tuple[type, int, int], str]:
-        """What the template writes, but texts in which it writes no content as None or null."""
+        """What the template writes, unless it rejects the chat."""
         found = {}
         for kind, content, (number, of_tool) in product(kinds, contents, enumerate(of_tools)):
             function = {"name": _NAME, "arguments": _OBJECT if kind is dict else _TEXT}
@@ -97,8 +96,12 @@ class _Probe(NamedTuple):
             ]
             with suppress(RowFault):
                 found[kind, content, number] = self.render(chat[: self.length], self.tools)
-        nulls = {place: len(_NULL.findall(text)) for place, text in found.items()}
-        return {place: text for place, text in found.items() if nulls[place] == min(nulls.values())}
+        return found
+
+
+def _shortest(texts: dict[int, str]) -> list[int]:
+    """The contents of which nothing is written: a longer text has a None, a null, or an empty turn."""
+    return [number for number, text in texts.items() if len(text) == min(map(len, texts.values()))]
 
 
 def _grade(text: str) -> int:
@@ -125,11 +128,9 @@ def fit(number: int, message: Message, forms: Forms) -> Message:
 
     :raises RowFault: if it has arguments that are text, and no JSON object.
     """
-    empty = _EMPTY
+    empty: tuple[Message, ...] = (forms.of_tools if message.get("role") == "tool" else {}, {"content": ""})
     if message.get("tool_calls"):
         message, empty = fit_calls(number, message, forms.arguments), forms.beside_calls
-    elif message.get("role") == "tool":
-        empty = forms.of_tools
     if message.get("content") is None or (message["content"] == "" and {"content": ""} not in empty):
         rest = message if empty[0] else {key: value for key, value in message.items() if key != "content"}
         return {**rest, **empty[0]}

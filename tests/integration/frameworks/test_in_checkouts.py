@@ -1,7 +1,6 @@
-"""Adapters and examples in the frameworks' own trainers and checkpoints, of checkouts that variables name.
+"""Adapters and examples in the frameworks' own trainers and checkpoints, installed or in checkouts that variables name.
 
-A module of ``tests/support/frameworks`` drives each framework, and says which checkouts and packages it needs. What the
-frameworks ask of the adapters is in ``tests/integration/test_adapters.py``, without a checkout.
+A module of ``tests/support/frameworks`` drives each framework, and says which checkouts and packages it needs.
 """
 
 import importlib
@@ -31,9 +30,9 @@ DRIVERS = (
 @pytest.fixture(scope="module", params=DRIVERS)
 def found(request, tmp_path_factory):
     driver = importlib.import_module(f"tests.support.frameworks.{request.param}")
-    needs(*driver.PACKAGES)
     for variable, file in getattr(driver, "NEEDS", {}).items():
         checkout(variable, file)
+    needs(*driver.PACKAGES)
     return {"runs": {}, "same": {}} | run_driver(request.param, tmp_path_factory.mktemp("framework"))
 
 

@@ -15,6 +15,7 @@ from tests.support.loading import write_rows
 
 pytestmark = pytest.mark.timeout(900)  # two nodes of Ray, and actors that import torch
 
+
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     needs("transfer_queue", "ray")

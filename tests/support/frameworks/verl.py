@@ -125,47 +125,54 @@ def run_each(opens, folder, cases, changes, **told):
     return found
 
 
-def scores_of_filter(folder):
-    """Scores that the loader has of solved groups which verl's replay buffer leaves out, in its real queue."""
+def scores_of_step(folder):
+    """Scores that the loader has of groups which verl's replay buffer leaves out or its trainer computes advantages of.
+
+    The odd ones of four prompts are solved. A rollout has two outputs, of which the last one counts; the batch is
+    filled up by padding.
+    """
     import ray
     import torch
     import transfer_queue as tq
-    import verl.trainer.ppo.v1.trainer_base as base
     from tensordict import TensorDict
     from tensordict.tensorclass import NonTensorStack
-    from verl.utils.dataset.rl_dataset import get_dataset_class
+    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
     changes = yaml_of(PAGE)
     changes["data"] |= write_parquet(folder, row_of, range(1000, 1010))
     changes["data"]["asyncdata"] |= {"shuffle": True, "rows_per_epoch": ROWS, "outcomes": {}}
-    config = configuration(folder, changes).data
-    rows = get_dataset_class(config)(config.train_files, None, config, object())
-    trainer = type("Trainer", (), {"train_dataset": rows, "refill": lambda self, number: number})()
+    changes["algorithm"] = {"filter_groups": {"enable": True, "metric": "acc"}}
+    changes["trainer"] = {"v1": {"trainer_mode": "separate_async", "sampler": {"max_off_policy_threshold": 1}}}
     ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR")
     tq.init()
-    limits = {"max_off_policy_threshold": 1, "max_off_policy_strategy": "drop", "sampler_kwargs": None}
-    buffer = base.ReplayBufferAsync(
-        "async", None, poll_interval=0.01, refill_fn=trainer.refill, filter_groups_metric="acc", **limits
-    )
+    trainer = V1(configuration(folder, changes)).trainer
+    trainer.replay_buffer.poll_interval = 0.01
+    trainer.replay_buffer.refill_fn = trainer._next_train_batch  # prompts that no one answers
+    counted = trainer.train_dataset._view.loader.statistics
     tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
-    for number, row in enumerate(rows.__getitems__(range(4))):
-        scores = [1.0, float(number % 2)]  # of two rollouts: those of odd prompts are the same
-        infos = [{"reward_extra_info": {"acc": score}} for score in scores]
+    for number, row in enumerate(trainer.train_dataset.__getitems__(range(4))):
+        solved = [1.0, 1.0, float(number % 2), float(number % 2)]
+        scores = [7.0, solved[1], 7.0, solved[3]]
+        keys = [f"{number}_{rollout}_{output}" for rollout in range(2) for output in (9, 10)]
+        nested = [torch.tensor([0.0, score]) for score in scores]
         fields = {
-            "extra_info": NonTensorStack(*[row["extra_info"]] * 2),
-            "extra_fields": NonTensorStack(*infos),
-            "rm_scores": torch.nested.as_nested_tensor([torch.tensor([0.0, s]) for s in scores], layout=torch.jagged),
+            "extra_info": NonTensorStack(*[row["extra_info"]] * 4),
+            "extra_fields": NonTensorStack(*[{"reward_extra_info": {"acc": acc}} for acc in solved]),
+            "uid": NonTensorStack(*[str(number)] * 4),
+            "rm_scores": torch.nested.as_nested_tensor(nested, layout=torch.jagged),
+            "response_mask": torch.nested.as_nested_tensor([torch.ones(2, dtype=torch.long)] * 4, layout=torch.jagged),
         }
-        keys, tags = [f"{number}_{rollout}_0" for rollout in range(2)], [{"status": "success"}] * 2
-        tq.kv_batch_put(keys=keys, partition_id="train", tags=tags, fields=TensorDict(fields, batch_size=2))
+        tags = [{"status": "success"}] * 4
+        tq.kv_batch_put(keys=keys, partition_id="train", tags=tags, fields=TensorDict(fields, batch_size=4))
         tq.kv_put(key=str(number), partition_id="train", tag=tag)
-    batch, _ = buffer.sample(1, "train", 2)
-    found = rows._view.loader.statistics()
-    left = sorted({int(key[0]) for key in tq.kv_list("train")["train"]})
+    batch, _ = trainer.replay_buffer.sample(1, "train", 2)
+    filtered = counted().outcome_scores_total
+    trainer._compute_advantage(upsample_batch_to_divisible_size(batch, 9, 0), {})
+    left = sorted({key[0] for key in tq.kv_list("train")["train"]})
     tq.close()
     ray.shutdown()
-    rows.close()
-    return [sorted(batch.keys), left, found.outcome_rows, found.outcome_scores_total]
+    trainer.train_dataset.close()
+    return [sorted(batch.keys), left, filtered, counted().outcome_scores_total]
 
 
 def yaml_of(page):
@@ -189,5 +196,5 @@ def drive(folder):
     }
     opens = lambda place, kind, changes: kind(configuration(place, changes))  # noqa: E731
     found = {"runs": run_each(opens, folder, cases, changes, num_batches=27)}
-    kept = [["0_0_0", "0_1_0", "2_0_0", "2_1_0"], [0, 2], 2, 4]
-    return found | {"same": {"groups of a filter are reported": [scores_of_filter(folder), kept]}}
+    keys = [f"{number}_{rollout}_{output}" for number in (0, 2) for rollout in range(2) for output in (10, 9)]
+    return found | {"same": {"scores are reported": [scores_of_step(folder), [keys, ["0", "2", "p"], 4, 8]]}}

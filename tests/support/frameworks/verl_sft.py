@@ -46,7 +46,7 @@ def row_of(place):
     }
 
 
-def _tokenizer():
+def tokenizer():
     """A word is a token, and a number is itself."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -90,7 +90,7 @@ def _trainer(config, rank=0, ranks=1):
     trainer = object.__new__(SFTTrainer)
     trainer.config, trainer.rank = config, rank
     trainer.engine = trainer.training_client = _Engine(rank, ranks)
-    trainer.model_config = SimpleNamespace(tokenizer=_tokenizer(), processor=None)
+    trainer.model_config = SimpleNamespace(tokenizer=tokenizer(), processor=None)
     trainer.optimizer_config = SimpleNamespace()
     trainer._build_dataset()
     trainer._build_dataloader()
@@ -100,10 +100,10 @@ def _trainer(config, rank=0, ranks=1):
     return trainer
 
 
-def _numbers(batch):
-    """The rows of a batch: the word after ``user`` or ``think`` is a row's number."""
-    from_user = [row.tolist()[row.tolist().index(3) + 1 :] for row in batch["input_ids"].unbind()]
-    return [next(token for token in row if token >= FIRST_NUMBER) - FIRST_NUMBER for row in from_user]
+def number_of(tokens):
+    """Which row it is: the word after ``user`` or ``think`` is its number."""
+    from_user = tokens.tolist()[tokens.tolist().index(3) + 1 :]
+    return next(token for token in from_user if token >= FIRST_NUMBER) - FIRST_NUMBER
 
 
 class Run:
@@ -123,7 +123,8 @@ class Run:
         start = trainer.resume_global_step // trainer.steps_per_epoch
         for epoch in range(start, trainer.config.trainer.total_epochs):
             trainer.train_sampler.set_epoch(epoch=epoch)
-            yield from map(_numbers, trainer.train_dataloader)
+            for batch in trainer.train_dataloader:
+                yield list(map(number_of, batch["input_ids"].unbind()))
         while True:
             yield []
 
