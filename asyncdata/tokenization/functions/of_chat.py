@@ -136,6 +136,7 @@ class ChatDrafts:
     def __init__(self, fn: OfChat, row: RowReader, files: TokenizerFiles, *, may_have_pictures: bool = False) -> None:
         self._row, self._may_have_pictures = row, may_have_pictures
         self._spans = fn.chat_spans(files, special := files.special_texts())
+        self._nothing = _Beside(None, self._spans[0])
         self._spans_of = lru_cache(_KEPT_VARIABLES)(lambda text: fn.chat_spans(files, special, self._variables(text)))
         self._not_written = NotWritten(() if row.account is None else row.account.ignored)
 
@@ -148,7 +149,11 @@ class ChatDrafts:
 
         :raises RowFault: if its tools are not a list of JSON schemas, or its variables have a reserved name.
         """
-        tools, text = self._row.schemas(self._row.tools(fields.get("tools"), raw), raw), fields.get(VARIABLES)
+        given, text = fields.get("tools"), fields.get(VARIABLES)
+        if given is None and text is None:  # nearly always
+            return self._nothing
+
+        tools = self._row.schemas(self._row.tools(given, raw), raw)
         try:
             spans = self._spans if text is None or bytes(text) in (b"null", b"{}") else self._spans_of(bytes(text))
         except RowFault as fault:
