@@ -251,18 +251,16 @@ class _PartHandler:
 
             out.extend(written)
             for place in places:
-                rows[place.row] = b""
+                rows[place.row] = rows[place.row] if place.row in request.looks else b""
         if request.is_load:
             return out.finish(len(rows), 0.0)
 
-        reply = out.finish(len(rows), time.perf_counter() - began)
-        if self._num_mended > num_mended:
-            reply = msgspec.structs.replace(reply, num_mended=self._num_mended - num_mended)
-        if request.expected:
-            reply = msgspec.structs.replace(reply, expected=request.expected)
-        if request.looks:
-            reply = msgspec.structs.replace(reply, unread=self._unread(rows, request.looks))
-        return reply
+        return msgspec.structs.replace(
+            out.finish(len(rows), time.perf_counter() - began),
+            num_mended=self._num_mended - num_mended,
+            expected=request.expected,
+            unread=self._unread(rows, request.looks) if request.looks else {},
+        )
 
     @property
     def _padded(self) -> list[str]:
