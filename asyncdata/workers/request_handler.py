@@ -7,8 +7,8 @@ import threading
 import time
 import traceback
 from array import array
-from itertools import cycle
-from typing import TYPE_CHECKING, cast
+from itertools import accumulate, cycle
+from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
 
 import msgspec
@@ -29,7 +29,7 @@ from asyncdata.workers.scan_blocks import ALL_BYTES, bytes_of, index_blocks, per
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from asyncdata.core.messages import Block, Job, OrderPacks, PackRows, Reply, Request
+    from asyncdata.core.messages import Block, Job, OrderPacks, PackRows, Reply, Request, Unread
     from asyncdata.sources.reader import BlockReader, BlockRows, WideReader
     from asyncdata.tokenization.base import BatchTokenizer, MediaTokenizer
 
@@ -42,6 +42,8 @@ _WORK_IN_WAITING = 0.25
 overloaded machine. But a function that waits uses little CPU time, and its chunks would grow without limit."""
 _BEATS = (-2, -1)
 """Progress without a row number."""
+_LOOKED_EVERY = 1 << 19
+"""Of blocks whose samples come with their window, the first row of such a block is looked at: so that of each file."""
 _PLANNER = "asyncdata.batching.planned:answer"
 """An import path, as for a reader: a worker that never gets such a request starts without numpy."""
 
@@ -201,7 +203,15 @@ class _PartHandler:
         for block, text in zip(blocks, found, strict=True):
             rows += bytes_of(block, text, self._reader)
             lengths.extend(text.lengths)
-        return self._write(rows, lengths).finish(len(rows), 0.0)
+        firsts = accumulate((len(text.lengths) for text in found), initial=0)
+        looks = [first for first, block in zip(firsts, blocks, strict=False) if not block.start % _LOOKED_EVERY]
+        samples = self._write(rows, lengths).finish(len(rows), 0.0)
+        return msgspec.structs.replace(samples, unread=self._unread(rows, looks))
+
+    def _unread(self, rows: Sequence[bytes | memoryview], looks: Iterable[int]) -> dict[str, Unread]:
+        """The unread keys of some rows; a function that gets rows whole has none."""
+        unread: Callable[[Any, Any], dict[str, Unread]] | None = getattr(self.tokenizer, "unread", None)
+        return {} if unread is None else unread(rows, looks)
 
     def _tokenize(self, request: Tokenize) -> Tokenized:
         began = time.perf_counter()
@@ -230,6 +240,8 @@ class _PartHandler:
             reply = msgspec.structs.replace(reply, num_mended=self._num_mended - num_mended)
         if request.expected:
             reply = msgspec.structs.replace(reply, expected=request.expected)
+        if request.looks:
+            reply = msgspec.structs.replace(reply, unread=self._unread(rows, request.looks))
         return reply
 
     @property
