@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("trio")
 
-from asyncdata import BadRows, DataLoader, Sample, Shuffle, SoftPacking
+from asyncdata import BadRows, DataLoader, Sample, Shuffle
 from asyncdata.errors import (
     AsyncDataError,
     EndOfData,
@@ -25,7 +25,6 @@ from asyncdata.errors import (
 )
 from tests.faults.support.simulated_sources import WAYS, Outcome, simulate_way
 from tests.support import worker_fns
-from tests.support.check_points import interrupted_at
 from tests.support.faults import until
 from tests.support.loading import NEVER_S, ids, write_rows
 from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13, row_id
@@ -175,27 +174,6 @@ def test_a_filter_is_asked_once_a_call_and_one_that_fails_consumes_nothing(numbe
         batch = loader.get_next_batch(10)
     assert (batch[0], ids(batch[1:])) == (mine, list(range(9)))
     assert asked == [2, 2, 10], "however long the call waited"
-
-
-PACKS = {"packing": SoftPacking(max_length=6, window_samples=4), "batch_size": 1, "collate_fn": lambda packs: packs[0]}
-
-
-@pytest.mark.parametrize("knobs", [{}, {"commit": "on_ack"}, PACKS], ids=["samples", "leases", "packs"])
-def test_a_call_that_is_interrupted_anywhere_has_consumed_nothing(numbered, knobs):
-    """Ctrl-C may come at any line; more places are tried with the tests of faults."""
-    found: list[int] = []
-    with make(numbered(2000), buffer_size=64, **knobs) as loader:
-        loop = iter(loader) if "packing" in knobs else None
-        for point in range(0, 160, 5):
-            until(lambda: loader.statistics().ready_samples >= 3)
-            try:
-                taken = interrupted_at(point, loop.__next__ if loop else lambda: loader.get_next_batch(2))
-            except KeyboardInterrupt:
-                taken = []
-            found += [int(one.tokens[0]) for one in taken]
-        found += [int(one.tokens[0]) for one in (next(loop) if loop else loader.get_next_batch(3))]
-    assert found == list(range(len(found)))
-    assert len(found) > 3
 
 
 # The fixed rows, whose digests are in every state
