@@ -516,6 +516,7 @@ class Engine:
         return Statistics(
             **structs.asdict(ledger.position),
             **numbers | self._producer.numbers(),
+            unread_keys=self._producer.unread_keys,
             waits_total=num_waits,
             data_wait_seconds_total=waited_s,
             loop_held_seconds_total=self.waits.held_s,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from asyncdata import Position
-from asyncdata.delivery.channel import Channel
-from asyncdata.delivery.ledger import Counters, Ledger
-from asyncdata.delivery.next_delivery import Delivery, deliver
+from asyncdata.delivery.next_delivery import deliver
 from asyncdata.errors import NoSamplesError
 from tests.support.chunks import BadRow, Noted, chunk_of
+from tests.support.parts import Channel, Counters, Delivery, Ledger
 
 
 def deliver_from(contents, num_groups, ledger=None, **rules):
