@@ -139,7 +139,8 @@ def ends_with(tmp_path, monkeypatch, tokenizer, way, method, loads, policy="alwa
         finally:
             for program in programs:
                 program.__exit__()
-    assert os.listdir(tmp_path / "temporary") == []
+    left = os.listdir(tmp_path / "temporary")
+    assert [name for name in left if not name.startswith("pymp-")] == [], "those of multiprocessing itself may stay"
     kept = [path for folder in (tmp_path / "cache", *folders) for path in folder.rglob("*") if path.is_file()]
     assert {path.suffix or path.name for path in kept} <= {".lock", ".proof", ".jsonl", "over"}
     assert not any("asyncdata" in name for name in os.listdir("/dev/shm"))
@@ -153,7 +154,7 @@ def check(program: Program, folder: Path, end: End, loads: list[str], *, has_tra
     assert status == end.status, said
     assert ("ResourceWarning: unclosed" in said) == end.warns, said
     assert "Fatal" not in said
-    assert "AD486" not in said
+    assert "AD486" not in said or KILLED in end.told, "no alarm, unless the other rank was killed"
     assert ("Traceback" in said) == has_trace, said
     if "telemetry" in loads:
         assert whats_told(folder / "run") == end.told

@@ -76,6 +76,11 @@ TARGETS = {
     ),
     "R14": Target("steps of state machines, each beside its model", {"steps": 1_000_000}, {"counterexamples": 0}),
     "SIM": Target("seeded schedules of the core, on a mock clock", {"schedules": 2000}, _IN_ORDER),
+    "WAKE": Target(
+        "restarts in random places, with delays at every await and every callback",
+        {"restarts": 1000},
+        {"out_of_order": 0, "hangs": 0, "left": 0},
+    ),
     "IO": Target(
         "reads that fail, come short, late or changed", {"faults": 500}, {"lost": 0, "repeated": 0, "unnamed": 0}
     ),
