@@ -200,7 +200,7 @@ def _of_this_rank(trainer: Any, loader: DataLoader | StatefulDataLoader) -> Stat
 
 def _data_parallel(trainer: Any) -> tuple[int, int]:
     """The trainer's data-parallel rank, and their number. Successive processes of tensor and context parallelism get
-    the same data. Up to transformers 5.10 a trainer does not know the tensor parallelism that accelerate shares data by.
+    the same data. Up to transformers 5.10 a trainer does not know accelerate's tensor parallelism.
     """
     of_accelerate = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
     tp, cp, sp = (
