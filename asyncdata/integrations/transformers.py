@@ -49,7 +49,7 @@ CALLBACK = "AsyncDataState"
 def placeholder() -> Any:
     """A ``datasets.Dataset`` of one row, for a trainer whose constructor demands a data set to train or evaluate on.
 
-    It is never read. It has what SFTTrainer, DPOTrainer and RewardTrainer look for.
+    It is never read. It has what SFTTrainer, DPOTrainer, KTOTrainer and RewardTrainer look for.
     """
     try:
         from datasets import Dataset, DatasetInfo
@@ -200,7 +200,7 @@ def _of_this_rank(trainer: Any, loader: DataLoader | StatefulDataLoader) -> Stat
 
 def _data_parallel(trainer: Any) -> tuple[int, int]:
     """The trainer's data-parallel rank, and their number. Successive processes of tensor and context parallelism get
-    the same data. Up to transformers 5.10 a trainer does not know accelerate's tensor parallelism.
+    the same data. Up to transformers 5.10 a trainer does not know the tensor parallelism of accelerate.
     """
     of_accelerate = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
     tp, cp, sp = (

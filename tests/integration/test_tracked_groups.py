@@ -1,20 +1,12 @@
-"""Tracked groups: each that was served is consumed, dropped and counted, given back, or in the state."""
+"""Tracked groups: what is refused, and what a run that dies leaves. ``test_groups_machine.py`` holds the rest."""
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections import Counter
-from pathlib import Path
-
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asyncdata import AsyncDataLoader, SoftPacking
 from asyncdata.errors import ConfigError
-from tests.support.examples import in_ci
 from tests.support.loaders import make
 from tests.support.loading import SHUFFLE, write_rows
 from tests.support.tokenize_fns import row_id
@@ -29,75 +21,6 @@ def rows(tmp_path):
 
 def numbers(groups):
     return [group[0].group_index for group in groups]
-
-
-class Model:
-    """Which groups come next, as plain lists of their numbers."""
-
-    def __init__(self):
-        self.buffer, self.again, self.next = [], [], 0
-        self.out = {}  # group -> whether it came from the buffer, in the order of serving
-
-    def get(self, number):
-        from_buffer, self.buffer = self.buffer[:number], self.buffer[number:]
-        fresh = number - len(from_buffer)
-        num_new = max(0, fresh - len(self.again))
-        self.again += range(self.next, self.next + num_new)
-        self.next += num_new
-        served, self.again = self.again[:fresh], self.again[fresh:]
-        self.out |= dict.fromkeys(from_buffer, True) | dict.fromkeys(served, False)
-        return from_buffer + served
-
-    def restart(self):
-        self.buffer = [group for group, was_given_back in self.out.items() if was_given_back] + self.buffer
-        self.again = sorted([*self.again, *(group for group, was_given_back in self.out.items() if not was_given_back)])
-        self.out = {}
-
-
-ends = st.tuples(st.sampled_from(["consume", "stale", "aborted", "back"]), st.lists(st.integers(0, 9), max_size=4))
-steps = st.tuples(st.just("get"), st.integers(1, 5)) | ends | st.tuples(st.just("restart"), st.none())
-
-
-@in_ci(max_examples=60)
-@given(st.lists(steps, max_size=16))
-def test_no_group_is_lost_or_served_twice(steps):
-    model, drops, held = Model(), Counter(), {}
-    with tempfile.TemporaryDirectory() as folder:
-        rows = write_rows(Path(folder) / "rows.jsonl", NUM_ROWS)
-        loader = make(rows, n_samples_per_prompt=SIZE)
-        loader.track()
-        for name, value in steps:
-            if name == "get":
-                groups = loader.get_samples(value)
-                assert numbers(groups) == model.get(value)
-                held |= zip(numbers(groups), groups, strict=True)
-            elif name == "restart":
-                state = json.loads(json.dumps(loader.state_dict()))
-                loader.close()
-                loader = make(rows, n_samples_per_prompt=SIZE)
-                loader.track()
-                loader.load_state_dict(state)
-                model.restart()
-                held = {}
-            else:
-                chosen = sorted({list(model.out)[place] for place in value if place < len(model.out)})
-                groups = [held[number] for number in chosen]
-                if name == "consume":
-                    loader.consume(groups)
-                elif name == "back":
-                    loader.add_samples(groups)
-                    model.buffer += chosen
-                else:
-                    assert loader.drop(groups, name) == len(chosen)
-                    assert loader.drop(groups, name) == 0  # they are no longer out
-                    drops[name] += len(chosen)
-                for number in chosen:
-                    del model.out[number]
-            now = loader.statistics()
-            assert now.tracked_groups == len(model.out)
-            assert now.buffered_groups == len(model.buffer)
-            assert now.dropped_groups_total == +drops
-        loader.close()
 
 
 def test_a_loop_that_generates_without_end_loses_nothing_when_its_process_dies(rows):
