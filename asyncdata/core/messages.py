@@ -180,7 +180,8 @@ class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     ``counts`` is int32 of shape (num_blocks,). ``starts`` (in the slot, or a code of ``row_codes``), ``lengths`` (-1:
     longer than ``max_row_bytes``) and ``offsets`` (from the block's start on) are int32 of shape (num_rows,).
-    ``samples`` are those of the rows, if they were asked for.
+    ``samples`` are those of the rows, if they were asked for, and not too much for one reply. ``padded`` are the
+    columns in which the worker has left out fields of structs, so far, as they are null.
     """
 
     counts: bytes
@@ -189,6 +190,7 @@ class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
     offsets: bytes
     num_blank: int
     samples: Tokenized | None = None
+    padded: list[str] = []
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True):
@@ -276,7 +278,7 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     sample: ``row_codes.reason_mark`` says for which reason of ``drops``; 1 also for a bad row.
     It is empty where all are good. ``drops`` counts rows that yield no sample, by reason; ``errors`` has the bad ones.
     ``num_tokens``, int32 of that shape, has each row's tokens, 0 for no sample; it is empty without a
-    tokenizing pass.
+    tokenizing pass. ``padded`` is that of :class:`Scanned`.
     """
 
     counts: bytes
@@ -287,6 +289,7 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     drops: dict[str, int] = {}
     errors: list[RowError] = []
     num_tokens: bytes = b""
+    padded: list[str] = []
 
 
 Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | Failed | Short

@@ -225,6 +225,15 @@ def test_a_part_that_stops_ends_the_epoch(data):
     assert not set(own(first, "math")) & set(own(second, "math")), "it continues within its own epoch"
 
 
+def test_a_run_goes_on_where_rows_are_excluded_directly_after_an_epoch(data):
+    mix = mix_of(data, {"chat": 1, "math": 1})
+    mix.parts["chat"].when_done = "stop"
+    with make(mix, batch_size=10) as loader:
+        num_delivered = sum(map(len, loader))
+        loader.exclude([{"source": "math", "path": str(data / "math.jsonl"), "byte_offset": 0}])
+        assert [sample.index for sample in loader.get_next_batch(2)] == [num_delivered, num_delivered + 1]
+
+
 def test_max_epochs_bound_how_often_a_part_repeats_in_every_epoch_of_the_mixture(data):
     mix = mix_of(data, {"chat": 3, "math": 1}, part={"when_done": "leave"})
     mix.parts["chat"].when_done, mix.parts["chat"].max_epochs = "repeat", 2
