@@ -100,7 +100,7 @@ class Part(NamedTuple):
     :ivar files: the bytes of each file.
     :ivar covered: of files that grow, the bytes of each that an epoch covers.
     :ivar block_bytes: 0: all rows are permuted as one (``shuffle="full"``), or only those that are samples.
-    :ivar recorded: the numbers of the rows of each epoch, where the order is taken from a plain run.
+    :ivar recorded: the numbers of the rows of each window of each epoch, where the order is that of a plain run.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Part(NamedTuple):
     block_bytes: int
     window_blocks: int
     only_kept: bool
-    recorded: list[list[int]]
+    recorded: list[list[list[int]]]
     covered: dict[int, list[int]]
     known: dict[Any, list[list[Row]]]
 
@@ -134,7 +134,7 @@ class Part(NamedTuple):
     def _windows(self, epoch: int, rows: list[Row], sizes: tuple[int, ...]) -> list[list[Row]]:
         if self.recorded:
             by_number = {row.number: row for row in rows}
-            return [[by_number[number] for number in self.recorded[epoch]]]
+            return [[by_number[number] for number in window] for window in self.recorded[epoch]]
 
         if not self.block_bytes:
             order = permuted(len(rows), keys_of(self.seed, epoch, "all rows"))
