@@ -21,8 +21,8 @@ from tests.support.figures import record
 from tests.support.model import KEPT, Mixing, Model, Packing, Part, Rules
 
 NAMES = ("chat", "code", "math")
-MAX_EPOCHS = 60
-"""Of those that are recorded."""
+RECORDED, MAX_EPOCHS = ("jsonl.gz", "parquet"), 250
+"""Kinds of sources whose order is taken from a plain run."""
 
 # What a loader is made of.
 
@@ -131,10 +131,10 @@ def worlds(draw: Any) -> World:
         revisit_every=draw(st.sampled_from([None, 2, 3])) if remembers else None,
         packing=draw(packings) if is_packed else None,
     )
-    others = ["jsonl.gz", "parquet"] if not (is_mixture or is_full or grows) else []
+    others = ["jsonl.gz", "parquet", "store"] if not (is_mixture or is_full or grows) else []
     kind = draw(st.sampled_from(["jsonl", "jsonl", *others]))
-    if kind != "jsonl":  # rows that a table can hold
-        some = draw(st.lists(st.sampled_from([*["kept"] * 5, "short", "fails"]), min_size=5, max_size=24))
+    if kind in RECORDED:  # rows that a table can hold
+        some = draw(st.lists(st.sampled_from([*["kept"] * 5, "short", "fails"]), min_size=9, max_size=24))
         files = {"": [file_of(["kept", *some])]}
     is_planned = is_full and rules.packing is not None and not rules.packing.across_epochs
     return World(
@@ -239,7 +239,7 @@ class WholeLoader(RuleBasedStateMachine):
                 self.write(name, data)
         seeds = {name: model.seed_of_part(world.seed, name) if name else world.seed for name in world.files}
         order: list[Any] = [world.is_shuffled, world.block_bytes, world.window_blocks, world.is_planned, []]
-        if world.kind != "jsonl":
+        if world.kind in RECORDED:
             num_rows, path = world.files[""][0].count(b"\n"), self.names["folder"] / self.file_names[""][0]
             shuffle = eval(self.shuffle, self.names)  # noqa: S307
             order[-1] = steps.recorded(path, num_rows, MAX_EPOCHS, seed=world.seed, shuffle=shuffle)
@@ -256,8 +256,13 @@ class WholeLoader(RuleBasedStateMachine):
             self.run(f"path.write_bytes(gzip.compress({data!r}))")
         elif self.world.kind == "parquet":
             self.run(f"write_parquet(path, {data!r})")
+        elif self.world.kind == "store":
+            self.run(f"http_host().put(f'/{{folder.name}}/{name}', {data!r})")
         else:
             self.run(f"path.write_bytes({data!r})")
+
+    def path(self, name: str) -> str:
+        return f"stored(folder, {name!r})" if self.world.kind == "store" else f"str(folder / {name!r})"
 
     @property
     def shuffle(self) -> str:
@@ -284,8 +289,12 @@ class WholeLoader(RuleBasedStateMachine):
             paths = ", ".join(f"folder / {file!r}" for file in self.file_names[name])
             return f"JsonlSource([{paths}], max_row_bytes={model.MAX_ROW_BYTES})"
 
-        if self.world.kind != "jsonl":
+        if self.world.kind in RECORDED:
             return f"folder / {self.file_names[''][0]!r}"
+
+        if self.world.kind == "store":
+            paths = ", ".join(map(self.path, self.file_names[""]))
+            return f"JsonlSource([{paths}], max_row_bytes={model.MAX_ROW_BYTES}, storage_options=FAST)"
 
         if "" in self.parts:
             return f"JsonlSource(folder, max_row_bytes={model.MAX_ROW_BYTES}, grows={self.world.grows})"
@@ -545,14 +554,14 @@ class WholeLoader(RuleBasedStateMachine):
 
     def exclude_places(self, picks: list[int]) -> None:
         """Rows that were served, or are ready, or come later, or never, as they are bad."""
-        if self.world.kind != "jsonl":
+        if self.world.kind in RECORDED:
             return
 
         rows = [row for part in self.parts.values() for row in part.rows(0) if row.key not in self.stays]
         if rows:
             chosen = [rows[at * 3 % len(rows)] for at in picks]
             places = ", ".join(
-                f"{{'source': {row.part!r}, 'path': str(folder / {self.file_names[row.part][row.file]!r}), "
+                f"{{'source': {row.part!r}, 'path': {self.path(self.file_names[row.part][row.file])}, "
                 f"'byte_offset': {row.offset}, 'row_number': None}}" for row in chosen
             )  # fmt: skip
             self.leave_out(f"[{places}]", {row.key for row in chosen})

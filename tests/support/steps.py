@@ -33,12 +33,13 @@ from asyncdata import (
 from asyncdata.errors import AsyncDataError, EndOfData
 from tests.support.exchanges import Meeting
 from tests.support.faces import Awaited
+from tests.support.stores import FAST, http_host
 
 __all__ = [
-    "Awaited", "BadRows", "DataLoader", "HardPacking", "JsonlSource", "Limits", "Meeting", "Mix", "Outcomes", "Part",
-    "PassRate", "Path", "Ranks", "RowShuffle", "Shuffle", "SoftPacking", "by_fate", "by_hand", "cancelled", "end",
-    "every", "gzip", "json", "known", "looped", "newest", "oldest_but_one", "outcome", "recorded", "same_state",
-    "tempfile", "told", "write_parquet",
+    "FAST", "Awaited", "BadRows", "DataLoader", "HardPacking", "JsonlSource", "Limits", "Meeting", "Mix", "Outcomes",
+    "Part", "PassRate", "Path", "Ranks", "RowShuffle", "Shuffle", "SoftPacking", "by_fate", "by_hand", "cancelled",
+    "end", "every", "gzip", "http_host", "json", "known", "looped", "newest", "oldest_but_one", "outcome", "recorded",
+    "same_state", "stored", "tempfile", "told", "write_parquet",
 ]  # fmt: skip
 
 
@@ -71,6 +72,11 @@ def write_parquet(path: Path, lines: bytes) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.Table.from_pylist(list(map(json.loads, lines.splitlines()))), path, row_group_size=5)
+
+
+def stored(folder: Path, name: str) -> str:
+    """The address of an object in a store on loopback."""
+    return f"{http_host().url}/{folder.name}/{name}"
 
 
 def newest(buffer: list[Any], num_groups: int) -> list[Any]:
