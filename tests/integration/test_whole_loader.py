@@ -38,7 +38,6 @@ class World(NamedTuple):
     block_bytes: int
     window_blocks: int
     choose: str | None
-    is_planned: bool
     grows: bool
     kind: str
 
@@ -90,7 +89,7 @@ packings = st.builds(
 )
 knobs = st.builds(
     Knobs,
-    world_size=st.sampled_from([1, 1, 1, 2, 3]),
+    world_size=st.sampled_from([1, 1, 1, 1, 2, 3]),
     batch=st.integers(1, 4),
     buffer_size=st.sampled_from([1, 5, 20, 200]),
     dp_size=st.integers(1, 2),
@@ -137,10 +136,11 @@ def worlds(draw: Any) -> World:
         some = draw(st.lists(st.sampled_from([*["kept"] * 5, "short", "fails"]), min_size=9, max_size=24))
         files = {"": [file_of(["kept", *some])]}
     is_planned = is_full and rules.packing is not None and not rules.packing.across_epochs
+    rules = rules._replace(is_planned=is_planned)
     return World(
         files, mixing, draw(st.integers(-2, 42)), rules, draw(st.booleans()),
         *((0, 1) if is_full else draw(st.sampled_from([(16, 64), (64, 4), (64, 64), (150, 1), (150, 4)]))),
-        draw(st.sampled_from([None, None, "newest", "oldest_but_one"])), is_planned, grows, kind,
+        draw(st.sampled_from([None, None, "newest", "oldest_but_one"])), grows, kind,
     )  # fmt: skip
 
 
@@ -238,7 +238,7 @@ class WholeLoader(RuleBasedStateMachine):
             for name, data in zip(self.file_names[part], files, strict=True):
                 self.write(name, data)
         seeds = {name: model.seed_of_part(world.seed, name) if name else world.seed for name in world.files}
-        order: list[Any] = [world.is_shuffled, world.block_bytes, world.window_blocks, world.is_planned, []]
+        order: list[Any] = [world.is_shuffled, world.block_bytes, world.window_blocks, world.rules.is_planned, []]
         if world.kind in RECORDED:
             num_rows, path = world.files[""][0].count(b"\n"), self.names["folder"] / self.file_names[""][0]
             shuffle = eval(self.shuffle, self.names)  # noqa: S307
@@ -316,7 +316,7 @@ class WholeLoader(RuleBasedStateMachine):
             "tokenize_fn": "by_fate", "seed": world.seed, "epochs": rules.epochs, "drop_last": rules.drop_last,
             "n_samples_per_prompt": rules.size, "commit": repr("on_ack" if rules.is_tracked else "on_delivery"),
             "bad_rows": f"BadRows(policy={'raise' if rules.bad_row_stops else 'skip'!r}, max={rules.max_bad_rows})",
-            "shuffle": self.shuffle, "plan_packs": world.is_planned,
+            "shuffle": self.shuffle, "plan_packs": world.rules.is_planned,
             "buffer_filter": world.choose if self.packs_nothing else None,
             "batch_size": knobs.batch * rules.size, "buffer_size": knobs.buffer_size,
             "dp_size": knobs.dp_size, "num_workers": knobs.num_workers, "timeout_s": 240,
