@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.tokenization.chat_template.conversation import conversation_of
+from asyncdata.tokenization.chat_template.conversation import Conversation
 from asyncdata.tokenization.chat_template.texts import Texts
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
 from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
 from asyncdata.tokenization.functions.tokenizer_settings import compile_templates
 from asyncdata.tokenization.media import without_media
-from asyncdata.tokenization.row_fields import LIST_OF_OBJECTS, RowReader
-from asyncdata.tokenization.rows import RowDecoder, decode_value
+from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.rows import LIST_OF_OBJECTS, RowDecoder, decode_value
 from asyncdata.tokenization.token_text import TokenTexts, without_texts
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
     from asyncdata.cli.rows import InspectedRow
     from asyncdata.core.types import Sample
-    from asyncdata.tokenization.chat_template.conversation import Conversation
     from asyncdata.tokenization.functions.of_chat import OfChat
     from asyncdata.tokenization.functions.tokenizer_settings import Templates
     from asyncdata.tokenization.token_text import Piece
@@ -164,7 +163,7 @@ class Turns:
         tools = None if self._tool_key is None or tools_text is None else self._row.tools(tools_text, raw)
         schemas = self._row.schemas(tools, raw)
         template = self._templates.without_tools if schemas is None else self._templates.with_tools
-        conversation = conversation_of(template, messages, schemas, Texts([]))
+        conversation = Conversation(template, template.fitted(messages), schemas, Texts([]))
         first = _place(text, conversation.text)
         return [] if first is None else _seen(_turns(conversation), first, text)
 

@@ -96,6 +96,16 @@ class InspectedRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return "" if self._chunk is None else next((drop.reason for drop in self._chunk.drops), "")
 
     @property
+    def notes(self) -> list[str]:
+        """What is noted of its sample."""
+        return [] if self._chunk is None else [note.name for note in self._chunk.notes]
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """The keys that the tokenize function does not read, each with the beginning of its value."""
+        return self.tokenize.rest(self.raw) if hasattr(self.tokenize, "rest") and self.refusal is None else {}
+
+    @property
     def error(self) -> RowError | None:
         """What is wrong with the row; None for a good one."""
         return self.refusal if self._chunk is None else next(iter(self._chunk.errors), None)

@@ -6,15 +6,23 @@ They are pinned in tests: a changed digest would refuse every existing snapshot.
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-__all__ = ("ListDigest", "canonical", "digest", "short_digest")
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ("ListDigest", "canonical", "digest", "digest_each", "short_digest")
 
 
 def digest(*parts: bytes | str) -> str:
     """blake2b-128 of the parts, as hex. Each part's length is hashed too: ("ab", "c") is not ("a", "bc")."""
+    return digest_each(parts)
+
+
+def digest_each(parts: Iterable[bytes | str]) -> str:
+    """The same of parts that are made one by one."""
     state = blake2b(digest_size=16)
     for part in parts:
         # File names and row text may hold lone surrogates, which strict UTF-8 refuses.

@@ -42,6 +42,7 @@ __all__ = (
     "Short",
     "Tokenize",
     "Tokenized",
+    "Unread",
     "decode_job",
     "decode_reply",
     "decode_request",
@@ -134,6 +135,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ``expected``, int32 of shape (num_rows,), is how many tokens each row has, where they are counted already. A row
     that another rank tokenizes has the code of ``row_codes.expected_elsewhere``. The reply has it too, and leaves such
     rows out. ``is_load`` asks for their media. ``rows`` are the rows themselves, where they are in no slot.
+    ``looks`` are the rows whose unread keys are asked for.
     """
 
     slot: int
@@ -144,6 +146,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
     part: int = 0
     is_load: bool = False
     rows: list[Data] = []
+    looks: list[int] = []
 
 
 class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -177,7 +180,8 @@ class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     ``counts`` is int32 of shape (num_blocks,). ``starts`` (in the slot, or a code of ``row_codes``), ``lengths`` (-1:
     longer than ``max_row_bytes``) and ``offsets`` (from the block's start on) are int32 of shape (num_rows,).
-    ``samples`` are those of the rows, if they were asked for.
+    ``samples`` are those of the rows, if they were asked for, and not too much for one reply. ``padded`` are the
+    columns in which the worker has left out fields of structs, so far, as they are null.
     """
 
     counts: bytes
@@ -186,6 +190,7 @@ class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
     offsets: bytes
     num_blank: int
     samples: Tokenized | None = None
+    padded: list[str] = []
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True):
@@ -205,6 +210,10 @@ class RowError(msgspec.Struct, frozen=True, array_like=True):
     traceback: str = ""
 
 
+Unread = tuple[int, int, str | None]
+"""How many rows have an unread key, the first of them, and the beginning of its value; None: it is only counted."""
+
+
 class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The samples of a request, as packed columns.
 
@@ -213,7 +222,8 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ``errors``; or, by the request's ``expected``, in none of them. ``notes`` is of kept rows, as ``drops``: what is
     to be counted. ``busy_s`` is the work in it: seconds of CPU time. ``token_sums`` (uint32) has the CRC-32 of each
     sample's tokens, where the job asks for it; else it is empty. ``num_mended`` of the rows were not what they were
-    in their copy. ``num_elsewhere`` of the rows were tokenized by other ranks, with their window.
+    in their copy. ``num_elsewhere`` of the rows were tokenized by other ranks, with their window. ``unread``: keys that
+    are not read, of some rows that were looked at.
     """
 
     tokens: Data
@@ -228,6 +238,7 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     token_sums: Data = b""
     num_mended: int = 0
     num_elsewhere: int = 0
+    unread: dict[str, Unread] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -267,7 +278,7 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     sample: ``row_codes.reason_mark`` says for which reason of ``drops``; 1 also for a bad row.
     It is empty where all are good. ``drops`` counts rows that yield no sample, by reason; ``errors`` has the bad ones.
     ``num_tokens``, int32 of that shape, has each row's tokens, 0 for no sample; it is empty without a
-    tokenizing pass.
+    tokenizing pass. ``padded`` is that of :class:`Scanned`.
     """
 
     counts: bytes
@@ -278,6 +289,7 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     drops: dict[str, int] = {}
     errors: list[RowError] = []
     num_tokens: bytes = b""
+    padded: list[str] = []
 
 
 Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | Failed | Short

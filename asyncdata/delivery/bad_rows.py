@@ -12,18 +12,21 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import BadRowError, TooManyBadRowsError
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import RowError
+from asyncdata.tokenization.account import MAX_KEYS, NOT_WRITTEN
 from asyncdata.tokenization.rows import excerpt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable
 
-    from asyncdata.core.messages import Failed
+    from asyncdata.core.messages import Failed, Tokenized
     from asyncdata.core.types import SourceLocation
 
 __all__ = ("NONE_STOPS", "BadRowPolicy", "NotesLog", "bad_row_error", "error_at", "located", "without_text")
 
 
 _EXCERPT_BYTES = 400
+_COUNT_LINES_S = 0.02
+"""Longest time for which counting the lines of a file may delay the samples, once a source; 100 MB take so long."""
 _TRACEBACK = "Traceback (most recent call last):"
 _REASONS = {
     "AD101": "invalid JSON",
@@ -43,6 +46,7 @@ _REASONS = {
     "AD119": "more than one value on the line",
     "AD130": "media, which are not supported",
     "AD457": "a picture that cannot be read, or is beyond a limit",
+    "AD133": "a key that changes the text or what is trained, and is not read",
     "AD131": "a content part that the chat template does not write",
     "AD132": "a turn of a chat without content",
     "AD411": "the tokenizer has no chat template for it",
@@ -184,16 +188,35 @@ def _excerpt(place: SourceLocation) -> str:
 
 
 class NotesLog:
-    """Logs an event when a note that needs one comes for the first time."""
+    """Logs an event when a note that needs one, or a key that is not read, comes for the first time.
 
-    def __init__(self) -> None:
-        self._logged = set[str]()
+    :param source: the name of a part of a mixture; empty for a single source.
+    :param shows_row: whether an event may quote a row.
+    :ivar unread: of the rows that were looked at, how many have each key that is not read; at most so many keys as are
+        named.
+    """
 
-    def see(self, names: Container[str]) -> None:
-        """Look at the names of the notes of a chunk."""
-        if "no_stop_token" in names and "no_stop_token" not in self._logged:
-            self._logged.add("no_stop_token")
-            _log.warning("chat.no_stop_token", reason=_NO_STOP_TOKEN)
-        if "turn_left_out" in names and "turn_left_out" not in self._logged:
-            self._logged.add("turn_left_out")
-            _log.info("chat.turn_left_out", reason=_TURN_LEFT_OUT)
+    def __init__(self, source: str, *, shows_row: bool) -> None:
+        self._source, self._shows_row = {"source": source} if source else {}, shows_row
+        self._logged, self._log = set[str](), _log.owned()
+        self.unread: dict[str, int] = {}
+
+    def see(self, reply: Tokenized, num_rows: int, location: Callable[[int], SourceLocation]) -> None:
+        """Look at the reply for a chunk of so many rows."""
+        for name in [name for name in reply.notes if name not in self._logged]:
+            self._logged.add(name)
+            if name == "no_stop_token":
+                self._log.warning("chat.no_stop_token", reason=_NO_STOP_TOKEN)
+            elif name == "turn_left_out":
+                self._log.info("chat.turn_left_out", reason=_TURN_LEFT_OUT)
+            elif name.endswith(NOT_WRITTEN):
+                what, found = name.removesuffix(NOT_WRITTEN), len(reply.notes[name]) // 4
+                self._log.warning("chat.not_written", **self._source, what=what, num_found=found, num_rows=num_rows)
+        for key, (number, row, text) in reply.unread.items():
+            if key in self.unread or len(self.unread) < MAX_KEYS:
+                self.unread[key] = self.unread.get(key, 0) + number
+            if text is not None and "" not in self._logged:
+                self._logged.add("")
+                keys, value = list(reply.unread)[:MAX_KEYS], f"{key}: {text}" if self._shows_row else ""
+                place = location(row).described(_COUNT_LINES_S)
+                self._log.info("rows.unread_keys", **self._source, keys=keys, value=value, example=place)

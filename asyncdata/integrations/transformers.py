@@ -49,7 +49,7 @@ CALLBACK = "AsyncDataState"
 def placeholder() -> Any:
     """A ``datasets.Dataset`` of one row, for a trainer whose constructor demands a data set to train or evaluate on.
 
-    It is never read. It has what SFTTrainer, DPOTrainer and RewardTrainer look for.
+    It is never read. It has what SFTTrainer, DPOTrainer, KTOTrainer and RewardTrainer look for.
     """
     try:
         from datasets import Dataset, DatasetInfo
@@ -200,9 +200,13 @@ def _of_this_rank(trainer: Any, loader: DataLoader | StatefulDataLoader) -> Stat
 
 def _data_parallel(trainer: Any) -> tuple[int, int]:
     """The trainer's data-parallel rank, and their number. Successive processes of tensor and context parallelism get
-    the same data.
+    the same data. Up to transformers 5.10 a trainer does not know the tensor parallelism of accelerate.
     """
-    tp, cp, sp = (getattr(trainer, f"get_{name}_size", lambda: 1)() for name in ("tp", "cp", "sp"))
+    of_accelerate = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
+    tp, cp, sp = (
+        max(getattr(trainer, f"get_{name}", lambda: 1)(), getattr(of_accelerate, name, 1))
+        for name in ("tp_size", "cp_size", "sp_size")
+    )
     if sp > 1:
         raise ConfigError(
             f"the trainer has sequence parallelism (sp_size={sp}): it holds batches that it has not trained on, which "

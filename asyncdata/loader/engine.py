@@ -21,7 +21,7 @@ from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
-from asyncdata.loader.at_exit import open_at_exit
+from asyncdata.loader.at_exit import begun, open_at_exit
 from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
@@ -240,7 +240,7 @@ class Engine:
 
     def start(self) -> None:
         """Begin to read ahead; do nothing if that has begun."""
-        open_at_exit.add(self)
+        begun(self)
         self.service.start()
         for prover in self._provers:
             prover.start()
@@ -367,9 +367,6 @@ class Engine:
             part.windows.resume_at(ledger.position, saved.stream or None)
             self._resumed = ledger.position, None if saved.rows_left is msgspec.UNSET else saved.rows_left
         else:
-            if saved.packing:  # what was delivered stays so
-                packs = ledger.packs._replace(delivered=saved.packing.delivered)
-                ledger = structs.replace(ledger, packs=packs)
             ledger = self.batching.at_epoch(ledger, epoch_to_begin(saved, ledger, changed))
         is_other_text = bool(changed - {"seed"})
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))
@@ -519,6 +516,7 @@ class Engine:
         return Statistics(
             **structs.asdict(ledger.position),
             **numbers | self._producer.numbers(),
+            unread_keys=self._producer.unread_keys,
             waits_total=num_waits,
             data_wait_seconds_total=waited_s,
             loop_held_seconds_total=self.waits.held_s,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Measurement", "help_of", "measurements", "prometheus_text")
 
-_LABELS = {"noted_total": "note", "outcome_rewards_total": "reward", "workers": "state"}
+_LABELS = {"noted_total": "note", "unread_keys": "key", "outcome_rewards_total": "reward", "workers": "state"}
 _LABEL = "reason"
 _WORKER_STATES = ("starting", "idle", "busy")
 _TAKEN = ["reason", "source", *_LABELS.values()]

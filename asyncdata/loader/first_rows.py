@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -12,8 +13,8 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Job, RowError, Scan, Scanned
-from asyncdata.core.row_codes import TOO_LONG
+from asyncdata.core.messages import Job, Overflow, RowError, Scan, Scanned, Tokenize, Tokenized
+from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG
 from asyncdata.delivery.bad_rows import error_at
 from asyncdata.order.shuffle import Shuffle
 from asyncdata.prefetch.windows.block_windows import SLACK_BYTES
@@ -160,7 +161,7 @@ def _of_blocks(blocks: Blocks) -> Iterator[tuple[Buffer, SourceLocation]]:
         for row in range(len(rows)):
             out.drop(row, "read")
 
-    with closing(Handler(job, [], keep)) as handler:
+    with closing(Handler(job, [memoryview(b"")], keep)) as handler:
         for number in range(blocks.num_blocks):
             (block,) = blocks.blocks([number])
             reply = handler(Scan(0, 0, [block], with_samples=True))
@@ -169,5 +170,12 @@ def _of_blocks(blocks: Blocks) -> Iterator[tuple[Buffer, SourceLocation]]:
 
             lengths, offsets = (memoryview(each).cast("i") for each in (reply.lengths, reply.offsets))
             places = [place for place in zip(lengths, offsets, strict=True) if place[0] != TOO_LONG]
-            for raw, (length, offset) in zip(found, places, strict=True):
-                yield raw, blocks.location(block.file_id, block.start + offset, length)
+            for row, (length, offset) in enumerate(places):
+                start = block.start + offset
+                if reply.samples is None:  # too much to be read at once
+                    not_here, size = array("i", [NOT_IN_SLOT]).tobytes(), array("i", [length]).tobytes()
+                    read = handler(Tokenize(0, not_here, size, [Overflow(0, block.file_id, start)]))
+                    if not isinstance(read, Tokenized):
+                        raise error_of(read)
+
+                yield found[row if reply.samples else 0], blocks.location(block.file_id, start, length)

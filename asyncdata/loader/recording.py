@@ -121,6 +121,7 @@ class _Subject:
             tokens=now.tokens_total,
             dropped=now.dropped_total,
             noted=now.noted_total,
+            unread=now.unread_keys,
             bad_rows=now.bad_rows_total,
             by_source={name: _counts(source) for name, source in now.by_source.items()},
             packs=now.packs_total,

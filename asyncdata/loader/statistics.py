@@ -91,6 +91,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar tokens_total: tokens of those groups' prompts, each prompt counted once.
     :ivar dropped_total: rows that yielded no sample, by reason.
     :ivar noted_total: rows that were kept and noted by the tokenize function, by name of the note.
+    :ivar unread_keys: of some rows that this run has looked at, how many have each key that is not read; in a mixture,
+        after the name of the part.
     :ivar bad_rows_total: bad rows that were passed over; they are also in ``dropped_total``.
     :ivar buffered_groups: groups given back that wait to be served.
     :ivar leased_requests: requests that are not fully acknowledged.
@@ -149,6 +151,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     tokens_total: int
     dropped_total: dict[str, int]
     noted_total: dict[str, int] = {}
+    unread_keys: dict[str, int] = {}
     bad_rows_total: int
     buffered_groups: int
     leased_requests: int

@@ -428,6 +428,12 @@ class MixtureProducer:
             total.update(part.producer.numbers(), in_flight_rows=part.feed.channel.num_rows_in_flight)
         return dict(total)
 
+    @property
+    def unread_keys(self) -> dict[str, int]:
+        """Those of each part, after its name."""
+        parts = [(part.name, part.producer.unread_keys) for part in self._parts]
+        return {f"{name} {key}": number for name, counts in parts for key, number in counts.items()}
+
     def waits(self) -> dict[str, float]:
         """Seconds for which calls waited for a sample of each part, until now."""
         waits, blocked = {part.name: part.wait_s for part in self._parts}, self._blocked

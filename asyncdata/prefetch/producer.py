@@ -55,6 +55,8 @@ _NOTHING = Tokenized(tokens=b"", token_ends=b"", kept=b"", columns={}, drops={},
 MAX_CHUNK_ROWS = 1024
 _MAX_PLACED_ROWS = 4 * MAX_CHUNK_ROWS
 _FIRST_ROWS = 32
+_LOOKED_FIRST, _LOOKED_EVERY = 8, 1024
+"""Rows of a window that are looked at: the first ones, and then one of so many."""
 _TARGET_S = 0.05
 """Seconds of work per chunk. Smaller chunks cost more overhead; larger ones cost more when a worker dies, or when the
 next row of the order is waited for. Median CPU time per row, all processes, two workers with a Hugging Face tokenizer
@@ -99,7 +101,8 @@ class Producer:
         self._current = (0, 0)
         self._is_finished = True
         self._is_pumping = self._is_pump_due = False
-        self._notes, self._mass_drops = NotesLog(), MassDrops(source, num_files)
+        self._notes = NotesLog(source, shows_row=coordinator.rules.bad_rows.shows_row)
+        self._mass_drops, self._num_files, self._seen_files = MassDrops(source, num_files), num_files, set[int]()
         executor.watch(self.pump)
 
     def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
@@ -226,12 +229,23 @@ class Producer:
             self._marks = self._marked(window)
         ends_epoch = window.is_last and stop >= window.num_rows
         place = Position(*self._current, first)
-        part = _RowsInFlight(self._channel, entry, window, place, ends_epoch, self._marks)
+        part = _RowsInFlight(self._channel, entry, window, place, ends_epoch, self._marks, self._looks(window, stop))
         entry.location = (lambda row: window.location(first + row)) if first < stop else None
         self._row = stop
         self._submit(part)
         if ends_epoch or (stop == window.num_rows and window.is_ready and not window.is_last):
             self._next_window()
+
+    def _looks(self, window: OpenWindow, stop: int) -> list[int]:
+        """The next rows whose unread keys are asked for: chosen by their places in the order, and one of each file."""
+        first = self._row
+        looks = {*range(first, min(stop, _LOOKED_FIRST)), *range(first + -first % _LOOKED_EVERY, stop, _LOOKED_EVERY)}
+        if 1 < self._num_files > len(self._seen_files):
+            files, rows = np.unique(window.keys(first, stop)[0], return_index=True)
+            found = dict(zip(files.tolist(), rows.tolist(), strict=True))
+            looks |= {first + found[file] for file in found.keys() - self._seen_files}
+            self._seen_files |= found.keys()
+        return sorted(looks)
 
     def _marked(self, window: OpenWindow) -> Marks:
         """The one mask: which rows of the current window are left out, as far as they are known."""
@@ -316,13 +330,13 @@ class Producer:
             entry = part.channel.split(part.entry, num_rows)
         rest = Position(first.epoch, first.window, first.row + num_rows)
         entry.location = lambda row: part.window.location(rest.row + row)
-        other = _RowsInFlight(part.channel, entry, part.window, rest, part.ends_epoch, part.marks)
+        other = _RowsInFlight(part.channel, entry, part.window, rest, part.ends_epoch, part.marks, part.looks)
         part.ends_epoch = False
         return other
 
     def _deliver(self, part: _RowsInFlight, reply: Tokenized) -> None:
-        self._notes.see(reply.notes)
         chunk, bounds = part.chunk(reply), part.bounds
+        self._notes.see(reply, chunk.num_rows, chunk.row_location)
         drops, files = rows_by_reason(chunk), lambda: part.window.keys(*bounds)[0]
         self._mass_drops.see(chunk.num_rows, drops, files, chunk.row_location, chunk.ours)
         self._coordinator.fill(part.channel, part.entry, chunk)
@@ -336,6 +350,11 @@ class Producer:
         """End the read-ahead with an error."""
         self._is_finished = True
         self._coordinator.fail(self._channel, Failure(error))
+
+    @property
+    def unread_keys(self) -> dict[str, int]:
+        """Rows that have each unread key, among those that were looked at."""
+        return dict(self._notes.unread)
 
     @property
     def digests(self) -> list[str]:
@@ -357,7 +376,7 @@ class Producer:
 
 
 class _RowsInFlight(msgspec.Struct, eq=False):
-    """Rows of a window that are being tokenized; ``marks``: those of the window."""
+    """Rows of a window that are being tokenized; ``marks``: those of the window; ``looks``: rows to look at."""
 
     channel: Channel
     entry: Entry
@@ -365,6 +384,7 @@ class _RowsInFlight(msgspec.Struct, eq=False):
     position: Position
     ends_epoch: bool
     marks: Marks
+    looks: list[int]
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -385,6 +405,7 @@ class _RowsInFlight(msgspec.Struct, eq=False):
         if is_out.all():
             return msgspec.structs.replace(_NOTHING, expected=request.expected)
 
+        request = msgspec.structs.replace(request, looks=[row - first for row in self.looks if first <= row < stop])
         return leaving_out(request, is_out) if is_out.any() else request
 
     def chunk(self, reply: Tokenized) -> Chunk:

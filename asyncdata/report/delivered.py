@@ -143,7 +143,7 @@ def left_out_section(run: Run) -> Section:
     """Rows that were dropped, cut or noted, by reason and source."""
     totals = run.totals
     title = "Dropped and truncated"
-    if totals is None or not (totals.dropped or totals.noted or totals.unpacked):
+    if totals is None or not (totals.dropped or totals.noted or totals.unpacked or totals.unread):
         return Section("left-out", title, [Note("No row was dropped, noted, or left out of a pack.")])
 
     tables = [
@@ -151,7 +151,8 @@ def left_out_section(run: Run) -> Section:
         _reasons(
             "noted-table", "Rows that were kept and noted, such as truncated ones", totals, lambda counts: counts.noted
         ),
-        _reasons("unpacked-table", "Samples that are in no pack, or were cut by packing", totals, None),
+        _reasons("unpacked-table", "Samples that are in no pack, or were cut by packing", totals, totals.unpacked),
+        _reasons("unread-table", "Keys of rows that are not read, in the rows looked at", totals, totals.unread),
     ]
     found = [table for table in tables if table.rows]
     notes = [Note("Notes by source are counted since the last start only.")] if totals.by_source else []
@@ -161,16 +162,16 @@ def left_out_section(run: Run) -> Section:
 
 
 def _reasons(
-    id: str, title: str, totals: Interval, of: Callable[[SourceCounts | Interval], dict[str, int]] | None
+    id: str, title: str, totals: Interval, of: Callable[[SourceCounts | Interval], dict[str, int]] | dict[str, int]
 ) -> Table:
-    """A row for each reason: how many there were, and how many of each source."""
-    counts = totals.unpacked if of is None else of(totals)
-    sources = list(totals.by_source) if of is not None else []
+    """A row for each reason: how many there were, and how many of each source, if ``of`` says so."""
+    counts = of(totals) if callable(of) else of
+    sources = list(totals.by_source) if callable(of) else []
     reasons = sorted(counts, key=lambda reason: -counts[reason])
     largest = max(counts.values(), default=0) or 1
     rows = []
     for reason in reasons:
-        by_source = [of(totals.by_source[name]).get(reason, 0) for name in sources] if of is not None else []
+        by_source = [of(totals.by_source[name]).get(reason, 0) for name in sources] if callable(of) else []
         rows.append([reason, f"{counts[reason]:,}", *(f"{number:,}" for number in by_source)])
     bars = [round(100 * counts[reason] / largest, 1) for reason in reasons]
     return Table(id, title, ["reason", "all", *sources], rows, bars=bars)

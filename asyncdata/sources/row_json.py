@@ -10,12 +10,18 @@ import datetime
 import decimal
 import json
 import uuid
+from contextlib import suppress
 from typing import Any
 
-__all__ = ("BYTES", "PAIRS", "encode_row", "python_value")
+import msgspec
+
+__all__ = ("BYTES", "PAIRS", "encode_row", "json_value", "python_value", "without_padding")
 
 BYTES, PAIRS = "\0bytes", "\0pairs"
 """The only key of an object that stands for bytes, as base64, or for the pairs of a map: see :func:`python_value`."""
+
+_SCALARS = (str, int, float, bool, bytes, type(None))
+_check_strictly = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def encode_row(row: Any) -> bytes:
@@ -59,6 +65,34 @@ def python_value(value: Any) -> Any:
     return {key: python_value(item) for key, item in value.items()}
 
 
+def without_padding(value: Any, *, is_inner: bool = False) -> Any:
+    """A value of Arrow, without the fields of objects in lists and maps that are null.
+
+    An Arrow struct has one set of fields for all rows, so that an object has those of others, too, as null.
+    """
+    if type(value) is dict:
+        fields = ((key, item) for key, item in value.items() if item is not None or not is_inner)
+        return {key: without_padding(item, is_inner=is_inner) for key, item in fields}
+
+    if type(value) is tuple:  # a key and an item of a map, whose nulls are no padding
+        return value[0], without_padding(value[1], is_inner=True)
+
+    if type(value) is not list or type(next((item for item in value if item is not None), None)) in _SCALARS:
+        return value
+
+    return [without_padding(item, is_inner=True) for item in value]
+
+
+def json_value(text: Any) -> Any:
+    """What a JSON text stands for, to be encoded as it is; text that is no JSON, and what is no text, unchanged."""
+    for check in (_check_strictly, json.loads) if isinstance(text, str) else ():
+        with suppress(ValueError, RecursionError):
+            check(text)
+            return msgspec.Raw(text.replace("\n", " ").encode())
+
+    return text
+
+
 def _plain(value: Any) -> Any:
     """A JSON value for a value that ``json`` does not support."""
     if isinstance(value, datetime.date | datetime.time):
@@ -66,6 +100,9 @@ def _plain(value: Any) -> Any:
 
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
+
+    if isinstance(value, msgspec.Raw):
+        return json.loads(bytes(value))
 
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode("ascii")

@@ -18,7 +18,7 @@ from asyncdata.core.import_path import resolve_path
 from asyncdata.sources.fingerprint import OpenFiles, SameFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from asyncdata.core.messages import Block, Job, Overflow
     from asyncdata.core.read_counts import ReadCounts
@@ -34,7 +34,7 @@ def part_path(folder: str, number: int) -> str:
     return os.path.join(folder, f"{number:012d}.rows")
 
 
-def write_part(path: str, rows: Sequence[bytes | memoryview], *, is_kept: bool = False) -> array[int]:
+def write_part(path: str, rows: Iterable[bytes | memoryview], *, is_kept: bool = False) -> array[int]:
     """Write the rows atomically, and return the start of each in bytes.
 
     :param is_kept: whether a later run may use them; then they are synced to the disk before this returns.
@@ -95,6 +95,11 @@ class SpoolReader:
         self._inner: BlockReader = resolve_path(inner)(job, **settings)
         self._folder = folder
         self._pieces = OpenFiles(lambda number: SameFile(FileRef(part_path(folder, number), 0)))
+
+    @property
+    def padded(self) -> set[str]:
+        """As the other reader says."""
+        return getattr(self._inner, "padded", set())
 
     def watch(self, on_progress: Callable[[], object], counts: ReadCounts) -> None:
         """As the protocol says; the other reader is one of objects then."""

@@ -51,7 +51,7 @@ MAX_ROW_BYTES = 1 << 30
 MAX_WINDOW_ROWS = 1 << 20
 """The largest number of rows of a window. Every saved position depends on it, so it never changes."""
 
-_EXAMPLES_AT_ONCE = 256
+_EXAMPLES_AT_ONCE, _BYTES_AT_ONCE = 256, 4 << 20
 
 
 class Rows(NamedTuple):
@@ -258,10 +258,14 @@ class ExampleStream(RowStream):
     ) -> tuple[list[bytes], Exception | None]:
         """The next examples as JSON, and the error that came instead of another one."""
         texts: list[bytes] = []
+        size = 0
         try:
             for example in islice(examples, _EXAMPLES_AT_ONCE):
                 check()
                 texts.append(self._text(example, number + len(texts)))
+                size += len(texts[-1])
+                if size >= _BYTES_AT_ONCE:
+                    break
         except Exception as error:
             return texts, error
 

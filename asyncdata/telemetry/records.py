@@ -268,6 +268,7 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar samples: stream: samples delivered; ``groups``: their groups; ``tokens``: tokens of
         those groups' prompts, each counted once.
     :ivar dropped: stream: rows that yielded no sample, by reason; ``noted``: rows that were noted, by name of the note.
+    :ivar unread: start: rows that have each unread key, among those that were looked at.
     :ivar bad_rows: stream: bad rows passed over; they are in ``dropped``, too.
     :ivar by_source: totals of each part of a mixture.
     :ivar packs: stream: packs of all ranks; ``packed_tokens``: their tokens, without padding.
@@ -316,6 +317,7 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     tokens: Count = 0
     dropped: dict[str, Count] = {}
     noted: dict[str, Count] = {}
+    unread: dict[str, Count] = {}
     bad_rows: Count = 0
     by_source: dict[str, SourceCounts] = {}
     packs: Count = 0

@@ -19,7 +19,7 @@ __all__ = ("ColumnWriter",)
 
 Buffer = bytes | memoryview
 
-_COLUMNS = ("prompt", "prompt_text", "label", "metadata", "extra", "spans", "media")
+_COLUMNS = ("prompt", "prompt_text", "label", "metadata", "extra", "spans", "media", "row")
 
 
 class ColumnWriter:

@@ -6,9 +6,15 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.tokenization.chat_template.conversation import parsed
-from asyncdata.tokenization.row_fields import LIST_OF_OBJECTS
-from asyncdata.tokenization.rows import MEDIA_KEYS, MediaFault, RowFault, decode_object, decode_value, is_empty
+from asyncdata.tokenization.rows import (
+    LIST_OF_OBJECTS,
+    MEDIA_KEYS,
+    MediaFault,
+    RowFault,
+    decode_object,
+    decode_value,
+    is_empty,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -170,7 +176,7 @@ class ReadChat:
 
         bare: Message = {key: message[key] for key in ("role", "content") if key in message}
         chat = [*self._messages[:number], bare, *self._messages[number + 1 :]]
-        if any(_rendered(each, self._tools, template) == text for each in (chat, parsed(chat)) if each is not None):
+        if _rendered(chat, self._tools, template) == text:
             others = ", ".join(ascii(key) for key in message if key not in bare)
             none = "empty 'content'" if message.get("content") == "" else "no 'content'"
             what = f"{none}, and the template writes nothing of its {others}" if others else none
@@ -198,7 +204,7 @@ class ReadChat:
 
 def _rendered(messages: list[Message], tools: list[Message] | None, template: ChatTemplate) -> str | None:
     with suppress(RowFault):
-        return template.rendered(messages, tools)
+        return template.rendered(template.fitted(messages), tools)
 
     return None
 

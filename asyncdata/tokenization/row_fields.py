@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-import re
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from asyncdata.tokenization.rows import RowDecoder, RowFault, decode_value, json_type, missing_key
+from asyncdata.tokenization.account import Account
+from asyncdata.tokenization.rows import (
+    LIST_OF_OBJECTS,
+    MEDIA_KEYS,
+    RowDecoder,
+    RowFault,
+    decode_value,
+    json_type,
+    missing_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
 
-__all__ = ("LIST_OF_OBJECTS", "TURN_FLAGS", "RowReader", "Tools", "TurnFlag")
+__all__ = ("TURN_FLAGS", "RowReader", "Tools", "TurnFlag")
 
 Buffer = bytes | memoryview
 Message = dict[str, Any]
 
-LIST_OF_OBJECTS = re.compile(r"\s*(?:\[\s*\{|\[\s*\]\s*\Z|\{\s*[\"']role[\"'])")
-"""How a text begins that is meant to be messages, or one message: as JSON, or as Python prints them."""
-
 TurnFlag = Literal["loss", "train", "training", "trainable", "weight"]
 TURN_FLAGS: tuple[TurnFlag, ...] = get_args(TurnFlag)
 """The keys of a turn by which XTuner, Axolotl, OpenAI and others say whether it is trained."""
+
+
+def _may_say_turns(metadata: Buffer | None) -> bool:
+    return metadata is not None and b'"train_turns"' in bytes(metadata)
+
+
+def _places(key: str) -> tuple[str, str]:
+    """The keys of a row where the value of a key may be: it may lead into an object."""
+    return key, key.partition(".")[0]
 
 
 class Tools(NamedTuple):
@@ -39,7 +54,9 @@ class RowReader:
     :param setting: how the setting is called that gives the key of a field, in errors.
     :param decoded: the fields whose values are decoded; the others are JSON text.
     :param allows_media: whether rows may have media, which their reader does not lose.
+    :param account: what is done with keys that are not read; None: whoever gets the sample has the whole row.
     :ivar media: the keys whose values are media, if they are not empty; () if rows may have media.
+    :ivar read_keys: the keys that are read.
     """
 
     def __init__(
@@ -50,14 +67,20 @@ class RowReader:
         decoded: Sequence[str] = (),
         *,
         allows_media: bool = False,
+        account: Account | None = None,
     ) -> None:
         self._keys = {name: key for name, key in {**required, **optional}.items() if key is not None}
         self._required = {name: setting.format(name) for name in required if name in self._keys}
         self._decoded = [name for name in decoded if name in self._keys]
         self._reads_many = bool(self._decoded) and len(set(self._keys.values())) == len(self._keys)
         keys = [self._keys[name] for name in self._decoded]
-        self._decode = RowDecoder(tuple(self._keys.values()), keys, refuses_media=not allows_media)
+        found = account or Account()
+        media = () if allows_media else [key for key in MEDIA_KEYS if key not in found.ignored]
+        self._decode = RowDecoder(tuple(self._keys.values()), keys, media, found.speaking, self._refuse)
         self.media = self._decode.media
+        self.account, self.read_keys = account, {*chain.from_iterable(map(_places, self._keys.values()))}
+        has_turns = account is not None and "metadata" in account.speaking
+        self._checks_turns = has_turns and self._keys.get("metadata") == "metadata"
 
     def columns(self, rows: Sequence[Buffer]) -> dict[str, list[Any]] | None:
         """The values of each field of all rows, in one call; None for a field that a row lacks.
@@ -68,7 +91,8 @@ class RowReader:
         if columns is None or any(None in columns[number] for number in range(len(self._required))):
             return None
 
-        return dict(zip(self._keys, columns, strict=True))
+        found = dict(zip(self._keys, columns, strict=True))
+        return None if self._checks_turns and any(map(_may_say_turns, found["metadata"])) else found
 
     def __call__(self, raw: Buffer) -> dict[str, Any]:
         """The values of the fields that the row has.
@@ -85,7 +109,23 @@ class RowReader:
         for name in self._decoded:
             if name in fields:
                 fields[name] = decode_value(fields[name], raw)
+        if self._checks_turns and self.account is not None and _may_say_turns(fields.get("metadata")):
+            self.account.refuse({"metadata": decode_value(fields["metadata"])}, raw)
         return fields
+
+    def rest(self, raw: Buffer) -> dict[str, str]:
+        """The keys that are not read, each with the beginning of its value; none of a bad row, which is told anyway."""
+        found: dict[str, str] = {}
+        with suppress(RowFault):
+            self(raw)
+            found |= {} if self.account is None else self.account.rest_of(raw, self.read_keys)
+        return found
+
+    def _refuse(self, row: dict[str, Any], raw: bytes) -> None:
+        """Refuse a row in which a key speaks that is not read, unless it is no such row at all."""
+        needed = [_places(self._keys[name]) for name in self._required]
+        if self.account is not None and all(any(row.get(key) is not None for key in keys) for keys in needed):
+            self.account.refuse(row, raw, self._keys.values())
 
     def missing(self, name: str, raw: Buffer) -> RowFault:
         """The fault of a row without a field that it must have."""

@@ -7,6 +7,7 @@ by every reader that uses ``json.loads``.
 from __future__ import annotations
 
 import json
+import re
 from codecs import BOM_UTF8
 from itertools import accumulate
 from operator import attrgetter, itemgetter
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from asyncdata.core.messages import Overflow
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     _DecodeLines = Callable[[bytes, int], list[list[Any]]]
 
 __all__ = (
+    "LIST_OF_OBJECTS",
     "MAX_NESTING",
     "MEDIA_KEYS",
     "TRAINED_CHATS",
@@ -41,6 +44,9 @@ __all__ = (
 )
 
 Buffer = bytes | memoryview
+
+LIST_OF_OBJECTS = re.compile(r"\s*(?:\[\s*\{|\[\s*\]\s*\Z|\{\s*[\"']role[\"'])")
+"""How a text begins that is meant to be messages, or one message: as JSON, or as Python prints them."""
 
 MAX_NESTING = 512
 """Deeper rows are bad. The limit of the parser depends on the Python version, but the order must not."""
@@ -66,6 +72,7 @@ _OPENS, _CLOSES = ord("{"), ord("}")
 _Length0 = msgspec.Meta(max_length=0)
 _Empty = bool | None | Annotated[str, _Length0] | Annotated[list[Any], _Length0] | Annotated[dict[str, Any], _Length0]
 _first, _last = itemgetter(0), itemgetter(-1)
+_RAW_NULL, _NOTHING = msgspec.Raw(b"null"), object()
 _NOT_BRACKETS = bytes(set(range(256)) - set(_DEPTH))
 
 
@@ -122,16 +129,32 @@ def json_type(value: Any) -> str:
 class RowDecoder:
     """Extracts the values of some keys from a row, as JSON text, without decoding them.
 
-    :param keys: the keys to extract; other keys are skipped.
+    :param keys: the keys to extract; other keys are skipped. ``a.b`` is the key ``b`` in the object ``a``, if the row
+        has no key ``a.b``.
     :param decoded: those among them whose values :meth:`all` decodes.
-    :param refuses_media: whether a row that has media under other keys than these is bad.
+    :param media: keys of media: a row that has some under other keys than ``keys`` is bad.
+    :param silent: keys that must say nothing, unless they are among ``keys``: a type of what says nothing. A row whose
+        values are not of it is looked at by ``refuse``.
     """
 
-    def __init__(self, keys: Sequence[str], decoded: Sequence[str] = (), *, refuses_media: bool = False) -> None:
-        self._keys = tuple(keys)
+    def __init__(
+        self,
+        keys: Sequence[str],
+        decoded: Sequence[str] = (),
+        media: Sequence[str] = (),
+        silent: Mapping[str, Any] = {},
+        refuse: Callable[[dict[str, Any], bytes], object] = no_op,
+    ) -> None:
+        self._keys, self._decoded, self._refuse = tuple(keys), decoded, refuse
         self._first_decoded = self._keys.index(decoded[0]) if decoded else None
-        self.media = tuple(key for key in MEDIA_KEYS if refuses_media and key not in self._keys)
-        self._decode, self._decode_lines = _struct_decoders(self._keys, decoded, self.media)
+        self.media = tuple(key for key in media if key not in self._keys)
+        paths = [(number, key.split(".")) for number, key in enumerate(self._keys) if "." in key]
+        self._inner = [(number, len(self._keys) + at, path[1:]) for at, (number, path) in enumerate(paths)]
+        self._looked_for = (*self._keys, *(path[0] for _, path in paths))  # with the objects that the others may be in
+        silent = {**dict.fromkeys(self.media, _Empty), **silent}
+        self._decode, self._decode_lines = _struct_decoders(
+            self._looked_for, decoded, {key: silent[key] for key in silent if key not in self._looked_for}
+        )
 
     def __call__(self, raw: Buffer) -> tuple[msgspec.Raw | None, ...]:
         """The JSON text of each key, in their order; None for a key that the row lacks.
@@ -148,14 +171,28 @@ class RowDecoder:
                 if not is_empty(value.get(key)):
                     raise MediaFault(f"the row has {ascii(key)}", self.media, row) from None
 
-            return tuple(_dump(value[key]) if key in value else None for key in self._keys)
+            self._refuse(value, row)
+            values = [_dump(value[key]) if key in value else None for key in self._looked_for]
+            return self._found(values, row)
 
         if not row.isascii():
             _decode_utf8(row, row)  # msgspec does not check the values that it skips
         _refuse_deep_nesting(row, row)
         if len(row) > MAX_DIGITS:
             _refuse_long_integers(found, row)
-        return found
+        return self._found(list(found), row) if self._inner else found
+
+    def _found(self, values: list[Any], row: Buffer, *, decodes: bool = False) -> tuple[Any, ...]:
+        """The values of the keys, also of those in objects. A null is passed over, as it has two forms if decoded."""
+        for number, outer, path in self._inner:
+            value: Any = values[outer]
+            if values[number] in (None, _RAW_NULL):
+                for name in path:
+                    value = decode_value(value, row) if isinstance(value, msgspec.Raw) else value
+                    value = value.get(name, _NOTHING) if isinstance(value, dict) else _NOTHING
+                if value is not _NOTHING:
+                    values[number] = value if decodes and self._keys[number] in self._decoded else _dump(value)
+        return tuple(values[: len(self._keys)])
 
     def all(self, rows: Sequence[Buffer]) -> list[list[Any]] | None:
         """The JSON text of each key of all rows: one list for each key. It takes a third of the time of single calls.
@@ -176,6 +213,9 @@ class RowDecoder:
             texts = () if self._first_decoded is None else columns[self._first_decoded]
             for number in _long_rows(rows, texts):
                 _check_long_row([column[number] for column in columns], rows[number])
+            if self._inner:
+                found = [self._found(list(row), b"", decodes=True) for row in zip(*columns, strict=True)]
+                columns = list(map(list, zip(*found, strict=True)))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RowFault):
             return None
 
@@ -215,16 +255,17 @@ def _is_mostly_a_string(found: Sequence[Any], num_bytes: int) -> bool:
 
 
 def _struct_decoders(
-    keys: tuple[str, ...], decoded: Sequence[str], media: tuple[str, ...]
+    keys: tuple[str, ...], decoded: Sequence[str], silent: Mapping[str, Any]
 ) -> tuple[_DecodeRow, _DecodeLines]:
     """Decoders of only ``keys``, for one row and for lines. msgspec skips keys that are not fields of the Struct.
 
     :param decoded: the keys whose values the decoder for lines decodes.
-    :param media: keys that must be empty. msgspec checks it, which takes no time in a row without such keys.
+    :param silent: keys that must say nothing: the type of such values. msgspec checks it, which takes no time in a row
+        without such keys.
     """
     names = {key: f"field_{number}" for number, key in enumerate(dict.fromkeys(keys))}
-    rename = {name: key for key, name in names.items()} | {key: key for key in media}
-    must_be_empty = [(key, _Empty, None) for key in media]
+    rename = {name: key for key, name in names.items()} | {key: key for key in silent}
+    must_be_empty = [(key, kind, None) for key, kind in silent.items()]
     fields = [*((name, msgspec.Raw, None) for name in names.values()), *must_be_empty]
     types = {key: Any if key in decoded else msgspec.Raw for key in names}
     fields_of_lines = [*((name, types[key], None) for key, name in names.items()), *must_be_empty]
@@ -355,24 +396,32 @@ def _too_deep(row: Buffer) -> RowFault:
     return RowFault("AD118", f"nested deeper than {MAX_NESTING} levels", row)
 
 
-def missing_key(raw: Buffer, key: str, setting: str) -> RowFault:
-    """The fault of a row without ``key``, which ``setting`` names; lists the row's keys and suggests one."""
-    keys = list(decode_object(raw))
+def missing_key(raw: Buffer, key: str, setting: str, otherwise: str = "") -> RowFault:
+    """The fault of a row without ``key``, which ``setting`` names; lists the row's keys and suggests one.
+
+    :param otherwise: what to do if no key is likely to be meant; empty: to set the right one.
+    """
+    row = decode_object(raw)
+    keys = list(row)
     shown = ", ".join(map(ascii, keys[:20])) + (", ..." if len(keys) > 20 else "")
     has = f"the row has {shown}" if keys else "the row is empty"
-    meant = _likely_meant(key, keys, setting)
-    way_out = f": set {setting}={ascii(meant)}?" if meant else f"; set {setting} to the right one" if keys else ""
+    meant = _likely_meant(key, row, setting)
+    otherwise = otherwise or f"set {setting} to the right one"
+    way_out = f": set {setting}={ascii(meant)}?" if meant else f"; {otherwise}" if keys else ""
     if setting == "prompt_key" and meant in _CHAT_KEYS:
         way_out = f": set prompt_key={ascii(meant)} and apply_chat_template=True? {TRAINED_CHATS}"
     return RowFault("AD110", f"no key {ascii(key)}: {has}{way_out}", raw)
 
 
-def _likely_meant(key: str, keys: list[str], setting: str) -> str | None:
+def _likely_meant(key: str, row: dict[str, Any], setting: str) -> str | None:
     import difflib  # imported late: only bad rows need it
 
-    likely = difflib.get_close_matches(key, keys, n=1)
+    likely = [f"{outer}.{key}" for outer, value in row.items() if isinstance(value, dict) and key in value]
+    likely += difflib.get_close_matches(key, row, n=1)
     if setting == "prompt_key":
-        likely += [name for name in _PROMPT_KEYS if name in keys]
+        likely += [name for name in _PROMPT_KEYS if name in row]
+    if setting == "messages_key":
+        likely += [name for name, value in row.items() if isinstance(value, list) and "'role'" in str(value[:1])]
     return likely[0] if likely else None
 
 

@@ -7,8 +7,8 @@ import threading
 import time
 import traceback
 from array import array
-from itertools import cycle
-from typing import TYPE_CHECKING, cast
+from itertools import accumulate, cycle
+from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
 
 import msgspec
@@ -24,12 +24,12 @@ from asyncdata.sources.reader import FileChangedError
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.part_functions import PartTokenizers
 from asyncdata.tokenization.rows import RowFault, WrongIdsError, excerpt
-from asyncdata.workers.scan_blocks import ALL_BYTES, bytes_of, index_blocks, permute, scanned, scanned_into
+from asyncdata.workers.scan_blocks import PIECE_BYTES, bytes_of, index_blocks, permute, pieces, scanned, scanned_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from asyncdata.core.messages import Block, Job, OrderPacks, PackRows, Reply, Request
+    from asyncdata.core.messages import Block, Job, OrderPacks, PackRows, Reply, Request, Unread
     from asyncdata.sources.reader import BlockReader, BlockRows, WideReader
     from asyncdata.tokenization.base import BatchTokenizer, MediaTokenizer
 
@@ -42,6 +42,8 @@ _WORK_IN_WAITING = 0.25
 overloaded machine. But a function that waits uses little CPU time, and its chunks would grow without limit."""
 _BEATS = (-2, -1)
 """Progress without a row number."""
+_LOOKED_EVERY = 1 << 19
+"""Of blocks whose samples come with their window, the first row of such a block is looked at: so that of each file."""
 _PLANNER = "asyncdata.batching.planned:answer"
 """An import path, as for a reader: a worker that never gets such a request starts without numpy."""
 
@@ -161,10 +163,10 @@ class _PartHandler:
         if self._wide is not None and isinstance(request, Scan | Index):
             self._wide.expect(request.blocks)
         if isinstance(request, Scan):
-            return self._scan(request)
+            return msgspec.structs.replace(self._scan(request), padded=self._padded)
 
         if isinstance(request, Index):
-            return index_blocks(request, self._reader, self._write)
+            return msgspec.structs.replace(index_blocks(request, self._reader, self._write), padded=self._padded)
 
         return self._tokenize(request) if isinstance(request, Tokenize) else self._compute(request)
 
@@ -188,12 +190,24 @@ class _PartHandler:
 
     def _scan(self, request: Scan) -> Scanned:
         if request.with_samples:
-            found = [self._reader.read_block(block, ALL_BYTES) for block in request.blocks]
-            return msgspec.structs.replace(scanned(found), samples=self._samples_of(request.blocks, found))
+            return self._with_samples(request)
 
         slot = self._slots[request.slot]
         stop = len(slot) if request.has_slot else request.base + len(request.blocks) * self._job.stride
         return scanned_into(slot, request.base, stop, request.blocks, self._reader)
+
+    def _with_samples(self, request: Scan) -> Scanned:
+        """The reply with the samples of all rows; without any if that is too much for one reply."""
+        room = max(PIECE_BYTES, len(request.blocks) * self._job.stride)
+        found, size = [], 0
+        for block in request.blocks:
+            found.append(self._reader.read_block(block, max(0, room - size)))
+            size += sum(length for length in found[-1].lengths if length != TOO_LONG)
+        reply = scanned(found)
+        if size > room:
+            return reply
+
+        return msgspec.structs.replace(reply, samples=self._samples_of(request.blocks, found))
 
     def _samples_of(self, blocks: Sequence[Block], found: Sequence[BlockRows]) -> Tokenized:
         """The samples of all rows of these blocks."""
@@ -201,7 +215,15 @@ class _PartHandler:
         for block, text in zip(blocks, found, strict=True):
             rows += bytes_of(block, text, self._reader)
             lengths.extend(text.lengths)
-        return self._write(rows, lengths).finish(len(rows), 0.0)
+        firsts = accumulate((len(text.lengths) for text in found), initial=0)
+        looks = [first for first, block in zip(firsts, blocks, strict=False) if not block.start % _LOOKED_EVERY]
+        samples = self._write(rows, lengths).finish(len(rows), 0.0)
+        return msgspec.structs.replace(samples, unread=self._unread(rows, looks))
+
+    def _unread(self, rows: Sequence[bytes | memoryview], looks: Iterable[int]) -> dict[str, Unread]:
+        """The unread keys of some rows; a function that gets rows whole has none."""
+        unread: Callable[[Any, Any], dict[str, Unread]] | None = getattr(self.tokenizer, "unread", None)
+        return {} if unread is None else unread(rows, looks)
 
     def _tokenize(self, request: Tokenize) -> Tokenized:
         began = time.perf_counter()
@@ -210,27 +232,40 @@ class _PartHandler:
         num_mended = self._num_mended
         in_slot = (slot[start : start + length] for start, length in zip(starts, lengths, strict=True))
         rows: list[bytes | memoryview] = list(request.rows or in_slot)
-        if request.overflow:
-            found = self._reader.read_rows(request.overflow, lengths)
-            for item, row in zip(request.overflow, found, strict=True):
-                rows[item.row] = row
         left_out = frozenset(row for row, number in enumerate(array("i", request.expected)) if is_elsewhere(number))
         if EXCLUDED in lengths:
             left_out |= {row for row, length in enumerate(lengths) if length == EXCLUDED}
-        if request.is_load:
-            return self._write(rows, lengths, tokenizer=cast("MediaTokenizer", self.tokenizer).load).finish(
-                len(rows), 0.0
-            )
+        tokenizer = cast("MediaTokenizer", self.tokenizer).load if request.is_load else None
+        out = ColumnWriter()
+        for piece in pieces(lengths) if request.overflow else [range(len(rows))]:
+            places = [place for place in request.overflow if place.row in piece]
+            for place, row in zip(places, self._reader.read_rows(places, lengths) if places else [], strict=True):
+                rows[place.row] = row
+            others = frozenset(range(len(rows))).difference(piece) if len(piece) < len(rows) else _NONE
+            written = self._write(rows, lengths, left_out | others, tokenizer)
+            if self._job.keeps_rows and not request.is_load:
+                written.keep_rows(rows)
+            if not others:
+                out = written
+                break
 
-        out = self._write(rows, lengths, left_out)
-        if self._job.keeps_rows:
-            out.keep_rows(rows)
-        reply = out.finish(len(rows), time.perf_counter() - began)
-        if self._num_mended > num_mended:
-            reply = msgspec.structs.replace(reply, num_mended=self._num_mended - num_mended)
-        if request.expected:
-            reply = msgspec.structs.replace(reply, expected=request.expected)
-        return reply
+            out.extend(written)
+            for place in places:
+                rows[place.row] = rows[place.row] if place.row in request.looks else b""
+        if request.is_load:
+            return out.finish(len(rows), 0.0)
+
+        return msgspec.structs.replace(
+            out.finish(len(rows), time.perf_counter() - began),
+            num_mended=self._num_mended - num_mended,
+            expected=request.expected,
+            unread=self._unread(rows, request.looks) if request.looks else {},
+        )
+
+    @property
+    def _padded(self) -> list[str]:
+        """Columns in which fields that are null were left out; none for a reader of text."""
+        return sorted(getattr(self._reader, "padded", ()))
 
     @property
     def _num_mended(self) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import random
 from array import array
 from bisect import bisect_right
+from collections import deque
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from asyncdata.core.messages import Indexed, Overflow, Permuted, Scanned
 from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG, reason_mark
@@ -19,15 +20,16 @@ from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowDecoder, RowFault, WrongIdsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from asyncdata.core.messages import Block, Index, Permute, Tokenized
     from asyncdata.sources.reader import BlockReader, BlockRows
 
-__all__ = ("ALL_BYTES", "bytes_of", "index_blocks", "permute", "scanned", "scanned_into")
+__all__ = ("PIECE_BYTES", "bytes_of", "index_blocks", "permute", "pieces", "scanned", "scanned_into")
 
-ALL_BYTES = 1 << 62
-"""Room for any block."""
+PIECE_BYTES = 16 << 20
+"""Rows are read and tokenized in pieces of at most so many bytes, or of one row. A block may have any number of bytes:
+a text that is repeated takes little room in a file of Parquet."""
 
 Buffer = bytes | memoryview
 
@@ -68,30 +70,53 @@ def scanned(found: Sequence[BlockRows], bases: Sequence[int] | None = None) -> S
     )
 
 
-def bytes_of(block: Block, found: BlockRows, reader: BlockReader) -> list[Buffer]:
-    """The rows of a block; a row that is too long is empty."""
-    data = memoryview(found.data)
-    raw: list[Buffer] = [
-        data[s : s + n] if s != NOT_IN_SLOT else b"" for s, n in zip(found.starts, found.lengths, strict=True)
-    ]
-    places = [
-        Overflow(row, block.file_id, block.start + found.offsets[row])
-        for row, (start, length) in enumerate(zip(found.starts, found.lengths, strict=True))
-        if start == NOT_IN_SLOT and length != TOO_LONG
-    ]
-    for place, row in zip(places, reader.read_rows(places, found.lengths) if places else [], strict=True):
-        raw[place.row] = row
-    return raw
+def bytes_of(block: Block, found: BlockRows, reader: BlockReader, rows: range | None = None) -> list[Buffer]:
+    """The rows of a block, or some of them; a row that is too long is empty."""
+    rows, data = range(len(found.lengths)) if rows is None else rows, memoryview(found.data)
+    lost = [row for row in rows if found.starts[row] == NOT_IN_SLOT and found.lengths[row] != TOO_LONG]
+    places = [Overflow(row, block.file_id, block.start + found.offsets[row]) for row in lost]
+    raw = dict(zip(lost, reader.read_rows(places, found.lengths) if places else [], strict=True))
+    spans = ((row, found.starts[row], found.lengths[row]) for row in rows)
+    return [data[start : start + n] if start != NOT_IN_SLOT else raw.get(row, b"") for row, start, n in spans]
 
 
-class _FoundRows(NamedTuple):
-    """The rows of the blocks, and their bytes; the bytes of a row that is too long are empty."""
+def pieces(lengths: Sequence[int]) -> Iterator[range]:
+    """Rows of these lengths, in pieces of at most ``PIECE_BYTES``, or of one row."""
+    first = size = 0
+    for row, length in enumerate(lengths):
+        if size + length > PIECE_BYTES and row > first:
+            yield range(first, row)
+            first, size = row, 0
+        size += max(0, length)
+    yield range(first, len(lengths))
 
-    counts: array[int]
-    offsets: array[int]
-    lengths: array[int]
-    raw: list[Buffer]
-    num_blank: int
+
+class _FoundRows:
+    """The rows of blocks that are read."""
+
+    def __init__(self) -> None:
+        self.counts, self.offsets, self.lengths = array("i"), array("i"), array("i")
+        self.num_blank = 0
+
+    def read(self, blocks: list[Block], reader: BlockReader, *, with_bytes: bool) -> Iterator[list[Buffer]]:
+        """The bytes of the rows, in pieces; those of a row that is too long are empty."""
+        piece: list[Buffer] = []
+        size = 0
+        for block in blocks:
+            found = reader.read_block(block, PIECE_BYTES)
+            self.counts.append(len(found.lengths))
+            self.offsets.extend(found.offsets)
+            self.lengths.extend(found.lengths)
+            self.num_blank += found.num_blank
+            for rows in pieces(found.lengths) if with_bytes else ():
+                num_bytes = sum(found.lengths[row] for row in rows)
+                if piece and size + num_bytes > PIECE_BYTES:
+                    yield piece
+                    piece, size = [], 0
+                piece += bytes_of(block, found, reader, rows)
+                size += num_bytes
+        yield piece
+        reader.check()  # before anything that was read is stored
 
 
 def index_blocks(
@@ -103,14 +128,24 @@ def index_blocks(
 
     :param write: runs the tokenize function over rows, except those in a set of row numbers.
     """
-    rows = _read(request.blocks, reader, with_bytes=request.check != "none" or bool(request.spool))
-    offsets = write_part(request.spool, rows.raw, is_kept=request.is_kept) if request.spool else rows.offsets
-    if request.check == "none":
-        found = ColumnWriter()
-    elif request.check == "json":
-        found = _decode(rows)
+    rows, found = _FoundRows(), ColumnWriter()
+    read = rows.read(request.blocks, reader, with_bytes=request.check != "none" or bool(request.spool))
+
+    def checked() -> Iterator[Buffer]:
+        first = 0
+        for piece in read:
+            if request.check == "json":
+                _decode(piece, rows.lengths, first, found)
+            elif request.check == "samples":
+                found.extend(_write(request, piece, rows, first, write))
+            first += len(piece)
+            yield from piece
+
+    if request.spool:
+        offsets = write_part(request.spool, checked(), is_kept=request.is_kept)
     else:
-        found = _write(request, rows, write)
+        deque(checked(), 0)
+        offsets = rows.offsets
     reply = found.finish(0, 0.0)
     num_tokens = _num_tokens(reply, len(rows.lengths)) if request.check == "samples" else b""
     marks = bytearray(len(rows.lengths)) if reply.drops or reply.errors or request.lost else bytearray()
@@ -134,10 +169,16 @@ def index_blocks(
 
 
 def _write(
-    request: Index, rows: _FoundRows, write: Callable[[list[Buffer], array[int], frozenset[int]], ColumnWriter]
+    request: Index,
+    piece: list[Buffer],
+    rows: _FoundRows,
+    first: int,
+    write: Callable[[list[Buffer], array[int], frozenset[int]], ColumnWriter],
 ) -> ColumnWriter:
+    """The samples of a piece, which begins with row ``first``."""
     try:
-        return write(rows.raw, rows.lengths, frozenset(request.lost))
+        raw, lengths = [b""] * first + piece, rows.lengths[: first + len(piece)]
+        return write(raw, lengths, frozenset(request.lost).union(range(first)))
     except (WrongIdsError, ShortageError) as error:
         if error.row >= 0:
             error.place = _place(error.row, request.blocks, rows)
@@ -159,25 +200,10 @@ def _num_tokens(reply: Tokenized, num_rows: int) -> bytes:
     return counts.tobytes()
 
 
-def _read(blocks: list[Block], reader: BlockReader, *, with_bytes: bool) -> _FoundRows:
-    rows = _FoundRows(array("i"), array("i"), array("i"), [], 0)
-    num_blank = 0
-    for block in blocks:
-        found = reader.read_block(block, ALL_BYTES)
-        rows.counts.append(len(found.lengths))
-        rows.offsets.extend(found.offsets)
-        rows.lengths.extend(found.lengths)
-        num_blank += found.num_blank
-        if with_bytes:
-            rows.raw.extend(bytes_of(block, found, reader))
-    reader.check()  # before anything that was read is stored
-    return rows._replace(num_blank=num_blank)
-
-
-def _decode(rows: _FoundRows) -> ColumnWriter:
-    out, decode = ColumnWriter(), RowDecoder(())
-    for row, raw in enumerate(rows.raw):
-        if rows.lengths[row] == TOO_LONG:
+def _decode(piece: list[Buffer], lengths: Sequence[int], first: int, out: ColumnWriter) -> None:
+    decode = RowDecoder(())
+    for row, raw in enumerate(piece, first):
+        if lengths[row] == TOO_LONG:
             out.fail(row, RowFault("AD108", "the row is longer than max_row_bytes"))
             continue
 
@@ -185,7 +211,6 @@ def _decode(rows: _FoundRows) -> ColumnWriter:
             decode(raw)
         except RowFault as fault:
             out.fail(row, fault)
-    return out
 
 
 def permute(request: Permute) -> Permuted:

@@ -9,9 +9,7 @@ import json
 import sys
 
 PROBES = {
-    "loading": (
-        *("contest", "delivered_ids", "first_batch", "first_run", "make_snapshots", "resume", "second_epoch", "steady"),
-    ),
+    "loading": (*("contest", "delivered_ids", "first_batch", "first_run", "make_snapshots", "resume", "steady"),),
     "tokens": (
         *("chat_template", "hf_ids", "load_vocabulary", "mismatches", "prove", "raw", "raw_in_processes"),
         "rendered_chats",

@@ -11,11 +11,11 @@ import anyio
 import pytest
 
 from asyncdata import AsyncDataLoader, Cache, DataLoader, SoftPacking
-from asyncdata.core.callbacks import no_op
 from asyncdata.errors import LoaderClosedError
 from tests.support.faults import num_rounds, until
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
+from tests.support.parts import no_op
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:

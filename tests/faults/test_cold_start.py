@@ -14,6 +14,7 @@ import pytest
 from asyncdata import DataLoader, RowShuffle, Shuffle
 from asyncdata.order.order import ROWS_PER_WINDOW
 from tests.support.faults import num_rounds
+from tests.support.inner import change
 from tests.support.loading import NEVER_S
 from tests.support.slime_source import args_for
 from tests.support.sources import KINDS
@@ -60,7 +61,7 @@ def test_a_cold_start_delivers_all_of_d(tmp_path, monkeypatch, source_of, way):
     kind, shuffle = WAYS[way]
     for module in KINDS[kind].needs:
         pytest.importorskip(module)
-    monkeypatch.setattr("asyncdata.loader.opened_rows._INDEX_BLOCK_BYTES", INDEX_BLOCK_BYTES)
+    change(monkeypatch, bytes_of_an_index_block=INDEX_BLOCK_BYTES)
     knobs: Any = {"shuffle": shuffle, "epochs": 1, "timeout_s": NEVER_S, "bad_rows": "raise", "batch_size": 4096}
     for number in range(way, way + num_rounds(quick=1, full=len(NUM_WORKERS))):
         cold = {"num_workers": NUM_WORKERS[number % 4], "cache": {"folder": str(tmp_path / f"cache {number}")}}

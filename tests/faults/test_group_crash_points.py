@@ -22,9 +22,10 @@ from asyncdata.errors import SnapshotError
 from asyncdata.integrations.slime import checkpoint as slime_checkpoint
 from asyncdata.integrations.slime import groups as slime_groups
 from asyncdata.integrations.slime import torch_data
-from asyncdata.integrations.slime.rollout_ledger import Entry, Moment, Numbering
+from asyncdata.integrations.slime.rollout_ledger import Entry
 from tests.faults import test_snapshot_crash_points as crashes
 from tests.support.figures import record
+from tests.support.parts import Moment, Numbering
 
 pytestmark = [pytest.mark.faults, pytest.mark.thorough]
 

@@ -15,14 +15,13 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from asyncdata import ChatTokenizeFn, DataLoader, HuggingFaceSource, Limits, PromptTokenizeFn
-from asyncdata.checkpoint.snapshot import SCHEMA
 from asyncdata.core.checksummed_file import pack
 from asyncdata.errors import AsyncDataError, BadRowError, ConfigError, EndOfData, NoSamplesError, SnapshotError
-from asyncdata.tokenization.chat_template.jinja_environment import make_environment
 from tests.faults.support.damage import Malicious
 from tests.support.combinations import each_value
 from tests.support.faults import num_rounds, say
 from tests.support.loading import NEVER_S, write_rows
+from tests.support.parts import SCHEMA, make_environment
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:

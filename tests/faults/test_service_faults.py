@@ -6,16 +6,16 @@ import itertools
 import threading
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from asyncdata import Cache, DataLoader, IterableSource, Mix, Outcomes, Part, PassRate, RowShuffle, SoftPacking
-from asyncdata.core.import_path import resolve_path
+from asyncdata import DataLoader, IterableSource, Mix, Part
 from asyncdata.errors import AsyncDataError
-from asyncdata.prefetch.row_index.builder import Indexer
+from tests.faults.support.callbacks import CALLBACKS, FULL, REPLY_TO_THE_INDEX, Way
+from tests.support.inner import change
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
-from tests.support.planned_media import two_phases
+from tests.support.parts import resolve_path
 from tests.support.tokenize_fns import row_id
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults]
@@ -24,44 +24,9 @@ NUM_ROWS = 300
 MANY = 400
 """Batches of eight in which any callback has been called."""
 
-PREFETCH = "asyncdata.prefetch"
-FULL = {"shuffle": "full", "cache": Cache(folder="")}
-SLIME = FULL | {"shuffle": RowShuffle(method="slime")}
-SOLVED = Outcomes(policy=PassRate(drop_above=0.9))
-PLANNED = FULL | {"packing": SoftPacking(max_length=16), "plan_packs": True}
-
 
 def numbers():
     yield from ({"id": number} for number in range(NUM_ROWS))
-
-
-class Way(NamedTuple):
-    """How a loader is made that has the callback called, and at which of its calls it fails."""
-
-    knobs: dict[str, Any] = {}
-    source: str = "rows"
-    at: tuple[int, ...] = (1,)
-
-
-CALLBACKS: dict[str, Way] = {
-    "asyncdata.loader.autotune:Tuner._on_change": Way({"num_workers": None, "limits": {"max_workers": 2}}, at=(1, 9)),
-    "asyncdata.loader.service:Service._begin": Way(),
-    f"{PREFETCH}.canaries:Canaries._on_scanned": Way(),
-    f"{PREFETCH}.canaries:Canaries._on_tokenized": Way(),
-    f"{PREFETCH}.media_loader:MediaLoader._on_reply": Way({"tokenize_fn": two_phases}, at=(1, 9)),
-    f"{PREFETCH}.mixture_producer:MixtureProducer._bytes_limit": Way(source="mix", at=(1, 9)),
-    f"{PREFETCH}.mixture_producer:MixtureProducer._may_decide": Way({"outcomes": SOLVED}, source="mix"),
-    f"{PREFETCH}.mixture_producer:MixtureProducer._note": Way(source="mix", at=(1, 9)),
-    f"{PREFETCH}.mixture_producer:MixtureProducer.pump": Way(source="mix", at=(1, 9)),
-    f"{PREFETCH}.producer:Producer._on_tokenized": Way(at=(1, 4)),
-    f"{PREFETCH}.producer:Producer.pump": Way(at=(1, 4, 9)),
-    f"{PREFETCH}.row_index.builder:Indexer._on_reply": Way(FULL),
-    f"{PREFETCH}.windows.block_windows:BlockWindows._on_scanned": Way(at=(1, 3)),
-    f"{PREFETCH}.windows.indexed_windows:IndexedWindows._fill_waiting": Way(FULL),
-    f"{PREFETCH}.windows.indexed_windows:IndexedWindows._on_permuted": Way(SLIME),
-    f"{PREFETCH}.windows.planned_epochs:PlannedRows._on_reply": Way(PLANNED, at=(1, 2)),
-    f"{PREFETCH}.windows.stream_windows:StreamWindows._read": Way(source="stream"),
-}
 
 
 class Fault:
@@ -148,7 +113,7 @@ def test_a_fault_in_a_callback_ends_every_call(path, at, num_workers, opened, mo
 
 
 def test_a_call_that_waits_for_the_number_of_rows_ends_too(opened, monkeypatch):
-    fault = Fault(monkeypatch, f"{PREFETCH}.row_index.builder:Indexer._on_reply", 1)
+    fault = Fault(monkeypatch, REPLY_TO_THE_INDEX, 1)
     loader = opened(Way(FULL))
 
     found = outcomes(loader.num_rows, loader.num_rows, lambda: loader.seek(0, 3))
@@ -158,7 +123,7 @@ def test_a_call_that_waits_for_the_number_of_rows_ends_too(opened, monkeypatch):
 
 def test_a_call_that_waits_for_the_number_of_rows_ends_with_the_loader(opened, monkeypatch):
     has_come = threading.Event()
-    monkeypatch.setattr(Indexer, "_on_reply", lambda *_: has_come.set())  # the index is never complete
+    change(monkeypatch, index_reply=lambda *_: has_come.set())  # the index is never complete
     loader = opened(Way(FULL))
 
     def close() -> None:

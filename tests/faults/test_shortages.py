@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from asyncdata import DataLoader, RowShuffle
 from asyncdata.errors import WorkerError
-from asyncdata.workers.pool import deadlines
 from tests.support.faults import until
+from tests.support.inner import change
 from tests.support.loading import NEVER_S, ids, write_rows
 from tests.support.worker_fns import RunsShort
 
@@ -79,7 +79,7 @@ WORDS = {
 def test_a_shortage_that_lasts_is_an_error_of_the_machine_and_the_row_is_delivered_later(
     path, short, monkeypatch, what, num_workers
 ):
-    monkeypatch.setattr(deadlines, "_SHORTAGE_S", 0.2)
+    change(monkeypatch, shortage_s=0.2)
     with short(what, LASTS, num_workers=num_workers) as loader:
         found: list[int] = []
         with pytest.raises(WorkerError) as caught:
@@ -107,7 +107,7 @@ def test_a_shortage_that_lasts_is_an_error_of_the_machine_and_the_row_is_deliver
     ],
 )
 def test_a_shortage_that_lasts_names_the_row(path, short, monkeypatch, what, knobs):
-    monkeypatch.setattr(deadlines, "_SHORTAGE_S", 0.0)
+    change(monkeypatch, shortage_s=0.0)
     told = f"^AD426 {path}:14 "
     with short(what, LASTS, num_workers=1, **knobs) as loader, pytest.raises(WorkerError, match=told) as caught:
         loader.get_next_batch(NUM_ROWS)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from asyncdata.core.checksummed_file import read_header
 from tests.support.faults import Program, num_rounds, say
 from tests.support.figures import record
+from tests.support.parts import read_header
 from tests.support.slime_source import write_prompts
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1800)]

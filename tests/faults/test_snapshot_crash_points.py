@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from asyncdata.checkpoint.snapshot import Snapshot, load, save
+from asyncdata.checkpoint.snapshot import load, save
 from asyncdata.errors import SnapshotError
 from tests.support.combinations import each_value
 from tests.support.faults import ROOT, Program
 from tests.support.figures import record
+from tests.support.parts import Snapshot
 
 pytestmark = [pytest.mark.faults, pytest.mark.thorough]
 

@@ -16,10 +16,10 @@ import pytest
 
 from asyncdata import DataLoader, Limits, Mix, Part
 from asyncdata.errors import EndOfData
-from asyncdata.workers.pool import deadlines
 from tests.faults.support.streaming import entry
 from tests.support.faults import num_rounds
 from tests.support.figures import record
+from tests.support.inner import change
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import id_and_text, kills_on_13
 
@@ -148,7 +148,7 @@ def test_kill_9_while_a_stream_or_a_mixture_is_read_loses_nothing(tmp_path, path
 
 def test_kill_9_of_all_that_start_ends_when_the_kills_do(path, monkeypatch):
     """Nothing that starts comes up, for far longer than what ends by itself while it starts is tried again."""
-    monkeypatch.setattr(deadlines, "_PATIENCE_S", NEVER_S)  # however long so many starts take here
+    change(monkeypatch, patience_with_starts_s=NEVER_S)  # however long so many starts take here
     with make(path, num_workers=2, buffer_size=200) as loader:
         killer = Killer(loader, DENSE_KILLS, 0, None)
         found = killer.stream()

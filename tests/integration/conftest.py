@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS
 from tests.support.loading import NUM_ROWS, write_rows
+from tests.support.parts import FAST_BACKENDS
 
 
 @pytest.fixture(params=FAST_BACKENDS)

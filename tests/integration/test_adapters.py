@@ -1,6 +1,6 @@
 """Each framework's adapter, driven as its framework drives it: the loader's rows in its order, through kill and resume.
 
-Base classes of frameworks are stood in for. Their own code drives the adapters in ``tests/integration/frameworks``.
+Where a framework is not installed, its tests skip; transformers' trainer is stood in for.
 """
 
 import base64
@@ -25,6 +25,7 @@ from asyncdata.integrations import verl, verl_sft
 from asyncdata.integrations.transformers import row_with_pictures
 from tests.support import adapters
 from tests.support.adapters import KNOBS, NUM_ROWS, STEPS, numbers_of
+from tests.support.frameworks import verl_sft as sft
 from tests.support.ranks import settled
 
 SHARING = [adapters.stateful_loader, adapters.dataset, adapters.trainer, adapters.torchtitan]
@@ -34,18 +35,13 @@ NAMES = "order_view grouping_trainer verl verl_sft xtuner_rl"
 ADAPTERS = [*SHARING, *(getattr(adapters, name) for name in NAMES.split())]
 
 
-@pytest.fixture(autouse=True)
-def _frameworks(monkeypatch):
-    adapters.stand_in_for_frameworks(monkeypatch)
-
-
 @pytest.fixture
 def path(jsonl_file):
     return jsonl_file(rows(range(NUM_ROWS)))
 
 
 def rows(numbers):
-    return [{"number": number, "messages": [], "prompt": "p"} for number in numbers]
+    return [{"number": number, "messages": sft.row_of(number)["messages"], "prompt": "p"} for number in numbers]
 
 
 def assert_resumes(source, opened, **knobs):

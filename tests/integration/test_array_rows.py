@@ -12,6 +12,7 @@ import pytest
 from asyncdata import JsonArraySource, RowShuffle
 from asyncdata.errors import ConfigError
 from tests.support.combinations import each_value
+from tests.support.inner import change
 from tests.support.loaders import make
 from tests.support.loading import ids
 from tests.support.streams import jsonl, write
@@ -48,7 +49,7 @@ SHUFFLES = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr("asyncdata.loader.opened_rows._INDEX_BLOCK_BYTES", 700)
+    change(monkeypatch, bytes_of_an_index_block=700)
 
 
 @pytest.fixture

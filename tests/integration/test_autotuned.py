@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from asyncdata import DataLoader
 from asyncdata.loader import autotune as tuners
 from tests.support.faces import FACES
+from tests.support.inner import change
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import row_id
 
@@ -36,7 +37,7 @@ class Eager(tuners.Tuner):
 
 @pytest.fixture
 def senseless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuners, "Tuner", Eager)
+    change(monkeypatch, tuner=Eager)
 
 
 def knobs(**given: Any) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def test_a_run_goes_on_from_a_snapshot_of_any_moment_under_any_decisions(path):
 
 
 def test_what_is_given_is_not_tuned(path, monkeypatch):
-    monkeypatch.setattr(tuners, "Tuner", None)
+    change(monkeypatch, tuner=None)
     with DataLoader(path, **knobs(num_workers=1, buffer_size=20)) as loader:
         assert ids(loader.get_next_batch(NUM_ROWS)) == order_of(path)
         now = loader.statistics()

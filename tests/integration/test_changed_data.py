@@ -9,10 +9,10 @@ from structlog.testing import capture_logs
 
 from asyncdata import AsyncDataLoader, DataLoader, HardPacking, IterableSource, JsonlSource, RowShuffle, Shuffle
 from asyncdata.checkpoint import snapshot as snapshots
-from asyncdata.cli.main import main
 from asyncdata.errors import SnapshotMismatchError
 from tests.support.loaders import make as make_loader
 from tests.support.loading import ids, order_of, write_rows
+from tests.support.parts import main
 from tests.support.tokenize_fns import every_third_dropped, row_id
 
 if TYPE_CHECKING:

@@ -26,28 +26,32 @@ from structlog.testing import capture_logs
 
 from asyncdata import ChatTokenizeFn, DataLoader, FixedLengthTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn
 from asyncdata.loader import background_proof, proving
-from asyncdata.loader.background_proof import SWITCH, Prover
 from asyncdata.tokenization.encoders import equivalence_sweep, fast_backends
-from asyncdata.tokenization.encoders.character_sets import num_points, points_of
-from asyncdata.tokenization.encoders.equivalence_records import (
-    Proof,
-    ProvenTexts,
-    answered,
-    ask_for,
-    asked_for,
-    find,
-    keep,
-    subject_of,
-)
-from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof
-from asyncdata.tokenization.encoders.fast_backends import load_backend, version_of
-from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, lengths_of
+from asyncdata.tokenization.encoders.equivalence_records import find, keep
 from asyncdata.tokenization.encoders.text_encoder import choose
-from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.support.backends import FEW, Fake, install, shorten
 from tests.support.combinations import each_value
 from tests.support.faults import until
 from tests.support.function_kinds import KINDS, Kind
+from tests.support.inner import change, real
+from tests.support.parts import (
+    SWITCH,
+    GrowingProof,
+    HfEncoder,
+    Proof,
+    ProvenTexts,
+    Prover,
+    TokenizerFiles,
+    answered,
+    ask_for,
+    asked_for,
+    lengths_of,
+    load_backend,
+    num_points,
+    points_of,
+    subject_of,
+    version_of,
+)
 from tests.support.slime_source import args_for
 from tests.unit.tokenization import outcomes, run
 
@@ -160,6 +164,7 @@ import os, sys
 sys.path[:] = sys.argv[2:]
 from asyncdata import PromptTokenizeFn
 from asyncdata.loader.background_proof import Prover
+from tests.support.inner import change, real
 prover = Prover(PromptTokenizeFn(sys.argv[1]).resolve())
 prover.start()
 while prover._process is None:
@@ -220,7 +225,7 @@ def test_a_proof_grows_with_the_scripts_of_the_data_while_d_is_that_of_tokenizer
     backend, small_tokenizer, jsonl_file, monkeypatch
 ):
     monkeypatch.delenv(SWITCH)
-    monkeypatch.setattr(background_proof, "_LOOK_S", 0.01)
+    change(monkeypatch, look_at_a_proof_s=0.01)
     texts = [text.format(chr(0x4E00 + number)) for number in range(100) for text in SCRIPTS]
     path, folder = jsonl_file([{"input": text} for text in texts]), str(small_tokenizer)
     subject = subject_of(TokenizerFiles(folder), backend)
@@ -238,8 +243,8 @@ def test_a_proof_grows_with_the_scripts_of_the_data_while_d_is_that_of_tokenizer
     with DataLoader(path, tokenize_fn=PromptTokenizeFn(folder, tokenizer_backend="hf"), num_workers=0) as loader:
         assert samples_of(loader, len(found)) == found
 
-    loads = Mock(wraps=TokenizerFiles.load)
-    monkeypatch.setattr(TokenizerFiles, "load", loads)
+    loads = Mock(wraps=real("load_a_tokenizer"))
+    change(monkeypatch, load_a_tokenizer=loads)
     with DataLoader(path, tokenize_fn=PromptTokenizeFn(folder), num_workers=0) as loader:
         assert samples_of(loader, len(texts)) == found[: len(texts)]
     loads.assert_not_called()
@@ -262,7 +267,7 @@ class Sweep:
         self.may_end = threading.Event()
         self.num_started = 0
         monkeypatch.delenv(SWITCH)
-        monkeypatch.setattr(background_proof, "_spawn", self._spawn)
+        change(monkeypatch, spawn_a_proof=self._spawn)
 
     def _spawn(self, folder: str, backends: list[str], **_: Any) -> subprocess.Popen[bytes]:
         self.num_started += 1
@@ -310,8 +315,8 @@ def until_switched(loader: DataLoader, events: list[Any], beside: Sweep) -> Iter
 def test_workers_take_over_what_is_proven_beside_their_run_and_d_is_the_same(
     backend, kind, num_workers, small_tokenizer, jsonl_file, beside, monkeypatch
 ):
-    loads = Mock(wraps=fast_backends.load_backend)
-    monkeypatch.setattr(fast_backends, "load_backend", loads)
+    loads = Mock(wraps=real("load_a_backend"))
+    change(monkeypatch, load_a_backend=loads)
     path = jsonl_file([row_of(kind, number) for number in range(NUM_ROWS)])
     function = kind.make(str(small_tokenizer))
     settings = {"num_workers": num_workers, "buffer_size": 16, "timeout_s": 100}
@@ -399,7 +404,7 @@ def test_a_process_that_proves_and_fails_is_said_once_and_the_run_goes_on_withou
     monkeypatch.delenv(SWITCH)
     fails = [sys.executable, "-c", "import sys; sys.exit(3)"]
     spawn = Mock(side_effect=lambda *_, **__: subprocess.Popen(fails, stdout=subprocess.PIPE))
-    monkeypatch.setattr(background_proof, "_spawn", spawn)
+    change(monkeypatch, spawn_a_proof=spawn)
     path = jsonl_file([{"input": "one"}] * 10)
     with capture_logs() as events, DataLoader(path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer))) as loader:
         (prover,) = loader._engine._provers  # noqa: SLF001 - its thread ends then
@@ -416,7 +421,7 @@ def test_what_workers_ask_of_the_second_backend_is_proven_where_the_first_is_ref
 ):
     monkeypatch.delenv(SWITCH)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing is proven"))
-    monkeypatch.setattr(background_proof, "_LOOK_S", 0.01)
+    change(monkeypatch, look_at_a_proof_s=0.01)
     first, second = (subject_of(files, pytest.importorskip(name).__name__) for name in fast_backends.FAST_BACKENDS)
     assert first is not None
     assert second is not None
@@ -427,7 +432,7 @@ def test_what_workers_ask_of_the_second_backend_is_proven_where_the_first_is_ref
         return subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
 
     spawn = Mock(side_effect=prove)
-    monkeypatch.setattr(background_proof, "_spawn", spawn)
+    change(monkeypatch, spawn_a_proof=spawn)
     prover = Prover(PromptTokenizeFn(str(small_tokenizer)))
     prover.start()
     until(lambda: find(second) is not None, math.inf)
@@ -437,7 +442,7 @@ def test_what_workers_ask_of_the_second_backend_is_proven_where_the_first_is_ref
 
 
 def test_without_a_fast_backend_one_line_in_a_process_says_what_it_would_bring(small_tokenizer, monkeypatch):
-    monkeypatch.setattr(background_proof, "version_of", lambda name: None)
+    change(monkeypatch, version_of_a_backend=lambda name: None)
     background_proof._say_what_is_missing.cache_clear()  # noqa: SLF001 - as in a new process
     function = PromptTokenizeFn(str(small_tokenizer))
     with capture_logs() as events:
@@ -458,7 +463,7 @@ def test_the_process_that_proves_begins_with_what_every_text_has_and_goes_on_wit
     steps: list[str] = []
     monkeypatch.setattr(proving, "end_with_parent", lambda _: steps.append("ends with its parent"))
     monkeypatch.setattr("os.nice", lambda _: steps.append(f"low priority, {'' if proven() is None else 'proven'}"))
-    monkeypatch.setattr(proving, "_MOST_QUIET", 1)
+    change(monkeypatch, most_quiet_proofs=1)
     wrong, right = Fake(files.load(), lambda text: "<|im_end|>" in text), Fake(files.load(), lambda text: False)
     install(monkeypatch, {"gigatoken": lambda: wrong, "fastokens": lambda: right})
     prove = partial(proving.main, files.folder, ["gigatoken", "fastokens"], needs_offsets=True, parent=1)

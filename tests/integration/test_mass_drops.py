@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import BadRows, Mix, Part, RowShuffle, SoftPacking
-from asyncdata.cli.main import main
 from tests.support.html_page import read_page
 from tests.support.loaders import make
+from tests.support.parts import main
 from tests.support.tokenize_fns import drops_marked
 
 NUM_ROWS = 150

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from asyncdata import BadRows, DataLoader, HardPacking, Mix, Part, Ranks, Shuffle, SoftPacking
-from asyncdata.core.messages import Scan
 from asyncdata.errors import (
     BadRowError,
     ConfigError,
@@ -21,9 +20,10 @@ from asyncdata.errors import (
     SourceError,
     TooManyBadRowsError,
 )
-from asyncdata.prefetch.producer import Producer
-from asyncdata.workers.inline import InlineExecutor
 from tests.support.faults import until
+from tests.support.inner import change, real
+from tests.support.loaders import is_wanted, path_waited_for, rows_of_parts
+from tests.support.parts import Scan
 from tests.support.tokenize_fns import (
     all_dropped,
     every_third_dropped,
@@ -106,13 +106,13 @@ def many(tmp_path, by="rows", number=300):
 
 @pytest.mark.parametrize("by", ["rows", "tokens"])
 def test_before_the_first_samples_are_there_only_their_parts_are_read(tmp_path, monkeypatch, by):
-    read, submit = set(), InlineExecutor.submit
+    read, submit = set(), real("submit")
 
     def noting(executor, request, *args):
         read.add(request.part)
         return submit(executor, request, *args)
 
-    monkeypatch.setattr(InlineExecutor, "submit", noting)
+    change(monkeypatch, submit=noting)
     with make(many(tmp_path, by), buffer_size=8) as loader:
         first = entries(loader.get_next_batch(8))
         of_first = set(read)  # until 32 samples are merged, those of the next 32
@@ -125,8 +125,8 @@ def test_before_the_first_samples_are_there_only_their_parts_are_read(tmp_path, 
 
 def test_an_event_asks_only_the_parts_that_it_concerns(tmp_path, monkeypatch):
     """A reply of a worker once asked all parts: 300 of them, for each of the samples."""
-    pump, asked = Producer.pump, Counter()
-    monkeypatch.setattr(Producer, "pump", lambda self: (asked.update("p"), pump(self)))
+    pump, asked = real("pump"), Counter()
+    change(monkeypatch, pump=lambda self: (asked.update("p"), pump(self)))
     with make(many(tmp_path), buffer_size=64) as loader:
         loader.get_next_batch(300)
         num_rows = loader.statistics().tokenized_rows_total
@@ -405,7 +405,7 @@ def test_a_part_without_weight_is_not_read(data):
     mix.parts["code"].tokenize_fn = fails_on_13
     with make(mix, buffer_size=100) as loader:
         loader.get_next_batch(500)
-        rows = {part.name: part.producer.pacer.total_rows for part in loader._engine._producer._parts}  # noqa: SLF001
+        rows = rows_of_parts(loader)
 
         assert rows["code"] == 0
         assert rows["math"] > 0
@@ -414,13 +414,13 @@ def test_a_part_without_weight_is_not_read(data):
 
 def test_until_the_first_batch_each_part_reads_one_window_and_then_its_canaries(data, monkeypatch):
     scans: Counter[int] = Counter()
-    submit = InlineExecutor.submit
+    submit = real("submit")
 
     def counted(executor, request, *args):
         scans[request.part] += isinstance(request, Scan)
         submit(executor, request, *args)
 
-    monkeypatch.setattr(InlineExecutor, "submit", counted)
+    change(monkeypatch, submit=counted)
     with make(mix_of(data), shuffle=Shuffle(block_bytes=1024, window_blocks=1), buffer_size=16) as loader:
         until(lambda: loader.statistics().ready_samples >= 8)
         assert scans == {0: 1, 1: 1, 2: 1}
@@ -433,8 +433,7 @@ def test_until_the_first_batch_each_part_reads_one_window_and_then_its_canaries(
 def test_a_part_is_waited_for_from_the_call_on(tmp_path, monkeypatch):
     """For which part calls waited, and how long: only while there was a call."""
     now, gate = [100.0], tmp_path / "gate"
-    for module in ("delivery.coordinator", "prefetch.mixture_producer"):
-        monkeypatch.setattr(f"asyncdata.{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
+    change(monkeypatch, clock_of_waits=SimpleNamespace(monotonic=lambda: now[0]))
     for name in ("free", "gated"):
         first = {"id": 0, "gate": str(gate)} if name == "gated" else {"id": 0}  # one row: another worker is free
         write(tmp_path / f"{name}.jsonl", [first, *({"id": number} for number in range(1, 20))])
@@ -444,18 +443,11 @@ def test_a_part_is_waited_for_from_the_call_on(tmp_path, monkeypatch):
         DataLoader(mix, tokenize_fn=waits_for_a_file, shuffle=False, num_workers=2) as loader,
         ThreadPoolExecutor(1) as trainer,
     ):
-        engine = loader._engine  # noqa: SLF001 - no statistics say that the next sample is missing
-
-        def is_gated() -> bool:
-            """Whether the next sample waits for rows of the gated file."""
-            entry = engine._producer.oldest_in_flight  # noqa: SLF001 - the same
-            return entry is not None and entry.location is not None and "gated" in entry.location(0).path
-
         loader.start()
-        until(is_gated)
+        until(lambda: "gated" in path_waited_for(loader))
         now[0] = 200.0
         batch = trainer.submit(loader.get_next_batch, 40)
-        until(lambda: engine.coordinator.channel.demand)
+        until(lambda: is_wanted(loader))
         now[0] = 230.0
         gate.touch()
         assert len(batch.result()) == 40

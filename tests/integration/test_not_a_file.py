@@ -13,10 +13,10 @@ import pytest
 from asyncdata import BadRows, Cache, PromptTokenizeFn
 from asyncdata.errors import AsyncDataError, ConfigError, SnapshotError
 from asyncdata.integrations.slime import torch_data
-from asyncdata.loader.mix_file import mix_of_file
 from asyncdata.telemetry.reader import read
 from tests.support.loaders import make
 from tests.support.loading import NEVER_S, ids, order_of, write_rows
+from tests.support.parts import mix_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,13 +17,13 @@ from structlog.testing import capture_logs
 
 from asyncdata import BadRows, Cache, DataLoader, JsonArraySource, JsonlSource, Mix, ParquetSource, Shuffle
 from asyncdata.errors import ConfigError, SnapshotMismatchError, SourceChangedError, SourceError
-from asyncdata.sources.remote.obstore_store import Redirects
-from asyncdata.sources.remote.store import StoreError
 from tests.support import loaders
 from tests.support.fault_proxy import FaultProxy, Faults
 from tests.support.http_server import byte_range
 from tests.support.hub_server import HubServer
+from tests.support.inner import change
 from tests.support.loading import NEVER_S, ids
+from tests.support.parts import Redirects, StoreError
 from tests.support.reading_rows import rows_of
 from tests.support.stores import BUCKET, FAST, SECRET, Answer, HttpHost, http_host, jsonl_of, s3
 from tests.support.streams import jsonl
@@ -291,10 +291,10 @@ def test_a_listing_of_the_hub_tells_of_many_files_what_each_one_tells(hub, monke
         with make(JsonlSource(names, storage_options={"endpoint": hub.url, "token": TOKEN})) as loader:
             return ids(loader.get_next_batch(70)), loader.state_dict()
 
-    monkeypatch.setattr("asyncdata.sources.remote.listing._MAX_HEADS", 70)
+    change(monkeypatch, most_heads=70)
     each = opened()
-    monkeypatch.setattr("asyncdata.sources.remote.listing._MAX_HEADS", 69)
-    monkeypatch.setattr("asyncdata.sources.remote.listing._single", None)  # none is looked at
+    change(monkeypatch, most_heads=69)
+    change(monkeypatch, single_object=None)  # none is looked at
     assert opened() == each
 
 
@@ -322,8 +322,7 @@ def test_a_run_stays_at_its_commit_and_a_resume_on_another_one_is_refused_with_t
 
 @WORKERS
 def test_faulty_reads_are_tried_again_counted_and_lose_no_row(host, monkeypatch, num_workers):
-    monkeypatch.setattr("asyncdata.sources.remote.reads._FIRST_WAIT_S", 0.0)
-    monkeypatch.setattr("asyncdata.sources.remote.reads._FIRST_WAIT_WHEN_ASKED_S", 0.0)
+    change(monkeypatch, first_wait_s=0.0)
     host.put("/a.jsonl", DATA)
     kinds = ("408", "429", "500", "503", "cut", "short", "shifted", "relabelled")
     with FaultProxy(host.url, Faults(kinds, share=0.5, seed=3)) as proxy:
@@ -695,7 +694,7 @@ def test_other_redirections_are_followed_without_credentials_and_lead_no_further
 
 
 def test_a_redirection_that_cannot_be_looked_at_is_not_followed(host, other, place, monkeypatch):
-    monkeypatch.setattr(Redirects, "look", lambda *_: None)
+    change(monkeypatch, look_at_redirects=lambda *_: None)
 
     with pytest.raises(SourceError, match="^AD326 .*a host that cannot be looked at; allow_private_redirects"):
         num_rows(redirect(host, place), retry_timeout_s=0)

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from asyncdata import BadRows, ChatTokenizeFn, DataLoader, ParquetSource, Processor, PromptTokenizeFn
-from asyncdata.cli.main import main
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from asyncdata.telemetry.reader import read
 from tests.support.html_page import read_page
+from tests.support.parts import main
 from tests.support.pictures import draw, processor_of, save_processor
 
 Image = pytest.importorskip("PIL.Image")

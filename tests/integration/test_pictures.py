@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from asyncdata import Cache, ChatTokenizeFn, DataLoader, Document, PackedCollator, PaddedCollator, SoftPacking
-from asyncdata.batching.collators.torch_tensors import to_torch
+from tests.support.parts import to_torch
 from tests.support.pictures import PATCH, draw, processor_of, save_processor
 
 torch = pytest.importorskip("torch")

@@ -15,6 +15,7 @@ import pytest
 from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking
 from asyncdata.errors import BadRowError, ConfigError, NoSamplesError
 from asyncdata.xtuner import XTunerPacking
+from tests.support.inner import change
 from tests.support.planned_fns import kills, logged, numbered, tokens_of, with_one_more
 from tests.support.ranks import Batch, Ranks, Step, make
 
@@ -106,8 +107,7 @@ def test_windows_join_without_a_seam_for_every_rank(path, knobs, plan, monkeypat
     with Ranks(path, 2, **settings) as ranks:
         whole = list(ranks.steps())
 
-    for module in ("order.order", "prefetch.windows.indexed_windows", "order.rank_share"):
-        monkeypatch.setattr(f"asyncdata.{module}.ROWS_PER_WINDOW", 40)
+    change(monkeypatch, rows_per_window=40)
     with Ranks(path, 2, **settings) as ranks:
         parted = list(ranks.steps())
 
@@ -267,8 +267,7 @@ def test_data_without_a_sample_and_a_stream_say_what_became_of_the_rows_and_what
 @pytest.mark.parametrize(("most", "num_rows"), [(30, "[3-9][0-9]"), (145, r"\d+")], ids=["rows", "pieces"])
 def test_more_rows_than_can_be_planned_are_refused_as_soon_as_they_are_found(path, knobs, monkeypatch, most, num_rows):
     """Of 150 rows 141 have tokens, and the packs cut more of them than are left."""
-    monkeypatch.setattr("asyncdata.loader.opened_rows._INDEX_BLOCK_BYTES", 64)
-    monkeypatch.setattr("asyncdata.batching.planned._MAX_PIECES", most)
+    change(monkeypatch, bytes_of_an_index_block=64, most_pieces_of_a_plan=most)
 
     with pytest.raises(ConfigError, match=rf"^AD453 {num_rows} rows or pieces of rows are more than the {most} that"):
         epoch_of(path, **{**knobs, **BY_EPOCH, "packing": HardPacking(max_length=MAX_LENGTH), "num_workers": 0})

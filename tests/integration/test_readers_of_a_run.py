@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from asyncdata import BadRows, Mix, Part, Telemetry
-from asyncdata.telemetry import recorder
 from asyncdata.telemetry.reader import read
 from tests.support.html_page import read_page
+from tests.support.inner import change
 from tests.support.loaders import make
 from tests.support.loading import NEVER_S, write_rows
 from tests.support.report_pages import page_of
@@ -64,7 +64,7 @@ def delivered(request, tmp_path_factory):
     knobs = {"batch_size": BATCH_SIZE, "epochs": 1, "bad_rows": BadRows(policy="skip"), "num_workers": request.param}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder, "_CLOSE_TIMEOUT_S", NEVER_S)  # as for each test: the last records are there
+        change(patch, close_of_telemetry_s=NEVER_S)  # as for each test: the last records are there
         with make(mix, drops_and_fails, telemetry=telemetry, **knobs) as loader:
             samples = [sample for batch in loader for sample in batch]
     sources = Counter(sample.source_name for sample in samples)

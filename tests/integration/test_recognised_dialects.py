@@ -9,9 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import BadRows, ChatTokenizeFn, Mix, Part, PromptTokenizeFn, Ranks
-from asyncdata.cli.main import main
 from asyncdata.errors import BadRowError, ConfigError
 from tests.support.loaders import make
+from tests.support.parts import main
 from tests.support.sources import KINDS
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "prompt_response": {"prompt": "q", "response": "a"},
     "query_response": {"query": "q", "response": "a"},
     "question_answer": {"question": "q", "answer": "a"},
+    "query_answer": {"query": "q", "answer": "a"},
+    "question_response": {"question": "q", "response": "a"},
+    "instruction_response": {"instruction": "q", "response": "a"},
 }
 
 
@@ -197,6 +200,16 @@ def test_what_is_named_is_not_looked_for(tmp_path, fn, settings):
         assert len(loader.get_next_batch(1)) == 1
 
     assert told(events) == []
+
+
+def test_a_row_whose_answer_may_be_either_of_two_is_of_two_dialects(tmp_path, fn):
+    row = ROWS["question_answer"] | {"response": "b"}
+    path = written(tmp_path / "rows.jsonl", ROWS["question_answer"], row)
+
+    with in_order(path, fn) as loader:
+        loader.get_next_batch(1)
+        with pytest.raises(BadRowError, match=r"AD115 .*'question_answer' and 'question_response' can both be read"):
+            loader.get_next_batch(1)
 
 
 def test_each_part_of_a_mixture_has_its_own(tmp_path, fn):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from asyncdata.cli.main import main
 from asyncdata.demo import tokenizer_folder
 from tests.support.browser import opened_browser
 from tests.support.combinations import each_value
 from tests.support.html_page import read_page
+from tests.support.parts import main
 from tests.support.report_pages import page_of, write_hostile_run, write_packed_run, write_run_of
 from tests.support.telemetry_files import write_run
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import DataLoader, JsonlSource, RowShuffle
+from asyncdata import BadRows, DataLoader, JsonlSource, RowShuffle
 from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
+from tests.support.inner import change
 from tests.support.loading import write_rows
 from tests.support.tokenize_fns import row_id, waits_for_a_file
 from tests.support.torn_writes import TORN_WRITES
@@ -78,6 +79,49 @@ def test_rows_that_yield_no_sample_are_left_out_before_they_are_ordered(path):
     assert found == [kept[i] for i in shuffled(list(range(len(kept))), 1)]
     assert statistics.excluded_rows == {"tokenize_fn": NUM_ROWS // 2}
     assert statistics.dropped_total == {}
+
+
+FATES = {"kept": '{{"id": {}}}', "dropped": '{{"id": {}, "dropped": 1}}', "no object": '"text {}"', "blank": "  "}
+
+
+def drops_marked(row: dict[str, Any]) -> list[int] | None:
+    return None if "dropped" in row else [row["id"]]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_rows_that_have_a_number_are_those_of_a_list_sliced_filtered_and_split(tmp_path, monkeypatch, seed):
+    """Of many blocks of two files: rows that are no objects have none; a part is what torch's split gives."""
+    chance = random.Random(seed)
+    change(monkeypatch, bytes_of_an_index_block=chance.choice([16, 100, 1 << 20]))
+    fates = [chance.choice(["kept", "kept", *FATES]) for _ in range(60)]
+    lines = [FATES[fate].format(number) for number, fate in enumerate(fates)]
+    for name, some in (("a", lines[:37]), ("b", lines[37:])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(some) + "\n")
+    first, stop = (chance.choice([None, None, *range(-12, 25)]) for _ in range(2))
+    chosen: dict[str, Any] = {"first": first, "stop": stop, "only_kept": (first, stop) == (None, None) or seed % 2 == 0}
+    objects = [number for number, fate in enumerate(fates) if fate in ("kept", "dropped")]
+    wanted = [row for row in objects[first:stop] if not chosen["only_kept"] or fates[row] == "kept"]
+    ratio, split_seed = chance.random(), chance.randrange(1000)
+
+    def rows(num_rows: int, **settings: Any) -> list[int]:
+        """The samples of an epoch, of so many rows that have a number."""
+        shuffle = RowShuffle(method="none", **chosen, **settings)
+        knobs = {"bad_rows": BadRows(policy="skip", max=None), "epochs": 1, "batch_size": 100}
+        with loader(tmp_path, shuffle, drops_marked, **knobs) as data:
+            assert data.num_rows() == num_rows
+            return [row for batch in data for row in ids(batch)] if num_rows else []
+
+    kept = [row for row in wanted if fates[row] == "kept"]
+    if kept:
+        assert rows(len(wanted)) == kept
+    torch = pytest.importorskip("torch")
+    order = torch.randperm(len(wanted), generator=torch.Generator().manual_seed(split_seed)).tolist()
+    num_train = int(len(wanted) * ratio)
+    for name, numbers in (("train", order[:num_train]), ("eval", order[num_train:])):
+        part = [wanted[number] for number in sorted(numbers)]
+        if [row for row in part if fates[row] == "kept"]:
+            found = rows(len(part), part=name, train_ratio=ratio, split_seed=split_seed)
+            assert found == [row for row in part if fates[row] == "kept"]
 
 
 def test_a_bad_row_stops_an_order_that_would_leave_it_out_unless_it_may_be_skipped(path):
@@ -183,7 +227,7 @@ def test_indexes_are_kept_within_a_size_and_the_runs_own_and_those_in_use_stay(p
 
 def test_the_first_rows_of_an_unshuffled_order_come_before_the_pass_has_found_all(tmp_path, monkeypatch):
     """The 150th row holds up the pass, which tokenizes the rows: it is two blocks further on."""
-    monkeypatch.setattr("asyncdata.loader.opened_rows._INDEX_BLOCK_BYTES", 4096)
+    change(monkeypatch, bytes_of_an_index_block=4096)
     gate = tmp_path / "gate"
     path = write_rows(tmp_path / "rows.jsonl", 200, {150: {"gate": str(gate)}})
 

@@ -10,12 +10,11 @@ import msgspec
 import pytest
 
 from asyncdata import Mix, Outcomes, Part, PassRate, Shuffle
-from asyncdata.core.messages import Scan
 from asyncdata.errors import BadRowError, EndOfData
-from asyncdata.workers.base import Crashed
-from asyncdata.workers.inline import InlineExecutor
 from tests.support import loaders
+from tests.support.inner import change, real
 from tests.support.loading import ids, order_of, write_rows
+from tests.support.parts import Crashed, InlineExecutor, Scan
 from tests.support.tokenize_fns import every_third_dropped, fails_on_13, id_and_text, row_id
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def with_samples() -> AbstractContextManager[Any]:
 @pytest.fixture
 def crashing(monkeypatch) -> Iterator[list[Scan]]:
     """The second scan of each window that asks for samples brings its workers down. Yields such scans."""
-    submit, crashed = InlineExecutor.submit, list[Scan]()
+    submit, crashed = real("submit"), list[Scan]()
 
     def crash(self: InlineExecutor, request: Any, on_reply: Any, max_losses: int = 10) -> None:
         if isinstance(request, Scan) and request.with_samples and request.base:
@@ -47,7 +46,7 @@ def crashing(monkeypatch) -> Iterator[list[Scan]]:
         else:
             submit(self, request, on_reply, max_losses)
 
-    monkeypatch.setattr(InlineExecutor, "submit", crash)
+    change(monkeypatch, submit=crash)
     return crashed
 
 

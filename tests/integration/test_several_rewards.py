@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import Mix, Outcomes, Part, PassRate
-from asyncdata.cli.main import main
 from asyncdata.errors import InvalidGroupError
 from tests.support.examples import in_ci
 from tests.support.loaders import make
 from tests.support.loading import ids, write_rows
+from tests.support.parts import main
 
 NUM_ROWS, SIZE = 12, 2
 KEYS = ["accuracy", "format", "größe"]

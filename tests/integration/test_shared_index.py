@@ -19,6 +19,7 @@ from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from asyncdata.xtuner import XTunerPacking
 from tests.benchmarks.probes.ranks import MadeUpStore
 from tests.support.exchanges import Meeting
+from tests.support.inner import change
 from tests.support.planned_fns import numbered
 from tests.support.ranks import make
 
@@ -38,7 +39,7 @@ PLANS: dict[str, Knobs] = {
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """So that a few rows fill dozens of blocks."""
-    monkeypatch.setattr("asyncdata.loader.opened_rows._INDEX_BLOCK_BYTES", 256)
+    change(monkeypatch, bytes_of_an_index_block=256)
 
 
 @pytest.fixture
@@ -325,7 +326,7 @@ def test_a_fault_where_answers_are_taken_in_ends_the_run(path, monkeypatch):
     def fails(*_: Any) -> None:
         raise RuntimeError("injected")
 
-    monkeypatch.setattr("asyncdata.prefetch.row_index.shared_builder.SharedIndexer._on_answers", fails)
+    change(monkeypatch, reply_of_a_shared_index=fails)
     errors = failures_of(path, Meeting(2), 2, 2)
 
     assert all("AD486" in str(error) and "injected" in str(error) for error in errors)
@@ -371,6 +372,7 @@ import torch.distributed as dist
 from asyncdata import DataLoader, HardPacking, Ranks
 from asyncdata.integrations.torch import exchange
 import asyncdata.loader.opened_rows as opened_rows
+from tests.support.inner import change
 opened_rows._INDEX_BLOCK_BYTES = 256
 path, rank, world_size, store, dies_at = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4], int(sys.argv[5])
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)

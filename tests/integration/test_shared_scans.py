@@ -21,6 +21,7 @@ from asyncdata import JsonlSource, Mix, Part
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from tests.support import planned_media
 from tests.support.exchanges import Meeting
+from tests.support.inner import change
 from tests.support.loading import ids
 from tests.support.ranks import WAYS, Ranks, lengths, make, numbered, write
 from tests.support.tokenize_fns import kills_on_13, row_id
@@ -56,7 +57,7 @@ class Calls:
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("way", ONLINE.values(), ids=ONLINE)
 def test_batches_and_states_are_those_without_an_exchange(path, way, world_size, at_start, monkeypatch):
-    monkeypatch.setattr("asyncdata.prefetch.windows.block_windows._RANKS_AT_START", at_start)
+    change(monkeypatch, ranks_at_start=at_start)
     with Ranks(path, world_size, batch_size=2, epochs=2, **way) as alone:
         expected = list(alone.steps())
     calls = Calls()
@@ -94,7 +95,7 @@ def test_parts_of_a_mixture_are_divided(tmp_path):
 @pytest.fixture
 def divided(monkeypatch):
     """All windows are, also the first."""
-    monkeypatch.setattr("asyncdata.prefetch.windows.block_windows._RANKS_AT_START", 1)
+    change(monkeypatch, ranks_at_start=1)
 
 
 def batches_of(rank, path, number, exchange=None, **settings):
@@ -132,6 +133,16 @@ def test_a_rank_goes_on_alone_after_another_has_left(path):
     assert told == [("scans.rank_closed", "info")], "no alarm at the end of a run"
 
 
+def test_a_rank_that_ends_before_there_was_anything_to_divide_has_left_for_the_others(tmp_path):
+    sent: list[bytes] = []
+    one_window = write(tmp_path / "few.jsonl", lengths(100, 40))
+
+    found = batches_of(0, one_window, 1, lambda data: sent.append(data) or [data, b""], epochs=1)
+
+    assert len(found) == 1
+    assert sent == [b""]
+
+
 @pytest.mark.usefixtures("divided")
 @pytest.mark.parametrize("call", [0, 1, 5])
 def test_ranks_go_on_alone_after_the_exchange_has_failed(path, call):
@@ -159,8 +170,7 @@ def test_ranks_go_on_alone_after_the_exchange_has_failed(path, call):
 
 @pytest.mark.usefixtures("divided")
 def test_a_rank_that_waits_too_long_makes_the_scans_itself(path, monkeypatch):
-    monkeypatch.setattr("asyncdata.prefetch.windows.shared_scans._PATIENCE_S", 0.05)
-    monkeypatch.setattr("asyncdata.prefetch.rank_calls._END_TIMEOUT_S", 0.05)
+    change(monkeypatch, patience_with_ranks_s=0.05, end_of_calls_s=0.05)
     gate = threading.Event()
 
     def hangs(data):
@@ -177,7 +187,7 @@ def test_a_rank_that_waits_too_long_makes_the_scans_itself(path, monkeypatch):
 
 @pytest.mark.usefixtures("divided")
 def test_a_rank_that_does_not_read_is_waited_for_once_and_asked_again_when_it_reads(path, monkeypatch):
-    monkeypatch.setattr("asyncdata.prefetch.windows.shared_scans._PATIENCE_S", 0.2)
+    change(monkeypatch, patience_with_ranks_s=0.2)
     expected, calls = [batches_of(rank, path, 150) for rank in range(2)], Calls()
     settings = {"tokenize_fn": calls, "batch_size": 2, "buffer_size": 20}
     with capture_logs() as logs, Ranks(path, 2, exchanges=meeting_of(2), **settings) as ranks:

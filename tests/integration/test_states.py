@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from asyncdata import AsyncDataLoader, HardPacking, RowShuffle, Shuffle
-from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.errors import SnapshotError, SnapshotMismatchError
 from tests.support import worker_fns
 from tests.support.faults import until
+from tests.support.inner import change, real
 from tests.support.loaders import make, resumed, state_after
 from tests.support.loading import NUM_ROWS, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import in_batches, row_id
@@ -107,17 +107,21 @@ def test_other_tokens_of_the_same_function_are_found_by_canaries(path, tmp_path)
         assert ids(loader.get_next_batch(5)) == [number + 1000 for number in order_of(path)[20:25]]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("place", [(0, 0, 10_000), (0, 10_000, 0), (0, 1 << 46, 1 << 46)], ids=["row", "window", "far"])
 @pytest.mark.parametrize(
     "knobs",
     [
         pytest.param({}, id="blocks"),
-        pytest.param({"shuffle": "full"}, id="full"),
-        pytest.param({"shuffle": RowShuffle(method="none")}, id="growing"),
-        pytest.param({"shuffle": RowShuffle(method="none", only_kept=True)}, id="kept"),
-        pytest.param({"is_stream": True}, id="stream"),
-        pytest.param({"shuffle": "full", "packing": HardPacking(max_length=4), "plan_packs": True}, id="planned"),
+        *(
+            pytest.param(knobs, id=name, marks=pytest.mark.thorough)
+            for name, knobs in {
+                "full": {"shuffle": "full"},
+                "growing": {"shuffle": RowShuffle(method="none")},
+                "kept": {"shuffle": RowShuffle(method="none", only_kept=True)},
+                "stream": {"is_stream": True},
+                "planned": {"shuffle": "full", "packing": HardPacking(max_length=4), "plan_packs": True},
+            }.items()
+        ),
     ],
 )
 def test_a_place_that_does_not_exist_is_refused_and_nothing_is_passed_over(path, tmp_path, knobs, place):
@@ -153,9 +157,9 @@ def test_a_state_does_not_change_any_more(path):
 @pytest.mark.thorough
 def test_a_restore_that_is_held_up_half_way_delivers_nothing_twice(path, monkeypatch):
     """The service may begin to read between any two lines of it."""
-    restart = Coordinator.restart
+    restart = real("restart_of_deliveries")
 
-    def slowly(coordinator: Coordinator, change: Any) -> None:
+    def slowly(coordinator: Any, change: Any) -> None:
         restart(coordinator, change)
         deadline = time.monotonic() + 0.2
         while coordinator.channel.num_produced == 0 and time.monotonic() < deadline:
@@ -165,7 +169,7 @@ def test_a_restore_that_is_held_up_half_way_delivers_nothing_twice(path, monkeyp
         loader.get_next_batch(10)
         state = loader.state_dict()
         loader.get_next_batch(10)
-        monkeypatch.setattr(Coordinator, "restart", slowly)
+        change(monkeypatch, restart_of_deliveries=slowly)
         for _ in range(3):
             loader.load_state_dict(state)
             loader.load_state_dict(state)

@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import RowFn, Shuffle
-from asyncdata.core.callbacks import no_op
 from asyncdata.errors import EndOfData, SourceChangedError, SourceError
-from asyncdata.prefetch.windows.stream_reader import StreamPass
-from asyncdata.sources.stream import StreamOrder
 from tests.support.faults import until
+from tests.support.inner import change
 from tests.support.loaders import make
 from tests.support.loading import NEVER_S, SHUFFLE, ids
+from tests.support.parts import StreamOrder, StreamPass, no_op
 from tests.support.streams import ListStream, frames, jsonl, members, rows_of, stream_order_of, windows_of, write
 
 if TYPE_CHECKING:
@@ -376,7 +375,7 @@ def read_all(current: StreamPass) -> list[tuple[list[int], list[bytes | None], A
 
 
 def test_windows_of_very_short_rows_end_by_their_number(monkeypatch):
-    monkeypatch.setattr("asyncdata.prefetch.windows.stream_reader.MAX_WINDOW_ROWS", 3)
+    change(monkeypatch, most_rows_of_a_stream_window=3)
     order = StreamOrder(Shuffle(block_bytes=64, window_blocks=1), 1, 1)
     windows = read_all(StreamPass(ListStream([b"%d" % row for row in range(5)]), order, 0, None, no_op))
     assert [numbers for numbers, _, _ in windows] == [[0, 1, 2], [3, 4]]

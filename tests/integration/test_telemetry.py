@@ -29,20 +29,27 @@ from asyncdata import (
     SoftPacking,
     Telemetry,
 )
-from asyncdata.core.line_numbers import line_number
-from asyncdata.core.log import get_logger
-from asyncdata.delivery.channel import Channel
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import LoaderClosedError, PrefetchTimeoutError
 from asyncdata.loader import service
 from asyncdata.telemetry import record_file, recorder
-from asyncdata.telemetry.chunk_watch import ChunkWatch, keys_of
 from asyncdata.telemetry.reader import read
-from asyncdata.telemetry.records import EDGES, MAX_OF_REASON, Place, TokenizerName
 from tests.support.chunks import chunk_of
 from tests.support.faults import until
+from tests.support.inner import change
 from tests.support.loaders import make, state_after
 from tests.support.loading import write_rows
+from tests.support.parts import (
+    EDGES,
+    MAX_OF_REASON,
+    Channel,
+    ChunkWatch,
+    Place,
+    TokenizerName,
+    get_logger,
+    keys_of,
+    line_number,
+)
 from tests.support.ranks import settled
 from tests.support.tokenize_fns import every_third_dropped, fails_on_13, kills_on_13
 
@@ -427,7 +434,7 @@ def test_a_fault_in_the_middle_of_a_run_is_a_number(path, folder, caplog, fault)
 
 
 def test_a_fault_in_a_hook_is_a_number(path, folder, monkeypatch):
-    monkeypatch.setattr("asyncdata.telemetry.chunk_watch.mix", lambda *_: 1 / 0)
+    change(monkeypatch, mix_of_a_watch=lambda *_: 1 / 0)
     assert deliver(path, folder)["error"] > 0
 
 
@@ -435,7 +442,7 @@ def test_close_does_not_wait_for_a_disk_that_hangs_longer_than_its_docstring_say
     said = DataLoader.close.__doc__
     assert f"{CLOSE_TIMEOUT_S:g} seconds" in said
     assert f"{service._CLOSE_TIMEOUT_S:g} seconds" in said  # noqa: SLF001 - said there
-    monkeypatch.setattr(recorder, "_CLOSE_TIMEOUT_S", 0.01)
+    change(monkeypatch, close_of_telemetry_s=0.01)
     is_hanging, may_go_on = threading.Event(), threading.Event()
 
     def hang(fd, data, write):
@@ -472,6 +479,7 @@ def test_a_limit_of_bytes_is_kept_and_what_is_over_it_is_counted(path, folder):
 _SCRIPT = """
 import os, sys
 from asyncdata import DataLoader
+from tests.support.inner import change
 loader = DataLoader(sys.argv[1], tokenize_fn="tests.support.tokenize_fns:row_id", num_workers=1, telemetry=sys.argv[2])
 loader.get_next_batch(50)
 if sys.argv[3] == "kill":

@@ -1,4 +1,4 @@
-"""Tracked groups: each that was served is consumed, dropped and counted, given back, or in the state."""
+"""Tracked groups: what is refused, and what a run that dies leaves. ``test_groups_machine.py`` holds the rest."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ import pytest
 
 from asyncdata import DataLoader, HardPacking, LengthGrouping, Position, Ranks, RowShuffle, SoftPacking
 from asyncdata.checkpoint import snapshot as snapshots
-from asyncdata.cli.main import main
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.verifying import compare
 from asyncdata.xtuner import XTunerPacking
@@ -16,6 +15,7 @@ from tests.support import digests_fn
 from tests.support.combinations import each_value
 from tests.support.digests import Seen, digest_of
 from tests.support.loading import SHUFFLE, write_rows
+from tests.support.parts import main
 from tests.support.tokenize_fns import every_third_dropped, id_and_text, in_batches, row_id
 
 NUM_ROWS = 100

@@ -8,9 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
-from asyncdata.tokenization.chat_template.template import ChatTemplate
-from asyncdata.tokenization.rows import RowFault
+from tests.support.parts import ChatSpans, ChatTemplate, RowFault
 
 pytestmark = pytest.mark.thorough
 

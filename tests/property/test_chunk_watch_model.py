@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncdata import Position
-from asyncdata.delivery.channel import Channel
 from asyncdata.telemetry import chunk_watch
-from asyncdata.telemetry.chunk_watch import ChunkWatch, keys_of
-from asyncdata.telemetry.records import EDGES
 from tests.support.chunks import BadRow, chunk_of
+from tests.support.parts import EDGES, Channel, ChunkWatch, keys_of
 
 pytestmark = pytest.mark.thorough
 

@@ -15,10 +15,11 @@ from hypothesis.extra import numpy as np_st
 
 from asyncdata import Position, Sample, SourceLocation, Status
 from asyncdata.checkpoint.matching import check
-from asyncdata.checkpoint.snapshot import Snapshot, StreamState, from_state_dict, load, save, to_state_dict
+from asyncdata.checkpoint.snapshot import load, save
 from asyncdata.checkpoint.summary import describe
 from asyncdata.core.checksummed_file import pack
 from asyncdata.errors import SnapshotError, SnapshotMismatchError
+from tests.support.parts import Snapshot, StreamState, from_state_dict, to_state_dict
 
 pytestmark = pytest.mark.thorough
 

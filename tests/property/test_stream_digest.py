@@ -13,13 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import Position
-from asyncdata.delivery.channel import Channel
-from asyncdata.delivery.chunk import Chunk
-from asyncdata.delivery.ledger import Counters, Ledger
 from asyncdata.delivery.next_delivery import deliver
-from asyncdata.delivery.stream_digest import StreamDigest, sums_of
 from tests.support.chunks import Lines, chunk_of
 from tests.support.digests import Seen, digest_of
+from tests.support.parts import Channel, Chunk, Counters, Ledger, StreamDigest, sums_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +33,7 @@ def with_sums(chunk_rows: list[list[int] | str], first: Position, of: str) -> Ch
     if of == "positions":
         return chunk
 
-    from asyncdata.tokenization.column_writer import ColumnWriter
+    from tests.support.parts import ColumnWriter
 
     out = ColumnWriter()
     for number, row in enumerate(chunk_rows):

@@ -8,16 +8,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
-from asyncdata.tokenization.chat_template.template import ChatTemplate
-from asyncdata.tokenization.rows import RowFault
 from tests.support.chat_templates import ODD, SPECIAL, WELL_KNOWN, plain
 from tests.support.examples import in_ci
+from tests.support.parts import ChatSpans, ChatTemplate, RowFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.tokenization.chat_template.programs import Program
+    from tests.support.parts import Program
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # many examples; minutes on a machine that is busy
 

@@ -1,30 +1,32 @@
-"""Each adapter, driven as its framework drives it. Classes and functions of the frameworks are stood in for.
+"""Each adapter, driven as its framework drives it, where that is installed; transformers' trainer is stood in for.
 
 An adapter is opened with a source of rows, which have a ``number``, and with knobs in place of :data:`KNOBS`. Those
 that share rows out take ``rank`` and ``world_size`` too.
 """
 
+import importlib
 import json
+import warnings
 from collections import namedtuple
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from types import SimpleNamespace
 
-import asyncdata.integrations.torchtitan
 from asyncdata import DataLoader, Ranks, RowFn
 from asyncdata.integrations.torch import AsyncDataset, OrderView, StatefulDataLoader
 from asyncdata.integrations.torch.views import LoaderOrderView, view_of_rows
 from asyncdata.integrations.transformers import attach
-from asyncdata.integrations.verl import VerlRows
-from asyncdata.integrations.verl_sft import VerlSFTRows
 from asyncdata.integrations.xtuner_rl import PromptDataloader
-from tests.support.frameworks.stand_ins import stand_in_module
+from tests.support.frameworks import verl_sft as sft
+from tests.support.frameworks.killed_runs import needs
+from tests.support.frameworks.verl import PACKAGES, defaults
 from tests.support.torch_loading import chain_epochs, of_torch_load
 
 NUM_ROWS = 20
 STEPS = 24
 KNOBS = {"shuffle": "full", "seed": 3, "num_workers": 0, "timeout_s": 240}
+OFF = {"shuffle": False, "dataloader_num_workers": 0, "filter_overlong_prompts_workers": None}
+"""Of verl's defaults, what the adapter refuses, and processes that filter prompts."""
 
 Adapter = namedtuple("Adapter", ["steps", "state", "load", "close"])
 """One that is open, by functions. The first gives the numbers of the rows of each step, without an end; the second
@@ -32,8 +34,18 @@ what the framework's checkpoint gives back of the state.
 """
 
 
+def class_of(module, name, *packages):
+    """An adapter's class, whose base class is the framework's. Skips the test where that is not installed."""
+    needs(*packages)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the framework's own imports
+        return getattr(importlib.import_module(f"asyncdata.integrations.{module}"), name)
+
+
 def number_of(row):
-    return row["number"] if isinstance(row, dict) else row.extra["number"]
+    if not isinstance(row, dict):
+        return row.extra["number"]
+    return sft.number_of(row["input_ids"]) if "input_ids" in row else row["number"]
 
 
 def stored(of):
@@ -160,7 +172,7 @@ def tokens_of(row):
 
 def torchtitan(source, **changes):
     knobs, ranks = placed(changes)
-    kind = asyncdata.integrations.torchtitan.AsyncDataLoader
+    kind = class_of("torchtitan", "AsyncDataLoader", "torchtitan")
     settings = {name: knobs.pop(name) for name in ("seed", "num_workers")}
     config = kind.Config(dataset=source, tokenize_fn=tokens_of, knobs=knobs, **settings)
     lengths = {"max_context_length": 8, "num_tokens_per_batch": 8}
@@ -168,24 +180,9 @@ def torchtitan(source, **changes):
     return loading(loader, lambda batch: batch[0]["input"][::4].tolist(), epochs=iter)
 
 
-class VerlSFTBase:
-    """verl's ``MultiTurnSFTDataset``, as far as ours asks it."""
-
-    image_key, video_key, tools_key, enable_thinking_key = "images", "videos", "tools", "enable_thinking"
-    enable_thinking_default, apply_chat_template_kwargs = None, {}
-
-    def __init__(self, parquet_files, tokenizer, config, processor, max_samples):
-        self.parquet_files, self.tokenizer, self.max_samples = parquet_files, tokenizer, max_samples
-        self._read_files_and_process()
-
-    def __getitem__(self, item):
-        row = self.dataframe.iloc[item].to_dict()
-        return {**row, "tools": self.tools[item], "enable_thinking": self.enable_thinking[item]}
-
-
 def verl_sft_rows(files, config, max_samples=-1):
-    made = type("SFTDataset", (VerlSFTRows, VerlSFTBase), {})
-    return made(parquet_files=files, config=config, max_samples=max_samples)
+    kind = class_of("verl_sft", "SFTDataset", *PACKAGES)
+    return kind(files, sft.tokenizer(), config, max_samples=max_samples)
 
 
 def verl_sft(source, **changes):
@@ -196,25 +193,11 @@ def verl_sft(source, **changes):
     return indexed(rows, rows.close, list(DistributedSampler(rows, 1, 0, drop_last=True)))
 
 
-class VerlBase:
-    """verl's ``RLHFDataset``, as far as ours asks it."""
-
-    image_key, video_key, audio_key, prompt_key = "images", "videos", "audios", "prompt"
-
-    def __init__(self, data_files, tokenizer, config, processor=None, max_samples=-1):
-        self.data_files = self.original_data_files = data_files
-        self.tokenizer, self.processor, self.config, self.max_samples = tokenizer, processor, config, max_samples
-        self.tool_schemas, self.max_prompt_length = config.get("tool_schemas"), config.get("max_prompt_length")
-        self.filter_overlong_prompts = config.get("filter_overlong_prompts", self.max_prompt_length is not None)
-        self._read_files_and_tokenize()
-
-    def __getitem__(self, item):
-        return self.dataframe[item]
-
-
 def verl_rows(files, config, tokenizer=None, **more):
-    made = type("RLDataset", (VerlRows, VerlBase), {})
-    return made(files, tokenizer, {"validation_shuffle": False} | config, **more)
+    kind = class_of("verl", "RLDataset", *PACKAGES)
+    from omegaconf import OmegaConf
+
+    return kind(files, tokenizer, OmegaConf.merge(defaults("data/legacy_data.yaml"), OFF, config), **more)
 
 
 def verl(source, **changes):
@@ -228,24 +211,6 @@ def xtuner_rl(source, **changes):
     loader = PromptDataloader(view)
     steps = lambda: chain.from_iterable(repeat(loader))  # noqa: E731
     return Adapter(steps, lambda: of_torch_load(loader.get_state_dict()), loader.load_state_dict, view.close)
-
-
-def stand_in_for_frameworks(patch):
-    """Let the adapters find what they import of a framework."""
-
-    class BaseDataLoader:
-        @dataclass(kw_only=True, slots=True)
-        class Config:
-            pass
-
-    def system_and_generation_prompt(*_, **__):
-        return [1], [2]
-
-    stand_in_module(patch, "tyro.conf", Suppress=object())
-    stand_in_module(patch, "torchtitan.components.data.loader", BaseDataLoader=BaseDataLoader)
-    chat_template = "verl.utils.tokenizer.chat_template"
-    stand_in_module(patch, chat_template, extract_system_prompt_and_generation=system_and_generation_prompt)
-    made_late(patch, asyncdata.integrations.torchtitan, "AsyncDataLoader")
 
 
 def made_late(patch, module, name):

@@ -1,14 +1,19 @@
-"""Chunks made by hand."""
+"""Chunks and groups made by hand, and what says how many rows a chunk has."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from asyncdata import Position, SourceLocation
+import numpy as np
+
+from asyncdata import Position, Sample, SourceLocation
 from asyncdata.delivery.chunk import Chunk
+from asyncdata.prefetch.producer import ChunkPacer
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
+
+__all__ = ("BadRow", "ChunkPacer", "Lines", "Noted", "chunk_of", "made_by_hand")
 
 START = Position()
 
@@ -64,3 +69,8 @@ def chunk_of(
             if isinstance(row, Noted):
                 out.note(number, "seen")
     return Chunk(out.finish(len(rows), 0.0), first, len(rows), Lines(path), ends_epoch=ends_epoch)
+
+
+def made_by_hand(*tokens: int, size: int = 1, **fields: Any) -> list[Sample]:
+    """A group that did not come from D."""
+    return [Sample(tokens=np.array(tokens, np.int32), **fields) for _ in range(size)]

@@ -69,7 +69,7 @@ TARGETS = {
         {"samples": 1_000_000},
         {"rss_mb_per_100k": 1, "fds": 0, "threads": 0, "children": 0, "shared_memory": 0, "temporary_files": 0},
     ),
-    "R11": Target("the interpreter ends without close()", {"exits": 100}, {"hangs": 0, "left": 0, "exit_s": 1}),
+    "R11": Target("a program ends, in whatever way", {"exits": 100}, {"hangs": 0, "left": 0, "exit_s": 1}),
     "R12": Target("restore at position 10 M; a snapshot's pause", {"position": 1e7}, {"restore_s": 1, "pause_ms": 5}),
     "R13": Target(
         "a hang is an error that names it; a row is tried twice", {"hangs": 3}, {"beyond_timeout_s": 1, "unnamed": 0}

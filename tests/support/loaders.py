@@ -28,6 +28,33 @@ def num_waiting(loader: Any) -> int:
     return len(loader._engine.coordinator._requests)  # noqa: SLF001 - nothing public counts them
 
 
+def is_wanted(loader: Any) -> bool:
+    """Whether a call waits for more than is there."""
+    return bool(loader._engine.coordinator.channel.demand)  # noqa: SLF001 - nothing public tells
+
+
+def path_waited_for(loader: Any) -> str:
+    """The file of the row that holds up all others; empty if there is none."""
+    entry = loader._engine._producer.oldest_in_flight  # noqa: SLF001 - nothing public tells before a call times out
+    return "" if entry is None or entry.location is None else entry.location(0).path
+
+
+def rows_of_parts(loader: Any) -> dict[str, int]:
+    """How many rows of each part of a mixture were tokenized."""
+    return {part.name: part.producer.pacer.total_rows for part in loader._engine._producer._parts}  # noqa: SLF001
+
+
+def windows_ahead(loader: Any) -> list[bool]:
+    """Whether each window that is being read is there."""
+    return [window.is_ready for window in loader._engine.service._producer._windows]  # noqa: SLF001
+
+
+def slots_in_use(loader: Any) -> int:
+    """How many slots of memory cannot be filled anew: they are held, or have requests under way."""
+    slots = loader._engine.executor.slots  # noqa: SLF001 - as above
+    return sum(map(any, zip(slots._is_held, slots._num_requests, strict=True)))  # noqa: SLF001
+
+
 def bad_row_at(loader: DataLoader) -> tuple[list[int], BadRowError]:
     """What is delivered one by one before a bad row stops it, and how; twice, as nothing may be passed."""
     seen = []

@@ -12,12 +12,12 @@ import pytest
 from asyncdata import DataLoader, PromptTokenizeFn, demo
 from asyncdata.cli.commands import demo as command
 from asyncdata.cli.commands.demo import compare
-from asyncdata.cli.commands.run import Delivered
-from asyncdata.cli.main import main
 from asyncdata.demo import docstring_prompts, tokenizer_folder, write_docstring_prompts
 from asyncdata.errors import ConfigError, SourceError
 from asyncdata.telemetry.reader import read
 from tests.support.commands import asyncdata_process
+from tests.support.inner import change
+from tests.support.parts import Delivered, main
 
 NUM_ROWS = 500
 
@@ -61,7 +61,7 @@ def test_a_library_of_odd_files_has_the_docstrings_that_can_be_read(tmp_path, mo
     for name, text in odd.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(text)
-    monkeypatch.setattr(demo, "_library", lambda: tmp_path)
+    change(monkeypatch, library_of_the_demo=lambda: tmp_path)
 
     assert [(row["label"], row["metadata"]) for row in docstring_prompts()] == [
         ("old", {"kind": "module", "module": "old", "line": 1}),
@@ -72,7 +72,7 @@ def test_a_library_of_odd_files_has_the_docstrings_that_can_be_read(tmp_path, mo
 def test_a_python_without_source_or_rows_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="num_rows must be at least 1, got 0"):
         write_docstring_prompts(tmp_path / "prompts.jsonl", num_rows=0)
-    monkeypatch.setattr(demo, "_library", lambda: tmp_path / "lib")
+    change(monkeypatch, library_of_the_demo=lambda: tmp_path / "lib")
     with pytest.raises(SourceError, match="AD201 no docstring was found in .*lib"):
         write_docstring_prompts(tmp_path / "prompts.jsonl")
 
@@ -135,14 +135,14 @@ def test_a_resumed_run_that_differs_is_found(resumed, first_difference):
 @pytest.fixture
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs are short, but for the steps of the one that is killed: it is not over before the kill, however late."""
-    monkeypatch.setattr(command, "_RUN_S", 1.0)
-    monkeypatch.setattr(command, "_KILL_AT", 0.0)
+    change(monkeypatch, demo_runs_s=1.0)
+    change(monkeypatch, demo_kills_at=0.0)
     run = command._delivered  # noqa: SLF001 - nothing public makes one run slower than the others
 
     def slowly(data: Path, name: str, options: Sequence[str], *is_enough: Any) -> Any:
         return run(data, name, [*options, "--step-s", "0.5"] if name == "killed" else options, *is_enough)
 
-    monkeypatch.setattr(command, "_delivered", slowly)
+    change(monkeypatch, demo_delivers=slowly)
 
 
 def test_a_killed_and_resumed_run_is_the_uninterrupted_one(tmp_path, capsys, in_a_hurry):
@@ -177,7 +177,7 @@ def test_a_demo_with_a_difference_is_status_1_and_its_numbers_are_there_for_prog
     def with_another_seed(data: Path, record: Path) -> list[str]:
         return [*words_of(data, record), *(["--seed", "43"] if "uninterrupted" in record.name else [])]
 
-    monkeypatch.setattr(command, "_run_words", with_another_seed)
+    change(monkeypatch, demo_words=with_another_seed)
 
     assert main(["demo", "--rows", str(NUM_ROWS), *options]) == 1
 

@@ -14,16 +14,12 @@ import numpy as np
 import pytest
 
 from asyncdata import DataLoader, Position, Sample
-from asyncdata.core.framing import HEADER, frame
-from asyncdata.core.messages import decode_reply
+from asyncdata.core.framing import frame
 from asyncdata.delivery.channel import Entry
-from asyncdata.delivery.chunk import Chunk
-from asyncdata.delivery.coordinator import Coordinator
-from asyncdata.delivery.ledger import DeliveryRules
-from asyncdata.tokenization.column_writer import ColumnWriter
 from tests.support.chunks import Lines
+from tests.support.executors import Client
 from tests.support.faults import until
-from tests.support.still_loader import StillLoader
+from tests.support.parts import HEADER, Chunk, ColumnWriter, Coordinator, DeliveryRules, InlineExecutor, decode_reply
 from tests.support.tokenize_fns import row_id
 
 NUM_ROWS = 4000
@@ -84,8 +80,8 @@ def calls_of_a_ready_batch(take: Callable[[], object]) -> int:
 
 def test_a_sample_is_small_and_a_look_at_its_tokens_costs_few_calls(rows):
     assert sys.getsizeof(Sample()) <= 8 * (len(Sample.__struct_fields__) + 4)
-    with StillLoader(rows, block_bytes=4096, capacity=100) as loader:
-        (sample,) = loader.take(1)
+    with full_loader(rows) as loader:
+        (sample,) = loader.get_next_batch(1)
 
         assert num_calls(lambda: sample.tokens) <= 8  # 5
         assert num_calls(lambda: sample.tokens) <= 3
@@ -108,11 +104,9 @@ def test_a_chunk_costs_as_many_calls_whatever_the_number_of_its_rows():
     assert costs[1] == costs[2] <= 100  # 86, of which 40 are for the digest
 
 
-def test_a_request_costs_as_many_calls_whatever_the_number_of_its_rows(rows):
-    with StillLoader(rows, block_bytes=1 << 14, window_blocks=8) as loader:
-        window = loader.producer._windows[0]  # noqa: SLF001
-        while not window.is_ready:
-            loader.work_on()
+@pytest.mark.asyncio
+async def test_a_request_costs_as_many_calls_whatever_the_number_of_its_rows(rows):
+    async with Client(InlineExecutor(row_id), rows, row_id).reading() as window:
         costs = [num_calls(lambda num_rows=num_rows: frame(1, window.request(0, num_rows))) for num_rows in (32, 512)]
 
     assert costs[0] == costs[1] <= 30  # 19

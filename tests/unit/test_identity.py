@@ -13,13 +13,8 @@ import pytest
 
 import asyncdata
 from asyncdata import JsonArraySource, JsonlSource, ParquetSource
-from asyncdata.core.import_path import resolve_path, tag_of
-from asyncdata.core.messages import Job
 from asyncdata.errors import ConfigError
-from asyncdata.integrations.slime.rows import SlimeTokenizeFn
-from asyncdata.loader.opened_rows import index_identity
-from asyncdata.tokenization.base import fingerprints_of
-from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
+from tests.support.parts import Job, OfTokenizer, SlimeTokenizeFn, fingerprints_of, index_identity, resolve_path, tag_of
 
 DESCRIPTIONS: dict[str, Callable[..., Any]] = {
     "asyncdata.integrations.slime_rows:SlimeTokenizeFn": SlimeTokenizeFn,

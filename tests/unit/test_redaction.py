@@ -13,12 +13,10 @@ from structlog.testing import capture_logs
 
 import asyncdata
 from asyncdata import BadRows, DataLoader, IterableSource, RowShuffle
-from asyncdata.core.errors import redacted, safe_cause
-from asyncdata.core.log import get_logger
-from asyncdata.delivery.bad_rows import _REASONS, without_text
 from asyncdata.errors import AsyncDataError, BadRowError, PrefetchTimeoutError, SourceError
 from tests.integration.bad_inputs.test_places import ELSEWHERE, FAULTS
 from tests.support.bad_inputs import deliver, prompts, with_bad
+from tests.support.parts import _REASONS, get_logger, redacted, safe_cause, without_text
 
 SECRET = "0123456789abcdefSECRET"
 SHOWING = [

@@ -1,6 +1,5 @@
 """What ``pytest`` runs without options: the quick tests, and among them an integration test of each promise."""
 
-import configparser
 import os
 import re
 import subprocess
@@ -37,24 +36,3 @@ def test_the_modules_of_faults_and_property_are_thorough_as_the_page_for_contrib
 
     assert len(modules) > 30
     assert [path.name for path in modules if not mark.search(path.read_text(encoding="utf-8"))] == []
-
-
-def test_an_environment_of_tox_runs_the_slow_tests_of_every_folder():
-    tox = configparser.ConfigParser(interpolation=None)
-    tox.read(ROOT / "tox.ini", encoding="utf-8")
-    asked = [name.strip() for name in tox["tox"]["env_list"].split(",")]
-    commands = [tox[f"testenv:{name}"]["commands"] for name in asked if f"testenv:{name}" in tox]
-    run = {folder for line in commands if re.search(r'-m "(slow)?"', line) for folder in re.findall(r"tests/\w+", line)}
-    mark = re.compile(r"\bpytest\.mark\.slow\b")
-    paths = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py") if mark.search(path.read_text())]
-
-    assert len(paths) > 5
-    assert [str(path) for path in paths if f"tests/{path.parts[1]}" not in run] == []
-
-
-def test_every_file_that_an_environment_of_tox_names_is_there():
-    text = (ROOT / "tox.ini").read_text(encoding="utf-8")
-    named = re.findall(r"tests/[\w/.]+\w", text)
-
-    assert len(named) > 15
-    assert [path for path in named if not (ROOT / path).exists()] == []

@@ -20,6 +20,7 @@ from asyncdata.core.types import Position
 from asyncdata.report.page import write_page
 from asyncdata.report.run_page import inspected_page
 from asyncdata.report.samples import Samples
+from asyncdata.tokenization.account import MAX_KEYS, NOT_WRITTEN
 from asyncdata.tokenization.chat_template.programs import seen_shapes
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
@@ -78,7 +79,8 @@ def inspect(args: SimpleNamespace, output: Output) -> int:
     dialects = list(dict.fromkeys(filter(None, map(_dialect_of, functions))))
     encodings = list(filter(None, map(_encoding_of, functions)))
     in_mass = tally.in_mass()
-    lines = _lines(total, in_mass, is_masked=args.loss_mask or samples is not None) + _template_lines(template)
+    lines = _lines(total, in_mass, is_masked=args.loss_mask or samples is not None) + tally.told_lines()
+    lines += _template_lines(template)
     lines += zip(repeat("dialect"), map(printable, dialects), strict=False)
     lines += list(dict.fromkeys(("encoder", _backend_line(encoding)) for encoding in encodings))
     if is_cut:
@@ -88,7 +90,7 @@ def inspect(args: SimpleNamespace, output: Output) -> int:
         write_page(args.html, inspected_page(titles, lines, samples))
         lines.append(("page", printable(args.html)))
     told = {"template": template, "dialects": dialects, "encoding": encodings[0] if encodings else None}
-    record: dict[str, Any] = {"total": total, **told}
+    record: dict[str, Any] = {"total": total, **told, **tally.told()}
     if in_mass:
         record["dropped_in_mass"] = in_mass
     output.put(record if args.html is None else {**record, "page": args.html}, lambda _: fields(lines))
@@ -127,16 +129,36 @@ class _Tally:
 
     def __init__(self) -> None:
         self._num_rows: Counter[tuple[str, ...]] = Counter()
+        self.not_written: Counter[str] = Counter()
+        self.unread: dict[str, dict[str, Any]] = {}
         self._dropped: dict[tuple[str, tuple[str, ...]], tuple[int, str]] = {}  # how many, and the first one
 
     def add(self, row: InspectedRow) -> None:
         """Count a row: for its file, and then for its source."""
+        lost = {name.removesuffix(NOT_WRITTEN) for name in row.notes if name.endswith(NOT_WRITTEN)}
+        self.not_written.update(lost)
+        for key, value in row.unread.items():
+            if key in self.unread or len(self.unread) < MAX_KEYS:
+                self.unread.setdefault(key, {"num_rows": 0, "row": _place(row), "value": value})["num_rows"] += 1
         reason = f"bad row {row.error.code}" if row.error is not None else row.dropped
         for owner in ((row.source_name, row.location.path), (row.source_name,)):
             self._num_rows[owner] += 1
             if reason:
                 number, example = self._dropped.get((reason, owner)) or (0, _place(row))
                 self._dropped[reason, owner] = number + 1, example
+
+    def told(self) -> dict[str, Any]:
+        """What is not written, and the keys that are not read; nothing, if there are none."""
+        both = (("not_written", self.not_written), ("unread_keys", self.unread))
+        return {name: counts for name, counts in both if counts}
+
+    def told_lines(self) -> list[tuple[str, str]]:
+        """The same for people."""
+        lost = ", ".join(f"{number:,} {name}" for name, number in self.not_written.items())
+        unread = [
+            f"{one['num_rows']:,} {key}, such as {one['row']}: {one['value']}" for key, one in self.unread.items()
+        ]
+        return [("not written", lost)] * bool(lost) + [("not read", printable(line)) for line in unread]
 
     def in_mass(self) -> list[str]:
         """What is dropped in mass: by each file, or by a source if none of its files does."""

@@ -12,6 +12,7 @@ import msgspec
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime import miles_chats
 from asyncdata.sources.row_json import python_value
+from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.encoders.transformers_tokenizer import CodedTokenizer, coded_digest, coded_folder
 from asyncdata.tokenization.functions.labelled import Draft, Drafting, RowTokenizer
@@ -220,7 +221,8 @@ class _SlimeRows(RowTokenizer):
         self._media = fn.multimodal_keys or {}
         required = {"prompt": fn.prompt_key, "label": fn.label_key}
         optional = {"metadata": fn.metadata_key, "tools": fn.tool_key, **self._media}
-        super().__init__(fn, RowReader(required, optional, allows_media=True), encoder)
+        account = Account(ignored=fn.ignore_keys)  # slime passes over all other keys
+        super().__init__(fn, RowReader(required, optional, allows_media=True, account=account), encoder)
         self._templates = templates
         self._tool_form = fn.tool_form
         self._makes_tokens = encoder is not None

@@ -18,7 +18,7 @@ from asyncdata.core.messages import Column, Tokenized
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from asyncdata.core.messages import Data, RowError
+    from asyncdata.core.messages import Data, RowError, Unread
     from asyncdata.prefetch.windows.base import Int64
 
 __all__ = ("ReadyRows",)
@@ -52,6 +52,7 @@ class _Part(NamedTuple):
     drops: dict[str, Data]
     notes: dict[str, Data]
     errors: list[RowError]
+    unread: dict[str, Unread]
 
 
 class ReadyRows:
@@ -74,6 +75,7 @@ class ReadyRows:
         self._drops: dict[str, Any] = {}
         self._notes: dict[str, Any] = {}
         self._errors: dict[int, RowError] = {}
+        self._unread: list[tuple[int, str, int, str | None]] = []
 
     def add(self, part: int, num_rows: int, samples: Tokenized | None, *, is_elsewhere: bool) -> None:
         """Copy the samples of scan number ``part``; None: its rows have text only.
@@ -81,7 +83,7 @@ class ReadyRows:
         :param is_elsewhere: whether another rank tokenized them.
         """
         if samples is None:
-            self._parts[part] = _Part(np.full(num_rows, _TEXT, np.int8), is_elsewhere, {}, {}, {}, {}, [])
+            self._parts[part] = _Part(np.full(num_rows, _TEXT, np.int8), is_elsewhere, {}, {}, {}, {}, [], {})
             return
 
         self._busy_s += 0.0 if is_elsewhere else samples.busy_s
@@ -97,7 +99,8 @@ class ReadyRows:
                 self._data += bytes(max(len(self._data), stop - len(self._data)))
             self._data[self._end : stop] = data
             self._end = stop
-        self._parts[part] = _Part(kinds, is_elsewhere, starts, sizes, samples.drops, samples.notes, samples.errors)
+        told = samples.drops, samples.notes, samples.errors, samples.unread
+        self._parts[part] = _Part(kinds, is_elsewhere, starts, sizes, *told)
 
     def arrange(self, order: Int64) -> None:
         """All scans are there: put their rows into this order."""
@@ -116,6 +119,8 @@ class ReadyRows:
             _mark(self._drops, part.drops, first, places)
             _mark(self._notes, part.notes, first, places)
             self._errors |= {int(places[first + error.row]): error for error in part.errors}
+            for key, (number, row, text) in part.unread.items():
+                self._unread.append((int(places[first + row]), key, number, text))
 
     @property
     def are_all(self) -> bool:
@@ -149,6 +154,7 @@ class ReadyRows:
             notes=_rows_of(self._notes, first, stop),
             token_sums=sums.data,
             num_elsewhere=num_elsewhere,
+            unread={key: (number, row - first, text) for row, key, number, text in self._unread if first <= row < stop},
         )
 
     def _column(self, name: str, rows: Int64) -> Column:

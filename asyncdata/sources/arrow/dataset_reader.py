@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ("ArrowFile", "ArrowReader", "Part", "write_arrow")
 
+_PIECE_BYTES = 4 << 20
+_FIRST_ROWS, _MAX_PIECE_ROWS = 16, 256  # converted at once before it is known how long they are
+
 
 class Part(msgspec.Struct, frozen=True):
     """Rows ``[start, stop)`` of an Arrow file.
@@ -52,6 +55,7 @@ class ArrowReader:
     :param indices: the parts of files with the mapping from an index to a row of ``data``; empty for the identity.
     :param sizes: bytes of each file at the start.
     :param stamps: the other recorded facts of the files, as a :class:`~asyncdata.core.messages.FileRef` each.
+    :ivar padded: the columns in which fields of structs were left out, as they are null.
     """
 
     def __init__(
@@ -71,9 +75,19 @@ class ArrowReader:
         self._indices = _Rows(indices, ["indices"], files)
         self._has_indices = bool(indices)
         self._writers: dict[int, RowWriter] = {}
+        self._piece_rows = _FIRST_ROWS
+        self.padded: set[str] = set()
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
-        return block_rows(self.texts(range(block.start, block.stop)), num_bytes, self._max_row_bytes)
+        return block_rows(self.each(range(block.start, block.stop)), num_bytes, self._max_row_bytes)
+
+    def each(self, rows: Sequence[int]) -> Iterator[bytes]:
+        """The JSON texts of these rows one by one, of which at most about ``_PIECE_BYTES`` are held."""
+        while rows:
+            texts, rows = self.texts(rows[: self._piece_rows]), rows[self._piece_rows :]
+            fitting = _PIECE_BYTES * len(texts) // max(1, sum(map(len, texts)))
+            self._piece_rows = max(1, min(_MAX_PIECE_ROWS, 4 * self._piece_rows, fitting))
+            yield from texts
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
         found = self.texts([place.offset for place in places])
@@ -93,8 +107,10 @@ class ArrowReader:
         places, found = iter(order), [b""] * len(order)
         for part, runs in groupby(self._data.runs([numbers[place] for place in order]), itemgetter(0)):
             batch = pa.concat_batches([run for _, run in runs])
-            for text in self._writer(part, batch)(batch):
+            writer = self._writer(part, batch)
+            for text in writer(batch):
                 found[next(places)] = text
+            self.padded |= writer.padded
         return found
 
     def index_pieces(self) -> Iterator[bytes]:

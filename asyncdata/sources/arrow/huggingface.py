@@ -8,12 +8,13 @@ import os
 from contextlib import closing
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from asyncdata.core.digest import canonical, digest
+from asyncdata.core.digest import canonical, digest, digest_each
 from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, redacted, safe_cause
 from asyncdata.core.extras import missing_package
 from asyncdata.core.messages import Block, FileRef, Job
@@ -27,6 +28,7 @@ from asyncdata.sources.base import Files
 from asyncdata.sources.fingerprint import stamp
 from asyncdata.sources.paths import is_saved_dataset
 from asyncdata.sources.reader import FileChangedError
+from asyncdata.sources.row_json import encode_row, json_value, without_padding
 from asyncdata.sources.stream import ExampleStream, plain_state
 
 if TYPE_CHECKING:
@@ -152,7 +154,7 @@ class DatasetBlocks(Files):
         self.files: FileRefs = [FileRef(title, sum(sizes.values()))]
         settings = {"columns": columns, "data": data, "indices": indices, "sizes": sizes, "stamps": self.refs}
         self.reader = ReaderSpec(
-            "asyncdata.sources.arrow.dataset_reader:ArrowReader", msgspec.to_builtins(settings), "huggingface"
+            "asyncdata.sources.arrow.dataset_reader:ArrowReader", msgspec.to_builtins(settings), "huggingface-2"
         )
         stored = {part.path: part.num_stored for part in data}
         num_bytes = sum(sizes[path] for path in stored) // max(1, sum(stored.values()))
@@ -206,8 +208,10 @@ class DatasetBlocks(Files):
             slack_bytes=0,
         )
         reader = ArrowReader(job, **settings | {"stamps": []})  # of whatever they are now
+        num_bytes = sum(settings["sizes"].values())
         try:
-            texts = reader.texts(_sampled(self.extent))
+            texts = reader.each(_sampled(self.extent))
+            rows = digest_each(chain((str(self.extent), str(num_bytes)), texts))
             indices = blake2b(digest_size=16)
             for piece in reader.index_pieces():
                 indices.update(piece)
@@ -215,9 +219,8 @@ class DatasetBlocks(Files):
             raise SourceChangedError(str(error)) from error
         finally:
             reader.close()
-        num_bytes = sum(settings["sizes"].values())
         listed = [
-            ["rows", num_bytes, digest(str(self.extent), str(num_bytes), *texts)],
+            ["rows", num_bytes, rows],
             ["indices", 8 * self.extent if settings["indices"] else 0, indices.hexdigest()],
         ]
         whole = digest(canonical(listed), canonical(settings["columns"]))
@@ -364,6 +367,7 @@ class DatasetStream(ExampleStream):
     on seed and epoch.
 
     :param columns: the columns of an example; None: all.
+    :ivar padded: columns in which fields of structs were left out, as they are null.
     :raises ConfigError: for a dataset with a shuffle buffer: its ``state_dict()`` does not contain the rows in the
         buffer, so a restart would lose them.
     """
@@ -381,6 +385,10 @@ class DatasetStream(ExampleStream):
 
         dataset = dataset if columns is None else dataset.select_columns(list(columns))
         self._dataset = _undecoded(dataset)
+        features = self._dataset.features or {}
+        self._jsons = {name: feature for name, feature in features.items() if "Json(" in repr(feature)}
+        self._is_of_arrow = "ArrowExamplesIterable" in str(self._pipeline)
+        self.padded = set[str]()
 
     def read(
         self, order: StreamOrder, epoch: int, state: dict[str, Any] | None, check: Callable[[], object]
@@ -391,6 +399,19 @@ class DatasetStream(ExampleStream):
         if state["dataset"] is not None:
             dataset.load_state_dict(state["dataset"])
         yield from self.rows(iter(dataset), state["number"], state, partial(_state_now, dataset), check)
+
+    def _text(self, example: Any, number: int) -> bytes:
+        """As the base class says, with the values of ``Json()``, and without the nulls that Arrow has added."""
+        if self._jsons:
+            example = {name: _parsed(value, self._jsons.get(name)) for name, value in example.items()}
+        text = super()._text(example, number)
+        if not self._is_of_arrow or b":null" not in text:
+            return text
+
+        found = {name: without_padding(value) for name, value in example.items()}
+        if not self.padded:
+            self.padded = {name for name in found if encode_row(found[name]) != encode_row(example[name])}
+        return super()._text(found, number)
 
     def fingerprint(self) -> dict[str, Any]:
         """The description of the dataset: its name, features, shards and transformations.
@@ -434,3 +455,15 @@ def _undecoded(dataset: datasets.IterableDataset) -> datasets.IterableDataset:
 
     undecoded: datasets.IterableDataset = decode(False)
     return undecoded
+
+
+def _parsed(value: Any, feature: Any) -> Any:
+    """A value that is stored by ``feature``, with the values of JSON texts in it."""
+    if type(feature).__name__ == "Json":  # older releases have none
+        return json_value(value)
+
+    if isinstance(value, dict) and isinstance(feature, dict):
+        return {key: _parsed(item, feature.get(key)) for key, item in value.items()}
+
+    inner = getattr(feature, "feature", None)
+    return [_parsed(item, inner) for item in value] if inner is not None and isinstance(value, list) else value

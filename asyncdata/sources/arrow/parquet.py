@@ -136,7 +136,7 @@ class ParquetBlocks(Files):
         super().__init__([file.file for file in files], max_row_bytes, stores)
         self.reads_single_rows = False  # a row costs a pass over its row group up to it
         settings = {"columns": columns, "footers": [file.digest for file in files]}
-        self.reader = ReaderSpec(_REMOTE_READER if stores else _READER, settings, "parquet")
+        self.reader = ReaderSpec(_REMOTE_READER if stores else _READER, settings, "parquet-2")
         rows = np.array([number for file in files for number in file.group_rows], np.int64)
         guessed = np.array([size for file in files for size in file.group_bytes(columns)], np.int64)
         pieces = np.clip(-(-guessed // block_bytes), 1, reads_per_group)

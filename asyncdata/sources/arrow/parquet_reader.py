@@ -28,7 +28,7 @@ __all__ = ("MAGIC", "ParquetFile", "ParquetReader", "footer_digest", "footer_len
 MAGIC = b"PAR1"
 _READ_BYTES = 256 * 1024  # of a column at a time: of a row group that is left early, the rest is not read
 _BATCH_BYTES = 4 << 20
-_MAX_BATCH_ROWS = 1024
+_MAX_BATCH_ROWS = 256  # decoded at once before it is known how long they are
 _HELD_BYTES = 64 << 20
 
 
@@ -40,6 +40,7 @@ class ParquetReader:
 
     :param columns: the columns to read, in the order of a row's keys.
     :param footers: the digest of each file's footer at the start.
+    :ivar padded: the columns in which fields of structs were left out, as they are null.
     """
 
     def __init__(self, job: Job, columns: list[str], footers: list[str], python_values: bool = False) -> None:
@@ -52,6 +53,7 @@ class ParquetReader:
         self._pass: _Pass | None = None
         self._held: dict[tuple[int, int], pa.Table] = {}  # row groups, the least recently used first
         self._too_large: set[tuple[int, int]] = set()
+        self.padded: set[str] = set()
 
     def _opened(self, file_id: int) -> ParquetFile:
         return _LocalFile(self._files[file_id], self._columns, self._footers[file_id], self._python_values)
@@ -61,8 +63,10 @@ class ParquetReader:
         group = file.group_of(block.start)
         with _naming(file, group):
             batches = self._pass_over(file, group, block.start).rows(block.start, block.stop)
-            rows = [row for batch in batches for row in file.write(batch)]
-        return block_rows(rows, num_bytes, self._max_row_bytes)
+            rows = (row for batch in batches for row in file.write(batch))
+            found = block_rows(rows, num_bytes, self._max_row_bytes)
+        self.padded |= file.write.padded
+        return found
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
         """As the protocol says. Rows of one row group are read in one pass, or from memory if the group is small."""
@@ -88,11 +92,11 @@ class ParquetReader:
         file = self._file(file_id)
         with _naming(file, group):
             held, first = self._held_group(file_id, group, file), file.first_row(group)
-            if held is None:
+            if held is None:  # one by one: a row holds the memory of all that were decoded with it
                 passed = self._pass_over(file, group, rows[0])
-                batches = [batch for row in rows for batch in passed.rows(row, row + 1)]
-            else:
-                batches = [batch for row in rows for batch in held.slice(row - first, 1).to_batches()]
+                return [text for row in rows for batch in passed.rows(row, row + 1) for text in file.write(batch)]
+
+            batches = [batch for row in rows for batch in held.slice(row - first, 1).to_batches()]
             return file.write(pa.concat_batches(batches))
 
     def _pass_over(self, file: ParquetFile, group: int, row: int) -> _Pass:
@@ -169,12 +173,26 @@ class ParquetFile(ABC):
         return self._ends[group - 1] if group else 0
 
     def batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a row group."""
-        num_rows = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // max(1, self._row_bytes[group])))
-        found: Iterator[pa.RecordBatch] = self.opened(group).iter_batches(
-            num_rows, row_groups=[group], columns=self._columns, use_threads=False
-        )
-        return found
+        """The rows of a row group, in batches of at most about twice ``_BATCH_BYTES``, or of one row.
+
+        The footer does not tell how long rows are: a text that is repeated is stored once. If a batch is too large, the
+        row group is decoded again, fewer rows at a time.
+        """
+        opened, num_done, is_done = self.opened(group), 0, False
+        while not is_done:
+            num_rows = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // max(1, self._row_bytes[group])))
+            num_passed, is_done = 0, True
+            for batch in opened.iter_batches(num_rows, row_groups=[group], columns=self._columns, use_threads=False):
+                num_passed += batch.num_rows
+                num_bytes = batch.get_total_buffer_size()
+                if num_bytes > 2 * _BATCH_BYTES and batch.num_rows > 1:
+                    self._row_bytes[group] = max(2 * self._row_bytes[group], num_bytes // batch.num_rows)
+                    is_done = False
+                    break
+
+                if num_passed > num_done:
+                    yield batch.slice(max(0, num_done - num_passed + batch.num_rows))
+                    num_done = num_passed
 
     @abstractmethod
     def opened(self, group: int) -> Any:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.sources.reader import BlockRows
-from asyncdata.sources.row_json import BYTES, PAIRS, encode_row
+from asyncdata.sources.row_json import BYTES, PAIRS, encode_row, json_value, without_padding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
 
@@ -26,7 +26,13 @@ __all__ = ("RowWriter", "block_rows", "is_same_form", "shown_type")
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _encode = msgspec.json.Encoder().encode
-_encode_raw = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
+
+
+def _shown(value: Any) -> Any:
+    return json.loads(bytes(value)) if isinstance(value, msgspec.Raw) else str(value)
+
+
+_encode_raw = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_shown).encode
 
 
 class RowWriter:
@@ -35,7 +41,8 @@ class RowWriter:
     ====================================  ==========================================================================
     Arrow                                 JSON
     ====================================  ==========================================================================
-    null, boolean, string, struct, list   themselves; a null stays a key of its row
+    null, boolean, string, struct, list   themselves; a null stays a key of its row, and an item of its list
+    struct in a list, or in a map         an object without its fields that are null: they are fields of other rows
     integer                               all its digits
     float                                 shortest text that reads back the same; ``NaN``, ``Infinity``, ``-Infinity``
     decimal, UUID                         text
@@ -43,6 +50,7 @@ class RowWriter:
     duration                              seconds, a number
     binary                                base64 text
     map                                   an object where its keys are text, else a list of ``[key, value]``
+    JSON                                  the value that its text stands for; text that is no JSON stays text
     dictionary, extension                 what it stands for, what it is stored as
     ====================================  ==========================================================================
 
@@ -50,13 +58,19 @@ class RowWriter:
 
     :param schema: the schema of the batches.
     :param columns: the indices of the columns to use, in the order of a row's keys.
-    :param python_values: binary and maps are written so that ``row_json.python_value`` makes Python's values of them.
+    :param python_values: binary and maps are written so that ``row_json.python_value`` makes Python's values of them;
+        nulls and JSON are left as they are.
+    :ivar padded: the columns in which fields were left out.
     :raises TypeError: for a type that cannot be written as JSON; the message names its column.
     """
 
     def __init__(self, schema: pa.Schema, columns: Sequence[str], *, python_values: bool = False) -> None:
         self._names = tuple(columns)
         self._columns = [_Column(name, schema.field(name).type, python_values) for name in columns]
+
+    @property
+    def padded(self) -> set[str]:
+        return {column.name for column in self._columns if column.is_padded}
 
     def __call__(self, batch: pa.RecordBatch) -> list[bytes]:
         """The text of each row."""
@@ -89,9 +103,11 @@ class _Column:
         import pyarrow as pa
 
         self.name = name
+        self.is_padded = False
         self._stored = _stored_type(kind)
         try:
             self._plain = _plain_type(self._stored)
+            self._may_pad = not python_values and self._plain.num_fields > 0
             self._fix = _fixer(self._stored, python_values)
             self.plain(pa.nulls(1, kind))
         except (TypeError, pa.ArrowException) as error:
@@ -107,6 +123,9 @@ class _Column:
     def values(self, plain: pa.Array) -> list[Any]:
         """The values; raises UnicodeDecodeError for text that is none."""
         found: list[Any] = plain.to_pylist()
+        if self._may_pad and _has_padding(plain):
+            found, given = list(map(without_padding, found)), found
+            self.is_padded = self.is_padded or found != given
         fix = self._fix
         return found if fix is None else [value if value is None else fix(value) for value in found]
 
@@ -115,11 +134,12 @@ class _Column:
         plain = self.plain(values)
         (found,) = plain.cast(_binary_type(self._plain)).to_pylist()
         value = _unescaped(found, self._plain)
+        value = without_padding(value) if self._may_pad else value
         return value if value is None or self._fix is None else self._fix(value)
 
 
-def block_rows(rows: Sequence[bytes], num_bytes: int, max_row_bytes: int) -> BlockRows:
-    """The reply of a reader for a block with ``rows``: as many of them as fit into ``num_bytes``."""
+def block_rows(rows: Iterable[bytes], num_bytes: int, max_row_bytes: int) -> BlockRows:
+    """The reply of a reader for a block with ``rows``: as many as fit into ``num_bytes``; no others are held."""
     starts, lengths, kept, size = array("i"), array("i"), [], 0
     for row in rows:
         length = len(row)
@@ -136,7 +156,7 @@ def block_rows(rows: Sequence[bytes], num_bytes: int, max_row_bytes: int) -> Blo
         starts.append(size)
         kept.append(row)
         size += length
-    return BlockRows(b"".join(kept), starts, lengths, array("i", range(len(rows))), 0)
+    return BlockRows(b"".join(kept), starts, lengths, array("i", range(len(lengths))), 0)
 
 
 def _unescaped(value: Any, kind: pa.DataType) -> Any:
@@ -177,6 +197,9 @@ def _fixer(kind: pa.DataType, python_values: bool) -> Fix:
     if pa.types.is_duration(kind):
         per_second = _PER_SECOND[kind.unit]
         return lambda value: value / per_second
+
+    if _is_json(kind):
+        return None if python_values else json_value
 
     if pa.types.is_struct(kind):
         return _struct_fixer({field.name: _fixer(field.type, python_values) for field in kind})
@@ -221,7 +244,7 @@ def _struct_fixer(fixers: dict[str, Fix]) -> Fix:
     if not wanted:
         return None
 
-    return lambda value: {**value, **{name: fix(value[name]) for name, fix in wanted if value[name] is not None}}
+    return lambda value: {**value, **{name: fix(value[name]) for name, fix in wanted if value.get(name) is not None}}
 
 
 def _list_fixer(fix: Fix) -> Fix:
@@ -271,6 +294,21 @@ def _is_finite(value: Any) -> bool:
     return all(map(_is_finite, value)) if isinstance(value, list | tuple) else True
 
 
+def _has_padding(values: pa.Array, *, is_inner: bool = False) -> bool:
+    """Whether a struct in a list or a map has a field that is null. May be True if only another row has one."""
+    kind = values.type
+    if not kind.num_fields:
+        return False
+
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        fields = (values.field(number) for number in range(kind.num_fields))
+        return any((is_inner and field.null_count) or _has_padding(field, is_inner=is_inner) for field in fields)
+
+    return _has_padding(values.items if pa.types.is_map(kind) else values.values, is_inner=True)
+
+
 # Types
 
 
@@ -284,9 +322,12 @@ def is_same_form(a: pa.DataType, b: pa.DataType) -> bool:
     """Whether values of both types have the same form in JSON. A column of nulls only matches any type."""
     import pyarrow as pa
 
-    a, b = _plain_type(_stored_type(a)), _plain_type(_stored_type(b))
+    a, b = _stored_type(a), _stored_type(b)
     if pa.types.is_null(a) or pa.types.is_null(b) or a == b:
         return True
+
+    if _is_json(a) or _is_json(b):
+        return _is_json(a) and _is_json(b)
 
     if _is_list(a) and _is_list(b):
         return is_same_form(a.value_type, b.value_type)
@@ -298,8 +339,9 @@ def is_same_form(a: pa.DataType, b: pa.DataType) -> bool:
     if pa.types.is_map(a) and pa.types.is_map(b):
         return is_same_form(a.key_type, b.key_type) and is_same_form(a.item_type, b.item_type)
 
+    a, b = _plain_type(a), _plain_type(b)
     kinds = (pa.types.is_integer, pa.types.is_floating, _is_text, _is_bytes)
-    return any(is_kind(a) and is_kind(b) for is_kind in kinds)
+    return a == b or any(is_kind(a) and is_kind(b) for is_kind in kinds)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -314,6 +356,13 @@ def _is_text(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    """Whether it is text that stands for a JSON value, as of ``Json()`` of datasets."""
+    import pyarrow as pa
+
+    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json"
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -348,7 +397,8 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
-        return kind if kind.extension_name == "arrow.uuid" else _stored_type(kind.storage_type)
+        is_kept = kind.extension_name == "arrow.uuid" or _is_json(kind)
+        return kind if is_kept else _stored_type(kind.storage_type)
 
     if pa.types.is_dictionary(kind):
         return _stored_type(kind.value_type)
@@ -370,7 +420,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
         return pa.int64() if types.is_duration(kind) else pa.string()
 
-    if types.is_decimal(kind) or types.is_string_view(kind):
+    if types.is_decimal(kind) or types.is_string_view(kind) or _is_json(kind):
         return pa.string()
 
     if types.is_binary_view(kind):

@@ -19,7 +19,7 @@ import re
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.tokenization.chat_template.conversation import Conversation, guarded, parsed
+from asyncdata.tokenization.chat_template.conversation import Conversation
 from asyncdata.tokenization.chat_template.programs import Shapes
 from asyncdata.tokenization.chat_template.texts import Texts
 from asyncdata.tokenization.rows import RowFault
@@ -63,38 +63,22 @@ class ChatSpans:
     ) -> tuple[str, list[Span]]:
         """The chat as text, and the blocks of the assistant messages with the indices ``trained``.
 
-        If the template rejects arguments of tool calls that are JSON text, they are decoded to objects.
-
         :raises RowFault: if the template rejects the chat, or the blocks cannot be located.
         """
+        messages = self.template.fitted(messages)
         parts = self._shapes.texts(messages, tools, tuple(trained))
         if parts is None:
-            try:
-                return self.asked(messages, tools, trained)
-            except RowFault as fault:
-                return self._asked_with_objects(fault, messages, tools, trained)
+            return self.asked(messages, tools, trained)
 
         borders = list(accumulate(map(len, parts)))
         return "".join(parts), list(zip(borders[:-1:2], borders[1::2], strict=True))
-
-    def _asked_with_objects(
-        self, fault: RowFault, messages: list[Message], tools: list[Message] | None, trained: list[int]
-    ) -> tuple[str, list[Span]]:
-        chat = parsed(messages) if fault.code == "AD412" else None
-        if chat is None:
-            raise fault
-
-        try:
-            return self(chat, tools, trained)
-        except RowFault as other:
-            raise (fault if other.code == fault.code else other) from None
 
     def prompt(self, messages: list[Message], tools: list[Message] | None) -> str:
         """The chat as a prompt for its next message.
 
         :raises RowFault: if the template rejects it.
         """
-        return self.template.rendered(guarded(messages), tools, add_generation_prompt=True)
+        return self.template.rendered(self.template.fitted(messages), tools, add_generation_prompt=True)
 
     def has_stop(self, text: str, blocks: list[Span]) -> bool:
         """Whether a block ends with a stop token; True if there are no blocks."""
@@ -106,8 +90,8 @@ class ChatSpans:
     def asked(
         self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]
     ) -> tuple[str, list[Span]]:
-        """The same as a call, by rendering this chat."""
-        chat = Conversation(self.template, guarded(messages), tools, self._texts)
+        """The same as a call, by rendering this chat, which is fitted."""
+        chat = Conversation(self.template, messages, tools, self._texts)
         return chat.text, self._blocks(chat, trained)
 
     def proven(self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]) -> Program:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from asyncdata.tokenization.rows import RowFault, decode_value
+from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat
     from asyncdata.tokenization.chat_template.template import ChatTemplate
     from asyncdata.tokenization.chat_template.texts import Texts
     from asyncdata.tokenization.spans import Span
 
-__all__ = ("Conversation", "conversation_of", "guarded", "parsed")
+__all__ = ("Conversation",)
 
 Message = dict[str, Any]
 
@@ -135,76 +132,3 @@ class Conversation:
             return self._template.rendered(messages, self._tools, **variables)
         except RowFault:  # it renders the whole chat, so it rejects only this part
             return None
-
-
-def conversation_of(template: ChatTemplate, messages: list[Message], tools: Any, texts: Texts) -> Conversation:
-    """The chat, with arguments of tool calls in the form that the template accepts.
-
-    :raises RowFault: if the template rejects the chat.
-    """
-    try:
-        return Conversation(template, guarded(messages), tools, texts)
-    except RowFault:
-        chat = parsed(messages)
-        if chat is None:
-            raise
-
-        return Conversation(template, chat, tools, texts)
-
-
-class _JsonText(str):
-    """Arguments as text that cannot be iterated: a template that iterates over them needs the object."""
-
-    __slots__ = ()
-
-    def __iter__(self) -> Iterator[str]:
-        """next() raises, but iter() does not, because templates may test whether a value is iterable."""
-        return map(_refuse, str.__iter__(self))
-
-
-def _refuse(_: str) -> NoReturn:
-    raise TypeError("the arguments of a tool call are text, and the template wants an object")
-
-
-def guarded(messages: list[Message]) -> list[Message]:
-    """The chat with guarded arguments: a template that iterates over the characters of text fails."""
-    return _changed(messages, _JsonText)
-
-
-def parsed(messages: list[Message]) -> list[Message] | None:
-    """The chat with the objects of arguments that are JSON text; None if there are no such arguments."""
-    found = _changed(messages, _object)
-    return None if found is messages else found
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        value = decode_value(text.encode())
-    except (RowFault, UnicodeEncodeError):
-        return None
-
-    return value if isinstance(value, dict) else None
-
-
-def _changed(messages: list[Message], change: Callable[[str], Any]) -> list[Message]:
-    """The chat with ``change`` applied to text arguments; the same object if it returns None for all."""
-    changed = []
-    for message in messages:
-        calls = message.get("tool_calls")
-        found = [_call(call, change) for call in calls] if isinstance(calls, list) else []
-        is_same = all(map(operator.is_, found, calls or ()))
-        changed.append(message if is_same else {**message, "tool_calls": found})
-    return messages if all(map(operator.is_, changed, messages)) else changed
-
-
-def _call(call: Any, change: Callable[[str], Any]) -> Any:
-    """The changed call. Its arguments are its own key, or a key of its function."""
-    if not isinstance(call, dict):
-        return call
-
-    inner = _call(call["function"], change) if isinstance(call.get("function"), dict) else None
-    if inner is not None and inner is not call["function"]:
-        call = {**call, "function": inner}
-    arguments = call.get("arguments")
-    made = change(arguments) if isinstance(arguments, str) else None
-    return call if made is None else {**call, "arguments": made}

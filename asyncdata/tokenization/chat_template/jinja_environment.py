@@ -116,9 +116,12 @@ def _tojson(
 
 
 def normalized(message: Message) -> Message:
-    """A message as templates expect it: without null values, and with its reasoning under each of its names."""
+    """A message as templates expect it: without nulls but its content, and with its reasoning under each of its names.
+
+    A null content is left only if the template writes it right: see ``calls``.
+    """
     if None in message.values():
-        message = {key: value for key, value in message.items() if value is not None}
+        message = {key: value for key, value in message.items() if value is not None or key == "content"}
     if _ARE_REASONING.isdisjoint(message):
         return message
 

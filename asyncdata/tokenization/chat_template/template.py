@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.shortage import raise_if_shortage
+from asyncdata.tokenization.chat_template.calls import Fitting
 from asyncdata.tokenization.chat_template.jinja_environment import Generation, make_environment, normalized
 from asyncdata.tokenization.chat_template.programs import NOTHING_PROVEN, Shapes
 from asyncdata.tokenization.rows import RowFault
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
 
     from asyncdata.tokenization.chat_template.programs import Program
     from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat, SymbolicTemplate
@@ -50,7 +51,9 @@ class ChatTemplate:
     :param source: the template's text.
     :param variables: the variables of every rendering: the special tokens, and those of the user.
     :param today: the time for ``strftime_now``. The time of the clock would give other tokens for a row tomorrow.
+    :ivar fitted: brings a chat into the form that the template writes right.
     :ivar has_generation: whether it has ``{% generation %}`` blocks.
+    :ivar not_written: what it does not write of chats; None: it was not tried yet.
     :raises ConfigError: if it is not a valid template, or needs ``today``.
     """
 
@@ -61,10 +64,8 @@ class ChatTemplate:
                 "today='2026-01-31', or chat_template_kwargs={'date_string': '31 Jan 2026'}"
             )
 
-        environment = make_environment(ImmutableSandboxedEnvironment)
         try:
-            _check_size(source, environment)
-            self._template = environment.from_string(source)
+            self._template, self.has_generation = _compiled(source)
         except TemplateSyntaxError as error:
             raise ConfigError(
                 f"AD411 the chat template's line {error.lineno} is not valid Jinja: {error.message}"
@@ -76,14 +77,14 @@ class ChatTemplate:
                 f"AD411 the chat template cannot be compiled: {type(error).__name__}: {error}; pass another template"
             ) from error
 
-        generation: Any = environment.extensions[Generation.identifier]
-        self.has_generation: bool = generation.is_used
         self._variables = {"documents": None, "add_generation_prompt": False, **variables}
         if today is not None:
             self._variables.setdefault("strftime_now", today.strftime)
+        self.not_written: list[str] | None = None
         self._source = source
         self._symbolic: SymbolicTemplate | None = None
         self._shapes = Shapes(self._prove)
+        self.fitted = Fitting(self.rendered)
 
     def names(self, word: str) -> bool:
         """Whether its text has this word: without it, the template cannot write what is under this key."""
@@ -95,11 +96,12 @@ class ChatTemplate:
         :param tools: schemas of the tools that the model may call; an empty list is not the same as none.
         :raises RowFault: if the template rejects the chat, or fails.
         """
+        messages = self.fitted(messages)
         texts = self._shapes.texts(messages, tools)
         return self.rendered(messages, tools) if texts is None else texts[0]
 
     def rendered(self, messages: Iterable[Message], tools: list[Message] | None = None, **variables: Any) -> str:
-        """The chat as text, by the template itself.
+        """The chat as text, by the template itself, as ``fitted`` gives it.
 
         :param variables: override the template's own; ``generation_marks`` is a pair of strings to write around the
             text of its ``{% generation %}`` blocks.
@@ -152,6 +154,18 @@ class ChatTemplate:
     def _prove(self, messages: list[Message], tools: list[Message] | None, _: object) -> Program:
         program = self.proven(messages, tools, lambda chat: ([chat.rendered(chat.messages, chat.tools)], ()))
         return program.checked(messages, tools, lambda: [self.rendered(messages, tools)])
+
+
+@lru_cache(16)
+def _compiled(source: str) -> tuple[Template, bool]:
+    """The template, and whether it has generation blocks; once, whatever its variables are, which rows may have."""
+    environment = make_environment(ImmutableSandboxedEnvironment)
+    _check_size(source, environment)
+    template, generation = (
+        environment.from_string(source),
+        cast("Generation", environment.extensions[Generation.identifier]),
+    )
+    return template, generation.is_used
 
 
 def choose_templates(templates: Mapping[str, str], chosen: str | None = None) -> tuple[str, str]:

@@ -33,11 +33,14 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
     :param messages_key: the key of a row's messages: a list, or that list as JSON text.
+    :param label_key: the key of a row's label, any JSON value, such as that of KTO; every row must have one. None: no
+        labels.
     :param dialect: the form of all rows: ``messages``, ``sharegpt`` (``conversations`` of ``from`` and ``value``),
         ``alpaca`` (``instruction``, ``input``, ``output``), ``prompt_completion`` (two lists of messages, or two texts
-        that no template renders; the second is trained), or two texts that are a question and its answer:
-        ``prompt_response``, ``query_response``, ``question_answer``. None: a loader recognises it by the first row of
-        its source; it is ``messages`` with ``messages_key`` or a ``processor``.
+        that no template renders; the second is trained), ``xlam`` (``query``, and calls in ``answers``), or two texts
+        that are a question and its answer: ``prompt_response``, ``query_response``, ``query_answer``,
+        ``question_answer``, ``question_response``, ``instruction_response`` (``context``). None: a loader recognises it
+        by the first row of its source; it is ``messages`` with ``messages_key`` or a ``processor``.
     :param dialect_keys: the row's own names of keys of the dialect, such as ``{"question": "ask"}``.
     :param dialect_row: the row by which a loader recognised the dialect. Loaders set it.
     :param processor: what makes pixels of pictures: a :class:`~asyncdata.Processor`, or its folder. None: a row with
@@ -50,6 +53,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tag: ClassVar[str] = "asyncdata.tokenization.chat:ChatTokenizeFn"
 
     messages_key: Name = "messages"
+    label_key: Name | None = None
     dialect: str | None = None
     dialect_keys: dict[Name, Name] = {}
     dialect_row: str | None = None
@@ -103,7 +107,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
         keys = {"messages": self.messages_key} if self.dialect in (None, "messages") else self.dialect_keys
-        args = self, self.dialect or "messages", keys, self.train_on, self.dialect_row or ""
+        args = self, self.dialect or "messages", keys, self.train_on, self.dialect_row or "", self.label_key
         if self._adopted is None:
             return PairsOfTexts(*args) if self.may_be_text else Chats(*args)
 

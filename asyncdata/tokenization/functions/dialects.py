@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import unknown_setting
 from asyncdata.tokenization.row_fields import TURN_FLAGS, RowReader
-from asyncdata.tokenization.rows import RowFault, decode_object, decode_value, json_type
+from asyncdata.tokenization.rows import RowFault, decode_object, decode_value, json_type, missing_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from asyncdata.tokenization.account import Account
     from asyncdata.tokenization.column_writer import Buffer
 
 __all__ = ("DIALECTS", "Dialect", "DialectReader", "check_dialect", "fitting", "own_keys")
@@ -28,6 +29,7 @@ Chat = tuple[list[Message], int]
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant"}
 _ROLES |= {"system": "system", "observation": "tool", "function_response": "tool", "tool": "tool"}
 _CALLS = ("function_call", "tool_call")
+_SYSTEMS = ("system", "system_prompt")
 
 
 class Dialect(NamedTuple):
@@ -53,7 +55,7 @@ def _share_gpt(row: RowReader, fields: Fields, raw: Buffer) -> Chat:
         raise row.wrong_type("conversations", "a list of turns", turns, raw)
 
     messages = [_turn(row, f"conversations[{number}]", turn, raw) for number, turn in enumerate(turns)]
-    return _system(row, fields, raw) + messages, 0
+    return _with_system(row, fields, messages, raw), 0
 
 
 def _turn(row: RowReader, name: str, turn: Any, raw: Buffer) -> Message:
@@ -68,9 +70,11 @@ def _turn(row: RowReader, name: str, turn: Any, raw: Buffer) -> Message:
     if not isinstance(value, str):
         raise RowFault("AD111", f"{row.name(name)}: 'value' must be a string, got {json_type(value)}", raw)
 
+    if len(turn) > 2 and row.account is not None:
+        row.account.refuse_turn(turn, row.name(name), raw)
     flags: Message = {key: turn[key] for key in TURN_FLAGS if key in turn}
     if said in _CALLS:
-        return {"role": "assistant", "content": "", "tool_calls": _calls(row, name, value, raw), **flags}
+        return {**_calling(row, name, value, raw), **flags}
 
     if said not in _ROLES:
         roles = ", ".join((*_ROLES, *_CALLS))
@@ -79,31 +83,38 @@ def _turn(row: RowReader, name: str, turn: Any, raw: Buffer) -> Message:
     return {"role": _ROLES[said], "content": value, **flags}
 
 
-def _calls(row: RowReader, name: str, value: str, raw: Buffer) -> list[Message]:
-    """The calls in the text of a turn: an object with ``name`` and ``arguments``, or a list of them."""
-    found = decode_value(value.encode("utf-8", "surrogatepass"), raw)
+def _calling(row: RowReader, name: str, value: Any, raw: Buffer) -> Message:
+    """The turn with the calls of a value, or of its text: an object with ``name`` and ``arguments``, or such a list."""
+    found = decode_value(value.encode("utf-8", "surrogatepass"), raw) if isinstance(value, str) else value
     calls = found if isinstance(found, list) else [found]
     if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
         raise RowFault("AD111", f"{row.name(name)}: a call must be JSON with 'name' and 'arguments'", raw)
 
-    return [
+    made = [
         {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments", {})}}
         for call in calls
     ]
+    return {"role": "assistant", "content": "", "tool_calls": made}
 
 
-def _texts(row: RowReader, fields: Fields, raw: Buffer, *, asks: str, says: str) -> Chat:
-    """A question and its answer, after the pairs of ``history``; of Alpaca with an ``input`` on a line of its own."""
+def _texts(row: RowReader, fields: Fields, raw: Buffer, *, asks: str, says: str, more: str = "") -> Chat:
+    """A question and its answer, after the pairs of ``history``; with what is under ``more`` on a line of its own."""
     history = fields.get("history") or []
     if not isinstance(history, list) or not all(isinstance(turn, list) and len(turn) == 2 for turn in history):
         raise row.wrong_type("history", "a list of pairs of a question and its answer", history, raw)
 
-    more = fields.get("input")
-    asked = row.text(asks, fields[asks], raw) + (f"\n{row.text('input', more, raw)}" if more else "")
+    added = fields.get(more)
+    asked = row.text(asks, fields[asks], raw) + (f"\n{row.text(more, added, raw)}" if added else "")
     texts = [row.text("history", text, raw) for pair in history for text in pair]
     texts += [asked, row.text(says, fields[says], raw)]
     messages = [{"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(texts)]
-    return _system(row, fields, raw) + messages, 0
+    return _with_system(row, fields, messages, raw), 0
+
+
+def _xlam(row: RowReader, fields: Fields, raw: Buffer) -> Chat:
+    asked = {"role": "user", "content": row.text("query", fields["query"], raw)}
+    messages = [asked, _calling(row, "answers", fields["answers"], raw)]
+    return _with_system(row, fields, messages, raw), 0
 
 
 def _prompt_completion(row: RowReader, fields: Fields, raw: Buffer) -> Chat:
@@ -115,27 +126,35 @@ def _prompt_completion(row: RowReader, fields: Fields, raw: Buffer) -> Chat:
     return prompt + row.messages("completion", fields["completion"], raw), len(prompt)
 
 
-def _system(row: RowReader, fields: Fields, raw: Buffer) -> list[Message]:
-    text = fields.get("system")
-    return [{"role": "system", "content": row.text("system", text, raw)}] if text else []
+def _with_system(row: RowReader, fields: Fields, messages: list[Message], raw: Buffer) -> list[Message]:
+    """The chat after the row's system texts; one that the chat begins with is not repeated."""
+    texts = dict.fromkeys(row.text(key, fields[key], raw) for key in _SYSTEMS if fields.get(key))
+    before: list[Message] = [{"role": "system", "content": text} for text in texts]
+    begins = [{key: turn[key] for key in ("role", "content")} for turn in messages[:1]] == before
+    return messages if begins else before + messages
 
 
-def _pair(asks: str, says: str, *more: str) -> Dialect:
-    return Dialect((asks, says), partial(_texts, asks=asks, says=says), (*more, "system", "history"))
+def _pair(asks: str, says: str, more: str = "") -> Dialect:
+    keys = (*_SYSTEMS, "history", *filter(None, [more]))
+    return Dialect((asks, says), partial(_texts, asks=asks, says=says, more=more), keys)
 
 
 DIALECTS: dict[str, Dialect] = {
     "messages": Dialect(("messages",), _messages),
-    "sharegpt": Dialect(("conversations",), _share_gpt, ("system",)),
+    "sharegpt": Dialect(("conversations",), _share_gpt, _SYSTEMS),
     "alpaca": _pair("instruction", "output", "input"),
     "prompt_completion": Dialect(("prompt", "completion"), _prompt_completion),
     "prompt_response": _pair("prompt", "response"),
     "query_response": _pair("query", "response"),
     "question_answer": _pair("question", "answer"),
+    "query_answer": _pair("query", "answer"),
+    "question_response": _pair("question", "response"),
+    "instruction_response": _pair("instruction", "response", "context"),
+    "xlam": Dialect(("query", "answers"), _xlam, _SYSTEMS),
 }
 """The forms that can be named, and that are recognised."""
 
-_PAIRS = {"prompt_response", "query_response", "question_answer"}
+_PAIRS = frozenset(name for name, each in DIALECTS.items() if len(each.required) == 2) - {"alpaca", "prompt_completion"}
 """Such columns often stand beside a chat, and are then no other form of it: a row of both is of the chat's dialect."""
 
 
@@ -178,20 +197,31 @@ class DialectReader(RowReader):
     :param keys: the row's own names of some keys of the dialect.
     :param more: ``{field: key}`` of further fields.
     :param decided_by: the row by which the dialect was recognised; empty if it was named.
+    :param label_key: the key of the label, which each row must have.
     """
 
     def __init__(
-        self, dialect: str, keys: Mapping[str, str], more: Mapping[str, str | None], decided_by: str = ""
+        self,
+        dialect: str,
+        keys: Mapping[str, str],
+        more: Mapping[str, str | None],
+        decided_by: str = "",
+        label_key: str | None = None,
+        account: Account | None = None,
     ) -> None:
         required, optional = own_keys(dialect, keys)
-        taken = {*required.values(), *optional.values(), *more.values()}
+        taken = {*required.values(), *optional.values(), *more.values(), label_key}
         rivals = [each for name, each in DIALECTS.items() if dialect in _PAIRS or name not in _PAIRS]
         others = [set(each.required) - taken for each in rivals] if decided_by else []
         self._others = list(filter(None, others))  # what other dialects need beside the keys of this one
         foreign = dict.fromkeys(key for keys in self._others for key in sorted(keys))
         setting = "{}_key" if dialect == "messages" else "dialect_keys" if keys else "dialect"
         fields = {**optional, **more, **{key: key for key in foreign}}
-        super().__init__(required, fields, setting, decoded=[*required, *optional])
+        super().__init__(
+            {**required, "label": label_key}, fields, setting, decoded=[*required, *optional], account=account
+        )
+        self._required.update({"label": "label_key"} if label_key else {})
+        self.read_keys -= foreign.keys() - taken
         self._dialect, self._decided_by = dialect, decided_by
 
     def columns(self, rows: Sequence[Buffer]) -> dict[str, list[Any]] | None:
@@ -216,8 +246,15 @@ class DialectReader(RowReader):
         return fields
 
     def missing(self, name: str, raw: Buffer) -> RowFault:
-        seen = fitting(decode_object(raw))
-        return self._of_another(seen[0], raw) if seen else super().missing(name, raw)
+        seen = [] if name == "label" else fitting(decode_object(raw))
+        otherwise = (
+            "name their form by dialect=, and your names of its keys by dialect_keys=" if name == "messages" else ""
+        )
+        return (
+            self._of_another(seen[0], raw)
+            if seen
+            else missing_key(raw, self._keys[name], self._required[name], otherwise)
+        )
 
     def _of_another(self, dialect: str, raw: Buffer) -> RowFault:
         keys = ", ".join(map(ascii, DIALECTS[dialect].required))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.labelled import (
     NOTHING_TRAINED,
@@ -153,7 +154,9 @@ class _Fixed(RowTokenizer):
         self._layout = _Layout(fn.prompt, fn.answer, fn.context_key)
         self._names = {key: f"{{{key}}}" for key in self._layout.keys}
         keys = {name: key for key, name in self._names.items()}
-        super().__init__(fn, RowReader(keys, {"metadata": fn.metadata_key}, setting="{}", decoded=[*keys]), encoder)
+        account = Account(ignored=fn.ignore_keys, is_told=False)
+        optional = {"metadata": fn.metadata_key}
+        super().__init__(fn, RowReader(keys, optional, setting="{}", decoded=[*keys], account=account), encoder)
         self._fn = fn
         self._before, self._after = encoder.around() if fn.add_special_tokens else (array("i"), array("i"))
         self._eos, pad = encoder.ids_of(fn.end_token(files), "add_eos"), fn.padding(files)

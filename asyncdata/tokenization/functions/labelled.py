@@ -7,6 +7,7 @@ tokens. The sample's ``spans`` column stores them, and ``Sample.labels`` reads i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from asyncdata.core.messages import Unread
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.encoders.text_encoder import Encoder
@@ -109,6 +111,22 @@ class RowTokenizer(ABC):
 
         :raises RowFault: if it is bad.
         """
+
+    def rest(self, raw: Buffer) -> dict[str, str]:
+        """The keys of a row that are not read, each with the beginning of its value."""
+        with suppress(RowFault):
+            raw = without_media(raw, self._row.media) if self._leaves_out else raw
+        return self._row.rest(raw)
+
+    def unread(self, rows: Sequence[Buffer], looks: Iterable[int]) -> dict[str, Unread]:
+        """The keys of some rows that are not read."""
+        found: dict[str, Unread] = {}
+        is_told = self._row.account is not None and self._row.account.is_told
+        for row in looks:
+            for key, text in self.rest(rows[row]).items() if row < len(rows) else ():
+                number, first, shown = found.get(key, (0, row, text if is_told else None))
+                found[key] = number + 1, first, shown
+        return found
 
     def write_all(self, columns: dict[str, list[Any]], out: ColumnWriter) -> bool:
         """Write all rows at once, by the columns of their fields; false if a row needs the other methods."""
@@ -240,7 +258,9 @@ class Drafting(NamedTuple):
         notes: tuple[str, ...] = (),
         **columns: Buffer,
     ) -> Drafting:
-        """With a column of the row's metadata, unchanged; without it for null."""
+        """With columns of the row's label and metadata, unchanged; without metadata for null."""
+        if "label" in fields:
+            columns["label"] = fields["label"]
         metadata = fields.get("metadata")
         if metadata is not None and bytes(metadata) != b"null":
             columns["metadata"] = metadata

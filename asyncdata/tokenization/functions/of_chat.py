@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
+from asyncdata.tokenization.account import NOTED_KEYS, Account, NotWritten
 from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
 from asyncdata.tokenization.functions.labelled import (
     NOTHING_TRAINED,
@@ -26,7 +28,7 @@ from asyncdata.tokenization.functions.tokenizer_settings import (
 )
 from asyncdata.tokenization.media import ReadChat
 from asyncdata.tokenization.row_fields import TURN_FLAGS, TurnFlag
-from asyncdata.tokenization.rows import RowFault
+from asyncdata.tokenization.rows import RowFault, decode_value
 from asyncdata.tokenization.spans import join
 
 if TYPE_CHECKING:
@@ -38,9 +40,16 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.row_fields import RowReader
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("ChatDrafts", "Chats", "OfChat", "PairsOfTexts", "assistants", "num_alike", "trained_messages")
+__all__ = ("VARIABLES", "ChatDrafts", "Chats", "OfChat", "PairsOfTexts", "assistants", "num_alike", "trained_messages")
 
 Message = dict[str, Any]
+
+VARIABLES = "chat_template_kwargs"
+"""The key of a row's own variables of the template, as SFTTrainer and DPOTrainer of TRL read it."""
+
+_RESERVED = TEMPLATE_ARGUMENTS | {"add_generation_prompt"}
+_KEPT_VARIABLES = 64
+"""For so many different variables of rows, what was proven of their chats is kept."""
 
 
 class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -49,7 +58,8 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
     :param tool_key: the key of a row's optional tools: a list of JSON schemas, or that list as JSON text. None: no
         tools.
     :param chat_template: the text of a template, or the name of one of the tokenizer's templates. None: its default.
-    :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values.
+    :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values. Those that a row
+        has under ``chat_template_kwargs`` come before them.
     :param today: the date, such as 2026-01-31, for templates that use the current date.
     :param turn_flags: the keys of a turn of which false or 0 says that it is not trained. (): they are ignored.
     """
@@ -68,8 +78,7 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def __post_init__(self) -> None:
         self.check_fields("chat_template_kwargs")
-        reserved = TEMPLATE_ARGUMENTS | {"add_generation_prompt"}
-        check_template_settings(self.chat_template_kwargs, self.today, reserved)
+        check_template_settings(self.chat_template_kwargs, self.today, _RESERVED)
 
     @property
     def may_be_text(self) -> bool:
@@ -89,15 +98,18 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
         """Digest of the templates and the special tokens that they see; ``"none"`` if rows must be text."""
         return templates_digest(files, self.chat_template) if self.has_template(files) else "none"
 
-    def chat_spans(self, files: TokenizerFiles, special: list[str]) -> tuple[ChatSpans, ChatSpans]:
+    def chat_spans(
+        self, files: TokenizerFiles, special: list[str], row: Mapping[str, Any] | None = None
+    ) -> tuple[ChatSpans, ChatSpans]:
         """The span finders for chats without tools, and with tools.
 
         :param special: the texts of the tokenizer's special tokens.
+        :param row: a row's own variables of the template, which come before the settings.
         :raises ConfigError: if there is no such template, or it is invalid.
         """
         from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
 
-        variables = {**self.chat_template_kwargs, "add_generation_prompt": False}
+        variables = {**self.chat_template_kwargs, **(row or {}), "add_generation_prompt": False}
         templates = compile_templates(files, self.chat_template, variables, self.today)
         name = "the chat template" if self.chat_template is None else self.chat_template
         name = f"chat template {name!r}" if name in files.chat_templates else "the chat template"
@@ -106,45 +118,79 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return without_tools, with_tools
 
 
+class _Beside(NamedTuple):
+    """What a row has beside its chats: its tools, and what finds the spans of chats with its tools and variables."""
+
+    tools: list[Message] | None
+    spans: ChatSpans
+
+
 class ChatDrafts:
     """Converts the chats of rows to drafts.
 
     :param row: reads the rows.
-    :param spans: the span finders for chats without tools, and with tools.
     :param may_have_pictures: whether ``{"type": "image"}`` is a place of a picture.
+    :raises ConfigError: if there is no such template, or it is invalid.
     """
 
-    def __init__(self, row: RowReader, spans: tuple[ChatSpans, ChatSpans], *, may_have_pictures: bool = False) -> None:
+    def __init__(self, fn: OfChat, row: RowReader, files: TokenizerFiles, *, may_have_pictures: bool = False) -> None:
         self._row, self._may_have_pictures = row, may_have_pictures
-        self._without_tools, self._with_tools = spans
+        self._spans = fn.chat_spans(files, special := files.special_texts())
+        self._nothing = _Beside(None, self._spans[0])
+        self._spans_of = lru_cache(_KEPT_VARIABLES)(lambda text: fn.chat_spans(files, special, self._variables(text)))
+        self._not_written = NotWritten(() if row.account is None else row.account.ignored)
 
-    def tools(self, text: Buffer | None, raw: Buffer) -> list[Message] | None:
-        """The row's tools.
+    def notes(self, messages: list[Message], beside: _Beside) -> tuple[str, ...]:
+        """The notes of what the template does not write of a chat."""
+        return self._not_written(beside.spans.template, messages, beside.tools)
 
-        :raises RowFault: if they are not a list of JSON schemas.
+    def beside(self, fields: Mapping[str, Any], raw: Buffer) -> _Beside:
+        """What the row has beside its chats.
+
+        :raises RowFault: if its tools are not a list of JSON schemas, or its variables have a reserved name.
         """
-        return self._row.schemas(self._row.tools(text, raw), raw)
+        given, text = fields.get("tools"), fields.get(VARIABLES)
+        if given is None and text is None:  # nearly always
+            return self._nothing
 
-    def draft(
-        self, name: str, messages: list[Message], tools: list[Message] | None, trained: list[int], raw: Buffer
-    ) -> Draft:
+        tools = self._row.schemas(self._row.tools(given, raw), raw)
+        try:
+            spans = self._spans if text is None or bytes(text) in (b"null", b"{}") else self._spans_of(bytes(text))
+        except RowFault as fault:
+            raise RowFault(fault.code, fault.reason, raw) from None
+
+        return _Beside(tools, spans[tools is not None])
+
+    def _variables(self, text: bytes) -> dict[str, Any]:
+        variables = decode_value(text)
+        if isinstance(variables, str) and variables.startswith("{"):
+            variables = decode_value(variables.encode())
+        if not isinstance(variables, dict):
+            return {}  # it is something else
+
+        if taken := sorted(_RESERVED & set(variables)):
+            raise RowFault("AD111", f"{self._row.name(VARIABLES)} has {', '.join(taken)}, which is no variable")
+
+        return variables
+
+    def draft(self, name: str, messages: list[Message], beside: _Beside, trained: list[int], raw: Buffer) -> Draft:
         """The rendered chat, with the blocks of the messages numbered in ``trained``.
 
         :param name: the row's field with the chat, for errors.
         :raises RowFault: if the template rejects the chat, or the blocks cannot be located.
         """
-        spans = self._without_tools if tools is None else self._with_tools
+        tools, spans = beside
         chat = ReadChat(self._row, name, messages, tools, raw, may_have_pictures=self._may_have_pictures)
         text, blocks = spans(messages, tools, trained)
         chat.check_written(text, spans.template)
         return Draft(self._row.encodable(name, text, raw), blocks, spans.has_stop(text, blocks))
 
-    def prompt(self, name: str, messages: list[Message], tools: list[Message] | None, raw: Buffer) -> Draft:
+    def prompt(self, name: str, messages: list[Message], beside: _Beside, raw: Buffer) -> Draft:
         """The rendered chat with its generation prompt, of which nothing is trained.
 
         :raises RowFault: if the template rejects the chat.
         """
-        spans = self._without_tools if tools is None else self._with_tools
+        tools, spans = beside
         return Draft(self._row.encodable(name, spans.prompt(messages, tools), raw), [])
 
 
@@ -177,41 +223,48 @@ class Chats(RowTokenizer):
         keys: Mapping[str, str],
         train_on: str,
         decided_by: str = "",
+        label_key: str | None = None,
         images_key: str | None = None,
     ) -> None:
         from asyncdata.tokenization.functions.dialects import DIALECTS, DialectReader
 
         files = fn.files()
-        more = {"tools": fn.tool_key, "metadata": fn.metadata_key, "images": images_key}
-        row = DialectReader(dialect, keys, more, decided_by)
+        variables = None if VARIABLES in fn.ignore_keys else VARIABLES
+        more = {"tools": fn.tool_key, "metadata": fn.metadata_key, "images": images_key, VARIABLES: variables}
+        account = Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=True)
+        row = DialectReader(dialect, keys, more, decided_by, label_key, account)
         super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
         self._fn, self._train_on, self._flags = fn, train_on, frozenset(fn.turn_flags)
+        self._noted = self._flags | NOTED_KEYS
         self._name, self._chat = DIALECTS[dialect].required[0], DIALECTS[dialect].read
         self._drafts = None
         if fn.has_template(files):
-            spans = fn.chat_spans(files, files.special_texts())
-            self._drafts = ChatDrafts(row, spans, may_have_pictures=images_key is not None)
+            self._drafts = ChatDrafts(fn, row, files, may_have_pictures=images_key is not None)
 
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
         messages, first = self._chat(self._row, fields, raw)
         if self._drafts is None:
             raise RowFault("AD411", "the tokenizer has no chat template: pass chat_template=, or pairs of texts", raw)
 
-        tools = self._drafts.tools(fields.get("tools"), raw)
-        left_out = self._row.left_out(self._name, messages, self._flags, raw)
+        beside = self._drafts.beside(fields, raw)
+        is_plain = self._noted.isdisjoint(chain.from_iterable(messages))  # nearly always
+        left_out = [] if is_plain else self._row.left_out(self._name, messages, self._flags, raw)
+        is_bare = is_plain and not beside.tools and len(messages) < 3
+        notes: tuple[str, ...] = () if is_bare else self._drafts.notes(messages, beside)
         if self._train_on == "all":
-            draft = self._whole(messages, tools, left_out, raw)
-            return Drafting.with_metadata([draft], fields, notes=(TURN_LEFT_OUT,) * len(left_out))
+            draft = self._whole(messages, beside, left_out, raw)
+            return Drafting.with_metadata([draft], fields, notes=notes + (TURN_LEFT_OUT,) * len(left_out))
 
         chosen = [number for number in trained_messages(self._train_on, messages) if number >= first]
         trained = [number for number in chosen if number not in left_out] if left_out else chosen
         if not trained:
             return NOTHING_TRAINED
 
-        draft = self._drafts.draft(self._name, messages, tools, trained, raw)
-        return Drafting.with_metadata([draft], fields, notes=(TURN_LEFT_OUT,) * (len(chosen) - len(trained)))
+        draft = self._drafts.draft(self._name, messages, beside, trained, raw)
+        notes += (TURN_LEFT_OUT,) * (len(chosen) - len(trained))
+        return Drafting.with_metadata([draft], fields, notes=notes)
 
-    def _whole(self, messages: list[Message], tools: list[Message] | None, left_out: list[int], raw: Buffer) -> Draft:
+    def _whole(self, messages: list[Message], beside: _Beside, left_out: list[int], raw: Buffer) -> Draft:
         """The chat, of which all is trained but the answers that are left out.
 
         :raises RowFault: for another turn that is left out, whose text the template does not show.
@@ -223,7 +276,7 @@ class Chats(RowTokenizer):
                 raise RowFault("AD111", f"{reason}; set train_on='assistant', or turn_flags=()", raw)
 
         assert self._drafts is not None
-        text, blocks, _ = self._drafts.draft(self._name, messages, tools, left_out, raw)
+        text, blocks, _ = self._drafts.draft(self._name, messages, beside, left_out, raw)
         borders = [0, *chain.from_iterable(blocks), len(text)]
         return Draft(text, join(zip(borders[::2], borders[1::2], strict=True)))
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, Name, RowTokenizer, predicted
-from asyncdata.tokenization.functions.of_chat import ChatDrafts, OfChat, assistants, num_alike
+from asyncdata.tokenization.functions.of_chat import VARIABLES, ChatDrafts, OfChat, assistants, num_alike
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_object, is_empty, json_type
 from asyncdata.tokenization.spans import common_prefix
@@ -95,15 +96,19 @@ class _Pairs(RowTokenizer):
         encoder.ids_of(eos, "eos")  # it must be one
         row = RowReader(
             {"chosen": fn.chosen_key, "rejected": fn.rejected_key},
-            {"prompt": fn.prompt_key, "system": "system", "tools": fn.tool_key, "metadata": fn.metadata_key},
+            {"prompt": fn.prompt_key, "system": "system", "tools": fn.tool_key, "metadata": fn.metadata_key}
+            | {VARIABLES: None if VARIABLES in fn.ignore_keys else VARIABLES},
             decoded=(*_Pair._fields, "system"),
+            account=Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=True),
         )
+        if "system" not in (fn.prompt_key, fn.tool_key, fn.metadata_key):
+            row.read_keys.discard("system")  # it is only looked at
         super().__init__(fn, row, encoder)
         self._fn, self._flags = fn, frozenset(fn.turn_flags)
         self._eos = eos or ""
         self._trains_completion = fn.train_on == "completion"
         has_template = fn.has_template(files)
-        self._drafts = ChatDrafts(row, fn.chat_spans(files, files.special_texts())) if has_template else None
+        self._drafts = ChatDrafts(fn, row, files) if has_template else None
 
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
         pair = _Pair(*map(fields.get, _Pair._fields))
@@ -113,8 +118,9 @@ class _Pairs(RowTokenizer):
 
         if self._fn.prompt_key is not None:
             self._refuse_unread(pair, fields.get("system"), raw)
-        drafts = self._of_text(pair, raw) if kind is str else self._of_chats(pair, fields.get("tools"), raw)
-        return Drafting.with_metadata(drafts, fields) if drafts else NOTHING_TRAINED
+        notes: set[str] = set()
+        drafts = self._of_text(pair, raw) if kind is str else self._of_chats(pair, fields, raw, notes)
+        return Drafting.with_metadata(drafts, fields, notes=tuple(sorted(notes))) if drafts else NOTHING_TRAINED
 
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
         both = [draft.encoded(each) for draft, each in zip(drafting.drafts, found, strict=True)]
@@ -141,29 +147,32 @@ class _Pairs(RowTokenizer):
 
             if value is not None and type(value) is not kind:
                 reason = f"{self._row.name(name)} is {json_type(value)}, and {self._row.name('chosen')} is not"
-                raise RowFault("AD111", f"{reason}: a pair must be all text, or all messages", raw)
+                begin_alike = name == "prompt" and kind is type(pair.rejected) is list and num_alike(*pair[1:])
+                way_out = "; both answers begin with the same messages: set prompt_key=None?" if begin_alike else ""
+                raise RowFault("AD111", f"{reason}: a pair must be all text, or all messages{way_out}", raw)
 
         return kind
 
     def _refuse_unread(self, pair: _Pair, system: Any, raw: Buffer) -> None:
         """Refuse a pair that would be trained without its question, or its system prompt, which no setting names."""
         fn = self._fn
-        if pair.prompt is not None:
-            has_system = any(isinstance(one, dict) and one.get("role") == "system" for one in pair.prompt)
+        if pair.prompt is not None or (type(pair.chosen) is list and num_alike(pair.chosen, pair.rejected)):
+            begins = pair.chosen if pair.prompt is None else pair.prompt
+            has_system = any(isinstance(one, dict) and one.get("role") == "system" for one in begins)
             is_read = has_system or "system" in (fn.prompt_key, fn.tool_key, fn.metadata_key)
             unread = [] if is_read or is_empty(system) else ["system"]
             way_out = "make the prompt a list of messages that begins with it"
-        elif type(pair.chosen) is list and num_alike(pair.chosen, pair.rejected):
-            return
         else:
             read = {fn.chosen_key, fn.rejected_key, fn.tool_key, fn.metadata_key}
             row = decode_object(raw)
             unread = [key for key in row if key == fn.prompt_key or (key not in read and key.lower() in _QUESTIONS)]
             unread = [key for key in unread if key == fn.prompt_key or not is_empty(row[key])]
             way_out = "set prompt_key to the question's key, or to None if both answers begin with the question"
+        unread = [key for key in unread if key not in fn.ignore_keys]
         if unread:
             has = ", ".join(map(ascii, unread))
-            raise RowFault("AD110", f"the pair would be trained without {has}; {way_out}", raw)
+            reason = f"the pair would be trained without {has}; {way_out}; ignore_keys={tuple(unread)} leaves it out"
+            raise RowFault("AD110", reason, raw)
 
     def _of_text(self, pair: _Pair, raw: Buffer) -> list[Draft]:
         for name, text in pair._asdict().items():
@@ -178,7 +187,8 @@ class _Pairs(RowTokenizer):
         texts = [prompt + answer + self._eos for answer in (pair.chosen, pair.rejected)]
         return [Draft(text, [(start, len(text))]) for text in texts]
 
-    def _of_chats(self, pair: _Pair, tools: Buffer | None, raw: Buffer) -> list[Draft]:
+    def _of_chats(self, pair: _Pair, fields: dict[str, Any], raw: Buffer, notes: set[str]) -> list[Draft]:
+        """The drafts; what the template does not write of them is added to ``notes``."""
         if self._drafts is None:
             reason = "the pair consists of messages, but the tokenizer has no chat template; pass chat_template="
             raise RowFault("AD411", reason, raw)
@@ -191,18 +201,19 @@ class _Pairs(RowTokenizer):
         self._row.left_out("prompt", prompt, self._flags, raw)
         for name, answer in (("chosen", chosen), ("rejected", rejected)):
             self._refuse_left_out(name, answer, num_shared - len(prompt), raw)
-        schemas = self._drafts.tools(tools, raw)
+        beside = self._drafts.beside(fields, raw)
+        notes.update(self._drafts.notes(prompt + chosen, beside), self._drafts.notes(prompt + rejected, beside))
         if self._trains_completion:
             shared = (prompt + chosen)[:num_shared]
             chats = {"chosen": prompt + chosen, "rejected": prompt + rejected}
-            drafts = [self._drafts.draft(name, messages, schemas, [], raw) for name, messages in chats.items()]
-            return [*drafts, self._drafts.prompt("prompt", shared, schemas, raw)]
+            drafts = [self._drafts.draft(name, messages, beside, [], raw) for name, messages in chats.items()]
+            return [*drafts, self._drafts.prompt("prompt", shared, beside, raw)]
 
         drafts = []
         for name, messages in (("chosen", prompt + chosen), ("rejected", prompt + rejected)):
             trained = [number for number in assistants(messages) if number >= num_shared]
             if trained:
-                drafts.append(self._drafts.draft(name, messages, schemas, trained, raw))
+                drafts.append(self._drafts.draft(name, messages, beside, trained, raw))
         return drafts if len(drafts) == 2 else []
 
     def _refuse_left_out(self, name: str, answer: list[dict[str, Any]], first: int, raw: Buffer) -> None:

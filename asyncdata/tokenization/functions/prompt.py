@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 import msgspec
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.functions.tokenizer_settings import (
     TEMPLATE_ARGUMENTS,
     Name,
@@ -42,7 +43,8 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
 
     :param tokenizer: a folder with ``tokenizer.json`` (a string or a path object), or a name on the Hugging Face hub.
     :param prompt_key: the key of a row's prompt: a string, or a list of messages with ``role`` and ``content``.
-    :param label_key: the key of its label, any JSON value; every row must have one. None: no labels.
+    :param label_key: the key of its label, any JSON value; every row must have one. None: no labels. In this and all
+        keys, ``reward_model.ground_truth`` is a key in an object, if the row has no key with the dot.
     :param metadata_key: the key of its optional metadata. None: no metadata.
     :param tool_key: the key of its optional tools: a list of JSON schemas, or that list as JSON text. None: no tools.
     :param apply_chat_template: render the prompt as a chat; a string is one user turn. Without it a prompt must be a
@@ -126,12 +128,17 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
 
         required = {"prompt": self.prompt_key, "label": self.label_key}
         optional = {"metadata": self.metadata_key, "tools": self.tool_key}
+        account = Account(ignored=self.ignore_keys)  # in a text that was rendered before, there may be all
+        if self.apply_chat_template:
+            account = Account.of_chats(self.ignore_keys, self.tool_key, are_trained=False)
         if self._adopted is None:
-            return PromptTokenizer(self, RowReader(required, optional, decoded=["prompt"]), *self._opened())
+            row = RowReader(required, optional, decoded=["prompt"], account=account)
+            return PromptTokenizer(self, row, *self._opened())
 
         from asyncdata.tokenization.functions.pictured import PicturedPrompts
 
-        row = RowReader(required, {**optional, "images": self._adopted.images_key}, decoded=["prompt"])
+        optional = {**optional, "images": self._adopted.images_key}
+        row = RowReader(required, optional, decoded=["prompt"], account=account)
         opened = PicturedPrompts(self, row, *self._opened())
         opened.open_processor(self._adopted, self._adopted.config(self.tokenizer, self.revision))
         return opened

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
+from asyncdata.tokenization.account import NotWritten
 from asyncdata.tokenization.functions.labelled import Draft, Drafting, RowTokenizer
 from asyncdata.tokenization.media import ReadChat
 from asyncdata.tokenization.rows import TRAINED_CHATS
@@ -26,6 +27,7 @@ __all__ = ("PromptTokenizer", "RowsOfPrompts")
 _EMPTY_PROMPT = "empty_prompt"
 """The reason to drop a prompt without text or tokens."""
 
+_NO_NOTES: tuple[str, ...] = ()
 _NULL = b"null"
 _NOTHING = msgspec.Raw(b"")
 _OBJECT = ord("{")
@@ -55,6 +57,7 @@ class PromptTokenizer(RowTokenizer):
         self._templates = templates
         self._tools = tools
         self._max_length = max_length
+        self._not_written = NotWritten(() if row.account is None else row.account.ignored)
 
     def write_all(self, columns: dict[str, list[Any]], out: ColumnWriter) -> bool:
         plain = _plain_prompts(columns) if self._templates is None else None
@@ -73,11 +76,11 @@ class PromptTokenizer(RowTokenizer):
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
         tools = self._row.tools(fields.get("tools"), raw)
         self._row.schemas(tools, raw)
-        prompt = fields["prompt"]
+        prompt, notes = fields["prompt"], _NO_NOTES
         if self._templates is None:
             text = self._plain(prompt, raw)
         else:
-            text = self._rendered(self._templates, prompt, tools, raw)
+            text, notes = self._rendered(self._templates, prompt, tools, raw)
         if not text:
             return _EMPTY_PROMPT
 
@@ -86,7 +89,7 @@ class PromptTokenizer(RowTokenizer):
             columns["label"] = fields["label"]
         if metadata := self._row.metadata(fields.get("metadata"), tools, raw):
             columns["metadata"] = metadata
-        return Drafting([Draft(text, [])], columns)
+        return Drafting([Draft(text, [])], columns, notes=notes)
 
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
         tokens = found[0].ids
@@ -106,17 +109,22 @@ class PromptTokenizer(RowTokenizer):
         way_out = f"; set apply_chat_template=True to render messages. {TRAINED_CHATS}" if is_chat else ""
         return self._row.text("prompt", prompt, raw, way_out)
 
-    def _rendered(self, templates: Templates, prompt: Any, tools: Tools | None, raw: Buffer) -> str:
+    def _rendered(
+        self, templates: Templates, prompt: Any, tools: Tools | None, raw: Buffer
+    ) -> tuple[str, tuple[str, ...]]:
         messages = self._row.messages("prompt", prompt, raw)
         if not messages:
-            return ""  # templates do not support an empty chat
+            return "", ()  # templates do not support an empty chat
 
         schemas = self._tools if tools is None else tools.schemas
         template = templates.of(schemas)
         chat = ReadChat(self._row, "prompt", messages, schemas, raw, may_have_pictures=self.may_have_pictures)
         text = template.render(messages, schemas)
         chat.check_written(text, template)
-        return self._row.encodable("prompt", text, raw)
+        notes = _NO_NOTES
+        if schemas or len(messages) > 1 or len(messages[0]) > 2:
+            notes = self._not_written(template, messages, schemas)
+        return self._row.encodable("prompt", text, raw), notes
 
 
 class RowsOfPrompts(PromptTokenizer):

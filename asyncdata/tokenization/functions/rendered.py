@@ -11,6 +11,8 @@ from asyncdata.core.errors import ConfigError, user_traceback
 from asyncdata.core.extras import missing_package
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.shortage import raise_if_shortage
+from asyncdata.tokenization.account import Account
+from asyncdata.tokenization.chat_template.calls import fit_calls
 from asyncdata.tokenization.functions.labelled import (
     NOTHING_TRAINED,
     TURN_LEFT_OUT,
@@ -149,12 +151,16 @@ class _Rendered(RowTokenizer):
 
     def __init__(self, fn: RendererTokenizeFn, renderer: Renderer) -> None:
         optional = {"tools": fn.tool_key, "metadata": fn.metadata_key}
-        row = RowReader({"messages": fn.messages_key, "label": fn.label_key}, optional, decoded=["messages"])
+        account = Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=not fn.makes_prompts)
+        required = {"messages": fn.messages_key, "label": fn.label_key}
+        row = RowReader(required, optional, decoded=["messages"], account=account)
         super().__init__(fn, row, None)
         self._fn, self._renderer, self._flags = fn, renderer, frozenset(fn.turn_flags)
 
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
         messages, is_prompt = self._row.chat("messages", fields["messages"], raw), self._fn.makes_prompts
+        for number, message in enumerate(messages):  # a renderer may pass over arguments that it cannot decode
+            fit_calls(number, message)
         tools = self._row.tools(fields.get("tools"), raw)
         schemas = self._row.schemas(tools, raw)
         chosen = [] if is_prompt else trained_messages(self._fn.train_on, messages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.labelled import Draft, Drafting, Encoded, Name, OfAnyLength, RowTokenizer
 from asyncdata.tokenization.row_fields import RowReader
@@ -53,7 +54,8 @@ class _Texts(RowTokenizer):
     def __init__(self, fn: TextTokenizeFn) -> None:
         files = fn.files()
         encoder = open_encoder(files, fn.tokenizer_backend)
-        row = RowReader({"text": fn.text_key}, {"metadata": fn.metadata_key}, decoded=["text"])
+        account = Account(ignored=fn.ignore_keys, is_told=False)
+        row = RowReader({"text": fn.text_key}, {"metadata": fn.metadata_key}, decoded=["text"], account=account)
         super().__init__(fn, row, encoder)
         self._fn = fn
         self._before = encoder.ids_of(files.named_token("bos_token", fn.bos, "bos"), "bos")

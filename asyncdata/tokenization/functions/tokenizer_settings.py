@@ -56,6 +56,8 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
     :param metadata_key: the key of a row's optional metadata. None: no metadata.
     :param media: what to do with a row that has pictures, videos or sounds: it is bad; or they are left out, and the
         sample is noted as ``media_left_out``.
+    :param ignore_keys: keys of a row, or of a turn, of which nothing is said if they are not read: no row is bad for
+        them.
     :param revision: a branch, tag or commit on the hub.
     :param tokenizer_backend: the library that encodes: "auto" for the fastest one that is proven to give the ids of
         ``tokenizers`` with this tokenizer, "hf" for ``tokenizers`` itself, or the name of a library. The tokens are
@@ -78,6 +80,7 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
     metadata_key: Name | None = "metadata"
     revision: str | None = None
     media: Media = "error"
+    ignore_keys: tuple[Name, ...] = ()
 
     def __post_init__(self) -> None:
         self.check_fields()

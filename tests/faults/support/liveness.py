@@ -15,7 +15,6 @@ import trio
 
 from asyncdata.delivery.next_delivery import BadRowStop, deliver
 from asyncdata.errors import AsyncDataError
-from tests.support.still_loader import sent_by
 
 REQUEST_S = 0.01
 
@@ -106,3 +105,10 @@ def _is_deliverable(coordinator: Any) -> bool:
         return True
 
     return found is not None
+
+
+def sent_by(producer: Any) -> tuple[Any, ...]:
+    """All that a pump which sends something changes."""
+    lists = producer._windows, producer._channel._entries
+    place = *producer._current, producer._row, producer._is_finished, producer.canaries._slot
+    return *place, producer._channel.num_produced, *([id(each) for each in found] for found in lists)

@@ -22,9 +22,17 @@ from unittest.mock import patch
 import anyio
 
 import asyncdata as ad
-from tests.faults.support.simulation import POISON, REQUEST_S, STALLED_S, Outcome, World, run_and_tell, run_seeded
+from tests.faults.support.simulation import (
+    POISON,
+    REQUEST_S,
+    STALLED_S,
+    Outcome,
+    WorkerKilled,
+    World,
+    run_and_tell,
+    run_seeded,
+)
 from tests.support.loading import NEVER_S
-from tests.support.still_loader import WorkerKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,7 +32,6 @@ from asyncdata.workers.base import MAX_LOSSES, Crashed, ExecutorStatistics, Work
 from asyncdata.workers.request_handler import Handler
 from asyncdata.workers.slots import NUM_SLOTS, Slots
 from tests.faults.support.liveness import SimulatedThreads, Watcher
-from tests.support.still_loader import WorkerKilled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -40,13 +39,27 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Job, Reply, Request
     from asyncdata.workers.base import OnReply
 
-__all__ = ("POISON", "REQUEST_S", "STALLED_S", "Outcome", "SimulatedLoader", "World", "run_and_tell", "run_seeded")
+__all__ = (
+    "POISON",
+    "REQUEST_S",
+    "STALLED_S",
+    "Outcome",
+    "SimulatedLoader",
+    "WorkerKilled",
+    "World",
+    "run_and_tell",
+    "run_seeded",
+)
 
 POISON = 13
 REQUEST_S = 0.01
 """Of the mock clock: what a request takes in the mean."""
 STALLED_S = 1e6
 """Of the mock clock: who waits so long waits for ever."""
+
+
+class WorkerKilled(Exception):  # noqa: N818 - it stands for a signal
+    """What a tokenize function raises in place of bringing down its worker."""
 
 
 class Asked(NamedTuple):

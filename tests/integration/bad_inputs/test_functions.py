@@ -17,9 +17,9 @@ from structlog.testing import capture_logs
 from asyncdata import DataLoader, FixedLengthTokenizeFn, Limits, PromptTokenizeFn, TextTokenizeFn
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import BadRowError, ConfigError, EndOfData, NoSamplesError, WorkerError
-from asyncdata.workers.pool import process_pool
 from tests.support import tokenize_fns, worker_fns
 from tests.support.bad_inputs import GOOD, assert_is_ours, deliver, prompts
+from tests.support.inner import change
 from tests.support.loading import ids, line_of, write_rows
 
 pytestmark = pytest.mark.thorough
@@ -174,7 +174,7 @@ def test_54_so_is_one_that_kills_its_worker(path, function):
 
 
 def test_55_a_worker_that_has_grown_too_large_is_replaced_and_no_row_is_lost(path, monkeypatch):
-    monkeypatch.setattr(process_pool, "_LOOK_EVERY_S", 0)
+    change(monkeypatch, look_at_workers_s=0)
     most = 96 << 20
 
     found = deliver(str(path), worker_fns.leaks, num_workers=1, buffer_size=4, limits=Limits(max_bytes_per_worker=most))

@@ -26,13 +26,13 @@ from asyncdata import (
 )
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import BadRowError, EndOfData, TooManyBadRowsError
-from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from tests.integration.bad_inputs.test_rows import FUNCTIONS, LINES
 from tests.support import tokenize_fns, worker_fns
 from tests.support.bad_inputs import PACKAGE, deliver, prompts
 from tests.support.chats import GENERATION
 from tests.support.combinations import each_value
 from tests.support.loading import ids
+from tests.support.parts import SlimeTokenizeFn
 from tests.support.streams import frames
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ GOOD = text({"input": "x", "label": 0})
 ID = text({"id": 0})
 MARKED = text({"messages": [{"role": "user", "content": MARKS}, CHAT[1]]})
 BOTH = text({"messages": CHAT, "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]})
+SYSTEM = text({"messages": CHAT, "system": "s"})
 CHATS = text({"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": CHAT[:1]})
 OF_ROWS = {
     case.code: Fault(case.code, function.good, case.line, function.fn)
@@ -78,6 +79,7 @@ FAULTS = [
     Fault("AD108", GOOD, text({"input": "x" * 5000, "label": 0}), prompts()),
     Fault("AD114", GOOD, text({"input": "<image>", "pictures": []}), "slime"),
     Fault("AD115", text({"messages": CHAT}), BOTH, ChatTokenizeFn(tokenizer_folder(), chat_template=GENERATION)),
+    Fault("AD133", text({"messages": CHAT}), SYSTEM, ChatTokenizeFn(tokenizer_folder(), chat_template=GENERATION)),
     Fault("AD411", text({"prompt": "a", "chosen": " b", "rejected": " c"}), CHATS, "no template"),
     Fault("AD414", text({"messages": CHAT}), MARKED, ChatTokenizeFn(tokenizer_folder(), chat_template=GENERATION)),
     Fault("AD422", ID, text({"id": 13}), tokenize_fns.hangs_on_13, needs_workers=True),

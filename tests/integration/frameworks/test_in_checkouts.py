@@ -1,7 +1,6 @@
-"""Adapters and examples in the frameworks' own trainers and checkpoints, of checkouts that variables name.
+"""Adapters and examples in the frameworks' own trainers and checkpoints, installed or in checkouts that variables name.
 
-A module of ``tests/support/frameworks`` drives each framework, and says which checkouts and packages it needs. What the
-frameworks ask of the adapters is in ``tests/integration/test_adapters.py``, without a checkout.
+A module of ``tests/support/frameworks`` drives each framework, and says which checkouts and packages it needs.
 """
 
 import importlib
@@ -11,7 +10,7 @@ from itertools import chain
 import pytest
 
 from tests.support.frameworks import miles_async
-from tests.support.frameworks.killed_runs import checkout, run_driver
+from tests.support.frameworks.killed_runs import checkout, needs, run_driver
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
@@ -31,8 +30,9 @@ DRIVERS = (
 @pytest.fixture(scope="module", params=DRIVERS)
 def found(request, tmp_path_factory):
     driver = importlib.import_module(f"tests.support.frameworks.{request.param}")
-    for variable, file in driver.NEEDS.items():
-        checkout(variable, file, driver.PACKAGES)
+    for variable, file in getattr(driver, "NEEDS", {}).items():
+        checkout(variable, file)
+    needs(*driver.PACKAGES)
     return {"runs": {}, "same": {}} | run_driver(request.param, tmp_path_factory.mktemp("framework"))
 
 

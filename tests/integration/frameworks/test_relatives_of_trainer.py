@@ -1,13 +1,12 @@
 """axolotl with its example, LLaMA-Factory and ms-swift with the lines of their page, over a loader."""
 
-import importlib.util
 import json
 import shutil
 import signal
 
 import pytest
 
-from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, EXAMPLES, blocks_of, run_python, write_rows
+from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, EXAMPLES, blocks_of, needs, run_python, write_rows
 from tests.support.frameworks.relatives import PAGE, ROWS, SAVE_STEPS, STEPS
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]  # three processes, which import a framework each
@@ -18,9 +17,7 @@ def test_a_killed_training_continues_with_exactly_the_next_batch(tmp_path, frame
     """By its files it was killed in a save: the newest checkpoint has no state of the trainer. A loader may have
     collated a batch more than the trainer used.
     """
-    for name in (framework, "torch", "transformers", "datasets", "peft"):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed")
+    needs(framework, "torch", "transformers", "datasets", "peft")
     rows = write_rows(tmp_path, [{"number": number} for number in range(ROWS)])
 
     def run(name, *, resume=False, kill_at=None):

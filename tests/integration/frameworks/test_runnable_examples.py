@@ -1,4 +1,4 @@
-"""What the files of examples/frameworks tell a framework, against the framework's own code where a checkout is at hand.
+"""What the files of examples/frameworks tell a framework, against the framework's own code where that is at hand.
 
 That a killed run continues with the next row is in ``test_in_checkouts.py`` and ``test_relatives_of_trainer.py``; that
 they end with a clear line where a framework is missing, in ``tests/unit/test_examples.py``.
@@ -18,10 +18,11 @@ import pytest
 
 from asyncdata import DataLoader, RowFn
 from asyncdata.integrations.verl import check
-from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, ROOT, checkout, run_python
+from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, ROOT, checkout, import_from, needs, run_python
 from tests.support.frameworks.prime_rl import PACKAGES as PRIME_PACKAGES
 from tests.support.frameworks.skyrl import PACKAGES as SKYRL_PACKAGES
 from tests.support.frameworks.stand_ins import stand_in_module
+from tests.support.frameworks.verl import defaults
 
 pytestmark = [pytest.mark.thorough]
 FOLDER = ROOT / "examples" / "frameworks"
@@ -41,11 +42,6 @@ def example(tmp_path, monkeypatch):
         return module
 
     return load
-
-
-def defaults_of(tree, file):
-    omegaconf = pytest.importorskip("omegaconf", reason="omegaconf is not installed")
-    return omegaconf.OmegaConf.load(f"{tree}/{file}")
 
 
 def settings_of(arguments, defaults):
@@ -74,10 +70,10 @@ def answer_of(code, folder, *places):
 
 
 def test_verl_knows_every_argument_of_its_example_and_reads_its_rows(example):
-    file = "verl/trainer/config/_generated_ppo_trainer.yaml"
-    defaults, verl = defaults_of(checkout("ASYNCDATA_VERL", file), file), example("train_verl")
+    needs("verl")
+    verl = example("train_verl")
 
-    settings = settings_of(verl.ARGUMENTS, defaults)
+    settings = settings_of(verl.ARGUMENTS, defaults("_generated_ppo_trainer.yaml"))
     verl.write_rows()
 
     check(settings.data)
@@ -115,9 +111,8 @@ print(json.dumps([inputs["input"].numel(), int((labels != -100).sum()), int(inpu
 
 
 def test_torchtitans_example_is_a_configuration_whose_loader_gives_batches(tmp_path):
-    packages = ("torch", "tyro", "spmd_types")
-    tree = checkout("ASYNCDATA_TORCHTITAN", "torchtitan/models/llama3/config_registry.py", packages)
-    num_tokens, num_trained, largest, vocabulary = answer_of(TITAN, tmp_path, tree)
+    needs("torchtitan")
+    num_tokens, num_trained, largest, vocabulary = answer_of(TITAN, tmp_path)
     assert num_tokens == 8 * 2048
     assert num_trained > 0
     assert largest < vocabulary
@@ -205,9 +200,12 @@ def test_batches_of_the_examples_continue_after_a_restart(example, jsonl_file, s
 def test_nemo_rl_knows_every_argument_of_its_example():
     file = "examples/configs/grpo_math_1B.yaml"
     tree = checkout("ASYNCDATA_NEMO_RL", file)
-    pytest.importorskip("torchdata", reason="NeMo-RL needs it")
-    sys.path.insert(0, tree)
-    settings = settings_of(runpy.run_path(str(FOLDER / "train_nemo_rl.py"))["ARGUMENTS"], defaults_of(tree, file))
+    needs("torchdata", "omegaconf")
+    from omegaconf import OmegaConf
+
+    import_from(tree)
+    arguments = runpy.run_path(str(FOLDER / "train_nemo_rl.py"))["ARGUMENTS"]
+    settings = settings_of(arguments, OmegaConf.load(f"{tree}/{file}"))
     assert settings.data.train.dataset_name == "train_nemo_rl.Sums"
     assert settings.policy.train_global_batch_size == 8 * 4, "prompts of a step, and answers of each"
     assert Path(tree, "examples/run_grpo.py").read_text().count("= setup_response_data(") == 1

@@ -1,34 +1,20 @@
-"""The dataloader for torchtitan, over stand-ins of the two interfaces that torchtitan has had."""
+"""The dataloader for torchtitan, with what its trainer gives it: that of 0.3, and of the interface after that."""
 
-import sys
 from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 
-import asyncdata.integrations.torchtitan as adapter
 from asyncdata import ChatTokenizeFn, HardPacking, Mix, Part, SoftPacking
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import ConfigError
-from tests.support.adapters import stand_in_for_frameworks
-from tests.support.frameworks.stand_ins import stand_in_module
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+from tests.support.adapters import class_of
+
 SHORT, LONG = "2.", "It is " + "two, " * 40
 TOKENS = 256
-
-
-@pytest.fixture(params=["torchtitan", "torchtitan 0.3"])
-def loader_class(request, monkeypatch):
-    """Our class over a stand-in for one of torchtitan's."""
-    stand_in_for_frameworks(monkeypatch)
-    if request.param == "torchtitan 0.3":
-        from torchtitan.components.data.loader import BaseDataLoader
-
-        stand_in_module(monkeypatch, "torchtitan.components.dataloader", BaseDataLoader=BaseDataLoader)
-        monkeypatch.delitem(sys.modules, "torchtitan.components.data.loader")
-    return adapter.AsyncDataLoader
 
 
 @pytest.fixture
@@ -39,8 +25,10 @@ def chats(jsonl_file):
 
 
 @pytest.fixture
-def build(loader_class, small_tokenizer):
+def build(small_tokenizer):
     """The loader as torchtitan builds it: with its own tokenizer, and contexts of 64 tokens."""
+
+    loader_class = class_of("torchtitan", "AsyncDataLoader", "torchtitan")
 
     def built(lengths=None, **settings):
         config = loader_class.Config(num_workers=0, knobs={"shuffle": False, "timeout_s": 240}, **settings)

@@ -1,5 +1,7 @@
 """A feeder of TransferQueue: nothing is lost and nothing comes twice, whichever of loader and queue was saved later."""
 
+import sys
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -7,21 +9,18 @@ from hypothesis import strategies as st
 from asyncdata.errors import ConfigError
 from asyncdata.integrations.transfer_queue import QueueFeeder
 from tests.support.examples import in_ci
-from tests.support.frameworks.stand_ins import stand_in_module
-from tests.support.frameworks.transfer_queue import ALL, PARTITION, ROWS, VERL_TAG, Run, Store, opened
+from tests.support.frameworks.killed_runs import needs
+from tests.support.frameworks.transfer_queue import ALL, PARTITION, ROWS, VERL_TAG, Run, empty, opened, queue_of
 from tests.support.loading import write_rows
+
+pytestmark = pytest.mark.timeout(900)  # two nodes of Ray, and actors that import torch
 
 
 @pytest.fixture(scope="module")
-def store():
-    store = Store()
-    with pytest.MonkeyPatch.context() as patch:
-        calls = {name: getattr(store, name) for name in ("kv_batch_put", "kv_put", "kv_list", "kv_clear")}
-        stand_in_module(patch, "transfer_queue", **calls)
-        stand_in_module(patch, "tensordict", TensorDict=lambda columns, batch_size: columns)
-        kinds = {"NonTensorData": lambda value: value, "NonTensorStack": lambda *values: list(values)}
-        stand_in_module(patch, "tensordict.tensorclass", **kinds)
-        yield store
+def real(tmp_path_factory):
+    needs("transfer_queue", "ray")
+    with queue_of(tmp_path_factory.mktemp("queue")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -32,41 +31,46 @@ def path(tmp_path_factory):
 STEPS = ("fill", "fill", "train", "train", "roll_out", "save_loader", "save_queue", "crash")
 
 
-@in_ci(max_examples=40)
+@pytest.mark.thorough
+@in_ci(max_examples=15)
 @given(
     steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), max_size=40),
     room=st.sampled_from([1, 4, 8, 50]),
     drop_last=st.booleans(),
 )
 @example([("fill", 0), ("save_queue", 0), ("crash", 0), ("fill", 0)], 1, False)
-def test_each_prompt_is_trained_once_whatever_was_saved_when(path, store, steps, room, drop_last):
-    run = Run(path, store, room, drop_last=drop_last)
+def test_each_prompt_is_trained_once_whatever_was_saved_when(path, real, steps, room, drop_last):
+    run = Run(path, real, room, drop_last=drop_last)
     for name, which in steps:
         getattr(run, name)(which)
     assert run.finish() == ALL
 
 
-@pytest.mark.parametrize("order", [("save_loader", "save_queue"), ("save_queue", "save_loader")])
-def test_prompts_that_were_put_or_trained_between_the_two_saves_come_once(path, store, order):
-    run = Run(path, store)
+@pytest.mark.thorough
+@pytest.mark.parametrize("order", [("save_loader", "save_queue"), ("save_queue", "save_loader"), ("save_loader",)])
+def test_prompts_that_were_put_or_trained_between_the_two_saves_come_once(path, real, order):
+    run = Run(path, real)
     run.fill()
     run.save_and_train(order)
+    run.roll_out(1)
     run.crash()
-    assert len(run.trained) == 3
+    assert len(run.trained) == 3 * (len(order) - 1)
     assert run.finish() == ALL
 
 
-@pytest.mark.parametrize("room", [4, 8, 50])
-def test_the_end_of_the_data_is_put_however_much_room_there_is(path, store, room):
-    run = Run(path, store, room)
+@pytest.mark.thorough
+@pytest.mark.parametrize("room", [4, 50])
+def test_the_end_of_the_data_is_put_however_much_room_there_is(path, real, room):
+    run = Run(path, real, room)
     while run.feeder.fill():
         while run.prompts():
             run.train(0)
     assert run.finish() == ALL
 
 
-def test_prompts_that_the_queue_did_not_take_are_put_by_the_next_call(path, store, monkeypatch):
-    run = Run(path, store)
+@pytest.mark.thorough
+def test_prompts_that_the_queue_did_not_take_are_put_by_the_next_call(path, real, monkeypatch):
+    run = Run(path, real)
 
     def fail(**_):
         raise ConnectionError("the queue is away")
@@ -77,24 +81,27 @@ def test_prompts_that_the_queue_did_not_take_are_put_by_the_next_call(path, stor
     assert run.finish() == ALL
 
 
-def test_prompts_have_the_fields_and_tags_that_were_asked_for(path, store):
-    store.load(None)
+@pytest.mark.thorough
+def test_prompts_have_the_fields_and_tags_that_were_asked_for(path, real):
+    queue, _ = real
+    empty(queue)
     with opened(path, shuffle=False) as loader:
         feeder = QueueFeeder(loader, 2, tag=VERL_TAG)
         assert feeder.fill() == ["0:0:0", "0:0:1"]
         assert feeder.fill() == []
-        tag, fields = store.partitions[PARTITION]["0:0:1"]
-        assert tag == VERL_TAG
-        assert (fields["prompt_ids"], fields["extra"]["id"]) == ([], 1)
+        assert queue.kv_list(PARTITION)[PARTITION]["0:0:1"] == VERL_TAG
+        found = queue.kv_batch_get(keys=["0:0:1"], partition_id=PARTITION, select_fields=["prompt_ids", "extra"])
+        [prompt_ids], [extra] = found["prompt_ids"], found["extra"]
+        assert (list(prompt_ids), extra["id"]) == ([], 1)
 
 
 @pytest.mark.parametrize("given", [{"commit": "on_delivery"}, {"room": 0}])
-def test_a_loader_without_leases_and_a_queue_without_room_are_refused(path, store, given):
+def test_a_loader_without_leases_and_a_queue_without_room_are_refused(path, given):
     with opened(path, commit=given.get("commit", "on_ack")) as loader, pytest.raises(ConfigError, match="AD466 Queue"):
         QueueFeeder(loader, given.get("room", 1))
 
 
 def test_without_the_package_it_is_named(path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "transfer_queue", None)
+    monkeypatch.setitem(sys.modules, "transfer_queue", None)
     with opened(path) as loader, pytest.raises(ConfigError, match="TransferQueue"):
         QueueFeeder(loader, 1)

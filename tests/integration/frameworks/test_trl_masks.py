@@ -3,10 +3,12 @@
 import copy
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn
+from tests.support.pages import blocks_of
 
 for package in ("torch", "trl"):
     pytest.importorskip(package, reason=f"{package} is not installed")
@@ -14,6 +16,7 @@ for package in ("torch", "trl"):
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]  # TRL's own
 
 IGNORED = -100
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "use-it-with-trl.md"
 GENERATION = (
     "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
     "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
@@ -183,3 +186,42 @@ def test_pairs_are_trained_as_dpo_trainer_does_it(tmp_path, small_tokenizer, row
         assert (sample.labels[first:] == sample.tokens[first:]).all()
         ours.append([[sample.tokens.tolist(), first], [rejected, start]])
     assert ours == theirs
+
+
+KTO = [{**row, "label": number % 2 == 0} for number, row in enumerate(COMPLETIONS[:3])]
+KTO_CHATS = [{**row, "label": number % 2 == 1} for number, row in enumerate(ENDINGS)]
+
+
+@pytest.mark.parametrize("rows", [KTO, KTO_CHATS], ids=["texts", "chats"])
+def test_the_batches_of_the_page_are_those_of_kto_trainer_which_trains_on_them(tmp_path, small_tokenizer, rows):
+    import trl
+    from transformers import AutoTokenizer
+
+    from asyncdata.integrations.torch import ranks
+    from asyncdata.integrations.transformers import attach, placeholder
+
+    tokenizer = AutoTokenizer.from_pretrained(small_tokenizer)
+
+    def made(**given):
+        settings = {"use_cpu": True, "report_to": [], "max_length": None, "max_steps": 2, "save_strategy": "no"}
+        settings |= {"output_dir": str(tmp_path), "per_device_train_batch_size": len(rows)}
+        given = given_to(tokenizer, rows) | given
+        return trl.KTOTrainer(args=trl.KTOConfig(**settings), ref_model=copy.deepcopy(given["model"]), **given)
+
+    (code,) = (block.text for block in blocks_of(PAGE) if "def kto_batch" in block.text)
+    (tmp_path / "kto.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    knobs = f"batch_size={len(rows)}, shuffle=False, num_workers=0, timeout_s=240"
+    for old, new in {"kto.jsonl": tmp_path / "kto.jsonl", "tokenizer": small_tokenizer}.items():
+        code = code.replace(f'"{old}"', repr(str(new)))
+    theirs, trainer = made(), made(train_dataset=placeholder())
+    names = {"tokenizer": tokenizer, "trainer": trainer, "attach": attach, "ranks": ranks}
+    names |= {"DataLoader": DataLoader, "ChatTokenizeFn": ChatTokenizeFn}
+
+    exec(code.replace("batch_size=8", knobs), names)  # noqa: S102 - the project's own page
+
+    expected = theirs.data_collator(list(theirs.train_dataset))
+    with names["loader"] as loader:
+        batch = next(iter(loader))
+        assert {name: batch[name].tolist() for name in batch} == {name: expected[name].tolist() for name in expected}
+        trainer.train()
+    assert trainer.state.global_step == 2

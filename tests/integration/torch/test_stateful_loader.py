@@ -21,6 +21,7 @@ import torch
 
 from asyncdata.integrations.torch import OrderView, StatefulDataLoader
 from asyncdata.integrations.transfer_queue import QueueFeeder
+from tests.support.inner import change
 from tests.support.torch_loading import (
     KINDS,
     MAX_LENGTH,
@@ -467,7 +468,7 @@ def test_without_room_for_a_thread_the_batch_is_made_when_it_is_needed(open_load
         raise WorkerError("AD426")
 
     whole = run(open_loader(**SAMPLES), 1)
-    monkeypatch.setattr("asyncdata.integrations.torch.loader.started", no_room)
+    change(monkeypatch, starts_of_a_copier=no_room)
     assert run(open_loader(**SAMPLES, device="cuda"), 1) == whole
 
 

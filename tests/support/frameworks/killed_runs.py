@@ -4,7 +4,7 @@
 takes a minute to import: so one process imports it, and forks each run.
 """
 
-import importlib
+import importlib.util
 import json
 import os
 import queue
@@ -28,14 +28,25 @@ KILLED_AFTER = 3
 TIMEOUT_S = 120
 
 
+def needs(*packages):
+    """Skip the test where one of these is not installed. None is imported."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+
+
 def checkout(variable, file, packages=()):
     """The folder that an environment variable names. Skips the test where there is no such checkout."""
     folder = os.environ.get(variable, "")
     if not Path(folder or "/no folder", file).is_file():
         pytest.skip(f"nothing to run: {variable} names no checkout with a {file}")
-    for package in packages:
-        pytest.importorskip(package, reason=f"its code needs {package}")
+    needs(*packages)
     return folder
+
+
+def import_from(*folders):
+    """Look for modules in these folders too. First come ours: many a checkout has a package ``tests`` of its own."""
+    sys.path[:0] = [str(ROOT), *folders]
 
 
 def blocks_of(page, language):
@@ -55,8 +66,8 @@ def write_rows(folder, rows, name="rows.jsonl"):
 
 
 def run_python(folder, *words, places=(), status=0, **variables):
-    """What Python prints, started in this folder. It looks for modules in ``places`` first."""
-    path = os.pathsep.join([*places, str(ROOT), *filter(None, sys.path)])
+    """What Python prints, started in this folder. It looks for modules in ``places`` too, after ours."""
+    path = os.pathsep.join([str(ROOT), *places, *filter(None, sys.path)])
     environment = os.environ | {"PYTHONPATH": path} | variables
     command = [sys.executable, "-W", "ignore", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)

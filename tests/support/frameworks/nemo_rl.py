@@ -2,13 +2,12 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from asyncdata.errors import ConfigError
-from tests.support.frameworks.killed_runs import kill_and_resume, write_rows
+from tests.support.frameworks.killed_runs import import_from, kill_and_resume, write_rows
 
 VARIABLE = "ASYNCDATA_NEMO_RL"
 NEEDS = {VARIABLE: "nemo_rl/data/utils.py"}
@@ -72,7 +71,7 @@ class Run:
 
 
 def drive(folder):
-    sys.path.insert(0, os.environ[VARIABLE])
+    import_from(os.environ[VARIABLE])
     import nemo_rl.data.utils as utils
     import nemo_rl.utils.checkpoint  # noqa: F401 - before the forks
     import train_nemo_rl as example

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, Stepped, kill_and_resume_each, write_rows
+from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, Stepped, import_from, kill_and_resume_each, write_rows
 from tests.support.frameworks.stand_ins import stand_in_for
 
 VARIABLE = "ASYNCDATA_OPENRLHF"
@@ -105,7 +105,7 @@ def import_openrlhf():
     import deepspeed
 
     deepspeed.DeepSpeedEngine = type("DeepSpeedEngine", (Engine,), {})
-    sys.path.insert(0, os.environ[VARIABLE])
+    import_from(os.environ[VARIABLE])
     import openrlhf.trainer.ppo_trainer as module
     import openrlhf.trainer.ppo_utils.samples_generator as generator
     from openrlhf.utils import deepspeed as strategies

@@ -19,7 +19,7 @@ from types import ModuleType, SimpleNamespace
 
 from anyio.lowlevel import checkpoint
 
-from tests.support.frameworks.killed_runs import kill_and_resume, write_rows
+from tests.support.frameworks.killed_runs import import_from, kill_and_resume, write_rows
 
 VARIABLE = "ASYNCDATA_PRIME_RL"
 VERIFIERS = "ASYNCDATA_VERIFIERS"
@@ -201,8 +201,7 @@ class Run:
 
 def drive(folder):
     tree = Path(os.environ[VARIABLE])
-    sys.path[:0] = [str(folder), str(tree / "src"), os.environ[VERIFIERS]]
-    sys.path.insert(0, str(tree / "packages/prime-rl-configs/src"))
+    import_from(str(tree / "packages/prime-rl-configs/src"), str(folder), str(tree / "src"), os.environ[VERIFIERS])
     for name, attribute in STAND_INS.items():
         sys.modules[name] = ModuleType(name)
         setattr(sys.modules[name], attribute, type(attribute, (), {}))

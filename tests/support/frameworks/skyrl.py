@@ -7,12 +7,11 @@ loops, the loaders and what is saved and loaded are SkyRL's code.
 
 import asyncio
 import os
-import sys
 import typing
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, Stepped, kill_and_resume_each, write_rows
+from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, Stepped, import_from, kill_and_resume_each, write_rows
 
 VARIABLE = "ASYNCDATA_SKYRL"
 NEEDS = {VARIABLE: "skyrl/train/fully_async_trainer.py"}
@@ -119,7 +118,7 @@ def import_skyrl():
     import typing_extensions
 
     typing.TypedDict = typing_extensions.TypedDict
-    sys.path[:0] = [os.environ[VARIABLE], os.path.join(os.environ[VARIABLE], "skyrl-gym")]
+    import_from(os.environ[VARIABLE], os.path.join(os.environ[VARIABLE], "skyrl-gym"))
     import loguru
 
     loguru.logger.disable("skyrl")

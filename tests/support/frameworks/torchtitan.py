@@ -1,19 +1,12 @@
-"""torchtitan's own loader, configuration and checkpoints, from the folder that ASYNCDATA_TORCHTITAN names.
-
-That may have torchtitan 0.3, as ``pip install torchtitan`` has it, or the interface after that: the new one.
-"""
+"""torchtitan's own loader, configuration and checkpoints, of 0.3 or of the interface after that, the new one."""
 
 import importlib
-import os
 import random
-import sys
-from pathlib import Path
+from importlib.util import find_spec
 
 from tests.support.frameworks.killed_runs import kill_and_resume, write_rows
 
-VARIABLE = "ASYNCDATA_TORCHTITAN"
-NEEDS = {VARIABLE: "torchtitan/components/checkpointer/dcp.py"}
-PACKAGES = ("torch", "tyro", "torchdata", "datasets", "spmd_types")
+PACKAGES = ("torchtitan", "torchdata")
 ROWS = 60
 TOKENS = 64
 FIRST_ID = 1000
@@ -21,7 +14,7 @@ CONTEXT = 32
 
 
 def is_new():
-    return Path(os.environ[VARIABLE], "torchtitan/components/data").is_dir()
+    return find_spec("torchtitan.components.data") is not None
 
 
 def runtime():
@@ -107,7 +100,6 @@ def _ids(inputs, labels):
 
 
 def drive(folder):
-    sys.path.insert(0, os.environ[VARIABLE])
     for name in ("checkpointer.dcp", "data" if is_new() else "dataloader"):  # before the forks
         importlib.import_module(f"torchtitan.components.{name}")
     from asyncdata.integrations.torchtitan import AsyncDataLoader

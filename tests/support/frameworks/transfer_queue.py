@@ -1,10 +1,11 @@
-"""A trainer with a queue of TransferQueue, and the calls of that package in memory."""
+"""A trainer with a queue of TransferQueue, on a Ray cluster of its own."""
 
-import copy
+import contextlib
 import json
 
 from asyncdata import DataLoader, RowFn
 from asyncdata.integrations.transfer_queue import QueueFeeder
+from tests.support.ray_cluster import two_nodes
 
 ROWS = 23
 ROOM = 4
@@ -14,37 +15,21 @@ VERL_TAG = {"is_prompt": True, "status": "pending", "global_steps": 0}
 ALL = sorted((str(epoch), row) for epoch in range(2) for row in range(ROWS))
 
 
-class Store:
-    """What the feeder calls of the package ``transfer_queue``, in memory."""
+@contextlib.contextmanager
+def queue_of(folder):
+    """The package, with a queue that :class:`Run` saves in this folder."""
+    import transfer_queue
 
-    def __init__(self):
-        self.partitions = {}
+    with two_nodes():
+        transfer_queue.init({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}})
+        yield transfer_queue, folder
+        transfer_queue.close()
 
-    def kv_batch_put(self, keys, partition_id, fields, tags):
-        for place, (key, tag) in enumerate(zip(keys, tags, strict=True)):
-            row = {name: column[place] for name, column in fields.items()}
-            self.partitions.setdefault(partition_id, {})[key] = tag, row
 
-    def kv_put(self, key, partition_id, tag):
-        self.partitions.setdefault(partition_id, {})[key] = tag, {}
-
-    def kv_list(self, partition_id=None):
-        found = {partition_id: self.partitions.get(partition_id, {})} if partition_id else self.partitions
-        return {name: {key: tag for key, (tag, _) in keys.items()} for name, keys in found.items() if keys}
-
-    def kv_clear(self, keys, partition_id):
-        for key in keys:
-            self.partitions[partition_id].pop(key, None)
-
-    def kv_batch_get(self, keys, partition_id, select_fields):
-        rows = [self.partitions[partition_id][key][1] for key in keys]
-        return {name: [row[name] for row in rows] for name in select_fields}
-
-    def save(self):
-        return copy.deepcopy(self.partitions)
-
-    def load(self, saved):
-        self.partitions = copy.deepcopy(saved or {})
+def empty(queue):
+    for name, keys in queue.kv_list().items():
+        if keys:
+            queue.kv_clear(keys=list(keys), partition_id=name)
 
 
 def opened(path, **settings):
@@ -58,11 +43,12 @@ def row_of(sample):
 class Run:
     """A trainer with a queue, a loader, and what was trained when each of the two was saved."""
 
-    def __init__(self, path, store, room=ROOM, **settings):
-        self.path, self.store, self.trained = path, store, []
+    def __init__(self, path, real, room=ROOM, **settings):
+        self.path, self.trained = path, []
+        self.queue, self.folder = real
         self.room, self.settings = room, settings
-        self.queue, self.at_queue = None, 0
-        store.load(None)
+        self.is_saved, self.at_queue = False, 0
+        empty(self.queue)
         self.open()
         self.save_loader()
 
@@ -71,7 +57,7 @@ class Run:
         self.feeder = QueueFeeder(self.loader, self.room, fields=row_of, tag=VERL_TAG)
 
     def prompts(self):
-        return sorted(key for key in self.store.kv_list(PARTITION).get(PARTITION, {}) if "_" not in key)
+        return sorted(key for key in self.queue.kv_list(PARTITION).get(PARTITION, {}) if "_" not in key)
 
     def fill(self, _=0):
         self.feeder.fill()
@@ -81,21 +67,22 @@ class Run:
         """Keys of rollouts stand beside the prompt's, which may go before them."""
         if prompts := self.prompts():
             key = prompts[which % len(prompts)]
-            self.store.kv_put(key=f"{key}_0_0", partition_id=PARTITION, tag={"status": "success"})
+            self.queue.kv_put(key=f"{key}_0_0", partition_id=PARTITION, tag={"status": "success"})
 
     def train(self, which):
         if prompts := self.prompts():
             key = prompts[which % len(prompts)]
-            row = list(self.store.kv_batch_get(keys=[key], partition_id=PARTITION, select_fields=["row"])["row"])[0]
-            names = [name for name in self.store.kv_list(PARTITION)[PARTITION] if name.partition("_")[0] == key]
-            self.store.kv_clear(keys=names, partition_id=PARTITION)
+            [row] = self.queue.kv_batch_get(keys=[key], partition_id=PARTITION, select_fields=["row"])["row"]
+            names = [name for name in self.queue.kv_list(PARTITION)[PARTITION] if name.partition("_")[0] == key]
+            self.queue.kv_clear(keys=names, partition_id=PARTITION)
             self.trained.append((key.partition(":")[0], getattr(row, "data", row)["id"]))
 
     def save_loader(self, _=0):
         self.state, self.at_loader = json.loads(json.dumps(self.feeder.state_dict())), len(self.trained)
 
     def save_queue(self, _=0):
-        self.queue, self.at_queue = self.store.save(), len(self.trained)
+        self.queue.save_checkpoint(self.folder)
+        self.is_saved, self.at_queue = True, len(self.trained)
 
     def save_and_train(self, saves):
         """After each, three prompts are trained and others put."""
@@ -108,7 +95,9 @@ class Run:
     def crash(self, _=0):
         """The weights are those of the later save."""
         self.loader.close()
-        self.store.load(self.queue)
+        empty(self.queue)
+        if self.is_saved:
+            self.queue.load_checkpoint(self.folder)
         del self.trained[max(self.at_loader, self.at_queue) :]
         self.open()
         self.feeder.load_state_dict(self.state)

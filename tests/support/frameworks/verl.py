@@ -1,18 +1,14 @@
-"""verl's own data set, sampler, loader, checkpoint and fetch, from the folder that ASYNCDATA_VERL names."""
+"""verl's own trainers: data set, sampler, loader, checkpoint and fetch."""
 
 # ruff: noqa: SLF001 - what a trainer of verl does with its loader is in methods of its own
 
-import importlib
-import os
-import sys
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 
 from tests.support.frameworks.killed_runs import blocks_of, kill_and_resume
 
-VARIABLE = "ASYNCDATA_VERL"
-NEEDS = {VARIABLE: "verl/utils/dataset/rl_dataset.py"}
-PACKAGES = ("torch", "ray", "tensordict", "transfer_queue", "yaml")
+PACKAGES = ("verl", "transfer_queue", "cachetools", "fastapi", "uvicorn")
 PAGE = "use-it-with-verl.md"
 ROWS = 40
 BATCH = 4
@@ -42,21 +38,21 @@ def row_of(number):
     }
 
 
-def configuration(folder, changes):
-    """verl's own defaults for ``data``, and what a run of it needs besides; ``changes`` are those of a user."""
+def defaults(name):
+    """A file of verl's own configuration."""
     from omegaconf import OmegaConf
 
-    tree = Path(os.environ[VARIABLE])
-    trainer = {"total_epochs": 3, "total_training_steps": None, "default_local_dir": str(folder)}
-    trainer |= {"default_hdfs_dir": None, "resume_mode": "auto", "del_local_ckpt_after_load": False}
-    base = {
-        "data": OmegaConf.load(tree / "verl/trainer/config/data/legacy_data.yaml"),
-        "algorithm": {"filter_groups": None},
-        "actor_rollout_ref": {"actor": {"checkpoint": {}}},
-        "trainer": {"v1": {"sampler": {}}, **trainer},
-    }
+    return OmegaConf.load(files("verl").joinpath("trainer/config", name))
+
+
+def configuration(folder, changes):
+    """verl's own defaults, and what a run of it needs besides; ``changes`` are those of a user."""
+    from omegaconf import OmegaConf
+
     data = {"train_batch_size": BATCH, "cache": {"folder": str(folder / "cache")}}
-    return OmegaConf.merge(base, {"data": data}, changes)
+    trainer = {"total_epochs": 3, "default_local_dir": str(folder), "resume_mode": "auto", "device": "cpu"}
+    needed = {"algorithm": {"adv_estimator": "grpo"}, "data": data, "trainer": trainer}
+    return OmegaConf.merge(defaults("_generated_ppo_trainer.yaml"), needed, changes)
 
 
 class Actor:
@@ -69,19 +65,11 @@ class Actor:
 
 
 class Run:
-    """A trainer of verl without its constructor, which starts Ray and a model."""
+    """A trainer of verl, whose rollouts and weights are left out: they start Ray and a model."""
 
     def __init__(self, config):
-        module, _, name = self.kind.rpartition(".")
-        kind = getattr(importlib.import_module(module), name)
-        made = type(kind.__name__, (kind,), {})
-        made.__abstractmethods__ = frozenset()  # what a trainer does with samples of its rollouts
-        self.trainer = object.__new__(made)
-        settings = {"config": config, "tokenizer": None, "processor": object(), "actor_rollout_wg": Actor()}
-        settings |= {"use_critic": False, "global_steps": 0, "parameter_sync_step": 1, "trainer_mode": "sync"}
-        for name, value in settings.items():
-            setattr(self.trainer, name, value)
-        self.open()
+        self.trainer = self.made(config)
+        self.trainer.actor_rollout_wg, self.trainer.global_steps = Actor(), 0
         self.trainer._load_checkpoint()
         self.step = self.trainer.global_steps
 
@@ -93,28 +81,31 @@ class Run:
 class V1(Run):
     """The trainer of ``trainer.use_v1: true``, the default."""
 
-    kind = "verl.trainer.ppo.v1.trainer_base.PPOTrainer"
+    def made(self, config):
+        from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    def open(self):
-        self.trainer._init_dataloader()
+        kind = type("Trainer", (PPOTrainer,), {"tokenizer": None, "processor": None})
+        kind.__abstractmethods__ = frozenset()  # what a trainer does with samples of its rollouts
+        trainer = kind(config)
+        trainer._init_dataloader()
+        return trainer
 
     def take(self):
-        batch = self.trainer._next_train_batch()
-        return [info["index"] for info in batch["extra_info"].tolist()]
+        return [info["index"] for info in self.trainer._next_train_batch()["extra_info"]]
 
 
 class V0(Run):
     """The older ``RayPPOTrainer``, which does not restore its loader at the end of an epoch."""
 
-    kind = "verl.trainer.ppo.ray_trainer.RayPPOTrainer"
+    def made(self, config):
+        from verl.trainer.ppo.ray_trainer import RayPPOTrainer, Role
 
-    def open(self):
-        self.trainer._create_dataloader(None, None, None, None)
-        self.batches = self._batches()
+        trainer = RayPPOTrainer(config, None, {Role.ActorRollout: None}, None)
+        self.batches = self._batches(trainer)
+        return trainer
 
-    def _batches(self):
+    def _batches(self, trainer):
         """The loops of its ``fit``."""
-        trainer = self.trainer
         for _ in range(trainer.global_steps // len(trainer.train_dataloader), trainer.config.trainer.total_epochs):
             yield from trainer.train_dataloader
 
@@ -134,47 +125,54 @@ def run_each(opens, folder, cases, changes, **told):
     return found
 
 
-def scores_of_filter(folder):
-    """Scores that the loader has of solved groups which verl's replay buffer leaves out, in its real queue."""
+def scores_of_step(folder):
+    """Scores that the loader has of groups which verl's replay buffer leaves out or its trainer computes advantages of.
+
+    The odd ones of four prompts are solved. A rollout has two outputs, of which the last one counts; the batch is
+    filled up by padding.
+    """
     import ray
     import torch
     import transfer_queue as tq
-    import verl.trainer.ppo.v1.trainer_base as base
     from tensordict import TensorDict
     from tensordict.tensorclass import NonTensorStack
-    from verl.utils.dataset.rl_dataset import get_dataset_class
+    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
     changes = yaml_of(PAGE)
     changes["data"] |= write_parquet(folder, row_of, range(1000, 1010))
     changes["data"]["asyncdata"] |= {"shuffle": True, "rows_per_epoch": ROWS, "outcomes": {}}
-    config = configuration(folder, changes).data
-    rows = get_dataset_class(config)(config.train_files, None, config, object())
-    trainer = type("Trainer", (), {"train_dataset": rows, "refill": lambda self, number: number})()
+    changes["algorithm"] = {"filter_groups": {"enable": True, "metric": "acc"}}
+    changes["trainer"] = {"v1": {"trainer_mode": "separate_async", "sampler": {"max_off_policy_threshold": 1}}}
     ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR")
     tq.init()
-    limits = {"max_off_policy_threshold": 1, "max_off_policy_strategy": "drop", "sampler_kwargs": None}
-    buffer = base.ReplayBufferAsync(
-        "async", None, poll_interval=0.01, refill_fn=trainer.refill, filter_groups_metric="acc", **limits
-    )
+    trainer = V1(configuration(folder, changes)).trainer
+    trainer.replay_buffer.poll_interval = 0.01
+    trainer.replay_buffer.refill_fn = trainer._next_train_batch  # prompts that no one answers
+    counted = trainer.train_dataset._view.loader.statistics
     tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
-    for number, row in enumerate(rows.__getitems__(range(4))):
-        scores = [1.0, float(number % 2)]  # of two rollouts: those of odd prompts are the same
-        infos = [{"reward_extra_info": {"acc": score}} for score in scores]
+    for number, row in enumerate(trainer.train_dataset.__getitems__(range(4))):
+        solved = [1.0, 1.0, float(number % 2), float(number % 2)]
+        scores = [7.0, solved[1], 7.0, solved[3]]
+        keys = [f"{number}_{rollout}_{output}" for rollout in range(2) for output in (9, 10)]
+        nested = [torch.tensor([0.0, score]) for score in scores]
         fields = {
-            "extra_info": NonTensorStack(*[row["extra_info"]] * 2),
-            "extra_fields": NonTensorStack(*infos),
-            "rm_scores": torch.nested.as_nested_tensor([torch.tensor([0.0, s]) for s in scores], layout=torch.jagged),
+            "extra_info": NonTensorStack(*[row["extra_info"]] * 4),
+            "extra_fields": NonTensorStack(*[{"reward_extra_info": {"acc": acc}} for acc in solved]),
+            "uid": NonTensorStack(*[str(number)] * 4),
+            "rm_scores": torch.nested.as_nested_tensor(nested, layout=torch.jagged),
+            "response_mask": torch.nested.as_nested_tensor([torch.ones(2, dtype=torch.long)] * 4, layout=torch.jagged),
         }
-        keys, tags = [f"{number}_{rollout}_0" for rollout in range(2)], [{"status": "success"}] * 2
-        tq.kv_batch_put(keys=keys, partition_id="train", tags=tags, fields=TensorDict(fields, batch_size=2))
+        tags = [{"status": "success"}] * 4
+        tq.kv_batch_put(keys=keys, partition_id="train", tags=tags, fields=TensorDict(fields, batch_size=4))
         tq.kv_put(key=str(number), partition_id="train", tag=tag)
-    batch, _ = buffer.sample(1, "train", 2)
-    found = rows._view.loader.statistics()
-    left = sorted({int(key[0]) for key in tq.kv_list("train")["train"]})
+    batch, _ = trainer.replay_buffer.sample(1, "train", 2)
+    filtered = counted().outcome_scores_total
+    trainer._compute_advantage(upsample_batch_to_divisible_size(batch, 9, 0), {})
+    left = sorted({key[0] for key in tq.kv_list("train")["train"]})
     tq.close()
     ray.shutdown()
-    rows.close()
-    return [sorted(batch.keys), left, found.outcome_rows, found.outcome_scores_total]
+    trainer.train_dataset.close()
+    return [sorted(batch.keys), left, filtered, counted().outcome_scores_total]
 
 
 def yaml_of(page):
@@ -184,7 +182,6 @@ def yaml_of(page):
 
 
 def drive(folder):
-    sys.path.insert(0, os.environ[VARIABLE])
     import verl.trainer.ppo.ray_trainer
     import verl.trainer.ppo.v1.trainer_base  # noqa: F401 - before the forks
 
@@ -199,5 +196,5 @@ def drive(folder):
     }
     opens = lambda place, kind, changes: kind(configuration(place, changes))  # noqa: E731
     found = {"runs": run_each(opens, folder, cases, changes, num_batches=27)}
-    kept = [["0_0_0", "0_1_0", "2_0_0", "2_1_0"], [0, 2], 2, 4]
-    return found | {"same": {"groups of a filter are reported": [scores_of_filter(folder), kept]}}
+    keys = [f"{number}_{rollout}_{output}" for number in (0, 2) for rollout in range(2) for output in (10, 9)]
+    return found | {"same": {"scores are reported": [scores_of_step(folder), [keys, ["0", "2", "p"], 4, 8]]}}

@@ -1,20 +1,26 @@
-"""verl's own SFT trainer: its data set, sampler, loader and checkpoints, from the folder that ASYNCDATA_VERL names.
+"""verl's own SFT trainer: its data set, sampler, loader and checkpoints, without a model.
 
-Stand-ins: ``verl.workers`` (engines, which need a GPU) and ``verl.models`` (needs an older transformers). A run has
-all its ranks in one process: a trainer for each, with the sampler and the file ``data_N.pt`` of its rank.
+A run has all its ranks in one process: a trainer for each, with the sampler and the file ``data_N.pt`` of its rank.
 """
 
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 from tests.support.frameworks.killed_runs import KILLED_AFTER, blocks_of
-from tests.support.frameworks.stand_ins import stand_in_for
-from tests.support.frameworks.verl import BATCH, IN_FILE_ORDER, PAGE, ROWS, VARIABLE, Actor, run_each, write_parquet
+from tests.support.frameworks.verl import (
+    BATCH,
+    IN_FILE_ORDER,
+    PACKAGES,
+    PAGE,
+    ROWS,
+    Actor,
+    defaults,
+    run_each,
+    write_parquet,
+)
 
-NEEDS = {VARIABLE: "verl/trainer/sft_trainer.py"}
-PACKAGES = ("torch", "torchdata", "hydra", "tensordict", "transformers", "pandas", "yaml")
+__all__ = ("PACKAGES", "drive")
 EPOCHS = 3
 STEPS = EPOCHS * ROWS // BATCH
 BATCHES = STEPS + KILLED_AFTER  # those after the training have no rows
@@ -40,7 +46,7 @@ def row_of(place):
     }
 
 
-def _tokenizer():
+def tokenizer():
     """A word is a token, and a number is itself."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -56,7 +62,7 @@ def configuration(folder, changes):
     """verl's own defaults, and what a run needs besides; ``changes`` are those of a user."""
     from omegaconf import OmegaConf
 
-    base = OmegaConf.load(Path(os.environ[VARIABLE]) / "verl/trainer/config/sft_trainer_engine.yaml")
+    base = defaults("sft_trainer_engine.yaml")
     data = {"train_batch_size": BATCH, "enable_thinking_default": None}
     trainer = {"default_local_dir": str(folder), "device": "cpu"}
     return OmegaConf.merge(base, {"data": data, "trainer": trainer, "model": {}}, changes)
@@ -84,7 +90,7 @@ def _trainer(config, rank=0, ranks=1):
     trainer = object.__new__(SFTTrainer)
     trainer.config, trainer.rank = config, rank
     trainer.engine = trainer.training_client = _Engine(rank, ranks)
-    trainer.model_config = SimpleNamespace(tokenizer=_tokenizer(), processor=None)
+    trainer.model_config = SimpleNamespace(tokenizer=tokenizer(), processor=None)
     trainer.optimizer_config = SimpleNamespace()
     trainer._build_dataset()
     trainer._build_dataloader()
@@ -94,10 +100,10 @@ def _trainer(config, rank=0, ranks=1):
     return trainer
 
 
-def _numbers(batch):
-    """The rows of a batch: the word after ``user`` or ``think`` is a row's number."""
-    from_user = [row.tolist()[row.tolist().index(3) + 1 :] for row in batch["input_ids"].unbind()]
-    return [next(token for token in row if token >= FIRST_NUMBER) - FIRST_NUMBER for row in from_user]
+def number_of(tokens):
+    """Which row it is: the word after ``user`` or ``think`` is its number."""
+    from_user = tokens.tolist()[tokens.tolist().index(3) + 1 :]
+    return next(token for token in from_user if token >= FIRST_NUMBER) - FIRST_NUMBER
 
 
 class Run:
@@ -117,7 +123,8 @@ class Run:
         start = trainer.resume_global_step // trainer.steps_per_epoch
         for epoch in range(start, trainer.config.trainer.total_epochs):
             trainer.train_sampler.set_epoch(epoch=epoch)
-            yield from map(_numbers, trainer.train_dataloader)
+            for batch in trainer.train_dataloader:
+                yield list(map(number_of, batch["input_ids"].unbind()))
         while True:
             yield []
 
@@ -131,11 +138,8 @@ class Run:
 
 
 def drive(folder):
-    import yaml
-
-    stand_in_for("verl.models", "verl.workers")
-    sys.path.insert(0, os.environ[VARIABLE])
     import verl.trainer.sft_trainer  # noqa: F401 - before the forks
+    import yaml
 
     changes = yaml.safe_load(blocks_of(PAGE, "yaml")[1])
     changes["data"] |= write_parquet(folder, row_of, range(ROWS, ROWS + 10))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 
 from asyncdata import Document, FixedCollator, PackedCollator, PaddedCollator, PreferenceCollator, Sample
-from asyncdata.batching.collators.torch_tensors import to_torch
 from asyncdata.errors import ConfigError
 from asyncdata.xtuner import XTunerCollator
 from tests.support.examples import in_ci
+from tests.support.parts import to_torch
 
 NONE = -100
 """The label of a token that is not trained on."""

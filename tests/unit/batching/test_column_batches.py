@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import Column, Document, FixedCollator, PackedCollator, PaddedCollator, PreferenceCollator, Sample
-from asyncdata.core.columns import Columns
 from asyncdata.errors import ConfigError
+from tests.support.parts import Columns
 
 AT_TOKENS = Column("at_tokens", "int64", shape=(2,), pad=-7)
 AT_LABELS = Column("at_labels", "int64", pad=-9, follows="labels")

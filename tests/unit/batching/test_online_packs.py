@@ -12,14 +12,9 @@ import pytest
 from hypothesis import given
 
 from asyncdata import HardPacking, LengthGrouping, Position, SoftPacking
-from asyncdata.batching.online import OnlinePacks
-from asyncdata.batching.packers import SinglePacking
-from asyncdata.batching.packs import PackState
-from asyncdata.batching.rules import PackRules
-from asyncdata.core.callbacks import no_op
-from asyncdata.delivery.ledger import Counters, RestartPoint
 from asyncdata.errors import ConfigError, SnapshotError
 from tests.support.examples import in_ci
+from tests.support.parts import Counters, OnlinePacks, PackRules, PackState, RestartPoint, SinglePacking, no_op
 
 ROWS = 20  # of an epoch, some of which yield no sample
 

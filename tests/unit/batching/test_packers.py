@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 
 from asyncdata import HardPacking, SoftPacking
-from asyncdata.batching.xtuner_packing import proxy_cost
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.xtuner import XTunerPacking
 from tests.support.examples import in_ci
+from tests.support.parts import proxy_cost
 
 # Promises to every snapshot there is: packs are not in them, they are made again. See tests/unit/order/test_order.py.
 PACKS_DIGEST = "2b1a6752cc839623"

@@ -16,14 +16,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking
-from asyncdata.batching.packers import SinglePacking
-from asyncdata.batching.planned import PlannedOrder, pack_rows
-from asyncdata.batching.rules import PackRules
 from asyncdata.errors import ConfigError
 from asyncdata.order.order import RowOrder
 from asyncdata.order.rank_share import Share
 from asyncdata.xtuner import XTunerPacking
 from tests.support.examples import in_ci
+from tests.support.parts import PackRules, PlannedOrder, SinglePacking, pack_rows
 
 Plan = partial(PackRules, is_planned=True)
 XTUNER = XTunerPacking(max_length=8, seed=0)

@@ -11,9 +11,10 @@ import pytest
 
 from asyncdata import Sample, Status
 from asyncdata.checkpoint.matching import check
-from asyncdata.checkpoint.snapshot import Snapshot, from_state_dict, load, save, to_state_dict
-from asyncdata.checkpoint.summary import describe, describe_file
+from asyncdata.checkpoint.snapshot import load, save
+from asyncdata.checkpoint.summary import describe
 from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError, SnapshotVersionError
+from tests.support.parts import Snapshot, describe_file, from_state_dict, to_state_dict
 from tests.support.snapshots import DATA, FINGERPRINTS, FULL, GOLDEN_SNAPSHOT, LEAST, ORDER, sample, wrapped
 
 

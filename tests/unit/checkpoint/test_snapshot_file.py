@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from asyncdata import DataLoader
-from asyncdata.checkpoint import snapshot as snapshots
-from asyncdata.checkpoint.snapshot import Snapshot, from_state_dict, load, save, to_state_dict
+from asyncdata.checkpoint.snapshot import load, save
 from asyncdata.errors import ConfigError, SnapshotError
+from tests.support.inner import change
+from tests.support.parts import Snapshot, from_state_dict, to_state_dict
 from tests.support.snapshots import FULL, GOLDEN_SNAPSHOT, LEAST, names, wrapped
 
 # Written by the first release. It has to load for ever: add one for each new schema, and change none.
@@ -137,7 +138,7 @@ class TestFile:
         assert (load(tmp_path / "s"), names(tmp_path)) == (FULL, ["s"])
 
     def test_more_than_can_be_loaded_is_not_saved(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(snapshots, "MAX_FILE_BYTES", 1000)
+        change(monkeypatch, most_bytes_of_a_snapshot=1000)
 
         with pytest.raises(SnapshotError, match=r"AD601 the snapshot has \d+ bytes, more than 1000"):
             save(tmp_path / "s", FULL)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from asyncdata.cli.main import main
 from asyncdata.demo import tokenizer_folder
+from tests.support.parts import main
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import json
 import os
 
-from asyncdata.cli.main import main
+from tests.support.parts import main
 
 
 def doctor(capsys, *data: object) -> tuple[int, dict[str, str]]:

@@ -7,10 +7,9 @@ import re
 
 import pytest
 
-from asyncdata.cli.main import main
-from asyncdata.report.samples import MAX_SAMPLES
-from asyncdata.telemetry.records import Event, encode
+from asyncdata.telemetry.records import encode
 from tests.support.html_page import read_page
+from tests.support.parts import MAX_SAMPLES, Event, main
 from tests.support.telemetry_files import BEGAN, write_run
 
 # Rows

@@ -14,10 +14,9 @@ import structlog
 
 from asyncdata.checkpoint.snapshot import load
 from asyncdata.cli.commands import run as run_command
-from asyncdata.cli.commands.run import Progress, Reading, combined_digest, read_record
-from asyncdata.cli.main import main
 from tests.support.combinations import each_value
 from tests.support.commands import asyncdata_process
+from tests.support.parts import Progress, Reading, combined_digest, main, read_record
 
 NUM_ROWS = 200
 

@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 
 from asyncdata.cli import main as cli
-from asyncdata.cli.commands import tokenizer as command
-from asyncdata.tokenization.encoders.equivalence_records import revoke, subject_of
+from asyncdata.tokenization.encoders.equivalence_records import revoke
 from asyncdata.tokenization.encoders.text_encoder import choose
-from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.support.backends import FEW, Fake, install
+from tests.support.inner import change
+from tests.support.parts import TokenizerFiles, subject_of
 from tests.unit.tokenization.trained import assistant, user
 
 
@@ -32,7 +32,7 @@ def run(monkeypatch, capsys, files):
     def run(*arguments, installed=("gigatoken", "fastokens")):
         encoders = {name: found[name] for name in installed}
         install(monkeypatch, encoders)
-        monkeypatch.setattr(command, "version_of", lambda name: "1.0" if name in encoders else None)
+        change(monkeypatch, version_of_a_proven_backend=lambda name: "1.0" if name in encoders else None)
         status = cli.main(["tokenizer", *arguments, files.folder])
         said = capsys.readouterr()
         return status, said.out, said.err
@@ -69,7 +69,7 @@ def test_a_proof_is_remembered_is_there_for_programs_and_is_made_anew_after_an_a
 
 
 def test_all_characters_are_tried_on_request(run, monkeypatch):
-    monkeypatch.setattr(command, "known_points", lambda: [*range(0x4E00, 0x4E10)])
+    change(monkeypatch, known_points=lambda: [*range(0x4E00, 0x4E10)])
     assert run("prove", "--backend", "gigatoken")[0] == 0
 
     status, _, talk = run("prove", "--all", "--backend", "gigatoken")

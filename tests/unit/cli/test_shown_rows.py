@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from asyncdata import DataLoader, JsonlSource, LengthGrouping, RowShuffle, Shuffle, SoftPacking
-from asyncdata.cli.rows import OrderView
 from asyncdata.errors import SourceChangedError, SourceError
-from asyncdata.workers import request_handler
 from asyncdata.xtuner import XTunerPacking
+from tests.support.inner import change
+from tests.support.parts import OrderView
 from tests.support.tokenize_fns import row_id
 
 NUM_ROWS = 120
@@ -190,6 +190,6 @@ def test_a_file_that_changes_after_it_was_opened_is_named(jsonl_file, change, er
 def test_a_row_index_that_a_run_has_made_is_used(here, run_json, monkeypatch):
     path, cache = jsonl(here), {"folder": str(here / "kept")}
     samples = delivered(path, shuffle="full", cache=cache)
-    monkeypatch.setattr(request_handler, "index_blocks", lambda *_: pytest.fail("the rows were counted again"))
+    change(monkeypatch, index_blocks=lambda *_: pytest.fail("the rows were counted again"))
     (found,) = run_json("order", path, *FULL[0], "--seed", 7, "--num", 1, *in_order("cache", cache))
     assert found["position"] == str(samples[0].position)

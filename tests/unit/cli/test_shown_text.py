@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn
-from asyncdata.cli.loss_mask import MaskedText, Turn, Turns
-from asyncdata.cli.shown_text import lines_of, plain_text
-from asyncdata.tokenization.token_text import Piece, TokenTexts
+from tests.support.parts import MaskedText, Piece, TokenTexts, Turn, Turns, lines_of, plain_text
 from tests.unit.tokenization.trained import assistant, user, variant
 
 GRIN = "\U0001f600"  # four bytes

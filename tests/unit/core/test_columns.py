@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from asyncdata import Column
-from asyncdata.core.columns import Columns, bfloat16_bits, declared, decoded
+from asyncdata.core.columns import decoded
 from asyncdata.errors import ConfigError
+from tests.support.parts import Columns, bfloat16_bits, declared
 
 KINDS = ["int8", "int64", "uint16", "uint64", "float16", "float32", "float64", "bool"]
 
@@ -53,7 +54,7 @@ def test_bfloat16_is_rounded_as_torch_does(bits):
 
 def test_a_tensor_is_taken_and_bfloat16_is_a_tensor_again():
     torch = pytest.importorskip("torch")
-    from asyncdata.batching.collators.torch_tensors import to_torch
+    from tests.support.parts import to_torch
 
     for dtype in (torch.bfloat16, torch.float32, torch.int64):
         column = Column("x", str(dtype).removeprefix("torch."), shape=(2,))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from asyncdata.core.threads import call_soon_in_this_loop
+from tests.support.parts import call_soon_in_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable

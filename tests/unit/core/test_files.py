@@ -18,16 +18,27 @@ from hypothesis import strategies as st
 
 from asyncdata import DataLoader
 from asyncdata.core import checksummed_file, line_numbers
-from asyncdata.core.atomic_file import remove_left_over, replace_file
-from asyncdata.core.checksummed_file import pack, unpack_file
-from asyncdata.core.file_checks import check_ours, lock, locked
-from asyncdata.core.line_numbers import line_number, line_number_within
+from asyncdata.core.checksummed_file import pack
+from asyncdata.core.file_checks import lock, locked
 from asyncdata.errors import ConfigError, SnapshotError
-from asyncdata.prefetch.row_index.index_file import IndexFile
-from asyncdata.tokenization.encoders.equivalence_records import Proof, Subject, find, keep, proof_path, subject_of
-from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+from asyncdata.tokenization.encoders.equivalence_records import find, keep
 from tests.support.backends import Fake, install
+from tests.support.inner import change
 from tests.support.other_users import give_away
+from tests.support.parts import (
+    IndexFile,
+    Proof,
+    Subject,
+    TokenizerFiles,
+    check_ours,
+    line_number,
+    line_number_within,
+    proof_path,
+    remove_left_over,
+    replace_file,
+    subject_of,
+    unpack_file,
+)
 from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:
@@ -102,7 +113,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path, monkeypatch):
         os.truncate(path, path.stat().st_size - 1)
         return memory(num_bytes)
 
-    monkeypatch.setattr(checksummed_file, "_memory", shrinking)
+    change(monkeypatch, memory_for_a_file=shrinking)
     with pytest.raises(SnapshotError, match="it was cut off while it was read"):
         unpack_file(str(path))
 
@@ -253,9 +264,9 @@ def test_a_proof_that_another_user_may_have_written_is_none(subject, monkeypatch
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_numbers, "_STEP_BYTES", 7)
-    monkeypatch.setattr(line_numbers, "_MAX_FILES", 2)
-    monkeypatch.setattr(line_numbers, "_counts", OrderedDict())
+    change(monkeypatch, step_bytes_of_lines=7)
+    change(monkeypatch, most_files_of_lines=2)
+    change(monkeypatch, remembered_lines=OrderedDict())
 
 
 @given(st.lists(st.sampled_from([b"\n", b"x", b"\r\n", b"yyyy"])), st.lists(st.floats(0, 1)))

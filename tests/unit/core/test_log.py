@@ -12,11 +12,16 @@ import structlog
 from structlog.testing import capture_logs
 
 import asyncdata
-from asyncdata.core.errors import user_traceback
-from asyncdata.core.import_path import resolve_path
-from asyncdata.core.log import get_logger, observe_events, owning_events, stop_observing
 from asyncdata.errors import ConfigError
-from asyncdata.tokenization.base import open_tokenize_fn
+from tests.support.parts import (
+    get_logger,
+    observe_events,
+    open_tokenize_fn,
+    owning_events,
+    resolve_path,
+    stop_observing,
+    user_traceback,
+)
 
 
 def test_an_event_arrives_with_its_fields_and_level():

@@ -9,19 +9,24 @@ import pytest
 
 from asyncdata import JsonlSource
 from asyncdata.core.digest import digest
-from asyncdata.core.file_refs import Address, ObjectRefs, ObjectsOfStore, Pin, joined
+from asyncdata.core.file_refs import joined
 from asyncdata.core.framing import pieces
-from asyncdata.core.messages import (
+from asyncdata.core.messages import encode
+from tests.support.inner import change, real
+from tests.support.parts import (
+    Address,
     Column,
     FileRef,
     Job,
+    ObjectRefs,
+    ObjectsOfStore,
+    ObjectStamp,
+    Pin,
     RowError,
     Tokenized,
+    data_fingerprint,
     decode_job,
-    encode,
 )
-from asyncdata.sources.fingerprint import data_fingerprint
-from asyncdata.sources.remote.store import ObjectStamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,8 +145,8 @@ def opened(number: int) -> Any:
 def test_very_many_objects_are_opened_without_a_value_for_each_and_digested_when_they_are_listed(monkeypatch):
     """A first state must not stop the trainer to digest a million objects."""
     made = []
-    of_one = ObjectRefs._made  # noqa: SLF001 - it is counted
-    monkeypatch.setattr(ObjectRefs, "_made", lambda self, number: made.append(number) or of_one(self, number))
+    of_one = real("object_of_many")
+    change(monkeypatch, object_of_many=lambda self, number: made.append(number) or of_one(self, number))
 
     blocks = opened(3000)
     with monkeypatch.context() as patch:

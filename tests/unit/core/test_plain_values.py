@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata.core.plain_values import from_builtins, to_builtins
+from tests.support.parts import from_builtins, to_builtins
 
 
 class Colour(StrEnum):

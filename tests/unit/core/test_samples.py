@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 
 from asyncdata import Position, Sample, SourceLocation, Status
-from asyncdata.core.types import SampleRange
+from tests.support.parts import SampleRange
 
 LAZY = ("prompt", "tokens", "label", "metadata", "extra", "position", "source")
 VALUES = {"prompt": "hello", "label": [1], "metadata": {"a": [1]}, "extra": None, "spans": [[0, 1], [2, 3]]}

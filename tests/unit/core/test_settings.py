@@ -12,9 +12,8 @@ import pytest
 
 import asyncdata as ad
 from asyncdata import Shuffle
-from asyncdata.core.errors import by_reason, shortened
-from asyncdata.core.settings import Settings
 from asyncdata.errors import ConfigError
+from tests.support.parts import Settings, by_reason, shortened
 
 OF_SAMPLES = {"Document", "OutcomeTable", "Position", "Sample", "SourceLocation", "SourceStatistics", "Statistics"}
 """What the library makes, many times, and no user does."""

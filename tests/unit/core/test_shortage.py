@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from asyncdata.core.shortage import ShortageError, is_shortage, raise_if_shortage, short_of
+from tests.support.parts import ShortageError, is_shortage, raise_if_shortage, short_of
 
 
 class PanicException(BaseException):

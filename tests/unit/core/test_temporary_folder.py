@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from asyncdata.core.temporary_folder import TemporaryFolder
+from tests.support.parts import TemporaryFolder
 
 ROOT = Path(__file__).parents[3]
 OWNER = """

@@ -12,12 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import Position, SourceLocation
-from asyncdata.delivery.bad_rows import bad_row_error
-from asyncdata.delivery.chunk import Chunk
-from asyncdata.delivery.quarantine import Quarantine, read_quarantine
 from asyncdata.errors import BadRowError, ConfigError, QuarantineError
-from asyncdata.tokenization.column_writer import ColumnWriter
-from asyncdata.tokenization.rows import RowFault
+from tests.support.parts import Chunk, ColumnWriter, Quarantine, RowFault, bad_row_error, read_quarantine
 
 PLACE = {"path": "/rows", "line": 3, "byte_offset": 9}
 ERROR = BadRowError("AD101", "cut off \u00fc", **PLACE, excerpt='{"a', traceback="long")

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 
 from asyncdata import Sample, Status
-from asyncdata.delivery.ledger import Returned
 from asyncdata.delivery.rollout_buffer import choose
 from asyncdata.errors import ConfigError, FilterError, InvalidGroupError
 from asyncdata.filters import (
@@ -28,6 +27,7 @@ from asyncdata.filters import (
     reset_response,
 )
 from tests.support.examples import in_ci
+from tests.support.parts import Returned
 
 
 def group_of(number, *, size=2, **fields):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from asyncdata.delivery.channel import Channel
-from asyncdata.delivery.items import ChunkEnd, Failure, Run
+from asyncdata.delivery.items import Run
 from asyncdata.errors import SourceChangedError
 from tests.support.chunks import BadRow, chunk_of
+from tests.support.parts import Channel, ChunkEnd, Failure
 
 GONE = SourceChangedError("gone")
 

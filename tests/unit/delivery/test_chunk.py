@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from asyncdata import Position, SourceLocation
-from asyncdata.delivery.chunk import IS_IN_JOURNAL, Chunk
-from asyncdata.tokenization.column_writer import ColumnWriter
-from asyncdata.tokenization.rows import RowFault
 from tests.support.chunks import Lines
+from tests.support.parts import IS_IN_JOURNAL, Chunk, ColumnWriter, RowFault
 
 FIRST = Position(2, 5, 100)
 

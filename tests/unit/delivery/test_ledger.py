@@ -7,8 +7,8 @@ import copy
 import pytest
 
 from asyncdata import Position, Sample
-from asyncdata.delivery.ledger import Counters, Lease, Ledger, Returned, lease_key
-from tests.support.still_loader import made_by_hand
+from tests.support.chunks import made_by_hand
+from tests.support.parts import Counters, Lease, Ledger, Returned, lease_key
 
 
 def place(row):

@@ -8,7 +8,7 @@ import numpy as np
 from structlog.testing import capture_logs
 
 from asyncdata import SourceLocation
-from asyncdata.delivery.mass_drops import MassDrops
+from tests.support.parts import MassDrops
 
 
 class Told:

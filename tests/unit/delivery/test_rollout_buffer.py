@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 
 from asyncdata import Sample
-from asyncdata.core.plain_values import unpacked
-from asyncdata.core.types import SampleRange
-from asyncdata.delivery.ledger import Returned
-from asyncdata.delivery.rollout_buffer import Chooser, choose, filter_of, validate_groups, without
+from asyncdata.delivery.rollout_buffer import choose, without
 from asyncdata.errors import ConfigError, FilterError, InvalidGroupError
 from asyncdata.filters import ByStaleness, first_in_first_out
-from tests.support.chunks import chunk_of
-from tests.support.still_loader import made_by_hand
+from tests.support.chunks import chunk_of, made_by_hand
+from tests.support.parts import Chooser, Returned, SampleRange, filter_of, unpacked, validate_groups
 
 
 def buffer_of(num_groups):

@@ -8,9 +8,8 @@ from structlog.testing import capture_logs
 
 from asyncdata import LoaderConfig
 from asyncdata.loader import autotune as tuners
-from asyncdata.loader import executors
-from asyncdata.loader.executors import TuningLimits, limits_of
-from asyncdata.workers.base import WorkerState
+from tests.support.inner import change
+from tests.support.parts import TuningLimits, WorkerState, limits_of
 
 MIB = 1 << 20
 
@@ -22,7 +21,7 @@ class Tuned:
         self.now_s = self.waited_s = 0.0
         self.num_workers, self.stage, self.has_delivered, self.starts = 1, "tokenize", True, starts
         self.pumps = self.resizes = 0
-        monkeypatch.setattr(tuners, "process_memory", lambda pid: 100)
+        change(monkeypatch, memory_of_a_worker=lambda pid: 100)
         allowed = TuningLimits(**{"min_workers": 1, "max_workers": 8, "max_worker_bytes": 1 << 40, **limits})
         executor: Any = self
         producer: Any = SimpleNamespace(pump=self.pump, resize=self.resize)
@@ -133,8 +132,8 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 
 @pytest.mark.parametrize(("settings", "wanted"), LIMITS.values(), ids=LIMITS)
 def test_what_it_may_do_follows_from_the_settings_and_the_machine(monkeypatch, settings, wanted):
-    monkeypatch.setattr(executors, "num_usable_cpus", lambda: 12)
-    monkeypatch.setattr(executors, "available_memory", lambda: 1000 * MIB)
+    change(monkeypatch, cpus_of_a_loader=lambda: 12)
+    change(monkeypatch, free_memory_of_a_loader=lambda: 1000 * MIB)
     limits = limits_of(LoaderConfig.of(settings))
 
     assert {name: getattr(limits, name) for name in wanted} == wanted

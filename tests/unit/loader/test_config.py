@@ -15,7 +15,7 @@ import pytest
 from asyncdata import AsyncDataLoader, BadRows, Cache, DataLoader, Limits, LoaderConfig, Ranks, RowShuffle, Shuffle
 from asyncdata.errors import ConfigError
 from asyncdata.loader import config as declared
-from asyncdata.loader.config import STRUCTS
+from tests.support.parts import STRUCTS
 
 
 def refusal(**knobs: object) -> str:

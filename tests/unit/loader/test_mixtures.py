@@ -6,8 +6,7 @@ import pytest
 
 from asyncdata import Mix, Part
 from asyncdata.errors import ConfigError
-from asyncdata.loader.mix import part_seed
-from asyncdata.loader.mix_file import mix_of_file
+from tests.support.parts import mix_of_file, part_seed
 from tests.support.tokenize_fns import row_id
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from asyncdata import DataLoader, Mix, RowFn, SourceLocation, SourceStatistics, Statistics
 from asyncdata.errors import ConfigError
-from asyncdata.loader.exposition import measurements
-from asyncdata.loader.statistics import explain_timeout, lacking
-from asyncdata.workers.base import WorkerState
+from asyncdata.loader.statistics import lacking
+from tests.support.parts import WorkerState, explain_timeout, measurements
 
 IDLE, STARTING = WorkerState(state="idle"), WorkerState(state="starting")
 BUSY = WorkerState(state="busy", pid=7, busy_s=12.34, num_rows_done=3)

@@ -11,10 +11,10 @@ import types
 import pytest
 
 from asyncdata.loader import wait_progress
-from asyncdata.loader.wait_progress import WaitProgress
-from asyncdata.loader.waits import Waits as AllWaits
-from asyncdata.loader.waits import progress_of, way_of
+from tests.support.inner import change
 from tests.support.loading import NEVER_S
+from tests.support.parts import WaitProgress, progress_of, way_of
+from tests.support.parts import Waits as AllWaits
 
 
 class Shown:
@@ -61,7 +61,7 @@ def test_a_short_wait_is_not_shown_and_nothing_is_started_where_nothing_is_to_be
 
 
 def test_a_display_that_fails_is_a_warning_and_the_wait_lasts(caplog, monkeypatch):
-    monkeypatch.setattr(wait_progress, "_PATIENCE_S", NEVER_S)  # of close(), for the thread that warns
+    change(monkeypatch, patience_with_a_display_s=NEVER_S)  # of close(), for the thread that warns
 
     class Broken(Shown):
         def show(self, text: str, waited_s: float) -> None:

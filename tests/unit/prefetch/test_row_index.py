@@ -1,4 +1,4 @@
-"""The row index: where every row lies and which rows have a number; its file on the disk; and what is evicted."""
+"""The file of a row index on the disk, and what is evicted; which rows have a number is in ``test_row_orders.py``."""
 
 from __future__ import annotations
 
@@ -15,100 +15,60 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncdata import RowShuffle
-from asyncdata.core.cache_dir import cache_folder
-from asyncdata.core.messages import Block, Indexed, RowError
-from asyncdata.errors import SourceError
-from asyncdata.prefetch.row_index.index_file import IndexFile, hold_rows, make_room, rows_of
-from asyncdata.prefetch.row_index.row_index import RowIndex
-from asyncdata.sources.spool import part_path, write_part
+from tests.support.parts import (
+    Block,
+    Indexed,
+    IndexFile,
+    RowError,
+    RowIndex,
+    cache_folder,
+    hold_rows,
+    make_room,
+    part_path,
+    rows_of,
+    write_part,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
-
-GOOD, NO_SAMPLE, NO_OBJECT = 0, 1, 2
-BLOCK = 100
-
-
-PIECES: Any = SimpleNamespace(
-    num_blocks=6,
-    are_arrays=(),
-    blocks=lambda ids: [Block(number // 3, BLOCK * (number % 3), BLOCK * (number % 3 + 1)) for number in ids],
-)
-"""Blocks of two files, each of 100 bytes."""
-
-
-def part(marks: Sequence[Sequence[int]], **fields: Any) -> Indexed:
-    """What a worker finds in blocks: rows at 0, 10, 20 ... of each, as long as their number, of three tokens more."""
-    flat = [mark for block in marks for mark in block]
-    fields = {"num_tokens": ints(3 * row if mark == GOOD else 0 for row, mark in enumerate(flat)), **fields}
-    return Indexed(
-        counts=ints(map(len, marks)),
-        offsets=ints(10 * row for block in marks for row in range(len(block))),
-        lengths=ints(range(len(flat))),
-        marks=bytes(flat) if any(flat) else b"",
-        num_blank=0,
-        **fields,
-    )
 
 
 def ints(numbers: Iterable[int]) -> bytes:
     return array("i", numbers).tobytes()
 
 
-def index_of(shuffle: RowShuffle, *parts: Indexed, spool: str = "") -> RowIndex:
-    index = RowIndex(PIECES, shuffle, spool)
+KEPT, NO_SAMPLE, NO_OBJECT = 0, 1, 2
+PIECES: Any = SimpleNamespace(
+    num_blocks=6, are_arrays=(), blocks=lambda ids: [Block(number // 3, 100 * (number % 3), 0) for number in ids]
+)
+"""Blocks of two files, each of 100 bytes."""
+
+
+def part(marks: list[int]) -> Indexed:
+    """What a worker finds in a block: rows at 0, 10, 20 ..., as long as their number, of three tokens more each."""
+    numbers = range(len(marks))
+    num_tokens = ints(3 * row if mark == KEPT else 0 for row, mark in enumerate(marks))
+    found = ints([len(marks)]), ints(10 * row for row in numbers), ints(numbers), bytes(marks) if any(marks) else b""
+    return Indexed(*found, 0, num_tokens=num_tokens)
+
+
+def index_of(*parts: Indexed) -> RowIndex:
+    index = RowIndex(PIECES, RowShuffle(only_kept=True))
     for found in parts:
         index.append(found)
     return index
 
 
-def numbers_of(index: RowIndex) -> list[int]:
-    """The rows that have a number, counted among all rows that are objects."""
-    return index.places(np.arange(index.num_rows)).rows.tolist()
-
-
-every_mark = st.lists(st.lists(st.sampled_from([GOOD, GOOD, NO_SAMPLE, NO_OBJECT]), max_size=5), min_size=6, max_size=6)
-bounds = st.none() | st.integers(-12, 25)
-
-
-@settings(max_examples=50)
-@given(every_mark, bounds, bounds, st.booleans(), st.sampled_from(["keyed", "none"]))
-def test_the_rows_that_have_a_number_are_those_of_a_list_filtered_and_sliced(blocks, first, stop, only_kept, method):
-    only_kept = only_kept or (first, stop) == (None, None)
-    shuffle = RowShuffle(first=first, stop=stop, only_kept=only_kept, method=method)
-    index = index_of(shuffle, part(blocks))
-    rows = [
-        ((number // 3, BLOCK * (number % 3) + 10 * row), mark)
-        for number, block in enumerate(blocks)
-        for row, mark in enumerate(block)
-    ]
-    found = [(*place, mark, 3 * row) for row, (place, mark) in enumerate(rows) if mark != NO_OBJECT]
-    expected = [row for row in found[first:stop] if not only_kept or row[2] == GOOD]
-
-    places = index.places(np.arange(index.num_rows))
-    assert list(zip(places.file_ids.tolist(), places.offsets.tolist(), strict=True)) == [row[:2] for row in expected]
-    assert index.rows_of_files.tolist() == [[row[0] for row in expected].count(file) for file in (0, 1)]
-    assert places.lengths.dtype == np.int32
-    if only_kept:
-        assert index.num_tokens.tolist() == [num_tokens for *_, num_tokens in expected]
-        every_other = np.arange(0, len(expected), 2)
-        assert index.num_tokens_of(every_other).tolist() == [num_tokens for *_, num_tokens in expected][::2]
-        assert (index.num_tokens.dtype, index.num_found) == (np.int32, len(rows))
-    in_parts, settled = index_of(shuffle), None
-    for block in blocks:
-        in_parts.append(part([block]))
-        settled = in_parts.num_rows if settled is None and in_parts.is_settled else settled
-    assert numbers_of(in_parts) == numbers_of(index)
-    assert settled in (None, index.num_rows), "when it is settled no further row gets a number"
+every_mark = st.lists(st.lists(st.sampled_from([KEPT, KEPT, NO_SAMPLE, NO_OBJECT]), max_size=5), min_size=6, max_size=6)
 
 
 @settings(max_examples=50)
 @given(every_mark, st.lists(st.integers(0, 40), min_size=6, max_size=6))
 def test_rows_are_taken_from_the_file_as_far_as_it_has_them_and_they_are_equal(blocks, written):
-    parts = [part([block]) for block in blocks]
+    parts = [part(block) for block in blocks]
     rows = np.concatenate(list(map(rows_of, parts)))
-    expected, index = index_of(RowShuffle(only_kept=True), *parts), index_of(RowShuffle(only_kept=True))
+    expected, index = index_of(*parts), index_of()
     for found, num_written in zip(parts, sorted(written), strict=True):
         index.append(found)
         is_all = index.adopt(rows[:num_written])
@@ -121,74 +81,6 @@ def test_rows_are_taken_from_the_file_as_far_as_it_has_them_and_they_are_equal(b
     for mine, whole in zip(index.places(numbers)[:4], expected.places(numbers)[:4], strict=True):
         assert mine.tolist() == whole.tolist()
     assert index.num_tokens.tolist() == expected.num_tokens.tolist()
-
-
-@settings(max_examples=50)
-@given(every_mark, bounds, bounds, st.booleans(), st.floats(0, 1), st.integers(0, 2**31))
-def test_the_parts_of_a_split_are_disjoint_and_together_all_rows(blocks, first, stop, only_kept, ratio, seed):
-    chosen = {"first": first, "stop": stop, "only_kept": only_kept, "train_ratio": ratio, "split_seed": seed}
-    whole = index_of(RowShuffle(**chosen), part(blocks))
-    train, evaluated = (index_of(RowShuffle(part=name, **chosen), part(blocks)) for name in ("train", "eval"))
-    numbers = [numbers_of(index) for index in (whole, train, evaluated)]
-
-    assert sorted(numbers[1] + numbers[2]) == numbers[0]
-    assert len(numbers[1]) == int(len(numbers[0]) * ratio)
-    assert all(rows == sorted(rows) for rows in numbers)
-    assert sum(index.rows_of_files.sum() for index in (train, evaluated)) == whole.num_rows
-    assert not (train.is_settled or evaluated.is_settled)
-
-
-@pytest.mark.parametrize("seed", [0, 42])
-def test_a_split_is_torchs(seed):
-    torch = pytest.importorskip("torch")
-    chosen = torch.randperm(30, generator=torch.Generator().manual_seed(seed)).tolist()
-
-    for name, expected in (("train", chosen[:20]), ("eval", chosen[20:])):
-        shuffle = RowShuffle(part=name, train_ratio=0.69, split_seed=seed)
-        assert numbers_of(index_of(shuffle, part([[GOOD] * 5] * 6))) == sorted(expected)
-
-
-def test_without_bounds_every_row_has_a_number_and_nothing_is_looked_at():
-    index = index_of(RowShuffle(), part([[GOOD] * 3, [GOOD]], num_tokens=b""), part([[], [GOOD] * 2, [], [GOOD]]))
-
-    assert (index.num_rows, index.num_found, index.num_blocks) == (7, 7, 6)
-    places = index.places(np.array([6, 0, 3]))
-    assert (places.file_ids.tolist(), places.offsets.tolist()) == ([1, 0, 0], [200, 0, 100])
-
-
-def test_rows_that_were_copied_are_read_from_the_copy_and_named_by_their_origin():
-    index = index_of(RowShuffle(), part([[GOOD] * 3, [GOOD]]), part([[], [GOOD] * 2]), spool="folder")
-
-    places = index.places(np.arange(6))
-    origins = index.origins(places.rows)
-
-    assert places.copies is not None
-    assert places.copies[0].tolist() == [0, 0, 0, 0, 2, 2]
-    assert places.copies[1].tolist() == [0, 10, 20, 0, 0, 10], "as the worker said"
-    assert origins[0].tolist() == places.file_ids.tolist() == [0, 0, 0, 0, 1, 1]
-    assert origins[1].tolist() == places.offsets.tolist() == [0, 1, 2, 100, 0, 1], "counted in their file"
-
-
-def test_what_is_left_out_is_counted_by_its_reason():
-    index = index_of(
-        RowShuffle(only_kept=True),
-        part([[GOOD, NO_OBJECT]], drops={"max_length": 2}, errors=[RowError(1, "AD101", "cut off")]),
-        part([[GOOD]], drops={"max_length": 1}),
-    )
-
-    assert index.excluded == {"max_length": 3, "bad row AD101": 1}
-
-
-def test_a_waiting_thread_wakes_when_the_index_is_complete_or_has_failed():
-    index, broken = RowIndex(PIECES, RowShuffle()), RowIndex(PIECES, RowShuffle())
-
-    assert not index.wait(0.0)
-    index.complete()
-    broken.fail(SourceError("gone"))
-
-    assert index.wait(0.0)
-    assert broken.wait(0.0)
-    assert isinstance(broken.fault, SourceError)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.report.charts import Series, columns, duration, lines, short, time_axis
-from asyncdata.report.figures import by_rank, origins, quantile, steps_of, summed
-from asyncdata.report.page import script_json, visible
-from asyncdata.report.samples import MAX_SAMPLE_CHARS, Run, Samples, ShownSample, ShownText
+from asyncdata.report.charts import columns, lines, short
+from asyncdata.report.figures import origins, summed
+from asyncdata.report.page import visible
+from asyncdata.report.samples import Run
 from asyncdata.telemetry.reader import read
 from tests.support.examples import in_ci
+from tests.support.parts import (
+    MAX_SAMPLE_CHARS,
+    Samples,
+    Series,
+    ShownSample,
+    ShownText,
+    by_rank,
+    duration,
+    quantile,
+    script_json,
+    steps_of,
+    time_axis,
+)
 from tests.support.report_pages import write_run_of
 from tests.support.telemetry_files import interval, start, write
 

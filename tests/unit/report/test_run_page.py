@@ -7,9 +7,8 @@ import re
 import pytest
 
 from asyncdata.report.page import visible
-from asyncdata.report.run_page import MAX_ROWS
-from asyncdata.telemetry.records import BadRowRecord, Event
 from tests.support.html_page import read_page
+from tests.support.parts import MAX_ROWS, BadRowRecord, Event
 from tests.support.report_pages import HOSTILE, page_of, write_hostile_run, written_page
 from tests.support.telemetry_files import BEGAN, start, write
 

@@ -14,13 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import HuggingFaceSource, ParquetSource
-from asyncdata.core.import_path import resolve_path
-from asyncdata.core.messages import Block, FileRef, Job, Overflow
-from asyncdata.sources.base import FileBlocks
-from asyncdata.sources.spool import SpoolReader, is_whole, part_path, write_part
+from tests.support.inner import change
+from tests.support.parts import (
+    Block,
+    FileBlocks,
+    FileRef,
+    Job,
+    Overflow,
+    SpoolReader,
+    is_whole,
+    part_path,
+    resolve_path,
+    write_part,
+)
 
 if TYPE_CHECKING:
-    from asyncdata.sources.arrow.parquet import ParquetBlocks
+    from tests.support.parts import ParquetBlocks
 
 
 def of_lines(*sizes: int, block_bytes: int = 10) -> FileBlocks:
@@ -144,7 +153,7 @@ def test_blocks_and_rows_that_were_not_copied_are_the_other_readers(reader):
 
 
 def test_no_more_than_some_copies_are_open_at_once(reader, tmp_path, monkeypatch):
-    monkeypatch.setattr("asyncdata.sources.fingerprint._MAX_OPEN_FILES", 2)
+    change(monkeypatch, most_open_files=2)
     places = [copied(tmp_path, number, [b"row %d" % number])[0] for number in range(5)]
     before = len(os.listdir("/proc/self/fd"))
 

@@ -13,22 +13,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata.checkpoint.matching import content_changes, describe_change, find_changes, setting_of
-from asyncdata.core.digest import canonical, digest
-from asyncdata.core.messages import Block, FileRef, Job
+from asyncdata.core.digest import digest
 from asyncdata.errors import SourceChangedError, SourceError
-from asyncdata.sources.base import FileBlocks, Files
-from asyncdata.sources.fingerprint import (
+from asyncdata.sources.fingerprint import stamp
+from tests.support.inner import change
+from tests.support.parts import (
     MAX_LISTED_FILES,
     WHOLE_BYTES,
+    Block,
+    FileBlocks,
+    FileChangedError,
+    FileRef,
+    Files,
+    Job,
+    LineReader,
     SameFile,
+    canonical,
+    content_changes,
     data_fingerprint,
+    describe_change,
     file_digest,
+    find_changes,
     is_same,
-    stamp,
+    setting_of,
 )
-from asyncdata.sources.reader import FileChangedError
-from asyncdata.sources.text.line_scanner import LineReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -475,13 +483,13 @@ def test_files_are_read_again_once_if_something_happened_to_them(path, monkeypat
     """A writer that appends all the time would have the sample read for every block."""
     files, file = blocks_of(path), SameFile(*refs_of(path))
     with monkeypatch.context() as patched:
-        patched.setattr("asyncdata.sources.base.file_digest", never)
+        change(patched, file_digest=never)
         files.check_unchanged()
         path.chmod(0o640)
         with pytest.raises(AssertionError):
             files.check_unchanged()
     file.check()
-    monkeypatch.setattr("asyncdata.sources.fingerprint.content_digest", never)
+    change(monkeypatch, content_digest=never)
     file.check()
     file.close()
 
@@ -511,7 +519,7 @@ def test_a_reader_checks_the_files_that_it_has_read_since_the_last_check(path):
 
 
 def test_a_file_that_is_closed_to_make_room_is_looked_at_before(path, others, monkeypatch):
-    monkeypatch.setattr("asyncdata.sources.fingerprint._MAX_OPEN_FILES", 32)
+    change(monkeypatch, most_open_files=32)
     reader = reader_of(path, *others)
     reader.read_block(Block(0, 0, 10), 99)
     path.write_bytes(EDITED)

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.telemetry import call_times
-from asyncdata.telemetry.call_times import CallTimes, CpuShare, CpuWatch, Histogram
-from asyncdata.telemetry.records import EDGES
-from asyncdata.workers.machine import cpu_times
 from tests.support.examples import in_ci
+from tests.support.inner import change
+from tests.support.parts import EDGES, CallTimes, CpuShare, CpuWatch, Histogram, cpu_times
 
 
 class Watched:
@@ -69,7 +67,7 @@ def test_calls_of_several_threads_never_make_a_negative_time():
 
 
 def test_what_does_not_fit_in_the_queue_is_counted(monkeypatch):
-    monkeypatch.setattr(call_times, "_MAX_MOMENTS", 3)
+    change(monkeypatch, most_moments=3)
     times = CallTimes()
     for _ in range(5):
         times.called()

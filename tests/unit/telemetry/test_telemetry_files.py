@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from asyncdata.errors import ConfigError
 from asyncdata.telemetry import record_file, records
 from asyncdata.telemetry.reader import difference, read, read_start
-from asyncdata.telemetry.record_file import RecordFile
-from asyncdata.telemetry.records import EDGES, Interval, Place, SourceCounts, decode, encode
+from asyncdata.telemetry.records import decode, encode
 from tests.support import telemetry_files
 from tests.support.examples import in_ci
+from tests.support.parts import EDGES, Interval, Place, RecordFile, SourceCounts
 from tests.support.telemetry_files import start, write, write_run
 
 if typing.TYPE_CHECKING:

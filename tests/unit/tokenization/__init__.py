@@ -6,14 +6,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from asyncdata import Position, SourceLocation
-from asyncdata.delivery.chunk import Chunk
-from asyncdata.tokenization.column_writer import ColumnWriter
+from tests.support.parts import Chunk, ColumnWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncdata.core.messages import Tokenized
-    from asyncdata.tokenization.base import BatchTokenizer
+    from tests.support.parts import BatchTokenizer, Tokenized
 
 
 class Nowhere:

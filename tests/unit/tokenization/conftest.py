@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+from tests.support.parts import TokenizerFiles
 
 
 @pytest.fixture

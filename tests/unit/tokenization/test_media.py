@@ -9,11 +9,9 @@ import pytest
 
 from asyncdata import ChatTokenizeFn, DataLoader, PromptTokenizeFn
 from asyncdata.errors import BadRowError
-from asyncdata.tokenization.functions.prompt import PromptRowFn
-from asyncdata.tokenization.media import without_media
-from asyncdata.tokenization.rows import MEDIA_KEYS
 from tests.support.chats import CHAT
 from tests.support.function_kinds import KINDS, chat_prompt
+from tests.support.parts import MEDIA_KEYS, PromptRowFn, without_media
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.functions.test_chat import SEES, WRITES_ALL
 from tests.unit.tokenization.trained import assistant, user

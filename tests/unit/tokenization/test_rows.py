@@ -12,20 +12,22 @@ import pytest
 from hypothesis import example, given
 
 from asyncdata import Position
-from asyncdata.core.messages import RowError, decode_reply, encode
-from asyncdata.core.types import SampleRange
-from asyncdata.delivery.chunk import Chunk
-from asyncdata.tokenization.column_writer import ColumnWriter
-from asyncdata.tokenization.rows import (
+from asyncdata.core.messages import encode
+from asyncdata.tokenization.rows import excerpt
+from tests.support.examples import in_ci
+from tests.support.parts import (
     MAX_NESTING,
+    Chunk,
+    ColumnWriter,
     RowDecoder,
+    RowError,
     RowFault,
+    SampleRange,
     decode_object,
+    decode_reply,
     decode_value,
-    excerpt,
     missing_key,
 )
-from tests.support.examples import in_ci
 from tests.unit.tokenization import Nowhere, faults
 
 LENIENT_ROWS = [

@@ -8,11 +8,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from asyncdata.tokenization.functions.fixed_length import place_cut
-from asyncdata.tokenization.spans import Offsets, encode_spans, token_spans, trained_tokens
+from tests.support.parts import Offsets, encode_spans, place_cut, token_spans, trained_tokens
 
 if TYPE_CHECKING:
-    from asyncdata.tokenization.spans import Span
+    from tests.support.parts import Span
 
 
 @st.composite

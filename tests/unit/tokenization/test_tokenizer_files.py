@@ -12,7 +12,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from asyncdata.errors import ConfigError
-from asyncdata.tokenization.tokenizer_files import PATTERNS, TokenizerFiles, resolve
+from asyncdata.tokenization.tokenizer_files import resolve
+from tests.support.parts import PATTERNS, TokenizerFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncdata import TokenizeFn
-    from asyncdata.delivery.chunk import Chunk
+    from tests.support.parts import Chunk
 
 
 def user(content: Any, **more: Any) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from structlog.testing import capture_logs
 
 from asyncdata import RayExecutor
 from asyncdata.errors import WorkerError
-from asyncdata.workers.inline import InlineExecutor
-from asyncdata.workers.slots import NUM_SLOTS
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, failure_of, ids_of, tokenized, until, value_of
+from tests.support.parts import NUM_SLOTS, InlineExecutor
 from tests.support.pools import process_pool
 from tests.support.ray_cluster import two_nodes
 from tests.support.tokenize_fns import characters, fails_on_13, row_id
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.asyncio
 def make(request):
     if request.param == "ray":
         request.getfixturevalue("ray_nodes")
-        from asyncdata.workers.ray.executor import ClusterExecutor
+        from tests.support.parts import ClusterExecutor
 
         return lambda _: ClusterExecutor(RayExecutor(num_workers=2, num_cpus=0.5))
 
@@ -282,7 +281,7 @@ async def test_an_opened_again_function_answers_later_requests_and_no_request_is
 
 @pytest.mark.thorough
 async def test_an_actor_that_is_starting_meanwhile_opens_the_function_again_too(ray_nodes, rows, tmp_path):
-    from asyncdata.workers.ray.executor import ClusterExecutor
+    from tests.support.parts import ClusterExecutor
 
     told = tmp_path / "told"
     told.write_text("1000")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncdata.workers.machine import available_memory, num_usable_cpus, process_memory, resident_memory
+from tests.support.parts import available_memory, num_usable_cpus, process_memory, resident_memory
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:  100 kB\nMemAvailable:    8000000 kB\nHugePages_Total:       0\n"
 ALL = 8_000_000 * 1024

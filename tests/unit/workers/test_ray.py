@@ -16,20 +16,39 @@ import numpy as np
 import pytest
 
 from asyncdata import DataLoader, JsonlSource, LoaderConfig, PromptTokenizeFn, RayExecutor
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.messages import NO_SLOT, Block, Index, Job, Overflow, Scan, Scanned, Tokenize
-from asyncdata.core.row_codes import EXCLUDED, NOT_IN_SLOT, TOO_LONG
-from asyncdata.core.specs import ReaderSpec, TokenizeSpec
 from asyncdata.errors import ConfigError, WorkerError
-from asyncdata.loader.executors import check_cluster
-from asyncdata.loader.scan_sharing import shared_scans
-from asyncdata.workers.base import takes_samples
 from asyncdata.workers.ray import cluster, executor
-from asyncdata.workers.ray.actor import in_slot, text_of, to_send
-from asyncdata.workers.ray.node_proof import NodeFiles, Terms, check_function, node_name, terms_of
-from asyncdata.workers.ray.settings import local_workers_of
 from tests.support.executors import Client
+from tests.support.inner import change
 from tests.support.loading import write_rows
+from tests.support.parts import (
+    EXCLUDED,
+    NO_SLOT,
+    NOT_IN_SLOT,
+    TOO_LONG,
+    Block,
+    Index,
+    Job,
+    NodeFiles,
+    Overflow,
+    ReaderSpec,
+    Scan,
+    Scanned,
+    Terms,
+    Tokenize,
+    TokenizeSpec,
+    check_cluster,
+    check_function,
+    in_slot,
+    local_workers_of,
+    no_op,
+    node_name,
+    shared_scans,
+    takes_samples,
+    terms_of,
+    text_of,
+    to_send,
+)
 from tests.support.tokenize_fns import row_id
 
 JOB = Job(files=[], tokenize=None, max_row_bytes=1, block_bytes=1, slack_bytes=0)
@@ -238,7 +257,7 @@ def test_the_files_have_digests_even_if_the_source_has_none(jsonl_file, terms):
 
 @pytest.mark.asyncio
 async def test_a_closed_connection_is_opened_again_and_only_refused_ones_are_a_loss(monkeypatch):
-    monkeypatch.setattr(cluster, "_AGAIN_S", 0.0)
+    change(monkeypatch, again_to_ray_s=0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.RaisesGroup(pytest.RaisesExc(WorkerError, match="AD498 .* its head has ended")):

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from asyncdata import DataLoader, JsonlSource
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.messages import Job, Permute, Permuted, Scan
-from asyncdata.tokenization.user_function import FunctionTokenizer
-from asyncdata.workers import request_handler as handlers
-from asyncdata.workers.request_handler import Handler
 from tests.support.faults import until
+from tests.support.inner import change
 from tests.support.loading import ids
+from tests.support.parts import FunctionTokenizer, Handler, Job, Permute, Permuted, Scan, no_op
 from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:
@@ -70,7 +67,7 @@ def test_busy_time_is_cpu_time_or_a_quarter_of_the_wall_time(make, monkeypatch, 
     """Other load on the machine does not count."""
     clock = SimpleNamespace(now_s=100.0, cpu_s=7.0)
     stopped = SimpleNamespace(perf_counter=lambda: clock.now_s, thread_time=lambda: clock.cpu_s)
-    monkeypatch.setattr(handlers, "time", stopped)
+    change(monkeypatch, clock_of_a_handler=stopped)
 
     def works(row):
         clock.now_s, clock.cpu_s = clock.now_s + passed_s, clock.cpu_s + cpu_s
@@ -93,8 +90,8 @@ def test_slow_library_code_reports_progress_by_a_heartbeat(make, monkeypatch):
         assert is_going_on.wait(240)
         return Permuted(b"")
 
-    monkeypatch.setattr(handlers, "_BEAT_S", 0.001)
-    monkeypatch.setattr(handlers, "permute", permute_slowly)
+    change(monkeypatch, beat_s=0.001)
+    change(monkeypatch, permute=permute_slowly)
 
     assert make(progress=progress)(Permute(3, 0)) == Permuted(b"")
     assert beats[:3] == [-2, -1, -2], "no row in particular"

@@ -11,10 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncdata import PassRate
-from asyncdata.delivery.chunk import row_ids
-from asyncdata.delivery.outcomes.memory import OutcomeMemory, RowReport, RowTable
 from asyncdata.errors import ConfigError, SnapshotError
 from tests.support.examples import in_ci
+from tests.support.parts import OutcomeMemory, RowReport, RowTable, row_ids
 
 SOLVED = PassRate(drop_above=0.9)
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from asyncdata import Outcomes, OutcomeTable, PassRate
-from asyncdata.delivery.outcomes.policy import policy_of
 from asyncdata.errors import ConfigError
+from tests.support.parts import policy_of
 
 
 def table(*rows):

@@ -15,9 +15,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata.checkpoint import snapshot as snapshots
-from asyncdata.checkpoint.summary import describe_file
 from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError
-from asyncdata.integrations.slime import torch_data
+from tests.support.inner import change
+from tests.support.parts import describe_file
 from tests.support.slime_source import (
     InMemory,
     checkpoint_at,
@@ -150,7 +150,7 @@ def test_what_cannot_be_written_is_an_error_that_names_it(prompts, given):
 
 
 def test_without_torch_our_own_file_is_written_and_an_event_says_what_is_missing(prompts, given, monkeypatch):
-    monkeypatch.setattr(torch_data, "is_available", lambda: False)
+    change(monkeypatch, torch_is_there=lambda: False)
     path = checkpoint_at(given["save"], 0)
     with capture_logs() as events, source_of(prompts, **given) as source:
         source.get_samples(3)

@@ -32,6 +32,7 @@ from asyncdata.errors import (
     SourceError,
 )
 from asyncdata.integrations.slime import AsyncDataSource, BadGroupError, ReadOnlyDataSource, ReadOnlyError
+from tests.support.inner import change
 from tests.support.peers.checkouts import stand_ins
 from tests.support.slime_source import (
     InMemory,
@@ -76,7 +77,7 @@ def test_hardly_any_argument_is_needed_and_without_a_dataset_prompts_are_empty_a
 
 def test_where_nothing_is_encoded_no_tokenizer_is_asked_for(prompts, monkeypatch):
     monkeypatch.delenv("ASYNCDATA_PROVE", raising=False)
-    monkeypatch.setattr("asyncdata.loader.background_proof.version_of", lambda backend: "1")
+    change(monkeypatch, version_of_a_backend=lambda backend: "1")
     for tokenizer in (None, "/no/such/folder"):
         with source_of(prompts, hf_checkpoint=tokenizer) as source:
             assert labels(source.get_samples(1)) == ["0"]

@@ -10,6 +10,7 @@ import pytest
 
 from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.integrations.hf_adapter import AsyncDatasetAdapter, HFDatasetAdapterBase
+from tests.support.inner import change
 from tests.support.slime_source import GatedRows, SlimeSample, args_for, numbers, source_of
 
 COUNTS = {"epoch_id", "consumed_count", "global_consumed_count"}
@@ -114,7 +115,7 @@ def test_a_state_that_cannot_be_of_this_dataset_is_an_error_and_not_the_next_epo
 
 def test_a_slow_row_is_an_error_and_not_a_short_batch(prompts, monkeypatch):
     gate = GatedRows()
-    monkeypatch.setattr("asyncdata.integrations.slime.config._tokenize_fn", lambda args, options: gate)
+    change(monkeypatch, tokenize_function_of_slime=lambda args, options: gate)
     with adapter_of(prompts, asyncdata_timeout_s=0.05, rollout_shuffle=False) as adapter:
         with pytest.raises(PrefetchTimeoutError, match="AD510"):
             adapter.get_next_batch(3)

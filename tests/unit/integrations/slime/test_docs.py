@@ -12,9 +12,7 @@ import pytest
 
 from asyncdata.integrations.hf_adapter import AsyncDatasetAdapter, HFDatasetAdapterBase
 from asyncdata.integrations.slime import AsyncDataSource
-from asyncdata.integrations.slime.checkpoint import SlimeState
-from asyncdata.integrations.slime.config import PREFIX, Options, settings_of
-from asyncdata.integrations.slime.rollout_ledger import Numbering
+from tests.support.parts import PREFIX, Numbering, Options, SlimeState, settings_of
 from tests.support.slime_source import source_of
 from tests.unit.test_docs import (
     DOCS,

@@ -20,11 +20,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata.checkpoint import snapshot as snapshots
-from asyncdata.checkpoint.summary import describe_file
 from asyncdata.core.checksummed_file import pack
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.integrations.slime import BadGroupError
 from asyncdata.integrations.slime import groups as slime_groups
+from tests.support.inner import change
+from tests.support.parts import describe_file
 from tests.support.slime_source import checkpoint_at, labels, source_of
 
 MIB = 1 << 20
@@ -343,8 +344,8 @@ def test_a_file_that_is_missing_or_damaged_is_named_and_nothing_is_restored(prom
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x01" + bytes(8), (1).to_bytes(8, "little") + b"\x07"])
 def test_a_whole_file_that_holds_no_group_is_refused(prompts, given, content, monkeypatch):
-    monkeypatch.setattr(slime_groups, "pieces", lambda samples, encode: [content])
-    monkeypatch.setattr(slime_groups, "FILE_BYTES", 0)
+    change(monkeypatch, pieces_of_a_group=lambda samples, encode: [content])
+    change(monkeypatch, bytes_of_a_group_in_a_file=0)
     with source_of(prompts, **given) as source:
         source.add_samples(source.get_samples(1))
         source.save(0)
@@ -356,12 +357,12 @@ def test_a_whole_file_that_holds_no_group_is_refused(prompts, given, content, mo
 @pytest.mark.parametrize("place", [[0, 10**9], [-1, 8], [8, -8], [10**9, 8], "ab", None])
 def test_bytes_outside_of_the_file_are_refused(prompts, given, place, monkeypatch):
     record = [{"rollout_routed_experts": {"__ndarray__": ["<i4", [2], place]}}]
-    monkeypatch.setattr(slime_groups, "FILE_BYTES", 0)
+    change(monkeypatch, bytes_of_a_group_in_a_file=0)
     with source_of(prompts, **given) as source:
         source.add_samples(source.get_samples(1))
         with monkeypatch.context() as patch:
             pieces = slime_groups.pieces
-            patch.setattr(slime_groups, "pieces", lambda samples, encode: pieces(record, encode))
+            change(patch, pieces_of_a_group=lambda samples, encode: pieces(record, encode))
             source.save(0)
         with pytest.raises(SnapshotError, match="AD602 a group in the snapshot's buffer cannot be read"):
             source.load(0)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from asyncdata import PromptTokenizeFn
 from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime import AsyncDataSource
-from asyncdata.integrations.slime.rows import SlimeTokenizeFn
+from tests.support.parts import SlimeTokenizeFn
 from tests.support.peers.checkouts import sglang, tool_model
 from tests.support.slime_source import args_for, runs_in_miles, source_of
 

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import Sample
-from asyncdata.integrations.slime.records import from_record, to_record
-from asyncdata.integrations.slime.sample import groups_of, resolve_sample_type
+from tests.support.parts import from_record, groups_of, resolve_sample_type, to_record
 from tests.support.peers.checkouts import module_of, stand_ins
 from tests.support.peers.records import cases_of
 from tests.support.peers.rollouts import fields_of

@@ -12,8 +12,8 @@ import pytest
 from asyncdata import BadRows, JsonlSource, LoaderConfig, RowShuffle
 from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime import AsyncDataSource
-from asyncdata.integrations.slime.config import Options, settings_of
-from asyncdata.integrations.slime.media import import_by_path
+from tests.support.inner import change
+from tests.support.parts import Options, import_by_path, settings_of
 from tests.support.peers.checkouts import sglang
 from tests.support.slime_source import SLIMES_DEFAULTS, args_for, runs_in_miles, slimes_args, source_of
 
@@ -312,7 +312,7 @@ def test_a_trusted_tokenizer_that_is_code_renders_and_counts_as_its_own_code_doe
 
 
 def test_an_installed_fast_tokenizer_has_no_part_in_a_run_whose_tokenizer_is_code(coded, tmp_path, monkeypatch):
-    monkeypatch.setattr("asyncdata.loader.background_proof.version_of", lambda _backend: "1")
+    change(monkeypatch, version_of_a_backend=lambda _backend: "1")
     coded |= {"rollout_max_prompt_len": 5, "asyncdata_trust_remote_code": True}
     with source_of(**coded, dump_details=str(tmp_path / "details")):
         pass

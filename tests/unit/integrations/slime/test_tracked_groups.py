@@ -15,7 +15,7 @@ import pytest
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.integrations import slime
 from asyncdata.integrations.slime import miles_buffer
-from asyncdata.integrations.slime.miles_buffer import TrackingBuffer
+from tests.support.parts import TrackingBuffer
 from tests.support.peers.checkouts import stand_ins
 from tests.support.slime_source import InMemory, args_for, source_of
 

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import DataLoader, HuggingFaceSource, Shuffle
-from asyncdata.core.import_path import resolve_path
-from asyncdata.core.messages import Job, Overflow
 from asyncdata.errors import ConfigError, SourceChangedError
-from asyncdata.sources.reader import FileChangedError
-from asyncdata.sources.stream import StreamOrder
+from tests.support.inner import change
+from tests.support.parts import FileChangedError, Job, Overflow, StreamOrder, resolve_path
 from tests.support.reading_rows import AS_IT_LIES, read_until_fault, refusal_of, rows_of, samples_of
 from tests.support.streams import jsonl, texts_of, write
 
@@ -189,7 +187,7 @@ def test_where_no_copy_can_be_written_it_says_so(tmp_path, monkeypatch):
     def fails(path: str, batches: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("asyncdata.sources.arrow.huggingface.write_arrow", fails)
+    change(monkeypatch, arrow_writer=fails)
     assert "no copy of the dataset can be written to " in (text := refusal_of(in_memory()))
     assert text.startswith("AD126 ")
     assert text.endswith("No space left on device; set TMPDIR")

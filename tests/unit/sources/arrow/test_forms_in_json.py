@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata.sources.row_json import encode_row
-from asyncdata.sources.stream import plain_state
-from asyncdata.tokenization.rows import RowDecoder, RowFault
+from tests.support.parts import RowDecoder, RowFault, encode_row, plain_state
 
 pa = pytest.importorskip("pyarrow")
 
-from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows, is_same_form  # noqa: E402 - needs pyarrow
+from tests.support.parts import RowWriter, block_rows, is_same_form  # noqa: E402 - needs pyarrow
 
 DAY = datetime.date(2024, 1, 31)
 NOON = datetime.datetime(2024, 1, 31, 12)

@@ -12,16 +12,17 @@ from asyncdata import DataLoader, ParquetSource, Shuffle
 from asyncdata.errors import ConfigError, NoSamplesError
 from asyncdata.order.order import Order
 from asyncdata.sources.arrow import parquet_reader
-from asyncdata.sources.reader import FileChangedError
+from tests.support.inner import change
 from tests.support.parquet_files import pa, pq, reader_of, texts_of, write
 from tests.support.parquet_files import rows_of as rows_of_block
+from tests.support.parts import FileChangedError
 from tests.support.reading_rows import AS_IT_LIES, refusal_of, rows_of, samples_of
 from tests.support.tokenize_fns import all_dropped
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncdata.sources.arrow.parquet import ParquetBlocks
+    from tests.support.parts import ParquetBlocks
 
 
 def refused(source: Any, words: str) -> None:
@@ -138,7 +139,7 @@ def two(tmp_path: Path) -> ParquetBlocks:
 @pytest.mark.parametrize("held_bytes", [0, 3000, 1 << 20])
 def test_single_rows_are_equal_to_those_of_their_blocks_in_any_order(two, monkeypatch, held_bytes):
     """Whether row groups are kept in memory, take turns there, or are too large for it."""
-    monkeypatch.setattr(parquet_reader, "_HELD_BYTES", held_bytes)
+    change(monkeypatch, most_bytes_held_of_parquet=held_bytes)
     reader = reader_of(two)
     texts = {}
     for block in two.blocks(range(two.num_blocks)):

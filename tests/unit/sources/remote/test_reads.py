@@ -16,14 +16,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncdata.core.file_checks import locked
-from asyncdata.core.file_refs import Address
-from asyncdata.core.specs import ReadLimits, StoreSpec
 from asyncdata.errors import SourceChangedError, SourceError
-from asyncdata.sources.remote.block_cache import BlockCache
-from asyncdata.sources.remote.reads import Reads, coalesced
-from asyncdata.sources.remote.store import ObjectStamp, StoreError
 from tests.support.fake_store import FakeStore
+from tests.support.inner import change
 from tests.support.loading import NEVER_S
+from tests.support.parts import Address, BlockCache, ObjectStamp, ReadLimits, Reads, StoreError, StoreSpec, coalesced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,8 +60,7 @@ def fake(monkeypatch) -> type[FakeStore]:
     monkeypatch.setattr(FakeStore, "answer", lambda start, stop: DATA[start:stop])
     for name in ("in_flight", "most", "most_bytes", "num_bytes"):
         monkeypatch.setattr(FakeStore, name, 0)
-    monkeypatch.setattr("asyncdata.sources.remote.reads._FIRST_WAIT_S", 0.0)
-    monkeypatch.setattr("asyncdata.sources.remote.reads._FIRST_WAIT_WHEN_ASKED_S", 0.0)
+    change(monkeypatch, first_wait_s=0.0)
     return FakeStore
 
 

@@ -15,17 +15,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import HuggingFaceSource, JsonArraySource, JsonlSource, ParquetSource
-from asyncdata.core.file_refs import HTTP, Address
 from asyncdata.errors import ConfigError, SourceError
-from asyncdata.sources.remote.address import GivenAddress, is_address, without_secrets
-from asyncdata.sources.remote.fsspec_store import FsspecStore
-from asyncdata.sources.remote.hub_store import HubStore, wait_asked_s
-from asyncdata.sources.remote.listing import find_objects
-from asyncdata.sources.remote.obstore_store import ObstoreStore
-from asyncdata.sources.remote.reads import read_stored, write_stored
-from asyncdata.sources.remote.store import ObjectStamp, StoreError, store_spec
 from tests.support.fault_proxy import FaultProxy, Faults
 from tests.support.hub_server import HubServer
+from tests.support.inner import change
+from tests.support.parts import (
+    HTTP,
+    Address,
+    FsspecStore,
+    GivenAddress,
+    HubStore,
+    ObjectStamp,
+    ObstoreStore,
+    StoreError,
+    find_objects,
+    is_address,
+    read_stored,
+    store_spec,
+    wait_asked_s,
+    without_secrets,
+    write_stored,
+)
 from tests.support.stores import HttpHost
 
 if TYPE_CHECKING:
@@ -248,7 +258,7 @@ def test_a_look_at_a_file_is_one_try(place, fault):
 
 @places("http", "dataset", "bucket")
 def test_a_server_that_is_late_or_gone_may_be_asked_again(place, monkeypatch):
-    monkeypatch.setattr("asyncdata.sources.remote.hub_store._TIMEOUT_S", 0.05)
+    change(monkeypatch, hub_timeout_s=0.05)
     timeout = {"client_options": {"timeout": "50ms"}}
     with FaultProxy(place.url) as proxy:
         found = place.open(place.url).head(place.prefix + PART)
@@ -302,7 +312,7 @@ def test_options_that_cannot_be_are_refused_by_name(options):
 
 def test_a_fork_of_a_process_that_has_read_refuses_to_read(host, monkeypatch):
     """It would wait for ever: obstore's threads are not there."""
-    monkeypatch.setattr("asyncdata.sources.remote.obstore_store._first_user", [os.getpid() - 1])
+    change(monkeypatch, first_user_of_obstore=[os.getpid() - 1])
     with pytest.raises(ConfigError, match="^AD321 .*fork.*spawn"):
         http(host.url)
 
@@ -331,7 +341,7 @@ def test_the_place_of_a_file_is_asked_once_and_again_when_it_has_ended(hub):
 
 def test_the_places_of_few_files_are_kept(hub, monkeypatch):
     """Each takes 1 KB, and a data set may have very many files."""
-    monkeypatch.setattr("asyncdata.sources.remote.hub_store._MAX_PLACES", 2)
+    change(monkeypatch, most_places_of_a_hub=2)
     hub.commit("me/rows", FILES)
     store = dataset(hub.url)
     for path in 2 * [path for path in FILES if path.startswith("data/part-")]:

@@ -15,20 +15,28 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from asyncdata import JsonArraySource
-from asyncdata.core.messages import Block, FileRef, Job
 from asyncdata.errors import SourceError
-from asyncdata.sources.reader import FileChangedError
 from asyncdata.sources.text import json_array
-from asyncdata.sources.text.json_array import ArrayReader
-from asyncdata.sources.text.line_scanner import PythonLineReader, read_block, read_row
-from asyncdata.sources.text.text_stream import split_array, split_lines
+from tests.support.inner import change
+from tests.support.parts import (
+    ArrayReader,
+    Block,
+    FileChangedError,
+    FileRef,
+    Job,
+    PythonLineReader,
+    read_block,
+    read_row,
+    split_array,
+    split_lines,
+)
 from tests.support.streams import cut, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from asyncdata.sources.text.text_stream import ArrayBlocks
+    from tests.support.parts import ArrayBlocks
 
 Row = tuple[int, int, bytes]
 """Offset in the text, length, and bytes; of a row that is too long, no bytes."""
@@ -315,7 +323,7 @@ def test_blocks_in_any_order_have_the_elements_of_the_array(
     (folder / "rows.json").write_bytes(array.text)
     found: dict[int, Any] = {}
     with pytest.MonkeyPatch.context() as patched, array_of(folder, block_bytes, limit) as (reader, blocks):
-        patched.setattr(json_array, "_PIECE_BYTES", piece_bytes)
+        change(patched, piece_bytes_of_an_array=piece_bytes)
         numbers = list(range(blocks.num_blocks))
         again = data.draw(st.lists(st.sampled_from(numbers), max_size=5))
         for number in data.draw(st.permutations(numbers)) + again:
@@ -345,7 +353,7 @@ def test_only_blocks_from_the_fault_on_report_it(tmp_path_factory, array, harm, 
     found: list[tuple[int, int]] = []
     faults: list[str] = []
     with pytest.MonkeyPatch.context() as patched, array_of(folder, block_bytes) as (reader, blocks):
-        patched.setattr(json_array, "_PIECE_BYTES", piece_bytes)
+        change(patched, piece_bytes_of_an_array=piece_bytes)
         for number in range(blocks.num_blocks):
             try:
                 rows = elements_of(reader, blocks, number)
@@ -367,7 +375,7 @@ def test_only_blocks_from_the_fault_on_report_it(tmp_path_factory, array, harm, 
 def test_going_back_begins_at_the_last_element_known_before_also_among_more_arrays_than_are_remembered(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(json_array, "_MAX_SCANS", 2)
+    change(monkeypatch, most_scans_of_an_array=2)
     for number in range(4):
         (tmp_path / f"{number}.json").write_text(json.dumps([f"{number} {row:04d}" for row in range(400)]))
     asked: list[int] = []
@@ -380,7 +388,7 @@ def test_going_back_begins_at_the_last_element_known_before_also_among_more_arra
     with array_of(tmp_path, 100) as (reader, blocks):
         forwards = [elements_of(reader, blocks, number) for number in range(blocks.num_blocks)]
         assert sum(map(len, forwards)) == 1600
-        monkeypatch.setattr(json_array, "read_row", noting)
+        change(monkeypatch, read_a_row_of_an_array=noting)
         last = blocks.num_blocks - 10
         assert elements_of(reader, blocks, last) == forwards[last]
         assert min(asked) >= 2000, "not from the front"

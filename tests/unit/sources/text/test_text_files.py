@@ -12,7 +12,7 @@ import pytest
 
 from asyncdata import DataLoader, JsonArraySource, JsonlSource, Shuffle
 from asyncdata.errors import SourceError
-from asyncdata.sources.stream import StreamOrder
+from tests.support.parts import StreamOrder
 from tests.support.reading_rows import AS_IT_LIES, read_until_fault, refusal_of, rows_of, samples_of
 from tests.support.streams import frames, jsonl, members, texts_of, write
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from asyncdata.tokenization.chat_template import symbolic_values
-from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
-from asyncdata.tokenization.chat_template.programs import ADD, NOTHING_PROVEN, Program, Shapes, Step
-from asyncdata.tokenization.chat_template.template import ChatTemplate
 from tests.support.chat_templates import EACH, LOOKS, ODD, SPECIAL, WELL_KNOWN
+from tests.support.inner import change
+from tests.support.parts import ADD, NOTHING_PROVEN, ChatSpans, ChatTemplate, Program, Shapes, Step
 from tests.unit.tokenization.trained import assistant, talk, user
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
@@ -69,7 +67,7 @@ def test_a_chat_that_the_template_refuses_is_not_proven_and_says_nothing_of_othe
 
 
 def test_a_proof_that_takes_very_many_operations_is_given_up(monkeypatch):
-    monkeypatch.setattr(symbolic_values, "_MAX_OPERATIONS", 100)
+    change(monkeypatch, most_operations=100)
     template = ChatTemplate("{% for a in messages %}{% for b in messages %}{{ a.content }}{% endfor %}{% endfor %}", {})
     short, long = ([{"role": "user", "content": text}] * number for text, number in (("a", 2), ("b", 20)))
     programs = [

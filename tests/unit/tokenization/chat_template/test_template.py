@@ -9,9 +9,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from asyncdata.errors import ConfigError
-from asyncdata.tokenization.chat_template.jinja_environment import make_environment
-from asyncdata.tokenization.chat_template.template import ChatTemplate, choose_templates
-from asyncdata.tokenization.rows import RowFault
+from tests.support.parts import ChatTemplate, RowFault, choose_templates, make_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable

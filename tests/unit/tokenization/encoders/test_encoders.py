@@ -22,24 +22,33 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from asyncdata import BadRows, ChatTokenizeFn, DataLoader, FixedLengthTokenizeFn, PromptTokenizeFn, RowShuffle
 from asyncdata.errors import ConfigError
-from asyncdata.tokenization.encoders import fast_backends, idle_work, text_encoder
-from asyncdata.tokenization.encoders.equivalence_records import find, keep, subject_of
-from asyncdata.tokenization.encoders.equivalence_sweep import OffsetCheck
-from asyncdata.tokenization.encoders.fast_backends import BoundedEncoder, FlatIds
-from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, LengthsById, TokenLengths, lengths_of
-from asyncdata.tokenization.encoders.text_encoder import choose, open_encoder
-from asyncdata.tokenization.rows import WrongIdsError
-from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+from asyncdata.tokenization.encoders import idle_work, text_encoder
+from asyncdata.tokenization.encoders.equivalence_records import find, keep
+from asyncdata.tokenization.encoders.text_encoder import choose
 from tests.support.backends import Fake, install
 from tests.support.examples import in_ci
 from tests.support.found_out import RARE, FoundOut, audit_often
 from tests.support.function_kinds import CHAT, KINDS
+from tests.support.inner import change, real
+from tests.support.parts import (
+    BoundedEncoder,
+    FlatIds,
+    HfEncoder,
+    LengthsById,
+    OffsetCheck,
+    TokenizerFiles,
+    TokenLengths,
+    WrongIdsError,
+    lengths_of,
+    open_encoder,
+    subject_of,
+)
 from tests.unit.tokenization import outcomes, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from asyncdata.tokenization.encoders.hf_encoder import Located
+    from tests.support.parts import Located
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +89,8 @@ def watched(monkeypatch, tokenizer, files) -> Watched:
 def test_texts_with_a_character_that_is_not_proven_go_to_tokenizers_and_come_back_in_their_place(
     watched, tokenizer, files, monkeypatch
 ):
-    loads, load = [], TokenizerFiles.load
-    monkeypatch.setattr(TokenizerFiles, "load", lambda self: loads.append(1) or load(self))
+    loads, load = [], real("load_a_tokenizer")
+    change(monkeypatch, load_a_tokenizer=lambda self: loads.append(1) or load(self))
     encoder = open_encoder(files)
     assert ids_of(encoder(["one", "two"]).flat) == expected(tokenizer, ["one", "two"])
     assert loads == [], "it is not loaded until a text needs it"
@@ -160,7 +169,7 @@ def test_it_begins_in_a_pause_or_when_much_has_been_done(found_out, files, monke
     """Before that, no request waits for ``tokenizers`` to be loaded."""
     found_out("a rare text")
     has_worked = open_encoder(files)
-    monkeypatch.setattr(text_encoder, "WORK_BEFORE_AUDIT_S", 1e9)
+    change(monkeypatch, work_before_an_audit_s=1e9)
     busy, paused = open_encoder(files), open_encoder(files)
     assert not is_found_out(busy)
     assert not is_found_out(paused)
@@ -174,11 +183,11 @@ def test_it_begins_in_a_pause_or_when_much_has_been_done(found_out, files, monke
 
 
 def test_an_error_in_idle_work_is_reported_by_the_next_batch(found_out, files, monkeypatch):
-    monkeypatch.setattr(text_encoder, "WORK_BEFORE_AUDIT_S", 1e9)
+    change(monkeypatch, work_before_an_audit_s=1e9)
     found_out("a rare text")
     encoder = open_encoder(files)
     assert not is_found_out(encoder)
-    monkeypatch.setattr(TokenizerFiles, "load", lambda _: Path("/nowhere").read_text())
+    change(monkeypatch, load_a_tokenizer=lambda _: Path("/nowhere").read_text())
 
     idle_work.pause()
 
@@ -235,6 +244,7 @@ AUDITOR = """
 import sys
 sys.path[:] = sys.argv[1:]
 from asyncdata.tokenization.encoders import text_encoder
+from tests.support.inner import change, real
 text_encoder.FIRST_AUDIT_TOKENS = 1
 print(text_encoder._Audit().is_due(5), flush=True)
 sys.stdin.read()
@@ -264,13 +274,13 @@ def test_one_process_of_a_run_audits_and_another_when_it_is_gone():
 
 def test_a_backend_is_loaded_again_when_its_caches_have_grown(tokenizer, monkeypatch):
     load = Mock(side_effect=lambda: HfEncoder(tokenizer))
-    monkeypatch.setattr(fast_backends, "MAX_GROWTH_BYTES", 50)
-    monkeypatch.setattr(fast_backends, "LOOK_EVERY", 0)
+    change(monkeypatch, most_growth_of_an_encoder=50)
+    change(monkeypatch, look_at_growth_every=0)
     encoder = BoundedEncoder(load)
     texts = ["one two", "three"]
 
     def loads_after(num_bytes: int) -> int:
-        monkeypatch.setattr(fast_backends, "private_bytes", lambda: num_bytes)
+        change(monkeypatch, private_bytes=lambda: num_bytes)
         assert ids_of(encoder(texts)) == expected(tokenizer, texts)
         return load.call_count
 
@@ -419,8 +429,8 @@ def test_a_proven_backend_tells_the_same_as_tokenizers_which_is_not_loaded_for_p
     files = proven(normalizing)
     plain_texts = ["", "one word", "<|im_start|>user\ncaf\u00e9<|im_end|>", "\u4e2d\u6587"[:1]]
     others = ["cafe\u0301", "\u0416", "a \u0958 b", "\ud800", "\u6587"]
-    loads, load = [], TokenizerFiles.load
-    monkeypatch.setattr(TokenizerFiles, "load", lambda self: loads.append(self.folder) or load(self))
+    loads, load = [], real("load_a_tokenizer")
+    change(monkeypatch, load_a_tokenizer=lambda self: loads.append(self.folder) or load(self))
 
     encoder = open_encoder(files, offsets=True)
     found = encoder.encode(plain_texts)
@@ -472,7 +482,7 @@ def test_a_backend_without_proven_offsets_is_not_used_by_auto_and_refused_by_nam
     files = proven(changed(small_tokenizer, tmp_path / "lower", normalizer=normalizers.Lowercase()))
     folder = files.folder
 
-    monkeypatch.setattr(fast_backends, "load_backend", Mock(side_effect=AssertionError))
+    change(monkeypatch, load_a_backend=Mock(side_effect=AssertionError))
     open_encoder(files, offsets=True)
     assert choose(files, "auto") is not None, "its ids are proven"
     message = r"AD434 tokenizer_backend='gigatoken' does not tell where the tokens of a text lie.*not the bytes of"

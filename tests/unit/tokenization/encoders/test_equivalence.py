@@ -19,25 +19,30 @@ from tokenizers import Tokenizer, models, normalizers, processors
 
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.encoders import equivalence_records as records
-from asyncdata.tokenization.encoders.character_sets import (
+from asyncdata.tokenization.encoders.equivalence_sweep import make
+from asyncdata.tokenization.encoders.text_encoder import choose
+from tests.support.backends import FEW, Fake, install, shorten
+from tests.support.inner import change
+from tests.support.parts import (
     CharacterFinder,
+    GrowingProof,
+    OffsetCheck,
+    Proof,
+    Sweep,
+    TokenizerFiles,
     is_known,
     num_points,
     points_of,
+    random_texts,
     ranges_of,
+    separator_of,
 )
-from asyncdata.tokenization.encoders.equivalence_records import Proof
-from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof, OffsetCheck, Sweep, make, random_texts
-from asyncdata.tokenization.encoders.hf_encoder import separator_of
-from asyncdata.tokenization.encoders.text_encoder import choose
-from asyncdata.tokenization.tokenizer_files import TokenizerFiles
-from tests.support.backends import FEW, Fake, install, shorten
 from tests.unit.tokenization.trained import variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.tokenization.encoders.equivalence_records import Subject
+    from tests.support.parts import Subject
 
 
 def fake(files: TokenizerFiles, *wrong: str) -> Fake:
@@ -293,7 +298,7 @@ def test_offsets_that_turn_out_wrong_later_leave_texts_to_tokenizers_where_offse
 
 
 def test_no_more_is_asked_for_than_somebody_might_answer(monkeypatch, growing, subject):
-    monkeypatch.setattr(records, "_MOST_ASKED_BYTES", 8)
+    change(monkeypatch, most_bytes_asked_of_records=8)
     for point in range(0x4E00, 0x4E05):
         records.ProvenTexts(growing.proof, needs_offsets=False)([chr(point)])
 

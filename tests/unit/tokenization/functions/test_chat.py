@@ -280,17 +280,6 @@ def test_exactly_this_is_trained(folders, settings, chat, texts):
         assert trained(fn, {"messages": chat}) == texts
 
 
-def test_arguments_that_are_no_object_are_refused_as_the_template_does(name):
-    calls = [{"type": "function", "function": {"name": "look", "arguments": text}} for text in ("[1]", "{", "\ud800")]
-
-    chunk = run(
-        ChatTokenizeFn(name, chat_template=WRITES_ARGUMENTS).open(), [{"messages": called(call)} for call in calls]
-    )
-
-    assert faults(chunk) == [(0, "AD412"), (1, "AD412"), (2, "AD412")]
-    assert "has no attribute 'items'" in chunk.errors[0].reason
-
-
 @pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])], ids=["list", "text"])
 def test_tools_go_to_the_template(name, tools):
     fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, tool_key="functions")

@@ -141,9 +141,9 @@ CHANGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     ),
     "chat": (
         ChatTokenizeFn,
-        [{"messages_key": "chat"}, {"tool_key": None}, {"train_on": "last_assistant"}, {"max_length": 5},
-         {"overlong": "error"}, {"metadata_key": None}, {"today": "2026-01-31"}, {"chat_template_kwargs": {"a": 1}},
-         {"chat_template": GENERATION}, {"turn_flags": ["loss"]}],
+        [{"messages_key": "chat"}, {"label_key": "a"}, {"tool_key": None}, {"train_on": "last_assistant"},
+         {"max_length": 5}, {"overlong": "error"}, {"metadata_key": None}, {"today": "2026-01-31"},
+         {"chat_template_kwargs": {"a": 1}}, {"chat_template": GENERATION}, {"turn_flags": ["loss"]}],
     ),
     "pair": (
         PreferenceTokenizeFn,

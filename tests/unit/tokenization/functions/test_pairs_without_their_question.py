@@ -79,3 +79,17 @@ RIGHT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("settings", "row"), RIGHT.values(), ids=RIGHT)
 def test_pairs_that_have_their_question_are_read(tmp_path, small_tokenizer, settings, row):
     assert len(samples(tmp_path, PreferenceTokenizeFn(small_tokenizer, **settings), row)) == 1
+
+
+def test_a_prompt_that_both_answers_begin_with_names_the_setting(tmp_path, small_tokenizer):
+    """As UltraFeedback and the preferences of Tulu 3 have it: the prompt is text, and both answers are whole chats."""
+    row: dict[str, Any] = {key: [{"role": "user", "content": ASKS}, *chat] for key, chat in CHATS.items()}
+
+    with pytest.raises(BadRowError, match="set prompt_key=None"):
+        samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), {"prompt": ASKS, **row})
+
+    (found,) = samples(tmp_path, PreferenceTokenizeFn(small_tokenizer, prompt_key=None), {"prompt": ASKS, **row})
+    (same,) = samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), row)
+    assert (found.tokens.tolist(), found.extra) == (same.tokens.tolist(), same.extra)
+    with pytest.raises(BadRowError, match=r"AD111 .*all text, or all messages\n"):
+        samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), {"prompt": ASKS, **CHATS})

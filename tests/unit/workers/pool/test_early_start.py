@@ -14,10 +14,11 @@ import pytest
 from asyncdata import DataLoader
 from asyncdata.errors import ConfigError, SourceError, WorkerError
 from asyncdata.workers.pool import popen
-from asyncdata.workers.pool.popen import EarlyForkServer
 from tests.support.executors import NEVER_S
 from tests.support.faults import until
+from tests.support.inner import change
 from tests.support.loading import ids, write_rows
+from tests.support.parts import EarlyForkServer
 from tests.support.tokenize_fns import row_id
 from tests.support.worker_fns import Opening
 
@@ -176,7 +177,7 @@ def test_a_start_that_fails_with_any_error_is_not_waited_for(monkeypatch):
     def never(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(popen, "execute", never)
+    change(monkeypatch, execute=never)
     server = EarlyForkServer()
     server.tell(ROW_ID)
 
@@ -192,8 +193,7 @@ def test_a_start_that_hangs_is_not_waited_for_and_leaves_no_process(monkeypatch)
         assert go_on.wait(NEVER_S)
         return execute(*arguments)
 
-    monkeypatch.setattr(popen, "_PATIENCE_S", 0.01)
-    monkeypatch.setattr(popen, "execute", slow)
+    change(monkeypatch, patience_with_an_early_start_s=0.01, execute=slow)
     server = EarlyForkServer()
     server.tell(ROW_ID)
     server.close()
@@ -205,7 +205,7 @@ def test_a_start_that_hangs_is_not_waited_for_and_leaves_no_process(monkeypatch)
 def test_a_fork_server_that_does_not_read_its_message_is_killed(monkeypatch):
     server = EarlyForkServer()
     assert server._is_tried.wait(NEVER_S)  # noqa: SLF001 - that there is a process is not enough: the object must know it
-    monkeypatch.setattr(popen, "_PATIENCE_S", 0.05)
+    change(monkeypatch, patience_with_an_early_start_s=0.05)
     (child,) = psutil.Process().children()
     child.suspend()
     server.tell(Opening("x" * 4_000_000))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from typing import Any
 
 import anyio
 import psutil
@@ -12,11 +13,10 @@ import pytest
 import structlog
 
 from asyncdata.errors import WorkerError
-from asyncdata.workers.base import MAX_LOSSES, Crashed, error_of
-from asyncdata.workers.pool import spawning
-from asyncdata.workers.pool.processes import Forked
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, failure_of, ids_of, until
+from tests.support.inner import change, real
+from tests.support.parts import MAX_LOSSES, Crashed, error_of
 from tests.support.pools import all_ready, events_of, fork_server, pids, pool, states
 from tests.support.tokenize_fns import kills_on_13, row_id
 from tests.support.worker_fns import tells_who, waits
@@ -69,9 +69,9 @@ async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, ga
     """Its socket has ended, but it may still write: no slot is free, and no other worker has its rows, before it has
     been waited for.
     """
-    freed, seen, really, reaped = [], [], Forked.ended, anyio.Event()
+    freed, seen, really, reaped = [], [], real("end_of_a_fork"), anyio.Event()
 
-    async def ended(handle: Forked) -> None:
+    async def ended(handle: Any) -> None:
         seen.append((list(freed), gate.began.exists(), executor.statistics().num_queued))
         await reaped.wait()
         await really(handle)
@@ -85,7 +85,7 @@ async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, ga
         gate.began.unlink()
         if is_forgotten:
             executor.forget()
-        monkeypatch.setattr(Forked, "ended", ended)
+        change(monkeypatch, end_of_a_fork=ended)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: seen)
         seen.append((list(freed), gate.began.exists(), executor.statistics().num_queued))
@@ -202,10 +202,10 @@ async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeyp
             stopped, workers = fork_server(), pids(executor)
             stopped.suspend()
             assert ids_of(await client.tokenized(window)) == list(range(20)), "its workers still work"
-            monkeypatch.setattr(spawning, "_PATIENCE_S", 0.3)
+            change(monkeypatch, patience_with_a_fork_server_s=0.3)
             os.kill(workers[0], signal.SIGKILL)
             await until(lambda: events_of(events, "forkserver.lost"))
-            monkeypatch.setattr(spawning, "_PATIENCE_S", NEVER_S)  # the next one may be slow
+            change(monkeypatch, patience_with_a_fork_server_s=NEVER_S)  # the next one may be slow
             await until(lambda: len(pids(executor)) == 2 and not set(pids(executor)) & set(workers))
             assert ids_of(await client.tokenized(window)) == list(range(20))
             assert not stopped.is_running()

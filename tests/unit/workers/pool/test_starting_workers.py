@@ -17,12 +17,11 @@ import pytest
 import structlog
 
 from asyncdata.core.framing import frame
-from asyncdata.core.messages import Failed, Permuted, Ready
 from asyncdata.errors import WorkerError
-from asyncdata.workers.pool import deadlines
-from asyncdata.workers.pool.worker_main import descriptors, why_not_shared
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
+from tests.support.inner import change
+from tests.support.parts import Failed, Permuted, Ready, descriptors, why_not_shared
 from tests.support.pools import all_ready, events_of, fork_server, pids, pool, process_pool, said, states
 from tests.support.tokenize_fns import row_id
 from tests.support.worker_fns import Opening
@@ -212,7 +211,7 @@ async def test_a_fork_server_that_starts_no_worker_says_why(rows, function, mess
 async def test_a_worker_without_a_pidfd_is_not_used(rows, monkeypatch, error, message):
     """Without a pidfd, its pid could belong to another process by the time that the worker is killed."""
     refuse_pidfds(monkeypatch, error)
-    monkeypatch.setattr(deadlines, "_PATIENCE_S", 0)  # otherwise kills from outside are tolerated for that long
+    change(monkeypatch, patience_with_starts_s=0)  # otherwise kills from outside are tolerated for that long
     client = Client(process_pool(1), rows(1), row_id)
 
     assert (await failure_to_run(client)).startswith(message)
@@ -244,7 +243,7 @@ async def test_while_others_work_the_start_of_a_worker_is_retried_until_there_is
 
 async def test_without_room_for_a_fork_and_without_a_worker_the_error_says_so(rows, monkeypatch):
     """The fork server may open too few descriptors to receive those of a worker."""
-    monkeypatch.setattr(deadlines, "_PATIENCE_S", 0.1)
+    change(monkeypatch, patience_with_starts_s=0.1)
     refused = pytest.RaisesExc(
         WorkerError, match="^AD426 workers cannot be started: Too many open files; raise the limit"
     )

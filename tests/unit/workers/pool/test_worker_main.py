@@ -15,15 +15,21 @@ import pytest
 import structlog
 
 from asyncdata import PromptTokenizeFn
-from asyncdata.core.framing import HEADER
-from asyncdata.core.messages import MAX_FRAME_BYTES, Failed, decode_reply
-from asyncdata.core.specs import TokenizeSpec
 from asyncdata.errors import WorkerError
 from asyncdata.tokenization.base import describe
-from asyncdata.workers.pool.processes import Connection
-from asyncdata.workers.pool.worker_main import open_or_report, receive, send_pieces
+from asyncdata.workers.pool.worker_main import receive
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, tokenized, until, value_of
+from tests.support.parts import (
+    HEADER,
+    MAX_FRAME_BYTES,
+    Connection,
+    Failed,
+    TokenizeSpec,
+    decode_reply,
+    open_or_report,
+    send_pieces,
+)
 from tests.support.pools import all_ready, events_of, pids, pool, process_pool, said
 from tests.support.tokenize_fns import row_id
 

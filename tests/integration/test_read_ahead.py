@@ -1,0 +1,267 @@
+"""What is read ahead: no more than is needed, past every row that harms; and the fixed rows that each start tokenizes.
+
+What a loader delivers in any order of calls is in ``test_loader_machine.py``, under any schedule in
+``tests/faults/test_simulation.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trio")
+
+from asyncdata import BadRows, DataLoader, Sample, Shuffle
+from asyncdata.errors import (
+    AsyncDataError,
+    EndOfData,
+    FilterError,
+    NoSamplesError,
+    QuarantineError,
+    SnapshotMismatchError,
+    SourceError,
+    WorkerError,
+)
+from tests.faults.support.simulated_sources import WAYS, Outcome, simulate_way
+from tests.support import worker_fns
+from tests.support.faults import until
+from tests.support.loading import NEVER_S, ids, write_rows
+from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13, row_id
+
+IN_ORDER = Shuffle(enabled=False, block_bytes=64, window_blocks=4)
+
+
+@pytest.fixture
+def numbered(jsonl_file):
+    """A function that writes rows of an id each; those of ``special`` have more."""
+    return lambda num_rows, special=(): jsonl_file(
+        ({"id": number, **dict(special).get(number, {})} for number in range(num_rows)), f"{num_rows}.jsonl"
+    )
+
+
+def make(path: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
+    settings = {"shuffle": IN_ORDER, "num_workers": 0, "timeout_s": NEVER_S}
+    return DataLoader(path, tokenize_fn=tokenize_fn, **settings | knobs)
+
+
+def counting(tokenize_fn: Any, seen: list[int]) -> Any:
+    def count(row: dict[str, Any]) -> Any:
+        seen.append(row["id"])
+        return tokenize_fn(row)
+
+    return count
+
+
+def fails(row: dict[str, Any]) -> list[int]:
+    raise ValueError("no")
+
+
+# How far
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_nothing_is_read_beyond_the_last_epoch(numbered, epochs):
+    seen: list[int] = []
+    with make(numbered(20), counting(row_id, seen), epochs=epochs, buffer_size=1000) as loader:
+        until(lambda: loader.statistics().ready_samples == 20 * epochs)
+        until(lambda: loader.state_dict()["canaries"])
+        assert loader.statistics().ready_samples == 20 * epochs
+        assert ids(loader.get_next_batch(20 * epochs)) == [*range(20)] * epochs
+        with pytest.raises(EndOfData):
+            loader.get_next_batch(1)
+    assert len(seen) == 20 * epochs + 4, "and the fixed rows"
+
+
+@pytest.mark.parametrize(
+    ("function", "knobs"),
+    [
+        (all_dropped, {}),
+        (fails_on_13, {"bad_rows": "raise"}),
+        (fails, {"bad_rows": BadRows(policy="skip", max=5)}),
+    ],
+    ids=["an epoch without a sample", "a bad row that stops it", "one bad row too many"],
+)
+def test_nothing_is_read_beyond_what_stops_the_stream(numbered, function, knobs):
+    """Or a wrong key would read a terabyte before anybody is told."""
+    seen: list[int] = []
+    path = numbered(100 if function is all_dropped else 5000)
+    with make(path, counting(function, seen), buffer_size=4, **knobs) as loader:
+        for _ in range(3):
+            with pytest.raises(AsyncDataError):
+                loader.get_next_batch(20)
+    assert len(seen) < 300
+
+
+def test_room_is_filled_again_and_a_batch_may_be_larger_than_all_of_it(numbered):
+    with make(numbered(50), buffer_size=8) as loader:
+        for taken, number in ((0, 4), (4, 30)):
+            until(lambda: loader.statistics().ready_samples == 8)
+            assert ids(loader.get_next_batch(number)) == list(range(taken, taken + number))
+        until(lambda: loader.statistics().ready_samples == 8)
+
+
+def test_what_fails_comes_after_the_rows_before_it_and_at_every_later_call(tmp_path):
+    files = [write_rows(tmp_path / f"{number}.jsonl", 30) for number in range(2)]
+    with make(files, buffer_size=4) as loader:
+        until(lambda: loader.statistics().ready_samples == 4)
+        files[1].unlink()
+        assert ids(loader.get_next_batch(25)) == list(range(25))
+        for _ in range(2):
+            with pytest.raises(SourceError, match=f"^AD304 .*{files[1]}"):
+                loader.get_next_batch(100)
+
+
+def test_a_file_that_is_gone_when_single_rows_are_read_is_an_error_at_every_call(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", 300)
+    with make(path, shuffle="full", buffer_size=4, cache={"folder": ""}) as loader:
+        assert len(loader.get_next_batch(1)) == 1
+        path.unlink()
+        for _ in range(2):
+            with pytest.raises(SourceError, match=f"^AD304 .*{path}"):
+                while True:
+                    loader.get_next_batch(50)
+
+
+SCHEDULES = [*(("blocks", seed) for seed in range(6)), *((name, 0) for name in WAYS if name != "blocks")]
+
+
+@pytest.mark.parametrize(("way", "seed"), SCHEDULES)
+def test_under_every_schedule_of_deaths_restores_and_other_calls_what_is_delivered_is_d(way, seed):
+    """Whatever windows are made of. More schedules run with the tests of faults."""
+    for module in WAYS[way].needs:
+        pytest.importorskip(module)
+
+    simulate_way(way, seed, outcome := Outcome())
+    assert outcome.num_samples > 0
+
+
+def test_a_row_that_cannot_be_quarantined_is_not_passed(numbered, tmp_path):
+    quarantine = tmp_path / "bad.jsonl"
+    with make(numbered(20), fails_on_13, bad_rows=BadRows(policy="quarantine", path=str(quarantine))) as loader:
+        assert ids(loader.get_next_batch(13)) == list(range(13))
+        quarantine.unlink(missing_ok=True)
+        quarantine.mkdir()
+        with pytest.raises(QuarantineError, match="^AD605"):
+            loader.get_next_batch(2)
+        assert loader.statistics().bad_rows_total == 0
+        quarantine.rmdir()
+        assert ids(loader.get_next_batch(2)) == [14, 15]
+        assert loader.statistics().bad_rows_total == 1
+
+
+# The buffer's filter
+
+
+def test_a_filter_is_asked_once_a_call_and_one_that_fails_consumes_nothing(numbered):
+    faults: list[Any] = [[[]], RuntimeError("boom")]
+    asked: list[int] = []
+
+    def fails_twice(buffer: list[Any], num_groups: int) -> Any:
+        asked.append(num_groups)
+        before, fault = list(buffer), faults.pop() if faults else None
+        buffer.clear()
+        if isinstance(fault, Exception):
+            raise fault
+        return before if fault is None else fault
+
+    with make(numbered(20), buffer_filter=fails_twice, buffer_size=1) as loader:
+        mine = Sample(prompt="mine")
+        loader.add_samples([[mine]])
+        for code in ("AD431", "AD430"):
+            with pytest.raises(FilterError, match=code):
+                loader.get_next_batch(2)
+        batch = loader.get_next_batch(10)
+    assert (batch[0], ids(batch[1:])) == (mine, list(range(9)))
+    assert asked == [2, 2, 10], "however long the call waited"
+
+
+# The fixed rows, whose digests are in every state
+
+
+def digests_of(path: Any, function: Any = row_id, **knobs: Any) -> list[str]:
+    settings = {"shuffle": Shuffle(enabled=False, block_bytes=64, window_blocks=64), **knobs}
+    with make(path, function, **settings) as loader:
+        loader.get_next_batch(3)
+        until(lambda: loader.state_dict()["canaries"])
+        found = loader.state_dict()["canaries"]
+        loader.get_next_batch(40)
+        assert loader.state_dict()["canaries"] == found
+    return found
+
+
+def other_from_50(row: dict[str, Any]) -> list[int]:
+    return [row["id"] + (row["id"] >= 50)]
+
+
+def empty_instead_of_dropped(row: dict[str, Any]) -> list[int]:
+    return [] if row["id"] % 3 == 0 else [row["id"]]
+
+
+def test_eight_rows_are_digested_by_their_tokens_alone_and_their_digests_are_pinned_for_ever(numbered):
+    """They are in snapshots: with another digest every one of those would be refused."""
+    path = numbered(100)
+    digests = digests_of(path)
+    assert len(digests) == len(set(digests)) == 8
+    assert all(len(digest) == 16 for digest in digests)
+    assert digests[:3] == ["4e842f2f50cc089e", "9483a4cbbd3a6648", "9d444357aed1e872"]
+    for knobs in ({"num_workers": 1, "buffer_size": 1}, {"seed": 7, "n_samples_per_prompt": 1}):
+        assert digests_of(path, **knobs) == digests
+    assert digests_of(path, shuffle=Shuffle(block_bytes=64, window_blocks=64)) == digests
+
+    other = digests_of(path, other_from_50)
+    assert digests[:4] == other[:4]
+    assert not set(digests[5:]) & set(other[5:])
+    dropped = digests_of(path, every_third_dropped)
+    assert dropped == digests_of(path, empty_instead_of_dropped) != digests
+    assert set(dropped) & set(digests)
+    assert len(digests_of(path, shuffle=Shuffle(enabled=False, block_bytes=64, window_blocks=3))) == 3
+    assert len(digests_of(path, shuffle=Shuffle(enabled=False, block_bytes=10_000, window_blocks=3))) == 1
+
+
+SHIFT = {"from": 1000}
+
+
+def as_told_by_a_variable(row: dict[str, Any]) -> list[int]:
+    """Its name and version stay, whatever it gives."""
+    return [row["id"] + (row["id"] >= SHIFT["from"])]
+
+
+@pytest.mark.parametrize(("first", "number", "told"), [(50, 8, "[34] of 8"), (0, 8, "8 of 8"), (1000, 5, "some of 5")])
+def test_other_digests_refuse_the_state_before_anything_is_delivered(numbered, monkeypatch, first, number, told):
+    path, knobs = numbered(100), {"shuffle": Shuffle(enabled=False, block_bytes=64, window_blocks=64)}
+    with make(path, as_told_by_a_variable, **knobs) as loader:
+        loader.get_next_batch(3)
+        until(lambda: loader.state_dict()["canaries"])
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(3)) == [3, 4, 5]
+    state["canaries"] = state["canaries"][:number]
+
+    monkeypatch.setitem(SHIFT, "from", first)
+    with make(path, as_told_by_a_variable, **knobs) as loader:
+        loader.load_state_dict(state)
+        for _ in range(3):
+            with pytest.raises(
+                SnapshotMismatchError, match=f"^AD603 .*{told} fixed rows differ.*allow_changed"
+            ) as told_by:
+                loader.get_next_batch(1)
+        assert loader.statistics().samples_total == 3
+    assert told_by.value.differences["canaries"][0] == state["canaries"]
+
+
+def test_rows_that_bring_down_their_workers_cannot_be_compared_and_none_at_all_need_not_be(numbered, tmp_path):
+    with make(numbered(40, {0: {"do": "die"}}), worker_fns.as_told, num_workers=1, bad_rows="skip") as loader:
+        state = {**loader.state_dict(), "canaries": ["0" * 16] * 8}
+        loader.load_state_dict(state)
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="^AD423 .*its worker died"):
+                loader.get_next_batch(1)
+
+    path = tmp_path / "blank.jsonl"
+    path.write_bytes(b"\n \n")
+    with make(path) as loader:
+        loader.load_state_dict({**loader.state_dict(), "canaries": []})
+        with pytest.raises(NoSamplesError, match="^AD401 epoch 0: 0 rows read, 0 kept: there was no row$"):
+            loader.get_next_batch(1)
+        assert loader.state_dict()["canaries"] == []

@@ -1,0 +1,113 @@
+"""What is inside of the package and tests change, each by a name of its own: if it moves, a line here follows it."""
+
+from __future__ import annotations
+
+from pkgutil import resolve_name
+from typing import Any
+
+_PLACES: dict[str, tuple[str, ...]] = {
+    name: (places,) if isinstance(places, str) else places
+    for name, places in {
+        # Sizes and numbers
+        "bytes_of_a_group_in_a_file": "integrations.slime.groups.FILE_BYTES",
+        "bytes_of_an_index_block": "loader.opened_rows._INDEX_BLOCK_BYTES",
+        "most_bytes_asked_of_records": "tokenization.encoders.equivalence_records._MOST_ASKED_BYTES",
+        "most_bytes_held_of_parquet": "sources.arrow.parquet_reader._HELD_BYTES",
+        "most_bytes_of_a_snapshot": "checkpoint.snapshot.MAX_FILE_BYTES",
+        "most_files_of_lines": "core.line_numbers._MAX_FILES",
+        "most_growth_of_an_encoder": "tokenization.encoders.fast_backends.MAX_GROWTH_BYTES",
+        "most_heads": "sources.remote.listing._MAX_HEADS",
+        "most_moments": "telemetry.call_times._MAX_MOMENTS",
+        "most_open_files": "sources.fingerprint._MAX_OPEN_FILES",
+        "most_operations": "tokenization.chat_template.symbolic_values._MAX_OPERATIONS",
+        "most_pieces_of_a_plan": "batching.planned._MAX_PIECES",
+        "most_places_of_a_hub": "sources.remote.hub_store._MAX_PLACES",
+        "most_quiet_proofs": "loader.proving._MOST_QUIET",
+        "most_rows_of_a_stream_window": "prefetch.windows.stream_reader.MAX_WINDOW_ROWS",
+        "most_scans_of_an_array": "sources.text.json_array._MAX_SCANS",
+        "piece_bytes_of_an_array": "sources.text.json_array._PIECE_BYTES",
+        "ranks_at_start": "prefetch.windows.block_windows._RANKS_AT_START",
+        "step_bytes_of_lines": "core.line_numbers._STEP_BYTES",
+        # Times
+        "again_to_ray_s": "workers.ray.cluster._AGAIN_S",
+        "beat_s": "workers.request_handler._BEAT_S",
+        "close_of_telemetry_s": "telemetry.recorder._CLOSE_TIMEOUT_S",
+        "end_of_calls_s": "prefetch.rank_calls._END_TIMEOUT_S",
+        "first_wait_s": (
+            "sources.remote.reads._FIRST_WAIT_S",
+            "sources.remote.reads._FIRST_WAIT_WHEN_ASKED_S",
+        ),
+        "hub_timeout_s": "sources.remote.hub_store._TIMEOUT_S",
+        "look_at_a_proof_s": "loader.background_proof._LOOK_S",
+        "look_at_workers_s": "workers.pool.process_pool._LOOK_EVERY_S",
+        "patience_with_a_display_s": "loader.wait_progress._PATIENCE_S",
+        "patience_with_a_fork_server_s": "workers.pool.spawning._PATIENCE_S",
+        "patience_with_an_early_start_s": "workers.pool.popen._PATIENCE_S",
+        "patience_with_ranks_s": "prefetch.windows.shared_scans._PATIENCE_S",
+        "patience_with_starts_s": "workers.pool.deadlines._PATIENCE_S",
+        "shortage_s": "workers.pool.deadlines._SHORTAGE_S",
+        "work_before_an_audit_s": "tokenization.encoders.text_encoder.WORK_BEFORE_AUDIT_S",
+        # Functions and classes
+        "arrow_writer": "sources.arrow.huggingface.write_arrow",
+        "clock_of_a_handler": "workers.request_handler.time",
+        "clock_of_waits": ("delivery.coordinator.time", "prefetch.mixture_producer.time"),
+        "content_digest": "sources.fingerprint.content_digest",
+        "cpus_of_a_loader": "loader.executors.num_usable_cpus",
+        "demo_delivers": "cli.commands.demo._delivered",
+        "demo_kills_at": "cli.commands.demo._KILL_AT",
+        "demo_runs_s": "cli.commands.demo._RUN_S",
+        "demo_words": "cli.commands.demo._run_words",
+        "end_of_a_fork": "workers.pool.processes.Forked.ended",
+        "execute": "workers.pool.popen.execute",
+        "file_digest": "sources.base.file_digest",
+        "free_memory_of_a_loader": "loader.executors.available_memory",
+        "first_user_of_obstore": "sources.remote.obstore_store._first_user",
+        "index_blocks": "workers.request_handler.index_blocks",
+        "index_reply": "prefetch.row_index.builder.Indexer._on_reply",
+        "known_points": "cli.commands.tokenizer.known_points",
+        "library_of_the_demo": "demo._library",
+        "load_a_backend": "tokenization.encoders.fast_backends.load_backend",
+        "load_a_tokenizer": "tokenization.tokenizer_files.TokenizerFiles.load",
+        "look_at_growth_every": "tokenization.encoders.fast_backends.LOOK_EVERY",
+        "look_at_redirects": "sources.remote.obstore_store.Redirects.look",
+        "memory_for_a_file": "core.checksummed_file._memory",
+        "memory_of_a_worker": "loader.autotune.process_memory",
+        "mix_of_a_watch": "telemetry.chunk_watch.mix",
+        "object_of_many": "core.file_refs.ObjectRefs._made",
+        "permute": "workers.request_handler.permute",
+        "pieces_of_a_group": "integrations.slime.groups.pieces",
+        "private_bytes": "tokenization.encoders.fast_backends.private_bytes",
+        "pump": "prefetch.producer.Producer.pump",
+        "read_a_row_of_an_array": "sources.text.json_array.read_row",
+        "remembered_lines": "core.line_numbers._counts",
+        "reply_of_a_shared_index": "prefetch.row_index.shared_builder.SharedIndexer._on_answers",
+        "restart_of_deliveries": "delivery.coordinator.Coordinator.restart",
+        "rows_per_window": (
+            "order.order.ROWS_PER_WINDOW",
+            "order.rank_share.ROWS_PER_WINDOW",
+            "prefetch.windows.indexed_windows.ROWS_PER_WINDOW",
+        ),
+        "single_object": "sources.remote.listing._single",
+        "slot": "workers.slots.Slots.hold",
+        "spawn_a_proof": "loader.background_proof._spawn",
+        "submit": "workers.inline.InlineExecutor.submit",
+        "starts_of_a_copier": "integrations.torch.loader.started",
+        "tokenize_function_of_slime": "integrations.slime.config._tokenize_fn",
+        "torch_is_there": "integrations.slime.torch_data.is_available",
+        "tuner": "loader.autotune.Tuner",
+        "version_of_a_proven_backend": "cli.commands.tokenizer.version_of",
+        "version_of_a_backend": "loader.background_proof.version_of",
+    }.items()
+}
+
+
+def change(monkeypatch: Any, **values: Any) -> None:
+    """Put ``values`` in the place of what has these names, for as long as ``monkeypatch`` says."""
+    for name, value in values.items():
+        for place in _PLACES[name]:
+            monkeypatch.setattr(f"asyncdata.{place}", value)
+
+
+def real(name: str) -> Any:
+    """What has this name now."""
+    return resolve_name(f"asyncdata.{_PLACES[name][0]}")
