@@ -102,8 +102,8 @@ def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) ->
     epoch, num_delivered, num_left_out = ledger.position.epoch, ledger.counters.epoch_groups, None
     if saved.packing:  # rows after the saved position may be in packs that are delivered already
         epoch, num_delivered = saved.packing.epoch, saved.packing.epoch_packs
-        if not saved.packing.epoch_packs:
-            return saved.packing.epoch
+        if not num_delivered:
+            return epoch
     elif ledger.position == Position(epoch):
         return epoch
     elif saved.rows_left is not msgspec.UNSET:
