@@ -15,7 +15,7 @@ from asyncdata.demo import tokenizer_folder
 PACKAGE = Path(__file__).parents[2] / "asyncdata"
 
 MAX_LINES = 40_061
-MAX_PLAIN_LINES = 10_964
+MAX_PLAIN_LINES = 10_981
 """What a loader over JSONL with PromptTokenizeFn and two workers imports into the trainer's process."""
 
 WINGS = (
