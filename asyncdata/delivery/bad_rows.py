@@ -25,7 +25,8 @@ __all__ = ("NONE_STOPS", "BadRowPolicy", "NotesLog", "bad_row_error", "error_at"
 
 
 _EXCERPT_BYTES = 400
-_COUNT_LINES_S = 0.25
+_COUNT_LINES_S = 0.02
+"""Longest time for which counting the lines of a file may delay the samples, once a source; 100 MB take so long."""
 _TRACEBACK = "Traceback (most recent call last):"
 _REASONS = {
     "AD101": "invalid JSON",

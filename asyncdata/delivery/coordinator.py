@@ -223,7 +223,8 @@ class Coordinator:
 
         ledger = self.ledger
         last_epoch = self.rules.last_epoch(request.last_epoch)
-        delivery = self._deliver(ledger, request.num_groups - len(chosen), last_epoch)
+        number, is_for_packs = request.num_groups - len(chosen), request.is_for_packs
+        delivery = self._deliver(ledger, number, last_epoch, may_be_fewer=is_for_packs)
         if delivery is None:
             return None
 
@@ -308,10 +309,14 @@ class Coordinator:
             self.channel.media.attach(sample_range, samples)
         return samples
 
-    def _deliver(self, ledger: Ledger, num_groups: int, last_epoch: int | None) -> Delivery | None:
+    def _deliver(
+        self, ledger: Ledger, num_groups: int, last_epoch: int | None, *, may_be_fewer: bool = False
+    ) -> Delivery | None:
         items, size = self.channel.items(ledger.head), self.rules.samples_per_group
         try:
-            return deliver(items, ledger, num_groups, samples_per_group=size, last_epoch=last_epoch)
+            return deliver(
+                items, ledger, num_groups, samples_per_group=size, last_epoch=last_epoch, may_be_fewer=may_be_fewer
+            )
         except BadRowStop as stop:
             raise self._stopped_by(stop) from None
 

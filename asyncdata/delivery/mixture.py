@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ("Counted", "MergeRecord", "MixturePoint", "MixtureState", "PartCursor", "end_code", "end_of")
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
-_NOTHING = np.empty(0, np.int64)
+_NOTHING, _NO_PLACES = np.empty(0, np.int64), np.empty((3, 0), np.int64)
 
 
 class PartCursor(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ class MergeRecord:
         schedule: tuple[Node, int] | None = None,
         leaves: Numbers = _NOTHING,
         num_tokens: Numbers = _NOTHING,
-        places: Numbers = _NOTHING,
+        places: Numbers = _NO_PLACES,
         counted: Sequence[Counted] = (),
     ) -> None:
         self.before = before

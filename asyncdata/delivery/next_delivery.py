@@ -14,7 +14,7 @@ from asyncdata.core.errors import AsyncDataError, NoSamplesError, by_reason
 from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.core.types import Position, SampleRange
 from asyncdata.delivery.chunk import BadRow
-from asyncdata.delivery.items import AlreadyAcked, ChunkEnd, Run
+from asyncdata.delivery.items import AlreadyAcked, ChunkEnd, Failure, Run
 from asyncdata.delivery.ledger import Counters, journal_key
 
 if TYPE_CHECKING:
@@ -65,11 +65,13 @@ def deliver(
     *,
     samples_per_group: int = 1,
     last_epoch: int | None = None,
+    may_be_fewer: bool = False,
 ) -> Delivery | None:
     """Take the next ``num_groups`` samples of the stream; each becomes a group. None if they are not ready yet.
 
     :param items: the channel's ready items, from ``ledger.head`` on.
     :param last_epoch: do not go beyond this epoch; there are fewer samples if it ends.
+    :param may_be_fewer: take the samples before what stops the stream, which is then raised at the next call.
     :raises BadRowStop: if a bad row that may not be passed over comes before the last requested sample.
     :raises NoSamplesError: if an epoch ends without a sample.
     :raises AsyncDataError: the error that ended the stream.
@@ -81,6 +83,9 @@ def deliver(
     for item in items:
         if walk.need == 0 and not walk.may_pass(item):
             break
+
+        if may_be_fewer and walk.ranges and (isinstance(item, Failure) or (isinstance(item, BadRow) and item.stops)):
+            return walk.result()
 
         walk.step(item)
         if last_epoch is not None and walk.position.epoch > last_epoch:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
 import weakref
 from typing import Any
 
+from asyncdata.core.ends import at_exit, watch_end
+
 open_at_exit: weakref.WeakSet[Any] = weakref.WeakSet()
 """Their engines."""
+
+
+def begun(engine: Any) -> None:
+    """It is to be closed when the process ends."""
+    open_at_exit.add(engine)
+    watch_end()
 
 
 def _close_all() -> None:
@@ -19,4 +26,4 @@ def _close_all() -> None:
         threads.end_all()
 
 
-atexit.register(_close_all)
+at_exit(_close_all)

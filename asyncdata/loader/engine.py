@@ -21,7 +21,7 @@ from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
-from asyncdata.loader.at_exit import open_at_exit
+from asyncdata.loader.at_exit import begun, open_at_exit
 from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
@@ -240,7 +240,7 @@ class Engine:
 
     def start(self) -> None:
         """Begin to read ahead; do nothing if that has begun."""
-        open_at_exit.add(self)
+        begun(self)
         self.service.start()
         for prover in self._provers:
             prover.start()

@@ -51,29 +51,31 @@ class RowKeys:
             return
 
         found = self._found(row)
-        if not found or not (isinstance(row, Sample) or self._begins(row)):
+        if not found or not (isinstance(row, Sample) or self._begins(*found[0])):
             raise ConfigError(
                 f"AD485 exclude() was given {row!r}, and no row of this loader's files begins there: give samples that "
                 "it delivered, their `source`, or the objects that `asyncdata sample --json` prints"
             )
 
-        yield from found
+        yield from ((name, journal_key(name, key)) for name, key in found)
 
-    def _begins(self, place: Any) -> bool:
+    def _begins(self, name: str, key: tuple[int, int]) -> bool:
         """Whether a row begins at a place that no loader has delivered."""
-        name, path, byte_offset, row_number = _place_of(place)
-        places = self._places[name]
-        return places.has_row(places.files(path)[0], places.offset(byte_offset, row_number))
+        return self._places[name].has_row(*key)
 
-    def _found(self, row: Any) -> list[tuple[str, RowKey]]:
-        """The part and the keys of one row; none, if it is not of this loader."""
+    def _found(self, row: Any) -> list[tuple[str, tuple[int, int]]]:
+        """The part, the file and the place in it of one row; none, if it is not of this loader.
+
+        A location does not tell its part: it is that of each part that has the file.
+        """
         name, path, byte_offset, row_number = _place_of(row)
-        places = self._places.get(name)
-        place = None if places is None else places.offset(byte_offset, row_number)
-        if places is None or not isinstance(path, str) or type(place) is not int or not 0 <= place < 1 << 63:
-            return []
-
-        return [(name, journal_key(name, (file, place))) for file in places.files(path)]
+        found = []
+        for part in [name] if name else self._places:
+            places = self._places.get(part)
+            place = None if places is None else places.offset(byte_offset, row_number)
+            if places is not None and isinstance(path, str) and type(place) is int and 0 <= place < 1 << 63:
+                found += [(part, (file, place)) for file in places.files(path)]
+        return found
 
     def excluding(self, rows: Iterable[Any], reached: Callable[[Ledger], Served]) -> Callable[[Ledger], Ledger]:
         """The change of a ledger to one without these rows.
@@ -91,7 +93,7 @@ class RowKeys:
 
     def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
         """Whether a sample of a group is of one of these rows."""
-        return any(key in rows for sample in group for _, key in self._found(sample))
+        return any(journal_key(name, key) in rows for sample in group for name, key in self._found(sample))
 
     def without(self, packs: Iterable[Pack], excluded: Container[RowKey]) -> list[Pack]:
         """The packs without the pieces of these rows; the references of the packs are samples.

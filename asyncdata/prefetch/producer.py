@@ -55,7 +55,7 @@ _NOTHING = Tokenized(tokens=b"", token_ends=b"", kept=b"", columns={}, drops={},
 MAX_CHUNK_ROWS = 1024
 _MAX_PLACED_ROWS = 4 * MAX_CHUNK_ROWS
 _FIRST_ROWS = 32
-_LOOKED_FIRST, _LOOKED_EVERY = 8, 256
+_LOOKED_FIRST, _LOOKED_EVERY = 8, 1024
 """Rows of a window that are looked at: the first ones, and then one of so many."""
 _TARGET_S = 0.05
 """Seconds of work per chunk. Smaller chunks cost more overhead; larger ones cost more when a worker dies, or when the

@@ -5,7 +5,6 @@ What the loader's threads say is queued, within limits. The thread looks at it a
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import sys
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from asyncdata.core.callbacks import no_op
+from asyncdata.core.ends import at_exit
 from asyncdata.core.errors import AsyncDataError, BadRowError, EndOfData, LoaderClosedError, redacted
 from asyncdata.core.log import events_owner, get_logger, observe_events, stop_observing
 from asyncdata.core.threads import started
@@ -231,12 +231,16 @@ class Recorder:
         self._stopped.set()
         stop_observing(self._on_event)
         _running.discard(self)
-        if self._thread is not None and self._pid == os.getpid() and self._thread is not threading.current_thread():
+        if self._thread is not None and self.is_here() and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def is_here(self) -> bool:
+        """Whether this is the process that records. In a forked child, locks may never be released."""
+        return self._pid == os.getpid()
 
     @property
     def _is_recording(self) -> bool:
-        return self._thread is not None and self._thread.is_alive() and self._pid == os.getpid()
+        return self._thread is not None and self._thread.is_alive() and self.is_here()
 
     def lost(self) -> dict[str, int]:
         """What was not recorded, by reason."""
@@ -245,7 +249,7 @@ class Recorder:
         return dict(+lost)
 
     def _on_event(self, method: str, name: str, fields: dict[str, Any]) -> None:
-        if name.startswith("telemetry.") or self._pid != os.getpid():
+        if name.startswith("telemetry.") or not self.is_here():
             return
 
         if len(self._events) >= _MAX_EVENTS:
@@ -356,10 +360,11 @@ _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 def _close_all() -> None:
     """At exit, before the loaders are closed that are still open."""
-    for recorder in list(_running):
+    for recorder in filter(Recorder.is_here, list(_running)):
         # In a notebook, it is that of an earlier cell.
-        recorder.failed(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None), True)
+        error = getattr(sys, "last_value", None) or sys.exception()  # the latter in a child of multiprocessing
+        recorder.failed(None if hasattr(sys, "ps1") else error, True)
         recorder.close("the interpreter ended")
 
 
-atexit.register(_close_all)
+at_exit(_close_all)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+import sys
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.chat_template.template import ChatTemplate
 
-__all__ = ("MAX_KEYS", "NOT_WRITTEN", "Account", "NotWritten")
+__all__ = ("MAX_KEYS", "NOTED_KEYS", "NOT_WRITTEN", "Account", "NotWritten")
 
 Buffer = bytes | memoryview
 Message = dict[str, Any]
@@ -97,11 +97,11 @@ class Account(NamedTuple):
         """The keys of a row that are neither read nor empty: at most 20, each with the beginning of its value."""
         known, row = {*read, *self.ignored}, decode_object(raw)
         rest = islice((key for key in row if key not in known and row[key] not in (None, "", [], {})), MAX_KEYS)
-        return {printable(key): _shown(json.dumps(row[key], ensure_ascii=False)) for key in rest}
+        return {printable(key): _shown(row[key]) for key in rest}
 
 
-def _shown(text: str) -> str:
-    text = redacted(printable(text))
+def _shown(value: Any) -> str:
+    text = redacted(printable(json.dumps(value, ensure_ascii=False)[: 10 * _SHOWN]))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
@@ -153,32 +153,40 @@ _PROBES: dict[str, list[Message]] = {
 """What a chat may have, and a chat that has it, with a mark in its place."""
 
 
+NOTED_KEYS = frozenset({"tool_calls", "reasoning_content", "thinking", "reasoning"})
+_LEAST = {"system": 2, "earlier_thinking": 3}
+"""The messages that a chat must have to have it, where turns need no other key for it than ``content``."""
+
+
 class NotWritten:
-    """What templates do not write of chats. Each template is tried once; what it refuses, a row's own error tells.
+    """What templates do not write of chats. Each is tried once; what it refuses, a row's own error tells.
 
     :param ignored: keys of which nothing is said.
     """
 
     def __init__(self, ignored: Collection[str]) -> None:
         self._ignored = ignored
-        self._lost = WeakKeyDictionary[Any, list[str]]()  # rows may have variables, each a template
 
     def __call__(self, template: ChatTemplate, messages: list[Message], tools: list[Message] | None) -> tuple[str, ...]:
         """The notes of a chat."""
-        lost = self._lost.get(template)
+        lost = template.not_written
         if lost is None:
-            lost = self._lost[template] = [kind for kind in _PROBES if self._is_lost(kind, template)]
-        has = set(_kinds(messages, tools)) if lost else ()
+            lost = template.not_written = [kind for kind in _PROBES if _is_lost(kind, template)]
+        least = next((number for kind, number in _LEAST.items() if kind in lost), sys.maxsize)
+        if not tools and len(messages) < least and NOTED_KEYS.isdisjoint(chain.from_iterable(messages)):
+            return ()  # nearly always
+
+        has = {kind for kind in _kinds(messages, tools) if kind.removeprefix("earlier_") not in self._ignored}
         return tuple(f"{kind}{NOT_WRITTEN}" for kind in lost if kind in has)
 
-    def _is_lost(self, kind: str, template: ChatTemplate) -> bool:
-        try:
-            text = template.rendered(_PROBES[kind], [_TOOL] if kind == "tools" else None)
-        except RowFault:
-            return False
 
-        is_written = _MARK in text and (kind != "tool_calls" or _TEXT in text)
-        return not is_written and kind.removeprefix("earlier_") not in self._ignored
+def _is_lost(kind: str, template: ChatTemplate) -> bool:
+    try:
+        text = template.rendered(template.fitted(_PROBES[kind]), [_TOOL] if kind == "tools" else None)
+    except RowFault:
+        return False
+
+    return _MARK not in text or (kind == "tool_calls" and _TEXT not in text)
 
 
 def _kinds(messages: list[Message], tools: list[Message] | None) -> Iterator[str]:
@@ -190,6 +198,6 @@ def _kinds(messages: list[Message], tools: list[Message] | None) -> Iterator[str
             yield "system"
         if message["role"] == "assistant":
             yield "tool_calls" if content and message.get("tool_calls") else ""
-            if any(map(message.get, ("reasoning_content", "thinking", "reasoning"))):
+            if any(map(message.get, NOTED_KEYS - {"tool_calls"})):
                 yield f"{earlier}reasoning_content"
             yield f"{earlier}thinking" if isinstance(content, str) and "</think>" in content else ""

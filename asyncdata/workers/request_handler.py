@@ -242,14 +242,12 @@ class _PartHandler:
             for place in places:
                 if others and place.row not in request.looks:
                     rows[place.row] = b""
-        reply = (out or ColumnWriter()).finish(len(rows), time.perf_counter() - began)
-        if self._num_mended > num_mended:
-            reply = msgspec.structs.replace(reply, num_mended=self._num_mended - num_mended)
-        if request.expected:
-            reply = msgspec.structs.replace(reply, expected=request.expected)
-        if request.looks:
-            reply = msgspec.structs.replace(reply, unread=self._unread(rows, request.looks))
-        return reply
+        return msgspec.structs.replace(
+            (out or ColumnWriter()).finish(len(rows), time.perf_counter() - began),
+            num_mended=self._num_mended - num_mended,
+            expected=request.expected,
+            unread=self._unread(rows, request.looks) if request.looks else {},
+        )
 
     @property
     def _num_mended(self) -> int:

@@ -1,9 +1,7 @@
-"""Trainers that are killed, and interpreters that end without ``close()``: in time, and no process is left."""
+"""Trainers that are killed, and loaders that are closed: no process is left. Other ends are in ``test_ends.py``."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import random
 import signal
@@ -13,20 +11,15 @@ import psutil
 import pytest
 
 from asyncdata import DataLoader
-from tests.faults.support import streaming
 from tests.faults.support.trainers import possessions
 from tests.support.faults import Program, num_rounds, until
 from tests.support.figures import record
-from tests.support.loading import NEVER_S, SHUFFLE, order_of, write_rows
+from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(600)]
 
 KILLS = num_rounds(quick=1, full=12)
 """For each of the things that workers may be doing."""
-RAY_KILLS = num_rounds(quick=2, full=10)
-EXITS = num_rounds(quick=1, full=15)
-END_S = 120.0
-"""How long a program may take from its first line to its end."""
 ROW_ID = "tests.support.tokenize_fns:row_id"
 WAITS = "tests.support.worker_fns:waits"
 BUSY = {
@@ -98,64 +91,6 @@ def test_no_worker_outlives_the_trainer_for_a_child_that_it_has_forked(tmp_path,
 
     assert num_workers == 3, "two workers and the fork server"
     record("R7", f"{doing}, a forked child lives on", kills=1, processes=num_workers, left=0, gone_s=seconds)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-def test_no_worker_outlives_a_ray_actor_and_the_next_one_goes_on_from_its_snapshot(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    path = write_rows(tmp_path / "rows.jsonl", 1500)
-    stream = {"paths": [str(path)], "snapshot": str(tmp_path / "snapshot"), "batch_size": 5, "save_every": 2}
-    stream |= {"step_s": 0.002, "knobs": {"epochs": 2, "num_workers": 2}}
-    settings = {"do": "actors", "folder": str(tmp_path), "kills": RAY_KILLS, "settings": stream}
-    with Program.of("trainers", settings) as program:
-        kills = json.loads(program.said(2 * NEVER_S + 20 * RAY_KILLS).splitlines()[-1])
-
-    logs = [log for number in range(RAY_KILLS + 1) if (log := streaming.read_log(tmp_path / f"log.{number}"))]
-    assert [log.resumed_at > 0 for log in logs if log.entries] == [False] + [True] * RAY_KILLS
-    found = [entry[4] for entry in streaming.delivered(logs)]
-    assert found == order_of(path, 2, shuffle=streaming.SHUFFLE)
-    num_workers, slowest = sum(item["num_processes"] - 1 for item in kills), max(item["gone_s"] for item in kills)
-    assert num_workers >= 2 * RAY_KILLS, "a worker and the fork server at least"
-    record("R7", "a Ray actor", kills=RAY_KILLS, processes=num_workers, left=0, gone_s=slowest)
-
-
-# It ends without close()
-
-
-ENDS = {
-    "falls off the end": 0,
-    "exception": 1,
-    "sys.exit": 3,
-    "os._exit": 4,
-    "in a waiting thread": 0,
-    "from a thread": 0,
-    "garbage": 0,
-}
-WORK = {"reading": ROW_ID, "busy in C": "tests.support.worker_fns:stuck_in_c"}
-
-
-@pytest.mark.parametrize(
-    ("end", "work"),
-    [*((end, "reading") for end in ENDS), ("falls off the end", "busy in C"), ("exception", "busy in C")],
-)
-def test_it_ends_in_time_with_its_own_status(tmp_path, end, work):
-    slowest = 0.0
-    for number in range(EXITS if work == "reading" else 1):
-        path, over = write(tmp_path / str(number)), tmp_path / str(number) / "over"
-        settings = {"do": "unclosed", "end": end, "path": path, "tokenize_fn": WORK[work], "over_file": str(over)}
-        with Program.of("trainers", settings) as program:
-            status, said = program.end(END_S)
-            ended = time.monotonic()
-            program.assert_gone()
-        slowest = max(slowest, ended - float(over.read_text()))
-        assert status == ENDS[end], said
-        if end not in ("os._exit", "in a waiting thread"):  # a frozen thread keeps its loader: no one is left to warn
-            assert "ResourceWarning: unclosed DataLoader" in said, said
-        assert "Fatal" not in said
-        assert ("Traceback" in said) == (end == "exception"), said
-
-    figures = {"exit_s": slowest} if work == "reading" else {}
-    record("R11", f"{end}, workers {work}", exits=number + 1, hangs=0, left=0, **figures)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])

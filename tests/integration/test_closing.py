@@ -3,11 +3,8 @@
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,7 +13,6 @@ import pytest
 from asyncdata.errors import LoaderForkedError
 from asyncdata.prefetch.producer import Producer
 from tests.support.closing import is_alive, service_of
-from tests.support.combinations import each_pair
 from tests.support.faults import until
 from tests.support.loaders import gated, make
 from tests.support.loading import NEVER_S, ids, order_of
@@ -77,31 +73,6 @@ def test_a_forked_child_may_close_whatever_the_parents_threads_were_doing(path):
         finally:
             done.set()
             holder.join()
-
-
-UNCLOSED = """
-import sys
-from asyncdata import DataLoader
-from tests.support.tokenize_fns import row_id
-
-loader = DataLoader(sys.argv[1], tokenize_fn=row_id, num_workers=int(sys.argv[2]), buffer_size=50)
-sys.stdout.write(str(len(loader.get_next_batch(5))))
-if sys.argv[3] == "del":
-    del loader
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("num_workers", "way", "policy"), each_pair(["0", "2"], ["del", "exit"], ["always", "error"]))
-def test_an_unclosed_loader_is_closed_warned_about_and_does_not_delay_the_exit(path, num_workers, way, policy):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-W", f"{policy}::ResourceWarning", "-c", UNCLOSED, str(path), num_workers, way]
-
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=NEVER_S, check=False)
-
-    assert (done.returncode, done.stdout) == (0, "5")
-    assert "ResourceWarning: unclosed DataLoader: use `with`, or call close()" in done.stderr
-    assert ("Traceback" in done.stderr) == (policy == "error"), "it cannot leave __del__"
 
 
 @pytest.mark.thorough

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
@@ -116,23 +114,6 @@ def test_an_error_of_the_trainer_that_leaves_the_with_is_named(path, folder, tra
     error = "ZeroDivisionError: loss is NaN"
     assert page_about(folder).shown("overview").startswith(f"Overview\nError\nAn error ended the run. {error}\n")
     assert how_it_ended(folder) == f"the loader was closed {how}: {error}"
-
-
-_SCRIPT = """
-import sys
-from asyncdata import DataLoader
-loader = DataLoader(sys.argv[1], tokenize_fn="tests.support.tokenize_fns:row_id", num_workers=0, telemetry=sys.argv[2])
-loader.get_next_batch(5)
-raise ZeroDivisionError("loss is NaN")
-"""
-
-
-def test_an_error_that_ends_a_script_without_a_with_is_named(path, folder):
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _SCRIPT, path, folder], check=False, capture_output=True
-    )
-    assert run.returncode == 1
-    assert how_it_ended(folder) == "the interpreter ended: ZeroDivisionError: loss is NaN"
 
 
 def ends_well(path, folder):

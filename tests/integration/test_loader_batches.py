@@ -1,6 +1,6 @@
 """Batches and loops are slices of the order, epoch by epoch, to the end: of ``DataLoader`` and ``AsyncDataLoader``.
 
-What a ``DataLoader`` does in any order of calls is in ``test_loader_machine.py``.
+What a ``DataLoader`` does in any order of calls is in ``test_whole_loader.py``.
 """
 
 import itertools

@@ -225,6 +225,15 @@ def test_a_part_that_stops_ends_the_epoch(data):
     assert not set(own(first, "math")) & set(own(second, "math")), "it continues within its own epoch"
 
 
+def test_a_run_goes_on_where_rows_are_excluded_directly_after_an_epoch(data):
+    mix = mix_of(data, {"chat": 1, "math": 1})
+    mix.parts["chat"].when_done = "stop"
+    with make(mix, batch_size=10) as loader:
+        num_delivered = sum(map(len, loader))
+        loader.exclude([{"source": "math", "path": str(data / "math.jsonl"), "byte_offset": 0}])
+        assert [sample.index for sample in loader.get_next_batch(2)] == [num_delivered, num_delivered + 1]
+
+
 def test_max_epochs_bound_how_often_a_part_repeats_in_every_epoch_of_the_mixture(data):
     mix = mix_of(data, {"chat": 3, "math": 1}, part={"when_done": "leave"})
     mix.parts["chat"].when_done, mix.parts["chat"].max_epochs = "repeat", 2
@@ -310,18 +319,6 @@ def test_the_state_has_no_more_than_a_few_numbers_for_each_part(data):
     early, late = (len(json.dumps(state_after(mix_of(data), number)["mixture"])) for number in (10, 2010))
 
     assert late < early + 200
-
-
-def test_unacknowledged_groups_come_again_and_the_rest_follows(data):
-    mix = mix_of(data)
-    whole = delivered(mix, 90)
-    with make(mix, commit="on_ack") as loader:
-        first, second, third = (loader.get_next_batch(20) for _ in range(3))
-        for samples in (first, second[5:], third):
-            loader.ack(samples)
-        state = loader.state_dict()
-
-    assert restored(mix, state, 35, commit="on_ack") == [*whole[20:25], *whole[60:90]]
 
 
 def test_weights_that_changed_are_refused_and_named(data):

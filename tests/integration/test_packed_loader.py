@@ -361,6 +361,32 @@ def test_bad_and_dropped_rows_are_passed_over_and_counted_once(path, knobs, ever
         assert now.bad_rows_total == 2 * sum(row % 10 == 3 for row in range(len(SIZES)))
 
 
+@pytest.mark.parametrize("buffer_size", [1, 20, 1000])
+def test_packs_before_a_bad_row_are_delivered_whatever_is_read_ahead(tmp_path, buffer_size):
+    rows = write(tmp_path / "rows.jsonl", [1] * 33 + [40])
+    found = []
+    settings = {"packing": HardPacking(max_length=4), "shuffle": False, "buffer_size": buffer_size}
+    with make(rows, tokenize_fn=not_40, **settings) as loader:
+        with pytest.raises(BadRowError):
+            found.extend(loader)
+    assert len(found) == 8
+
+
+def test_with_another_seed_the_epoch_that_had_not_begun_begins_and_packs_are_counted_on(path):
+    with make(path, packing=BY_EPOCH) as loader:
+        number = len(list(loader))
+        state = loader.state_dict()
+    with make(path, packing=BY_EPOCH, seed=1) as loader:
+        loader.load_state_dict(state, allow_changed={"seed"})
+        assert (loader.epoch, loader.statistics().packs_total) == (1, number)
+
+
+def not_40(row: dict[str, Any]) -> list[int]:
+    if row["n"] == 40:
+        raise ValueError("it is too many")
+    return numbered(row)
+
+
 LONG = [20] * 50 + [MAX_LENGTH + 1] + [20] * 10
 STOPS: dict[str, tuple[list[int], Knobs, type[Exception], str]] = {
     "a sample too long for a pack": (LONG, {"packing": SOFT}, ConfigError, r"AD450 .*rows\.jsonl:51 \(byte "),

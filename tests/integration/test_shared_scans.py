@@ -133,6 +133,16 @@ def test_a_rank_goes_on_alone_after_another_has_left(path):
     assert told == [("scans.rank_closed", "info")], "no alarm at the end of a run"
 
 
+def test_a_rank_that_ends_before_there_was_anything_to_divide_has_left_for_the_others(tmp_path):
+    sent: list[bytes] = []
+    one_window = write(tmp_path / "few.jsonl", lengths(100, 40))
+
+    found = batches_of(0, one_window, 1, lambda data: sent.append(data) or [data, b""], epochs=1)
+
+    assert len(found) == 1
+    assert sent == [b""]
+
+
 @pytest.mark.usefixtures("divided")
 @pytest.mark.parametrize("call", [0, 1, 5])
 def test_ranks_go_on_alone_after_the_exchange_has_failed(path, call):

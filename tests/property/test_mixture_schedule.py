@@ -1,6 +1,6 @@
 """The schedule of any tree of mixtures: planned, picked and resumed, it is one.
 
-What it is, is held by the model of `test_mixture_machine.py`.
+What it is, is held by the model of `tests/support/model.py`.
 """
 
 from __future__ import annotations

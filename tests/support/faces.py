@@ -16,25 +16,25 @@ class Awaited:
 
     def __init__(self, source, tokenize_fn=row_id, **knobs):
         knobs = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240} | knobs
-        self._loader = AsyncDataLoader(source, tokenize_fn=tokenize_fn, **knobs)
-        self._runner = asyncio.Runner()
+        self.loader = AsyncDataLoader(source, tokenize_fn=tokenize_fn, **knobs)
+        self.runner = asyncio.Runner()
 
     def __getattr__(self, name):
-        found = getattr(self._loader, name)
+        found = getattr(self.loader, name)
         if not inspect.iscoroutinefunction(found):
             return found
-        return lambda *args, **kwargs: self._runner.run(found(*args, **kwargs))
+        return lambda *args, **kwargs: self.runner.run(found(*args, **kwargs))
 
     def __iter__(self):
         """An ``async for``, step by step."""
-        loop = aiter(self._loader)
+        loop = aiter(self.loader)
 
         async def step():
             return await anext(loop)
 
         def next_batch():
             try:
-                return self._runner.run(step())
+                return self.runner.run(step())
             except StopAsyncIteration:
                 raise StopIteration from None
 
@@ -42,14 +42,14 @@ class Awaited:
 
     def close(self):
         """Close the loader; its last state may still be asked for."""
-        self._runner.run(self._loader.aclose())
+        self.runner.run(self.loader.aclose())
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.close()
-        self._runner.close()
+        self.runner.close()
 
 
 FACES = {"DataLoader": loaders.make, "AsyncDataLoader": Awaited}

@@ -13,6 +13,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from tests.support.loading import NEVER_S
 
 if TYPE_CHECKING:
@@ -46,6 +48,14 @@ def until(condition: Any, seconds: float = NEVER_S, why: str = "it never came") 
     while not condition():
         assert time.monotonic() < deadline, why
         time.sleep(0.002)
+
+
+def is_alive(pid: int) -> bool:
+    """Zombies are not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Program:

@@ -69,13 +69,18 @@ TARGETS = {
         {"samples": 1_000_000},
         {"rss_mb_per_100k": 1, "fds": 0, "threads": 0, "children": 0, "shared_memory": 0, "temporary_files": 0},
     ),
-    "R11": Target("the interpreter ends without close()", {"exits": 100}, {"hangs": 0, "left": 0, "exit_s": 1}),
+    "R11": Target("a program ends, in whatever way", {"exits": 100}, {"hangs": 0, "left": 0, "exit_s": 1}),
     "R12": Target("restore at position 10 M; a snapshot's pause", {"position": 1e7}, {"restore_s": 1, "pause_ms": 5}),
     "R13": Target(
         "a hang is an error that names it; a row is tried twice", {"hangs": 3}, {"beyond_timeout_s": 1, "unnamed": 0}
     ),
     "R14": Target("steps of state machines, each beside its model", {"steps": 1_000_000}, {"counterexamples": 0}),
     "SIM": Target("seeded schedules of the core, on a mock clock", {"schedules": 2000}, _IN_ORDER),
+    "WAKE": Target(
+        "restarts in random places, with delays at every await and every callback",
+        {"restarts": 1000},
+        {"out_of_order": 0, "hangs": 0, "left": 0},
+    ),
     "IO": Target(
         "reads that fail, come short, late or changed", {"faults": 500}, {"lost": 0, "repeated": 0, "unnamed": 0}
     ),

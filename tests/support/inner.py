@@ -12,7 +12,6 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "bytes_of_a_group_in_a_file": "integrations.slime.groups.FILE_BYTES",
         "bytes_of_an_index_block": "loader.opened_rows._INDEX_BLOCK_BYTES",
         "most_bytes_asked_of_records": "tokenization.encoders.equivalence_records._MOST_ASKED_BYTES",
-        "most_bytes_held_by_a_watch": "telemetry.chunk_watch._MAX_HELD_BYTES",
         "most_bytes_held_of_parquet": "sources.arrow.parquet_reader._HELD_BYTES",
         "most_bytes_of_a_snapshot": "checkpoint.snapshot.MAX_FILE_BYTES",
         "most_files_of_lines": "core.line_numbers._MAX_FILES",

@@ -49,6 +49,12 @@ def windows_ahead(loader: Any) -> list[bool]:
     return [window.is_ready for window in loader._engine.service._producer._windows]  # noqa: SLF001
 
 
+def slots_in_use(loader: Any) -> int:
+    """How many slots of memory cannot be filled anew: they are held, or have requests under way."""
+    slots = loader._engine.executor.slots  # noqa: SLF001 - as above
+    return sum(map(any, zip(slots._is_held, slots._num_requests, strict=True)))  # noqa: SLF001
+
+
 def bad_row_at(loader: DataLoader) -> tuple[list[int], BadRowError]:
     """What is delivered one by one before a bad row stops it, and how; twice, as nothing may be passed."""
     seen = []

@@ -10,7 +10,6 @@ trainer computes.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import threading
 import weakref
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncdata.batching.collators.torch_tensors import map_leaves, need_cuda, to_torch
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import save_at
+from asyncdata.core.ends import at_exit
 from asyncdata.core.errors import ConfigError, WorkerError
 from asyncdata.core.extras import missing_package
 from asyncdata.core.threads import started
@@ -289,7 +289,7 @@ def _close_all() -> None:
             loader.close()
 
 
-atexit.register(_close_all)
+at_exit(_close_all)
 
 
 # Batches that are fetched before the trainer requests them

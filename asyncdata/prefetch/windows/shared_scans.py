@@ -179,6 +179,7 @@ class SharedScans:
         :raises Exception: what was raised where an answer was handed over.
         """
         self._has_fault = self._has_fault or anyio.Event()
+        self._start()
         while True:
             with anyio.move_on_after(_PATIENCE_S / 4):
                 await self._has_fault.wait()
@@ -195,8 +196,15 @@ class SharedScans:
                 keys = [key for key, one in missing.items() if one.rank in late]
                 self._make_here(keys, f"no answer in {_PATIENCE_S:g} s")
 
+    def _start(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            self._calls.start(self._on_answers, self._on_failed)
+
     def leave(self) -> None:
-        """The loader is closing: say that in the last call. The service has ended."""
+        """The loader is closing: say that in the last call, also if there was no other: another rank may have called.
+        The service has ended.
+        """
         if self._is_started and not (self._is_alone or self._has_left):
             self._calls.put(bytes)
         self._has_left = True
@@ -216,9 +224,7 @@ class SharedScans:
         if self._is_calling or self._is_alone or not (self._unsent or self._awaited):
             return
 
-        if not self._is_started:
-            self._is_started = True
-            self._calls.start(self._on_answers, self._on_failed)
+        self._start()
         replies: list[tuple[Key, Data]] = []
         size = 0
         while self._unsent and (not replies or size + len(self._unsent[0][1]) <= _MAX_BYTES):

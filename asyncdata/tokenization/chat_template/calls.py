@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from functools import cached_property
 from itertools import product
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.tokenization.rows import RowFault, decode_value
@@ -16,7 +18,7 @@ from asyncdata.tokenization.rows import RowFault, decode_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ("Forms", "fit", "fit_calls", "probed")
+__all__ = ("Fitting", "fit_calls")
 
 Message = dict[str, Any]
 
@@ -34,7 +36,7 @@ _SCHEMA = {"name": ".", "description": ".", "parameters": {"type": "object", "pr
 _TOOLS = [{"type": "function", "function": _SCHEMA}]
 
 
-class Forms(NamedTuple):
+class _Forms(NamedTuple):
     """What a template writes right.
 
     :ivar grade: 2 if it writes the arguments of a call, 1 if only its name, 0 if nothing, -1 if it rejects calls.
@@ -57,14 +59,14 @@ class _Probe(NamedTuple):
     length: int
     is_plain: bool
 
-    def forms(self) -> Forms:
+    def forms(self) -> _Forms:
         """What the template writes right of them."""
         texts = self._texts(_KINDS, range(len(_EMPTY)), [{"content": "."}])
         grades = {place: _grade(text) for place, text in texts.items()}
         best = max(grades.values(), default=-1)
         right = {place: texts[place] for place, grade in grades.items() if grade == best}
         if not right:
-            return Forms()
+            return _Forms()
 
         kind = next(iter(right))[0]
         contents = _shortest({content: text for (one, content, _), text in right.items() if one is kind})
@@ -72,7 +74,7 @@ class _Probe(NamedTuple):
         # If texts differ, the template writes an object in a form of its own, and passes text on as it is.
         kinds = tuple(written) if len({*written.values()}) == 1 else (dict,)
         of_tools = {number: text for (_, _, number), text in self._texts((kind,), contents[:1], _EMPTY).items()}
-        return Forms(
+        return _Forms(
             best,
             kinds if best == 2 else (),
             # A template that does not write calls would make an empty turn of one without content.
@@ -109,25 +111,36 @@ def _grade(text: str) -> int:
     return 2 if is_right else int(_NAME in text)
 
 
-def probed(render: Callable[[list[Message], list[Message] | None], str]) -> Forms:
-    """The forms that a template writes right.
+class Fitting:
+    """Brings chats into the form that a template writes right. It is probed by the first chat that needs it.
 
-    :param render: the template; it raises RowFault for a chat that it rejects.
+    :param render: the template; it raises RowFault for a chat that it rejects. It may run forever, so nothing is probed
+        before there are rows.
     """
-    found = Forms()
-    for tools, length, is_plain in product((None, _TOOLS), (4, 2), (False, True)):
-        forms = _Probe(render, tools, length, is_plain).forms()
-        found = max(found, forms, key=lambda each: each.grade)
-        if found.grade == 2:
-            break
-    return found
+
+    def __init__(self, render: Callable[[list[Message], list[Message] | None], str]) -> None:
+        self._render = render
+
+    def __call__(self, messages: list[Message]) -> list[Message]:
+        """The chat, with calls of tools, and turns without content, in the form that the template writes right.
+
+        :raises RowFault: if arguments of a call are text, and no JSON object.
+        """
+        if not any("tool_calls" in message or message.get("content") is None for message in messages):
+            return messages
+
+        return [_fitted(number, message, self._forms) for number, message in enumerate(messages)]
+
+    @cached_property
+    def _forms(self) -> _Forms:
+        found = _Forms()
+        for probe in product((None, _TOOLS), (4, 2), (False, True)):
+            if found.grade < 2:
+                found = max(found, _Probe(self._render, *probe).forms(), key=itemgetter(0))
+        return found
 
 
-def fit(number: int, message: Message, forms: Forms) -> Message:
-    """Message ``number`` of a chat, in the form that a template writes right.
-
-    :raises RowFault: if it has arguments that are text, and no JSON object.
-    """
+def _fitted(number: int, message: Message, forms: _Forms) -> Message:
     empty: tuple[Message, ...] = (forms.of_tools if message.get("role") == "tool" else {}, {"content": ""})
     if message.get("tool_calls"):
         message, empty = fit_calls(number, message, forms.arguments), forms.beside_calls
@@ -141,7 +154,7 @@ def fit(number: int, message: Message, forms: Forms) -> Message:
 def fit_calls(number: int, message: Message, kinds: tuple[type, ...] = (dict, str)) -> Message:
     """The message with arguments of calls of these types; (): as they are.
 
-    :raises RowFault: see :func:`fit`.
+    :raises RowFault: if they are text, and no JSON object.
     """
     calls = message.get("tool_calls")
     if not (kinds and isinstance(calls, list)):
@@ -160,8 +173,10 @@ def _fit(place: str, call: Any, kinds: tuple[type, ...]) -> Any:
         call = {**call, "function": _fit(place, call["function"], kinds)}
     arguments = call.get("arguments")
     if isinstance(arguments, str):
-        decoded = _object(arguments)
-        if decoded is None:
+        decoded = None
+        with suppress(RowFault, UnicodeEncodeError):
+            decoded = decode_value(arguments.encode())
+        if not isinstance(decoded, dict):
             name, shown = ascii(call.get("name")), ascii(arguments if len(arguments) < 60 else arguments[:60] + "...")
             reason = f"{place} of {name}: its arguments are text that is no JSON object: {shown}"
             raise RowFault("AD111", f"{reason}; write an object, or its JSON text: {{}} for a call without arguments")
@@ -173,11 +188,3 @@ def _fit(place: str, call: Any, kinds: tuple[type, ...]) -> Any:
             return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
 
     return call
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    with suppress(RowFault, UnicodeEncodeError):
-        value = decode_value(text.encode())
-        return value if isinstance(value, dict) else None
-
-    return None

@@ -5,7 +5,7 @@ Import it only if a template is used: Jinja makes the start of a worker slower.
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.shortage import raise_if_shortage
-from asyncdata.tokenization.chat_template.calls import Forms, fit, probed
+from asyncdata.tokenization.chat_template.calls import Fitting
 from asyncdata.tokenization.chat_template.jinja_environment import Generation, make_environment, normalized
 from asyncdata.tokenization.chat_template.programs import NOTHING_PROVEN, Shapes
 from asyncdata.tokenization.rows import RowFault
@@ -51,7 +51,9 @@ class ChatTemplate:
     :param source: the template's text.
     :param variables: the variables of every rendering: the special tokens, and those of the user.
     :param today: the time for ``strftime_now``. The time of the clock would give other tokens for a row tomorrow.
+    :ivar fitted: brings a chat into the form that the template writes right.
     :ivar has_generation: whether it has ``{% generation %}`` blocks.
+    :ivar not_written: what it does not write of chats; None: it was not tried yet.
     :raises ConfigError: if it is not a valid template, or needs ``today``.
     """
 
@@ -78,28 +80,15 @@ class ChatTemplate:
         self._variables = {"documents": None, "add_generation_prompt": False, **variables}
         if today is not None:
             self._variables.setdefault("strftime_now", today.strftime)
+        self.not_written: list[str] | None = None
         self._source = source
         self._symbolic: SymbolicTemplate | None = None
         self._shapes = Shapes(self._prove)
+        self.fitted = Fitting(self.rendered)
 
     def names(self, word: str) -> bool:
         """Whether its text has this word: without it, the template cannot write what is under this key."""
         return _contains(self._source, word)
-
-    @cached_property
-    def _forms(self) -> Forms:
-        """Probed in a worker, by the first chat that needs it: a template may run forever."""
-        return probed(self.rendered)
-
-    def fitted(self, messages: list[Message]) -> list[Message]:
-        """The chat with calls of tools, and null contents, in the form that the template writes right.
-
-        :raises RowFault: if arguments of a call are text, and no JSON object.
-        """
-        if not any("tool_calls" in message or message.get("content") is None for message in messages):
-            return messages
-
-        return [fit(number, message, self._forms) for number, message in enumerate(messages)]
 
     def render(self, messages: list[Message], tools: list[Message] | None = None) -> str:
         """The chat as text; by a program if one has been proven for chats of its shape.
@@ -112,7 +101,7 @@ class ChatTemplate:
         return self.rendered(messages, tools) if texts is None else texts[0]
 
     def rendered(self, messages: Iterable[Message], tools: list[Message] | None = None, **variables: Any) -> str:
-        """The chat as text, by the template itself, as :meth:`fitted` gives it.
+        """The chat as text, by the template itself, as ``fitted`` gives it.
 
         :param variables: override the template's own; ``generation_marks`` is a pair of strings to write around the
             text of its ``{% generation %}`` blocks.

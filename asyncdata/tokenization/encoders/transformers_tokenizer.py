@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.extras import missing_package
+from asyncdata.tokenization.chat_template.calls import Fitting
 from asyncdata.tokenization.encoders.fast_backends import one_by_one
 from asyncdata.tokenization.encoders.hf_encoder import Located
 from asyncdata.tokenization.rows import RowFault
@@ -74,6 +75,7 @@ class CodedTokenizer:
             raise ConfigError(f"AD413 transformers cannot load the tokenizer in {folder}: {error}") from error
 
         self._variables = variables
+        self._fitted = Fitting(self._rendered)
 
     def encode(self, texts: list[str]) -> list[Located | Exception]:
         """The ids of each text, without special tokens around it, or the error that the tokenizer raised for it."""
@@ -87,6 +89,9 @@ class CodedTokenizer:
 
         :raises RowFault: if the template refuses the chat, or fails on it.
         """
+        return self._rendered(self._fitted(messages), schemas)
+
+    def _rendered(self, messages: list[dict[str, Any]], schemas: Sequence[dict[str, Any]] | None) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
                 messages, tools=schemas, tokenize=False, add_generation_prompt=True, **self._variables

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from asyncdata.tokenization.account import Account, NotWritten
+from asyncdata.tokenization.account import NOTED_KEYS, Account, NotWritten
 from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
 from asyncdata.tokenization.functions.labelled import (
     NOTHING_TRAINED,
@@ -136,6 +136,7 @@ class ChatDrafts:
     def __init__(self, fn: OfChat, row: RowReader, files: TokenizerFiles, *, may_have_pictures: bool = False) -> None:
         self._row, self._may_have_pictures = row, may_have_pictures
         self._spans = fn.chat_spans(files, special := files.special_texts())
+        self._nothing = _Beside(None, self._spans[0])
         self._spans_of = lru_cache(_KEPT_VARIABLES)(lambda text: fn.chat_spans(files, special, self._variables(text)))
         self._not_written = NotWritten(() if row.account is None else row.account.ignored)
 
@@ -148,7 +149,11 @@ class ChatDrafts:
 
         :raises RowFault: if its tools are not a list of JSON schemas, or its variables have a reserved name.
         """
-        tools, text = self._row.schemas(self._row.tools(fields.get("tools"), raw), raw), fields.get(VARIABLES)
+        given, text = fields.get("tools"), fields.get(VARIABLES)
+        if given is None and text is None:  # nearly always
+            return self._nothing
+
+        tools = self._row.schemas(self._row.tools(given, raw), raw)
         try:
             spans = self._spans if text is None or bytes(text) in (b"null", b"{}") else self._spans_of(bytes(text))
         except RowFault as fault:
@@ -230,6 +235,7 @@ class Chats(RowTokenizer):
         row = DialectReader(dialect, keys, more, decided_by, label_key, account)
         super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
         self._fn, self._train_on, self._flags = fn, train_on, frozenset(fn.turn_flags)
+        self._noted = self._flags | NOTED_KEYS
         self._name, self._chat = DIALECTS[dialect].required[0], DIALECTS[dialect].read
         self._drafts = None
         if fn.has_template(files):
@@ -241,11 +247,13 @@ class Chats(RowTokenizer):
             raise RowFault("AD411", "the tokenizer has no chat template: pass chat_template=, or pairs of texts", raw)
 
         beside = self._drafts.beside(fields, raw)
-        left_out = self._row.left_out(self._name, messages, self._flags, raw)
+        is_plain = self._noted.isdisjoint(chain.from_iterable(messages))  # nearly always
+        left_out = [] if is_plain else self._row.left_out(self._name, messages, self._flags, raw)
+        is_bare = is_plain and not beside.tools and len(messages) < 3
+        notes: tuple[str, ...] = () if is_bare else self._drafts.notes(messages, beside)
         if self._train_on == "all":
             draft = self._whole(messages, beside, left_out, raw)
-            notes = (TURN_LEFT_OUT,) * len(left_out) + self._drafts.notes(messages, beside)
-            return Drafting.with_metadata([draft], fields, notes=notes)
+            return Drafting.with_metadata([draft], fields, notes=notes + (TURN_LEFT_OUT,) * len(left_out))
 
         chosen = [number for number in trained_messages(self._train_on, messages) if number >= first]
         trained = [number for number in chosen if number not in left_out] if left_out else chosen
@@ -253,7 +261,7 @@ class Chats(RowTokenizer):
             return NOTHING_TRAINED
 
         draft = self._drafts.draft(self._name, messages, beside, trained, raw)
-        notes = (TURN_LEFT_OUT,) * (len(chosen) - len(trained)) + self._drafts.notes(messages, beside)
+        notes += (TURN_LEFT_OUT,) * (len(chosen) - len(trained))
         return Drafting.with_metadata([draft], fields, notes=notes)
 
     def _whole(self, messages: list[Message], beside: _Beside, left_out: list[int], raw: Buffer) -> Draft:

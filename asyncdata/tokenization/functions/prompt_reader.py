@@ -27,6 +27,7 @@ __all__ = ("PromptTokenizer", "RowsOfPrompts")
 _EMPTY_PROMPT = "empty_prompt"
 """The reason to drop a prompt without text or tokens."""
 
+_NO_NOTES: tuple[str, ...] = ()
 _NULL = b"null"
 _NOTHING = msgspec.Raw(b"")
 _OBJECT = ord("{")
@@ -75,9 +76,9 @@ class PromptTokenizer(RowTokenizer):
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
         tools = self._row.tools(fields.get("tools"), raw)
         self._row.schemas(tools, raw)
-        prompt = fields["prompt"]
+        prompt, notes = fields["prompt"], _NO_NOTES
         if self._templates is None:
-            text, notes = self._plain(prompt, raw), tuple[str, ...]()
+            text = self._plain(prompt, raw)
         else:
             text, notes = self._rendered(self._templates, prompt, tools, raw)
         if not text:
@@ -120,7 +121,10 @@ class PromptTokenizer(RowTokenizer):
         chat = ReadChat(self._row, "prompt", messages, schemas, raw, may_have_pictures=self.may_have_pictures)
         text = template.render(messages, schemas)
         chat.check_written(text, template)
-        return self._row.encodable("prompt", text, raw), self._not_written(template, messages, schemas)
+        notes = _NO_NOTES
+        if schemas or len(messages) > 1 or len(messages[0]) > 2:
+            notes = self._not_written(template, messages, schemas)
+        return self._row.encodable("prompt", text, raw), notes
 
 
 class RowsOfPrompts(PromptTokenizer):

@@ -25,7 +25,7 @@ DIVIDED = {"asyncdata.prefetch.windows.block_windows._RANKS_AT_START": 1}
 SOON = {
     "asyncdata.prefetch.windows.shared_scans._PATIENCE_S": 0.5,
     "asyncdata.prefetch.rank_calls._END_TIMEOUT_S": 0.5,
-    "asyncdata.core.threads._EXIT_TIMEOUT_S": 0.5,
+    "asyncdata.core.awaited_threads._EXIT_TIMEOUT_S": 0.5,
 }
 
 

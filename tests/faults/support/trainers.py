@@ -1,4 +1,4 @@
-"""Trainers that are killed, interrupted, run for long, or end without ``close()``, each in a process of its own.
+"""Trainers that are killed, interrupted, or run for long, each in a process of its own.
 
 ``python -m tests.faults.support.trainers SETTINGS`` runs the one that ``do`` names, with the other settings.
 """
@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ import psutil
 
 from asyncdata import DataLoader, RayExecutor, Shuffle, SoftPacking
 from asyncdata.errors import AsyncDataError
-from tests.faults.support.streaming import SHUFFLE, entry, num_lines, stream
-from tests.support.faults import GONE_S, until
+from tests.faults.support.streaming import SHUFFLE, entry
+from tests.support.faults import until
 from tests.support.loading import NEVER_S
 from tests.support.tokenize_fns import id_and_text, in_batches, row_id
 
@@ -51,55 +50,6 @@ def waiting(path: str, tokenize_fn: str, ready: str, state: str, forks: bool = F
     signal.pause()
 
 
-class Actor:
-    """A trainer in a Ray actor: it holds the loader, and its call lasts until the data end."""
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def train(self, settings: dict[str, Any]) -> None:
-        stream(**settings)
-
-
-def actors(folder: str, kills: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """One actor after another: so many are killed at a random instant, and the last one is left alone.
-
-    Returns how many processes each had that was killed, and how long they took to be gone.
-    """
-    import ray
-
-    chance, seen = random.Random(8), []
-    ray.init(num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False)
-    for number in range(kills + 1):
-        log = Path(folder, f"log.{number}")
-        actor = ray.remote(num_cpus=1)(Actor).remote()
-        pid = ray.get(actor.pid.remote())
-        training = actor.train.remote({**settings, "log": str(log)})
-        if number == kills:
-            ray.get(training)
-            break
-
-        until(lambda log=log: num_lines(log) > 1 + settings["save_every"])
-        time.sleep(chance.random() * 0.02)
-        family = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-        began = time.monotonic()
-        if number % 2:
-            os.kill(pid, signal.SIGKILL)
-        else:
-            ray.kill(actor, no_restart=True)
-        until(lambda family=family: not any(map(is_alive, family)), GONE_S, f"some of {family} are left")
-        seen.append({"num_processes": len(family), "gone_s": time.monotonic() - began})
-    ray.shutdown()
-    return seen
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def without_a_cluster(path: str, process: str) -> None:
     """Kill the cluster's processes of that name, and ask for data, without ``timeout_s``; print the error.
 
@@ -122,47 +72,6 @@ def without_a_cluster(path: str, process: str) -> None:
         sys.stdout.flush()
         nodes.stop()
         os._exit(0)  # Ray's own end could wait for what is lost
-
-
-# They end without close()
-
-
-LOADERS: list[DataLoader] = []
-"""They stay alive to the interpreter's end."""
-
-
-def reading(path: str, tokenize_fn: str) -> None:
-    LOADERS.append(DataLoader(path, tokenize_fn=tokenize_fn, shuffle=SHUFFLE, num_workers=2, timeout_s=NEVER_S))
-    if tokenize_fn.endswith("row_id"):
-        LOADERS[-1].get_next_batch(10)
-    else:
-        LOADERS[-1].start()
-
-
-def forever() -> None:
-    while True:
-        LOADERS[-1].get_next_batch(3)
-
-
-def unclosed(end: str, path: str, tokenize_fn: str, over_file: str) -> None:
-    """Read, and end so; ``over_file`` tells when."""
-    warnings.simplefilter("always", ResourceWarning)
-    reading(path, tokenize_fn)
-    Path(over_file).write_text(str(time.monotonic()))
-    if end == "exception":
-        raise ValueError("the trainer's own fault")
-    if end == "sys.exit":
-        sys.exit(3)
-    if end == "os._exit":
-        os._exit(4)
-    if end == "in a waiting thread":
-        threading.Thread(target=forever, daemon=True).start()
-    if end in ("from a thread", "garbage"):
-        LOADERS.clear()
-    if end == "from a thread":
-        thread = threading.Thread(target=reading, args=(path, tokenize_fn))
-        thread.start()
-        thread.join()
 
 
 # Interrupted. A call is *interrupted* if KeyboardInterrupt came out of it. What was assigned before it came was
@@ -345,7 +254,7 @@ def soak(path: str, way: str, num_samples: int) -> dict[str, Any]:
 
 
 TRAINERS: dict[str, Any] = {
-    function.__name__: function for function in (waiting, actors, without_a_cluster, unclosed, storm, group, soak)
+    function.__name__: function for function in (waiting, without_a_cluster, storm, group, soak)
 }
 
 if __name__ == "__main__":

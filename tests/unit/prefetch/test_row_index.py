@@ -6,17 +6,21 @@ import contextlib
 import os
 import stat
 from array import array
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncdata import RowShuffle
 from tests.support.parts import (
+    Block,
     Indexed,
     IndexFile,
     RowError,
+    RowIndex,
     cache_folder,
     hold_rows,
     make_room,
@@ -32,6 +36,51 @@ if TYPE_CHECKING:
 
 def ints(numbers: Iterable[int]) -> bytes:
     return array("i", numbers).tobytes()
+
+
+KEPT, NO_SAMPLE, NO_OBJECT = 0, 1, 2
+PIECES: Any = SimpleNamespace(
+    num_blocks=6, are_arrays=(), blocks=lambda ids: [Block(number // 3, 100 * (number % 3), 0) for number in ids]
+)
+"""Blocks of two files, each of 100 bytes."""
+
+
+def part(marks: list[int]) -> Indexed:
+    """What a worker finds in a block: rows at 0, 10, 20 ..., as long as their number, of three tokens more each."""
+    numbers = range(len(marks))
+    num_tokens = ints(3 * row if mark == KEPT else 0 for row, mark in enumerate(marks))
+    found = ints([len(marks)]), ints(10 * row for row in numbers), ints(numbers), bytes(marks) if any(marks) else b""
+    return Indexed(*found, 0, num_tokens=num_tokens)
+
+
+def index_of(*parts: Indexed) -> RowIndex:
+    index = RowIndex(PIECES, RowShuffle(only_kept=True))
+    for found in parts:
+        index.append(found)
+    return index
+
+
+every_mark = st.lists(st.lists(st.sampled_from([KEPT, KEPT, NO_SAMPLE, NO_OBJECT]), max_size=5), min_size=6, max_size=6)
+
+
+@settings(max_examples=50)
+@given(every_mark, st.lists(st.integers(0, 40), min_size=6, max_size=6))
+def test_rows_are_taken_from_the_file_as_far_as_it_has_them_and_they_are_equal(blocks, written):
+    parts = [part(block) for block in blocks]
+    rows = np.concatenate(list(map(rows_of, parts)))
+    expected, index = index_of(*parts), index_of()
+    for found, num_written in zip(parts, sorted(written), strict=True):
+        index.append(found)
+        is_all = index.adopt(rows[:num_written])
+        assert is_all == (num_written >= index.num_found)
+        others = rows.copy()
+        others[num_written:] += 1
+        assert index.adopt(others) == is_all
+
+    numbers = np.arange(expected.num_rows)
+    for mine, whole in zip(index.places(numbers)[:4], expected.places(numbers)[:4], strict=True):
+        assert mine.tolist() == whole.tolist()
+    assert index.num_tokens.tolist() == expected.num_tokens.tolist()
 
 
 @pytest.mark.parametrize(

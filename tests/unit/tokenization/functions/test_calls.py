@@ -10,7 +10,7 @@ import pytest
 from asyncdata import ChatTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn, RendererTokenizeFn
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from tests.support.chats import END
-from tests.unit.tokenization import run, token_ids
+from tests.unit.tokenization import run, token_ids, values
 from tests.unit.tokenization.trained import assistant, tokenizer_of, trained, user
 
 
@@ -73,6 +73,7 @@ def test_a_call_without_a_function_is_a_call(small_tokenizer, text, given):
 
 
 NEEDS_NULL = template("ARGS | tojson", "('' if m.content is none else m.content + '')")
+NEEDS_TEXT = template("ARGS | tojson", "(m.content + '')")
 OF_NOTHING = {
     "has a place for it": ENCODES,
     "fails without the key": NEEDS_NULL,
@@ -80,7 +81,7 @@ OF_NOTHING = {
     "would write None": template("'' + ARGS", "m.content | string"),
     "would write null": template("ARGS", "(m.content if m.content is string else m.content | tojson)"),
     "would end a turn of its own": template("ARGS", "('.' if m.content == '' and m.tool_calls else m.content or '')"),
-    "fails unless it is text": template("ARGS | tojson", "(m.content + '')"),
+    "fails unless it is text": NEEDS_TEXT,
 }
 
 
@@ -122,6 +123,18 @@ def test_every_function_writes_them_alike(small_tokenizer):
             (ids,) = token_ids(run(fn.open(), [row]))
             text = tokenizer_of(fn).decode(ids, skip_special_tokens=False)
             assert text.startswith(f"<|im_start|>user\na{END}\n<|im_start|>assistant\n{TEXT}{END}\n")
+
+
+def test_a_template_that_transformers_renders_is_given_them_alike(small_tokenizer):
+    pytest.importorskip("transformers", reason="it renders for tokenizers that are code")
+    kwargs = {"chat_template": NEEDS_TEXT}
+    fn = SlimeTokenizeFn(
+        str(small_tokenizer), trust_remote_code=True, apply_chat_template=True, apply_chat_template_kwargs=kwargs
+    )
+
+    (prompt,) = values(run(fn.open(), [{"input": chat(call(TEXT), content=None)[:3]}]), "prompt")
+
+    assert f"assistant\n{TEXT}{END}" in prompt
 
 
 BAD = {"empty": "", "code": "print(1)", "a list": "[1]", "cut": '{"at": ', "a surrogate": "\ud800"}

@@ -1,0 +1,250 @@
+"""The ends of scripts: each way in which a program ends, with each thing that a loader may have loaded.
+
+The table :data:`ENDS` stands in ``docs/explanation/reliability.md``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from asyncdata.telemetry.reader import read
+from tests.faults.support.ends import METHODS
+from tests.support.faults import ROOT, Program
+from tests.support.figures import record
+from tests.support.loading import NEVER_S, write_rows
+from tests.support.ranks import lengths, write
+from tests.support.stores import HttpHost
+
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(600)]
+
+WITH, EXIT = "the loader was closed at the end of its `with`", "the interpreter ended"
+FAULT = ": ValueError: the trainer's own fault"
+GARBAGE = "the loader was garbage"
+KILLED = ""
+"""Nothing is left to write a last line."""
+
+
+class End(NamedTuple):
+    """What is seen of a way to end.
+
+    :ivar status: of the process; negative: the signal that killed it.
+    :ivar warns: whether a ResourceWarning tells of the loader that nothing closed.
+    :ivar told: the last line of each of its loaders in their telemetry, with the error that ended the run.
+    """
+
+    status: int
+    warns: bool
+    told: tuple[str, ...]
+
+
+ENDS = {
+    "`close()`, or the end of `with`": End(0, False, (WITH,)),
+    "return": End(0, True, (EXIT,)),
+    "the loader is garbage": End(0, True, (GARBAGE,)),
+    "an exception": End(1, True, (EXIT + FAULT,)),
+    "an exception leaves the `with`": End(1, False, (WITH + FAULT,)),
+    "`sys.exit(3)`": End(3, True, (EXIT,)),
+    "`sys.exit(3)` in a thread": End(0, True, (EXIT,)),
+    "an exception in a thread": End(0, True, (EXIT,)),
+    "return, while a thread waits for data": End(0, False, (EXIT,)),
+    "`KeyboardInterrupt`": End(-2, True, (EXIT,)),
+    "`KeyboardInterrupt` in `asyncio.run`": End(-2, True, (EXIT,)),
+    "a notebook's cell is interrupted, and run again": End(0, True, (GARBAGE, EXIT)),
+    "`os._exit(4)`": End(4, False, (KILLED,)),
+    "SIGTERM": End(-15, False, (KILLED,)),
+    "SIGKILL, also of a notebook's kernel": End(-9, False, (KILLED,)),
+    "a child of `multiprocessing` ends beside the loader": End(0, True, (EXIT,)),
+    "in a child of `multiprocessing`: return": End(0, False, (EXIT,)),
+    "in a child of `multiprocessing`: an exception": End(1, False, (EXIT + FAULT,)),
+    "in a child of `multiprocessing`: SIGTERM": End(-15, False, (KILLED,)),
+}
+LOADS = {
+    "workers": ["workers"],
+    "workers busy in C": ["workers", "busy"],
+    "exchange": ["workers", "exchange"],
+    "telemetry": ["telemetry"],
+    "prover": ["workers", "prover"],
+    "store": ["workers", "store"],
+    "all": ["workers", "telemetry", "prover", "store", "exchange"],
+}
+NEED_ROWS = ("interrupted", "beside", "asyncio")
+"""Ways that need a batch."""
+
+
+TRACED = re.compile("exception|nterrupt")
+
+
+def cells() -> list[object]:
+    """Every way with everything; those that are not slow: each way once, and each load in some of the ways."""
+    found = []
+    for way in ENDS:
+        is_child = way.startswith("in a child")
+        for method in METHODS if is_child else [""]:
+            for load in ["workers, telemetry", *LOADS]:
+                if load == "workers busy in C" and any(word in way for word in NEED_ROWS):
+                    continue
+
+                is_quick = load == "workers, telemetry" and (method in ("", "fork") or "return" in way)
+                is_quick |= load == "all" and way in ("return", "SIGTERM", "an exception leaves the `with`")
+                is_quick |= load == "exchange" and (way == "return" or (method == "fork" and "return" in way))
+                is_quick |= load == "workers busy in C" and way in ("return", "an exception")
+                marks = [] if is_quick else [pytest.mark.slow]
+                found.append(pytest.param(way, method, load, marks=marks, id=f"{way}{method and f', {method}'}-{load}"))
+    return found
+
+
+def whats_told(folder: Path) -> tuple[str, ...]:
+    """The last line of each loader's telemetry."""
+    ends = [start.end for start in read(folder).starts]
+    return tuple("" if end is None else ": ".join(filter(None, (end.reason, end.error))) for end in ends)
+
+
+@pytest.mark.parametrize(("way", "method", "load"), cells())
+def test_it_ends_in_time_with_its_own_status_and_leaves_nothing(
+    tmp_path, monkeypatch, small_tokenizer, way, method, load
+):
+    ends_with(tmp_path, monkeypatch, small_tokenizer, way, method, LOADS.get(load, ["workers", "telemetry"]))
+
+
+@pytest.mark.parametrize("way", ["return", "the loader is garbage"])
+def test_a_warning_that_is_an_error_changes_no_status(tmp_path, monkeypatch, way):
+    ends_with(tmp_path, monkeypatch, Path(), way, "", ["workers", "telemetry"], policy="error")
+
+
+def ends_with(tmp_path, monkeypatch, tokenizer, way, method, loads, policy="always"):
+    monkeypatch.delenv("ASYNCDATA_PROVE", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    path, has_trace = write_rows(tmp_path / "rows.jsonl", 1000), policy == "error" or bool(TRACED.search(way))
+    settings = {"way": way, "method": method, "loads": loads, "tokenizer": str(tokenizer), "policy": policy}
+    settings |= {"peer": uuid.uuid4().hex, "world_size": 1 + ("exchange" in loads)}
+    with HttpHost() as host:
+        settings["place"] = host.put("/rows.jsonl", path.read_bytes()) if "store" in loads else str(path)
+        folders = [tmp_path / str(rank) for rank in range(settings["world_size"])]
+        programs = []
+        for rank, folder in enumerate(folders):
+            folder.mkdir()
+            programs.append(Program.of("ends", {**settings, "folder": str(folder), "rank": rank}))
+        try:
+            for folder, program in zip(folders, programs, strict=True):
+                check(program, folder, ENDS[way], loads, has_trace=has_trace)
+        finally:
+            for program in programs:
+                program.__exit__()
+    left = os.listdir(tmp_path / "temporary")
+    assert [name for name in left if not name.startswith("pymp-")] == [], "those of multiprocessing itself may stay"
+    kept = [path for folder in (tmp_path / "cache", *folders) for path in folder.rglob("*") if path.is_file()]
+    assert {path.suffix or path.name for path in kept} <= {".lock", ".proof", ".jsonl", "over"}
+    assert not any("asyncdata" in name for name in os.listdir("/dev/shm"))
+
+
+def check(program: Program, folder: Path, end: End, loads: list[str], *, has_trace: bool) -> None:
+    """It ends so, in time; none of its processes is left."""
+    status, said = program.end(NEVER_S)
+    ended = time.monotonic()
+    program.assert_gone()
+    assert status == end.status, said
+    assert ("ResourceWarning: unclosed" in said) == end.warns, said
+    assert "Fatal" not in said
+    assert "AD486" not in said or KILLED in end.told, "no alarm, unless the other rank was killed"
+    assert ("Traceback" in said) == has_trace, said
+    if "telemetry" in loads:
+        assert whats_told(folder / "run") == end.told
+    exit_s = ended - float((folder / "over").read_text())
+    figures = {"exit_s": exit_s} if loads in (["workers"], ["workers", "telemetry"]) else {}
+    record("R11", program.process.args[-1], exits=1, hangs=0, left=0, **figures)
+
+
+# Ray
+RAY = {
+    "`ray.kill(actor)`": KILLED,
+    "SIGKILL of a Ray actor": KILLED,
+    "`ray.actor.exit_actor()`": GARBAGE,
+    "the last handle of a Ray actor is gone": GARBAGE,
+    "a method of a Ray actor raises, and its last handle is gone": GARBAGE,
+    "the driver of a Ray actor ends": KILLED,
+}
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+def test_an_actor_leaves_no_process_however_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    settings = {"way": "ray", "loads": ["workers", "telemetry"], "folder": str(tmp_path)}
+    with Program.of("ends", {**settings, "place": str(write_rows(tmp_path / "rows.jsonl", 1000))}) as program:
+        program.said()
+        program.assert_gone()
+
+    assert {way: whats_told(tmp_path / way / "run") for way in RAY} == {way: (told,) for way, told in RAY.items()}
+
+
+# torchrun
+
+TORCHRUN = ["closed", "closed, destroyed", "left open", "left open, destroyed", "other numbers"]
+
+
+def job(folder: Path, num_ranks: int, *ways: str) -> tuple[int, str, list[str]]:
+    """The status of torchrun, what it says, and what each rank says.
+
+    :param ways: of each pair of ranks, or of all together.
+    """
+    pytest.importorskip("torch")
+    path = write(folder / "rows.jsonl", lengths(60_000, 40))
+    torchrun = "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks), "--redirects", "3"
+    with Program(
+        *torchrun, f"--log-dir={folder}/logs", "-m", "tests.faults.support.torchrun_rank", str(path), *ways
+    ) as it:
+        status, said = it.end()
+    logs = [
+        "".join(log.read_text() for log in sorted((folder / "logs").glob(f"*/*/{rank}/std*.log"), reverse=True))
+        for rank in range(num_ranks)
+    ]
+    return status, said, logs
+
+
+def exits(said: str) -> dict[int, int]:
+    """The status of each rank that failed, as torchrun tells it."""
+    return {int(rank): int(code) for rank, code in re.findall(r"rank +: (\d+).*\n +exitcode +: (-?\d+)", said)}
+
+
+def test_a_finished_job_succeeds_however_its_ranks_end(tmp_path):
+    status, said, logs = job(tmp_path, 2 * len(TORCHRUN), *TORCHRUN)
+
+    assert status == 0, said + "\n".join(logs)
+    assert all("done" in log for log in logs)
+    assert not any("AD486" in log or "scans.not_shared" in log for log in logs), "\n".join(logs)
+
+
+@pytest.mark.parametrize(("way", "codes"), [("raises", {0: 1}), ("killed", {1: -9})])
+def test_a_rank_that_fails_is_the_only_one_that_aborts_the_job(tmp_path, way, codes):
+    status, said, logs = job(tmp_path, 2, way)
+
+    assert status == 1
+    assert {rank: code for rank, code in exits(said).items() if code != -15} == codes, said + "\n".join(logs)
+    assert way == "raises" or "done" in logs[0], "it makes all samples itself"
+
+
+def test_a_rank_that_waits_for_a_stuck_one_ends_with_its_own_status_and_says_so(tmp_path):
+    status, said, logs = job(tmp_path, 3, "stuck")
+
+    assert status == 1
+    assert {rank: code for rank, code in exits(said).items() if rank != 1} == {0: 3, 2: 3}, said + "\n".join(logs)
+    for rank in (0, 2):
+        assert "AD486 the other ranks did not come to the last exchange" in logs[rank].splitlines()[-1]
+
+
+def test_the_page_has_the_table():
+    page = (ROOT / "docs/explanation/reliability.md").read_text(encoding="utf-8")
+    rows = [
+        f"| {way} | {end.status} | {'yes' if end.warns else 'no'} | {'; '.join(filter(None, end.told)) or '-'} |"
+        for way, end in ENDS.items()
+    ]
+    rows += [f"| {way} | | no | {told or '-'} |" for way, told in RAY.items()]
+    assert re.findall(r"^(\|.*\| (?:yes|no) \|.*\|)$", page, re.M) == rows

@@ -1,0 +1,199 @@
+"""No wake-up is lost: restarts in random places, with delays at every await and every callback, under a watchdog."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata import Mix, Part, Ranks, Shuffle
+from tests.faults.support.trainers import possessions
+from tests.support.delays import delayed
+from tests.support.exchanges import Meeting
+from tests.support.faces import FACES
+from tests.support.faults import num_rounds, say, until
+from tests.support.figures import record
+from tests.support.loaders import make, slots_in_use
+from tests.support.loading import ids
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
+
+RESTARTS = num_rounds(quick=8, full=200)
+"""Of each kind."""
+WATCHDOG_S = 60.0
+NUM_ROWS, BATCH = 20_000, 50
+KINDS: dict[str, dict[str, Any]] = {
+    "blocks": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
+    "index": {"shuffle": "full"},
+    "stream": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
+    "mixture": {"shuffle": Shuffle(block_bytes=8192, window_blocks=16)},
+    "ranks": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
+}
+WAYS = ["loop", "set_epoch", "load_state_dict", "exclude", "reopen"]
+TOKENIZE = "tests.support.tokenize_fns:row_id"
+
+
+def source_of(kind: str, folder: Path) -> Any:
+    parts = [folder / "a.jsonl", folder / "b.jsonl"] if kind == "mixture" else [folder / "rows.jsonl"]
+    for number, path in enumerate(parts):
+        rows = range(number, NUM_ROWS, len(parts))
+        path.write_text("".join(json.dumps({"id": i, "pad": "x" * (i * 37 % 90)}) + "\n" for i in rows))
+    if kind == "mixture":
+        return Mix({path.stem: Part(str(path), when_done="leave") for path in parts}, quota=10)
+
+    if kind == "stream":
+        packed = parts[0].with_suffix(".jsonl.gz")
+        packed.write_bytes(gzip.compress(parts[0].read_bytes(), 1))
+        return str(packed)
+
+    return str(parts[0])
+
+
+class Walk:
+    """A loader that is restarted; and a model of it: the row of the order that comes next, and who is left out.
+
+    :param order: the ids of each epoch.
+    :param places: where each row lies.
+    :param at_rest: the slots that a loader has in use at the end of its data.
+    :param rank: of two, if there are meetings.
+    :ivar did: what was done.
+    """
+
+    def __init__(
+        self, source: Any, kind: str, order: list[list[int]], places: dict[int, Any], at_rest: int, rank: int
+    ) -> None:
+        self.source, self.kind, self.order, self.places, self.rank = source, kind, order, places, rank
+        self.chance, self.world_size, self.at_rest = random.Random(RESTARTS), 1 + (kind == "ranks"), at_rest
+        self.at: tuple[int, int, frozenset[int]] = 0, 0, frozenset()
+        self.states: list[tuple[Any, tuple[int, int, frozenset[int]]]] = []
+        self.did: list[str] = []
+
+    def run(self, num_restarts: int, meetings: dict[int, Meeting]) -> None:
+        number = 0
+        while num_restarts > 0:
+            with self.opened(meetings.setdefault(number, Meeting(2))) as loader:
+                if number:
+                    self.load_state_dict(loader)
+                while num_restarts > 0:
+                    self.deliver(loader, self.chance.choice([1, 1, 2, 5, 20, 100]))
+                    if self.left():
+                        self.states.append((json.dumps(loader.state_dict()), self.at))
+                    num_restarts -= 1
+                    way = self.chance.choice(WAYS)
+                    if way == "reopen":
+                        break
+                    if way != "loop":
+                        getattr(self, way)(loader)
+                self.finish(loader)
+            number += 1
+
+    def opened(self, meeting: Meeting) -> Any:
+        knobs: dict[str, Any] = {"num_workers": self.chance.choice([0, 1, 2]), "timeout_s": WATCHDOG_S}
+        knobs |= {
+            "epochs": len(self.order),
+            "buffer_size": self.chance.choice([64, 1000]),
+            "event_loop": self.chance.choice(["asyncio", "trio"]),
+        }
+        if self.kind == "ranks":
+            knobs["ranks"] = Ranks(rank=self.rank, world_size=2, exchange=meeting.of(self.rank))
+        face = self.chance.choice(sorted(FACES))
+        self.did.append(f"loader = {face}({ {name: knob for name, knob in knobs.items() if name != 'ranks'} })")
+        return FACES[face](self.source, TOKENIZE, batch_size=BATCH, **KINDS[self.kind], **knobs)
+
+    def deliver(self, loader: Any, most: int = NUM_ROWS) -> None:
+        """A loop of so many batches, or as many as the epoch has left."""
+        self.did.append(f"list(islice(loader, {most}))  # from {self.at[:2]}")
+        if not self.left() and self.at[0] < len(self.order) - 1:
+            self.at = self.at[0] + 1, 0, self.at[2]
+        self.loop = iter(loader)  # the last one may be garbage only when this one has begun
+        number = 0
+        for number, batch in enumerate(islice(self.loop, most), 1):
+            assert ids(batch) == self.following(), f"batch {number}"
+        assert number == most or not self.left()
+
+    def left(self) -> list[int]:
+        epoch, row, excluded = self.at
+        return [row for row in self.order[epoch][row:] if row not in excluded] if epoch < len(self.order) else []
+
+    def following(self) -> list[int]:
+        """The next batch of this rank."""
+        epoch, row, excluded = self.at
+        found: list[int] = []
+        while row < NUM_ROWS and len(found) < BATCH * self.world_size:
+            if self.order[epoch][row] not in excluded:
+                found.append(self.order[epoch][row])
+            row += 1
+        self.at = epoch, row, excluded
+        return found[self.rank :: self.world_size]
+
+    def set_epoch(self, loader: Any, *epochs: int) -> None:
+        """To the start of another one; a loader in the middle of an epoch stays there."""
+        others = [epoch for epoch in epochs or range(len(self.order)) if epoch not in (self.at[0], loader.epoch)]
+        if others:
+            epoch = self.chance.choice(others)
+            self.did.append(f"loader.set_epoch({epoch})")
+            loader.set_epoch(epoch)
+            self.at = epoch, 0, self.at[2]
+
+    def load_state_dict(self, loader: Any) -> None:
+        number = self.chance.randrange(len(self.states))
+        state, self.at = self.states[number]
+        self.did.append(f"loader.load_state_dict(states[{number}])")
+        loader.load_state_dict(json.loads(state))
+
+    def exclude(self, loader: Any) -> None:
+        """Rows that come soon, and others."""
+        epoch, row, excluded = self.at
+        soon = self.order[epoch][row : row + 500] or [0]
+        rows = [*self.chance.choices(soon, k=3), self.chance.randrange(NUM_ROWS)]
+        if self.kind not in ("mixture", "ranks"):  # what comes beside such a row would be another
+            self.did.append(f"loader.exclude({rows})")
+            self.at = epoch, row, excluded.union(rows)
+            assert loader.exclude(self.places[row] for row in rows) == len(self.at[2])
+
+    def finish(self, loader: Any) -> None:
+        """To the end of the data, where no slot is in use."""
+        self.set_epoch(loader, len(self.order) - 1)
+        while self.left() or self.at[0] < len(self.order) - 1:
+            self.deliver(loader)
+        until(lambda: slots_in_use(loader) <= self.at_rest, WATCHDOG_S, "a slot is held")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_restart_is_followed_by_what_comes_next_and_leaves_nothing(tmp_path, kind):
+    source, knobs = source_of(kind, tmp_path), {**KINDS[kind], "batch_size": BATCH, "num_workers": 1}
+    for event_loop in ("trio", "asyncio"):  # what is imported and opened once stays
+        with make(source, TOKENIZE, event_loop=event_loop, epochs=1 if kind == "mixture" else 3, **knobs) as loader:
+            epochs = [[sample for batch in loader for sample in batch] for _ in range(loader.config.epochs or 0)]
+            at_rest = slots_in_use(loader)
+    places = {sample.label: sample.source for sample in epochs[0]}
+    order = [[sample.label for sample in epoch] for epoch in epochs]
+    del loader
+    gc.collect()
+    before, meetings = possessions(), {}
+    walks = [Walk(source, kind, order, places, at_rest, rank) for rank in range(1 + (kind == "ranks"))]
+    with delayed(seed=1) as late, ThreadPoolExecutor(len(walks)) as threads:
+        walking = [threads.submit(walk.run, RESTARTS, meetings) for walk in walks]
+        for walk, found in zip(walks, walking, strict=True):
+            try:
+                found.result()
+            except BaseException as error:
+                error.add_note("\n".join(walk.did[-200:]))
+                raise
+
+    kept = ("fds", "threads", "children", "shared_memory")
+    del walks, walking, walk, found
+    gc.collect()  # what a row index has mapped
+    until(lambda: all(possessions()[name] <= before[name] for name in kept), why="something is left")
+    assert len(late) > 100
+    record("WAKE", kind, restarts=RESTARTS, out_of_order=0, hangs=0, left=0)
+    say(f"restarts, {kind}: {RESTARTS}; {len(late)} functions were late {sum(late.values())} times; all is D")

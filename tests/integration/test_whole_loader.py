@@ -1,0 +1,729 @@
+"""Every call meets every other: the loader and the model of tests/support/model.py walk side by side.
+
+What is run are lines of Python, so that a failure prints a script of public calls that repeats it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from tests.support import model, steps
+from tests.support.examples import in_ci
+from tests.support.figures import record
+from tests.support.model import KEPT, Mixing, Model, Packing, Part, Rules
+
+NAMES = ("chat", "code", "math")
+RECORDED, MAX_EPOCHS = ("jsonl.gz", "parquet"), 250
+"""Kinds of sources whose order is taken from a plain run."""
+
+# What a loader is made of.
+
+
+class World(NamedTuple):
+    """What does not change in a run."""
+
+    files: dict[str, list[bytes]]
+    mixing: Mixing
+    seed: int
+    rules: Rules
+    is_shuffled: bool
+    block_bytes: int
+    window_blocks: int
+    choose: str | None
+    grows: bool
+    kind: str
+
+
+class Knobs(NamedTuple):
+    """What may change at a restart."""
+
+    world_size: int = 1
+    batch: int = 1
+    buffer_size: int = 20
+    dp_size: int = 1
+    max_ready_bytes: int = 1 << 30
+    is_awaited: bool = False
+    num_workers: int = 0
+
+
+def line_of(number: int, fate: str) -> bytes:
+    if fate == "blank":
+        return b" " * (number % 3)
+
+    row = {"id": number, "fate": fate, "pad": "x" * (80 if fate == "long" else number * 7 % 4 * 7)}
+    return json.dumps(row).encode()[: -1 if fate == "garbled" else None]
+
+
+def file_of(fates: list[str], first: int = 0, *, ends: bool = True) -> bytes:
+    return b"\n".join(line_of(first + at, fate) for at, fate in enumerate(fates)) + b"\n" * ends
+
+
+good = st.sampled_from([*["kept"] * 4, "short", "rude", "blank"])
+mixed = st.sampled_from([*["kept"] * 9, "short", "fails", "garbled", "long", "blank"])
+fates = st.one_of(
+    st.lists(good, min_size=8, max_size=24),
+    st.lists(mixed, min_size=1, max_size=8),
+    st.lists(mixed, min_size=8, max_size=24),
+)
+weights = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 3))
+ends = st.tuples(st.sampled_from(["repeat", "leave", "stop"]), st.sampled_from([None, None, 1, 2]))
+mixings = st.builds(
+    Mixing,
+    names=st.just(NAMES),
+    by=st.sampled_from(["rows", "tokens"]),
+    quota=st.integers(1, 7),
+    weights=weights,
+    stages=st.dictionaries(st.integers(1, 40), weights, max_size=2),
+    ends=st.just({}) | st.fixed_dictionaries(dict.fromkeys(NAMES, ends)),
+)
+packings = st.builds(
+    Packing, max_length=st.integers(5, 12), window=st.sampled_from([0, 0, 1, 4]), across_epochs=st.booleans()
+)
+knobs = st.builds(
+    Knobs,
+    world_size=st.sampled_from([1, 1, 1, 1, 2, 3]),
+    batch=st.integers(1, 4),
+    buffer_size=st.sampled_from([1, 5, 20, 200]),
+    dp_size=st.integers(1, 2),
+    max_ready_bytes=st.sampled_from([40, 1 << 30, 1 << 30]),
+    is_awaited=st.sampled_from([False, False, True]),
+    num_workers=st.sampled_from([*[0] * 19, 1]),
+)
+
+
+@st.composite
+def worlds(draw: Any) -> World:
+    is_mixture, is_packed = draw(st.booleans()), draw(st.sampled_from([False, False, True]))
+    remembers = not is_packed and draw(st.booleans())
+    is_full = False
+    if is_mixture:
+        mixing = draw(mixings)
+        lists = {name: draw(st.lists(good, min_size=4, max_size=8)) for name in NAMES}
+        files = {name: [file_of(["kept", *some])] for name, some in lists.items()}
+    else:
+        mixing, files, first = Mixing(), {"": []}, 0
+        is_full = draw(st.sampled_from([False, False, True]))
+        for some in draw(
+            st.lists(st.lists(good, min_size=4, max_size=20) if is_full else fates, min_size=1, max_size=2)
+        ):
+            files[""].append(file_of(["kept", *some], first, ends=draw(st.booleans())))
+            first += 1 + len(some)
+    grows = not is_mixture and not is_full and draw(st.sampled_from([False, False, True]))
+    tracks = not is_packed and draw(st.sampled_from([False, False, True]))
+    stops = not is_mixture and draw(st.sampled_from([False, False, False, True]))
+    rules = Rules(
+        size=1 if is_packed else draw(st.sampled_from([1, 1, 2])),
+        epochs=draw(st.sampled_from([None, None, None, 1, 3])) if mixing.has_end or not is_mixture else None,
+        drop_last=not tracks and draw(st.sampled_from([False, False, True])),
+        bad_row_stops=stops,
+        max_bad_rows=None if stops or is_mixture else draw(st.sampled_from([None, None, None, 0, 5])),
+        is_tracked=tracks,
+        drop_above=0.9 if remembers else None,
+        revisit_every=draw(st.sampled_from([None, 2, 3])) if remembers else None,
+        packing=draw(packings) if is_packed else None,
+    )
+    others = ["jsonl.gz", "parquet", "store"] if not (is_mixture or is_full or grows) else []
+    kind = draw(st.sampled_from(["jsonl", "jsonl", *others]))
+    if kind in RECORDED:  # rows that a table can hold
+        some = draw(st.lists(st.sampled_from([*["kept"] * 5, "short", "fails"]), min_size=9, max_size=24))
+        files = {"": [file_of(["kept", *some])]}
+    is_planned = is_full and rules.packing is not None and not rules.packing.across_epochs
+    rules = rules._replace(is_planned=is_planned)
+    return World(
+        files, mixing, draw(st.integers(-2, 42)), rules, draw(st.booleans()),
+        *((0, 1) if is_full else draw(st.sampled_from([(16, 64), (64, 4), (64, 64), (150, 1), (150, 4)]))),
+        draw(st.sampled_from([None, None, "newest", "oldest_but_one"])), grows, kind,
+    )  # fmt: skip
+
+
+# What can happen to it.
+
+
+def event(name: str, **arguments: Any) -> Any:
+    return st.tuples(st.just(name), st.fixed_dictionaries(arguments))
+
+
+number, few, picks = st.integers(0, 50), st.integers(1, 7), st.lists(st.integers(0, 9), min_size=1, max_size=3)
+scores = st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.0]), min_size=3, max_size=3)
+restarts = {"number": st.sampled_from([0, 0, 0, 1, 2, 3]), "knobs": knobs}
+events = st.one_of(
+    *3 * [event("take", number=few)],
+    event("take_in_no_time", number=few),
+    event("take_and_cancel", number=few, num_steps=st.integers(0, 6)),
+    *2 * [event("loop", number=st.integers(1, 5))],
+    *2 * [event("peek", number=st.integers(0, 20))],
+    *2 * [event("give_back", picks=picks, response=st.sampled_from(["", "so far"]))],
+    event("give_what_is_made_by_hand"),
+    event("acknowledge", picks=picks),
+    event("acknowledge_all"),
+    event("track"),
+    event("consume", picks=picks),
+    event("drop", picks=picks),
+    *2 * [event("report", picks=picks, scores=scores, parts=st.booleans())],
+    event("report_all", scores=scores),
+    event("report_what_is_refused"),
+    event("exclude", picks=picks),
+    event("exclude_places", picks=picks),
+    event("set_epoch", ahead=st.integers(-3, 2)),
+    event("evaluate"),
+    event("grow", fates=st.lists(good, min_size=1, max_size=3), is_new=st.booleans(), ends=st.booleans()),
+    event("restart_with_other", what=st.sampled_from(["seed", "data", "renamed"]), knobs=knobs),
+    *2 * [event("save")],
+    event("load", number=number),
+    *2 * [event("restart", **restarts, reweighs=st.booleans(), closes_first=st.booleans())],
+)
+
+
+class WholeLoader(RuleBasedStateMachine):
+    """A loader for each rank, beside the model.
+
+    :ivar groups: of each rank, the groups that the trainer has, by number; ``held`` in the script.
+    :ivar states: the model's; the loader's are ``states`` in the script.
+    """
+
+    num_steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {}
+        self.states: list[model.State] = []
+        self.num_made = 0
+
+    def run(self, line: str) -> Any:
+        """Run a line of the script; return what it is, if it is an expression."""
+        self.lines.append(line)
+        try:
+            try:
+                code = compile(line, "<script>", "eval")
+            except SyntaxError:
+                return exec(line, self.names)  # noqa: S102
+            return eval(code, self.names)  # noqa: S307
+        except BaseException as error:
+            if not hasattr(error, "__notes__"):
+                error.add_note("the script that repeats it:\n\n" + "\n".join(self.lines))
+            raise
+
+    def check(self, call: str, wanted: Any) -> None:
+        """Hold what a call returns against what the model says, after an epoch may have begun of files that grow."""
+        self.run(f"found = {call}")
+        self.look_at_growth()
+        self.run(f"assert found == {wanted() if callable(wanted) else wanted!r}, found")
+
+    def teardown(self) -> None:
+        if "loaders" in self.names:
+            steps.end(self.names["loaders"])
+        if "folder" in self.names:
+            shutil.rmtree(self.names["folder"])
+
+    # A loader is made.
+
+    @initialize(world=worlds(), knobs=knobs)
+    def begin(self, world: World, knobs: Knobs) -> None:
+        self.world = world
+        self.run("from tests.support.steps import *")
+        self.run("folder = Path(tempfile.mkdtemp())")
+        self.file_names = {
+            part: [f"{part}{at}.{world.kind}" for at in range(len(f))] for part, f in world.files.items()
+        }
+        for part, files in world.files.items():
+            for name, data in zip(self.file_names[part], files, strict=True):
+                self.write(name, data)
+        seeds = {name: model.seed_of_part(world.seed, name) if name else world.seed for name in world.files}
+        order: list[Any] = [world.is_shuffled, world.block_bytes, world.window_blocks, world.rules.is_planned, []]
+        if world.kind in RECORDED:
+            num_rows, path = world.files[""][0].count(b"\n"), self.names["folder"] / self.file_names[""][0]
+            shuffle = eval(self.shuffle, self.names)  # noqa: S307
+            order[-1] = steps.recorded(path, num_rows, MAX_EPOCHS, seed=world.seed, shuffle=shuffle)
+        self.parts = {name: Part(name, files, seeds[name], *order, {}, {}) for name, files in world.files.items()}
+        choose = getattr(steps, world.choose) if world.choose else None
+        self.model = Model(self.parts, world.mixing, world.seed, world.rules, choose)
+        self.stays = {self.first_kept(name) for name in self.parts if self.must_stay(name)}
+        self.run("states = []")
+        self.open(knobs)
+
+    def write(self, name: str, data: bytes) -> None:
+        self.run(f"path = folder / {name!r}")
+        if self.world.kind == "jsonl.gz":
+            self.run(f"path.write_bytes(gzip.compress({data!r}))")
+        elif self.world.kind == "parquet":
+            self.run(f"write_parquet(path, {data!r})")
+        elif self.world.kind == "store":
+            self.run(f"http_host().put(f'/{{folder.name}}/{name}', {data!r})")
+        else:
+            self.run(f"path.write_bytes({data!r})")
+
+    def path(self, name: str) -> str:
+        return f"stored(folder, {name!r})" if self.world.kind == "store" else f"str(folder / {name!r})"
+
+    @property
+    def shuffle(self) -> str:
+        world = self.world
+        if not world.block_bytes:
+            return f"RowShuffle(method={'keyed' if world.is_shuffled else 'none'!r})"
+
+        sizes = f"block_bytes={world.block_bytes}, window_blocks={world.window_blocks}"
+        return f"Shuffle(enabled={world.is_shuffled}, {sizes})"
+
+    def first_kept(self, name: str) -> Any:
+        return next(row.key for row in self.parts[name].rows(0) if row.fate == KEPT)
+
+    def must_stay(self, name: str) -> bool:
+        """Some parts may be left out as a whole, but not those without which an epoch may be empty."""
+        return name in ("", "math") or self.world.mixing.ends.get(name, ("",))[0] == "stop" or not self.packs_nothing
+
+    @property
+    def packs_nothing(self) -> bool:
+        return self.world.rules.packing is None
+
+    def source(self) -> str:
+        def files(name: str) -> str:
+            paths = ", ".join(f"folder / {file!r}" for file in self.file_names[name])
+            return f"JsonlSource([{paths}], max_row_bytes={model.MAX_ROW_BYTES})"
+
+        if self.world.kind in RECORDED:
+            return f"folder / {self.file_names[''][0]!r}"
+
+        if self.world.kind == "store":
+            paths = ", ".join(map(self.path, self.file_names[""]))
+            return f"JsonlSource([{paths}], max_row_bytes={model.MAX_ROW_BYTES}, storage_options=FAST)"
+
+        if "" in self.parts:
+            return f"JsonlSource(folder, max_row_bytes={model.MAX_ROW_BYTES}, grows={self.world.grows})"
+
+        mixing, parts = self.model.mixing, []
+        for name, weight in zip(mixing.names, mixing.weights, strict=True):
+            when_done, max_epochs = mixing.ends.get(name, ("repeat", None))
+            parts.append(
+                f"{name!r}: Part({files(name)}, weight={weight}, when_done={when_done!r}, max_epochs={max_epochs})"
+            )
+        stages = {start: dict(zip(mixing.names, some, strict=True)) for start, some in mixing.stages.items()}
+        settings = f"by={mixing.by!r}, quota={mixing.quota}, stages={stages!r}, on_mix_change='apply'"
+        return f"Mix({{{', '.join(parts)}}}, {settings})"
+
+    def open(self, knobs: Knobs) -> None:
+        self.knobs = knobs = knobs._replace(world_size=1) if self.world.grows else knobs
+        world, rules, many = self.world, self.world.rules, knobs.world_size > 1
+        settings: dict[str, Any] = {
+            "tokenize_fn": "by_fate", "seed": world.seed, "epochs": rules.epochs, "drop_last": rules.drop_last,
+            "n_samples_per_prompt": rules.size, "commit": repr("on_ack" if rules.is_tracked else "on_delivery"),
+            "bad_rows": f"BadRows(policy={'raise' if rules.bad_row_stops else 'skip'!r}, max={rules.max_bad_rows})",
+            "shuffle": self.shuffle, "plan_packs": world.rules.is_planned,
+            "buffer_filter": world.choose if self.packs_nothing else None,
+            "batch_size": knobs.batch * rules.size, "buffer_size": knobs.buffer_size,
+            "dp_size": knobs.dp_size, "num_workers": knobs.num_workers, "timeout_s": 240,
+            "limits": f"Limits(max_ready_bytes={knobs.max_ready_bytes})",
+        }  # fmt: skip
+        if rules.drop_above is not None:
+            policy = f"PassRate(drop_above={rules.drop_above}, revisit_every={rules.revisit_every})"
+            told = ", exchange=told_by.of(rank)" if many else ""
+            settings["outcomes"] = f"Outcomes(policy={policy}{told})"
+        if rules.packing is not None:
+            length, window, across = rules.packing
+            soft = f"SoftPacking(max_length={length}, window_samples={window}, window_tokens=1, across_epochs={across})"
+            settings["packing"] = soft if window else f"HardPacking(max_length={length}, across_epochs={across})"
+        if many:
+            shared = None if world.kind == "jsonl.gz" else "shared.of(rank)"  # refused, AD487
+            settings["ranks"] = f"Ranks(rank=rank, world_size={knobs.world_size}, exchange={shared})"
+            self.run(f"shared, told_by = Meeting({knobs.world_size}), Meeting({knobs.world_size})")
+        kind = "Awaited" if knobs.is_awaited and not many else "DataLoader"
+        text = ", ".join(f"{name}={value}" for name, value in settings.items())
+        self.run(f"loaders = [{kind}({self.source()}, {text}) for rank in range({knobs.world_size})]")
+        self.run("held = [{} for _ in loaders]")
+        self.run("loader = loaders[0]")
+        self.is_named, self.restored = False, ((0, 0), 0)
+
+    # What is known of it.
+
+    @property
+    def serves_groups(self) -> bool:
+        """Whether groups may be taken and given back: not by one of several ranks, nor where samples are packed."""
+        return self.knobs.world_size == 1 and self.packs_nothing
+
+    @property
+    def groups(self) -> list[dict[Any, model.Group]]:
+        """What each rank holds, as the model knows it."""
+        return [{key: self.known[key] for key in held} for held in self.names["held"]]
+
+    def expected(self, groups: list[model.Group]) -> list[Any]:
+        self.known = getattr(self, "known", {}) | {group.ident: group for group in groups}
+        return [group.told for group in groups]
+
+    def chosen(self, picks: list[int], rank: int = 0) -> list[model.Group]:
+        held = list(self.groups[rank].values())
+        return [held[at] for at in sorted({at % len(held) for at in picks})] if held else []
+
+    def text(self, groups: list[model.Group], rank: int = 0, method: str = "get") -> str:
+        calls = {"get": "held[{0}][{1!r}]", "pop": "held[{0}].pop({1!r})"}
+        return "[" + ", ".join(calls[method].format(rank, group.ident) for group in groups) + "]"
+
+    @rule(happens=events)
+    def step(self, happens: tuple[str, dict[str, Any]]) -> None:
+        """One rule for all events: with a rule each, hypothesis would leave out half of them in every example."""
+        WholeLoader.num_steps += 1
+        name, arguments = happens
+        getattr(self, name)(**arguments)
+        self.look_at_growth()
+        self.compare()
+
+    def compare(self) -> None:
+        """Counters that must hold at all times."""
+        now, found = self.model.now, self.names["loader"].statistics()
+        size = self.world.rules.size
+        wanted = {
+            "tracked_groups": len(self.model.out), "buffered_groups": len(now.buffer),
+            "dropped_groups_total": {reason: n for reason, n in now.group_drops.items() if n},
+        }  # fmt: skip
+        if self.packs_nothing and now.is_exact:
+            wanted |= {"groups_total": now.number, "samples_total": now.number * size, "tokens_total": now.num_tokens}
+        if not self.packs_nothing:
+            wanted |= {"packs_total": now.num_packs}
+        assert {name: getattr(found, name) for name in wanted} == wanted, self.failed(found, wanted)
+        if "" in self.parts and self.packs_nothing and now.is_exact:
+            windows = self.parts[""].windows(found.epoch)
+            at = sum(map(len, windows[: found.window])) + found.row
+            here = found.epoch + 1 if at == sum(map(len, windows)) else found.epoch, at
+            here = (here[0], 0) if here[0] > found.epoch else here
+            drops = {reason: n for reason, n in found.dropped_total.items() if n}
+            assert (here, drops, found.bad_rows_total) in self.model.passed(), self.failed(
+                (here, drops, found.bad_rows_total), self.model.passed()
+            )
+        elif now.is_exact and self.packs_nothing:
+            assert {name: part.samples for name, part in found.by_source.items()} == {
+                name: now.samples[name] * size for name in self.parts
+            }, self.failed()
+
+    def failed(self, *said: Any) -> str:
+        return f"{said}; the script that leads to it:\n\n" + "\n".join(self.lines)
+
+    # The trainer takes.
+
+    def take(self, number: int) -> None:
+        if not self.serves_groups:
+            return self.loop(1 + number % 2)
+
+        return self.check(f"told(held[0], lambda: loader.get_samples({number}))", lambda: self.taken(number))
+
+    def taken(self, number: int) -> tuple[list[Any], str]:
+        groups, error = self.model.take(number)
+        return self.expected(groups), error
+
+    def take_in_no_time(self, number: int) -> None:
+        self.take_or_not(number, f"told(held[0], lambda: loader.get_samples({number}, timeout_s=0.0))")
+
+    def take_and_cancel(self, number: int, num_steps: int) -> None:
+        if self.knobs.is_awaited:
+            self.take_or_not(number, f"cancelled(held[0], loader, {number}, {num_steps})")
+
+    def take_or_not(self, number: int, call: str) -> None:
+        """The groups are taken, or nothing has happened."""
+        if self.serves_groups:
+            nothing = [([], "PrefetchTimeoutError"), ([], "cancelled")]
+            self.check(call, lambda: self.names["found"] if self.names["found"] in nothing else self.taken(number))
+
+    def loop(self, number: int) -> None:
+        place = self.names["loader"].position()
+        runs_on, self.is_named = not self.is_named, False
+        is_at_start = (place.window, place.row) == (0, 0)
+
+        def wanted() -> list[Any]:
+            world_size, size = self.knobs.world_size, self.knobs.batch * self.knobs.world_size
+            if self.packs_nothing:
+                made = self.model.loop(number, size, place.epoch, is_at_start=is_at_start, runs_on=runs_on)
+            else:
+                made = self.model.loop_packs(number, size, runs_on=runs_on)
+            found: list[Any] = []
+            for rank in range(world_size):
+                shares = [
+                    model.share_of(batch, rank, world_size, size, rounds_up=world_size > 1) for batch in made.groups
+                ]
+                told = self.expected if self.packs_nothing else lambda packs: list(map(self.model.delivered, packs))
+                found.append(([told(share) for share in shares if share], made.error))
+            return found
+
+        self.check(f"looped(held, loaders, {number}, {self.world.rules.size})", wanted)
+
+    def peek(self, number: int) -> None:
+        if self.world.rules.packing is not None:
+            return
+
+        self.run(f"found = every(loaders, lambda _, loader: loader.peek({number}))")
+        self.look_at_growth()
+        wanted = [group.told for group in self.model.peek(number)]
+        found = self.names["found"][0]
+        names = [(s.group_index, s.source_name or "", tuple(s.tokens.tolist()), s.response) for s in found]
+        is_all = self.world.rules.drop_above is None
+        assert names == (wanted if is_all else wanted[: len(names)]), self.failed(names, wanted)
+
+    # What becomes of groups.
+
+    def give_back(self, picks: list[int], response: str) -> None:
+        chosen = self.chosen(picks)
+        if self.serves_groups and chosen:
+            for group in chosen:
+                self.run(f"for sample in held[0][{group.ident!r}]: sample.response = {response!r}")
+            self.run(f"loader.add_samples({self.text(chosen, method='pop')})")
+            self.model.give_back([group._replace(response=response) for group in chosen])
+
+    def give_what_is_made_by_hand(self) -> None:
+        if self.serves_groups:
+            self.num_made += 1
+            name = f"made {self.num_made}"
+            self.run(f"loader.add_samples([by_hand({name!r}, {self.world.rules.size})])")
+            self.model.give_back([model.Group(None, None, 0, 0, name=name)])
+
+    def acknowledge(self, picks: list[int]) -> None:
+        if self.packs_nothing:
+            chosen = self.chosen(picks)
+            self.run(f"every(loaders, lambda _, loader: loader.ack({self.text(chosen)}))")
+            self.model.end(chosen)
+
+    def acknowledge_all(self) -> None:
+        if self.packs_nothing:
+            self.run("every(loaders, lambda _, loader: loader.ack())")
+            self.model.end(self.model.out)
+
+    def track(self) -> None:
+        """Not with drop_last: what that left out comes again if a group before it was out."""
+        if self.serves_groups and not self.world.rules.drop_last:
+            self.run("loader.track()")
+            self.model.is_tracked = True
+
+    def consume(self, picks: list[int]) -> None:
+        if chosen := self.serves_groups and self.chosen(picks):
+            is_out = self.model.is_tracked and all(group in self.model.out for group in chosen)
+            self.check(f"outcome(lambda: loader.consume({self.text(chosen)}))[1]", "" if is_out else "ConfigError")
+            if is_out:
+                self.model.end(chosen)
+
+    def drop(self, picks: list[int]) -> None:
+        if chosen := self.serves_groups and self.chosen(picks):
+            call = f"outcome(lambda: loader.drop({self.text(chosen)}, 'stale'))"
+            is_tracked = self.model.is_tracked
+            self.check(call, (self.model.end(chosen, "stale"), "") if is_tracked else ([], "ConfigError"))
+
+    # Scores.
+
+    def report(self, picks: list[int], scores: list[float], parts: bool) -> None:
+        """Of whole groups, or of the last sample of each; of groups of any age, and of some twice."""
+        if self.world.rules.drop_above is None:
+            return
+
+        texts, told = [], []
+        for rank in range(self.knobs.world_size):
+            chosen = [group for group in self.chosen(picks, rank) if group.row is not None]
+            found = [scores[at % len(scores)] if self.may_be_solved(group) else 0.0 for at, group in enumerate(chosen)]
+            attempts = range(self.world.rules.size - 1 if parts else 0, self.world.rules.size)
+            items = [f"held[{rank}][{group.ident!r}]" + ("[-1]" if parts else "") for group in chosen]
+            texts.append(f"([{', '.join(items)}], {found})")
+            told += [(group, at, score) for group, score in zip(chosen, found, strict=True) for at in attempts]
+        self.run(f"reports = [{', '.join(texts)}]")
+        call = "every(loaders, lambda rank, loader: loader.report(*reports[rank]))"
+        self.check(call, [self.model.report(told)] * self.knobs.world_size)
+
+    def report_all(self, scores: list[float]) -> None:
+        self.report(list(range(100)), scores, parts=False)
+
+    def report_what_is_refused(self) -> None:
+        """One rank's report cannot be counted: none is."""
+        if self.world.rules.drop_above is not None and self.chosen([0], 0):
+            (group,) = self.chosen([0], 0)
+            self.run(f"reports = [([held[0][{group.ident!r}]], [float('nan')])] + [([], [])] * {len(self.groups) - 1}")
+            call = "every(loaders, lambda rank, loader: outcome(lambda: loader.report(*reports[rank]))[1])"
+            self.check(call, ["InvalidGroupError", *["WorkerError"] * (len(self.groups) - 1)])
+
+    def may_be_solved(self, group: model.Group) -> bool:
+        return group.row is not None and group.row.key not in self.stays
+
+    # Rows are left out.
+
+    def exclude(self, picks: list[int]) -> None:
+        """Rows of groups that the trainer has."""
+        if self.packs_nothing:
+            chosen = [group for group in self.chosen(picks) if self.may_be_solved(group)]
+            keys = {group.row.key for group in chosen if group.row is not None}
+            self.leave_out(self.text(chosen), keys)
+
+    def exclude_places(self, picks: list[int]) -> None:
+        """Rows that were served, or are ready, or come later, or never, as they are bad."""
+        if self.world.kind in RECORDED:
+            return
+
+        rows = [row for part in self.parts.values() for row in part.rows(0) if row.key not in self.stays]
+        if rows:
+            chosen = [rows[at * 3 % len(rows)] for at in picks]
+            places = ", ".join(
+                f"{{'source': {row.part!r}, 'path': {self.path(self.file_names[row.part][row.file])}, "
+                f"'byte_offset': {row.offset}, 'row_number': None}}" for row in chosen
+            )  # fmt: skip
+            self.leave_out(f"[{places}]", {row.key for row in chosen})
+
+    def leave_out(self, text: str, keys: set[Any]) -> None:
+        self.run(f"rows = {text}")
+        self.check(
+            "every(loaders, lambda _, loader: loader.exclude(rows))", [self.model.exclude(keys)] * len(self.groups)
+        )
+
+    # Epochs.
+
+    def set_epoch(self, ahead: int) -> None:
+        """Not after a batch that may have been the epoch's last: whether that is over is not known then."""
+        epoch = self.names["loader"].epoch
+        wanted = max(0, epoch + ahead)
+        if "" not in self.parts:
+            error = "" if wanted == epoch else "ConfigError"
+            call = f"every(loaders, lambda _, loader: outcome(lambda: loader.set_epoch({wanted}))[1])"
+            self.check(call, [error] * len(self.groups))
+            self.is_named = self.is_named or not error
+            return
+
+        goes_back, drops = (
+            wanted < epoch,
+            Counter(self.names["loader"].statistics().dropped_total),
+        )  # of rows passed by now
+        if goes_back and self.restored == (self.progress, self.restored[1]) and wanted < self.restored[1]:
+            call = f"every(loaders, lambda _, loader: outcome(lambda: loader.set_epoch({wanted}))[1])"
+            self.check(call, ["ConfigError"] * len(self.groups))
+        else:
+            self.run(f"every(loaders, lambda _, loader: loader.set_epoch({wanted}))")
+            self.is_named = True
+            if wanted != epoch:
+                self.model.now.drops = drops
+                self.model.set_epoch(wanted)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        found = self.names["loader"].statistics()
+        return found.samples_total, found.packs_total
+
+    def evaluate(self) -> None:
+        """Another loader over the same data, while this one waits."""
+        text = f"DataLoader({self.source()}, tokenize_fn=by_fate, num_workers=0, batch_size=3, bad_rows='skip')"
+        self.run(f"with {text} as other: assert next(iter(other))")
+
+    # The data change.
+
+    def grow(self, fates: list[str], is_new: bool, ends: bool) -> None:
+        """Lines are appended, the last one perhaps half written; or a file is added, which sorts before the others."""
+        if self.world.grows:
+            number = 100 + 10 * self.num_made
+            self.num_made += 1
+            name = f"-{self.num_made}.jsonl" if is_new else self.file_names[""][0]
+            data = file_of(fates, number, ends=ends)
+            self.run(f"with open(folder / {name!r}, 'ab') as file: file.write({data!r})")
+
+    def look_at_growth(self) -> None:
+        """What the epochs cover that have begun to be read: whole lines that are there."""
+        if not self.world.grows:
+            return
+
+        part = self.parts[""]
+        for epoch, files in (listing.values() for listing in self.names["loader"].state_dict()["growth"]):
+            self.file_names[""] = [name for name, _, _ in files]
+            part.files[:] = [(self.names["folder"] / name).read_bytes() for name in self.file_names[""]]
+            part.covered[epoch] = [size for _, size, _ in files]
+            ends = [data[:size][-1:] for data, (_, size, _) in zip(part.files, files, strict=True)]
+            assert set(ends) <= {b"\n", b""}, self.failed(files)
+
+    def restart_with_other(self, what: str, knobs: Knobs) -> None:
+        """Other data, or another seed: refused; or the next epoch begins. Renamed files change nothing."""
+        saved = self.model.saved()
+        is_counted = self.world.rules.max_bad_rows is not None and not saved.is_exact
+        if (
+            "" not in self.parts
+            or self.world.grows
+            or self.world.kind != "jsonl"
+            or is_counted
+            or (what == "renamed" and saved.buffer)
+        ):
+            return
+
+        self.save()
+        self.run("end(loaders)")
+        part = self.parts[""]
+        old, allow = self.file_names[""][0], f"allow_changed={{{what!r}}}"
+        self.num_made += 1
+        if what == "seed":
+            self.world = self.world._replace(seed=self.world.seed + 1)
+            part = part._replace(seed=part.seed + 1, known={})
+        elif what == "data":
+            data = (
+                part.files[0] + (b"" if part.files[0].endswith(b"\n") else b"\n") + line_of(100 + self.num_made, KEPT)
+            )
+            self.write(old, data)
+            part = part._replace(files=[data, *part.files[1:]], known={})
+        else:
+            self.file_names[""][0], allow = f"0{old}", "same_rows=True"
+            self.run(f"(folder / {old!r}).rename(folder / {f'0{old}'!r})")
+        self.parts[""] = part
+        self.open(knobs)
+        self.model.is_tracked = self.world.rules.is_tracked
+        load = "loader.load_state_dict(json.loads(states[-1])"
+        error = ["SnapshotMismatchError"] * len(self.groups)
+        self.check(f"every(loaders, lambda _, loader: outcome(lambda: {load}))[1])", error)
+        self.run(f"every(loaders, lambda _, loader: {load}, {allow}))")
+        self.model.restore(self.states[-1])
+        if what != "renamed":
+            epoch = self.names["loader"].epoch
+            assert epoch in (self.model.epoch, self.model.epoch + 1), self.failed(epoch, self.model.epoch)
+            self.model.begin_with_other(epoch, is_data=what == "data")
+        self.restored = self.progress, self.names["loader"].epoch
+        self.run("states.clear()")
+        self.states.clear()
+
+    # States.
+
+    def save(self) -> None:
+        self.run("states.append(same_state(loaders))")
+        state, now = json.loads(self.names["states"][-1]), self.model.now
+        if now.is_exact and "" in self.parts and self.packs_nothing and not now.leases:
+            digest = state["counters"]["digest"]
+            assert (digest["num_samples"], digest["positions"], digest["order"]) == now.digest, self.failed()
+        self.states.append(self.model.saved())
+
+    def load(self, number: int) -> None:
+        """Go back in a running loader."""
+        if self.states:
+            at = number % len(self.states)
+            self.run(f"every(loaders, lambda _, loader: loader.load_state_dict(json.loads(states[{at}])))")
+            self.run("for one in held: one.clear()")
+            self.model.restore(self.states[at])
+            self.restored = self.progress, self.names["loader"].epoch
+
+    def restart(self, number: int, knobs: Knobs, reweighs: bool, closes_first: bool) -> None:
+        """All is gone but the states, of which one of the last is loaded, perhaps with other settings."""
+        if not closes_first or not self.states:
+            self.save()
+        self.run("end(loaders)")
+        at = len(self.states) - 1 - number % len(self.states)
+        if reweighs and "" not in self.parts:
+            first, *others = self.model.mixing.weights
+            self.model.mixing = self.model.mixing._replace(weights=(first + 1, *others))
+        self.open(knobs)
+        self.model.is_tracked = self.world.rules.is_tracked
+        self.load(at)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def steps_are_counted(request: pytest.FixtureRequest) -> Any:
+    """Figure R14, of a long run."""
+    num_failed = request.session.testsfailed
+    yield
+    num_failed = request.session.testsfailed - num_failed
+    if settings.get_current_profile_name() == "long":
+        record("R14", "the loader", steps=WholeLoader.num_steps, counterexamples=num_failed)
+
+
+# With the profile "long" that is up to a million steps.
+TestWholeLoader = WholeLoader.TestCase
+TestWholeLoader.settings = settings(
+    max_examples=in_ci(25).max_examples, stateful_step_count=50, report_multiple_bugs=False, deadline=None
+)

@@ -1,0 +1,775 @@
+"""A loader in plain Python: what it promises of order, delivery and states, and nothing of how it does that.
+
+It reads nothing ahead, has no thread and no worker, and takes one row after the other. From top to bottom: the order of
+the rows (``Part``); which part of a mixture comes next (``Schedule``); packs (``Packer``); and the loader (``Model``),
+whose state is one value (``State``), which a snapshot copies. It shares no code with the library.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+KEPT, BAD = "kept", "bad"
+MAX_ROW_BYTES = 100
+Key = tuple[str, int, int]
+
+# The order: keyed permutations, with a key for each seed, epoch and use.
+
+_MASK, _GOLDEN = (1 << 64) - 1, 0x9E3779B97F4A7C15
+
+
+def mixed(word: int) -> int:
+    """A 64-bit number of which every bit depends on every bit of ``word`` (the end of splitmix64)."""
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & _MASK
+    return word ^ (word >> 31)
+
+
+def keys_of(seed: int, epoch: int, use: str) -> list[int]:
+    digest = hashlib.blake2b(f"asyncdata order 1|{seed}|{epoch}|{use}".encode(), digest_size=48).digest()
+    return [int.from_bytes(digest[at : at + 8], "little") for at in range(0, 48, 8)]
+
+
+def seed_of_part(seed: int, name: str) -> int:
+    """A part of a mixture has an order of its own."""
+    return int.from_bytes(hashlib.blake2b(f"asyncdata part 1|{seed}|{name}".encode(), digest_size=7).digest(), "little")
+
+
+def permuted(size: int, keys: list[int]) -> list[int]:
+    """A Feistel network over a power of four; what falls outside the size walks on."""
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+
+    def step(value: int) -> int:
+        left, right = value >> half, value & (1 << half) - 1
+        for key in keys:
+            left, right = right, left ^ mixed(right + key & _MASK) & (1 << half) - 1
+        return left << half | right
+
+    found = [step(number) for number in range(size)]
+    while max(found, default=0) >= size > 0:
+        found = [number if number < size else step(number) for number in found]
+    return found
+
+
+def shuffled(size: int, key: int) -> list[int]:
+    """Numbers sorted by a keyed mix of each."""
+    return sorted(range(size), key=lambda number: mixed(number * _GOLDEN + key & _MASK))
+
+
+class Row(NamedTuple):
+    """A row: its place, and what becomes of it. ``fate`` is KEPT, BAD, or the reason why it is dropped."""
+
+    part: str
+    file: int
+    offset: int
+    number: int
+    fate: str
+    tokens: tuple[int, ...] = ()
+    code: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self[:3]
+
+
+def row_of(place: Key, line: bytes) -> Row | None:
+    """None for a blank line, which is no row."""
+    if len(line) > MAX_ROW_BYTES:
+        return Row(*place, -1, BAD, code="AD108")
+
+    try:
+        row = json.loads(line) if line.strip() else None
+    except ValueError as error:
+        return Row(*place, -1, BAD, code="AD119" if "Extra data" in str(error) else "AD101")
+
+    if row is None or row["fate"] == "fails":
+        return None if row is None else Row(*place, row["id"], BAD, code="AD421")
+
+    return Row(*place, row["id"], row["fate"], (row["id"],) * (1 + row["id"] * 7 % 5) if row["fate"] == KEPT else ())
+
+
+class Part(NamedTuple):
+    """One data set, and the order of its rows: an epoch is a list of windows, and a window a list of rows.
+
+    :ivar files: the bytes of each file.
+    :ivar covered: of files that grow, the bytes of each that an epoch covers.
+    :ivar block_bytes: 0: all rows are permuted as one (``shuffle="full"``), or only those that are samples.
+    :ivar recorded: the numbers of the rows of each window of each epoch, where the order is that of a plain run.
+    """
+
+    name: str
+    files: list[bytes]
+    seed: int
+    is_shuffled: bool
+    block_bytes: int
+    window_blocks: int
+    only_kept: bool
+    recorded: list[list[list[int]]]
+    covered: dict[int, list[int]]
+    known: dict[Any, list[list[Row]]]
+
+    def rows(self, epoch: int) -> list[Row]:
+        """All rows of an epoch, in the order of the files."""
+        found = []
+        for file, data in enumerate(self.files):
+            offset = 0
+            size = self.covered[epoch][file : file + 1] if epoch in self.covered else [len(data)]
+            for line in data[: sum(size)].split(b"\n"):
+                found.append(row_of((self.name, file, offset), line))
+                offset += len(line) + 1
+        return [row for row in found if row is not None and (row.fate == KEPT or not self.only_kept)]
+
+    def windows(self, epoch: int) -> list[list[Row]]:
+        key = epoch, *self.covered.get(epoch, map(len, self.files))
+        if key not in self.known:
+            self.known[key] = self._windows(epoch, self.rows(epoch), key[1:])
+        return self.known[key]
+
+    def _windows(self, epoch: int, rows: list[Row], sizes: tuple[int, ...]) -> list[list[Row]]:
+        if self.recorded:
+            by_number = {row.number: row for row in rows}
+            return [[by_number[number] for number in window] for window in self.recorded[epoch]]
+
+        if not self.block_bytes:
+            order = permuted(len(rows), keys_of(self.seed, epoch, "all rows"))
+            return [[rows[number] for number in order] if self.is_shuffled else rows]
+
+        places = [(file, at) for file, size in enumerate(sizes) for at in range(-(-size // self.block_bytes))]
+        blocks: dict[Any, list[Row]] = {place: [] for place in places}
+        for row in rows:
+            blocks[row.file, row.offset // self.block_bytes].append(row)
+        if self.is_shuffled:
+            places = [places[at] for at in permuted(len(places), keys_of(self.seed, epoch, "blocks"))]
+        number, windows = -(-len(places) // self.window_blocks), []
+        for window in range(number):
+            some = places[window * len(places) // number : (window + 1) * len(places) // number]
+            held = [row for place in some for row in blocks[place]]
+            order = shuffled(len(held), keys_of(self.seed, epoch, f"rows {window}")[0])
+            windows.append([held[at] for at in order] if self.is_shuffled else held)
+        return windows
+
+    def epoch(self, epoch: int) -> list[Row]:
+        return [row for window in self.windows(epoch) for row in window]
+
+
+# Which part of a mixture has the next sample.
+
+
+class Mixing(NamedTuple):
+    """The settings of a mixture. Weights are in the order of the names. A single source is a part without a name."""
+
+    names: tuple[str, ...] = ("",)
+    by: str = "rows"
+    quota: int = 1
+    weights: tuple[int, ...] = (1,)
+    stages: dict[int, tuple[int, ...]] = {}
+    ends: dict[str, tuple[str, int | None]] = {"": ("stop", None)}
+
+    def epochs_of(self, name: str) -> int | None:
+        """Of a part in one epoch of the mixture; None: any number."""
+        when_done, most = self.ends.get(name, ("repeat", None))
+        return 1 if most is None and when_done != "repeat" else most
+
+    @property
+    def has_end(self) -> bool:
+        stops = any(when_done == "stop" for when_done, _ in self.ends.values())
+        return stops or None not in map(self.epochs_of, self.names)
+
+
+class Schedule:
+    """Which part is next. A single source is a mixture of one part, whose epochs are those of the mixture."""
+
+    def __init__(self, mixing: Mixing, seed: int) -> None:
+        self.mixing, self.seed, self.at = mixing, seed, 0
+        self.epochs, self.begun, self.left = Counter[str](), set[str](), set[str]()
+        self.back, self.times = dict[str, int](), dict[str, int]()  # of the parts that sit out
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Other weights hold from here on: what each part has had is forgotten."""
+        self.since, self.block, self.counts = self.at, list[str](), Counter[str]()
+        weights = self.mixing.stages.get(max((at for at in self.mixing.stages if at <= self.at), default=-1))
+        gone = {name for name in self.mixing.names if name in self.left or self.back.get(name, 0) > self.at}
+        pairs = zip(self.mixing.names, weights or self.mixing.weights, strict=True)
+        self.weights = {name: 0 if name in gone else weight for name, weight in pairs}
+
+    @property
+    def changes(self) -> list[int]:
+        return [at for at in (*self.mixing.stages, *self.back.values()) if at > self.at]
+
+    def pick(self) -> str | None:
+        """The part of the next sample; None if no part has a weight."""
+        if not any(self.weights.values()):
+            return None
+
+        if self.mixing.by == "tokens":
+            return self._neediest()
+
+        self.block = self.block or self._next_block()
+        return self.block[0]
+
+    def _neediest(self) -> str:
+        total, whole = sum(self.counts.values()), sum(self.weights.values())
+        deficits = {name: weight * total - whole * self.counts[name] for name, weight in self.weights.items() if weight}
+        most = [name for name, deficit in deficits.items() if deficit == max(deficits.values())]
+        return min(most, key=lambda name: keys_of(self.seed, self.at, f"mixture  {name}")[0])
+
+    def _next_block(self) -> list[str]:
+        """Each part has its share of the samples until the block's end, to within one; the earliest deadline first."""
+        size = min([self.at + self.mixing.quota, *self.changes]) - self.at
+        total, whole = self.at + size - self.since, sum(self.weights.values())
+        shares = {name: Fraction(weight * total, whole) for name, weight in self.weights.items()}
+        after = Counter({name: max(self.counts[name], int(share)) for name, share in shares.items()})
+        while sum(after.values()) < total:
+            due = [name for name, share in shares.items() if share > after[name]]
+            after[min(due, key=lambda name: Fraction(after[name] + 1, self.weights[name]))] += 1
+        members = [name for name in self.weights for _ in range(after[name] - self.counts[name])]
+        self.counts = after
+        return [members[place] for place in shuffled(size, keys_of(self.seed, self.at, "mixture ")[0])]
+
+    def took(self, name: str, num_tokens: int) -> None:
+        self.begun.add(name)
+        self.back.pop(name, None), self.times.pop(name, None)
+        changes = self.changes
+        self.at += 1
+        if self.mixing.by == "tokens":
+            self.counts[name] += num_tokens
+        else:
+            self.block = self.block[1:]
+        if self.at in changes:
+            self.begin_anew()
+
+    def epoch_ended(self, name: str, *, is_empty: bool) -> bool:
+        """A part came to the end of its epoch at its turn. Whether that of the mixture is over, too."""
+        limit, is_counted = self.mixing.epochs_of(name), is_empty or name in self.begun
+        self.epochs[name] += is_counted
+        if is_counted and limit is not None and self.epochs[name] >= limit:
+            if self.mixing.ends[name][0] == "stop":
+                return True
+
+            self.left.add(name)
+        elif is_empty:  # it sits out
+            self.times[name] = 2 * self.times.get(name, 0) or 1
+            self.back[name] = (self.at // self.mixing.quota + self.times[name]) * self.mixing.quota
+        else:
+            return False
+
+        self.begin_anew()
+        return not any(self.weights.values())
+
+    def begin_epoch(self) -> None:
+        self.epochs, self.begun = Counter(), set()
+        if self.left or self.back:
+            self.left, self.back, self.times = set(), {}, {}
+            self.begin_anew()
+
+
+# Packs.
+
+Piece = tuple[Row, int, int]
+
+
+class Packing(NamedTuple):
+    """``window`` is that of soft packing, in samples; 0: hard packing, end to end."""
+
+    max_length: int
+    window: int
+    across_epochs: bool
+
+
+class Packer:
+    """Samples in, packs out: lists of pieces (row, start, stop). Of the run, some samples may be packed already."""
+
+    def __init__(self, packing: Packing) -> None:
+        self.packing, self.run, self.open = packing, list[Row | None](), list[Piece]()
+
+    def __copy__(self) -> Packer:
+        other = Packer(self.packing)
+        other.run, other.open = self.run.copy(), self.open.copy()
+        return other
+
+    @property
+    def room(self) -> int:
+        return self.packing.max_length - sum(stop - start for _, start, stop in self.open)
+
+    def push(self, row: Row) -> list[list[Piece]]:
+        if self.packing.window:
+            self.run.append(row)
+            return self._filled(self.packing.window)
+
+        packs, start = [], 0
+        while start < len(row.tokens):
+            stop = min(len(row.tokens), start + self.room)
+            self.open.append((row, start, stop))
+            start = stop
+            packs += [] if self.room else [self._closed()]
+        return packs
+
+    def _filled(self, window: int) -> list[list[Piece]]:
+        """The oldest goes into the open pack. If it does not fit, the largest that do, and the pack is closed."""
+        packs = []
+        while len(self.run) >= window and self.run:
+            row = self.run[0]
+            if row is not None and len(row.tokens) > self.room:
+                while fitting := [one for one in self.run if one is not None and len(one.tokens) <= self.room]:
+                    largest = max(fitting, key=lambda one: len(one.tokens))  # of one size, the oldest
+                    self.run[self.run.index(largest)] = None
+                    self.open.append((largest, 0, len(largest.tokens)))
+                packs.append(self._closed())
+                continue
+
+            if row is not None:
+                self.open.append((row, 0, len(row.tokens)))
+            del self.run[0]
+        return packs
+
+    def flush(self) -> list[list[Piece]]:
+        """There are no more samples. What fills no hard pack is dropped."""
+        packs, rest = self._filled(1), self._closed()
+        return [*packs, rest] if rest and self.packing.window else packs
+
+    def _closed(self) -> list[Piece]:
+        pack, self.open = self.open, []
+        return pack
+
+
+def share_of(items: list[Any], rank: int, world_size: int, size: int, *, rounds_up: bool) -> list[Any]:
+    """Of a batch of all ranks, each takes every ``world_size``-th item; a short one may be filled by repetition."""
+    if rounds_up and items:
+        return [items[number % len(items)] for number in range(rank, size, world_size)]
+
+    return items[rank::world_size]
+
+
+# The loader.
+
+
+class Rules(NamedTuple):
+    """What a loader is told."""
+
+    size: int = 1  # samples of a group
+    epochs: int | None = None
+    drop_last: bool = False
+    bad_row_stops: bool = False
+    max_bad_rows: int | None = None
+    is_tracked: bool = False  # commit="on_ack"
+    drop_above: float | None = None  # the outcome memory's
+    revisit_every: int | None = None
+    packing: Packing | None = None
+    is_planned: bool = False  # an epoch's packs are known before its rows are read, and so is its last batch
+
+
+class Group(NamedTuple):
+    """``epoch`` is that of the loader, ``own_epoch`` that of the part. Made by hand, a group has no number."""
+
+    number: int | None
+    row: Row | None
+    epoch: int
+    own_epoch: int
+    response: str = ""
+    name: str = ""
+
+    @property
+    def ident(self) -> Any:
+        return self.name if self.number is None else self.number
+
+    @property
+    def told(self) -> tuple[Any, ...]:
+        """What a trainer sees of it: its number or name, part, tokens and response."""
+        part, tokens = ("", (7, 7)) if self.row is None else (self.row.part, self.row.tokens)
+        return self.ident, part, tokens, self.response
+
+
+class Lease(NamedTuple):
+    """A call whose groups are out: those that came from the buffer, and those of the stream."""
+
+    from_buffer: tuple[Group, ...]
+    fresh: tuple[Group, ...]
+
+
+class Told(NamedTuple):
+    """What a call comes to. Of an error with groups, such as EndOfData, these are delivered."""
+
+    groups: list[Any]
+    error: str = ""
+
+
+class Stop(Exception):  # noqa: N818
+    """A call fails, and nothing has happened."""
+
+
+@dataclass
+class State:
+    """All that a loader is, at one moment.
+
+    :ivar at: of each part, its epoch and the place there.
+    :ivar again: groups of the stream that were out when the state was taken: they come again, with their numbers.
+    :ivar memory: of each row, the last epoch in which it has scores, and these by attempt.
+    :ivar left_out: of each part and epoch that has begun, the rows that the outcome memory leaves out.
+    :ivar is_exact: whether no row is passed a second time, so that counters are known.
+    :ivar digest: of the samples of a single source: their number, the sum that tells which positions were
+        delivered, and the sum that tells in which order.
+    """
+
+    schedule: Schedule
+    at: dict[str, tuple[int, int]]
+    epoch: int = 0
+    number: int = 0
+    num_tokens: int = 0
+    given: Counter[str] = field(default_factory=Counter)  # samples of each part in its epoch
+    samples: Counter[str] = field(default_factory=Counter)
+    epoch_groups: int = 0
+    again: list[Group] = field(default_factory=list)
+    buffer: list[Group] = field(default_factory=list)
+    leases: list[Lease] = field(default_factory=list)
+    excluded: set[tuple[str, int, int]] = field(default_factory=set)
+    memory: dict[Any, tuple[int, dict[int, float]]] = field(default_factory=dict)
+    left_out: dict[tuple[str, int], frozenset[Any]] = field(default_factory=dict)
+    num_bad: int = 0
+    drops: Counter[str] = field(default_factory=Counter)
+    group_drops: Counter[str] = field(default_factory=Counter)
+    is_exact: bool = True
+    digest: tuple[int, int, int] = (0, 0, 0)
+    packer: Packer | None = None
+    ready: list[list[Piece]] = field(default_factory=list)
+    pack_epoch: int = 0
+    num_packs: int = 0
+    epoch_packs: int = 0
+    is_alone: bool = False
+
+    def copy(self) -> State:
+        values = {name: copy.copy(value) for name, value in vars(self).items() if name != "schedule"}
+        return State(copy.deepcopy(self.schedule), **values)
+
+
+class Model:
+    """A loader over ``parts``. Each method is a call of the public API."""
+
+    def __init__(self, parts: dict[str, Part], mixing: Mixing, seed: int, rules: Rules, choose: Any = None) -> None:
+        self.parts, self.mixing, self.rules = parts, mixing, rules
+        self.choose = choose or (lambda buffer, number: buffer[:number])
+        self.now = State(Schedule(mixing, seed), dict.fromkeys(parts, (0, 0)))
+        self.is_tracked = rules.is_tracked
+        if rules.packing is not None:
+            self.now.packer = Packer(rules.packing)
+
+    # The next group of the stream.
+
+    def _turn(self, name: str) -> Row | None:
+        """The next sample of a part; None, once, at the end of its epoch. Other rows are passed, and counted."""
+        now, rules = self.now, self.rules
+        epoch, place = now.at[name]
+        rows = self.parts[name].epoch(epoch)
+        left_out = self._left_out(name, epoch)
+        for row in rows[place:]:
+            place += 1
+            now.at[name] = epoch, place
+            if (row.key in now.excluded and rules.packing is None) or row.key in left_out:
+                now.drops["excluded"] += 1
+            elif row.fate == KEPT:
+                return row
+            elif row.fate == BAD:
+                now.num_bad += 1
+                if rules.bad_row_stops or (rules.max_bad_rows is not None and now.num_bad > rules.max_bad_rows):
+                    raise Stop("BadRowError" if rules.bad_row_stops else "TooManyBadRowsError")
+
+                now.drops[f"bad row {row.code}"] += 1
+            else:
+                now.drops[row.fate] += 1
+        now.at[name] = epoch + 1, 0
+        return None
+
+    def _left_out(self, name: str, epoch: int) -> frozenset[Any]:
+        """What an epoch leaves out is decided when its first sample is taken; later reports count for the next one."""
+        now, rules = self.now, self.rules
+        if rules.drop_above is not None and (name, epoch) not in now.left_out:
+            known = {key: told for key, told in now.memory.items() if key[0] == name}
+            is_due = {
+                key: rules.revisit_every is None or epoch - of < rules.revisit_every for key, (of, _) in known.items()
+            }
+            solved = {
+                key for key, (_, s) in known.items() if sum(s.values()) / len(s) >= rules.drop_above and is_due[key]
+            }
+            now.left_out[name, epoch] = frozenset(solved)
+        return now.left_out.get((name, epoch), frozenset())
+
+    def _next(self, end: int | None) -> Group | None:
+        """The next group; None before epoch ``end``."""
+        now = self.now
+        if now.again:
+            return now.again.pop(0) if end is None or now.again[0].epoch < end else None
+
+        while end is None or now.epoch < end:
+            name = now.schedule.pick()
+            row = None if name is None else self._turn(name)
+            if name is not None and row is not None:
+                now.schedule.took(name, len(row.tokens))
+                group = Group(now.number, row, now.epoch, now.at[name][0])
+                now.number, now.num_tokens = now.number + 1, now.num_tokens + len(row.tokens)
+                now.epoch_groups += 1
+                now.given[name] += 1
+                now.samples[name] += 1
+                self._digest(name, *now.at[name])
+                return group
+
+            is_empty = name is not None and not now.given[name]
+            now.given[name or ""] = 0
+            if name is None or now.schedule.epoch_ended(name, is_empty=is_empty):
+                if not now.epoch_groups:
+                    raise Stop("NoSamplesError")
+
+                now.epoch, now.epoch_groups = now.epoch + 1, 0
+                now.schedule.begin_epoch()
+        return None
+
+    def _digest(self, name: str, epoch: int, place: int) -> None:
+        window, row = 0, place - 1
+        for size in map(len, self.parts[name].windows(epoch)):
+            if row < size:
+                break
+            window, row = window + 1, row - size
+        number, positions, order = self.now.digest
+        positions += mixed(mixed(mixed(epoch + 1) + window & _MASK) + row * _GOLDEN & _MASK)
+        self.now.digest = number + 1, positions & _MASK, order + positions & _MASK
+
+    # Calls that take.
+
+    def take(self, number: int, last_epoch: int | None = None) -> Told:
+        """So many groups: the buffer's, those that come again, then the stream's. It happens wholly, or not at all."""
+        before, self.now = self.now, self.now.copy()
+        try:
+            return self._take(number, last_epoch)
+        except Stop as stop:
+            self.now = before
+            return Told([], str(stop))
+
+    def _take(self, number: int, last_epoch: int | None) -> Told:
+        rules, now = self.rules, self.now
+        chosen = list(dict.fromkeys(self.choose(list(now.buffer), number)))[:number]
+        end = min((end for end in (rules.epochs, None if last_epoch is None else last_epoch + 1) if end), default=None)
+        found: list[Group] = []
+        while len(chosen) + len(found) < number and (group := self._next(end)) is not None:
+            found.append(group)
+        is_short = len(chosen) + len(found) < number
+        if is_short and rules.drop_last:
+            now.drops["drop_last"] += len(found)
+            chosen, found = [], []
+        now.buffer = [group for group in now.buffer if group not in chosen]
+        if self.is_tracked and (chosen or found):
+            now.leases.append(Lease(tuple(chosen), tuple(found)))
+        is_end = is_short and rules.epochs is not None and (last_epoch is None or last_epoch >= rules.epochs)
+        return Told([*chosen, *found], "EndOfData" if is_end else "")
+
+    def peek(self, number: int) -> list[Group]:
+        """What comes next of the stream. With an outcome memory there may be fewer: nothing is delivered or decided."""
+        before, self.now = self.now, self.now.copy()
+        found: list[Group] = []
+        try:
+            while len(found) < number and (group := self._next(self.rules.epochs)) is not None:
+                found.append(group)
+        except Stop:
+            pass
+        self.now = before
+        return found
+
+    def loop(self, number: int, size: int, epoch: int, *, is_at_start: bool, runs_on: bool) -> Told:
+        """So many batches of ``size`` groups of all ranks. A loop that finds nothing covers the next epoch."""
+        found: list[list[Group]] = []
+        while len(found) < number:
+            before = self.now.copy()
+            told = self.take(size, epoch)
+            if told.groups:
+                found.append(told.groups)
+            if told.error not in ("", "EndOfData"):
+                return Told(found, told.error)
+
+            if told.error or (not told.groups and (found or not (runs_on or is_at_start))):
+                break
+
+            if not told.groups and is_at_start:
+                self.now = before
+                return Told(found, "NoSamplesError")
+
+            if not told.groups:
+                epoch, is_at_start = epoch + 1, True
+        return Told(found)
+
+    @property
+    def epoch(self) -> int:
+        """That of the next sample or pack."""
+        now = self.now
+        return now.again[0].epoch if now.again else now.epoch if self.rules.packing is None else now.pack_epoch
+
+    # Calls that take packs.
+
+    def loop_packs(self, number: int, size: int, *, runs_on: bool) -> Told:
+        """So many batches of ``size`` packs of all ranks: lists of packs."""
+        found: list[list[list[Piece]]] = []
+        epoch = self.now.pack_epoch
+        while len(found) < number and (self.rules.epochs is None or epoch < self.rules.epochs):
+            before, self.now = self.now, self.now.copy()
+            try:
+                packs = self._packs(size)
+            except Stop as stop:
+                self.now = before
+                return Told(found, str(stop))
+
+            if packs:
+                found.append(packs)
+            if self.now.pack_epoch > epoch and (found or not runs_on):
+                break
+            epoch = self.now.pack_epoch
+        return Told(found)
+
+    def _packs(self, size: int) -> list[list[Piece]]:
+        """The packs of the next batch. At an epoch's end there are fewer, or none."""
+        now, rules = self.now, self.rules
+        assert now.packer is not None and rules.packing is not None
+        while (len(now.ready) < size or rules.is_planned) and now.epoch == now.pack_epoch:
+            group = self._next(now.pack_epoch + 1)
+            if group is not None and group.row is not None:
+                now.ready += now.packer.push(group.row)
+        num_before = now.num_packs if rules.packing.across_epochs else now.epoch_packs
+        if len(now.ready) < size or rules.is_planned:
+            is_last = rules.epochs is not None and now.pack_epoch >= rules.epochs - 1
+            has_rest = bool(copy.copy(now.packer).flush())
+            is_all = not now.epoch_packs and (not rules.drop_last or not now.num_packs) and has_rest
+            now.is_alone = now.is_alone or is_last or not rules.packing.across_epochs or is_all
+            if now.is_alone:
+                if not (now.ready or has_rest or num_before):
+                    raise Stop("ConfigError" if now.packer.open else "NoSamplesError")
+
+                now.ready += now.packer.flush()
+        is_short, is_end = len(now.ready) < size, len(now.ready) < size + rules.is_planned
+        packs = now.ready[:size] if now.is_alone or not is_end else []
+        if is_short and packs and rules.drop_last:
+            if not num_before:
+                raise Stop("NoSamplesError")
+
+            now.ready, packs = now.ready[size:], []
+        now.ready = now.ready[len(packs) :]
+        now.num_packs, now.epoch_packs = now.num_packs + len(packs), now.epoch_packs + len(packs)
+        if is_end:
+            now.pack_epoch, now.epoch_packs, now.is_alone = now.pack_epoch + 1, 0, False
+        return packs
+
+    def delivered(self, pack: list[Piece]) -> list[list[int]]:
+        """The documents of a pack: what is excluded is a gap. An empty pack keeps two tokens, which are not trained."""
+        left = [piece for piece in pack if piece[0].key not in self.now.excluded]
+        return [list(row.tokens[start:stop]) for row, start, stop in left] or [[0, 0]]
+
+    # What becomes of groups.
+
+    @property
+    def out(self) -> list[Group]:
+        return [group for lease in self.now.leases for group in (*lease.from_buffer, *lease.fresh)]
+
+    def end(self, groups: list[Group], reason: str = "") -> int:
+        """Groups are over: trained, given back, or dropped for a reason; how many of them were out."""
+        now, over = self.now, {group.ident for group in groups}
+        number = len({group.ident for group in self.out} & over)
+        left = [Lease(*(tuple(one for one in some if one.ident not in over) for some in lease)) for lease in now.leases]
+        now.leases = [lease for lease in left if any(lease)]
+        if reason:
+            now.group_drops[reason] += number
+        return number
+
+    def give_back(self, groups: list[Group]) -> None:
+        """A group of a row that is excluded is dropped."""
+        self.end(groups)
+        kept = [group for group in groups if group.row is None or group.row.key not in self.now.excluded]
+        self.now.group_drops["excluded"] += len(groups) - len(kept)
+        self.now.buffer += kept
+
+    def exclude(self, keys: set[tuple[str, int, int]]) -> int:
+        """These rows come no more, from wherever. The others keep their order, and groups their numbers."""
+        now = self.now
+        now.excluded |= keys
+        before, now.buffer = now.buffer, []
+        self.give_back(before)
+        now.again = [group for group in now.again if group.row is None or group.row.key not in now.excluded]
+        return len(now.excluded)
+
+    def report(self, scores: list[tuple[Group, int, float]]) -> int:
+        """Scores of attempts. Each counts once in an epoch, and none of an earlier epoch than the row's last."""
+        number = 0
+        for group, attempt, score in scores:
+            assert group.row is not None
+            epoch, known = self.now.memory.get(group.row.key, (-1, {}))
+            if group.own_epoch > epoch or (group.own_epoch == epoch and attempt not in known):
+                known = known if group.own_epoch == epoch else {}
+                self.now.memory[group.row.key] = group.own_epoch, known | {attempt: score}
+                number += 1
+        return number
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch of a single source. Numbers go on; the buffer's groups that are out stay so."""
+        now = self.now
+        now.at, now.epoch, now.epoch_groups, now.again = {"": (epoch, 0)}, epoch, 0, []
+        returned = tuple(
+            g for lease in now.leases for g in lease.from_buffer if g.row is None or g.row.key not in now.excluded
+        )
+        now.leases = [Lease(returned, ())] if returned else []
+        now.left_out = {key: rows for key, rows in now.left_out.items() if key[1] < epoch}
+        if self.rules.packing is not None:
+            now.packer, now.ready, now.pack_epoch = Packer(self.rules.packing), [], epoch
+            now.epoch_packs, now.is_alone = 0, False
+
+    def begin_with_other(self, epoch: int, *, is_data: bool) -> None:
+        """After a restart with another seed or other data, of which the rows that were known are not known any more."""
+        now, left_out = self.now, self.now.left_out
+        now.buffer, now.is_exact = [group for group in now.buffer if not self._is_excluded(group)], False
+        self.set_epoch(epoch)
+        now.left_out = {} if is_data else left_out
+        now.excluded, now.memory = (set(), {}) if is_data else (now.excluded, now.memory)
+
+    # States.
+
+    def saved(self) -> State:
+        """What a snapshot has. After a restart, what was out comes again: the buffer's first, the stream's in order."""
+        state, kept = self.now.copy(), [group for group in self.out if not self._is_excluded(group)]
+        from_buffer = [group for lease in state.leases for group in lease.from_buffer]
+        state.buffer = [group for group in kept if group in from_buffer] + state.buffer
+        state.again = sorted([*state.again, *(group for group in kept if group not in from_buffer)])
+        state.is_exact, state.leases = state.is_exact and not state.leases, []
+        return state
+
+    def _is_excluded(self, group: Group) -> bool:
+        return group.row is not None and group.row.key in self.now.excluded
+
+    def passed(self) -> list[tuple[Any, ...]]:
+        """Where a single source may be: rows that are no samples may be passed before the next one is taken.
+
+        Each place is (epoch, row), with the drops and bad rows that were counted by then.
+        """
+        before, found = self.now, []
+        while True:
+            now = self.now = self.now.copy()
+            epoch, place = now.at[""]
+            rows = self.parts[""].epoch(epoch)
+            at = (now.epoch + 1, 0) if place == len(rows) or epoch > now.epoch else (epoch, place)
+            found.append((at, dict(+now.drops), now.num_bad))
+            row = rows[place] if place < len(rows) and epoch == now.epoch else None
+            if row is None or not self._is_passed(row, epoch):
+                break
+            now.at[""] = epoch, place + 1
+            now.drops["excluded" if row.fate in (KEPT, BAD) or row.key in now.excluded else row.fate] += 1
+        self.now = before
+        return found
+
+    def _is_passed(self, row: Row, epoch: int) -> bool:
+        left_out = self.now.left_out.get((row.part, epoch), frozenset())
+        return row.key in self.now.excluded or row.key in left_out or row.fate not in (KEPT, BAD)
+
+    def restore(self, state: State) -> None:
+        """Other weights hold from here on, and no part goes back or forward."""
+        self.now = state.copy()
+        if self.now.schedule.mixing != self.mixing:
+            self.now.schedule.mixing = self.mixing
+            self.now.schedule.begin_anew()

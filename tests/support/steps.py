@@ -1,0 +1,192 @@
+"""What scripts of the whole loader's machine are written in, beside the public API. They run from a clone."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asyncdata import (
+    BadRows,
+    DataLoader,
+    HardPacking,
+    JsonlSource,
+    Limits,
+    Mix,
+    Outcomes,
+    Part,
+    PassRate,
+    Ranks,
+    RowShuffle,
+    Sample,
+    Shuffle,
+    SoftPacking,
+)
+from asyncdata.errors import AsyncDataError, EndOfData
+from tests.support.exchanges import Meeting
+from tests.support.faces import Awaited
+from tests.support.stores import FAST, http_host
+
+__all__ = [
+    "FAST", "Awaited", "BadRows", "DataLoader", "HardPacking", "JsonlSource", "Limits", "Meeting", "Mix", "Outcomes",
+    "Part", "PassRate", "Path", "Ranks", "RowShuffle", "Shuffle", "SoftPacking", "by_fate", "by_hand", "cancelled",
+    "end", "every", "gzip", "http_host", "json", "known", "looped", "newest", "oldest_but_one", "outcome", "recorded",
+    "same_state", "stored", "tempfile", "told", "write_parquet",
+]  # fmt: skip
+
+
+def by_fate(row: dict[str, Any]) -> Any:
+    """A tokenize function that does with a row what the row says."""
+    if row["fate"] == "fails":
+        raise ValueError("as it was told to")
+    return [row["id"]] * (1 + row["id"] * 7 % 5) if row["fate"] == "kept" else row["fate"]
+
+
+def number_of(row: dict[str, Any]) -> list[int]:
+    """Keeps every row."""
+    return [row["id"]]
+
+
+def recorded(source: Any, num_rows: int, num_epochs: int, **settings: Any) -> list[list[list[int]]]:
+    """The numbers of the rows of each window of each epoch, of a run that nothing disturbs."""
+    found: list[list[list[int]]] = [[] for _ in range(num_epochs)]
+    with DataLoader(source, tokenize_fn=number_of, num_workers=0, **settings) as loader:
+        for sample in loader.get_next_batch(num_rows * num_epochs):
+            epoch, window = sample.position.epoch, sample.position.window
+            found[epoch] += [[]] * 0 if window < len(found[epoch]) else [[]]
+            found[epoch][window].append(int(sample.tokens[0]))
+    return found
+
+
+def write_parquet(path: Path, lines: bytes) -> None:
+    """Rows of lines as a table of row groups of five."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(list(map(json.loads, lines.splitlines()))), path, row_group_size=5)
+
+
+def stored(folder: Path, name: str) -> str:
+    """The address of an object in a store on loopback."""
+    return f"{http_host().url}/{folder.name}/{name}"
+
+
+def newest(buffer: list[Any], num_groups: int) -> list[Any]:
+    """A filter that returns one group too many and each twice, removes none, and spoils the list."""
+    wanted = buffer[::-1][: num_groups + 1]
+    buffer.clear()
+    return wanted + wanted
+
+
+def oldest_but_one(buffer: list[Any], num_groups: int) -> list[Any]:
+    """A filter that leaves groups in the buffer, which must stay there, and removes what it returns."""
+    wanted = buffer[1 : 1 + num_groups]
+    del buffer[1 : 1 + num_groups]
+    return wanted
+
+
+def by_hand(name: str, size: int) -> list[Sample]:
+    """A group that no loader has made."""
+    return [Sample(tokens=np.array([7, 7], np.int32), extra={"name": name}) for _ in range(size)]
+
+
+def known(group: Any) -> tuple[Any, ...]:
+    """A group as the model knows it: its number, or its name if it was made by hand; its part, tokens and response."""
+    first = group[0]
+    number = first.extra["name"] if first.group_index is None else first.group_index
+    (tokens,) = {tuple(sample.tokens.tolist()) for sample in group}
+    (response,) = {sample.response for sample in group}
+    if first.group_index is not None:
+        assert [sample.index for sample in group] == [number * len(group) + place for place in range(len(group))]
+    return number, first.source_name or "", tokens, response
+
+
+def outcome(call: Any) -> tuple[Any, str]:
+    """What a call returns, and the name of its error."""
+    try:
+        return call(), ""
+    except EndOfData as end:
+        return end.groups, "EndOfData"
+    except AsyncDataError as error:
+        return [], type(error).__name__
+
+
+def told(held: dict[Any, Any], call: Any) -> tuple[list[Any], str]:
+    """The groups of a call, which the trainer has from now on, and its error."""
+    groups, error = outcome(call)
+    assert len({id(sample) for group in groups for sample in group}) == sum(map(len, groups))
+    return taken(held, groups), error
+
+
+def taken(held: dict[Any, Any], groups: list[Any]) -> list[Any]:
+    """What the model knows of groups, which the trainer has from now on."""
+    held.update((known(group)[0], group) for group in groups)
+    return list(map(known, groups))
+
+
+def cancelled(held: dict[Any, Any], loader: Awaited, number: int, num_steps: int) -> tuple[list[Any], str]:
+    """The same of an awaited call that is cancelled after so many steps of its event loop, if it has not ended then."""
+
+    async def take() -> Any:
+        task = asyncio.ensure_future(loader.loader.get_samples(number))
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            return await task
+        return None
+
+    groups, error = outcome(lambda: loader.runner.run(take()))
+    return ([], "cancelled") if groups is None else told(held, lambda: groups) if not error else (groups, error)
+
+
+def every(loaders: list[Any], call: Any) -> list[Any]:
+    """``call(rank, loader)`` in all ranks at the same time, as ranks that have an exchange wait for each other."""
+    if len(loaders) == 1:
+        return [call(0, loaders[0])]
+
+    with ThreadPoolExecutor(len(loaders)) as threads:
+        return list(threads.map(call, range(len(loaders)), loaders))
+
+
+def end(loaders: list[Any]) -> None:
+    """All ranks close."""
+    every(loaders, lambda _, loader: loader.close())
+    for loader in loaders:
+        if isinstance(loader, Awaited):
+            loader.runner.close()
+
+
+def looped(held: list[dict[Any, Any]], loaders: list[Any], number: int, size: int) -> list[Any]:
+    """Of each rank, the batches of a loop that is left after so many, and its error. A batch is groups, or packs."""
+
+    def loop(rank: int, loader: Any) -> Any:
+        found: list[Any] = []
+        try:
+            for batch in islice(loader, number):
+                if isinstance(batch[0], Sample):
+                    groups = [batch[first : first + size] for first in range(0, len(batch), size)]
+                    found.append(taken(held[rank], groups))
+                else:
+                    found.append([[document.tokens.tolist() for document in pack] for pack in batch])
+        except AsyncDataError as error:
+            return found, type(error).__name__
+        return found, ""
+
+    return every(loaders, loop)
+
+
+def same_state(loaders: list[Any]) -> str:
+    """The state of all ranks, which must not differ but for canaries and estimates."""
+    states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+    kept = [{name: value for name, value in state.items() if name not in ("canaries", "rows_left")} for state in states]
+    assert all(state == kept[0] for state in kept), kept
+    return json.dumps(states[-1])
