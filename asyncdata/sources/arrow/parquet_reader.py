@@ -28,7 +28,7 @@ __all__ = ("MAGIC", "ParquetFile", "ParquetReader", "footer_digest", "footer_len
 MAGIC = b"PAR1"
 _READ_BYTES = 256 * 1024  # of a column at a time: of a row group that is left early, the rest is not read
 _BATCH_BYTES = 4 << 20
-_MAX_BATCH_ROWS = 256  # decoded at once before it is known how long they are
+_MAX_BATCH_ROWS = 512  # decoded at once before it is known how long they are
 _HELD_BYTES = 64 << 20
 
 
