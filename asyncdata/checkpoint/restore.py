@@ -26,7 +26,7 @@ _log = get_logger(__name__)
 _DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
-def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = None) -> Ledger:
+def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: Any = None) -> Ledger:
     """The ledger that ``saved`` was taken of; what was leased then waits in the buffer.
 
     :param digest: what the running digest is of from now on.
@@ -45,7 +45,7 @@ def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = 
         group_drops=dict(saved.group_drops or {}),
         excluded=excluded | {(file, offset): Position(*place) for file, offset, *place in saved.excluded_late or ()},
         served=saved.served or Served(),
-        packs=packs,
+        packs=packs._replace(delivered=saved.packing.delivered) if packs and saved.packing else packs,
     )
 
 
@@ -102,8 +102,8 @@ def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) ->
     epoch, num_delivered, num_left_out = ledger.position.epoch, ledger.counters.epoch_groups, None
     if saved.packing:  # rows after the saved position may be in packs that are delivered already
         epoch, num_delivered = saved.packing.epoch, saved.packing.epoch_packs
-        if not saved.packing.epoch_packs:
-            return saved.packing.epoch
+        if not num_delivered:
+            return epoch
     elif ledger.position == Position(epoch):
         return epoch
     elif saved.rows_left is not msgspec.UNSET:

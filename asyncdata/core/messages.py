@@ -180,8 +180,7 @@ class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     ``counts`` is int32 of shape (num_blocks,). ``starts`` (in the slot, or a code of ``row_codes``), ``lengths`` (-1:
     longer than ``max_row_bytes``) and ``offsets`` (from the block's start on) are int32 of shape (num_rows,).
-    ``samples`` are those of the rows, if they were asked for, and not too much for one reply. ``padded`` are the
-    columns in which the worker has left out fields of structs, so far, as they are null.
+    ``samples`` are those of the rows, if they were asked for, and not too much for one reply.
     """
 
     counts: bytes
@@ -190,7 +189,6 @@ class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
     offsets: bytes
     num_blank: int
     samples: Tokenized | None = None
-    padded: list[str] = []
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True):
@@ -223,7 +221,7 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     to be counted. ``busy_s`` is the work in it: seconds of CPU time. ``token_sums`` (uint32) has the CRC-32 of each
     sample's tokens, where the job asks for it; else it is empty. ``num_mended`` of the rows were not what they were
     in their copy. ``num_elsewhere`` of the rows were tokenized by other ranks, with their window. ``unread``: keys that
-    are not read, of some rows that were looked at.
+    are not read, of some rows that were looked at. ``is_padded``: the worker has left out fields that Arrow added.
     """
 
     tokens: Data
@@ -239,6 +237,7 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_mended: int = 0
     num_elsewhere: int = 0
     unread: dict[str, Unread] = {}
+    is_padded: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -278,7 +277,7 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     sample: ``row_codes.reason_mark`` says for which reason of ``drops``; 1 also for a bad row.
     It is empty where all are good. ``drops`` counts rows that yield no sample, by reason; ``errors`` has the bad ones.
     ``num_tokens``, int32 of that shape, has each row's tokens, 0 for no sample; it is empty without a
-    tokenizing pass. ``padded`` is that of :class:`Scanned`.
+    tokenizing pass.
     """
 
     counts: bytes
@@ -289,7 +288,6 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     drops: dict[str, int] = {}
     errors: list[RowError] = []
     num_tokens: bytes = b""
-    padded: list[str] = []
 
 
 Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | Failed | Short

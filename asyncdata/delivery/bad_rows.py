@@ -66,6 +66,7 @@ _NO_STOP_TOKEN = (
     "the model does not learn from them to stop; pass chat_template= with the stop token inside {% generation %} and "
     "{% endgeneration %}, such as TRL's training template for the model (get_training_chat_template)"
 )
+_PADDED = "fields of objects in lists are null, most as other rows have them, and are left out"
 _TURN_LEFT_OUT = (
     "some turns have a flag, such as a weight of 0, that says not to train them, and are not trained; "
     "statistics().noted_total counts them, and turn_flags=() ignores flags"
@@ -203,6 +204,9 @@ class NotesLog:
 
     def see(self, reply: Tokenized, num_rows: int, location: Callable[[int], SourceLocation]) -> None:
         """Look at the reply for a chunk of so many rows."""
+        if reply.is_padded and _PADDED not in self._logged:
+            self._logged.add(_PADDED)
+            self._log.info("rows.nulls_left_out", **self._source, reason=_PADDED)
         for name in [name for name in reply.notes if name not in self._logged]:
             self._logged.add(name)
             if name == "no_stop_token":

@@ -367,9 +367,6 @@ class Engine:
             part.windows.resume_at(ledger.position, saved.stream or None)
             self._resumed = ledger.position, None if saved.rows_left is msgspec.UNSET else saved.rows_left
         else:
-            if saved.packing:  # what was delivered stays so
-                packs = ledger.packs._replace(delivered=saved.packing.delivered)
-                ledger = structs.replace(ledger, packs=packs)
             ledger = self.batching.at_epoch(ledger, epoch_to_begin(saved, ledger, changed))
         is_other_text = bool(changed - {"seed"})
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))

@@ -336,7 +336,8 @@ class Producer:
 
     def _deliver(self, part: _RowsInFlight, reply: Tokenized) -> None:
         chunk, bounds = part.chunk(reply), part.bounds
-        self._notes.see(reply, chunk.num_rows, chunk.row_location)
+        seen = msgspec.structs.replace(reply, is_padded=True) if self._opener.is_padded else reply
+        self._notes.see(seen, chunk.num_rows, chunk.row_location)
         drops, files = rows_by_reason(chunk), lambda: part.window.keys(*bounds)[0]
         self._mass_drops.see(chunk.num_rows, drops, files, chunk.row_location, chunk.ours)
         self._coordinator.fill(part.channel, part.entry, chunk)

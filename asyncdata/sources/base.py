@@ -10,7 +10,6 @@ import numpy as np
 
 from asyncdata.core.errors import SourceChangedError, SourceError
 from asyncdata.core.file_refs import FileRef, FileRefs, ObjectRefs, all_sizes
-from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Block
 from asyncdata.core.specs import LINES, REMOTE_LINES
 from asyncdata.core.types import SourceLocation
@@ -22,12 +21,11 @@ if TYPE_CHECKING:
 
     from asyncdata.core.specs import BlockCacheSpec, ReaderSpec, StoreSpec
 
-__all__ = ("Blocks", "FileBlocks", "Files", "PaddingLog", "Source", "room_of")
+__all__ = ("Blocks", "FileBlocks", "Files", "Source", "room_of")
 
 _MAX_DIGESTED_FILES = 32
 """Of more, the content is not looked at when a loader starts: that is to be over at once."""
 _MAX_SLOT_BYTES = 1 << 30  # places in a slot are int32
-_log = get_logger(__name__)
 
 
 @runtime_checkable
@@ -95,21 +93,6 @@ class Blocks(Protocol):
     def close(self) -> None:
         """Remove temporary files of this run."""
         ...
-
-
-class PaddingLog:
-    """Logs once that fields of structs of a source were left out, as they are null."""
-
-    def __init__(self, files: FileRefs) -> None:
-        self._files = files
-        self._is_logged = False
-
-    def see(self, columns: Iterable[str]) -> None:
-        """Look at the columns in which that was done."""
-        found = sorted(columns)
-        if found and not self._is_logged:
-            self._is_logged = True
-            _log.info("rows.nulls_left_out", path=self._files[0].path, columns=found)
 
 
 def room_of(source: Blocks, max_blocks: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from array import array
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from asyncdata.core.atomic_file import sync_folder
@@ -18,11 +18,10 @@ from asyncdata.core.import_path import resolve_path
 from asyncdata.sources.fingerprint import OpenFiles, SameFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from asyncdata.core.messages import Block, Job, Overflow
-    from asyncdata.core.read_counts import ReadCounts
-    from asyncdata.sources.reader import BlockReader, BlockRows, WideReader
+    from asyncdata.sources.reader import BlockReader, BlockRows
 
 __all__ = ("SpoolReader", "is_whole", "part_path", "write_part")
 
@@ -96,20 +95,9 @@ class SpoolReader:
         self._folder = folder
         self._pieces = OpenFiles(lambda number: SameFile(FileRef(part_path(folder, number), 0)))
 
-    @property
-    def padded(self) -> set[str]:
-        """As the other reader says."""
-        return getattr(self._inner, "padded", set())
-
-    def watch(self, on_progress: Callable[[], object], counts: ReadCounts) -> None:
-        """As the protocol says; the other reader is one of objects then."""
-        cast("WideReader", self._inner).watch(on_progress, counts)
-
-    def give_up(self) -> None:
-        cast("WideReader", self._inner).give_up()
-
-    def expect(self, blocks: Sequence[Block]) -> None:
-        cast("WideReader", self._inner).expect(blocks)
+    def __getattr__(self, name: str) -> Any:
+        """What else the other reader has: what it does as one of objects, and what it counts."""
+        return getattr(self._inner, name)
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
         return self._inner.read_block(block, num_bytes)

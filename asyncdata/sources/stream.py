@@ -263,8 +263,7 @@ class ExampleStream(RowStream):
             for example in islice(examples, _EXAMPLES_AT_ONCE):
                 check()
                 texts.append(self._text(example, number + len(texts)))
-                size += len(texts[-1])
-                if size >= _BYTES_AT_ONCE:
+                if (size := size + len(texts[-1])) >= _BYTES_AT_ONCE:
                     break
         except Exception as error:
             return texts, error

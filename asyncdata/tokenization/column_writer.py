@@ -122,8 +122,8 @@ class ColumnWriter:
         """As :meth:`fail`, by the index of the row in the request."""
         self._errors.append(RowError(number, fault.code, fault.reason, fault.excerpt, fault.traceback))
 
-    def extend(self, other: ColumnWriter) -> None:
-        """Append the rows of ``other`` after ours."""
+    def extend(self, other: ColumnWriter) -> ColumnWriter:
+        """Itself, with the rows of ``other`` after its own."""
         self._tokens.extend(other._tokens)
         for name, column in other._columns.items():
             self._column(name).extend(column)
@@ -134,6 +134,7 @@ class ColumnWriter:
         for name, rows in other._notes.items():
             self._notes.setdefault(name, array("i")).extend(rows)
         self._errors.extend(other._errors)
+        return self
 
     def keep_rows(self, rows: Sequence[Buffer]) -> None:
         """Keep the rows of samples with media beside them.

@@ -137,7 +137,8 @@ class _PartHandler:
         if samples is None:
             return reply
 
-        samples = msgspec.structs.replace(samples, busy_s=max(cpu_s, _WORK_IN_WAITING * passed_s))
+        busy_s, is_padded = max(cpu_s, _WORK_IN_WAITING * passed_s), getattr(self._reader, "is_padded", False)
+        samples = msgspec.structs.replace(samples, busy_s=busy_s, is_padded=is_padded)
         return msgspec.structs.replace(reply, samples=samples) if isinstance(reply, Scanned) else samples
 
     def _reply(self, request: Request) -> Reply:
@@ -163,10 +164,10 @@ class _PartHandler:
         if self._wide is not None and isinstance(request, Scan | Index):
             self._wide.expect(request.blocks)
         if isinstance(request, Scan):
-            return msgspec.structs.replace(self._scan(request), padded=self._padded)
+            return self._scan(request)
 
         if isinstance(request, Index):
-            return msgspec.structs.replace(index_blocks(request, self._reader, self._write), padded=self._padded)
+            return index_blocks(request, self._reader, self._write)
 
         return self._tokenize(request) if isinstance(request, Tokenize) else self._compute(request)
 
@@ -190,30 +191,22 @@ class _PartHandler:
 
     def _scan(self, request: Scan) -> Scanned:
         if request.with_samples:
-            return self._with_samples(request)
+            room, found = max(PIECE_BYTES, len(request.blocks) * self._job.stride), []
+            for block in request.blocks:
+                found.append(self._reader.read_block(block, room))
+                room -= sum(length for length in found[-1].lengths if length != TOO_LONG)
+            samples = self._samples_of(request.blocks, found) if room >= 0 else None  # too much for one reply
+            return msgspec.structs.replace(scanned(found), samples=samples)
 
         slot = self._slots[request.slot]
         stop = len(slot) if request.has_slot else request.base + len(request.blocks) * self._job.stride
         return scanned_into(slot, request.base, stop, request.blocks, self._reader)
 
-    def _with_samples(self, request: Scan) -> Scanned:
-        """The reply with the samples of all rows; without any if that is too much for one reply."""
-        room = max(PIECE_BYTES, len(request.blocks) * self._job.stride)
-        found, size = [], 0
-        for block in request.blocks:
-            found.append(self._reader.read_block(block, max(0, room - size)))
-            size += sum(length for length in found[-1].lengths if length != TOO_LONG)
-        reply = scanned(found)
-        if size > room:
-            return reply
-
-        return msgspec.structs.replace(reply, samples=self._samples_of(request.blocks, found))
-
     def _samples_of(self, blocks: Sequence[Block], found: Sequence[BlockRows]) -> Tokenized:
         """The samples of all rows of these blocks."""
         rows, lengths = list[bytes | memoryview](), array("i")
         for block, text in zip(blocks, found, strict=True):
-            rows += bytes_of(block, text, self._reader)
+            rows += bytes_of(block, text, self._reader, range(len(text.lengths)))
             lengths.extend(text.lengths)
         firsts = accumulate((len(text.lengths) for text in found), initial=0)
         looks = [first for first, block in zip(firsts, blocks, strict=False) if not block.start % _LOOKED_EVERY]
@@ -236,7 +229,7 @@ class _PartHandler:
         if EXCLUDED in lengths:
             left_out |= {row for row, length in enumerate(lengths) if length == EXCLUDED}
         tokenizer = cast("MediaTokenizer", self.tokenizer).load if request.is_load else None
-        out = ColumnWriter()
+        out: ColumnWriter | None = None
         for piece in pieces(lengths) if request.overflow else [range(len(rows))]:
             places = [place for place in request.overflow if place.row in piece]
             for place, row in zip(places, self._reader.read_rows(places, lengths) if places else [], strict=True):
@@ -245,27 +238,16 @@ class _PartHandler:
             written = self._write(rows, lengths, left_out | others, tokenizer)
             if self._job.keeps_rows and not request.is_load:
                 written.keep_rows(rows)
-            if not others:
-                out = written
-                break
-
-            out.extend(written)
+            out = written if out is None else out.extend(written)
             for place in places:
-                rows[place.row] = rows[place.row] if place.row in request.looks else b""
-        if request.is_load:
-            return out.finish(len(rows), 0.0)
-
+                if others and place.row not in request.looks:
+                    rows[place.row] = b""
         return msgspec.structs.replace(
-            out.finish(len(rows), time.perf_counter() - began),
+            (out or ColumnWriter()).finish(len(rows), time.perf_counter() - began),
             num_mended=self._num_mended - num_mended,
             expected=request.expected,
             unread=self._unread(rows, request.looks) if request.looks else {},
         )
-
-    @property
-    def _padded(self) -> list[str]:
-        """Columns in which fields that are null were left out; none for a reader of text."""
-        return sorted(getattr(self._reader, "padded", ()))
 
     @property
     def _num_mended(self) -> int:

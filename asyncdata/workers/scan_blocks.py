@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.messages import Indexed, Overflow, Permuted, Scanned
 from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG, reason_mark
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Block, Index, Permute, Tokenized
     from asyncdata.sources.reader import BlockReader, BlockRows
 
+    _Write = Callable[[list[Any], array[int], frozenset[int]], ColumnWriter]
+
 __all__ = ("PIECE_BYTES", "bytes_of", "index_blocks", "permute", "pieces", "scanned", "scanned_into")
 
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 8 << 20
 """Rows are read and tokenized in pieces of at most so many bytes, or of one row. A block may have any number of bytes:
 a text that is repeated takes little room in a file of Parquet."""
 
@@ -70,9 +72,9 @@ def scanned(found: Sequence[BlockRows], bases: Sequence[int] | None = None) -> S
     )
 
 
-def bytes_of(block: Block, found: BlockRows, reader: BlockReader, rows: range | None = None) -> list[Buffer]:
-    """The rows of a block, or some of them; a row that is too long is empty."""
-    rows, data = range(len(found.lengths)) if rows is None else rows, memoryview(found.data)
+def bytes_of(block: Block, found: BlockRows, reader: BlockReader, rows: range) -> list[Buffer]:
+    """Some rows of a block; a row that is too long is empty."""
+    data = memoryview(found.data)
     lost = [row for row in rows if found.starts[row] == NOT_IN_SLOT and found.lengths[row] != TOO_LONG]
     places = [Overflow(row, block.file_id, block.start + found.offsets[row]) for row in lost]
     raw = dict(zip(lost, reader.read_rows(places, found.lengths) if places else [], strict=True))
@@ -109,42 +111,26 @@ class _FoundRows:
             self.lengths.extend(found.lengths)
             self.num_blank += found.num_blank
             for rows in pieces(found.lengths) if with_bytes else ():
-                num_bytes = sum(found.lengths[row] for row in rows)
-                if piece and size + num_bytes > PIECE_BYTES:
+                piece += bytes_of(block, found, reader, rows)
+                size += sum(found.lengths[row] for row in rows)
+                if size > PIECE_BYTES:
                     yield piece
                     piece, size = [], 0
-                piece += bytes_of(block, found, reader, rows)
-                size += num_bytes
         yield piece
         reader.check()  # before anything that was read is stored
 
 
-def index_blocks(
-    request: Index,
-    reader: BlockReader,
-    write: Callable[[list[Buffer], array[int], frozenset[int]], ColumnWriter],
-) -> Indexed:
+def index_blocks(request: Index, reader: BlockReader, write: _Write) -> Indexed:
     """Find the rows of the request's blocks.
 
     :param write: runs the tokenize function over rows, except those in a set of row numbers.
     """
     rows, found = _FoundRows(), ColumnWriter()
-    read = rows.read(request.blocks, reader, with_bytes=request.check != "none" or bool(request.spool))
-
-    def checked() -> Iterator[Buffer]:
-        first = 0
-        for piece in read:
-            if request.check == "json":
-                _decode(piece, rows.lengths, first, found)
-            elif request.check == "samples":
-                found.extend(_write(request, piece, rows, first, write))
-            first += len(piece)
-            yield from piece
-
+    checked = _checked(request, reader, rows, found, write)
     if request.spool:
-        offsets = write_part(request.spool, checked(), is_kept=request.is_kept)
+        offsets = write_part(request.spool, checked, is_kept=request.is_kept)
     else:
-        deque(checked(), 0)
+        deque(checked, 0)
         offsets = rows.offsets
     reply = found.finish(0, 0.0)
     num_tokens = _num_tokens(reply, len(rows.lengths)) if request.check == "samples" else b""
@@ -168,21 +154,24 @@ def index_blocks(
     )
 
 
-def _write(
-    request: Index,
-    piece: list[Buffer],
-    rows: _FoundRows,
-    first: int,
-    write: Callable[[list[Buffer], array[int], frozenset[int]], ColumnWriter],
-) -> ColumnWriter:
-    """The samples of a piece, which begins with row ``first``."""
-    try:
-        raw, lengths = [b""] * first + piece, rows.lengths[: first + len(piece)]
-        return write(raw, lengths, frozenset(request.lost).union(range(first)))
-    except (WrongIdsError, ShortageError) as error:
-        if error.row >= 0:
-            error.place = _place(error.row, request.blocks, rows)
-        raise
+def _checked(
+    request: Index, reader: BlockReader, rows: _FoundRows, found: ColumnWriter, write: _Write
+) -> Iterator[Buffer]:
+    """The rows of the request's blocks, each piece of them after it was looked at."""
+    look: _Write | None = {"json": _decode, "samples": write}.get(request.check)
+    first = 0
+    for piece in rows.read(request.blocks, reader, with_bytes=look is not None or bool(request.spool)):
+        lengths, passed = rows.lengths[: first + len(piece)], frozenset(request.lost).union(range(first))
+        try:
+            if look is not None:
+                found.extend(look([*[b""] * first, *piece], lengths, passed))
+        except (WrongIdsError, ShortageError) as error:
+            if error.row >= 0:
+                error.place = _place(error.row, request.blocks, rows)
+            raise
+
+        first += len(piece)
+        yield from piece
 
 
 def _place(row: int, blocks: list[Block], rows: _FoundRows) -> Overflow:
@@ -200,17 +189,17 @@ def _num_tokens(reply: Tokenized, num_rows: int) -> bytes:
     return counts.tobytes()
 
 
-def _decode(piece: list[Buffer], lengths: Sequence[int], first: int, out: ColumnWriter) -> None:
-    decode = RowDecoder(())
-    for row, raw in enumerate(piece, first):
-        if lengths[row] == TOO_LONG:
+def _decode(raw: list[Buffer], lengths: array[int], passed: frozenset[int]) -> ColumnWriter:
+    out, decode = ColumnWriter(), RowDecoder(())
+    for row in range(len(raw)):
+        if lengths[row] == TOO_LONG and row not in passed:
             out.fail(row, RowFault("AD108", "the row is longer than max_row_bytes"))
-            continue
-
-        try:
-            decode(raw)
-        except RowFault as fault:
-            out.fail(row, fault)
+        elif row not in passed:
+            try:
+                decode(raw[row])
+            except RowFault as fault:
+                out.fail(row, fault)
+    return out
 
 
 def permute(request: Permute) -> Permuted:

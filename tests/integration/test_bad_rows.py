@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from asyncdata import BadRows, Limits
-from asyncdata.errors import BadRowError, EndOfData, TooManyBadRowsError
+from asyncdata.errors import EndOfData, TooManyBadRowsError
 from tests.support import worker_fns
 from tests.support.loaders import bad_row_at, make
 from tests.support.loading import ids, line_of, order_of, write_rows
@@ -37,38 +36,6 @@ def test_a_bad_row_stops_the_stream_at_its_turn_with_file_line_and_byte(path, nu
     assert str(error).startswith(
         f"AD421 {path}:{line} (byte {offset}): the tokenize function raised KeyError('thirteen')\n"
     )
-
-
-def test_a_bad_row_takes_nothing_of_a_larger_batch(path):
-    expected = order_of(path)
-    turn = expected.index(13)
-
-    with make(path, fails_on_13) as loader:
-        for _ in range(2):
-            with pytest.raises(BadRowError):
-                loader.get_next_batch(turn + 1)
-        assert ids(loader.get_next_batch(turn)) == expected[:turn]
-
-
-@pytest.mark.parametrize("policy", ["skip", "quarantine"])
-def test_bad_rows_are_skipped_and_counted_and_go_to_quarantine(path, tmp_path, policy):
-    lines = path.read_bytes().splitlines()
-    lines[50] = b'{"id": 50, oops'
-    path.write_bytes(b"\n".join(lines) + b"\n")
-    quarantine = tmp_path / "bad.jsonl"
-
-    with make(path, fails_on_13, bad_rows={"policy": policy, "path": str(quarantine)}, batch_size=50) as loader:
-        seen = sorted(number for batch in loader for number in ids(batch))
-        statistics = loader.statistics()
-
-    assert seen == [number for number in range(NUM_ROWS) if number not in (13, 50)]
-    assert statistics.bad_rows_total == 2
-    assert statistics.dropped_total == {"bad row AD421": 1, "bad row AD101": 1}
-    assert quarantine.exists() == (policy == "quarantine")
-    if policy == "quarantine":
-        records = map(json.loads, quarantine.read_text().splitlines())
-        places = {record["code"]: (record["path"], record["line"], record["byte_offset"]) for record in records}
-        assert places == {code: (str(path), *line_of(path, row)) for code, row in (("AD101", 50), ("AD421", 13))}
 
 
 def test_more_bad_rows_than_the_budget_stop_the_stream(path):

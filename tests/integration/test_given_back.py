@@ -12,7 +12,7 @@ import pytest
 
 from asyncdata import Sample, Status
 from asyncdata.errors import ConfigError, InvalidGroupError, SnapshotError
-from tests.support.loaders import make, resumed
+from tests.support.loaders import make
 from tests.support.loading import ids, order_of, write_rows
 
 NUM_ROWS = 100
@@ -151,32 +151,3 @@ def test_a_group_in_a_state_that_cannot_be_read_is_said_where_it_is_needed(path)
 
 def packed_text(value):
     return base64.b64encode(msgspec.msgpack.encode(value)).decode()
-
-
-def test_what_was_not_acknowledged_is_delivered_again_in_order_also_after_a_second_restart(path):
-    with make(path, commit="on_ack") as loader:
-        first, second, third = (loader.get_samples(4) for _ in range(3))
-        second[3][0].response = "half"
-        loader.add_samples([second[3]])
-        loader.ack(first[::-1])
-        loader.ack([first[0], second[1], second[2][0]])  # again, a group, and a sample that stands for its group
-        fourth = loader.get_samples(2)  # one from the buffer, and one of the stream
-        state = loader.state_dict()
-        assert numbers(fourth) == [7, 12], "within a run nothing comes twice"
-
-    for _ in range(2):
-        with make(path, commit="on_ack") as loader:
-            loader.load_state_dict(state)
-            state = json.loads(json.dumps(loader.state_dict()))
-    with make(path, commit="on_ack") as loader:
-        loader.load_state_dict(state)
-        again, then = loader.get_samples(6), loader.get_samples(3)
-        loader.ack()
-        state = loader.state_dict()
-
-    assert numbers(again) == [7, 4, 8, 9, 10, 11]
-    assert again[0][0].response == "half"
-    assert [ids(group) for group in again[1:]] == [ids(group) for group in [second[0], *third]]
-    assert numbers(then) == [12, 13, 14]
-    assert state["leases"] == []
-    assert resumed(path, state, 3, commit="on_ack") == order_of(path)[15:18]

@@ -65,35 +65,6 @@ def own(taken, name):
     return [(epoch, row) for batch in taken for part, epoch, row in batch if part == name]
 
 
-def test_each_part_leaves_out_its_own_solved_rows_from_its_next_epoch_on(data):
-    with make(mix_of(data), OUTCOMES) as loader:
-        taken = [step(loader, 1) for _ in range(320)]  # so that all scores of an epoch are there before the next
-        parts = loader.statistics().by_source
-        loader.state_dict()
-    with make(mix_of(data), None) as loader:
-        plain = [entries(loader.get_next_batch(8)) for _ in range(40)]
-
-    for name, size in {"math.easy": 20, "code": 31, "chat": 11}.items():
-        found, whole = own(taken, name), own(plain, name)
-        solved = {row for row in range(size) if score_of((None, None, row)) == 1.0}
-        assert found[:size] == whole[:size]
-        later = [entry for entry in whole if entry[0] == 1 and entry[1] not in solved]
-        assert [entry for entry in found if entry[0] == 1] == later
-        assert parts[name].outcome_rows == size
-        assert parts[name].dropped["excluded"] >= len(solved)
-
-
-def test_a_state_may_be_taken_where_a_part_is_at_the_end_of_its_epoch_and_has_no_turn_yet(data):
-    """What its epoch leaves out is forgotten then, and its chunks are still there."""
-    parts = {"chat": Part(data / "chat.jsonl", when_done="leave"), "code": data / "code.jsonl"}
-    mix = Mix(parts, quota=4, stages={0: {"chat": 1}, 11: {"code": 1}})
-    with make(mix, OUTCOMES, shuffle=False, buffer_size=4) as loader:
-        taken, _ = run(loader, 5)
-
-    assert own(taken, "chat") == [(0, row) for row in range(11)]
-    assert own(taken, "code") == [(0, row) for row in range(29)]
-
-
 def test_ranks_are_refused_as_without_a_mixture(data):
     with pytest.raises(ConfigError, match="AD480"):
         make(mix_of(data), OUTCOMES, ranks={"rank": 0, "world_size": 2}, batch_size=1)
@@ -116,23 +87,6 @@ def test_a_report_is_counted_whole_or_not_at_all(data):
     with make(mix_of(data), OUTCOMES) as loader:
         loader.load_state_dict(state)
         assert loader.report(loader.get_samples(1), [1.0]) == 1, "a group from a snapshot is known"
-
-
-def test_unacknowledged_samples_are_counted_once(data):
-    with make(mix_of(data), OUTCOMES, commit="on_ack") as loader:
-        for _ in range(6):
-            step(loader)
-            loader.ack()
-        samples = loader.get_next_batch(8)
-        scores = [score_of(entry) for entry in entries(samples)]
-        assert loader.report(samples[:5], scores[:5]) == 5
-        loader.ack(samples[:1])
-        state = loader.state_dict()
-    with make(mix_of(data), OUTCOMES, commit="on_ack") as loader:
-        loader.load_state_dict(state)
-        again = loader.get_next_batch(7)
-        assert entries(again) == entries(samples[1:])
-        assert loader.report(again, scores[1:]) == 3
 
 
 # What a snapshot has

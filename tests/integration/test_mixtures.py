@@ -321,18 +321,6 @@ def test_the_state_has_no_more_than_a_few_numbers_for_each_part(data):
     assert late < early + 200
 
 
-def test_unacknowledged_groups_come_again_and_the_rest_follows(data):
-    mix = mix_of(data)
-    whole = delivered(mix, 90)
-    with make(mix, commit="on_ack") as loader:
-        first, second, third = (loader.get_next_batch(20) for _ in range(3))
-        for samples in (first, second[5:], third):
-            loader.ack(samples)
-        state = loader.state_dict()
-
-    assert restored(mix, state, 35, commit="on_ack") == [*whole[20:25], *whole[60:90]]
-
-
 def test_weights_that_changed_are_refused_and_named(data):
     state = state_after(mix_of(data), 17)
 

@@ -372,6 +372,15 @@ def test_packs_before_a_bad_row_are_delivered_whatever_is_read_ahead(tmp_path, b
     assert len(found) == 8
 
 
+def test_with_another_seed_the_epoch_that_had_not_begun_begins_and_packs_are_counted_on(path):
+    with make(path, packing=BY_EPOCH) as loader:
+        number = len(list(loader))
+        state = loader.state_dict()
+    with make(path, packing=BY_EPOCH, seed=1) as loader:
+        loader.load_state_dict(state, allow_changed={"seed"})
+        assert (loader.epoch, loader.statistics().packs_total) == (1, number)
+
+
 def not_40(row: dict[str, Any]) -> list[int]:
     if row["n"] == 40:
         raise ValueError("it is too many")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,6 +21,8 @@ from tests.support.figures import record
 from tests.support.model import KEPT, Mixing, Model, Packing, Part, Rules
 
 NAMES = ("chat", "code", "math")
+RECORDED, MAX_EPOCHS = ("jsonl.gz", "parquet"), 250
+"""Kinds of sources whose order is taken from a plain run."""
 
 # What a loader is made of.
 
@@ -35,8 +38,8 @@ class World(NamedTuple):
     block_bytes: int
     window_blocks: int
     choose: str | None
-    is_planned: bool
     grows: bool
+    kind: str
 
 
 class Knobs(NamedTuple):
@@ -86,13 +89,13 @@ packings = st.builds(
 )
 knobs = st.builds(
     Knobs,
-    world_size=st.sampled_from([1, 1, 1, 2, 3]),
+    world_size=st.sampled_from([1, 1, 1, 1, 2, 3]),
     batch=st.integers(1, 4),
     buffer_size=st.sampled_from([1, 5, 20, 200]),
     dp_size=st.integers(1, 2),
     max_ready_bytes=st.sampled_from([40, 1 << 30, 1 << 30]),
     is_awaited=st.sampled_from([False, False, True]),
-    num_workers=st.just(0),
+    num_workers=st.sampled_from([*[0] * 19, 1]),
 )
 
 
@@ -127,11 +130,17 @@ def worlds(draw: Any) -> World:
         revisit_every=draw(st.sampled_from([None, 2, 3])) if remembers else None,
         packing=draw(packings) if is_packed else None,
     )
+    others = ["jsonl.gz", "parquet", "store"] if not (is_mixture or is_full or grows) else []
+    kind = draw(st.sampled_from(["jsonl", "jsonl", *others]))
+    if kind in RECORDED:  # rows that a table can hold
+        some = draw(st.lists(st.sampled_from([*["kept"] * 5, "short", "fails"]), min_size=9, max_size=24))
+        files = {"": [file_of(["kept", *some])]}
     is_planned = is_full and rules.packing is not None and not rules.packing.across_epochs
+    rules = rules._replace(is_planned=is_planned)
     return World(
         files, mixing, draw(st.integers(-2, 42)), rules, draw(st.booleans()),
-        0 if is_full else draw(st.sampled_from([16, 64, 150])), draw(st.sampled_from([1, 4, 64])),
-        draw(st.sampled_from([None, None, "newest", "oldest_but_one"])), is_planned, grows,
+        *((0, 1) if is_full else draw(st.sampled_from([(16, 64), (64, 4), (64, 64), (150, 1), (150, 4)]))),
+        draw(st.sampled_from([None, None, "newest", "oldest_but_one"])), grows, kind,
     )  # fmt: skip
 
 
@@ -222,18 +231,47 @@ class WholeLoader(RuleBasedStateMachine):
         self.world = world
         self.run("from tests.support.steps import *")
         self.run("folder = Path(tempfile.mkdtemp())")
-        self.file_names = {part: [f"{part}{at}.jsonl" for at in range(len(f))] for part, f in world.files.items()}
+        self.file_names = {
+            part: [f"{part}{at}.{world.kind}" for at in range(len(f))] for part, f in world.files.items()
+        }
         for part, files in world.files.items():
             for name, data in zip(self.file_names[part], files, strict=True):
-                self.run(f"(folder / {name!r}).write_bytes({data!r})")
+                self.write(name, data)
         seeds = {name: model.seed_of_part(world.seed, name) if name else world.seed for name in world.files}
-        order = world.is_shuffled, world.block_bytes, world.window_blocks, world.is_planned, []
+        order: list[Any] = [world.is_shuffled, world.block_bytes, world.window_blocks, world.rules.is_planned, []]
+        if world.kind in RECORDED:
+            num_rows, path = world.files[""][0].count(b"\n"), self.names["folder"] / self.file_names[""][0]
+            shuffle = eval(self.shuffle, self.names)  # noqa: S307
+            order[-1] = steps.recorded(path, num_rows, MAX_EPOCHS, seed=world.seed, shuffle=shuffle)
         self.parts = {name: Part(name, files, seeds[name], *order, {}, {}) for name, files in world.files.items()}
         choose = getattr(steps, world.choose) if world.choose else None
         self.model = Model(self.parts, world.mixing, world.seed, world.rules, choose)
         self.stays = {self.first_kept(name) for name in self.parts if self.must_stay(name)}
         self.run("states = []")
         self.open(knobs)
+
+    def write(self, name: str, data: bytes) -> None:
+        self.run(f"path = folder / {name!r}")
+        if self.world.kind == "jsonl.gz":
+            self.run(f"path.write_bytes(gzip.compress({data!r}))")
+        elif self.world.kind == "parquet":
+            self.run(f"write_parquet(path, {data!r})")
+        elif self.world.kind == "store":
+            self.run(f"http_host().put(f'/{{folder.name}}/{name}', {data!r})")
+        else:
+            self.run(f"path.write_bytes({data!r})")
+
+    def path(self, name: str) -> str:
+        return f"stored(folder, {name!r})" if self.world.kind == "store" else f"str(folder / {name!r})"
+
+    @property
+    def shuffle(self) -> str:
+        world = self.world
+        if not world.block_bytes:
+            return f"RowShuffle(method={'keyed' if world.is_shuffled else 'none'!r})"
+
+        sizes = f"block_bytes={world.block_bytes}, window_blocks={world.window_blocks}"
+        return f"Shuffle(enabled={world.is_shuffled}, {sizes})"
 
     def first_kept(self, name: str) -> Any:
         return next(row.key for row in self.parts[name].rows(0) if row.fate == KEPT)
@@ -250,6 +288,13 @@ class WholeLoader(RuleBasedStateMachine):
         def files(name: str) -> str:
             paths = ", ".join(f"folder / {file!r}" for file in self.file_names[name])
             return f"JsonlSource([{paths}], max_row_bytes={model.MAX_ROW_BYTES})"
+
+        if self.world.kind in RECORDED:
+            return f"folder / {self.file_names[''][0]!r}"
+
+        if self.world.kind == "store":
+            paths = ", ".join(map(self.path, self.file_names[""]))
+            return f"JsonlSource([{paths}], max_row_bytes={model.MAX_ROW_BYTES}, storage_options=FAST)"
 
         if "" in self.parts:
             return f"JsonlSource(folder, max_row_bytes={model.MAX_ROW_BYTES}, grows={self.world.grows})"
@@ -271,9 +316,7 @@ class WholeLoader(RuleBasedStateMachine):
             "tokenize_fn": "by_fate", "seed": world.seed, "epochs": rules.epochs, "drop_last": rules.drop_last,
             "n_samples_per_prompt": rules.size, "commit": repr("on_ack" if rules.is_tracked else "on_delivery"),
             "bad_rows": f"BadRows(policy={'raise' if rules.bad_row_stops else 'skip'!r}, max={rules.max_bad_rows})",
-            "shuffle": f"Shuffle(enabled={world.is_shuffled}, block_bytes={world.block_bytes}, "
-            f"window_blocks={world.window_blocks})" if world.block_bytes else
-            f"RowShuffle(method={'keyed' if world.is_shuffled else 'none'!r})", "plan_packs": world.is_planned,
+            "shuffle": self.shuffle, "plan_packs": world.rules.is_planned,
             "buffer_filter": world.choose if self.packs_nothing else None,
             "batch_size": knobs.batch * rules.size, "buffer_size": knobs.buffer_size,
             "dp_size": knobs.dp_size, "num_workers": knobs.num_workers, "timeout_s": 240,
@@ -288,7 +331,7 @@ class WholeLoader(RuleBasedStateMachine):
             soft = f"SoftPacking(max_length={length}, window_samples={window}, window_tokens=1, across_epochs={across})"
             settings["packing"] = soft if window else f"HardPacking(max_length={length}, across_epochs={across})"
         if many:
-            shared = "shared.of(rank)"
+            shared = None if world.kind == "jsonl.gz" else "shared.of(rank)"  # refused, AD487
             settings["ranks"] = f"Ranks(rank=rank, world_size={knobs.world_size}, exchange={shared})"
             self.run(f"shared, told_by = Meeting({knobs.world_size}), Meeting({knobs.world_size})")
         kind = "Awaited" if knobs.is_awaited and not many else "DataLoader"
@@ -511,11 +554,14 @@ class WholeLoader(RuleBasedStateMachine):
 
     def exclude_places(self, picks: list[int]) -> None:
         """Rows that were served, or are ready, or come later, or never, as they are bad."""
+        if self.world.kind in RECORDED:
+            return
+
         rows = [row for part in self.parts.values() for row in part.rows(0) if row.key not in self.stays]
         if rows:
             chosen = [rows[at * 3 % len(rows)] for at in picks]
             places = ", ".join(
-                f"{{'source': {row.part!r}, 'path': str(folder / {self.file_names[row.part][row.file]!r}), "
+                f"{{'source': {row.part!r}, 'path': {self.path(self.file_names[row.part][row.file])}, "
                 f"'byte_offset': {row.offset}, 'row_number': None}}" for row in chosen
             )  # fmt: skip
             self.leave_out(f"[{places}]", {row.key for row in chosen})
@@ -539,7 +585,10 @@ class WholeLoader(RuleBasedStateMachine):
             self.is_named = self.is_named or not error
             return
 
-        goes_back = wanted < epoch
+        goes_back, drops = (
+            wanted < epoch,
+            Counter(self.names["loader"].statistics().dropped_total),
+        )  # of rows passed by now
         if goes_back and self.restored == (self.progress, self.restored[1]) and wanted < self.restored[1]:
             call = f"every(loaders, lambda _, loader: outcome(lambda: loader.set_epoch({wanted}))[1])"
             self.check(call, ["ConfigError"] * len(self.groups))
@@ -547,6 +596,7 @@ class WholeLoader(RuleBasedStateMachine):
             self.run(f"every(loaders, lambda _, loader: loader.set_epoch({wanted}))")
             self.is_named = True
             if wanted != epoch:
+                self.model.now.drops = drops
                 self.model.set_epoch(wanted)
 
     @property
@@ -587,7 +637,13 @@ class WholeLoader(RuleBasedStateMachine):
         """Other data, or another seed: refused; or the next epoch begins. Renamed files change nothing."""
         saved = self.model.saved()
         is_counted = self.world.rules.max_bad_rows is not None and not saved.is_exact
-        if "" not in self.parts or self.world.grows or is_counted or (what == "renamed" and saved.buffer):
+        if (
+            "" not in self.parts
+            or self.world.grows
+            or self.world.kind != "jsonl"
+            or is_counted
+            or (what == "renamed" and saved.buffer)
+        ):
             return
 
         self.save()
@@ -602,7 +658,7 @@ class WholeLoader(RuleBasedStateMachine):
             data = (
                 part.files[0] + (b"" if part.files[0].endswith(b"\n") else b"\n") + line_of(100 + self.num_made, KEPT)
             )
-            self.run(f"(folder / {old!r}).write_bytes({data!r})")
+            self.write(old, data)
             part = part._replace(files=[data, *part.files[1:]], known={})
         else:
             self.file_names[""][0], allow = f"0{old}", "same_rows=True"

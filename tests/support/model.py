@@ -100,7 +100,7 @@ class Part(NamedTuple):
     :ivar files: the bytes of each file.
     :ivar covered: of files that grow, the bytes of each that an epoch covers.
     :ivar block_bytes: 0: all rows are permuted as one (``shuffle="full"``), or only those that are samples.
-    :ivar recorded: the numbers of the rows of each epoch, where the order is taken from a plain run.
+    :ivar recorded: the numbers of the rows of each window of each epoch, where the order is that of a plain run.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Part(NamedTuple):
     block_bytes: int
     window_blocks: int
     only_kept: bool
-    recorded: list[list[int]]
+    recorded: list[list[list[int]]]
     covered: dict[int, list[int]]
     known: dict[Any, list[list[Row]]]
 
@@ -134,7 +134,7 @@ class Part(NamedTuple):
     def _windows(self, epoch: int, rows: list[Row], sizes: tuple[int, ...]) -> list[list[Row]]:
         if self.recorded:
             by_number = {row.number: row for row in rows}
-            return [[by_number[number] for number in self.recorded[epoch]]]
+            return [[by_number[number] for number in window] for window in self.recorded[epoch]]
 
         if not self.block_bytes:
             order = permuted(len(rows), keys_of(self.seed, epoch, "all rows"))
@@ -362,6 +362,7 @@ class Rules(NamedTuple):
     drop_above: float | None = None  # the outcome memory's
     revisit_every: int | None = None
     packing: Packing | None = None
+    is_planned: bool = False  # an epoch's packs are known before its rows are read, and so is its last batch
 
 
 class Group(NamedTuple):
@@ -630,12 +631,12 @@ class Model:
         """The packs of the next batch. At an epoch's end there are fewer, or none."""
         now, rules = self.now, self.rules
         assert now.packer is not None and rules.packing is not None
-        while len(now.ready) < size and now.epoch == now.pack_epoch:
+        while (len(now.ready) < size or rules.is_planned) and now.epoch == now.pack_epoch:
             group = self._next(now.pack_epoch + 1)
             if group is not None and group.row is not None:
                 now.ready += now.packer.push(group.row)
         num_before = now.num_packs if rules.packing.across_epochs else now.epoch_packs
-        if len(now.ready) < size:
+        if len(now.ready) < size or rules.is_planned:
             is_last = rules.epochs is not None and now.pack_epoch >= rules.epochs - 1
             has_rest = bool(copy.copy(now.packer).flush())
             is_all = not now.epoch_packs and (not rules.drop_last or not now.num_packs) and has_rest
@@ -645,9 +646,9 @@ class Model:
                     raise Stop("ConfigError" if now.packer.open else "NoSamplesError")
 
                 now.ready += now.packer.flush()
-        is_end = len(now.ready) < size
+        is_short, is_end = len(now.ready) < size, len(now.ready) < size + rules.is_planned
         packs = now.ready[:size] if now.is_alone or not is_end else []
-        if is_end and packs and rules.drop_last:
+        if is_short and packs and rules.drop_last:
             if not num_before:
                 raise Stop("NoSamplesError")
 

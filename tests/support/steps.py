@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -32,11 +33,13 @@ from asyncdata import (
 from asyncdata.errors import AsyncDataError, EndOfData
 from tests.support.exchanges import Meeting
 from tests.support.faces import Awaited
+from tests.support.stores import FAST, http_host
 
 __all__ = [
-    "Awaited", "BadRows", "DataLoader", "HardPacking", "JsonlSource", "Limits", "Meeting", "Mix", "Outcomes", "Part",
-    "PassRate", "Path", "Ranks", "RowShuffle", "Shuffle", "SoftPacking", "by_fate", "by_hand", "cancelled", "end",
-    "every", "json", "known", "looped", "newest", "oldest_but_one", "outcome", "same_state", "tempfile", "told",
+    "FAST", "Awaited", "BadRows", "DataLoader", "HardPacking", "JsonlSource", "Limits", "Meeting", "Mix", "Outcomes",
+    "Part", "PassRate", "Path", "Ranks", "RowShuffle", "Shuffle", "SoftPacking", "by_fate", "by_hand", "cancelled",
+    "end", "every", "gzip", "http_host", "json", "known", "looped", "newest", "oldest_but_one", "outcome", "recorded",
+    "same_state", "stored", "tempfile", "told", "write_parquet",
 ]  # fmt: skip
 
 
@@ -45,6 +48,35 @@ def by_fate(row: dict[str, Any]) -> Any:
     if row["fate"] == "fails":
         raise ValueError("as it was told to")
     return [row["id"]] * (1 + row["id"] * 7 % 5) if row["fate"] == "kept" else row["fate"]
+
+
+def number_of(row: dict[str, Any]) -> list[int]:
+    """Keeps every row."""
+    return [row["id"]]
+
+
+def recorded(source: Any, num_rows: int, num_epochs: int, **settings: Any) -> list[list[list[int]]]:
+    """The numbers of the rows of each window of each epoch, of a run that nothing disturbs."""
+    found: list[list[list[int]]] = [[] for _ in range(num_epochs)]
+    with DataLoader(source, tokenize_fn=number_of, num_workers=0, **settings) as loader:
+        for sample in loader.get_next_batch(num_rows * num_epochs):
+            epoch, window = sample.position.epoch, sample.position.window
+            found[epoch] += [[]] * 0 if window < len(found[epoch]) else [[]]
+            found[epoch][window].append(int(sample.tokens[0]))
+    return found
+
+
+def write_parquet(path: Path, lines: bytes) -> None:
+    """Rows of lines as a table of row groups of five."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(list(map(json.loads, lines.splitlines()))), path, row_group_size=5)
+
+
+def stored(folder: Path, name: str) -> str:
+    """The address of an object in a store on loopback."""
+    return f"{http_host().url}/{folder.name}/{name}"
 
 
 def newest(buffer: list[Any], num_groups: int) -> list[Any]:

@@ -15,7 +15,6 @@ from asyncdata.core.messages import Failed, Index, Indexed, RowError
 from asyncdata.core.row_codes import reason_mark
 from asyncdata.delivery.bad_rows import error_at, located
 from asyncdata.delivery.mass_drops import MassDrops
-from asyncdata.sources.base import PaddingLog
 from asyncdata.sources.spool import is_whole, part_path
 from asyncdata.workers.base import Crashed, error_of
 
@@ -69,7 +68,6 @@ class Indexer:
         self._on_growth = on_growth
         self._shows_rows = shows_rows
         self._mass_drops = MassDrops("", len(source.files))
-        self._padding = PaddingLog(source.files)
         self._is_read = False
         self._next_block, self._end_block = 0, source.num_blocks  # of those to ask for
         self._num_asked = 0
@@ -185,7 +183,6 @@ class Indexer:
     def _take(self, part: Indexed) -> None:
         first_block, first_row = self._index.num_blocks, self._index.num_found
         self._index.append(part)
-        self._padding.see(part.padded)
         location = partial(self._location, part, first_block, first_row)
         self._mass_drops.see(
             len(part.lengths) // 4, _rows_by_reason(part), partial(self._files, part, first_block), location

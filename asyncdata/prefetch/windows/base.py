@@ -38,10 +38,11 @@ class Windows:
 
     :ivar num_blank: blank lines passed over so far.
     :ivar leaves_out: whether rows are left out from the next restart on.
+    :ivar is_padded: whether this process has left out fields that Arrow added.
     """
 
     num_blank = 0
-    leaves_out = False
+    leaves_out = is_padded = False
 
     def restart(self) -> None:
         """Give up all windows that were opened, and free their slots."""

@@ -13,7 +13,6 @@ from asyncdata.core.messages import Failed, Overflow, Scan, Scanned, Tokenize
 from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG
 from asyncdata.core.types import Position
 from asyncdata.prefetch.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
-from asyncdata.sources.base import PaddingLog
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
@@ -175,7 +174,6 @@ class BlockWindows(Windows):
         self._sizes: dict[tuple[int, int], int] = {}
         self._shared: SharedScans | None = None
         self._part = 0
-        self._padding = PaddingLog(source.files)
 
     def share(self, scans: SharedScans, part: int) -> bool:
         self._shared, self._part = scans, part
@@ -257,12 +255,10 @@ class BlockWindows(Windows):
             self._executor.submit(text, partial(self._on_scanned, place, window, part, text))
         elif not isinstance(reply, Scanned):
             window.fault = error_of(reply)
-        else:
-            self._padding.see(reply.padded)
-            if window.add(part, reply, is_elsewhere=is_elsewhere):
-                self.num_blank += window.num_blank
-                recent = list(self._sizes.items())[-_KEPT_SIZES:]
-                self._sizes = dict([*recent, (place, window.num_rows)])  # a new dict, as other threads read it
+        elif window.add(part, reply, is_elsewhere=is_elsewhere):
+            self.num_blank += window.num_blank
+            recent = list(self._sizes.items())[-_KEPT_SIZES:]
+            self._sizes = dict([*recent, (place, window.num_rows)])  # a new dict, as other threads read it
 
     def rows_after(self, position: Position) -> int | None:
         """As the base class says; windows that are not read yet are estimated by the size of the current one."""

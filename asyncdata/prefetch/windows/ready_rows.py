@@ -67,7 +67,7 @@ class ReadyRows:
         weakref.finalize(self, buffers.append, self._data).atexit = False
         self._end = 0
         self._parts: dict[int, _Part] = {}
-        self._busy_s = 0.0
+        self._busy_s, self._is_padded = 0.0, False
         self._kinds: Kinds = np.empty(0, np.int8)
         self._are_elsewhere: Bools = np.empty(0, np.bool_)
         self._starts: dict[str, Int64] = {}
@@ -87,6 +87,7 @@ class ReadyRows:
             return
 
         self._busy_s += 0.0 if is_elsewhere else samples.busy_s
+        self._is_padded |= samples.is_padded
         kept = np.frombuffer(samples.kept, np.int32) if samples.kept else np.arange(len(samples.token_ends) // 4)
         kinds, starts, sizes = np.full(num_rows, _NO_SAMPLE, np.int8), {}, {}
         kinds[kept] = _SAMPLE
@@ -154,6 +155,7 @@ class ReadyRows:
             notes=_rows_of(self._notes, first, stop),
             token_sums=sums.data,
             num_elsewhere=num_elsewhere,
+            is_padded=self._is_padded,
             unread={key: (number, row - first, text) for row, key, number, text in self._unread if first <= row < stop},
         )
 

@@ -22,7 +22,6 @@ from asyncdata.core.messages import Tokenize
 from asyncdata.core.types import Position
 from asyncdata.prefetch.windows.base import Int64, OpenWindow, Windows, no_such_place
 from asyncdata.prefetch.windows.stream_reader import StreamPass, WindowRows
-from asyncdata.sources.base import PaddingLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +107,6 @@ class StreamWindows(Windows):
         on_ready: Callable[[], object] = no_op,
     ) -> None:
         self.num_blank = 0
-        self._padding = PaddingLog(stream.files)
         self._stream = stream
         self._order = order
         self._executor = executor
@@ -196,7 +194,7 @@ class StreamWindows(Windows):
                 fill.window.fault = no_such_place(place, "all rows of the epoch are before it")
             elif isinstance(outcome, WindowRows):
                 self.num_blank += outcome.num_blank
-                self._padding.see(getattr(self._stream, "padded", ()))
+                self.is_padded = getattr(self._stream, "is_padded", False)
                 fill.window.fill(outcome, self._order.rows(fill.epoch, fill.number, len(outcome.lengths)))
                 self._keep_state(fill.epoch, outcome.next_state)
             else:

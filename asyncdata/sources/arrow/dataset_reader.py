@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ("ArrowFile", "ArrowReader", "Part", "write_arrow")
 
-_PIECE_BYTES = 4 << 20
-_FIRST_ROWS, _MAX_PIECE_ROWS = 16, 256  # converted at once before it is known how long they are
+_PIECE_BYTES, _FIRST_ROWS, _MAX_ROWS = 4 << 20, 16, 256  # converted at once; rows before it is known how long they are
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -55,7 +54,7 @@ class ArrowReader:
     :param indices: the parts of files with the mapping from an index to a row of ``data``; empty for the identity.
     :param sizes: bytes of each file at the start.
     :param stamps: the other recorded facts of the files, as a :class:`~asyncdata.core.messages.FileRef` each.
-    :ivar padded: the columns in which fields of structs were left out, as they are null.
+    :ivar is_padded: whether fields of structs were left out, as they are null.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class ArrowReader:
         self._has_indices = bool(indices)
         self._writers: dict[int, RowWriter] = {}
         self._piece_rows = _FIRST_ROWS
-        self.padded: set[str] = set()
+        self.is_padded = False
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
         return block_rows(self.each(range(block.start, block.stop)), num_bytes, self._max_row_bytes)
@@ -86,7 +85,7 @@ class ArrowReader:
         while rows:
             texts, rows = self.texts(rows[: self._piece_rows]), rows[self._piece_rows :]
             fitting = _PIECE_BYTES * len(texts) // max(1, sum(map(len, texts)))
-            self._piece_rows = max(1, min(_MAX_PIECE_ROWS, 4 * self._piece_rows, fitting))
+            self._piece_rows = max(1, min(_MAX_ROWS, 4 * self._piece_rows, fitting))
             yield from texts
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
@@ -110,7 +109,7 @@ class ArrowReader:
             writer = self._writer(part, batch)
             for text in writer(batch):
                 found[next(places)] = text
-            self.padded |= writer.padded
+            self.is_padded |= writer.is_padded
         return found
 
     def index_pieces(self) -> Iterator[bytes]:

@@ -28,7 +28,7 @@ from asyncdata.sources.base import Files
 from asyncdata.sources.fingerprint import stamp
 from asyncdata.sources.paths import is_saved_dataset
 from asyncdata.sources.reader import FileChangedError
-from asyncdata.sources.row_json import encode_row, json_value, without_padding
+from asyncdata.sources.row_json import json_value, without_padding
 from asyncdata.sources.stream import ExampleStream, plain_state
 
 if TYPE_CHECKING:
@@ -367,7 +367,7 @@ class DatasetStream(ExampleStream):
     on seed and epoch.
 
     :param columns: the columns of an example; None: all.
-    :ivar padded: columns in which fields of structs were left out, as they are null.
+    :ivar is_padded: whether fields of structs were left out, as they are null.
     :raises ConfigError: for a dataset with a shuffle buffer: its ``state_dict()`` does not contain the rows in the
         buffer, so a restart would lose them.
     """
@@ -385,10 +385,9 @@ class DatasetStream(ExampleStream):
 
         dataset = dataset if columns is None else dataset.select_columns(list(columns))
         self._dataset = _undecoded(dataset)
-        features = self._dataset.features or {}
-        self._jsons = {name: feature for name, feature in features.items() if "Json(" in repr(feature)}
+        self._jsons = {name: kind for name, kind in (self._dataset.features or {}).items() if "Json(" in repr(kind)}
         self._is_of_arrow = "ArrowExamplesIterable" in str(self._pipeline)
-        self.padded = set[str]()
+        self.is_padded = False
 
     def read(
         self, order: StreamOrder, epoch: int, state: dict[str, Any] | None, check: Callable[[], object]
@@ -402,16 +401,14 @@ class DatasetStream(ExampleStream):
 
     def _text(self, example: Any, number: int) -> bytes:
         """As the base class says, with the values of ``Json()``, and without the nulls that Arrow has added."""
-        if self._jsons:
-            example = {name: _parsed(value, self._jsons.get(name)) for name, value in example.items()}
+        example = {name: _parsed(value, self._jsons.get(name)) for name, value in example.items()}
         text = super()._text(example, number)
         if not self._is_of_arrow or b":null" not in text:
             return text
 
-        found = {name: without_padding(value) for name, value in example.items()}
-        if not self.padded:
-            self.padded = {name for name in found if encode_row(found[name]) != encode_row(example[name])}
-        return super()._text(found, number)
+        found = super()._text({name: without_padding(value) for name, value in example.items()}, number)
+        self.is_padded |= found != text
+        return found
 
     def fingerprint(self) -> dict[str, Any]:
         """The description of the dataset: its name, features, shards and transformations.

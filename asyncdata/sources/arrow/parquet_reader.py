@@ -40,7 +40,7 @@ class ParquetReader:
 
     :param columns: the columns to read, in the order of a row's keys.
     :param footers: the digest of each file's footer at the start.
-    :ivar padded: the columns in which fields of structs were left out, as they are null.
+    :ivar is_padded: whether fields of structs were left out, as they are null.
     """
 
     def __init__(self, job: Job, columns: list[str], footers: list[str], python_values: bool = False) -> None:
@@ -53,7 +53,7 @@ class ParquetReader:
         self._pass: _Pass | None = None
         self._held: dict[tuple[int, int], pa.Table] = {}  # row groups, the least recently used first
         self._too_large: set[tuple[int, int]] = set()
-        self.padded: set[str] = set()
+        self.is_padded = False
 
     def _opened(self, file_id: int) -> ParquetFile:
         return _LocalFile(self._files[file_id], self._columns, self._footers[file_id], self._python_values)
@@ -65,7 +65,7 @@ class ParquetReader:
             batches = self._pass_over(file, group, block.start).rows(block.start, block.stop)
             rows = (row for batch in batches for row in file.write(batch))
             found = block_rows(rows, num_bytes, self._max_row_bytes)
-        self.padded |= file.write.padded
+        self.is_padded |= file.write.is_padded
         return found
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
@@ -173,7 +173,7 @@ class ParquetFile(ABC):
         return self._ends[group - 1] if group else 0
 
     def batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a row group, in batches of at most about twice ``_BATCH_BYTES``, or of one row.
+        """The rows of a row group, at most about twice ``_BATCH_BYTES`` at a time, or one row.
 
         The footer does not tell how long rows are: a text that is repeated is stored once. If a batch is too large, the
         row group is decoded again, fewer rows at a time.
@@ -181,18 +181,17 @@ class ParquetFile(ABC):
         opened, num_done, is_done = self.opened(group), 0, False
         while not is_done:
             num_rows = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // max(1, self._row_bytes[group])))
-            num_passed, is_done = 0, True
+            place, is_done = 0, True
             for batch in opened.iter_batches(num_rows, row_groups=[group], columns=self._columns, use_threads=False):
-                num_passed += batch.num_rows
-                num_bytes = batch.get_total_buffer_size()
+                num_bytes, place = batch.get_total_buffer_size(), place + batch.num_rows
                 if num_bytes > 2 * _BATCH_BYTES and batch.num_rows > 1:
                     self._row_bytes[group] = max(2 * self._row_bytes[group], num_bytes // batch.num_rows)
                     is_done = False
                     break
 
-                if num_passed > num_done:
-                    yield batch.slice(max(0, num_done - num_passed + batch.num_rows))
-                    num_done = num_passed
+                if place > num_done:
+                    yield batch.slice(max(0, num_done - place + batch.num_rows))
+                    num_done = place
 
     @abstractmethod
     def opened(self, group: int) -> Any:

@@ -26,13 +26,9 @@ __all__ = ("RowWriter", "block_rows", "is_same_form", "shown_type")
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _encode = msgspec.json.Encoder().encode
-
-
-def _shown(value: Any) -> Any:
-    return json.loads(bytes(value)) if isinstance(value, msgspec.Raw) else str(value)
-
-
-_encode_raw = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_shown).encode
+_encode_bad = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), default=lambda each: type(each).__name__
+).encode
 
 
 class RowWriter:
@@ -60,7 +56,7 @@ class RowWriter:
     :param columns: the indices of the columns to use, in the order of a row's keys.
     :param python_values: binary and maps are written so that ``row_json.python_value`` makes Python's values of them;
         nulls and JSON are left as they are.
-    :ivar padded: the columns in which fields were left out.
+    :ivar is_padded: whether fields were left out.
     :raises TypeError: for a type that cannot be written as JSON; the message names its column.
     """
 
@@ -69,8 +65,8 @@ class RowWriter:
         self._columns = [_Column(name, schema.field(name).type, python_values) for name in columns]
 
     @property
-    def padded(self) -> set[str]:
-        return {column.name for column in self._columns if column.is_padded}
+    def is_padded(self) -> bool:
+        return any(column.is_padded for column in self._columns)
 
     def __call__(self, batch: pa.RecordBatch) -> list[bytes]:
         """The text of each row."""
@@ -93,7 +89,7 @@ class RowWriter:
             return self._texts(row)[0]
         except UnicodeDecodeError:
             found = {column.name: column.raw_value(row.column(column.name)) for column in self._columns}
-            return _encode_raw(found).encode("utf-8", "surrogateescape")
+            return _encode_bad(found).encode("utf-8", "surrogateescape")
 
 
 class _Column:
@@ -134,7 +130,6 @@ class _Column:
         plain = self.plain(values)
         (found,) = plain.cast(_binary_type(self._plain)).to_pylist()
         value = _unescaped(found, self._plain)
-        value = without_padding(value) if self._may_pad else value
         return value if value is None or self._fix is None else self._fix(value)
 
 
@@ -360,9 +355,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _is_json(kind: pa.DataType) -> bool:
     """Whether it is text that stands for a JSON value, as of ``Json()`` of datasets."""
-    import pyarrow as pa
-
-    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json"
+    return getattr(kind, "extension_name", "") == "arrow.json"
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -397,8 +390,7 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
-        is_kept = kind.extension_name == "arrow.uuid" or _is_json(kind)
-        return kind if is_kept else _stored_type(kind.storage_type)
+        return kind if kind.extension_name in {"arrow.uuid", "arrow.json"} else _stored_type(kind.storage_type)
 
     if pa.types.is_dictionary(kind):
         return _stored_type(kind.value_type)

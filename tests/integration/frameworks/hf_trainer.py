@@ -1,7 +1,8 @@
 """A tiny model under a trainer of transformers or TRL, over a loader; stopped at a step if asked to.
 
-``python -m tests.integration.frameworks.hf_trainer SETTINGS`` writes a report: the loss of each step, and what the
-trainer was given. With the variables that ``torchrun`` sets it is one rank of several, with a report of its own.
+``python -m tests.integration.frameworks.hf_trainer`` reads a training a line, and answers with the exit statuses of its
+ranks. Each rank is a fork, as trainers take long to import, and writes a report: the loss of each step, and what the
+trainer was given.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from itertools import islice
 from pathlib import Path
 
@@ -22,7 +24,6 @@ from asyncdata.integrations.transformers import attach, placeholder
 MAX_LENGTH = 128
 MAX_STEPS = 8
 SAVE_STEPS = 4
-REACHED = "the step is reached"
 LAYOUT_BATCHES = 9  # more than a generation batch is used
 KNOBS = {"num_workers": 0, "timeout_s": 240}
 
@@ -30,12 +31,12 @@ KNOBS = {"num_workers": 0, "timeout_s": 240}
 class _Stops(transformers.TrainerCallback):
     """Says that a step is reached, and waits for its end: the parent kills all ranks together."""
 
-    def __init__(self, step):
-        self._step = step
+    def __init__(self, step, told):
+        self._step, self._told = step, told
 
     def on_step_end(self, args, state, control, **_):
         if state.global_step == self._step:
-            print(REACHED, flush=True)  # noqa: T201 - the parent waits for it
+            os.write(self._told, b"x")
             signal.pause()
 
 
@@ -138,7 +139,7 @@ def _evaluation(settings):
     return {"eval_loader": chats_of(settings | {"knobs": {"seed": 7}}, [])}
 
 
-def _layout(settings, tokenizer):
+def _layout(settings, tokenizer, _):
     """The rows of this rank's first batches: of TRL's own loader and sampler, and of ours, for the same order."""
     from datasets import Dataset
 
@@ -156,7 +157,7 @@ def _layout(settings, tokenizer):
         return {"own": own, "ours": numbers()}
 
 
-def _trained(settings, tokenizer):
+def _trained(settings, tokenizer, told):
     seen, given = [], {"train_dataset": placeholder()}
     if settings.get("evaluates"):
         given["eval_dataset"] = placeholder()
@@ -168,7 +169,7 @@ def _trained(settings, tokenizer):
     trainer, loader = TRAINERS[settings["trainer"]](settings, tokenizer, seen, given)
     evaluation = _evaluation(settings)
     attach(trainer, loader, **evaluation, batches_per_epoch=settings.get("batches_per_epoch"))
-    trainer.add_callback(_Stops(settings.get("kill_at")))
+    trainer.add_callback(_Stops(settings["kill_at"], told))
     with loader, contextlib.ExitStack() as opened:
         for each in evaluation.values():
             opened.enter_context(each)
@@ -183,11 +184,45 @@ def _trained(settings, tokenizer):
     }
 
 
-def main(settings):
+def run(settings, told):
     tokenizer = transformers.AutoTokenizer.from_pretrained(settings["tokenizer"])
-    report = (_layout if settings["trainer"] == "layout" else _trained)(settings, tokenizer)
+    report = (_layout if settings["trainer"] == "layout" else _trained)(settings, tokenizer, told)
     Path(f"{settings['report']}.{os.environ.get('RANK', '0')}").write_text(json.dumps(report))
 
 
+def started(settings, variables):
+    """The process of a rank, and a pipe that it writes to when it has reached the step, and closes at its end."""
+    told, telling = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(telling)
+        return pid, told
+    try:
+        os.environ |= variables
+        log = os.open(f"{settings['report']}.log{variables.get('RANK', '0')}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        run(settings, telling)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def main():
+    from trl import DPOTrainer, GRPOTrainer, RewardTrainer, SFTTrainer  # noqa: F401 - before the forks
+
+    for line in sys.stdin:
+        settings, ranks = json.loads(line)
+        processes = [started(settings, variables) for variables in ranks]
+        if all([os.read(told, 1) for _, told in processes]):  # noqa: C419 - of each: it may be the last one that fails
+            for pid, _ in processes:
+                os.kill(pid, signal.SIGKILL)
+        for _, told in processes:
+            os.close(told)
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in processes]
+        print(json.dumps(statuses), flush=True)  # noqa: T201 - the answer
+
+
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main()

@@ -1,6 +1,6 @@
 """Trainers of transformers and TRL with a model, over a loader: killed and resumed, the losses are equal.
 
-Each is a process, or two ranks are: ``hf_trainer`` is their program.
+Each is a process, or two ranks are: ``hf_trainer`` forks them.
 """
 
 import json
@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ for package in ("torch", "transformers", "accelerate", "datasets", "trl"):
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]  # many processes, each of which imports torch and TRL
 
 PROGRAM = "tests.integration.frameworks.hf_trainer"
-REACHED = "the step is reached\n"
 ROWS = 40
 ALONE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
@@ -43,19 +41,27 @@ def rows(jsonl_file):
 
 
 def places(num_ranks):
-    """The variables of each rank, as torchrun sets them; none more for a process alone."""
-    shared = {**os.environ, **ALONE, "PYTHONPATH": str(ROOT)}
+    """The variables of each rank, as torchrun sets them; none for a process alone."""
     if num_ranks == 1:
-        return [shared]
+        return [{}]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
-        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1])}
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1])}
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks))
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
 
 
+@pytest.fixture(scope="module")
+def trainers():
+    """The process that runs trainings."""
+    words = [sys.executable, "-W", "ignore", "-m", PROGRAM]
+    place = {**os.environ, **ALONE, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, text=True, env=place, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
+
+
 @pytest.fixture
-def run(tmp_path, rows, small_tokenizer):
+def run(trainers, tmp_path, rows, small_tokenizer):
     """Runs a training into a folder of this name, and gives the reports of its ranks.
 
     With ``kill_at`` each rank is killed once all have made this step, and there are none.
@@ -63,25 +69,13 @@ def run(tmp_path, rows, small_tokenizer):
     shared = {"packed": False, "rows": str(rows), "num_rows": ROWS, "tokenizer": str(small_tokenizer), "resume": False}
 
     def ran(name, *, num_ranks=1, kill_at=None, **changes):
-        report, logs = tmp_path / f"{name}.json", [tmp_path / f"{name}.log{rank}" for rank in range(num_ranks)]
+        report = tmp_path / f"{name}.json"
         settings = {**shared, "folder": str(tmp_path / name), "report": str(report), **changes, "kill_at": kill_at}
-        words = [sys.executable, "-W", "ignore", "-m", PROGRAM, json.dumps(settings)]
-        ranks = []
-        with ExitStack() as stack:
-            for log, place in zip(logs, places(num_ranks), strict=True):
-                files = {"stdout": subprocess.PIPE, "stderr": stack.enter_context(log.open("w"))}
-                ranks.append(subprocess.Popen(words, text=True, env=place, **files))
-                stack.callback(ranks[-1].wait)
-                stack.callback(ranks[-1].kill)
-            if kill_at:
-                reached = [REACHED in iter(process.stdout.readline, "") for process in ranks]
-                assert all(reached), [log.read_text()[-3000:] for log in logs]
-                for process in ranks:
-                    process.kill()
-            for process in ranks:
-                process.communicate()
-        wanted = -signal.SIGKILL if kill_at else 0
-        assert {process.returncode for process in ranks} == {wanted}, [log.read_text()[-3000:] for log in logs]
+        trainers.stdin.write(json.dumps([settings, places(num_ranks)]) + "\n")
+        trainers.stdin.flush()
+        statuses = json.loads(trainers.stdout.readline())
+        logs = [Path(f"{report}.log{rank}").read_text()[-3000:] for rank in range(num_ranks)]
+        assert set(statuses) == {-signal.SIGKILL if kill_at else 0}, logs
         return [] if kill_at else [json.loads(Path(f"{report}.{rank}").read_text()) for rank in range(num_ranks)]
 
     return ran

@@ -69,6 +69,20 @@ def test_samples_of_the_fast_path_are_rolled_back_if_nothing_was_delivered_since
     assert take(coordinator, 2) == [100, 10]
 
 
+def test_the_fast_path_is_not_used_where_a_request_is_needed():
+    plain, on_ack = coordinator_of(), coordinator_of(commit_on_ack=True)
+    for coordinator in (plain, on_ack):
+        take(coordinator, 1)
+
+    assert on_ack.take_ready(1) is None, "a lease has to be written"
+    assert plain.take_ready(19) is None, "the run is not so long"
+    assert plain.take_ready(1, last_epoch=-1) is None, "it is of a later epoch"
+    plain.add_groups([made_by_hand(100), made_by_hand(101)])
+    assert plain.take_ready(1) is None, "the buffer comes first"
+    take(plain, 1)
+    assert plain.take_ready(1) is None, "and there is more in it"
+
+
 def test_an_interrupt_where_the_fast_path_makes_room_leaves_nothing_delivered():
     """Ctrl-C may come at any line; here it comes as late as it can."""
 
