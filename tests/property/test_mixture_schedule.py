@@ -1,6 +1,6 @@
 """The schedule of any tree of mixtures: planned, picked and resumed, it is one.
 
-What it is, is held by the model of `tests/support/model.py`.
+What it is, is held by the model of `tests/support/model_order.py`.
 """
 
 from __future__ import annotations
