@@ -103,7 +103,7 @@ def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) ->
     if saved.packing:  # rows after the saved position may be in packs that are delivered already
         epoch, num_delivered = saved.packing.epoch, saved.packing.epoch_packs
         if not num_delivered:
-            return epoch
+            return int(epoch)
     elif ledger.position == Position(epoch):
         return epoch
     elif saved.rows_left is not msgspec.UNSET:
