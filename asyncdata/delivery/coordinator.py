@@ -223,8 +223,8 @@ class Coordinator:
 
         ledger = self.ledger
         last_epoch = self.rules.last_epoch(request.last_epoch)
-        number, is_for_packs = request.num_groups - len(chosen), request.is_for_packs
-        delivery = self._deliver(ledger, number, last_epoch, may_be_fewer=is_for_packs)
+        number = request.num_groups - len(chosen)
+        delivery = self._deliver(ledger, number, last_epoch, may_be_fewer=request.may_be_fewer)
         if delivery is None:
             return None
 

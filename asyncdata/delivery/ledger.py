@@ -401,6 +401,7 @@ class Request:
     :param last_epoch: do not go beyond this epoch; there may be fewer groups then.
     :param is_for_packs: the caller packs the samples, and then commits the delivery together with the progress of
         packing (:meth:`~asyncdata.delivery.coordinator.Coordinator.commit`). Until then nothing is delivered.
+    :param may_be_fewer: take the samples before what stops the stream, which is raised at the next call.
     :param is_peek: the caller only looks at what comes next: nothing is delivered.
     :ivar packed: the samples of the packs that are delivered next, if they have media: those that it waits for, and
         those whose media are loaded ahead.
@@ -412,7 +413,9 @@ class Request:
     :ivar commit: the states before and after the commit of that delivery, so that it can be rolled back.
     """
 
-    __slots__ = "chosen commit is_for_packs is_peek last_epoch num_groups packed passed ready_at served wake".split()
+    __slots__ = (
+        "chosen commit is_for_packs is_peek last_epoch may_be_fewer num_groups packed passed ready_at served wake"
+    ).split()
 
     def __init__(
         self,
@@ -420,11 +423,12 @@ class Request:
         last_epoch: int | None = None,
         *,
         is_for_packs: bool = False,
+        may_be_fewer: bool = False,
         is_peek: bool = False,
     ) -> None:
         self.num_groups = num_groups
         self.last_epoch = last_epoch
-        self.is_for_packs, self.is_peek = is_for_packs, is_peek
+        self.is_for_packs, self.may_be_fewer, self.is_peek = is_for_packs, may_be_fewer, is_peek
         self.packed: tuple[list[Sample], list[Sample]] | None = None
         self.wake: Callable[[], object] = no_op
         self.ready_at = 0.0

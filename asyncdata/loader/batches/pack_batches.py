@@ -116,7 +116,12 @@ class PackBatches(ABC):
             self._is_over = self._is_over or not self._runs_on or num_packs > self._first_pack
             self._enter(ledger)
             self._epoch = epoch
-        return None if self._is_over else Request(self._num_wanted(ledger), epoch, is_for_packs=True)
+        if self._is_over:
+            return None
+
+        # Planned packs need all of their samples.
+        may_be_fewer = not self._batching.is_planned
+        return Request(self._num_wanted(ledger), epoch, is_for_packs=True, may_be_fewer=may_be_fewer)
 
     @abstractmethod
     def finish(self, request: Request, samples: list[Sample]) -> Batch:
