@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import time
 import uuid
 from importlib.util import find_spec
@@ -107,22 +108,28 @@ def whats_told(folder: Path) -> tuple[str, ...]:
     return tuple("" if end is None else ": ".join(filter(None, (end.reason, end.error))) for end in ends)
 
 
+@pytest.fixture
+def temporary(monkeypatch):
+    """The folder of temporary files. Its name is short, as multiprocessing makes a socket there."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.delenv("ASYNCDATA_PROVE", raising=False)
+        yield folder
+
+
 @pytest.mark.parametrize(("way", "method", "load"), cells())
 def test_it_ends_in_time_with_its_own_status_and_leaves_nothing(
-    tmp_path, monkeypatch, small_tokenizer, way, method, load
+    tmp_path, temporary, small_tokenizer, way, method, load
 ):
-    ends_with(tmp_path, monkeypatch, small_tokenizer, way, method, LOADS.get(load, ["workers", "telemetry"]))
+    ends_with(tmp_path, temporary, small_tokenizer, way, method, LOADS.get(load, ["workers", "telemetry"]))
 
 
 @pytest.mark.parametrize("way", ["return", "the loader is garbage"])
-def test_a_warning_that_is_an_error_changes_no_status(tmp_path, monkeypatch, way):
-    ends_with(tmp_path, monkeypatch, Path(), way, "", ["workers", "telemetry"], policy="error")
+def test_a_warning_that_is_an_error_changes_no_status(tmp_path, temporary, way):
+    ends_with(tmp_path, temporary, Path(), way, "", ["workers", "telemetry"], policy="error")
 
 
-def ends_with(tmp_path, monkeypatch, tokenizer, way, method, loads, policy="always"):
-    monkeypatch.delenv("ASYNCDATA_PROVE", raising=False)
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
+def ends_with(tmp_path, temporary, tokenizer, way, method, loads, policy="always"):
     path, has_trace = write_rows(tmp_path / "rows.jsonl", 1000), policy == "error" or bool(TRACED.search(way))
     settings = {"way": way, "method": method, "loads": loads, "tokenizer": str(tokenizer), "policy": policy}
     settings |= {"peer": uuid.uuid4().hex, "world_size": 1 + ("exchange" in loads)}
@@ -139,7 +146,7 @@ def ends_with(tmp_path, monkeypatch, tokenizer, way, method, loads, policy="alwa
         finally:
             for program in programs:
                 program.__exit__()
-    left = os.listdir(tmp_path / "temporary")
+    left = os.listdir(temporary)
     assert [name for name in left if not name.startswith("pymp-")] == [], "those of multiprocessing itself may stay"
     kept = [path for folder in (tmp_path / "cache", *folders) for path in folder.rglob("*") if path.is_file()]
     assert {path.suffix or path.name for path in kept} <= {".lock", ".proof", ".jsonl", "over"}
