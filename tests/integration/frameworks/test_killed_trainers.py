@@ -196,7 +196,7 @@ def briefly(code, kind):
 tokenizer = AutoTokenizer.from_pretrained("tokenizer")
 sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
 model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
-sft, pairs, groups, evaluated = blocks_of("use-it-with-trl.md", "py")[:4]
+sft, pairs, _, groups, evaluated = blocks_of("use-it-with-trl.md", "py")[:5]
 exec(briefly(sft, "SFTConfig").replace("eval_strategy='steps'", "eval_strategy='no'").replace(
     "train_dataset=placeholder()", "train_dataset=placeholder(), eval_dataset=None"))
 arguments = eval(briefly("SFTConfig(max_steps=1000, save_steps=100)", "SFTConfig"))
