@@ -54,7 +54,7 @@ class RowReader:
     :param setting: how the setting is called that gives the key of a field, in errors.
     :param decoded: the fields whose values are decoded; the others are JSON text.
     :param allows_media: whether rows may have media, which their reader does not lose.
-    :param account: what is done with keys that are not read; None: whoever gets the sample has the whole row.
+    :param account: what is done with keys that are not read; None: nothing, as the sample has the whole row.
     :ivar media: the keys whose values are media, if they are not empty; () if rows may have media.
     :ivar read_keys: the keys that are read.
     """

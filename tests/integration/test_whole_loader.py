@@ -488,7 +488,7 @@ class WholeLoader(RuleBasedStateMachine):
         is_all = self.world.rules.drop_above is None
         assert names == (wanted if is_all else wanted[: len(names)]), self.failed(names, wanted)
 
-    # What becomes of groups.
+    # Groups after their delivery.
 
     def give_back(self, picks: list[int], response: str) -> None:
         chosen = self.chosen(picks)

@@ -37,7 +37,7 @@ def delayed(seed: int) -> Iterator[dict[Any, int]]:
         return chance.choice([0.0, 0.0, 0.1, 1.0]) * chance.random() * LONGEST_S
 
     def see(frame: Any, event: str, _: object) -> None:
-        """A function is called, or a coroutine goes on."""
+        """A function is called, or a coroutine is resumed."""
         if event != "call":
             return
 

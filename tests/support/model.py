@@ -351,7 +351,7 @@ class Model:
         left = [piece for piece in pack if piece[0].key not in self.now.excluded]
         return [list(row.tokens[start:stop]) for row, start, stop in left] or [[0, 0]]
 
-    # What becomes of groups.
+    # Groups after their delivery.
 
     @property
     def out(self) -> list[Group]:

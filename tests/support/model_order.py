@@ -60,7 +60,7 @@ def shuffled(size: int, key: int) -> list[int]:
 
 
 class Row(NamedTuple):
-    """A row: its place, and what becomes of it. ``fate`` is KEPT, BAD, or the reason why it is dropped."""
+    """A row: its place, and its ``fate``: KEPT, BAD, or the reason why it is dropped."""
 
     part: str
     file: int
