@@ -265,11 +265,12 @@ class _LocalFile(ParquetFile):
 class _Pass:
     """A row group, from front to back.
 
+    :ivar over: the file and the row group; None after an error, as nothing can be read after it.
     :ivar first: the first row that can still be read.
     """
 
     def __init__(self, file: ParquetFile, group: int) -> None:
-        self.over = file, group
+        self.over: tuple[ParquetFile, int] | None = (file, group)
         self.first = file.first_row(group)
         self._batches = file.batches(group)
         self._batch: pa.RecordBatch | None = None
@@ -285,8 +286,14 @@ class _Pass:
             if start >= stop:
                 return
 
-            self.first, self._batch = end, next(self._batches, None)
-            if self._batch is None:
+            try:
+                batch = next(self._batches, None)
+            except BaseException:
+                self.over = None
+                raise
+
+            self.first, self._batch = end, batch
+            if batch is None:
                 raise ValueError(f"it ends before row {stop}")
 
 
