@@ -467,9 +467,7 @@ def _epoch_of(item: tuple[Place, Sample]) -> int:
 def place_of(sample: Sample) -> Place:
     """The place of a sample of D."""
     position = sample.position
-    if position is None:
-        raise ValueError("a sample of D has a position")
-
+    assert position is not None, "a sample of D has a position"
     return position.epoch, position.window, position.row
 
 
