@@ -33,7 +33,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     :ivar reasons: the reasons, as sentences.
     :ivar compares: what the compared digests cover: ``tokens``, ``positions`` (and numbers of tokens),
         ``positions only``, or ``nothing``.
-    :ivar num_ahead: samples of the stream that the second run has seen minus those of the first.
+    :ivar num_ahead: samples of the stream that the second run has seen more than the first.
     :ivar positions: the first position of D that each has not delivered, as ``epoch:window:row``.
     :ivar num_samples: samples of the stream that each has seen.
     :ivar changes: settings and fingerprints that differ -> a description of the change.

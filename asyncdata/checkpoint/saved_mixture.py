@@ -207,7 +207,7 @@ class MixtureMatch:
         return {name: part for name, part in self._known.items() if name not in present}
 
     def canaries(self, digests: list[str]) -> list[str]:
-        """The digests of canaries that must be the same: those of parts whose text may not have changed."""
+        """The digests of canaries that must be the same, of parts whose text may not have changed."""
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(self._allow))
         other = {name for name, changed in self._changed.items() if changed & _OTHER_TEXT}
         return [] if is_allowed else [text for text in digests if text.partition(_NAME_END)[0] not in other]

@@ -310,7 +310,7 @@ def load(path: str | os.PathLike[str]) -> Snapshot:
 
 
 def load_fields(path: str | os.PathLike[str]) -> tuple[Snapshot, dict[str, Any]]:
-    """:func:`load`, and all fields that the file has, also those of which a :class:`Snapshot` knows nothing."""
+    """:func:`load`, and all fields that the file has, also fields that a :class:`Snapshot` does not know."""
     return _load(_absolute(path, "AD602", "cannot be read"))[1:]
 
 

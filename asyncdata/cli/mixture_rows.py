@@ -1,7 +1,7 @@
 """The samples of a mixture, to look at them: which part each comes from, and its row there.
 
 Which sample comes when is found by delivering the mixture, with the loader's own code. The row is then found in the
-order of its part, which is that of a single source.
+order of its part, as that of a single source.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def delivered(loader: DataLoader, num_samples: int | None = None) -> Iterator[Sa
 
 
 def _until(sample: Sample, name: str, rows: Iterator[InspectedRow]) -> Iterator[InspectedRow]:
-    """The rows of a part up to that of ``sample``; those before it yield no sample, so they have no position."""
+    """The rows of a part up to the row of ``sample``; rows before it yield no sample, so they have no position."""
     for row in rows:
         if row.location == sample.source:
             yield replace(row, source_name=name, position=sample.position)

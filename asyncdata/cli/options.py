@@ -188,7 +188,7 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
 
 
 def loader_of(args: SimpleNamespace, **knobs: Any) -> DataLoader:
-    """The loader that the options describe, not yet started. Those of ``--loader`` precede ``knobs``."""
+    """The loader that the options describe, not yet started. ``--loader`` precedes ``knobs``."""
     given: dict[str, Any] = {}
     for name, path in _KNOBS.items():
         if hasattr(args, name):

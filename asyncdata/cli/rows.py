@@ -329,7 +329,7 @@ class _Keeper:
         return self
 
     def fingerprints(self) -> dict[str, str]:
-        """Those of the function, on which the row index depends, too."""
+        """The function's, on which the row index depends, too."""
         is_known = self._function is not None and has_fingerprint(self._function)
         return fingerprints_of(self._function) if is_known else {"tokenize_fn": uuid4().hex}
 

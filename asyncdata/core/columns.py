@@ -172,7 +172,7 @@ class Columns(dict[str, Array]):
     """The arrays of a sample by name, each read-only.
 
     :ivar declared: the columns, by name.
-    :ivar media: where those of the phase ``load`` come from, so that they can be loaded again; None: there are none.
+    :ivar media: where columns of the phase ``load`` come from, so that they can be loaded again; None: there are none.
     """
 
     __slots__ = ("declared", "media")

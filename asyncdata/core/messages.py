@@ -64,7 +64,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is told once, before its first request. Without a spec, the function is there already.
 
     ``with_token_sums`` asks for the CRC-32 of each sample's tokens. A mixture has a job for each of its ``parts``.
-    ``stores`` are those of the objects among ``files``. ``keeps_rows`` asks for the rows of samples with media beside
+    ``stores`` are for the objects among ``files``. ``keeps_rows`` asks for the rows of samples with media beside
     them, as they cannot be read again.
     """
 
@@ -93,7 +93,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class Block(msgspec.Struct, frozen=True, array_like=True):
     """A piece of a file: the rows whose offset is in ``[start, stop)``.
 
-    A row's offset is that of its first byte, or, in files whose rows are numbered, its number.
+    A row's offset is where its first byte is, or, in files whose rows are numbered, its number.
     """
 
     file_id: int
@@ -258,7 +258,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Short(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The request failed as the system has no more of something: no row's fault, and another worker may do better.
 
-    ``reason`` is what the system said; ``row``, ``excerpt`` and ``place`` are those of :class:`Failed`. The producer
+    ``reason`` is what the system said; ``row``, ``excerpt`` and ``place`` are as in :class:`Failed`. The producer
     sees none of these: the pool asks again, and answers with a :class:`Failed` if that never helps.
     """
 

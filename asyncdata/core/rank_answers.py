@@ -1,4 +1,4 @@
-"""What the ranks answered in a call of an exchange, which sends bytes to all ranks and returns those of each."""
+"""What the ranks answered in a call of an exchange, which sends bytes to all ranks and returns each rank's."""
 
 from __future__ import annotations
 

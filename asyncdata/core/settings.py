@@ -74,7 +74,7 @@ def wrong_value(field: msgspec.structs.FieldInfo, value: Any, error: msgspec.Val
 
 
 def _choices(kind: Any) -> list[Any]:
-    """The values that a type names: those of a ``Literal``, and None."""
+    """The values that a type names: a ``Literal``'s, and None."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
 
@@ -105,7 +105,7 @@ def _refusal(kind: type, args: tuple[Any, ...], settings: Mapping[str, Any]) -> 
 
 
 def naming_settings(init: InitT) -> InitT:
-    """Decorates ``__init__``: wrong names of settings are errors as those of :class:`Settings` are."""
+    """Decorates ``__init__``: wrong names of settings are errors as in :class:`Settings`."""
 
     @wraps(init)
     def checked(self: Any, *args: Any, **settings: Any) -> None:

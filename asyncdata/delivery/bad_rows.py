@@ -129,7 +129,7 @@ def error_at(place: SourceLocation, error: RowError) -> BadRowError:
 
 
 def located(failed: Failed, place: SourceLocation, *, shows_row: bool = True) -> Failed:
-    """``failed`` with a location in its message: that of the row at ``place``, which caused it."""
+    """``failed`` with the location of the row at ``place``, which caused it, in its message."""
     code, _, reason = failed.message.partition(" ")
     told = error_at(place, RowError(failed.row, code, reason))
     shown = " (BadRows(excerpts=False) shows no more)"

@@ -56,7 +56,7 @@ class _Reason:
 
     @property
     def num_unnamed(self) -> int:
-        """Those of files that were not named."""
+        """The rows of files that were not named."""
         return self.num_dropped - int(self.of_files[self.named].sum())
 
 

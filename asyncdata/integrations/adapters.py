@@ -30,7 +30,7 @@ __all__ = ("KEY", "OfView", "key_of", "made_on_first_use", "refuse", "report_key
 def made_on_first_use(
     module: str, package: str, makers: Mapping[str, tuple[type, str] | Callable[[], type]]
 ) -> Callable[[str], type]:
-    """The ``__getattr__`` of a module with classes whose base classes are those of ``package``.
+    """The ``__getattr__`` of a module with classes that inherit from classes of ``package``.
 
     A class is made once, also for two threads, and is an attribute of the module from then on.
 

@@ -43,7 +43,7 @@ class Measurement(NamedTuple):
 
 
 def measurements(statistics: msgspec.Struct, fields: Iterable[str] | None = None) -> list[Measurement]:
-    """All numbers of the statistics (:class:`~asyncdata.Statistics`), or those of some fields.
+    """All numbers of the statistics (:class:`~asyncdata.Statistics`), or of some fields.
 
     A dict is a number for each key; the workers are counted by their state. The numbers of a mixture's parts have the
     names of :meth:`SourceStatistics.to_dict`, and the part as their label.

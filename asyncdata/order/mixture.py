@@ -9,7 +9,7 @@ Steiner and S. Yeomans, "Level schedules for mixed-model, just-in-time processes
 would not do: where ``weight * quota < 1`` a part's count could have to fall. The places within a block are a keyed
 permutation.
 
-By tokens, the next sample is that of the part with the largest deficit ``weight * total - tokens``.
+By tokens, the next sample is of the part with the largest deficit ``weight * total - tokens``.
 
 A part that has no sample in an epoch of its own, as its rows are excluded, sits out: up to the next multiple of
 ``quota`` it has no weight, and at its first turn after that it is asked again. If it has none again, it sits out twice

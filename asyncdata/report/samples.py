@@ -136,7 +136,7 @@ def _record(sample: ShownSample) -> dict[str, object]:
 
 
 def _coded(runs: list[Run]) -> list[list[object]]:
-    """Each run as its text and a number: that of its kind, and the last bit says whether it is trained."""
+    """Each run as its text and the number of its kind, of which the last bit says whether it is trained."""
     return [[visible(text), 2 * _KINDS.index(kind) + is_trained] for text, kind, is_trained in runs]
 
 

@@ -66,7 +66,7 @@ def overview(run: Run) -> Section:
 
 
 def _failures(run: Run) -> list[Block]:
-    """The error that ended the latest starts, if one did: that of the rank which ended first."""
+    """The error that ended the latest starts, if one did, on the rank which ended first."""
     ends = [(start.end, start.header.rank) for start in run.generations[-1] if start.end and start.end.error]
     if not ends:
         return []

@@ -127,7 +127,7 @@ class Files:
         return sum(all_sizes(self.files))
 
     def close(self) -> None:
-        """As the protocol says; there are none."""
+        """There are no temporary files to remove."""
 
     def keep_blocks(self, kept: BlockCacheSpec) -> None:
         """Let those who read the objects keep their blocks on the local disk."""

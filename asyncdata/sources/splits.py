@@ -23,7 +23,7 @@ _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
 
 
 class Splits:
-    """Which files of a folder are read: those of one split, and of none.
+    """Which files of a folder are read: the files of one split, and of none.
 
     :param known: of data that grow, the files that were there before: new splits are left out, and that is logged once.
         Files that are read are added. None: two splits are refused.

@@ -97,7 +97,7 @@ class RowStream(ABC):
         return []
 
     def close(self) -> None:  # noqa: B027 - there is nothing to do
-        """As :class:`~asyncdata.sources.base.Blocks` says; there are no temporary files."""
+        """There are no temporary files to remove."""
 
     def as_blocks(self, block_bytes: int) -> Blocks | None:
         """The same rows in pieces that workers can read, for orders of single rows; None if that is not possible."""
@@ -220,7 +220,7 @@ class ExampleStream(RowStream):
         return SourceLocation(self.files[file_id].path, -1, num_bytes, row_number=offset)
 
     def check_unchanged(self) -> None:
-        """As the protocol says; nothing can be checked."""
+        """Nothing can be checked."""
 
     def rows(
         self,
@@ -301,7 +301,7 @@ class IterableStream(ExampleStream):
     def read(
         self, order: StreamOrder, epoch: int, state: dict[str, Any] | None, check: Callable[[], object]
     ) -> Generator[Rows]:
-        """As the base class says; there are no states."""
+        """The examples from the first one on, as there is no state to begin at."""
         yield from self.rows(iter(self._make(epoch)), 0, None, lambda _: None, check)
 
     def fingerprint(self) -> dict[str, Any]:

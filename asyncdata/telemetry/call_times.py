@@ -78,7 +78,7 @@ class CallTimes:
     :param waits_for: returns what is missing now.
     :param cpu_share: returns how the workers had to share the CPUs since its last call.
     :ivar num_lost: calls and waits that found the queue full.
-    :ivar wait_s: seconds of waiting, by what was missing; ``first_s``: those of the first call among them.
+    :ivar wait_s: seconds of waiting, by what was missing; ``first_s``: the share of the first call in them.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class CallTimes:
 
     @property
     def wait_ms(self) -> dict[int, int]:
-        """Histogram of the waits that have ended, in milliseconds, without that of the first call."""
+        """Histogram of the waits that have ended, in milliseconds, without the first call's."""
         return self._wait_ms.counts()
 
 

@@ -18,7 +18,7 @@ class RecordFile:
     The first line makes the folder and the file, under a name that no other start has.
 
     :param max_bytes: limit of the file: one half for details, the other for totals.
-    :ivar number: of this start among those of its rank.
+    :ivar number: of this start among its rank's.
     :ivar fault: why the last line could not be written; empty if it was.
     """
 

@@ -359,9 +359,9 @@ _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """At exit, before the loaders are closed that are still open."""
+    """At exit, before the loaders that are still open are closed."""
     for recorder in filter(Recorder.is_here, list(_running)):
-        # In a notebook, it is that of an earlier cell.
+        # In a notebook, it is the error of an earlier cell.
         error = getattr(sys, "last_value", None) or sys.exception()  # the latter in a child of multiprocessing
         recorder.failed(None if hasattr(sys, "ps1") else error, True)
         recorder.close("the interpreter ended")

@@ -76,5 +76,5 @@ class PartTokenizers:
         return self._tokenizers[part]
 
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
-        """As the protocol of a tokenizer says; but which part a row is of is not known here."""
+        """Refused: which part a row is of is not known here."""
         raise ConfigError("rows of a mixture are tokenized by the function of their part")

@@ -133,7 +133,7 @@ def clip(spans: Iterable[Span], start: int, stop: int) -> list[Span]:
 
 
 def trained_runs(labels: Sequence[int]) -> list[Span]:
-    """Where the labels are those of trained tokens."""
+    """Where the labels are of trained tokens."""
     spans, start = [], 0
     for is_trained, run in groupby(labels, key=NOT_TRAINED.__ne__):
         stop = start + sum(1 for _ in run)

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class TokenizerFolder(NamedTuple):
-    """The folder of a tokenizer's files; ``commit`` is that of the hub, or None for a local folder."""
+    """The folder of a tokenizer's files; ``commit`` is the hub's, or None for a local folder."""
 
     folder: str
     commit: str | None

@@ -185,7 +185,7 @@ class Result(NamedTuple):
 def declared_of(function: Any) -> tuple[Column, ...]:
     """The columns that a tokenize function declares.
 
-    :raises ConfigError: if they are none, or nothing loads those of the phase ``load``.
+    :raises ConfigError: if they are none, or nothing loads the columns of the phase ``load``.
     """
     if getattr(function, "columns", None) is None:
         return ()

@@ -54,7 +54,7 @@ class _ThreadWorker(Worker):
         self._row = row
 
     async def begin(self, has_started: Callable[[], bool]) -> None:
-        """As the class says; it is ready at once."""
+        """Nothing to wait for: it is ready at once."""
 
     def send(self, call: Call) -> None:
         self._row = -1
@@ -115,7 +115,7 @@ class _Threads(Transport):
         return _ThreadWorker(number, self._new_handler)
 
     async def reopen(self, workers: list[Worker], dismiss: Callable[[Worker], object]) -> None:
-        """As the class says. The next request waits for it, as the function is not made for two threads."""
+        """Open the functions again. The next request waits for it, as they are not made for two threads."""
         for worker in workers:
             if not isinstance(worker, _ThreadWorker) or worker.number not in self._tokenizes.numbers():
                 continue
@@ -145,7 +145,7 @@ class InlineExecutor(Pool):
         super().__init__([_Threads(tokenize_fn)], num_parts)
 
     def statistics(self) -> ExecutorStatistics:
-        """As the class says: the thread is there, also before it is used, and afterwards."""
+        """What the thread is doing: it is there before it is used, and afterwards."""
         found = super().statistics()
         return found if found.workers else msgspec.structs.replace(found, workers=[WorkerState(state="idle")])
 

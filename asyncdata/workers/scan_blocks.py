@@ -101,7 +101,7 @@ class _FoundRows:
         self.num_blank = 0
 
     def read(self, blocks: list[Block], reader: BlockReader, *, with_bytes: bool) -> Iterator[list[Buffer]]:
-        """The bytes of the rows, in pieces; those of a row that is too long are empty."""
+        """The bytes of the rows, in pieces; a row that is too long has none."""
         piece: list[Buffer] = []
         size = 0
         for block in blocks:

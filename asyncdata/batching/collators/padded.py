@@ -80,7 +80,7 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
 class FixedCollator(Description, frozen=True, kw_only=True):
     """Rows of exactly ``length``, padded on the right: every batch has the same shape.
 
-    The arrays are those of :class:`PaddedCollator`.
+    The arrays are as :class:`PaddedCollator` makes them.
 
     :ivar length: tokens of every row.
     :ivar pad_id: the token of the padding.

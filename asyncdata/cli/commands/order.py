@@ -1,4 +1,4 @@
-"""``asyncdata order``: prints D, the order of rows. ``asyncdata sample``: shows one row of it, or those of a step."""
+"""``asyncdata order``: prints D, the order of rows. ``asyncdata sample``: shows a row of it, or the rows of a step."""
 
 from __future__ import annotations
 

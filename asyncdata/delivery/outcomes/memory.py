@@ -109,7 +109,7 @@ class RowTable:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the rows, without that of the index of the newest ones."""
+        """Memory of the rows, without the index of the newest ones."""
         return self._ids.nbytes + self._rows.nbytes + self._fresh.nbytes
 
     def find(self, row_id: int) -> Any:

@@ -38,7 +38,7 @@ class OutcomeTable(NamedTuple):
     :ivar ids: uint64, ascending: the row's id (``rows.row_ids``).
     :ivar num_scores: int64, scores reported so far.
     :ivar mean: float64, their mean.
-    :ivar last_mean: float64, the mean of those of the last epoch that has any.
+    :ivar last_mean: float64, the mean of the scores of the last epoch that has any.
     :ivar last_epoch: int64, that epoch.
     :ivar earlier: for a policy with an attribute ``epochs``, the means of so many epochs less one before that one, of
         those that have any, the latest first: each float64 of shape (num_rows,); NaN where there are not as many.

@@ -180,7 +180,7 @@ def group_index_of(group: Sequence[Any]) -> int | None:
 
 
 def scores_of(groups: Iterable[list[Any]], samples_per_group: int, reward_key: str | None) -> Iterator[Scored]:
-    """The rewards of finished samples, with the keys of their rows; of a fan-out, that of its last sample.
+    """The rewards of finished samples, with the keys of their rows; of a fan-out, the reward of its last sample.
 
     A sample has the key of its row in its metadata, so that it is known in whatever process, copy or checkpoint the
     sample is.
@@ -281,7 +281,7 @@ def _identified(wanted: list[Any], originals: dict[Any, Any], buffer_filter: Buf
 
 
 def _identity(group: Any) -> tuple[int, ...]:
-    """The identity of a group: that of its samples, whichever list they are in."""
+    """The identity of a group's samples, whichever list they are in."""
     return tuple(map(id, group)) if isinstance(group, list | tuple) else (id(group),)
 
 

@@ -51,7 +51,7 @@ class LoaderDataset:
         return to_torch_state(self._open().state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state``, which may also be that of a DataLoader.
+        """Continue from ``state``, which may also be a DataLoader's.
 
         :raises SnapshotError: if it is not of these data and settings; see :meth:`DataLoader.load_state_dict`.
         """

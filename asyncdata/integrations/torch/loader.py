@@ -255,7 +255,7 @@ class StatefulDataLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch of the trainer: that of the loader before it delivered the fetched batches."""
+        """The epoch of the trainer's next batch: the loader's before it delivered the fetched batches."""
         fetches = self._queue.held + self._queue.waiting
         return fetches[0].epoch if fetches else self._loader.epoch
 

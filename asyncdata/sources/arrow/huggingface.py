@@ -165,7 +165,7 @@ class DatasetBlocks(Files):
         self._digests: dict[str, Any] | None = None
 
     def close(self) -> None:
-        """As the protocol says: a copy of what was in memory, and indices."""
+        """Remove the temporary files: a copy of what was in memory, and indices."""
         self._folder.close()
 
     @property
@@ -400,7 +400,7 @@ class DatasetStream(ExampleStream):
         yield from self.rows(iter(dataset), state["number"], state, partial(_state_now, dataset), check)
 
     def _text(self, example: Any, number: int) -> bytes:
-        """As the base class says, with the values of ``Json()``, and without the nulls that Arrow has added."""
+        """The example as JSON, with the values of ``Json()``, and without the nulls that Arrow has added."""
         example = {name: _parsed(value, self._jsons.get(name)) for name, value in example.items()}
         text = super()._text(example, number)
         if not self._is_of_arrow or b":null" not in text:

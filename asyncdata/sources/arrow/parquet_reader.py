@@ -69,7 +69,7 @@ class ParquetReader:
         return found
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
-        """As the protocol says. Rows of one row group are read in one pass, or from memory if the group is small."""
+        """Single rows. Rows of one row group are read in one pass, or from memory if the group is small."""
         wanted: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for number, place in enumerate(places):
             group = self._file(place.file_id).group_of(place.offset)

@@ -48,7 +48,7 @@ class HubStore(Store):
     ``user/name/path``.
 
     :param url: ``hf://datasets`` or ``hf://buckets``.
-    :param options: ``endpoint`` and ``token``; without them, those of huggingface_hub.
+    :param options: ``endpoint`` and ``token``; without them, huggingface_hub's.
     :raises ConfigError: AD340 if huggingface_hub is not installed, or has no buckets; AD341 for another url or option.
     """
 

@@ -50,7 +50,7 @@ _PUBLIC, _PRIVATE, _LINK_LOCAL = range(3)
 class ObstoreStore(Store):
     """See :class:`~asyncdata.sources.remote.store.Store`.
 
-    :param url: the bucket's address, or that of an http host, with user, password and query if it has them.
+    :param url: the address of the bucket, or of an http host, with user, password and query if it has them.
     :param options: the keyword arguments of obstore's ``from_url``, and ``allow_private_redirects``;
         ``credential_provider`` may be an import path.
     :raises ConfigError: if obstore is not installed, or refuses an option.

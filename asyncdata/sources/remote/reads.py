@@ -374,7 +374,7 @@ class ObjectFile:
             self._next = stop
 
     def check(self) -> None:
-        """As of a file: each read was checked."""
+        """Nothing is left to check: each read was."""
 
     def close(self) -> None:
         """Cancel what is read ahead."""

@@ -35,7 +35,7 @@ class LineReader:
         self._open = OpenFiles(lambda file_id: SameFile.checked(job.files[file_id]))
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
-        """As the protocol says; a block with its over-read always fits."""
+        """The rows of ``block``; all fit, with what is read beyond it."""
         file = self._files[block.file_id]
         return self._find(self._fd(block.file_id), file, block)
 

@@ -76,7 +76,7 @@ class TextStream(Files, RowStream):
         self.are_arrays: Sequence[bool] = list(are_arrays)
 
     def as_blocks(self, block_bytes: int) -> ArrayBlocks | None:
-        """As the base class says: of files that are not compressed, and no objects."""
+        """The blocks of local files that are not compressed; None for others."""
         if any(coding != "plain" for coding in self.codings) or self._reads is not None:
             return None
 

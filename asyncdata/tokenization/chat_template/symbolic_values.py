@@ -290,7 +290,7 @@ class Text(_Unknown):
         return self._trace.ask(self._text, operator.methodcaller(name, *args), name, repr(args))
 
     def _parted(self, name: str, *args: Any) -> list[str | Text]:
-        """The pieces of the text as proxies. Their number, that of the chat at hand, is a guard."""
+        """The pieces of the text as proxies. Their number, which the chat at hand has, is a guard."""
         part = operator.methodcaller(name, *args)
         length = self._trace.ask(self._text, lambda text: len(part(text)), name, "length", repr(args))
         if length == 1 and args and name in ("split", "rsplit"):

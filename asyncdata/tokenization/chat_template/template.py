@@ -49,7 +49,7 @@ class ChatTemplate:
     """One template, compiled.
 
     :param source: the template's text.
-    :param variables: the variables of every rendering: the special tokens, and those of the user.
+    :param variables: the variables of every rendering: the special tokens, and the user's.
     :param today: the time for ``strftime_now``. The time of the clock would give other tokens for a row tomorrow.
     :ivar fitted: brings a chat into the form that the template writes right.
     :ivar has_generation: whether it has ``{% generation %}`` blocks.

@@ -173,7 +173,7 @@ def revoke(subject: Subject, reason: str) -> None:
 
 
 def subjects_of(files: TokenizerFiles, backends: Sequence[str]) -> Iterator[Subject]:
-    """Those of the backends that are installed."""
+    """The backends among ``backends`` that are installed."""
     return filter(None, (subject_of(files, backend) for backend in backends))
 
 

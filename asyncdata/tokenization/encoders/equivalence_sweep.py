@@ -307,7 +307,7 @@ def random_texts(
 
 
 def _scripts(points: Iterable[int]) -> list[str]:
-    """The characters in runs of 128 code points, nearly all of one script each; those of ASCII first, and often."""
+    """The characters in runs of 128 code points, nearly all of one script each; ASCII first, and often."""
     runs: dict[int, list[str]] = {}
     for point in sorted(points):
         runs.setdefault(point >> 7, []).append(chr(point))

@@ -69,7 +69,7 @@ class Encoder:
         if self._hf is None:
             before = fast_backends.private_bytes()
             tokenizer = self._files.load()
-            # Where a backend is audited, the offsets must not follow from lengths: those of the proof may be wrong.
+            # Where a backend is audited, the offsets must not follow from lengths: the proof's may be wrong.
             lengths = LengthsById.of(self._files, tokenizer) if self._offsets and self._fast is None else None
             self._hf = HfEncoder(
                 tokenizer, add_special_tokens=self._add_special_tokens, offsets=self._offsets, lengths=lengths
@@ -111,7 +111,7 @@ class Encoder:
     def _audit_offsets(self, texts: list[str], found: list[Located]) -> None:
         """Compare the offsets of the text whose ids were compared.
 
-        :raises WrongIdsError: if they are not those of ``tokenizers``.
+        :raises WrongIdsError: if ``tokenizers`` gives others.
         """
         text = self._audited
         offsets = NOWHERE if text is None else found[texts.index(text)].offsets
@@ -291,7 +291,7 @@ class _Fast(NamedTuple):
     """A proven backend.
 
     :ivar not_proven: finds the texts that it must not be given.
-    :ivar around: the ids to be put around those of a text.
+    :ivar around: the ids to be put around a text's.
     :ivar lengths: finds the offsets of tokens.
     """
 
@@ -334,7 +334,7 @@ def open_encoder(
 def choose(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) -> Proof | None:
     """The proof of the backend to use; None for ``tokenizers`` itself.
 
-    If a backend is given by name and has no proof, that of Latin text and the special tokens is made now, in a second
+    If a backend is given by name and has no proof, Latin text and the special tokens are proven now, in a second
     or two.
 
     :raises ConfigError: as :func:`open_encoder`.

@@ -33,7 +33,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
     :param messages_key: the key of a row's messages: a list, or that list as JSON text.
-    :param label_key: the key of a row's label, any JSON value, such as that of KTO; every row must have one. None: no
+    :param label_key: the key of a row's label, any JSON value, such as KTO's; every row must have one. None: no
         labels.
     :param dialect: the form of all rows: ``messages``, ``sharegpt`` (``conversations`` of ``from`` and ``value``),
         ``alpaca`` (``instruction``, ``input``, ``output``), ``prompt_completion`` (two lists of messages, or two texts

@@ -186,7 +186,7 @@ class ChatDrafts:
         return Draft(self._row.encodable(name, text, raw), blocks, spans.has_stop(text, blocks))
 
     def prompt(self, name: str, messages: list[Message], beside: _Beside, raw: Buffer) -> Draft:
-        """The rendered chat with its generation prompt, of which nothing is trained.
+        """The rendered chat with its generation prompt, which is not trained on.
 
         :raises RowFault: if the template rejects the chat.
         """

@@ -30,7 +30,7 @@ _QUESTIONS = frozenset({"prompt", "question", "instruction", "query", "input", "
 class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rows of a prompt and two answers to samples: ``{"prompt": ..., "chosen": ..., "rejected": ...}``.
 
-    The formats are those of TRL. Each of the three is text, or a list of messages. If there is no prompt, the common
+    The formats are TRL's. Each of the three is text, or a list of messages. If there is no prompt, the common
     beginning of ``chosen`` and ``rejected`` is the prompt: whole messages, or text up to the last white space.
 
     A sample has the prompt with the chosen answer as ``tokens`` and ``labels``. The prompt with the rejected answer is

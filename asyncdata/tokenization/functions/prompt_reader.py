@@ -38,7 +38,7 @@ class PromptTokenizer(RowTokenizer):
 
     :param row: reads ``prompt``, which it decodes, ``label``, ``metadata`` and ``tools``.
     :param templates: None: prompts are not rendered.
-    :param tools: those of a row that has none of its own.
+    :param tools: for a row that has none of its own.
     """
 
     may_have_pictures = False

@@ -104,7 +104,7 @@ class OpenProcessor:
         return columns
 
     def pixels(self, planned: Planned) -> dict[str, bytes]:
-        """The column of pixels, by its key; and that of grids, which is compared with the plan's.
+        """The column of pixels, by its key; and the column of grids, which is compared with the plan's.
 
         :raises RowFault: if a picture cannot be decoded, or has another size than by its header.
         """

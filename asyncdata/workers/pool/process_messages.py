@@ -1,4 +1,4 @@
-"""What crosses between the trainer's process and those of a pool besides requests and replies."""
+"""What crosses between the trainer's process and a pool's processes besides requests and replies."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class ProcessWorker(Worker):
             _log.warning("worker.outgrown", worker=self.number, pid=self.pid, num_bytes=sizes[0], max_bytes=sizes[1])
 
     async def end(self, lost: Lost | None) -> Lost | None:
-        """As the class says. If it died with its fork server, its exit status is unknown, and no request is blamed."""
+        """Kill the process. If it died with its fork server, its exit status is unknown, and no request is blamed."""
         process = self._process
         process.kill()
         with anyio.CancelScope(shield=True):
@@ -189,7 +189,7 @@ class Processes(Transport):
         self._num_lost, self._losses = 0, new_patience()
 
     def prepare(self, slot_bytes: int, num_parts: int) -> Sequence[memoryview]:
-        """As the class says. The fork server starts here, so it loads the tokenize function before the loop runs."""
+        """Make the slots, and start the fork server, so that it loads the tokenize function before the loop runs."""
         started = self._early.take() if self._early is not None else None
         with contextlib.ExitStack() as failing:
             if started is not None:

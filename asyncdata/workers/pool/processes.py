@@ -116,7 +116,7 @@ class Executed:
 
 
 class Forked:
-    """A grandchild: a child of the fork server. Its methods are those of :class:`Executed`.
+    """A grandchild: a child of the fork server. It has the methods of :class:`Executed`.
 
     :param pidfd: refers to this process even after its pid is reused.
     :param ask_status: asks the fork server for the exit status of its child with a given pid.
