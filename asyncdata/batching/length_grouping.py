@@ -23,8 +23,6 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 from asyncdata.order.permutation import TorchGenerator, order_keys, shuffled_rows
 
-__all__ = ("LengthGrouping", "xtuner_order")
-
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 Costs = np.ndarray[Any, np.dtype[np.float64]]
 

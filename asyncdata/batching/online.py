@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     Fresh = list[tuple[Place, Sample]]
 
-__all__ = ("OnlinePacks", "OnlineProgress", "place_of")
-
 _COUNT_LINES_S = 5.0
 """Longest time for which counting the lines of a file may delay an error."""
 

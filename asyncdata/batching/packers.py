@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Self
 
-__all__ = ("HardPacking", "Packer", "Packing", "SinglePacking", "SoftPacking")
-
 Overlong = Literal["error", "drop", "truncate"]
 
 # A key is (size << _SHIFT) + (_MASK - arrival): sorted by size, and of one size the oldest last, where it is found.

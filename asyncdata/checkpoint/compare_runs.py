@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.delivery.stream_digest import StreamDigest
 
-__all__ = ("Comparison", "Verdict", "compare")
-
 
 class Verdict(StrEnum):
     """The result of comparing two runs."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.order.mixture import Node
 
-__all__ = ("MixtureMatch", "SavedMixture", "SavedPart")
-
 _log = get_logger(__name__)
 _NAME_END = "\n"
 _OTHER_TEXT = {"data", "order", "tokenizer", "template", "tokenize_fn"}

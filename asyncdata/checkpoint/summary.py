@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.delivery.outcomes.memory import OutcomeState
 
-__all__ = ("describe", "describe_file")
-
 
 def describe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """:func:`describe` of the snapshot in the file, with the file's size and when it was written (Unix time)."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.functions.tokenizer_settings import Templates
     from asyncdata.tokenization.token_text import Piece
 
-__all__ = ("LossMask", "MaskedText", "Turn", "Turns")
-
 _LONE_BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))
 """Characters for the single bytes of a character that was cut in two."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import SimpleNamespace
 
-__all__ = ("main",)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.

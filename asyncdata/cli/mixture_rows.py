@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from asyncdata.cli.rows import InspectedRow
     from asyncdata.core.types import Sample
 
-__all__ = ("MixtureView", "delivered")
-
 _BATCH = 256
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from asyncdata.cli.output import Output
 
-__all__ = ("loader_of", "mixture_view", "order_of", "order_view", "settle_kind", "tokenize_fn_of")
-
 _ROWS_LOOKED_AT = 20
 _KEYS = {
     "preference": {"chosen", "rejected"},

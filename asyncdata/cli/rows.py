@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Blocks, Source
     from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn
 
-__all__ = ("InspectedRow", "OrderView")
-
 _FIRST = Position()
 _BATCH = 256
 _BOM_BYTES = 3

@@ -30,18 +30,6 @@ if TYPE_CHECKING:
 
 Line = list[Run]
 
-__all__ = (
-    "Line",
-    "lines_of",
-    "place_of",
-    "plain_text",
-    "RowTexts",
-    "shown_record",
-    "shown_row",
-    "shown_row_without_sample",
-    "styled_text",
-)
-
 _SIGNS = {"\n": "↵", "\t": "⇥"}
 _LINE_BREAK = Run("↵", "sign")
 _RESERVED = "⟦⟧⟨⟩↵⇥"

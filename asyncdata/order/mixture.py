@@ -36,19 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-__all__ = (
-    "Leaf",
-    "Node",
-    "NodeState",
-    "ScheduleCursor",
-    "adapted",
-    "has_end",
-    "next_counts",
-    "shares_of",
-    "targets_of",
-    "whole_weights",
-)
-
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 

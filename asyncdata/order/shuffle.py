@@ -9,9 +9,6 @@ import msgspec
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 
-__all__ = ("RowShuffle", "Shuffle")
-
-
 _MAX_OVERREAD_BYTES = 16 * 1024
 _MAX_WINDOW_BYTES = 1 << 30
 

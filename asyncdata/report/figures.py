@@ -23,21 +23,6 @@ if TYPE_CHECKING:
 _Key = TypeVar("_Key", int, str)
 _Number = TypeVar("_Number", int, float, "RewardCounts")
 
-__all__ = (
-    "RankFigures",
-    "MassDrop",
-    "OverTime",
-    "Step",
-    "by_rank",
-    "mass_drops",
-    "origins",
-    "quantile",
-    "ratio",
-    "slowest",
-    "steps_of",
-    "summed",
-)
-
 
 class RankFigures(NamedTuple):
     """What the calls of a rank did, over all its ``starts``.

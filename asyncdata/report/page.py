@@ -23,20 +23,6 @@ if TYPE_CHECKING:
 
     from asyncdata.report.samples import Samples
 
-__all__ = (
-    "Block",
-    "Note",
-    "render",
-    "Rows",
-    "SampleList",
-    "Section",
-    "Table",
-    "Tile",
-    "Tiles",
-    "Verdict",
-    "write_page",
-)
-
 
 class Note(NamedTuple):
     """A paragraph: why there is nothing to show, or what a figure means."""

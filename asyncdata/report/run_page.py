@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.telemetry.reader import Run
     from asyncdata.telemetry.records import BadRowRecord, End, Event
 
-__all__ = ("MAX_ROWS", "bad_rows_of", "inspected_page", "run_page")
-
 MAX_ROWS = 500
 """Of the tables of bad rows and of events; the first bad rows, and the last events."""
 

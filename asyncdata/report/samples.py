@@ -10,18 +10,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = (
-    "MAX_BYTES",
-    "MAX_SAMPLES",
-    "MAX_SAMPLE_CHARS",
-    "Run",
-    "Samples",
-    "ShownSample",
-    "ShownText",
-    "script_json",
-    "visible",
-)
-
 MAX_SAMPLES = 1000
 """Samples of a page, unless the user asks for another number."""
 

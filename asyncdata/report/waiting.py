@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from asyncdata.report.page import Block
     from asyncdata.telemetry.reader import Run
 
-__all__ = ("overview", "ranks_section", "waits_section")
-
 _GOOD, _FAIR = 0.02, 0.10
 """Shares of waiting up to which a run is good, and fair."""
 

@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.file_refs import FileRefs
 
-__all__ = (
-    "MAX_LISTED_FILES",
-    "WHOLE_BYTES",
-    "OpenFiles",
-    "SameFile",
-    "data_fingerprint",
-    "edited",
-    "file_digest",
-    "is_same",
-    "looks",
-    "shrunk",
-    "stamp",
-    "stamp_of",
-)
-
 MAX_LISTED_FILES = 1000
 """With more files than this, a fingerprint has only their combined digest, so that snapshots stay small."""
 

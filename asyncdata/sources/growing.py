@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from asyncdata.core.read_counts import ReadCounts
     from asyncdata.core.specs import StoreSpec
 
-__all__ = ("GrowingBlocks", "GrowingReader", "GrowthState", "Listing")
-
 _log = get_logger(__name__)
 _PIECE_BYTES = 1 << 16
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ("BYTES", "PAIRS", "encode_row", "json_value", "python_value", "without_padding")
-
 BYTES, PAIRS = "\0bytes", "\0pairs"
 """The only key of an object that stands for bytes, as base64, or for the pairs of a map: see :func:`python_value`."""
 

@@ -13,8 +13,6 @@ from asyncdata.core.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ("Splits", "holds")
-
 _log = get_logger(__name__)
 _SPLITS = {"train": "train training", "validation": "validation valid dev val", "test": "test testing eval evaluation"}
 _SPLIT_OF_WORD = {word: split for split, words in _SPLITS.items() for word in words.split()}

@@ -28,20 +28,6 @@ if TYPE_CHECKING:
     from asyncdata.order.shuffle import Shuffle
     from asyncdata.sources.base import Blocks
 
-__all__ = (
-    "MAX_ROW_BYTES",
-    "MAX_WINDOW_ROWS",
-    "ExampleStream",
-    "Int32",
-    "Int64",
-    "IterableSource",
-    "IterableStream",
-    "RowStream",
-    "Rows",
-    "StreamOrder",
-    "plain_state",
-)
-
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 

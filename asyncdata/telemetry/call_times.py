@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 
     from asyncdata.workers.pool.pool import Pool
 
-__all__ = (
-    "CallTimes",
-    "CpuShare",
-    "CpuWatch",
-    "Histogram",
-    "Rollouts",
-    "Wait",
-)
-
-
 _MAX_MOMENTS = 1 << 17
 _EDGES = np.array(EDGES)
 _TABLE_SIZE = 1 << 16

@@ -32,8 +32,6 @@ from asyncdata.telemetry.records import (
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-__all__ = ("Run", "Start", "difference", "read", "read_start")
-
 _Keyed = TypeVar("_Keyed", SampleRecord, DroppedRow)
 
 _STATE = (

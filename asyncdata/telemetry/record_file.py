@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-__all__ = ("RecordFile",)
-
 _MAX_STARTS = 10_000
 _RESERVED_BYTES = 1024
 """Bytes that stay free for the last record."""

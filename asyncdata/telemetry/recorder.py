@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     T = TypeVar("T")
 
-__all__ = ("Recorder", "Subject", "WatchedCoordinator")
-
 _log = get_logger(__name__)
 _TICK_S, _FIRST_TICK_S = 1.0, 0.2
 _CLOSE_TIMEOUT_S = 3.0

@@ -12,28 +12,6 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-__all__ = (
-    "EDGES",
-    "FORMAT_VERSION",
-    "MAX_OF_REASON",
-    "MAX_VALUE",
-    "BadRowRecord",
-    "DroppedRow",
-    "Document",
-    "End",
-    "Event",
-    "Interval",
-    "Place",
-    "Record",
-    "RewardCounts",
-    "RunStart",
-    "SampleRecord",
-    "SourceCounts",
-    "TokenizerName",
-    "decode",
-    "encode",
-)
-
 FORMAT_VERSION = 1
 """Grows when a reader of an earlier version would misread a file. New fields and new kinds of records do not count."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 
-__all__ = ("PartFunctions", "PartTokenizers")
-
 
 class PartFunctions:
     """A tokenize function for each part; see :class:`~asyncdata.tokenization.base.TokenizeFn`.

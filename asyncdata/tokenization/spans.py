@@ -11,20 +11,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = (
-    "NOT_TRAINED",
-    "Offsets",
-    "Span",
-    "clip",
-    "common_prefix",
-    "common_suffix",
-    "encode_spans",
-    "join",
-    "token_spans",
-    "trained_runs",
-    "trained_tokens",
-)
-
 NOT_TRAINED = -100
 """The label of a token that is not trained: what losses ignore by default."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
-__all__ = ("TokenizerFiles", "TokenizerFolder", "download", "resolve")
-
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 LEGACY_SPECIAL, LEGACY_ADDED = "special_tokens_map.json", "added_tokens.json"
 TEMPLATE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"

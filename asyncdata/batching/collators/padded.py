@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from asyncdata.batching.collators.base import Batch
 
-__all__ = ("FixedCollator", "PaddedCollator", "PreferenceCollator")
-
 
 class PaddedCollator(Description, frozen=True, kw_only=True):
     """Makes rows that are as long as the longest document.

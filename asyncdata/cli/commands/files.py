@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from asyncdata.cli.output import Output
     from asyncdata.delivery.quarantine import Entry, Quarantined
 
-__all__ = ("STATUS", "quarantine_show", "snapshot_show", "verify")
-
 STATUS = {Verdict.SAME: 0, Verdict.DIFFERENT: 3, Verdict.UNDECIDED: 4}
 """Exit statuses. 1 is an error, such as a file that cannot be read."""
 

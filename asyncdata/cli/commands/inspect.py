@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from asyncdata.cli.shown_text import Line
     from asyncdata.tokenization.chat_template.programs import SeenShape
 
-__all__ = ("inspect",)
-
 _SHORT = 40
 _MOST_SHOWN = 5
 _NUM, _NUM_OF_A_PAGE = 3, 200

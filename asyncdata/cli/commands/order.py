@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.core.types import Sample
     from asyncdata.loader.loader import DataLoader
 
-__all__ = ("order", "sample")
-
 _BATCH = 256
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from asyncdata.telemetry.reader import Run
     from asyncdata.telemetry.records import BadRowRecord, DroppedRow
 
-__all__ = ("report",)
-
 _WEIGHTS = {"function": 0.6, "class": 0.3, "module": 0.1}
 _STAGES = {1500: {"function": 0.4, "class": 0.4, "module": 0.2}}
 _NUM_ROWS = 2500

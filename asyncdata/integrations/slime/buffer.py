@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     BufferFilter = Callable[[Any, None, list[Any], int], list[Any]]
     Media = dict[str, list[Any]]
 
-__all__ = ("BadGroupError", "GroupKeeper", "Taken", "group_index_of", "pop_first", "scores_of", "take")
-
 _log = get_logger(__name__)
 _FINISHED = {"completed", "truncated"}
 

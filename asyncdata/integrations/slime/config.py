@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.mix import Mix
     from asyncdata.sources.base import Source
 
-__all__ = ("Options", "SlimeSettings", "dump_tokenizer", "settings_of")
-
 PREFIX = "asyncdata_"
 NO_TOKENIZER = "none"
 _OF_PROCESSORS = ("preprocessor_config.json", "processor_config.json")

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Block, Job, Overflow
     from asyncdata.sources.reader import BlockRows
 
-__all__ = ("ArrowFile", "ArrowReader", "Part", "write_arrow")
-
 _PIECE_BYTES, _FIRST_ROWS, _MAX_ROWS = 4 << 20, 16, 256  # converted at once; rows before it is known how long they are
 
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.sources.stream import Rows, StreamOrder
 
-__all__ = ("DatasetBlocks", "DatasetStream", "HuggingFaceSource")
-
 _ROOM = 4
 _ROWS_PER_BATCH = 1000
 _NUM_PLACES, _ROWS_PER_PLACE = 64, 16

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.specs import StoreSpec
 
-__all__ = ("ParquetBlocks", "ParquetSource")
-
 _READER = "asyncdata.sources.arrow.parquet_reader:ParquetReader"
 _REMOTE_READER = "asyncdata.sources.arrow.parquet_objects:RemoteParquetReader"
 _READS_PER_GROUP, _READS_PER_GROUP_OF_OBJECTS = 64, 4

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Block, FileRef, Job, Overflow
     from asyncdata.sources.reader import BlockRows
 
-__all__ = ("MAGIC", "ParquetFile", "ParquetReader", "footer_digest", "footer_length", "leaves_of")
-
 MAGIC = b"PAR1"
 _READ_BYTES = 256 * 1024  # of a column at a time: of a row group that is left early, the rest is not read
 _BATCH_BYTES = 4 << 20

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from asyncdata.sources.remote.store import ObjectStamp
 
-__all__ = ("BlockCache",)
-
 _SUM_BYTES = 16
 _PAGE_BYTES = 4096
 _TALLY = "used"

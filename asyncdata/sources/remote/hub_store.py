@@ -22,8 +22,6 @@ from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError, is_th
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ("HubStore", "wait_asked_s")
-
 _KEY = re.compile(r"([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?", re.DOTALL)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Found = dict[Block, BlockRows | Callable[[], BlockRows]]
 
-__all__ = ("RemoteLineReader",)
-
 _MAX_ROW_IN_SLOT = 16 << 20
 _MAX_KNOWN, _MAX_HELD_BYTES = 1 << 18, 64 << 20
 

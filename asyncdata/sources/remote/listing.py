@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from asyncdata.core.file_refs import ObjectRefs
     from asyncdata.core.specs import StoreSpec
 
-__all__ = ("Objects", "find_objects", "with_heads")
-
 _MANIFEST = ".manifest.jsonl"
 _MAGIC = re.compile(r"[*?[]")
 _MAX_HEADS = 64

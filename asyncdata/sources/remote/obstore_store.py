@@ -28,8 +28,6 @@ from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError, is_th
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ("ObstoreStore", "Redirects")
-
 ResultT = TypeVar("ResultT")
 
 _STATUS = re.compile(r"non-2xx status code: (\d+)([^:\n]*)")

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from asyncdata.core.specs import StoreSpec
     from asyncdata.sources.remote.store import ObjectStamp, Store
 
-__all__ = ("ObjectFile", "Piece", "Reads", "coalesced", "read_stored", "write_stored")
-
 ResultT = TypeVar("ResultT")
 
 _log = get_logger(__name__)

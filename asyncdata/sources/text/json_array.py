@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Block, FileRef, Job
     from asyncdata.sources.stream import Int64
 
-__all__ = ("ArrayReader", "ArrayScan", "Elements")
-
 _PIECE_BYTES = 256 * 1024
 _MAX_SCANS = 64
 _BOM = b"\xef\xbb\xbf"

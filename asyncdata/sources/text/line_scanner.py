@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Read = Callable[[int, FileRef, int, int], bytes]
 
-__all__ = ("LineReader", "PythonLineReader", "read_block", "read_row")
-
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = frozenset(b" \t\r\v\f")
 _PIECE_BYTES = 16 * 1024

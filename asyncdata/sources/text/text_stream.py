@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from asyncdata.core.specs import BlockCacheSpec, StoreSpec
     from asyncdata.sources.stream import Int64, StreamOrder
 
-__all__ = ("ArrayBlocks", "CodedText", "TextStream", "decoded_start", "split_array", "split_lines")
-
 _PIECE_BYTES = 256 * 1024
 _INPUT_BYTES = {"gzip": 64 * 1024, "zstd": 8 * 1024}
 _REST = 1 << 62

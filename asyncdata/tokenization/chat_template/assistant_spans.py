@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat
     from asyncdata.tokenization.chat_template.template import ChatTemplate
 
-__all__ = ("ChatSpans",)
-
 Message = dict[str, Any]
 
 

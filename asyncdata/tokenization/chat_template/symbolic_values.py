@@ -21,8 +21,6 @@ from asyncdata.tokenization.chat_template.programs import ADD, Pieces, Program, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-__all__ = ("MARKS", "Text", "Trace", "UnprovenError", "Value", "has_symbol", "is_plain", "stand_in", "symbols_in")
-
 MARKS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
 """Characters that mark places in a chat while it is rendered: code points that will never be assigned."""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.chat_template.programs import Program
     from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat, SymbolicTemplate
 
-__all__ = ("ChatTemplate", "choose_templates")
-
 Message = dict[str, Any]
 
 _MAX_CHARACTERS, _MAX_TOKENS = 1_000_000, 30_000

@@ -40,24 +40,6 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = (
-    "Proof",
-    "ProvenTexts",
-    "Subject",
-    "alone",
-    "answered",
-    "ask_for",
-    "asked_for",
-    "find",
-    "find_usable",
-    "is_asked",
-    "proof_path",
-    "revoke",
-    "subject_of",
-    "subjects_of",
-    "to_prove",
-)
-
 _SCHEMA = 1
 _CPU_BYTES = 8192
 

@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.encoders.fast_backends import FlatEncoder, FlatIds
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("GrowingProof", "OffsetCheck", "Sweep", "known_points", "make", "require")
-
-
 CONTEXTS = (
     "{c}",
     "{c}{c}",

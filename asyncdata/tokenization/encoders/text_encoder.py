@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.spans import Offsets
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("Encoder", "choose", "open_encoder")
-
 AUDIT_EVERY = 10_000
 """One text in so many is encoded by ``tokenizers`` too, weighed by length: 1 % of the time of a backend that is a
 hundred times as fast."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 else:
     Processor = Any  # imported where one is given
 
-__all__ = ("ChatTokenizeFn",)
-
 
 class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rows of messages to samples that train the assistant's messages: ``{"messages": [...], "tools": [...]}``.

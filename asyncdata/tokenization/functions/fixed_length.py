@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.spans import Offsets, Span
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("FixedLengthTokenizeFn", "place_cut")
-
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 Cut = Literal["truncate_context_left", "truncate_context_right", "truncate_context_middle"]
 OnOverlong = Literal["drop", "error"] | Cut

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.row_fields import RowReader
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("VARIABLES", "ChatDrafts", "Chats", "OfChat", "PairsOfTexts", "assistants", "num_alike", "trained_messages")
-
 Message = dict[str, Any]
 
 VARIABLES = "chat_template_kwargs"

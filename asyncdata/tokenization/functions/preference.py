@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("PreferenceTokenizeFn",)
-
 _QUESTIONS = frozenset({"prompt", "question", "instruction", "query", "input", "system"})
 """Keys of a row that have its question, or a part of it, in lower case."""
 

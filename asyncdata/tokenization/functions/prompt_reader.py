@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer, Templates
     from asyncdata.tokenization.row_fields import RowReader, Tools
 
-__all__ = ("PromptTokenizer", "RowsOfPrompts")
-
 _EMPTY_PROMPT = "empty_prompt"
 """The reason to drop a prompt without text or tokens."""
 

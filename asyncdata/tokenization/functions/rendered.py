@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("Renderer", "RendererTokenizeFn", "made_by_renderers")
-
 _OURS = f"{__name__}:made_by_renderers"
 _EMPTY_PROMPT = "empty_prompt"
 Message = dict[str, Any]

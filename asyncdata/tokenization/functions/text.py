@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("TextTokenizeFn",)
-
 
 class TextTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rows of text to samples that train every token except the first, which no token before it can predict.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.pictures.settings import Processor
 
-__all__ = ("Picture", "held", "picture_of", "size_of", "turned")
-
 _ORIENTATION, _SWAPS_SIDES = 274, 5
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _KEYS = ("image", "image_url", "url", "path", "bytes", "base64")

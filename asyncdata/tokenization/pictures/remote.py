@@ -15,8 +15,6 @@ from asyncdata.tokenization.rows import RowFault
 if TYPE_CHECKING:
     from asyncdata.tokenization.pictures.settings import Processor
 
-__all__ = ("allowed", "fetched", "without_query")
-
 _PORTS = {"http": ":80", "https": ":443"}
 _TRIES, _PAUSE_S, _CHUNK = 3, 0.25, 1 << 18
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}

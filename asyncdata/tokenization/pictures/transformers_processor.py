@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.pictures.files import Picture
     from asyncdata.tokenization.pictures.settings import Processor, ProcessorConfig
 
-__all__ = ("OpenProcessor", "Planned", "mrope")
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
