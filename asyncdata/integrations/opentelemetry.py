@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.extras import missing_package
-from asyncdata.loader.exposition import Measurement, help_of, measurements
+from asyncdata.loader.measurements import Measurement, help_of, measurements
 from asyncdata.loader.statistics import SourceStatistics, Statistics
 
 if TYPE_CHECKING:

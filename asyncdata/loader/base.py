@@ -113,7 +113,7 @@ class BaseLoader:
             if config.timeout_s is not None:
                 opening.run(opening_until.set, time.monotonic() + config.timeout_s)
             if any(map(_may_be_chats, getattr(tokenize_fn, "functions", [tokenize_fn]))):
-                from asyncdata.loader.first_rows import with_dialects
+                from asyncdata.loader.recognised_dialects import with_dialects
 
                 tokenize_fn = opening.run(with_dialects, source, tokenize_fn)
             if early is not None:

@@ -225,7 +225,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
         :param labels: of every number, such as ``{"rank": "0"}``.
         """
-        from asyncdata.loader.exposition import prometheus_text
+        from asyncdata.loader.measurements import prometheus_text
 
         return prometheus_text(self, labels)
 

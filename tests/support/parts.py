@@ -69,7 +69,7 @@ _NAMES = {
     "loader.background_proof": "Prover SWITCH",
     "loader.config": "STRUCTS",
     "loader.executors": "TuningLimits check_cluster limits_of",
-    "loader.exposition": "measurements",
+    "loader.measurements": "measurements",
     "loader.mix": "part_seed",
     "loader.mix_file": "mix_of_file",
     "loader.opened_rows": "index_identity",
