@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ("remove_left_over", "remove_left_overs", "replace_file", "sync_folder", "write_new")
-
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP}
 _STALE_S = 3600.0

@@ -19,8 +19,6 @@ from asyncdata.core.settings import Description
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("BFLOAT16", "Column", "Columns", "MediaRef", "bfloat16_bits", "decoded", "declared_columns")
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _MARK = "@"

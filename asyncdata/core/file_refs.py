@@ -20,19 +20,6 @@ if TYPE_CHECKING:
 else:
     Data = memoryview  # what is decoded is a view of the frame
 
-__all__ = (
-    "HTTP",
-    "Address",
-    "FileRef",
-    "FileRefs",
-    "ObjectRefs",
-    "ObjectsOfStore",
-    "Pin",
-    "all_sizes",
-    "base_name",
-    "joined",
-)
-
 HTTP = frozenset({"http", "https"})
 """The schemes whose keys are percent-encoded in an address."""
 

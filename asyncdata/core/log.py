@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     Observer = Callable[[str, str, dict[str, Any]], object]
 
-__all__ = ("Logger", "cleaned", "events_owner", "get_logger", "observe_events", "owning_events", "stop_observing")
-
 events_owner: ContextVar[object] = ContextVar("asyncdata_events_owner", default=None)
 """Stands for the loader for which the current code runs; None: for no one loader."""
 

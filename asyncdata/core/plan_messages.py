@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ("NO_SLOT", "OrderPacks", "PackRows", "Packed", "Permute", "Permuted")
-
 NO_SLOT = -1
 """The slot of a request that needs none."""
 

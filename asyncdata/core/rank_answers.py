@@ -11,8 +11,6 @@ from asyncdata.core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ("rank_answers",)
-
 MessageT = TypeVar("MessageT")
 
 

@@ -21,21 +21,6 @@ if TYPE_CHECKING:
 
     InitT = TypeVar("InitT", bound=Callable[..., None])
 
-__all__ = (
-    "Count",
-    "Description",
-    "Exchange",
-    "Number",
-    "Settings",
-    "checked_timeout",
-    "naming_settings",
-    "opening_until",
-    "plain_integer",
-    "unknown_setting",
-    "whole_number",
-    "wrong_value",
-)
-
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]
 """The number of an epoch, a window or a row. The limit keeps what is computed from it within 64 bits."""

@@ -15,8 +15,6 @@ from asyncdata.core.errors import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("call_soon_in_this_loop", "started")
-
 
 def started(target: Callable[[], object], name: str) -> threading.Thread:
     """A thread that runs ``target``.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from asyncdata.workers.pool.calls import Call
     from asyncdata.workers.pool.deadlines import Lost
 
-__all__ = ("InlineExecutor",)
-
 _log = get_logger(__name__)
 _NEVER_S = float("inf")
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("available_memory", "cpu_times", "num_usable_cpus", "process_memory", "resident_memory")
-
 _ROOT = Path("/")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _NO_LIMIT = 1 << 60

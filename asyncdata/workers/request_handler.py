@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from asyncdata.sources.reader import BlockReader, BlockRows, WideReader
     from asyncdata.tokenization.base import BatchTokenizer, MediaTokenizer
 
-__all__ = ("Handler", "not_opened")
-
 _NONE: frozenset[int] = frozenset()
 _BEAT_S = 1.0
 _WORK_IN_WAITING = 0.25

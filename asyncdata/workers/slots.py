@@ -12,8 +12,6 @@ from asyncdata.core.messages import NO_SLOT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("NUM_SLOTS", "Slots", "anonymous_slots")
-
 NUM_SLOTS = 3
 """One for the window that is delivered, one for the window that is read, and one for the canaries."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from asyncdata.workers.base import Crashed, OnReply
     from asyncdata.workers.slots import Slots
 
-__all__ = ("Backlog", "Call")
-
 
 class Call(msgspec.Struct, eq=False):
     """A request under way.

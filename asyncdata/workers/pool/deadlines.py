@@ -17,18 +17,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Short
 
-__all__ = (
-    "MAX_WAIT_S",
-    "Health",
-    "Lost",
-    "Patience",
-    "died_starting",
-    "given_up",
-    "new_patience",
-    "patience_of_a_request",
-    "pause",
-)
-
 _log = get_logger(__name__)
 MAX_WAIT_S = 1.0
 _FIRST_WAIT_S = 0.05

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from asyncdata.workers.pool.deadlines import Patience
     from asyncdata.workers.pool.worker import Worker
 
-__all__ = ("Lane", "Pool", "Transport", "with_reader")
-
 _MAX_REQUESTS = 2
 """Requests that a worker has at a time: one to work on, and one queued, so that it never waits for the next one."""
 

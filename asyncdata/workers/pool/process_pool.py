@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from asyncdata.workers.pool.popen import EarlyForkServer
     from asyncdata.workers.pool.processes import ChildProcess
 
-__all__ = ("Processes",)
-
 _log = get_logger(__name__)
 _MAX_WORKERS = 64
 _LOOK_EVERY_S = 0.5

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from asyncdata.workers.pool.popen import Ends
 
-__all__ = ("ChildProcess", "Connection", "Executed", "Forked", "SharedResources")
-
 _log = get_logger(__name__)
 _SCRATCH_BYTES = 16 * 1024
 _STALLED = struct.pack("ll", 0, 20_000)  # 20 ms: a worker that stopped inside a frame must not block the loop

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from asyncdata.workers.pool.process_messages import Answer
     from asyncdata.workers.pool.processes import SharedResources
 
-__all__ = ("ForkServer", "LostError")
-
 _PATIENCE_S = 10.0
 """The fork server answers within milliseconds. After this time it is taken to hang."""
 _SHUTDOWN_S = 1.0

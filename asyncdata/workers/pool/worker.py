@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from asyncdata.workers.pool.calls import Call
     from asyncdata.workers.pool.deadlines import Lost
 
-__all__ = ("Worker",)
-
 _LOOKS = 4
 """Checks of the progress within the row timeout. With one check, a worker that hangs after its first row would be
 detected only after twice that time."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from asyncdata.workers.ray.settings import RayExecutor
 
-__all__ = ("WATCH", "connect", "is_lost", "kill", "new_actors", "room_for", "run_until_lost")
-
 _VARIABLE, _TIMEOUT_S = "RAY_ADDRESS", 10.0
 _AGAIN_S = 1.0
 _HEAD_TRIES = 20

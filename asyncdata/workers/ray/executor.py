@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from asyncdata.workers.pool.process_pool import Processes
     from asyncdata.workers.ray.settings import RayExecutor
 
-__all__ = ("ClusterExecutor",)
-
 _log = get_logger(__name__)
 _FIRST_LOOK_S, _FULL_S, _SLOW_START_S = 2.0, 4.0, 30.0
 

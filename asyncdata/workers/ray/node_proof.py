@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.file_refs import FileRef, FileRefs
 
-__all__ = ("NodeFiles", "Terms", "check_function", "difference", "made_function", "node_name", "terms_of")
-
 Fingerprints = list[dict[str, str]]
 
 
