@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.messages import FileRef
+from asyncdata.core.file_refs import FileRef
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
 from asyncdata.sources.fingerprint import SameFile
 from asyncdata.sources.reader import FileChangedError

@@ -11,7 +11,7 @@ import numpy as np
 
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.extras import missing_package
-from asyncdata.core.messages import Block, FileRef
+from asyncdata.core.messages import Block
 from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.types import SourceLocation
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from asyncdata.core.file_refs import FileRef
     from asyncdata.core.specs import StoreSpec
 
 _READER = "asyncdata.sources.arrow.parquet_reader:ParquetReader"

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from asyncdata.core.messages import Block, FileRef, Job, Overflow
+    from asyncdata.core.file_refs import FileRef
+    from asyncdata.core.messages import Block, Job, Overflow
     from asyncdata.sources.reader import BlockRows
 
 MAGIC = b"PAR1"

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-    from asyncdata.core.messages import FileRef, Job, Overflow
+    from asyncdata.core.file_refs import FileRef
+    from asyncdata.core.messages import Job, Overflow
     from asyncdata.core.read_counts import ReadCounts
 
     Found = dict[Block, BlockRows | Callable[[], BlockRows]]

@@ -19,7 +19,8 @@ from asyncdata.sources.reader import BlockRows
 from asyncdata.sources.text.line_scanner import LineReader, read_row
 
 if TYPE_CHECKING:
-    from asyncdata.core.messages import Block, FileRef, Job
+    from asyncdata.core.file_refs import FileRef
+    from asyncdata.core.messages import Block, Job
     from asyncdata.sources.stream import Int64
 
 _PIECE_BYTES = 256 * 1024

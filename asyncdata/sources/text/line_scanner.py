@@ -13,7 +13,8 @@ from asyncdata.sources.reader import BlockRows, FileChangedError, unreadable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from asyncdata.core.messages import Block, FileRef, Job, Overflow
+    from asyncdata.core.file_refs import FileRef
+    from asyncdata.core.messages import Block, Job, Overflow
 
     Read = Callable[[int, FileRef, int, int], bytes]
 

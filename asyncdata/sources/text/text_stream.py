@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from io import FileIO
 
-    from asyncdata.core.file_refs import FileRefs
-    from asyncdata.core.messages import FileRef
+    from asyncdata.core.file_refs import FileRef, FileRefs
     from asyncdata.core.read_counts import ReadCounts
     from asyncdata.core.specs import BlockCacheSpec, StoreSpec
     from asyncdata.sources.stream import Int64, StreamOrder
