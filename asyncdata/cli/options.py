@@ -13,8 +13,7 @@ from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers import HardPacking, SoftPacking
 from asyncdata.batching.xtuner_packing import XTunerPacking
 from asyncdata.cli.arguments import BAD_ROWS, has_tokenize_fn
-from asyncdata.cli.mixture_rows import MixtureView
-from asyncdata.cli.rows import OrderView
+from asyncdata.cli.rows import MixtureView, OrderView
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.loader.loader import DataLoader

@@ -32,7 +32,7 @@ from asyncdata import (
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import LoaderClosedError, PrefetchTimeoutError
 from asyncdata.loader import service
-from asyncdata.telemetry import record_file, recorder
+from asyncdata.telemetry import recorder
 from asyncdata.telemetry.reader import read
 from tests.support.chunks import chunk_of
 from tests.support.faults import until
@@ -372,7 +372,7 @@ def writes(monkeypatch, folder):
             is_ours = os.readlink(f"/proc/self/fd/{fd}").startswith(str(folder))
             return other(fd, data, write) if is_ours else write(fd, data)
 
-        monkeypatch.setattr(record_file.os, "write", by_place)
+        monkeypatch.setattr(recorder.os, "write", by_place)
 
     return replaced_by
 

@@ -106,7 +106,7 @@ _NAMES = {
     "sources.text.text_stream": "ArrayBlocks split_array split_lines",
     "telemetry.call_times": "CallTimes CpuShare CpuWatch Histogram",
     "telemetry.chunk_watch": "ChunkWatch keys_of",
-    "telemetry.record_file": "RecordFile",
+    "telemetry.recorder": "RecordFile",
     "telemetry.records": "BadRowRecord EDGES Event Interval MAX_OF_REASON Place SourceCounts TokenizerName",
     "tokenization.base": "BatchTokenizer fingerprints_of open_tokenize_fn",
     "tokenization.chat_template.assistant_spans": "ChatSpans",

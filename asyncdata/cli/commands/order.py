@@ -6,10 +6,9 @@ from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.arguments import has_tokenize_fn
-from asyncdata.cli.mixture_rows import delivered
 from asyncdata.cli.options import loader_of, mixture_view, order_view, settle_kind
 from asyncdata.cli.output import fields, shown_path, to_json
-from asyncdata.cli.rows import InspectedRow
+from asyncdata.cli.rows import InspectedRow, delivered
 from asyncdata.core.errors import ConfigError, printable
 from asyncdata.core.types import Position
 from asyncdata.tokenization.functions.untokenized import RowFn
