@@ -16,7 +16,7 @@ import msgspec
 from asyncdata.cli.loss_mask import MaskedText
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.line_numbers import line_number
-from asyncdata.report.samples import Run, ShownSample, ShownText
+from asyncdata.report.page import Run, ShownSample, ShownText
 from asyncdata.telemetry.records import MAX_VALUE, BadRowRecord
 from asyncdata.tokenization.token_text import TokenTexts
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve

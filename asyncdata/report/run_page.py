@@ -17,8 +17,7 @@ from asyncdata.report.waiting import overview, ranks_section, waits_section
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from asyncdata.report.page import Block
-    from asyncdata.report.samples import Samples
+    from asyncdata.report.page import Block, Samples
     from asyncdata.telemetry.reader import Run
     from asyncdata.telemetry.records import BadRowRecord, End, Event
 

@@ -17,9 +17,8 @@ from asyncdata.cli.shown_text import lines_of, plain_text, shown_row, styled_tex
 from asyncdata.core.errors import ConfigError, printable
 from asyncdata.core.row_codes import is_mass
 from asyncdata.core.types import Position
-from asyncdata.report.page import write_page
+from asyncdata.report.page import Samples, write_page
 from asyncdata.report.run_page import inspected_page
-from asyncdata.report.samples import Samples
 from asyncdata.tokenization.account import MAX_KEYS, NOT_WRITTEN
 from asyncdata.tokenization.chat_template.programs import seen_shapes
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
