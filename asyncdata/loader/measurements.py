@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     import msgspec
 
-__all__ = ("Measurement", "help_of", "measurements", "prometheus_text")
-
 _LABELS = {"noted_total": "note", "unread_keys": "key", "outcome_rewards_total": "reward", "workers": "state"}
 _LABEL = "reason"
 _WORKER_STATES = ("starting", "idle", "busy")

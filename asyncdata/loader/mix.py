@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.tokenization.part_functions import PartFunctions
 
-__all__ = ("Mix", "NamedPart", "Part", "part_seed")
-
 WhenDone = Literal["repeat", "leave", "stop"]
 _WHEN_DONE = ("repeat", "leave", "stop")
 _WEIGHT_STEPS = 1_000_000

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     News = list[tuple[str, int, Ids]]
     Places = Callable[[], Mapping[str, Position]]
 
-__all__ = ("LoaderOutcomes", "PartOutcomes", "check_outcomes", "memory_of")
-
 _log = get_logger(__name__)
 Memories = dict[str, OutcomeMemory]
 """By the key of the reward; empty: scores have no key."""

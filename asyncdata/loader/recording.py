@@ -30,8 +30,6 @@ from asyncdata.tokenization.resolve import resolved
 if TYPE_CHECKING:
     from asyncdata.loader.engine import Engine
 
-__all__ = ("recorder_of",)
-
 _MAX_FILES = 100
 _NAMES = {
     **{"unread": "unread_keys", "unpacked": "unpacked_samples_total", "held_s": "loop_held_seconds_total"},

@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import ExecutorStatistics
 
-__all__ = (
-    "HELD",
-    "SourceStatistics",
-    "Statistics",
-    "explain_timeout",
-    "lacking",
-    "numbers_of",
-)
-
 _OF_OUTCOMES = (
     *("outcome_rows", "outcome_scores_total", "outcome_repeated_total", "outcome_late_total"),
     "outcome_skipped_total",
