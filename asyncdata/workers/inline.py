@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Job, Reply
     from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn
-    from asyncdata.workers.pool.calls import Call
-    from asyncdata.workers.pool.deadlines import Lost
+    from asyncdata.workers.pool.worker import Call, Lost
 
 _log = get_logger(__name__)
 _NEVER_S = float("inf")

@@ -44,8 +44,8 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "patience_with_a_fork_server_s": "workers.pool.spawning._PATIENCE_S",
         "patience_with_an_early_start_s": "workers.pool.popen._PATIENCE_S",
         "patience_with_ranks_s": "prefetch.windows.shared_scans._PATIENCE_S",
-        "patience_with_starts_s": "workers.pool.deadlines._PATIENCE_S",
-        "shortage_s": "workers.pool.deadlines._SHORTAGE_S",
+        "patience_with_starts_s": "workers.pool.worker._PATIENCE_S",
+        "shortage_s": "workers.pool.worker._SHORTAGE_S",
         "work_before_an_audit_s": "tokenization.encoders.text_encoder.WORK_BEFORE_AUDIT_S",
         # Functions and classes
         "arrow_writer": "sources.arrow.huggingface.write_arrow",

@@ -17,13 +17,12 @@ from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Ready, Short, decode_reply
 from asyncdata.workers.base import error_of
 from asyncdata.workers.machine import resident_memory
-from asyncdata.workers.pool.deadlines import died_starting, new_patience, pause
 from asyncdata.workers.pool.pool import Lane, Transport, with_reader
 from asyncdata.workers.pool.popen import StartedForkServer
 from asyncdata.workers.pool.process_messages import PROGRESS, PROGRESS_BYTES
 from asyncdata.workers.pool.processes import SharedResources
 from asyncdata.workers.pool.spawning import ForkServer, LostError
-from asyncdata.workers.pool.worker import Worker
+from asyncdata.workers.pool.worker import Worker, died_starting, new_patience, pause
 
 if TYPE_CHECKING:
     import mmap
@@ -32,10 +31,9 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncdata.core.messages import Job, Reply
-    from asyncdata.workers.pool.calls import Call
-    from asyncdata.workers.pool.deadlines import Lost
     from asyncdata.workers.pool.popen import EarlyForkServer
     from asyncdata.workers.pool.processes import ChildProcess
+    from asyncdata.workers.pool.worker import Call, Lost
 
 _log = get_logger(__name__)
 _MAX_WORKERS = 64

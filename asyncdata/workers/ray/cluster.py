@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from asyncdata.core.errors import ConfigError, WorkerError
 from asyncdata.core.extras import missing_package
-from asyncdata.workers.pool.deadlines import pause
+from asyncdata.workers.pool.worker import pause
 from asyncdata.workers.ray.actor import RemoteWorker
 
 if TYPE_CHECKING:

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncdata.core.messages import Job, Reply
-    from asyncdata.workers.pool.calls import Call
-    from asyncdata.workers.pool.deadlines import Lost
     from asyncdata.workers.pool.process_pool import Processes
+    from asyncdata.workers.pool.worker import Call, Lost
     from asyncdata.workers.ray.settings import RayExecutor
 
 _log = get_logger(__name__)
