@@ -29,13 +29,13 @@ _NAMES = {
     "core.digest": "canonical",
     "core.errors": "by_reason redacted safe_cause shortened user_traceback",
     "core.file_checks": "check_ours",
-    "core.file_refs": "Address HTTP ObjectRefs ObjectsOfStore Pin",
+    "core.file_refs": "Address FileRef HTTP ObjectRefs ObjectsOfStore Pin",
     "core.framing": "HEADER",
     "core.import_path": "resolve_path tag_of",
     "core.line_numbers": "line_number line_number_within",
     "core.log": "get_logger observe_events owning_events stop_observing",
     "core.messages": (
-        "Block Column Failed FileRef Index Indexed Job MAX_FRAME_BYTES NO_SLOT Overflow Permute Permuted Ready "
+        "Block Column Failed Index Indexed Job MAX_FRAME_BYTES NO_SLOT Overflow Permute Permuted Ready "
         "RowError Scan Scanned Tokenize Tokenized decode_job decode_reply"
     ),
     "core.plain_values": "from_builtins to_builtins unpacked",
