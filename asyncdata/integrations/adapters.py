@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     Scored = tuple[Sequence[Any], int, float]  # a row's key, one of its attempts in the epoch, and the score
 
-__all__ = ("KEY", "OfView", "key_of", "made_on_first_use", "refuse", "report_keys", "report_scores")
-
-
 # Classes
 
 

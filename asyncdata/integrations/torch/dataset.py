@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-__all__ = ("LoaderDataset",)
-
 
 class LoaderDataset:
     """An ``IterableDataset`` of ready batches, for ``torch.utils.data.DataLoader(dataset, batch_size=None)``.

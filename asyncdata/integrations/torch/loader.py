@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.loader import DataLoader
     from asyncdata.loader.statistics import Statistics
 
-__all__ = ("StatefulDataLoader", "over_all_epochs")
-
 _CLOSE_TIMEOUT_S = 5.0
 
 

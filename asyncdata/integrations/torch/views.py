@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     V = TypeVar("V", bound="LoaderOrderView | LoaderRowView")
 
-__all__ = ("LoaderOrderView", "LoaderRowView", "SamplerPlaces", "row_of", "view_of_rows")
-
 _NEXT = "next_index"
 
 
