@@ -12,17 +12,9 @@ from asyncdata.checkpoint.snapshot import StreamState  # noqa: TC001 - msgspec r
 from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
 from asyncdata.core.types import Position
-from asyncdata.delivery.mixture import (
-    MixtureState,
-    PartCursor,
-    end_code,
-    end_of,
-)
+from asyncdata.delivery.mixture import MixtureState, PartCursor, end_code, end_of
 from asyncdata.delivery.outcomes.memory import OutcomeState  # noqa: TC001 - msgspec reads the annotations
-from asyncdata.order.mixture import (
-    NodeState,
-    adapted,
-)
+from asyncdata.order.mixture import NodeState, adapted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

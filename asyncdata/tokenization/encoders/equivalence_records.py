@@ -27,13 +27,7 @@ from asyncdata.core.errors import SnapshotError
 from asyncdata.core.file_checks import lock
 from asyncdata.core.version import __version__
 from asyncdata.tokenization.encoders.character_sets import CharacterFinder, points_of
-from asyncdata.tokenization.encoders.fast_backends import (
-    PROOFS,
-    SWEEP_VERSION,
-    lock_path,
-    open_lock,
-    version_of,
-)
+from asyncdata.tokenization.encoders.fast_backends import PROOFS, SWEEP_VERSION, lock_path, open_lock, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -28,13 +28,7 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.encoders.character_sets import NUM_PUBLIC, is_known, points_of, ranges_of
 from asyncdata.tokenization.encoders.equivalence_records import Proof, alone, find, keep, proof_path, subject_of
 from asyncdata.tokenization.encoders.fast_backends import SWEEP_VERSION, load_backend, one_by_one
-from asyncdata.tokenization.encoders.hf_encoder import (
-    TokenLengths,
-    flat_ids,
-    ids_around,
-    lengths_of,
-    separator_of,
-)
+from asyncdata.tokenization.encoders.hf_encoder import TokenLengths, flat_ids, ids_around, lengths_of, separator_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

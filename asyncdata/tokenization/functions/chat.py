@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.tokenization.functions.labelled import Name  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.tokenization.functions.of_chat import Chats, OfChat, PairsOfTexts
-from asyncdata.tokenization.functions.tokenizer_settings import adopt_processor
+from asyncdata.tokenization.functions.tokenizer_settings import Name, adopt_processor
 
 if TYPE_CHECKING:
     from asyncdata.core.columns import Column

@@ -20,12 +20,11 @@ from asyncdata.tokenization.functions.labelled import (
     TRUNCATED,
     Draft,
     Drafting,
-    Name,
     PositiveInt,
     RowTokenizer,
     predicted,
 )
-from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
+from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.spans import encode_spans, join, token_spans

@@ -16,12 +16,12 @@ from asyncdata.tokenization.functions.labelled import (
     Draft,
     Drafting,
     Encoded,
-    Name,
     OfAnyLength,
     RowTokenizer,
 )
 from asyncdata.tokenization.functions.tokenizer_settings import (
     TEMPLATE_ARGUMENTS,
+    Name,
     check_template_settings,
     compile_templates,
     templates_digest,

@@ -18,11 +18,11 @@ from asyncdata.tokenization.functions.labelled import (
     TURN_LEFT_OUT,
     Drafting,
     Encoded,
-    Name,
     OfAnyLength,
     RowTokenizer,
 )
 from asyncdata.tokenization.functions.of_chat import trained_messages
+from asyncdata.tokenization.functions.tokenizer_settings import Name  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.tokenization.row_fields import TURN_FLAGS, RowReader, TurnFlag
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.spans import NOT_TRAINED, trained_runs
