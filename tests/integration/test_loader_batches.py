@@ -3,7 +3,6 @@
 What a ``DataLoader`` does in any order of calls is in ``test_whole_loader.py``.
 """
 
-import itertools
 import json
 import random
 from collections.abc import Callable
@@ -121,16 +120,6 @@ def test_nothing_is_asked_before_the_first_batch_is_wanted(make, path):
         assert next(loop, None) is None, "the end is the end"
 
 
-@pytest.mark.parametrize("epochs", [2, None])
-def test_a_run_resumed_behind_an_epochs_last_batch_continues_with_the_next(make, path, epochs):
-    with make(path, batch_size=64, epochs=epochs) as loader:
-        assert len(list(itertools.islice(loader, 4))) == 4
-        state = loader.state_dict()
-    with make(path, batch_size=64, epochs=epochs) as loader:
-        loader.load_state_dict(state)
-        assert flat(loader) == order_of(path, 2)[NUM_ROWS:]
-
-
 def test_an_epoch_of_less_than_a_batch_under_drop_last_is_an_error_each_time(make, path):
     with make(path, batch_size=NUM_ROWS + 1, drop_last=True) as loader:
         for epoch in (0, 3):
@@ -168,24 +157,6 @@ def test_a_batch_whose_collate_fn_raises_is_not_consumed(make, path, size, knobs
 
     assert seen == [number for number in order_of(path, 2) for _ in range(size)]
     assert num_calls == len(seen) // 10, "every batch is collated once"
-
-
-def test_set_epoch_goes_to_the_start_of_another_epoch_and_leaves_the_present_one_alone(make, path):
-    expected = order_of(path, 4)
-
-    with make(path, batch_size=64) as loader:
-        loader.set_epoch(2)  # before anything was read
-        assert loader.epoch == 2
-        assert ids(next(iter(loader))) == expected[400:464]
-        loader.set_epoch(2)
-        assert flat(loader) == expected[464:600]
-        loader.set_epoch(0)
-        assert ids(loader.get_next_batch(10)) == expected[:10]
-        loader.set_epoch(3)
-        assert flat(loader) == expected[600:]
-        assert loader.epoch == 4
-        with pytest.raises(ConfigError, match="counted from 0"):
-            loader.set_epoch(-1)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -297,17 +268,3 @@ def test_statistics_may_be_asked_for_whenever_and_count_what_was_delivered(tmp_p
 
     assert (now.samples_total, now.groups_total, now.tokens_total) == (20, 10, 10)
     assert (now.epoch, now.window, now.waits_total) == (0, 0, 1)
-
-
-def test_a_rollout_loop_gives_back_what_it_could_not_finish(make, path):
-    finished: list[int] = []
-    with make(path, n_samples_per_prompt=2) as loader:
-        for step in range(20):
-            groups = loader.get_samples(8)
-            unfinished = [group for number, group in enumerate(groups) if (number + step) % 3 == 0]
-            loader.add_samples(unfinished)
-            finished += [group[0].group_index for group in groups if group not in unfinished]
-        now = loader.statistics()
-
-    assert sorted(finished) == sorted(set(finished)), "no group was finished twice"
-    assert len(finished) + now.buffered_groups == now.groups_total <= 2 * NUM_ROWS
