@@ -358,3 +358,48 @@ def test_with_other_data_it_is_said_that_the_excluded_rows_are_not_known_any_mor
         loader.load_state_dict(state, allow_changed={"data"})
         assert "excluded" not in loader.state_dict()
     assert [log["num_rows"] for log in logs if log["event"] == "snapshot.exclusions_forgotten"] == [3]
+
+
+# Groups of excluded rows, where `test_whole_loader.py` does not get
+
+
+@pytest.fixture(params=["one source", "a mixture"])
+def source(request, tmp_path):
+    paths = {name: write_rows(tmp_path / f"{name}.jsonl", 30) for name in "ab"}
+    return Mix(paths) if request.param == "a mixture" else paths["a"]
+
+
+def test_what_waits_in_a_state_that_was_saved_before_does_not_come_either(source):
+    """A state of before excluded groups were dropped may have them in its buffer."""
+    with make(source) as loader:
+        groups = loader.get_samples(4)
+        loader.add_samples(groups[2:])
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.exclude([groups[2]])
+        excluded = loader.state_dict()["excluded"]
+    with make(source) as loader:
+        loader.load_state_dict(state | {"excluded": excluded})
+        again = loader.get_samples(3)
+        assert again[0][0].group_index == 3
+        assert groups[2][0].source not in [group[0].source for group in again]
+
+
+def test_a_group_that_a_trainer_made_of_several_rows_is_dropped_if_one_of_them_is_excluded(source):
+    with make(source, n_samples_per_prompt=2) as loader:
+        groups = loader.get_samples(3)
+        loader.add_samples([[groups[0][0], groups[1][0]]])
+        loader.exclude([groups[1]])
+        loader.add_samples([[groups[2][0], groups[1][1]], [groups[0][1], groups[2][1]]])
+        assert loader.statistics().dropped_groups_total == {"excluded": 2}
+        assert loader.get_samples(1) == [[groups[0][1], groups[2][1]]]
+
+
+def test_a_group_that_is_out_is_not_served_again_if_its_row_is_excluded(source):
+    with make(source, commit="on_ack") as loader:
+        groups = loader.get_samples(4)
+        loader.exclude([groups[1]])
+        loader.ack([groups[0]])
+        state = loader.state_dict()
+    with make(source, commit="on_ack") as loader:
+        loader.load_state_dict(state)
+        assert [group[0].group_index for group in loader.get_samples(3)] == [2, 3, 4]

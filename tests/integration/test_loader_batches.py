@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from asyncdata import JsonlSource, Position, Sample, SourceLocation, Status
-from asyncdata.errors import ConfigError, EndOfData, LoaderClosedError, NoSamplesError, WorkerError
+from asyncdata.errors import ConfigError, LoaderClosedError, NoSamplesError, WorkerError
 from tests.support import worker_fns
 from tests.support.faces import FACES
 from tests.support.faults import until
 from tests.support.loaders import bad_row_at, gated
 from tests.support.loaders import make as open_loader
 from tests.support.loading import NUM_ROWS, ids, line_of, order_of, write_rows
-from tests.support.tokenize_fns import all_dropped, waits_for_a_file
+from tests.support.tokenize_fns import waits_for_a_file
 
 
 @pytest.fixture(params=FACES.values(), ids=FACES)
@@ -159,29 +159,6 @@ def test_a_batch_whose_collate_fn_raises_is_not_consumed(make, path, size, knobs
     assert num_calls == len(seen) // 10, "every batch is collated once"
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_the_end_comes_with_the_partial_batch_unless_that_is_dropped(make, path, drop_last):
-    expected = order_of(path, 2)
-    with make(path, epochs=2, drop_last=drop_last) as loader:
-        assert ids(loader.get_next_batch(390)) == expected[:390]
-        left = 0 if drop_last else 10
-        with pytest.raises(EndOfData, match=f"^AD402 end of data after 2 epochs; {left} of 64 groups were") as caught:
-            loader.get_next_batch(64)
-        with pytest.raises(EndOfData) as again:
-            loader.get_next_batch(1)
-
-    assert ids(caught.value.samples) == ([] if drop_last else expected[390:])
-    assert again.value.samples == []
-
-
-def test_an_epoch_that_yields_nothing_says_what_dropped_the_rows(make, path):
-    message = "^AD401 epoch 0: 200 rows read, 0 kept: 200 by nothing is good enough$"
-    with make(path, all_dropped) as loader:
-        for _ in range(2):
-            with pytest.raises(NoSamplesError, match=message):
-                loader.get_next_batch(1)
-
-
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_tokenizer_that_cannot_be_opened_is_an_error_at_every_call(make, path, num_workers):
     with make(path, worker_fns.Opening("raises"), num_workers=num_workers) as loader:
@@ -221,12 +198,6 @@ def test_any_function_runs_inline_and_workers_say_what_they_need(path):
 def test_a_function_by_its_import_path(path, num_workers):
     with open_loader(path, "tests.support.tokenize_fns:row_id", num_workers=num_workers) as loader:
         assert ids(loader.get_next_batch(3)) == order_of(path)[:3]
-
-
-@pytest.mark.parametrize("name", ["nowhere", "nowhere:fn", "tests.support.tokenize_fns:nothing", "a b:c"])
-def test_a_function_that_cannot_be_imported_is_refused_at_once(path, name):
-    with pytest.raises(ConfigError, match="^AD420 "):
-        open_loader(path, name)
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.thorough)])

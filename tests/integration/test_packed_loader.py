@@ -152,6 +152,29 @@ def test_threads_that_iterate_get_every_pack_once_in_order(path):
         assert all(batch in places for batch in batches)
 
 
+def test_what_waits_at_an_epochs_end_goes_on_in_the_next_and_the_last_one_leaves_nothing(path):
+    with make(path, packing=SOFT, epochs=3, batch_size=2) as loader:
+        found = [list(loader) for _ in range(3)]
+        now = loader.statistics()
+        assert list(loader) == []
+    batches = sum(found, [])
+    assert tokens_of(batches) == Counter({row: 3 * size for row, size in enumerate(SIZES)})
+    assert tokens_of(found[0]) != EACH_ONCE, "the first one ends before its last packs are full"
+    assert (now.packed_tokens_total, now.packs_total) == (3 * NUM_TOKENS, sum(len(batch.packs) for batch in batches))
+
+
+def test_a_loop_runs_on_until_a_hard_pack_is_full_unless_its_epoch_was_named(few):
+    with make(few, packing=HARD) as loader:
+        assert [[len(batch.tokens) for batch in loader] for _ in range(2)] == [[MAX_LENGTH]] * 2
+        assert loader.epoch == 8
+    with make(few, packing=HARD) as loader:
+        found = []
+        for epoch in range(8):
+            loader.set_epoch(epoch)
+            found.append(len(list(loader)))
+    assert found == [0, 0, 0, 1, 0, 0, 0, 1]
+
+
 def test_the_end_of_data_has_no_packs_left_and_more_epochs_go_on(path):
     with make(path, packing=BY_EPOCH, epochs=1) as loader:
         assert list(loader)
