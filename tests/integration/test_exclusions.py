@@ -392,14 +392,3 @@ def test_a_group_that_a_trainer_made_of_several_rows_is_dropped_if_one_of_them_i
         loader.add_samples([[groups[2][0], groups[1][1]], [groups[0][1], groups[2][1]]])
         assert loader.statistics().dropped_groups_total == {"excluded": 2}
         assert loader.get_samples(1) == [[groups[0][1], groups[2][1]]]
-
-
-def test_a_group_that_is_out_is_not_served_again_if_its_row_is_excluded(source):
-    with make(source, commit="on_ack") as loader:
-        groups = loader.get_samples(4)
-        loader.exclude([groups[1]])
-        loader.ack([groups[0]])
-        state = loader.state_dict()
-    with make(source, commit="on_ack") as loader:
-        loader.load_state_dict(state)
-        assert [group[0].group_index for group in loader.get_samples(3)] == [2, 3, 4]
