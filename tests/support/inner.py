@@ -88,7 +88,6 @@ _PLACES: dict[str, tuple[str, ...]] = {
             "prefetch.windows.indexed_windows.ROWS_PER_WINDOW",
         ),
         "single_object": "sources.remote.listing._single",
-        "slot": "workers.slots.Slots.hold",
         "spawn_a_proof": "loader.background_proof._spawn",
         "submit": "workers.inline.InlineExecutor.submit",
         "starts_of_a_copier": "integrations.torch.loader.started",
