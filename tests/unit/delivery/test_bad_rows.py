@@ -175,14 +175,6 @@ def error_of(path, row, fault, *, too_long=False):
     return bad_row_error(chunk.row_location(chunk.errors[0].row), chunk.errors[0])
 
 
-def test_the_error_has_the_place_the_reason_and_an_excerpt(path):
-    error = error_of(path, 1, RowFault("AD110", "cut off", LINES[1], "Traceback ..."))
-
-    assert (error.code, error.path, error.line, error.byte_offset) == ("AD110", str(path), 2, 10)
-    assert (error.reason, error.excerpt, error.traceback) == ("cut off", '{"id": 1', "Traceback ...")
-    assert str(error) == f'AD110 {path}:2 (byte 10): cut off\n  row: {{"id": 1\nTraceback ...'
-
-
 @pytest.mark.parametrize("too_long", [False, True])
 def test_the_beginning_of_a_row_that_killed_its_worker_is_read_from_the_file(path, too_long):
     error = error_of(path, 2, RowFault("AD423", "a worker died"), too_long=too_long)
