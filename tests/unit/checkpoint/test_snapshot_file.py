@@ -199,14 +199,6 @@ class TestWhatSaveCannotDo:
             refused_save(tmp_path / name, r"AD601 .*: a link, folder or device is in its place")
         assert (names(tmp_path), load(tmp_path / "target")) == (["folder", "link", "target"], LEAST)
 
-    def test_a_full_disk_is_named_with_the_bytes_needed(self, tmp_path, monkeypatch):
-        save(tmp_path / "s", LEAST)
-        monkeypatch.setattr(os, "write", fail(errno.ENOSPC))
-
-        full = r"AD601 .*/s was not written: No space left on device \(need 2.*the previous snapshot is kept as s$"
-        assert isinstance(refused_save(tmp_path / "s", full).__cause__, OSError)
-        assert (load(tmp_path / "s"), names(tmp_path)) == (LEAST, ["s"])
-
     def test_a_disk_that_lies_is_found_out(self, tmp_path, monkeypatch):
         save(tmp_path / "s", LEAST)
         pread = os.pread
@@ -237,18 +229,6 @@ class TestWhatSaveCannotDo:
 
         save(tmp_path / "s", FULL)
         assert (load(tmp_path / "s"), load(tmp_path / "s.1"), names(tmp_path)) == (FULL, LEAST, ["s", "s.1"])
-
-    def test_a_save_that_failed_at_the_last_moment_costs_no_older_one(self, tmp_path, monkeypatch):
-        for number in range(2):
-            save(tmp_path / "s", Snapshot(position=(number, 0, 0)))
-        replace = os.replace
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", lambda a, b: fail(errno.EIO)() if b.endswith("/s") else replace(a, b))
-            for _ in range(3):
-                refused_save(tmp_path / "s", "AD601")
-        save(tmp_path / "s", Snapshot(position=(2, 0, 0)))
-
-        assert [load(tmp_path / name).position[0] for name in names(tmp_path)] == [2, 1, 0]
 
     def test_a_file_in_the_way_is_not_written_through(self, tmp_path, monkeypatch):
         monkeypatch.setattr(secrets, "token_hex", lambda _: "0123abcd")
@@ -288,14 +268,6 @@ class TestWhatSaveCannotDo:
 
 
 class TestDamage:
-    @pytest.mark.thorough
-    def test_every_single_bit_counts(self, tmp_path):
-        for place in range(len(WHOLE) * 8):
-            damaged = bytearray(WHOLE)
-            damaged[place // 8] ^= 1 << place % 8
-            (tmp_path / "s").write_bytes(damaged)
-            refusal(tmp_path / "s")
-
     @pytest.mark.parametrize(
         ("data", "words"),
         [
