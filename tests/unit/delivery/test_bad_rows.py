@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import Position, SourceLocation
-from asyncdata.errors import BadRowError, ConfigError, QuarantineError
+from asyncdata.errors import BadRowError, QuarantineError
 from tests.support.parts import Chunk, ColumnWriter, Quarantine, RowFault, bad_row_error, read_quarantine
 
 PLACE = {"path": "/rows", "line": 3, "byte_offset": 9}
@@ -117,20 +117,6 @@ def test_half_a_line_that_a_killed_process_left_does_not_swallow_the_next_entry(
     found = read_quarantine(str(path))
     assert [entry.line for entry in found.entries] == [1, 2, 3]
     assert (found.times, found.num_unreadable) == ([1, 1, 1], 3), "lines that say nothing of a row are counted"
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a FIFO", "a folder"])
-def test_anything_but_a_regular_file_is_refused_at_once(tmp_path, make):
-    path = str(tmp_path / "bad.jsonl")
-    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: No such file"):
-        read_quarantine(path)
-    make(path)
-    with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}'\\): "):
-        Quarantine.opened(path)
-    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: "):
-        read_quarantine(path)
-    with pytest.raises(QuarantineError, match=f"^AD605 cannot write to {path}: "):
-        Quarantine(path).add(error_at(1))
 
 
 @pytest.mark.thorough

@@ -25,15 +25,6 @@ pytestmark = pytest.mark.asyncio
 # Workers that die
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGRTMIN + 3])
-async def test_a_worker_is_replaced_whichever_signal_kills_it(rows, number):
-    async with pool(rows(5), row_id) as (executor, client, window):
-        os.kill(pids(executor)[0], number)
-        assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4], "of the slot that the first one filled"
-
-    assert executor.statistics().num_restarts == 1
-
-
 # Their slots
 
 
