@@ -92,6 +92,7 @@ _NAMES = {
     "sources.remote.fsspec_store": "FsspecStore",
     "sources.remote.hub_store": "HubStore wait_asked_s",
     "sources.remote.obstore_store": "ObstoreStore Redirects",
+    "sources.remote.listing": "find_objects",
     "sources.remote.reads": "Reads coalesced write_stored",
     "sources.remote.store": "ObjectStamp StoreError store_spec",
     "sources.row_json": "encode_row",

@@ -23,19 +23,11 @@ def impatient(monkeypatch):
     monkeypatch.setattr("tests.conformance.checks._PATIENCE_S", 3.0)
 
 
-def assert_every_check_passes(loader):
-    report = run_checks(loader)
+@pytest.mark.thorough
+@pytest.mark.parametrize("adapter", [ToyAdapter, AsyncData])
+def test_a_sound_loader_and_ours_pass_every_check(adapter):
+    report = run_checks(adapter())
     assert [(outcome.check, outcome.result) for outcome in report.outcomes] == [(name, "passed") for name in CHECKS]
-
-
-@pytest.mark.thorough
-def test_a_sound_loader_passes_every_check():
-    assert_every_check_passes(ToyAdapter())
-
-
-@pytest.mark.thorough
-def test_ours_passes_every_check():
-    assert_every_check_passes(AsyncData())
 
 
 @pytest.mark.thorough

@@ -230,6 +230,18 @@ class TestWhatSaveCannotDo:
         save(tmp_path / "s", FULL)
         assert (load(tmp_path / "s"), load(tmp_path / "s.1"), names(tmp_path)) == (FULL, LEAST, ["s", "s.1"])
 
+    def test_a_save_that_failed_at_the_last_moment_costs_no_older_one(self, tmp_path, monkeypatch):
+        for number in range(2):
+            save(tmp_path / "s", Snapshot(position=(number, 0, 0)))
+        replace = os.replace
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", lambda a, b: fail(errno.EIO)() if b.endswith("/s") else replace(a, b))
+            for _ in range(3):
+                refused_save(tmp_path / "s", "AD601")
+        save(tmp_path / "s", Snapshot(position=(2, 0, 0)))
+
+        assert [load(tmp_path / name).position[0] for name in names(tmp_path)] == [2, 1, 0]
+
     def test_a_file_in_the_way_is_not_written_through(self, tmp_path, monkeypatch):
         monkeypatch.setattr(secrets, "token_hex", lambda _: "0123abcd")
         (tmp_path / "precious").write_bytes(b"precious")

@@ -8,6 +8,7 @@ import inspect
 import json
 import pickle
 import weakref
+from enum import Enum
 
 import hypothesis.strategies as st
 import msgspec
@@ -240,6 +241,17 @@ def test_a_dict_holds_every_public_field_as_builtins_and_one_of_an_older_version
     assert (values["position"], values["status"]) == ({"epoch": 1, "window": 2, "row": 3}, "pending")
     found = Sample.from_dict({"index": 3, "what later versions have": 1})
     assert (found.index, found.prompt, found.status, found.tokens.tolist()) == (3, "", Status.PENDING, [])
+
+
+def test_an_enum_of_text_is_its_value_and_what_no_snapshot_can_hold_is_named():
+    class Verdict(str, Enum):  # noqa: UP042 - the kind whose str() is its member's name
+        GOOD = "good"
+
+    assert Sample(extra={"verdict": Verdict.GOOD}).to_dict()["extra"] == {"verdict": "good"}
+    with pytest.raises(
+        TypeError, match=r"^\$\.extra\.images\[1\] is a builtins\.object, which a snapshot cannot hold$"
+    ):
+        Sample(extra={"images": [1, object()]}).to_dict()
 
 
 @pytest.mark.parametrize("status", ["done", 3, None])

@@ -272,6 +272,15 @@ def test_a_reward_of_several_values_is_looked_at_by_its_key():
     assert served(ByStaleness(), written_by(np.int64(3), np.int32(5))) == [1, 0], "and versions may be numpy's"
 
 
+def test_staleness_is_that_of_the_moment_of_the_call():
+    version = 5
+    buffer_filter = ByStaleness(max_staleness=1, current_version=lambda: version, too_stale="stay", order=None)
+
+    assert served(buffer_filter, written_by(4, 5, None)) == [0, 1, 2]
+    version = 6
+    assert served(buffer_filter, written_by(4, 5, None)) == [1, 2]
+
+
 @pytest.mark.parametrize("version", ["7", 7.0, {"step": 7}, [7, "8"]])
 def test_a_version_that_is_no_whole_number_is_named_with_its_sample(version):
     buffer_filter, buffer = ByStaleness(version_key="rollout"), written_by(3, version, key="rollout")
@@ -319,6 +328,14 @@ def test_the_last_filter_of_a_chain_has_the_last_word_on_the_order_and_alone_is_
     assert served(Chain((ByStaleness(), SOURCE)), buffer) == [3, 1, 2, 0]
     assert served(Chain((first, SOURCE)), buffer, 1) == [1]
     assert asked == [4]
+
+
+def test_a_filter_of_a_chain_that_returns_nothing_is_named():
+    def forgets(buffer, num_groups):
+        return None
+
+    with pytest.raises(FilterError, match="AD431 .*forgets.* returned NoneType; need a list of groups"):
+        served(Chain((forgets, ByStaleness())), rewarded(1.0))
 
 
 # Dynamic sampling

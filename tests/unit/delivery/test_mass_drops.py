@@ -40,6 +40,16 @@ def test_a_file_is_told_of_once_a_reason_from_twenty_rows_and_more_than_five_per
     assert found == [("long", "1", 50, 50), ("empty", "2", 50, 50)]
 
 
+def test_what_is_left_out_on_purpose_is_not_told_and_what_comes_again_is_counted_anew():
+    told = Told(1)
+
+    assert (
+        told.see([0] * 100, {"excluded": [*range(0, 100)], "journal": [*range(0, 100)], "long": [*range(0, 15)]}) == []
+    )
+    told.drops.restart()
+    assert told.see([0] * 100, {"long": [*range(0, 15)]}) == []
+
+
 def test_a_file_that_stands_out_is_told_of_after_the_whole_source_and_named_files_do_not_count_for_it_again():
     told = Told(10)
 
@@ -51,6 +61,12 @@ def test_a_file_that_stands_out_is_told_of_after_the_whole_source_and_named_file
     assert told.see([0] * 40, {"long": [*range(40)]}) == [("long", "0", 40, 40)]
     assert told.see(others, {"long": [*range(19)]}) == []
     assert told.see(others[:19], {"long": [0]}) == [("long", "", 20, 249)]
+
+
+def test_rows_of_other_ranks_do_not_count():
+    ours = np.arange(1000) < 100
+
+    assert Told(1).see([0] * 1000, {"bad row AD424": [*range(0, 30)]}, ours) == [("bad row AD424", "0", 30, 100)]
 
 
 def test_memory_is_bounded_for_a_million_files_and_a_reason_for_each_row():

@@ -58,6 +58,14 @@ def test_the_time_between_calls_is_the_trainers_without_the_waits():
     assert times.wait_ms == {215: 1}  # the first is start-up
 
 
+def test_calls_of_several_threads_never_make_a_negative_time():
+    watched = Watched()
+    for at, waited_s in ((0.0, 0.0), (0.0, 5.0), (1.0, 0.0)):
+        watched.call(at, waited_s)
+    watched.look(1.0)
+    assert watched.times.step_s == 0.0
+
+
 def test_what_does_not_fit_in_the_queue_is_counted(monkeypatch):
     change(monkeypatch, most_moments=3)
     times = CallTimes()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import DataLoader, HuggingFaceSource, Shuffle
-from asyncdata.errors import ConfigError
+from asyncdata.errors import ConfigError, SourceChangedError
 from tests.support.inner import change
-from tests.support.parts import Job, StreamOrder, resolve_path
+from tests.support.parts import FileChangedError, Job, Overflow, StreamOrder, resolve_path
 from tests.support.reading_rows import AS_IT_LIES, read_until_fault, refusal_of, rows_of, samples_of
 from tests.support.streams import jsonl, texts_of, write
 
@@ -229,6 +229,31 @@ def reader_of(dataset: Any) -> tuple[Any, Any]:
     blocks = HuggingFaceSource(dataset).open(1024)
     job = Job(files=blocks.files, tokenize=None, max_row_bytes=1 << 20, block_bytes=1, slack_bytes=0)
     return resolve_path(blocks.reader.path)(job, **json.loads(json.dumps(blocks.reader.settings))), blocks
+
+
+def test_a_file_that_was_cut_is_named_before_it_is_read(tmp_path):
+    reader, blocks = reader_of(saved(tmp_path / "ds"))
+    first, *_, last = blocks.blocks(range(blocks.num_blocks))
+    reader.read_block(first, 1 << 20)
+    for path in sorted((tmp_path / "ds").glob("*.arrow")):
+        os.truncate(path, path.stat().st_size - 8)
+
+    for block in (first, last):
+        with pytest.raises(FileChangedError, match=r"^AD30[23] .*\.arrow"):
+            reader.read_block(block, 1 << 20)
+    with pytest.raises(SourceChangedError, match=r"^AD302 .*\.arrow shrank"):
+        blocks.check_unchanged()
+    with pytest.raises(SourceChangedError, match=r"^AD30[23] .*\.arrow"):
+        blocks.fingerprint()
+    reader.close()
+
+
+def test_a_row_that_is_another_one_when_it_is_read_by_itself_is_named():
+    reader, _blocks = reader_of(in_memory())
+
+    with pytest.raises(FileChangedError, match=r"^AD303 Dataset: row 5 was another one before"):
+        reader.read_rows([Overflow(0, 0, 5)], [3])
+    reader.close()
 
 
 NUM_SHARDS = 4

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, ParquetSource
+from asyncdata import DataLoader, ParquetSource, Shuffle
 from asyncdata.errors import ConfigError, NoSamplesError
+from asyncdata.order.order import Order
+from asyncdata.sources.arrow import parquet_reader
 from tests.support.inner import change
 from tests.support.parquet_files import pa, pq, reader_of, texts_of, write
 from tests.support.parquet_files import rows_of as rows_of_block
@@ -114,6 +117,18 @@ def test_a_source_is_a_value_and_says_what_it_needs(monkeypatch):
     refused(ParquetSource("a"), "Parquet needs pyarrow .*: pip install pyarrow")
 
 
+def test_where_blocks_must_be_larger_a_window_keeps_its_size_and_has_fewer(tmp_path):
+    path, orders = str(write(tmp_path / "a", 4000, group_rows=2000)), {}
+    for reads in (1, 4, 100):
+        source = ParquetSource(path, reads_per_group=reads)
+        with closing(source.open(1024)) as opened:
+            orders[reads] = Order(Shuffle(block_bytes=1024, window_blocks=32), 0, opened.num_blocks, opened.block_bytes)
+
+    assert [order.num_blocks for order in orders.values()] == [2, 8, pytest.approx(200, rel=0.5)]
+    assert [order.max_window_blocks for order in orders.values()] == [1, 2, pytest.approx(32, abs=6)]
+    assert orders[4].description()["window_blocks"] == 32
+
+
 @pytest.fixture
 def two(tmp_path: Path) -> ParquetBlocks:
     columns = {"id": list(range(100, 200)), "pad": ["y"] * 100}
@@ -137,6 +152,28 @@ def test_single_rows_are_equal_to_those_of_their_blocks_in_any_order(two, monkey
         some = places[first : first + 50]
         assert texts_of(reader, some, [len(texts[place]) for place in some]) == [texts[place] for place in some]
     reader.close()
+
+
+def test_neighbouring_blocks_cost_one_pass_over_their_row_group(two, monkeypatch):
+    passes = []
+    file = parquet_reader.ParquetFile  # how often it decodes is what is counted
+    batches = file.batches
+    monkeypatch.setattr(file, "batches", lambda *args: passes.append(args[1]) or batches(*args))
+    reader = reader_of(two)
+
+    for block in two.blocks(range(two.num_blocks)):
+        reader.read_block(block, 1 << 20)
+    reader.close()
+
+    assert passes == [0, 1, 2, 3, 0, 1, 2]
+
+
+def test_only_the_columns_asked_for_count(tmp_path):
+    path = write(tmp_path / "a", columns={"a": list(range(1000)), "b": ["y" * 500 + str(i) for i in range(1000)]})
+
+    sizes = [ParquetSource(str(path), columns=columns).open(10**9).block_bytes for columns in (["a"], ["b"], None)]
+
+    assert sizes[0] < 40 * 30 < 400 * 30 < sizes[1] < sizes[2]
 
 
 def test_a_row_that_is_too_long_is_a_bad_row_and_rows_of_nulls_are_rows(tmp_path):
@@ -166,5 +203,13 @@ def test_a_file_that_was_cut_or_edited_is_named_at_the_next_block(two, is_open):
     with pytest.raises(FileChangedError, match=rf"^AD303 {path} was replaced or edited .* its footer is another one"):
         rows_of_block(reader, second)
     with pytest.raises(FileChangedError, match=r"^AD30"):
+        texts_of(reader, [(0, 5)], [3])
+    reader.close()
+
+
+def test_a_row_that_is_another_one_when_it_is_read_by_itself_is_named(two):
+    reader = reader_of(two)
+
+    with pytest.raises(FileChangedError, match=r"^AD303 .*a\.parquet was edited while it was read: row 5 is another"):
         texts_of(reader, [(0, 5)], [3])
     reader.close()

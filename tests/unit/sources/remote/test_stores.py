@@ -27,6 +27,7 @@ from tests.support.parts import (
     ObjectStamp,
     ObstoreStore,
     StoreError,
+    find_objects,
     is_address,
     store_spec,
     wait_asked_s,
@@ -299,6 +300,14 @@ def test_a_fork_of_a_process_that_has_read_refuses_to_read(host, monkeypatch):
         http(host.url)
 
 
+def test_the_objects_of_a_glob_are_sorted_in_whatever_order_the_hub_lists_them(hub):
+    sha = hub.commit("me/rows", FILES)
+    found = find_objects("hf://datasets/me/rows/**", (".jsonl",), {"endpoint": hub.url, "token": TOKEN})
+
+    assert [stamp.address.key for stamp in dataset(hub.url).list(f"me/rows@{sha}/")] != list(found.refs.keys)
+    assert list(found.refs.keys) == sorted(f"me/rows@{sha}/{path}" for path in FILES)
+
+
 def test_the_place_of_a_file_is_asked_once_and_again_when_it_has_ended(hub):
     hub.commit("me/rows", FILES)
     store = dataset(hub.url)
@@ -311,6 +320,17 @@ def test_the_place_of_a_file_is_asked_once_and_again_when_it_has_ended(hub):
     hub.end_signatures()
     assert store.read(found, 0, 11) == FILES["a b+c.jsonl"]
     assert len([asked for asked in hub.asked[before:] if "/resolve/" in asked]) == 2
+
+
+def test_the_places_of_few_files_are_kept(hub, monkeypatch):
+    """Each takes 1 KB, and a data set may have very many files."""
+    change(monkeypatch, most_places_of_a_hub=2)
+    hub.commit("me/rows", FILES)
+    store = dataset(hub.url)
+    for path in 2 * [path for path in FILES if path.startswith("data/part-")]:
+        assert store.read(store.head(store.pinned(f"me/rows/{path}")), 0, 9) == FILES[path][:9]
+
+    assert len(store._places) == 2  # noqa: SLF001 - nothing public shows them
 
 
 @pytest.mark.parametrize(

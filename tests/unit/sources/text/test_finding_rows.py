@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from asyncdata import JsonArraySource
 from asyncdata.errors import SourceError
+from asyncdata.sources.text import json_array
 from tests.support.inner import change
 from tests.support.parts import (
     ArrayReader,
@@ -358,3 +359,27 @@ def test_only_blocks_from_the_fault_on_report_it(tmp_path_factory, array, harm, 
     shown = {re.sub(r"there is b['\"].*", "", one) for one in (*faults, fault)}
     assert len(shown) == 1
     assert bool(faults) is bool(fault)
+
+
+def test_going_back_begins_at_the_last_element_known_before_also_among_more_arrays_than_are_remembered(
+    tmp_path, monkeypatch
+):
+    change(monkeypatch, most_scans_of_an_array=2)
+    for number in range(4):
+        (tmp_path / f"{number}.json").write_text(json.dumps([f"{number} {row:04d}" for row in range(400)]))
+    asked: list[int] = []
+    really = json_array.read_row
+
+    def noting(fd: int, file: Any, offset: int, num_bytes: int) -> bytes:
+        asked.append(offset)
+        return really(fd, file, offset, num_bytes)
+
+    with array_of(tmp_path, 100) as (reader, blocks):
+        forwards = [elements_of(reader, blocks, number) for number in range(blocks.num_blocks)]
+        assert sum(map(len, forwards)) == 1600
+        change(monkeypatch, read_a_row_of_an_array=noting)
+        last = blocks.num_blocks - 10
+        assert elements_of(reader, blocks, last) == forwards[last]
+        assert min(asked) >= 2000, "not from the front"
+        backwards = [elements_of(reader, blocks, number) for number in reversed(range(blocks.num_blocks))]
+    assert backwards[::-1] == forwards

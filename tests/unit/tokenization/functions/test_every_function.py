@@ -305,6 +305,21 @@ def test_what_the_tokenizers_files_lack_is_refused_before_workers_start(
     chat_prompt(folder, chat_template="{{ messages }}").resolve()
 
 
+def test_resolving_gives_a_local_folder_or_the_commit_of_a_hub_name(small_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(small_tokenizer.parent)
+    shutil.copytree(small_tokenizer, tmp_path / "abc123")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **kwargs: str(tmp_path / "abc123"))
+
+    here = PromptTokenizeFn(small_tokenizer.name, max_length=3, revision="main").resolve()
+    there = PromptTokenizeFn("org/name", revision="main").resolve()
+
+    assert here == PromptTokenizeFn(str(small_tokenizer), max_length=3, revision="main")
+    assert (there.tokenizer, there.revision) == (str(tmp_path / "abc123"), "abc123")
+    assert there.fingerprints() == PromptTokenizeFn(small_tokenizer).fingerprints()  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="AD413"):
+        PromptTokenizeFn(str(tmp_path / "nothing")).resolve()
+
+
 # Processes
 
 
