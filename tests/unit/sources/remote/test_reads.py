@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -12,9 +15,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from asyncdata.core.file_checks import locked
 from asyncdata.errors import SourceChangedError, SourceError
 from tests.support.fake_store import FakeStore
 from tests.support.inner import change
+from tests.support.loading import NEVER_S
 from tests.support.parts import Address, BlockCache, ObjectStamp, ReadLimits, Reads, StoreError, StoreSpec, coalesced
 
 if TYPE_CHECKING:
@@ -271,6 +276,13 @@ def test_the_least_recently_used_blocks_are_removed_and_the_limit_holds(cache, t
     assert len(there) > 60
 
 
+def test_a_block_that_is_too_large_for_the_limit_is_passed_over(cache, tmp_path):
+    cache.keep(OBJECT, 0, MIB, bytes(MIB))
+
+    assert cache.find(OBJECT, 0, MIB) is None
+    assert files(tmp_path) == []
+
+
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 8, b"long" * 8])
 def test_a_tally_that_is_damaged_or_gone_is_counted_anew(tmp_path, damage):
     keep(BlockCache(str(tmp_path), MIB), *range(100))
@@ -280,6 +292,38 @@ def test_a_tally_that_is_damaged_or_gone_is_counted_anew(tmp_path, damage):
 
     assert found(cache, 299) == [299]
     assert size(tmp_path) <= MIB
+
+
+def test_a_full_disk_costs_only_speed(cache, tmp_path, monkeypatch):
+    failures, write = failures_of(cache), os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if len(data) > 100:
+            return write(fd, data[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        keep(cache, 0, 1)
+    assert (found(cache, 0, 1), files(tmp_path), failures) == ([], [], [1, 1])
+    keep(cache, 0)
+    assert found(cache, 0) == [0]
+
+
+def test_a_folder_that_is_removed_or_no_folder_costs_only_speed(tmp_path):
+    folder = tmp_path / "blocks"
+    cache = BlockCache(str(folder), MIB)
+    keep(cache, 0)
+    shutil.rmtree(folder)
+    assert found(cache, 0) == []
+    keep(cache, 0)
+    assert found(cache, 0) == [0]
+    shutil.rmtree(folder)
+    folder.write_text("a file in its place")
+    failures = failures_of(cache)
+    keep(cache, *range(100))
+    assert found(cache, 0) == []
+    assert failures
 
 
 def test_a_link_or_a_file_that_others_may_write_is_not_read(cache, tmp_path):
@@ -292,3 +336,36 @@ def test_a_link_or_a_file_that_others_may_write_is_not_read(cache, tmp_path):
 
     assert found(cache, 0, 1) == []
     assert failures == [1, 1]
+
+
+def test_another_process_that_makes_room_is_not_waited_for(cache, tmp_path):
+    """One part of the limit is taken meanwhile, and counted at the next time."""
+    other = BlockCache(str(tmp_path), MIB)
+    keep(cache, 0)
+    with locked(str(tmp_path / "used")) as is_locked:
+        assert is_locked
+        keep(other, 1, 2)
+        assert found(cache, 0, 1, 2) == [0, 1]
+    before = int.from_bytes((tmp_path / "used").read_bytes(), "little")
+    keep(other, 3)
+    assert found(cache, 3) == [3]
+    assert int.from_bytes((tmp_path / "used").read_bytes(), "little") == before + 2 * 8192
+
+
+def test_no_block_is_passed_over_while_another_thread_makes_room(cache, monkeypatch):
+    makes_room, is_asked, reserve = threading.Event(), threading.Event(), cache._reserve  # noqa: SLF001
+
+    def slowly(num_bytes: int) -> int:
+        makes_room.set()
+        assert is_asked.wait(NEVER_S)
+        return reserve(num_bytes)
+
+    monkeypatch.setattr(cache, "_reserve", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(keep, cache, 0)
+        assert makes_room.wait(NEVER_S)
+        second = threads.submit(keep, cache, 1)
+        assert not second.done()
+        is_asked.set()
+        first.result(), second.result()
+    assert found(cache, 0, 1) == [0, 1]
