@@ -220,7 +220,7 @@ async def test_a_worker_without_a_pidfd_is_not_used(rows, monkeypatch, error, me
 async def test_no_worker_starts_before_prepare(rows):
     client = Client(process_pool(1), rows(1), row_id)
 
-    with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
+    with pytest.raises(AssertionError, match=r"prepare\(\) has been called"):
         await client.executor.run(client.job)
     with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
         client.executor.memory(0)
