@@ -11,10 +11,11 @@ import msgspec
 
 from asyncdata.core.errors import SourceError
 from asyncdata.core.file_refs import HTTP, Address, joined
-from asyncdata.sources.paths import Splits, refuse_repeats
+from asyncdata.sources.paths import refuse_repeats
 from asyncdata.sources.remote.address import GivenAddress, is_address, texts_of
 from asyncdata.sources.remote.reads import Reads
 from asyncdata.sources.remote.store import ObjectStamp, collected, quoted, store_spec
+from asyncdata.sources.splits import Splits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
