@@ -43,8 +43,8 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "patience_with_a_fork_server_s": "workers.pool.spawning._PATIENCE_S",
         "patience_with_an_early_start_s": "workers.pool.popen._PATIENCE_S",
         "patience_with_ranks_s": "prefetch.windows.shared_scans._PATIENCE_S",
-        "patience_with_starts_s": "workers.pool.deadlines._PATIENCE_S",
-        "shortage_s": "workers.pool.deadlines._SHORTAGE_S",
+        "patience_with_starts_s": "workers.pool.worker._PATIENCE_S",
+        "shortage_s": "workers.pool.worker._SHORTAGE_S",
         "work_before_an_audit_s": "tokenization.encoders.text_encoder.WORK_BEFORE_AUDIT_S",
         # Functions and classes
         "arrow_writer": "sources.arrow.huggingface.write_arrow",
@@ -86,7 +86,6 @@ _PLACES: dict[str, tuple[str, ...]] = {
             "prefetch.windows.indexed_windows.ROWS_PER_WINDOW",
         ),
         "single_object": "sources.remote.listing._single",
-        "slot": "workers.slots.Slots.hold",
         "spawn_a_proof": "loader.background_proof._spawn",
         "submit": "workers.inline.InlineExecutor.submit",
         "starts_of_a_copier": "integrations.torch.loader.started",

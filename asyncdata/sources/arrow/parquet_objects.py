@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from asyncdata.core.read_counts import ReadCounts
     from asyncdata.sources.reader import BlockRows
 
-__all__ = ("ObjectFooter", "RemoteParquetReader", "load_footer", "ranges_file")
-
 _TAIL_BYTES = 64 << 10
 _AHEAD_BYTES = 64 << 20
 """Bytes of row groups that are read ahead of the one that is decoded, at least one row group."""
