@@ -40,7 +40,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "look_at_a_proof_s": "loader.background_proof._LOOK_S",
         "look_at_workers_s": "workers.pool.process_pool._LOOK_EVERY_S",
         "patience_with_a_display_s": "loader.wait_progress._PATIENCE_S",
-        "patience_with_a_fork_server_s": "workers.pool.spawning._PATIENCE_S",
+        "patience_with_a_fork_server_s": "workers.pool.process_pool._PATIENCE_S",
         "patience_with_an_early_start_s": "workers.pool.popen._PATIENCE_S",
         "patience_with_ranks_s": "prefetch.windows.shared_scans._PATIENCE_S",
         "patience_with_starts_s": "workers.pool.worker._PATIENCE_S",
