@@ -17,6 +17,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "most_growth_of_an_encoder": "tokenization.encoders.fast_backends.MAX_GROWTH_BYTES",
         "most_heads": "sources.remote.listing._MAX_HEADS",
         "most_moments": "telemetry.call_times._MAX_MOMENTS",
+        "most_open_files": "sources.fingerprint._MAX_OPEN_FILES",
         "most_operations": "tokenization.chat_template.symbolic_values._MAX_OPERATIONS",
         "most_pieces_of_a_plan": "batching.planned._MAX_PIECES",
         "most_places_of_a_hub": "sources.remote.hub_store._MAX_PLACES",
