@@ -271,18 +271,6 @@ def of_hub(hub: HubServer, address: str = "hf://datasets/me/rows/*.jsonl") -> Js
     return JsonlSource(address, storage_options={"endpoint": hub.url, "token": TOKEN})
 
 
-@WORKERS
-@pytest.mark.parametrize("address", ["hf://datasets/me/rows@main/data/*.jsonl", "hf://buckets/me/files/data"])
-def test_the_order_of_the_hubs_files_is_that_of_the_local_ones(hub, tmp_path, address, num_workers):
-    files = {f"data/{part}.jsonl": jsonl({"id": 1000 * part + i} for i in range(200)) for part in range(2)}
-    hub.commit("me/rows", files | {"README.md": b"# rows\n"})
-    hub.put("me/files", files)
-    for path, data in files.items():
-        (tmp_path / Path(path).name).write_bytes(data)
-
-    assert take(of_hub(hub, address), 800, num_workers=num_workers) == take(tmp_path, 800)
-
-
 def test_a_listing_of_the_hub_tells_of_many_files_what_each_one_tells(hub, monkeypatch):
     hub.commit("me/rows", {f"{number}.jsonl": jsonl([{"id": number}]) for number in range(70)})
     names = [f"hf://datasets/me/rows/{number}.jsonl" for number in range(70)]
