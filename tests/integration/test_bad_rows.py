@@ -38,11 +38,12 @@ def test_a_bad_row_stops_the_stream_at_its_turn_with_file_line_and_byte(path, nu
     )
 
 
-def test_more_bad_rows_than_the_budget_stop_the_stream(path):
+def test_more_bad_rows_than_the_budget_stop_the_stream_and_are_told_once(path, tmp_path):
     def never(row: dict[str, Any]) -> list[int]:
         raise ValueError("no")
 
-    with make(path, never, bad_rows=BadRows(policy="skip", max=3)) as loader:
+    told = tmp_path / "told"
+    with make(path, never, bad_rows=BadRows(policy="quarantine", path=str(told), max=3)) as loader:
         for _ in range(2):
             with pytest.raises(
                 TooManyBadRowsError, match="^a bad row, after BadRows\\(max=3\\) of them: AD421 "
@@ -50,6 +51,7 @@ def test_more_bad_rows_than_the_budget_stop_the_stream(path):
                 loader.get_next_batch(1)
 
     assert f"{path}:{line_of(path, order_of(path)[3])[0]} (byte " in str(caught.value)
+    assert len(told.read_bytes().splitlines()) == 4
 
 
 @pytest.mark.thorough

@@ -169,7 +169,8 @@ QUICK = ("JSONL files", "a gzip file", "Parquet files")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in KINDS]
+    "name",
+    [pytest.param(name, marks=() if name in (*QUICK, "a JSON array") else pytest.mark.thorough) for name in KINDS],
 )
 @pytest.mark.parametrize("shuffle", [True, "full", RowShuffle(method="none")], ids=str)
 def test_the_rows_are_left_out_from_here_on_by_every_kind_of_source_and_the_state_keeps_them(tmp_path, name, shuffle):
