@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.chunk import Ids
     from asyncdata.delivery.outcomes.policy import Policy
 
-__all__ = ("MAX_SCORE", "OutcomeMemory", "OutcomeState", "RowReport", "RowTable")
-
 MAX_SCORE = 1e30
 """Larger scores, of either sign, are refused: their sums could not be stored."""
 
