@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _FILE_BITS, _SMALL_BYTES = 24, 4096
 RowKey = tuple[int, int]
 """The number of a row's file, in a mixture with its part, and the row's offset there."""
+GroupFile = tuple[str, int, str]
+"""The part, the number and the path of a file that a group is of."""
 
 
 def grouped(items: Iterable[Sample] | Iterable[Group], call: str) -> list[Group]:
@@ -204,6 +206,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     :ivar excluded: rows, named in the same way, that the run continues without: each with the first place in the order
         of its source that was not served yet when it was excluded. Before that, the row may have been a group: it is
         not delivered again, and keeps its number. From there on it is left out.
+    :ivar group_files: the files that groups in ``buffer`` and ``leases`` are of: the part, the number, and the path.
     :ivar served: what was served before a restart; see :meth:`reached`.
     :ivar packs: the progress of packing, an immutable value of ``asyncdata.batching``; None if nothing is packed.
     :ivar head: number of the channel's next item.
@@ -219,6 +222,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     journal: frozenset[tuple[int, int]] = frozenset()
     group_drops: dict[str, int] = {}
     excluded: dict[RowKey, Position] = {}
+    group_files: frozenset[GroupFile] = frozenset()
     served: Served = Served()
     packs: Any = None
     head: int = 0

@@ -154,7 +154,7 @@ class BaseLoader:
         self._check()
         if self._loops_only:
             self._refuse_call("add_samples")
-        self._engine.coordinator.add_groups(groups, self._engine.is_of)
+        self._engine.add_groups(groups)
         self._recorder.returned(groups)
 
     def ack(self, delivered: Iterable[Sample] | Iterable[Group] | None = None) -> None:

@@ -33,7 +33,7 @@ from asyncdata.tokenization.base import has_media
 from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable
+    from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.xtuner_packing import LoaderPacking
@@ -285,6 +285,7 @@ class Engine:
             counters=counters.saved(),
             buffer=[item.record for item in ledger.buffer],
             leases=[item.record for item in ledger.leased_groups()],
+            group_files=sorted(ledger.group_files) if ledger.buffer or ledger.leases else msgspec.UNSET,
             acked=[structs.astuple(place) for place in sorted(ledger.restart_point()[2])],
             journal=sorted(ledger.journal),
             excluded=sorted(ledger.excluded) or msgspec.UNSET,
@@ -358,7 +359,8 @@ class Engine:
             fingerprints["data"] = growth.fingerprint(grown)
         changed = check(saved, self._order(), fingerprints, allow_changed, same_rows=same_rows)
         memory = self._memory_of("", saved.outcomes, changed, allow_changed)
-        ledger = self._ledger_of(saved, [""] if "data" in changed else [])
+        refs = part.source.files.files if grown is None else grown[max(grown)].refs
+        ledger = self._ledger_of(saved, [""] if "data" in changed else [], {"": refs})
         # With another data, seed or order, windows differ. With packing, any change gives other packs.
         keeps_place = not (changed & {"data", "seed", "order"} or (changed and saved.packing))
         if keeps_place:
@@ -397,14 +399,16 @@ class Engine:
             growth.take(match.growth)
         return ledger
 
-    def _ledger_of(self, saved: Snapshot, other_data: Collection[str]) -> Ledger:
+    def _ledger_of(self, saved: Snapshot, other_data: Collection[str], files: Mapping[str, FileRefs]) -> Ledger:
         """The ledger of a snapshot.
 
         :param other_data: parts that have other data now: which of their rows were excluded is not known any more.
+        :param files: of each part, as the run continues with them.
         """
         packs = self.coordinator.ledger.packs
         size = self.config.n_samples_per_prompt
-        ledger = ledger_of(saved, digest=self.config.digest, group_size=size, packs=packs)
+        present = {part: refs for part, refs in files.items() if part not in other_data}
+        ledger = ledger_of(saved, digest=self.config.digest, group_size=size, files=present, packs=packs)
         known = {
             key: place for key, place in ledger.excluded.items() if not any(is_key_of(part, key) for part in other_data)
         }
@@ -421,6 +425,13 @@ class Engine:
     def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
         """Whether a group is of one of these rows."""
         return bool(rows) and self._row_keys.is_of(group, rows)
+
+    def add_groups(self, groups: Any) -> None:
+        """Groups that the trainer gives back.
+
+        :raises InvalidGroupError: if one of them cannot be kept.
+        """
+        self.coordinator.add_groups(groups, self.is_of, lambda groups: self._row_keys.files_of(groups))
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows; return how many are excluded now.

@@ -180,7 +180,7 @@ events = st.one_of(
     event("restart_with_other", what=st.sampled_from(["seed", "data", "renamed"]), knobs=knobs),
     *2 * [event("save")],
     event("load", number=number),
-    *2 * [event("restart", **restarts, reweighs=st.booleans(), closes_first=st.booleans())],
+    *2 * [event("restart", **restarts, reweighs=st.booleans(), closes_first=st.booleans(), moves=st.booleans())],
 )
 
 
@@ -658,13 +658,7 @@ class WholeLoader(RuleBasedStateMachine):
         """Other data, or another seed: refused; or the next epoch begins. Renamed files change nothing."""
         saved = self.model.saved()
         is_counted = self.world.rules.max_bad_rows is not None and not saved.is_exact
-        if (
-            "" not in self.parts
-            or self.world.grows
-            or self.world.kind != "jsonl"
-            or is_counted
-            or (what == "renamed" and saved.buffer)
-        ):
+        if "" not in self.parts or self.world.grows or self.world.kind != "jsonl" or is_counted:
             return
 
         self.save()
@@ -719,11 +713,13 @@ class WholeLoader(RuleBasedStateMachine):
             self.model.restore(self.states[at])
             self.restored = self.progress, self.names["loader"].epoch
 
-    def restart(self, number: int, knobs: Knobs, reweighs: bool, closes_first: bool) -> None:
-        """All is gone but the states, of which one of the last is loaded, perhaps with other settings."""
+    def restart(self, number: int, knobs: Knobs, reweighs: bool, closes_first: bool, moves: bool) -> None:
+        """All is gone but the states, of which one of the last is loaded, perhaps elsewhere or with other settings."""
         if not closes_first or not self.states:
             self.save()
         self.end()
+        if moves and self.world.kind != "store":
+            self.run("folder = folder.rename(folder.with_name(folder.name + '.'))")
         at = len(self.states) - 1 - number % len(self.states)
         if reweighs and "" not in self.parts:
             first, *others = self.model.mixing.weights
