@@ -188,6 +188,22 @@ def test_set_epoch_goes_to_the_start_of_another_epoch_and_leaves_the_present_one
             loader.set_epoch(-1)
 
 
+def test_what_is_dropped_at_an_epochs_end_does_not_come_again_with_what_is_not_acknowledged(make, path):
+    knobs = {"batch_size": 64, "drop_last": True, "commit": "on_ack"}
+    expected = order_of(path, 2)
+    with make(path, **knobs) as loader:
+        first, *_ = list(loader)
+        states = [loader.state_dict()]
+        loader.ack(first)
+        assert ids(loader.get_next_batch(10)) == expected[NUM_ROWS : NUM_ROWS + 10]
+        states.append(loader.state_dict())
+    for state, owed in zip(states, (expected[:192], expected[64:192]), strict=True):
+        with make(path, **knobs) as loader:
+            loader.load_state_dict(state)
+            assert ids(loader.get_next_batch(len(owed) + 10)) == owed + expected[NUM_ROWS : NUM_ROWS + 10]
+            assert loader.statistics().dropped_total == {"drop_last": 8}
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_the_end_comes_with_the_partial_batch_unless_that_is_dropped(make, path, drop_last):
     expected = order_of(path, 2)

@@ -122,7 +122,7 @@ def worlds(draw: Any) -> World:
     rules = Rules(
         size=1 if is_packed else draw(st.sampled_from([1, 1, 2])),
         epochs=draw(st.sampled_from([None, None, None, 1, 3])) if mixing.has_end or not is_mixture else None,
-        drop_last=not tracks and draw(st.sampled_from([False, False, True])),
+        drop_last=draw(st.sampled_from([False, False, True])),
         bad_row_stops=stops,
         max_bad_rows=None if stops or is_mixture else draw(st.sampled_from([None, None, None, 0, 5])),
         is_tracked=tracks,
@@ -517,8 +517,7 @@ class WholeLoader(RuleBasedStateMachine):
             self.model.end(self.model.out)
 
     def track(self) -> None:
-        """Not with drop_last: what that left out comes again if a group before it was out."""
-        if self.serves_groups and not self.world.rules.drop_last:
+        if self.serves_groups:
             self.run("loader.track()")
             self.model.is_tracked = True
 
