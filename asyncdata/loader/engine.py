@@ -486,7 +486,7 @@ class Engine:
     def _at_epoch(self, epoch: int, ledger: Ledger) -> Ledger:
         if self.outcomes is not None:
             self.outcomes.begin_at(epoch)
-        return self.batching.at_epoch(ledger, epoch)
+        return self.batching.at_epoch(self.batching.settled(ledger), epoch)
 
     def num_rows(self, timeout_s: float | None) -> int:
         """Rows of an epoch; waits until the row index is complete.

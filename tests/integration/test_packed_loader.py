@@ -13,6 +13,7 @@ import pytest
 
 from asyncdata import (
     AsyncDataLoader,
+    BadRows,
     DataLoader,
     HardPacking,
     LengthGrouping,
@@ -20,7 +21,7 @@ from asyncdata import (
     PaddedCollator,
     SoftPacking,
 )
-from asyncdata.errors import BadRowError, ConfigError, NoSamplesError, SnapshotMismatchError
+from asyncdata.errors import BadRowError, ConfigError, NoSamplesError, SnapshotMismatchError, TooManyBadRowsError
 from tests.support.ranks import (
     GROUPING,
     HARD,
@@ -178,6 +179,17 @@ def test_set_epoch_begins_an_epoch_and_leaves_the_present_one_alone(path):
         begun = next(iter(loader))
         loader.set_epoch(1)
         assert [begun, *loader] == second
+
+
+def test_set_epoch_after_a_batch_that_failed_counts_none_of_its_rows(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [30, None, 10, None])
+    with make(path, packing=HARD, shuffle=False, bad_rows=BadRows(policy="skip", max=1)) as loader:
+        with pytest.raises(TooManyBadRowsError):
+            next(iter(loader))
+        before = loader.state_dict()["counters"]
+        loader.set_epoch(1)
+        assert loader.state_dict()["counters"] == before
+        assert before["num_bad_rows"] == before["num_samples"] == 0
 
 
 @pytest.mark.parametrize("is_named", [False, True])
