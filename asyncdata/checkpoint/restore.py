@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.file_refs import FileRefs
 
-__all__ = ("epoch_to_begin", "ledger_at_row", "ledger_of", "saved_digest")
-
 _log = get_logger(__name__)
 _DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 

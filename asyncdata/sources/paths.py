@@ -1,4 +1,6 @@
-"""Resolves a path, a glob, a folder or a list to files, and explains why a file cannot be read."""
+"""Resolves a path, a glob, a folder or a list to files, and explains why a file cannot be read. The splits of a folder
+are told by the names of its files, as the Hugging Face hub does.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,94 @@ import os
 import re
 import stat
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from asyncdata.core.errors import ConfigError, SourceError
+from asyncdata.core.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from asyncdata.sources.splits import Splits
+_log = get_logger(__name__)
+_SPLITS = {"train": "train training", "validation": "validation valid dev val", "test": "test testing eval evaluation"}
+_SPLIT_OF_WORD = {word: split for split, words in _SPLITS.items() for word in words.split()}
+"""The words by which the hub tells splits in names of files and folders."""
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
 
-__all__ = ("find_files", "is_saved_dataset", "noting", "open_regular", "refuse_repeats")
+
+class Splits:
+    """Which files of a folder are read: the files of one split, and of none.
+
+    :param known: of data that grow, the files that were there before: new splits are left out, and that is logged once.
+        Files that are read are added. None: two splits are refused.
+    """
+
+    def __init__(self, known: Iterable[str] | None = None) -> None:
+        self._known = None if known is None else set(known)
+        self._told: set[tuple[str, str]] = set()
+
+    def kept(self, folder: str, paths: Sequence[str], suffix: str, below: Iterable[str]) -> list[int]:
+        """The numbers of the files that are read.
+
+        :param paths: the folder's files, in order, whose names end with ``suffix``.
+        :param below: names of folders in it that have files, too.
+        :raises SourceError: AD312, naming a glob of each split.
+        """
+        found = list(map(_split_of, paths))
+        splits = {split: [path for path, its in zip(paths, found, strict=True) if its == split] for split in set(found)}
+        left_out: set[str] = set()
+        if self._known is None:
+            _refuse_many(folder, splits, suffix, below)
+        elif len(splits.keys() - {""}) > 1:
+            left_out = {split for split, its in splits.items() if split and self._known.isdisjoint(its)}
+            for split in sorted(left_out):
+                if (folder, split) not in self._told:
+                    self._told.add((folder, split))
+                    more = {"num_files": len(splits[split]), "path": splits[split][0]}
+                    _log.warning("source.split_left_out", folder=folder, split=split, **more)
+        kept = [number for number, split in enumerate(found) if split not in left_out]
+        if self._known is not None:
+            self._known.update(paths[number] for number in kept)
+        return kept
+
+
+def _refuse_many(folder: str, splits: dict[str, list[str]], suffix: str, below: Iterable[str]) -> None:
+    names = {split: [path.rpartition("/")[2] for path in its] for split, its in splits.items() if split}
+    for name in sorted(below) if names or not splits else ():
+        if split := _split_of(name):
+            names.setdefault(split, []).append(f"{name}/*{suffix}")
+    if len(names) > 1:
+        folder = folder.rstrip("/")
+        globs = ", ".join(f"paths='{folder}/{_glob(split, names, suffix)}'" for split in sorted(names))
+        raise SourceError(
+            f"AD312 the folder {folder} holds the splits {', '.join(sorted(names))}, and a run trains on one: name it, "
+            f"{globs}; or all of its files, paths='{folder}/*{suffix}'"
+        )
+
+
+def _split_of(path: str) -> str:
+    """The split that a file's or a folder's name tells, as on the hub; empty if it tells none, or several."""
+    name = path.rpartition("/")[2]
+    words = re.split(r"[-._ 0-9]+", name)
+    found = {_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD}
+    shard = _SHARD.match(name) if words[0] in _SPLIT_OF_WORD else None
+    return "" if len(found) != 1 else shard[1] if shard else found.pop()
+
+
+def _glob(split: str, names: dict[str, list[str]], suffix: str) -> str:
+    """What matches the files of a split and no others; its first file, if nothing so simple does."""
+    own, others = names[split], [name for other in names if other != split for name in names[other]]
+    for glob_ in (f"{split}-*{suffix}", f"{split}*{suffix}", f"*{split}{suffix}"):
+        if all(fnmatchcase(name, glob_) for name in own) and not any(fnmatchcase(name, glob_) for name in others):
+            return glob_ if len(own) > 1 else own[0]
+    return own[0]
+
+
+def holds(folder: str, suffix: tuple[str, ...]) -> bool:
+    """Whether a folder that is named as a split has such files."""
+    return bool(_split_of(folder)) and os.path.isdir(folder) and any(n.endswith(suffix) for n in os.listdir(folder))
+
 
 _HUB_NAME = re.compile(r"[\w-]+/[\w.-]*[\w-]")
 
@@ -68,7 +148,7 @@ def _expand(path: str, suffixes: Sequence[tuple[str, ...]], splits: Splits | Non
     if not os.path.lexists(path):
         _refuse_address(path)
     if os.path.isdir(path):
-        from asyncdata.sources.splits import Splits, holds
+        from asyncdata.sources.paths import Splits, holds
 
         splits = splits or Splits()
         entries = sorted(entry for entry in os.listdir(path) if not entry.startswith("."))

@@ -43,7 +43,7 @@ class PartExecutor:
         self.slots.limit = len(self.slots.numbers) if num_slots is None else num_slots
 
     def watch(self, on_change: Callable[[], object]) -> None:
-        """As the protocol says: nothing, as the mixture watches for all parts."""
+        """Nothing: the mixture watches for all parts."""
 
     def tell(self, note: Callable[[], object]) -> None:
         """Call ``note`` when this part may send another request: it was answered, or has a slot. The change that the
@@ -63,9 +63,9 @@ class PartExecutor:
         self._note()
 
     def forget(self) -> None:
-        """As the protocol says: nothing, as the mixture does it once, before its parts start again."""
+        """Nothing: the mixture does it once, before its parts start again."""
 
     @property
     def num_wanted(self) -> int:
-        """As the protocol says, as far as it is this part's turn."""
+        """How many requests could be submitted now, as far as it is this part's turn."""
         return min(self.allowance, self._executor.num_wanted)

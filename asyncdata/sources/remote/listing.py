@@ -11,19 +11,16 @@ import msgspec
 
 from asyncdata.core.errors import SourceError
 from asyncdata.core.file_refs import HTTP, Address, joined
-from asyncdata.sources.paths import refuse_repeats
+from asyncdata.sources.paths import Splits, refuse_repeats
 from asyncdata.sources.remote.address import GivenAddress, is_address, texts_of
 from asyncdata.sources.remote.reads import Reads
 from asyncdata.sources.remote.store import ObjectStamp, collected, quoted, store_spec
-from asyncdata.sources.splits import Splits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from asyncdata.core.file_refs import ObjectRefs
     from asyncdata.core.specs import StoreSpec
-
-__all__ = ("Objects", "find_objects", "with_heads")
 
 _MANIFEST = ".manifest.jsonl"
 _MAGIC = re.compile(r"[*?[]")
@@ -56,7 +53,7 @@ def find_objects(
     allow_repeats: bool = False,
     splits: Splits | None = None,
 ) -> Objects:
-    """The objects that addresses name, as they are now; those of a glob or folder are sorted by key.
+    """The objects that addresses name, as they are now; the objects of a glob or folder are sorted by key.
 
     An address that ends with ``.manifest.jsonl`` names the objects in it: a line has the ``path``, ``size`` and
     ``etag`` of one, in their order, and no bucket is listed.
@@ -114,7 +111,7 @@ def _named_ones(
 
 
 def _listed(reads: Reads, number: int, named: Sequence[Address]) -> dict[Address, ObjectRefs]:
-    """Those of the objects that a listing of their folder has.
+    """The objects that a listing of their folder has.
 
     Empty where each is to be looked at: in a bucket of versions, which a listing does not tell; where nothing may be
     listed; or if the folder has far more.

@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.specs import StoreSpec
+    from asyncdata.sources.paths import Splits
     from asyncdata.sources.remote.listing import Objects
-    from asyncdata.sources.splits import Splits
     from asyncdata.sources.text.text_stream import TextStream
 
     _Suffixes = Sequence[tuple[str, ...]]
-
-__all__ = ("CODING_OF_SUFFIX", "JsonArraySource", "JsonlSource")
 
 CODING_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
 """The coding by the file's suffix; its first bytes decide."""
@@ -103,7 +101,7 @@ class JsonlSource(Settings, frozen=True, forbid_unknown_fields=True):
 
     def _opened(self, found: _Found, suffixes: _Suffixes, block_bytes: int) -> FileBlocks | TextStream:
         if self.grows:
-            from asyncdata.sources.splits import Splits
+            from asyncdata.sources.paths import Splits
 
             splits = Splits(file.path for file in found.files)
             return self._growing(found, block_bytes, lambda: _find(self, suffixes, False, splits))
