@@ -121,7 +121,7 @@ class Engine:
             self._warn_of_ranks()
         functions = list({id(part.function): part.function for part in self.parts}.values())
         self.batching = choice.batching(config, collate_fn, self.parts[0].windows, functions)
-        self.batching.without = lambda packs, excluded: self._row_keys.without(packs, excluded)
+        self.batching.without = lambda packs, excluded: self.row_keys.without(packs, excluded)
         self.outcomes = self._checked_outcomes(is_packed=self.batching.is_packed)
         memory = self._memory("")
         self._media = self._made_media(functions)
@@ -359,8 +359,8 @@ class Engine:
             fingerprints["data"] = growth.fingerprint(grown)
         changed = check(saved, self._order(), fingerprints, allow_changed, same_rows=same_rows)
         memory = self._memory_of("", saved.outcomes, changed, allow_changed)
-        refs = part.source.files.files if grown is None else grown[max(grown)].refs
-        ledger = self._ledger_of(saved, [""] if "data" in changed else [], {"": refs})
+        refs, is_other = self.files if grown is None else grown[max(grown)].refs, "data" in changed
+        ledger = self._ledger_of(saved, [""] if is_other else [], {} if is_other else {"": refs})
         # With another data, seed or order, windows differ. With packing, any change gives other packs.
         keeps_place = not (changed & {"data", "seed", "order"} or (changed and saved.packing))
         if keeps_place:
@@ -403,46 +403,34 @@ class Engine:
         """The ledger of a snapshot.
 
         :param other_data: parts that have other data now: which of their rows were excluded is not known any more.
-        :param files: of each part, as the run continues with them.
+        :param files: of each other part.
         """
-        packs = self.coordinator.ledger.packs
-        size = self.config.n_samples_per_prompt
-        present = {part: refs for part, refs in files.items() if part not in other_data}
-        ledger = ledger_of(saved, digest=self.config.digest, group_size=size, files=present, packs=packs)
+        size, packs = self.config.n_samples_per_prompt, self.coordinator.ledger.packs
+        ledger = ledger_of(saved, digest=self.config.digest, group_size=size, files=files, packs=packs)
         known = {
             key: place for key, place in ledger.excluded.items() if not any(is_key_of(part, key) for part in other_data)
         }
-        if len(known) < len(ledger.excluded):
-            _log.warning("snapshot.exclusions_forgotten", num_rows=len(ledger.excluded) - len(known))
+        if num_forgotten := len(ledger.excluded) - len(known):
+            _log.warning("snapshot.exclusions_forgotten", num_rows=num_forgotten)
         return ledger.without(known, self.is_of)
 
     @cached_property
-    def _row_keys(self) -> RowKeys:
+    def row_keys(self) -> RowKeys:
         from asyncdata.loader.exclusions import RowKeys
 
         return RowKeys(self.parts)
 
     def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
         """Whether a group is of one of these rows."""
-        return bool(rows) and self._row_keys.is_of(group, rows)
-
-    def add_groups(self, groups: Any) -> None:
-        """Groups that the trainer gives back.
-
-        :raises InvalidGroupError: if one of them cannot be kept.
-        """
-        self.coordinator.add_groups(groups, self.is_of, lambda groups: self._row_keys.files_of(groups))
+        return bool(rows) and self.row_keys.is_of(group, rows)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows; return how many are excluded now.
 
         :raises ConfigError: AD485, if one of them is no row of this loader; nothing has changed then.
         """
-        change = self._row_keys.excluding(rows, lambda ledger: ledger.reached(self._places_of(ledger)))
-        if self.coordinator.rules.leaves_gaps:
-            self.coordinator.exclude(change)
-        else:
-            self.service.restart(change)
+        change = self.row_keys.excluding(rows, lambda ledger: ledger.reached(self._places_of(ledger)))
+        (self.coordinator.exclude if self.coordinator.rules.leaves_gaps else self.service.restart)(change)
         num_rows = len(self.coordinator.ledger.excluded)
         _log.info("loader.excluded", num_rows=num_rows)
         return num_rows
