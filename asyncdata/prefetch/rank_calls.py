@@ -32,13 +32,15 @@ class RankCalls:
     :param timeout_s: seconds to wait for the others in a call; None: as long as the exchange itself waits.
     :param what: they exchange, for errors.
     :param then: what follows from a call that fails, for its error.
+    :ivar answers: of the last call.
     """
 
     def __init__(self, exchange: Callable[[bytes], list[bytes]], timeout_s: float | None, what: str, then: str) -> None:
         self._exchange, self._timeout_s, self._what, self._then = exchange, timeout_s, what, then
-        self._queue: SimpleQueue[Callable[[], bytes] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], bytes | None] | None] = SimpleQueue()
         self._has_ended = threading.Event()
         self._has_failed = False
+        self.answers: list[bytes] = []
         self._thread: threading.Thread | None = None
 
     def start(self, on_answers: Callable[[list[bytes]], object], on_failed: Callable[[WorkerError], object]) -> None:
@@ -47,8 +49,9 @@ class RankCalls:
         stuck = f"AD486 the other ranks did not come to the last exchange of {self._what}: this process ends without it"
         self._thread = started_and_awaited(self._run, "asyncdata-exchange", stuck)
 
-    def put(self, make: Callable[[], bytes], after_s: float = 0.0) -> None:
-        """Queue what to send in the next call, as a function that makes it. From any thread.
+    def put(self, make: Callable[[], bytes | None], after_s: float = 0.0) -> None:
+        """Queue what to send in the next call, as a function that makes it, or None: there is no call any more. From
+        any thread.
 
         :param after_s: seconds to wait before the call.
         """
@@ -67,16 +70,20 @@ class RankCalls:
 
         thread.join(_END_TIMEOUT_S)
 
-    def _after(self, seconds: float, make: Callable[[], bytes]) -> bytes:
+    def _after(self, seconds: float, make: Callable[[], bytes | None]) -> bytes | None:
         self._has_ended.wait(seconds)
         return make()
 
     def _run(self) -> None:
         try:
             while (make := self._queue.get()) is not None:
-                answers = self._answers(make())
-                self._call_soon(partial(self._hand_over, answers))
-                if has_left(answers):
+                data = make()
+                if data is None:
+                    return
+
+                self.answers = self._answers(data)
+                self._call_soon(partial(self._hand_over, self.answers))
+                if has_left(self.answers):
                     return
         except BaseException as error:  # whatever the trainer's library raises: nothing else would see it
             self._fail(f"cannot be reached: {error!r}")

@@ -121,9 +121,23 @@ class SharedIndexer(Indexer):
         """As the base class says: tell the other ranks, if they still need this one."""
         super().leave()
         if self._is_read and not self._has_left and not self._index.is_complete:
-            self._send(error="its loader was closed")
+            last = _Message(self._num_calls, self._identity, error="its loader was closed")
+            self._calls.put(lambda: None if self._is_over() else _encode(last))
         self._has_left = True
         self._calls.end()
+
+    def _is_over(self) -> bool:
+        """Whether the other ranks call no more: their last call, of which the service has not heard any more, was that
+        of a rank that has left, or had the rest of the index. In the thread of the calls.
+        """
+        messages = [_decode(answer) for answer in self._calls.answers if self._is_waiting]
+        counts = [message.num_stored for message in messages]
+        if self._num_calls == 1:
+            is_whole = bool(counts) and min(counts) == self._source.num_blocks
+        else:
+            parts = chain(self._received, *(message.parts for message in messages))
+            is_whole = self._index.num_blocks + sum(len(part.counts) // 4 for part in parts) >= self._source.num_blocks
+        return is_whole or any(message.error for message in messages)
 
     # This rank's share of a round.
 

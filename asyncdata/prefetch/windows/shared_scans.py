@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ("SharedScans",)
 
-_PAUSE_S = 0.02
-"""Between calls of a rank that has nothing to send."""
+_FIRST_PAUSE_S, _PAUSE_S = 0.001, 0.02
+"""Before a call of a rank that has nothing to send: after a call that brought something, and at most. Each is twice as
+long as the one before, so that small windows do not wait, and ranks whose workers are busy do not call all the time."""
 
 _PATIENCE_S = 20.0
 """After it, a rank makes a scan of another rank itself."""
@@ -120,7 +121,7 @@ class SharedScans:
         self._unsent: list[tuple[Key, Data]] = []
         self._is_started = self._is_calling = self._is_alone = self._has_left = False
         self._on_ready: dict[int, Callable[[], object]] = {}
-        self._num_failed = 0
+        self._num_failed, self._pause_s = 0, 0.0
         self._fault: Exception | None = None
         self._has_fault: anyio.Event | None = None
 
@@ -231,7 +232,8 @@ class SharedScans:
             replies.append(self._unsent.pop(0))
             size += len(replies[-1][1])
         self._is_calling = True
-        self._calls.put(lambda: encode(_Message(self._identity(), replies)), 0 if replies else _PAUSE_S)
+        self._pause_s = 0.0 if replies else min(_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
+        self._calls.put(lambda: encode(_Message(self._identity(), replies)), self._pause_s)
 
     def _on_answers(self, answers: list[bytes]) -> None:
         self._is_calling = False
@@ -255,6 +257,7 @@ class SharedScans:
             if rank != self._rank:
                 self._found.update(message.replies)
         parts = {key.part for key in self._awaited if key in self._found}
+        self._pause_s = 0.0 if parts else self._pause_s
         self._call()
         self._tell(parts)
 
