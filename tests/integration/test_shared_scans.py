@@ -316,11 +316,11 @@ def test_what_cannot_be_divided_is_refused(path, tmp_path):
 
 
 @pytest.mark.usefixtures("divided")
-@pytest.mark.parametrize("method", ["BlockWindow.add", "SharedScans._on_own", "SharedScans.deliver"])
+@pytest.mark.parametrize("method", ["BlockWindow.add", "SharedScans._take", "SharedScans._look"])
 def test_a_fault_of_ours_ends_the_calls_or_the_sharing(path, method, monkeypatch):
     expected, exchanges = [batches_of(rank, path, 150) for rank in range(2)], meeting_of(2)
     module = "block_windows" if method.startswith("Block") else "shared_scans"
-    owner = resolve_name(f"asyncdata.prefetch.windows.{module}:{method.partition('.')[0]}")
+    owner = resolve_name(f"asyncdata.read_ahead.windows.{module}:{method.partition('.')[0]}")
     name, calls = method.partition(".")[2], count()
     plain = getattr(owner, name)
 
@@ -345,7 +345,7 @@ def test_a_fault_of_ours_ends_the_calls_or_the_sharing(path, method, monkeypatch
 RANK = """
 import hashlib, os, signal, sys
 import torch.distributed as dist
-import asyncdata.prefetch.windows.block_windows as block_windows
+import asyncdata.read_ahead.windows.block_windows as block_windows
 from asyncdata import Ranks
 from asyncdata.integrations.torch import exchange
 from tests.support.ranks import WAYS, make

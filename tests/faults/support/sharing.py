@@ -11,6 +11,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 SMALL = {
     "asyncdata.loader.opened_rows._INDEX_BLOCK_BYTES": 256,
-    "asyncdata.prefetch.windows.block_windows._RANKS_AT_START": 1,
-    "asyncdata.prefetch.windows.block_windows._MIN_BLOCKS_PER_SCAN": 2,
+    "asyncdata.read_ahead.windows.block_windows._RANKS_AT_START": 1,
+    "asyncdata.read_ahead.windows.block_windows._MIN_BLOCKS_PER_SCAN": 2,
 }
