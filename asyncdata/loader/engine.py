@@ -174,12 +174,8 @@ class Engine:
 
     def _coroutines(self) -> list[Callable[[], Awaitable[None]]]:
         """What runs as long as the service."""
-        found: list[Callable[[], Awaitable[None]]] = [part.windows.run for part in self.parts]
-        if self._scans is not None:
-            found.append(self._scans.run)
-        if self._media is not None:
-            found.append(self._media.loader(self._calls, self.coordinator).run)
-        return found
+        media = None if self._media is None else self._media.loader(self._calls, self.coordinator)
+        return [one.run for one in (self._scans, media, *(part.windows for part in self.parts)) if one is not None]
 
     def _start_of_mixture(self) -> Any:
         return None

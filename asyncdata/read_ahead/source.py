@@ -261,22 +261,17 @@ class ReadAhead:
         return located(reply, place, shows_row=self._coordinator.rules.bad_rows.shows_row)
 
     def _on_crashed(self, part: _RowsInFlight, crash: Crashed) -> None:
-        if part.entry.num_rows == 1:
-            self._deliver_without(part, _bad_row(crash))
-        elif crash.row is None:
-            self._bisect(part)
-        else:
-            self._cut_out(part, crash, crash.row)
+        """One of the rows kills workers: if it is known, send the others again; if not, each half, which is cut again
+        if it kills one more.
+        """
+        num_rows, row = part.entry.num_rows, crash.row or 0
+        if num_rows > 1 and crash.row is None:
+            rest = self._split(part, num_rows // 2)
+            self._submit(rest, max_losses=1)
+            self._submit(part, max_losses=1)
+            return
 
-    def _bisect(self, part: _RowsInFlight) -> None:
-        """One of the rows kills workers: send each half again. If a half kills one more worker, it is cut again."""
-        rest = self._split(part, part.entry.num_rows // 2)
-        self._submit(rest, max_losses=1)
-        self._submit(part, max_losses=1)
-
-    def _cut_out(self, part: _RowsInFlight, crash: Crashed, row: int) -> None:
-        """The row that kills workers is known: send the rows before it and after it again."""
-        if row + 1 < part.entry.num_rows:
+        if row + 1 < num_rows:
             self._submit(self._split(part, row + 1))
         culprit = self._split(part, row) if row else part
         if row:

@@ -1,4 +1,4 @@
-"""Windows: rows that are read and shuffled together; what the producer and the service know of all kinds of them."""
+"""Windows: rows that are read and shuffled together; what the read-ahead and the service know of all kinds of them."""
 
 from __future__ import annotations
 

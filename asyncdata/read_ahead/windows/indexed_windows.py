@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import anyio
 import numpy as np
 
 from asyncdata.batching.planned import PlannedOrder, refuse_too_many
@@ -15,7 +16,6 @@ from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG, expected_elsewhere, 
 from asyncdata.core.types import Position
 from asyncdata.order.order import ROWS_PER_WINDOW
 from asyncdata.order.rank_share import row_of_epoch
-from asyncdata.read_ahead.calls import Changes
 from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
 from asyncdata.read_ahead.windows.planned_epochs import PlannedRows
 
@@ -143,8 +143,7 @@ class IndexedWindows(Windows):
         self.start = Position()
         self._source, self._order, self._calls, self._index, self._indexer = source, order, calls, index, indexer
         self._share = share
-        self._is_begun = Changes()
-        self._has_begun = False
+        self._is_begun = anyio.Event()
         self._permutations: dict[int, Any] = {}
         self._plans = PlannedRows(order, index, calls, restart_point) if isinstance(order, PlannedOrder) else None
 
@@ -153,12 +152,11 @@ class IndexedWindows(Windows):
             self.start = self._restart_point()
         if self._plans is not None:
             self._plans.restart(self.start)
-        self._has_begun = True
-        self._is_begun()
+        self._is_begun.set()
 
     async def run(self) -> None:
         """As the base class says: build the index, from the first start on."""
-        await self._is_begun.until(lambda: self._has_begun or None)
+        await self._is_begun.wait()
         await self._indexer.build()
 
     # For planned packs. From any thread.

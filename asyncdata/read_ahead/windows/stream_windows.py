@@ -11,7 +11,6 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-import anyio
 import anyio.to_thread
 import numpy as np
 
@@ -19,7 +18,7 @@ from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceErro
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Tokenize
 from asyncdata.core.types import Position
-from asyncdata.read_ahead.calls import Promise
+from asyncdata.read_ahead.calls import Changes, Promise
 from asyncdata.read_ahead.windows.base import Int64, OpenWindow, Windows, no_such_place
 from asyncdata.read_ahead.windows.stream_reader import StreamPass, WindowRows
 
@@ -99,7 +98,7 @@ class StreamWindows(Windows):
         self._queue: deque[_Fill] = deque()
         self._running: _Fill | None = None
         self._began = 0.0
-        self._wake = anyio.Event()
+        self._asked = Changes()
         self._pass: StreamPass | None = None
         self._lock = threading.Lock()  # on who closes the pass at the end: the thread, or the loop
         self._states: dict[tuple[int, int], StreamState] = {}  # replaced, never changed, as other threads read it
@@ -116,7 +115,7 @@ class StreamWindows(Windows):
         fill = _Fill(await self._calls.slot(), epoch, number)
         self._calls.slots.use(fill.slot)
         self._queue.append(fill)
-        self._wake.set()
+        self._asked()
         return await fill
 
     @property
@@ -150,10 +149,7 @@ class StreamWindows(Windows):
         """As the base class says: a thread reads the windows, one after the other."""
         try:
             while True:
-                await self._wake.wait()
-                while self._queue:
-                    await self._serve(self._queue.popleft())
-                self._wake = anyio.Event()
+                await self._serve(await self._asked.until(lambda: self._queue.popleft() if self._queue else None))
         finally:
             with self._lock:
                 fill = self._running
