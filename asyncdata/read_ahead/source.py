@@ -149,7 +149,7 @@ class ReadAhead:
         is_over = False
         while not is_over:
             while self._row >= window.num_rows and not window.is_ready:
-                await window.more()
+                await self._opener.more(window)
             if self._row > window.num_rows:
                 raise no_such_place(Position(*self._current, self._row), f"the window has {window.num_rows} rows")
 

@@ -53,6 +53,12 @@ class Windows:
         """
         raise NotImplementedError
 
+    async def more(self, window: OpenWindow) -> None:
+        """Wait until more rows of a window are known. It does not know who opened it, as chunks hold it long.
+
+        :raises AsyncDataError: if they cannot be.
+        """
+
     def rows_after(self, position: Position) -> int | None:
         """Rows of the epoch from ``position`` on, maybe estimated; None if that is not known. From any thread."""
         return None
@@ -77,7 +83,7 @@ class OpenWindow:
     """Rows that are shuffled together.
 
     :ivar slot: the slot to release when all rows are sent.
-    :ivar is_ready: whether all rows are known; else :meth:`more` waits for some.
+    :ivar is_ready: whether all rows are known; else :meth:`Windows.more` waits for some.
     :ivar is_last: whether it is the epoch's last window; known when it is ready.
     :ivar num_rows: number of rows that are known so far; of all when it is ready.
     :ivar is_placed: whether no row needs a worker; known when it is ready.
@@ -86,12 +92,6 @@ class OpenWindow:
     slot = NO_SLOT
     is_ready = is_last = is_placed = False
     num_rows = 0
-
-    async def more(self) -> None:
-        """Wait until more rows are known.
-
-        :raises AsyncDataError: if they cannot be.
-        """
 
     def sent(self) -> None:
         """All rows are sent. Chunks may hold the window for long after that, to name their rows."""

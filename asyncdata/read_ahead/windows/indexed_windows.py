@@ -20,7 +20,7 @@ from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows,
 from asyncdata.read_ahead.windows.planned_epochs import PlannedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from asyncdata.batching.planned import Dealt, PlannedEpoch
     from asyncdata.core.messages import Tokenized
@@ -56,15 +56,10 @@ class _Rows(NamedTuple):
 
 
 class IndexedWindow(OpenWindow):
-    """Rows by their locations.
+    """Rows by their locations. It is window ``number`` of ``epoch``."""
 
-    :param fill: waits for more rows, and calls :meth:`fill` with them.
-    """
-
-    def __init__(self, source: Blocks, index: RowIndex, fill: Callable[[IndexedWindow], Awaitable[None]]) -> None:
-        self._source = source
-        self._index = index
-        self._more = fill
+    def __init__(self, source: Blocks, index: RowIndex, epoch: int, number: int) -> None:
+        self._source, self._index, self.epoch, self.number = source, index, epoch, number
         self._places: Places | None = None
         self._expected: Int32 | None = None
 
@@ -76,9 +71,6 @@ class IndexedWindow(OpenWindow):
         self._expected = expected
         self._places = places if self._places is None else self._places.followed_by(places)
         self.num_rows, self.is_last, self.is_ready = len(self._places.lengths), is_last, are_all
-
-    async def more(self) -> None:
-        await self._more(self)
 
     @property
     def _known(self) -> Places:
@@ -184,8 +176,8 @@ class IndexedWindows(Windows):
     async def opened(self, epoch: int, number: int) -> IndexedWindow:
         if number == 0 and epoch > 0:
             self._source.check_unchanged()
-        window = IndexedWindow(self._source, self._index, partial(self._fill, epoch, number))
-        await window.more()
+        window = IndexedWindow(self._source, self._index, epoch, number)
+        await self.more(window)
         return window
 
     @property
@@ -193,16 +185,17 @@ class IndexedWindows(Windows):
         """The rows that this rank tokenizes; all if some are left out, as those behind them go to other ranks then."""
         return None if self.leaves_out else self._share
 
-    async def _fill(self, epoch: int, number: int, window: IndexedWindow) -> None:
-        """Add rows to the window, once more of them are known."""
+    async def more(self, window: OpenWindow) -> None:
+        assert isinstance(window, IndexedWindow), "it was opened here"
+        number = window.number
         try:
-            found = await self._rows(epoch, number, window.num_rows)
+            found = await self._rows(window.epoch, number, window.num_rows)
         except AsyncDataError as error:
             self._index.fail(error)  # calls may wait for it
             raise
 
         if number and found.are_all and len(found.numbers) == 0:
-            raise no_such_place(Position(epoch, number), "all rows of the epoch are before it")
+            raise no_such_place(Position(window.epoch, number), "all rows of the epoch are before it")
 
         self._indexer.leave_room()
         places = self._index.places(found.numbers[window.num_rows :])

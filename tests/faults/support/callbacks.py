@@ -39,7 +39,7 @@ CALLBACKS: dict[str, Way] = {
     f"{READ_AHEAD}.source:ReadAhead._send_next": Way(at=(1, 4, 9)),
     REPLY_TO_THE_INDEX: Way(FULL),
     f"{READ_AHEAD}.windows.block_windows:BlockWindows._scan": Way(at=(1, 3)),
-    f"{READ_AHEAD}.windows.indexed_windows:IndexedWindows._fill": Way(FULL),
+    f"{READ_AHEAD}.windows.indexed_windows:IndexedWindows.more": Way(FULL),
     f"{READ_AHEAD}.windows.indexed_windows:IndexedWindows._permutation": Way(SLIME),
     f"{READ_AHEAD}.windows.planned_epochs:PlannedRows._packs_of": Way(PLANNED, at=(1, 2)),
     f"{READ_AHEAD}.windows.stream_windows:StreamWindows._read": Way(source="stream"),
