@@ -257,7 +257,7 @@ class MixtureReadAhead:
                 group.start_soon(part.reading.run)
             while True:
                 try:
-                    await self._calls.changes.until(self._merge_next)
+                    await self._calls.changes.until(self._merge)
                 except AsyncDataError as error:
                     self._fail(error)
 
@@ -339,31 +339,31 @@ class MixtureReadAhead:
         self._parts[number].begin()
         self._parts[number].calls.changed()
 
-    def _merge_next(self) -> bool | None:
-        """Move samples from the parts to the channel, if the next one is ready and there is room; None if not.
+    def _merge(self) -> None:
+        """Move samples from the parts to the channel, as long as the next one is ready and there is room."""
+        while self._merger is not None and not self._is_finished and self._merge_next(self._merger):
+            pass
 
-        :raises AsyncDataError: the error that ends the part whose sample is missing.
-        """
-        merger = self._merger
-        if merger is None or self._is_finished:
-            return None
-
+    def _merge_next(self, merger: Merger) -> bool:
+        """The same once; return whether there was one."""
         if self._epochs is not None and merger.position.epoch >= self._epochs:
             self._is_finished = True
-            return None
+            for part in self._parts:
+                part.reading.stop()
+            return False
 
         if merger.is_blocked:
             self._wait_for(merger.blocked)
-            return None
+            return False
 
         self._entry = self._entry or self._reserve()
         if self._entry is None:
-            return None
+            return False
 
         chunk = merger.merge(self._entry.num_rows)
         if chunk is None:
             self._wait_for(merger.blocked)
-            return None
+            return False
 
         self._unblock()
         entry, self._entry = self._entry, None

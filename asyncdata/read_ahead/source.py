@@ -83,7 +83,7 @@ class ReadAhead:
         self._row = 0
         self._current = (0, 0)
         self._ahead: Later[OpenWindow] | None = None
-        self._has_answer = False
+        self._has_answer = self._is_stopped = False
         self._notes = NotesLog(source, shows_row=coordinator.rules.bad_rows.shows_row)
         self._mass_drops, self._num_files, self._seen_files = MassDrops(source, num_files), num_files, set[int]()
 
@@ -107,6 +107,7 @@ class ReadAhead:
             try:
                 with anyio.CancelScope() as self._scope:
                     async with anyio.create_task_group() as self._calls.group:
+                        self._calls.group.start_soon(self._make_canaries, self._scope)
                         await self._read(ledger.position, expected)
             finally:
                 self._calls.release_all()
@@ -119,11 +120,10 @@ class ReadAhead:
         self._opener.leaves_out = bool(self._left_out)
         self._opener.restart()
         self._mass_drops.restart()
-        self._has_answer = False
+        self._has_answer = self._is_stopped = False
 
     async def _read(self, position: Position, expected: list[str]) -> None:
         """Send all rows from ``position`` on; an error is delivered after them."""
-        self._calls.later(self._make_canaries)
         try:
             await self.canaries.compare(expected)
             epoch, number, row = msgspec.structs.astuple(position)
@@ -199,10 +199,18 @@ class ReadAhead:
         self._submit(part)
         return ends_epoch
 
-    async def _make_canaries(self) -> None:
-        """After the first rows, whose digests can wait."""
-        await self._calls.changes.until(lambda: self._has_answer or None)
-        await self.canaries.make()
+    async def _make_canaries(self, scope: anyio.CancelScope) -> None:
+        """Make them after the first rows; then wait for :meth:`stop`."""
+        await self._calls.changes.until(lambda: self._has_answer or self._is_stopped or None)
+        if self._has_answer:
+            await self.canaries.make()
+        await self._calls.changes.until(lambda: self._is_stopped or None)
+        scope.cancel()
+
+    def stop(self) -> None:
+        """Read no further before the next start, and give back the slots."""
+        self._is_stopped = True
+        self.changed()
 
     def resize(self) -> None:
         """The number of workers has changed."""

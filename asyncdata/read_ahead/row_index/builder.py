@@ -74,6 +74,7 @@ class Indexer:
     async def build(self) -> None:
         """Find all rows that earlier runs have not stored. If that fails, the error is the index's."""
         self._read_file()
+        self.growth()
         await self._each(self._finds(self._index.num_blocks, self._source.num_blocks))
 
     async def _each(self, jobs: Iterable[Callable[[], Awaitable[None]]]) -> None:
