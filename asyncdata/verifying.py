@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncdata.checkpoint.compare_runs import Comparison, Verdict, compare
 from asyncdata.checkpoint.snapshot import load
+from asyncdata.checkpoint.summary import Comparison, Verdict, compare
 
 __all__ = ("Comparison", "Verdict", "compare", "load")

@@ -21,8 +21,6 @@ from asyncdata.core.settings import whole_number
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ("balance",)
-
 Dealt = list[list[list[int]]]
 
 

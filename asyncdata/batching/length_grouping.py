@@ -23,8 +23,6 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 from asyncdata.order.permutation import TorchGenerator, order_keys, shuffled_rows
 
-__all__ = ("LengthGrouping", "xtuner_order")
-
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 Costs = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -44,7 +42,7 @@ class LengthGrouping(Description, frozen=True, kw_only=True):
         are held at once. The first windows have one step, then four, sixteen and so on, and balance less well, so that
         the first step does not wait.
     :ivar linear: cost of a token. For a transformer, with a cost of 1 for a pair of tokens, about 6 times the hidden
-        size: 24576 is that of a width of 4096.
+        size: 24576 is for a width of 4096.
     :ivar quadratic: cost of the square of a document's tokens.
     :ivar method: how a step's packs are dealt to ranks: ``karmarkar_karp``; or ``snake``, to and fro. ``xtuner`` is
         XTuner's order (:func:`xtuner_order`), for which the window is the epoch.

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     Fresh = list[tuple[Place, Sample]]
 
-__all__ = ("OnlinePacks", "OnlineProgress", "place_of")
-
 _COUNT_LINES_S = 5.0
 """Longest time for which counting the lines of a file may delay an error."""
 
@@ -467,9 +465,7 @@ def _epoch_of(item: tuple[Place, Sample]) -> int:
 def place_of(sample: Sample) -> Place:
     """The place of a sample of D."""
     position = sample.position
-    if position is None:
-        raise ValueError("a sample of D has a position")
-
+    assert position is not None, "a sample of D has a position"
     return position.epoch, position.window, position.row
 
 

@@ -4,7 +4,7 @@ Samples come in portions of any size, and the packs depend only on the samples a
 :class:`SoftPacking`, a window of a few hundred samples fills packs as well as a plan of the whole epoch. The method,
 fifo-fill: the oldest sample of the window goes into the open pack as long as it fits. When it does not, the pack is
 topped up with the largest samples of the window that do, and the oldest begins the next pack. So no sample waits for
-long, and the mix of long and short samples stays that of the data. Taking the largest samples first would fill packs no
+long, and the mix of long and short samples stays as in the data. Taking the largest samples first would fill packs no
 better, and each epoch would go from long samples to short ones.
 """
 
@@ -27,8 +27,6 @@ from asyncdata.core.settings import Count, Description
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Self
-
-__all__ = ("HardPacking", "Packer", "Packing", "SinglePacking", "SoftPacking")
 
 Overlong = Literal["error", "drop", "truncate"]
 
@@ -134,7 +132,7 @@ class _SinglePacker(Packer):
 class HardPacking(Description, frozen=True, kw_only=True):
     """Samples end to end, cut wherever ``max_length`` tokens are full: every pack is full, and samples are cut.
 
-    With samples of m tokens on average, about m in ``max_length`` of them are cut. The order is that of arrival.
+    With samples of m tokens on average, about m in ``max_length`` of them are cut. The order is the order of arrival.
 
     :ivar max_length: tokens of every pack.
     :ivar keep_tail: True: what fills no pack at the end becomes a short pack. False: it is dropped, and counted.
@@ -307,7 +305,7 @@ class _SoftPacker(Packer):
                 insort(self._keys, (size << _SHIFT) + _MASK - number)
 
     def take_in(self, arrivals: list[tuple[int, Any]]) -> list[Pack]:
-        """As the base class says. Nothing is counted if a sample is too long, and that is an error."""
+        """The packs that samples complete. Nothing is counted if a sample is too long, and that is an error."""
         packing = self._packing
         longest = packing.max_length
         if packing.overlong == "error":

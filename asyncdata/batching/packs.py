@@ -14,21 +14,6 @@ from asyncdata.core.settings import Count, Number
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = (
-    "Counts",
-    "Delivered",
-    "Pack",
-    "PackState",
-    "Packs",
-    "Piece",
-    "Place",
-    "PlacedPiece",
-    "Positive",
-    "refuse_wrong_pieces",
-    "restored",
-    "wrong_state",
-)
-
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 Float64 = np.ndarray[Any, np.dtype[np.float64]]

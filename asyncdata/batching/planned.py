@@ -110,7 +110,7 @@ class PlannedOrder:
 
 
 class PlannedEpoch:
-    """The packs of one epoch, in the order of delivery. Its *rows* are those of D: a row of the data may come twice.
+    """The packs of one epoch, in the order of delivery. Its *rows* are rows of D: a row of the data may come twice.
 
     :ivar order: int64 of shape (num_packs,): the number of each in ``packs``. With ``round_up`` some come twice.
     :ivar offsets: int64 of shape (num_packs + 1,): pack p has the epoch's rows ``offsets[p]`` to ``offsets[p + 1]``.

@@ -13,8 +13,6 @@ from asyncdata.batching.xtuner_packing import XTunerPacking
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Count, Description
 
-__all__ = ("PACKINGS", "Dealt", "PackRules")
-
 PACKINGS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (XTunerPacking, SoftPacking, HardPacking, SinglePacking)
 }

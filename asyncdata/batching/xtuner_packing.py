@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from asyncdata.batching.packs import Pack
 
-__all__ = ("LoaderPacking", "XTunerPacking", "proxy_cost")
-
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     from asyncdata.checkpoint.snapshot import Snapshot
 
-__all__ = ("check", "content_changes", "describe_change", "find_changes", "setting_of")
-
-
 _OUTCOMES = "outcomes"
 """May change without an effect on the place in the order; ``asyncdata.loader.outcomes`` checks it."""
 _SETTINGS = ("data", "tokenizer", "template", "tokenize_fn", "seed", "order")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from asyncdata.checkpoint.snapshot import Snapshot
 
-__all__ = ("epoch_to_begin", "ledger_at_row", "ledger_of", "saved_digest")
-
 _log = get_logger(__name__)
 _DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 

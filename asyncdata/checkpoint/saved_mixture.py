@@ -12,25 +12,15 @@ from asyncdata.checkpoint.snapshot import StreamState  # noqa: TC001 - msgspec r
 from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
 from asyncdata.core.types import Position
-from asyncdata.delivery.mixture import (
-    MixtureState,
-    PartCursor,
-    end_code,
-    end_of,
-)
+from asyncdata.delivery.mixture import MixtureState, PartCursor, end_code, end_of
 from asyncdata.delivery.outcomes.memory import OutcomeState  # noqa: TC001 - msgspec reads the annotations
-from asyncdata.order.mixture import (
-    NodeState,
-    adapted,
-)
+from asyncdata.order.mixture import NodeState, adapted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.order.mixture import Node
-
-__all__ = ("MixtureMatch", "SavedMixture", "SavedPart")
 
 _log = get_logger(__name__)
 _NAME_END = "\n"
@@ -207,7 +197,7 @@ class MixtureMatch:
         return {name: part for name, part in self._known.items() if name not in present}
 
     def canaries(self, digests: list[str]) -> list[str]:
-        """The digests of canaries that must be the same: those of parts whose text may not have changed."""
+        """The digests of canaries that must be the same, of parts whose text may not have changed."""
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(self._allow))
         other = {name for name, changed in self._changed.items() if changed & _OTHER_TEXT}
         return [] if is_allowed else [text for text in digests if text.partition(_NAME_END)[0] not in other]

@@ -23,20 +23,6 @@ from asyncdata.core.import_path import resolve_path
 from asyncdata.core.settings import Count, Number  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.sources.remote.address import is_address, without_secrets
 
-__all__ = (
-    "SCHEMA",
-    "Snapshot",
-    "StreamState",
-    "from_state_dict",
-    "load",
-    "load_fields",
-    "load_from",
-    "load_with_header",
-    "save",
-    "save_at",
-    "to_state_dict",
-)
-
 SCHEMA = 1
 _KEPT = 3
 _FOLDER = re.compile(r"$|.*/$|\w+:/{2}[^/]*$", re.DOTALL)
@@ -310,7 +296,7 @@ def load(path: str | os.PathLike[str]) -> Snapshot:
 
 
 def load_fields(path: str | os.PathLike[str]) -> tuple[Snapshot, dict[str, Any]]:
-    """:func:`load`, and all fields that the file has, also those of which a :class:`Snapshot` knows nothing."""
+    """:func:`load`, and all fields that the file has, also fields that a :class:`Snapshot` does not know."""
     return _load(_absolute(path, "AD602", "cannot be read"))[1:]
 
 

@@ -1,7 +1,6 @@
 """The command line: ``asyncdata COMMAND``. The one folder that imports from all others; nothing imports from it.
 
 ``main`` parses the command line and runs a command. ``arguments`` has the table of all commands and options;
-``options`` converts them to the library's arguments; ``output`` writes. ``commands/`` has the commands. ``rows`` and
-``mixture_rows`` find single rows of the order, ``loss_mask`` finds which of their tokens are trained, and
-``shown_text`` shows them as text.
+``options`` converts them to the library's arguments; ``output`` writes. ``commands/`` has the commands. ``rows`` finds
+single rows of the order, and ``shown_text`` shows them as text, with the tokens that are trained.
 """

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     Check = Callable[[SimpleNamespace], str | None]
 
-__all__ = ("BAD_ROWS", "as_options", "commands", "has_tokenize_fn")
-
-
 # What click lacks: options in sections, arguments with a help in all its versions, functions imported when they run
 
 

@@ -16,13 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import SimpleNamespace
 
-__all__ = ("main",)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    :param argv: the arguments; None for those of this process.
+    :param argv: the arguments; None for this process's.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     with guarded_streams():

@@ -13,8 +13,7 @@ from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers import HardPacking, SoftPacking
 from asyncdata.batching.xtuner_packing import XTunerPacking
 from asyncdata.cli.arguments import BAD_ROWS, has_tokenize_fn
-from asyncdata.cli.mixture_rows import MixtureView
-from asyncdata.cli.rows import OrderView
+from asyncdata.cli.rows import MixtureView, OrderView
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.loader.loader import DataLoader
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from types import SimpleNamespace
 
     from asyncdata.cli.output import Output
-
-__all__ = ("loader_of", "mixture_view", "order_of", "order_view", "settle_kind", "tokenize_fn_of")
 
 _ROWS_LOOKED_AT = 20
 _KEYS = {
@@ -188,7 +185,7 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
 
 
 def loader_of(args: SimpleNamespace, **knobs: Any) -> DataLoader:
-    """The loader that the options describe, not yet started. Those of ``--loader`` precede ``knobs``."""
+    """The loader that the options describe, not yet started. ``--loader`` precedes ``knobs``."""
     given: dict[str, Any] = {}
     for name, path in _KNOBS.items():
         if hasattr(args, name):

@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import TextIO
 
-__all__ = (
-    "Output",
-    "StdoutError",
-    "discard",
-    "fields",
-    "guarded_streams",
-    "is_terminal",
-    "logging_to_stderr",
-    "shown_path",
-    "table",
-    "to_json",
-    "writing_stdout",
-)
-
 _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
 """The words of a style -> the terminal's code (ECMA-48, SGR)."""
 

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_right
 from contextlib import closing
 from functools import cached_property
-from itertools import islice, takewhile
+from itertools import count, islice, takewhile
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -25,13 +25,15 @@ from asyncdata.core.messages import RowError
 from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.loader.config import BadRows, LoaderConfig
-from asyncdata.loader.first_rows import with_dialects
 from asyncdata.loader.loader import DataLoader
+from asyncdata.loader.mix_file import mix_of_file
+from asyncdata.loader.recognised_dialects import with_dialects
 from asyncdata.order.order import Order
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.resolve import described
 from asyncdata.tokenization.base import fingerprints_of, has_fingerprint, open_tokenize_fn
 from asyncdata.tokenization.column_writer import ColumnWriter
+from asyncdata.tokenization.functions.untokenized import RowFn
 from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.rows import RowFault
 
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
 
     from asyncdata.sources.base import Blocks, Source
     from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn
-
-__all__ = ("InspectedRow", "OrderView")
 
 _FIRST = Position()
 _BATCH = 256
@@ -329,7 +329,7 @@ class _Keeper:
         return self
 
     def fingerprints(self) -> dict[str, str]:
-        """Those of the function, on which the row index depends, too."""
+        """The function's, on which the row index depends, too."""
         is_known = self._function is not None and has_fingerprint(self._function)
         return fingerprints_of(self._function) if is_known else {"tokenize_fn": uuid4().hex}
 
@@ -437,3 +437,100 @@ def _line_start(path: str, line: int) -> int | None:
             left -= len(ends)
             offset += len(piece)
     return None if left else offset
+
+
+# Of a mixture: which sample comes when is found by delivering it, with the loader's own code. A row is then found in
+# the order of its part, as in the order of a single source.
+
+
+class MixtureView:
+    """A mixture, to look at single rows. Its bad rows are passed over, and nothing is written.
+
+    :param path: of the file that describes it.
+    :param tokenize_fn: for parts without one; None: their rows are not tokenized, and each counts as a sample.
+    :param knobs: of the loader on which the order depends.
+    """
+
+    def __init__(self, path: str, tokenize_fn: Any, knobs: dict[str, Any]) -> None:
+        self._mix, self._knobs = mix_of_file(path), knobs
+        parts: dict[str, Any] = {leaf.name: leaf.part for leaf in self._mix.leaves()}
+        self._orders: dict[str, OrderView] = {}
+        for name, part in parts.items():
+            part.bad_rows = BadRows(policy="skip", max=None)
+            own = part.config(LoaderConfig.of(knobs), name)
+            function = tokenize_fn if part.tokenize_fn is None else part.tokenize_fn
+            self._orders[name] = OrderView(part.source, function, seed=own.seed, shuffle=own.shuffle)
+        needs_one = any(part.tokenize_fn is None for part in parts.values())
+        self._default = RowFn() if tokenize_fn is None and needs_one else tokenize_fn
+
+    def loader(self, num_workers: int | None = 0) -> DataLoader:
+        """A loader that delivers the mixture."""
+        knobs = {**self._knobs, "num_workers": num_workers, "bad_rows": "skip"}
+        return DataLoader(self._mix, tokenize_fn=self._default, **knobs)
+
+    def first(self, num_samples: int) -> Iterator[InspectedRow]:
+        """The rows of the first samples of the mixture, each after the rows of its part that yield no sample."""
+        rows: dict[str, Iterator[InspectedRow]] = {}
+        with self.loader() as loader:
+            for sample in delivered(loader, num_samples):
+                name, order = self._part_of(sample)
+                rows.setdefault(name, _all_rows(order))
+                yield from _until(sample, name, rows[name])
+
+    def at(self, position: Position, num_workers: int | None = 0) -> InspectedRow:
+        """The row of the sample at a position of the mixture; all samples before it are delivered.
+
+        :raises ConfigError: if no sample is there.
+        """
+        with self.loader(num_workers) as loader:
+            found = delivered(loader)
+            sample = next(each for each in found if each.position is not None and each.position >= position)
+        if sample.position != position:
+            raise ConfigError(f"there is no sample at {position}: the next one is at {sample.position}")
+
+        return self.row_of(sample)
+
+    def row_of(self, sample: Sample) -> InspectedRow:
+        """The row of a sample."""
+        name, order = self._part_of(sample)
+        assert sample.source is not None
+        return msgspec.structs.replace(order.of(sample.source), source_name=name, position=sample.position)
+
+    def in_file(self, place: str) -> InspectedRow:
+        """The row at ``FILE:LINE`` of one of the parts; see :meth:`~asyncdata.cli.rows.OrderView.in_file`."""
+        for name, order in self._orders.items():
+            if order.has_file(place):
+                return msgspec.structs.replace(order.in_file(place), source_name=name, position=None)
+
+        raise ConfigError(f"{place!r} is not in a file of a part; a row of a mixture is written FILE:LINE")
+
+    def _part_of(self, sample: Sample) -> tuple[str, OrderView]:
+        assert sample.source_name is not None
+        return sample.source_name, self._orders[sample.source_name]
+
+
+def _all_rows(order: OrderView) -> Iterator[InspectedRow]:
+    """The rows of a part, epoch after epoch."""
+    for epoch in count():
+        yield from order.rows(Position(epoch))
+
+
+def delivered(loader: DataLoader, num_samples: int | None = None) -> Iterator[Sample]:
+    """The next samples, in order; without a number, endless."""
+    left = num_samples
+    while left is None or left > 0:
+        found = loader.get_next_batch(_BATCH if left is None else min(left, _BATCH))
+        yield from found
+        left = None if left is None else left - len(found)
+
+
+def _until(sample: Sample, name: str, rows: Iterator[InspectedRow]) -> Iterator[InspectedRow]:
+    """The rows of a part up to the row of ``sample``; rows before it yield no sample, so they have no position."""
+    for row in rows:
+        if row.location == sample.source:
+            yield msgspec.structs.replace(row, source_name=name, position=sample.position)
+            return
+
+        yield msgspec.structs.replace(row, source_name=name, position=None)
+
+    raise SourceChangedError(f"AD303 the files of part {name!r} changed while they were read")

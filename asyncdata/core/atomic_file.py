@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ("remove_left_over", "remove_left_overs", "replace_file", "sync_folder")
-
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP}
 _STALE_S = 3600.0
@@ -41,7 +39,7 @@ def replace_file(path: str, pieces: Sequence[bytes], keep: int) -> None:
 
     temporary = os.path.join(folder, f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        _write(temporary, pieces)
+        write_new(temporary, pieces, is_durable=True)
         _keep_older(path, f"{temporary[:-4]}.old.tmp", keep)
         os.replace(temporary, path)
     finally:
@@ -82,16 +80,22 @@ def remove_left_overs(folder: str, names: str, newest: str) -> None:
                 _unlink(entry.path)
 
 
-def _write(temporary: str, pieces: Sequence[bytes]) -> None:
+def write_new(path: str, pieces: Sequence[bytes], *, is_durable: bool = False) -> None:
+    """Make a file of ``pieces``, end to end.
+
+    :param is_durable: return once they are on the disk, and were read back.
+    :raises OSError: if there is such a file, or it cannot be written; then a part of it may be there.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o600)
+    fd = os.open(path, flags, 0o600)
     try:
         for piece in pieces:
             left = memoryview(piece)
             while left:
                 left = left[os.write(fd, left) :]
-        os.fsync(fd)
-        _verify(fd, pieces)
+        if is_durable:
+            os.fsync(fd)
+            _verify(fd, pieces)
     finally:
         os.close(fd)
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-__all__ = ("end_all", "started_and_awaited")
-
 _EXIT_TIMEOUT_S = 60.0
 _log = get_logger(__name__)
 _awaited: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ("CacheEntry", "cache_folder", "evict")
-
 
 def cache_folder() -> str:
     """``$XDG_CACHE_HOME/asyncdata``, or ``~/.cache/asyncdata``."""

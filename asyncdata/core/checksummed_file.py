@@ -20,8 +20,6 @@ from asyncdata.core.file_checks import open_regular, refuse_foreign
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ("MAX_FILE_BYTES", "Header", "checksum_in", "pack", "read_header", "unpack", "unpack_file")
-
 MAX_FILE_BYTES = 16 << 30
 """A larger file is refused before memory is taken for it: 200 000 samples of 8k tokens need less."""
 

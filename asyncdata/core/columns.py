@@ -19,8 +19,6 @@ from asyncdata.core.settings import Description
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("BFLOAT16", "Column", "Columns", "MediaRef", "bfloat16_bits", "decoded", "declared_columns")
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _MARK = "@"
@@ -172,7 +170,7 @@ class Columns(dict[str, Array]):
     """The arrays of a sample by name, each read-only.
 
     :ivar declared: the columns, by name.
-    :ivar media: where those of the phase ``load`` come from, so that they can be loaded again; None: there are none.
+    :ivar media: where columns of the phase ``load`` come from, so that they can be loaded again; None: there are none.
     """
 
     __slots__ = ("declared", "media")

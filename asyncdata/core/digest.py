@@ -13,8 +13,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ("ListDigest", "canonical", "digest", "digest_each", "short_digest")
-
 
 def digest(*parts: bytes | str) -> str:
     """blake2b-128 of the parts, as hex. Each part's length is hashed too: ("ab", "c") is not ("a", "bc")."""

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("at_exit", "watch_end")
-
 _functions: list[Callable[[], object]] = []
 _watched: set[int] = set()
 """The processes that are watched: this one, and those that it was forked from."""

@@ -33,34 +33,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = (
-    "AsyncDataError",
-    "BadRowError",
-    "ConfigError",
-    "EndOfData",
-    "FilterError",
-    "InvalidGroupError",
-    "LoaderClosedError",
-    "LoaderForkedError",
-    "NoSamplesError",
-    "PrefetchTimeoutError",
-    "QuarantineError",
-    "SnapshotError",
-    "SnapshotMismatchError",
-    "SnapshotVersionError",
-    "SourceChangedError",
-    "SourceError",
-    "TooManyBadRowsError",
-    "WorkerError",
-    "by_reason",
-    "printable",
-    "printable_lines",
-    "redacted",
-    "safe_cause",
-    "shortened",
-    "user_traceback",
-)
-
 _MAX_MESSAGE, _MAX_REASONS = 20_000, 10
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # of the whole package
 _IMPORTING = ("<frozen importlib", os.path.dirname(os.__file__) + os.sep + "importlib" + os.sep)

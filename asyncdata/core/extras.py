@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from asyncdata.core.errors import ConfigError
 
-__all__ = ("from_clone", "missing_package")
-
 
 def from_clone(extra: str) -> str:
     """How to install an extra of asyncdata, whose name on the package index is not ours yet."""

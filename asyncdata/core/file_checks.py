@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import io
     from collections.abc import Iterator
 
-__all__ = ("check_ours", "lock", "locked", "open_regular", "refuse_foreign", "refuse_others", "why_foreign")
-
 
 def open_regular(path: str | os.PathLike[str], flags: int = 0) -> io.BufferedReader:
     """The file, opened to read bytes.

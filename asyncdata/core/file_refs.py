@@ -20,19 +20,6 @@ if TYPE_CHECKING:
 else:
     Data = memoryview  # what is decoded is a view of the frame
 
-__all__ = (
-    "HTTP",
-    "Address",
-    "FileRef",
-    "FileRefs",
-    "ObjectRefs",
-    "ObjectsOfStore",
-    "Pin",
-    "all_sizes",
-    "base_name",
-    "joined",
-)
-
 HTTP = frozenset({"http", "https"})
 """The schemes whose keys are percent-encoded in an address."""
 
@@ -171,7 +158,7 @@ class ObjectRefs(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     @property
     def schemes(self) -> set[str]:
-        """Those of their addresses."""
+        """The schemes of their addresses."""
         return {run.scheme for run in self.runs}
 
     @cached_property
@@ -188,7 +175,7 @@ class ObjectRefs(msgspec.Struct, frozen=True, dict=True, eq=False):
         return self.taken(sorted(range(len(keys)), key=keys.__getitem__))
 
     def taken(self, numbers: Iterable[int]) -> ObjectRefs:
-        """Those of these numbers, in that order."""
+        """The files of these numbers, in that order."""
         found = ObjectsOfStore()
         self._add_to(found, numbers)
         return found.packed()

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Column, Data, Reply
 
-__all__ = ("HEADER", "frame", "pieces")
-
 HEADER = struct.Struct("<IQ")  # body length in bytes, request id
 
 _FIXARRAY, _BIN32, _MAP32 = 0x90, b"\xc6", b"\xdf"

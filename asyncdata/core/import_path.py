@@ -8,8 +8,6 @@ from typing import Any
 
 from asyncdata.core.errors import ConfigError
 
-__all__ = ("is_loaded_instance", "resolve_path", "tag_of")
-
 
 def resolve_path(path: str) -> Any:
     """What ``pkg.mod:attr`` names.

@@ -9,8 +9,6 @@ from collections import OrderedDict
 from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
-__all__ = ("line_number", "line_number_within")
-
 _STEP_BYTES = 1 << 18
 _MAX_FILES = 64
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     Observer = Callable[[str, str, dict[str, Any]], object]
 
-__all__ = ("Logger", "cleaned", "events_owner", "get_logger", "observe_events", "owning_events", "stop_observing")
-
 events_owner: ContextVar[object] = ContextVar("asyncdata_events_owner", default=None)
 """Stands for the loader for which the current code runs; None: for no one loader."""
 
@@ -54,14 +52,14 @@ def owning_events(owner: object) -> Iterator[None]:
 class Logger:
     """Logs a module's events, under the module's name. Each method takes an event's name and its fields.
 
-    :param owner: to whom they belong; None: to the one for whom the calling code runs.
+    :param owner: the loader that owns the events; None: the current one.
     """
 
     def __init__(self, name: str, owner: object = None) -> None:
         self._name, self._owner = name, owner
 
     def owned(self) -> Logger:
-        """A logger whose events belong to the one for whom this code runs, whatever code logs them later."""
+        """A logger whose events belong to the current loader, whatever code logs them later."""
         return Logger(self._name, events_owner.get())
 
     def own_thread(self) -> None:

@@ -7,54 +7,21 @@ integers are in native byte order: both ends are on one machine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.file_refs import FileRef, FileRefs, Pin
-from asyncdata.core.plan_messages import NO_SLOT, OrderPacks, Packed, PackRows, Permute, Permuted
+from asyncdata.core.file_refs import FileRefs  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.core.specs import LINES, ReaderSpec, StoreSpec, TokenizeSpec
-
-__all__ = (
-    "NO_SLOT",
-    "Block",
-    "Column",
-    "Data",
-    "Failed",
-    "FileRef",
-    "MAX_FRAME_BYTES",
-    "Index",
-    "Indexed",
-    "Job",
-    "OrderPacks",
-    "Overflow",
-    "PackRows",
-    "Packed",
-    "Permute",
-    "Permuted",
-    "Pin",
-    "Ready",
-    "Reply",
-    "Request",
-    "RowError",
-    "Scan",
-    "Scanned",
-    "Short",
-    "Tokenize",
-    "Tokenized",
-    "Unread",
-    "decode_job",
-    "decode_reply",
-    "decode_request",
-    "decode_spec",
-    "encode",
-)
 
 if TYPE_CHECKING:
     Data = bytes | memoryview
 else:
     Data = memoryview  # what is decoded is a view of the frame: no byte of a sample is copied
 
+
+NO_SLOT = -1
+"""The slot of a request that needs none."""
 
 MAX_FRAME_BYTES = 1 << 30
 """A longer frame is a broken peer; it is refused before memory is taken for it."""
@@ -64,7 +31,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is told once, before its first request. Without a spec, the function is there already.
 
     ``with_token_sums`` asks for the CRC-32 of each sample's tokens. A mixture has a job for each of its ``parts``.
-    ``stores`` are those of the objects among ``files``. ``keeps_rows`` asks for the rows of samples with media beside
+    ``stores`` are for the objects among ``files``. ``keeps_rows`` asks for the rows of samples with media beside
     them, as they cannot be read again.
     """
 
@@ -93,7 +60,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class Block(msgspec.Struct, frozen=True, array_like=True):
     """A piece of a file: the rows whose offset is in ``[start, stop)``.
 
-    A row's offset is that of its first byte, or, in files whose rows are numbered, its number.
+    A row's offset is where its first byte is, or, in files whose rows are numbered, its number.
     """
 
     file_id: int
@@ -163,6 +130,51 @@ class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
     spool: str = ""
     slot: int = NO_SLOT
     is_kept: bool = False
+    part: int = 0
+
+
+class Permute(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Shuffle ``range(num_rows)`` as Python's ``random.Random(seed)`` does."""
+
+    num_rows: int
+    seed: int
+    slot: int = NO_SLOT
+    part: int = 0
+
+
+class PackRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Put rows into packs, knowing only how many tokens they have: as ``asyncdata.batching.planned`` does.
+
+    ``lengths`` is int32, a row's tokens; ``sizes`` (int64) how many of the rows each data set has. ``packing`` is a
+    packing's name and settings. The rows come in the order of ``method``, ``seed`` and ``epoch``, as in a RowShuffle.
+    ``weights``, linear and quadratic, say what a pack costs; without them it costs what the packing says.
+    """
+
+    lengths: bytes
+    sizes: bytes
+    packing: dict[str, Any]
+    weights: tuple[float, float] | None
+    method: str
+    seed: int
+    epoch: int
+    slot: int = NO_SLOT
+    part: int = 0
+
+
+class OrderPacks(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Order packs, knowing only what they cost (float64): as ``asyncdata.batching.planned`` does.
+
+    ``grouping`` has a grouping's settings; without it packs are shuffled as torch does, or, if not ``shuffled``, stay.
+    """
+
+    costs: bytes
+    grouping: dict[str, Any] | None
+    shuffled: bool
+    world_size: int
+    accumulation: int
+    seed: int
+    epoch: int
+    slot: int = NO_SLOT
     part: int = 0
 
 
@@ -258,7 +270,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Short(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The request failed as the system has no more of something: no row's fault, and another worker may do better.
 
-    ``reason`` is what the system said; ``row``, ``excerpt`` and ``place`` are those of :class:`Failed`. The read-ahead
+    ``reason`` is what the system said; ``row``, ``excerpt`` and ``place`` are as in :class:`Failed`. The read-ahead
     sees none of these: the pool asks again, and answers with a :class:`Failed` if that never helps.
     """
 
@@ -288,6 +300,28 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     drops: dict[str, int] = {}
     errors: list[RowError] = []
     num_tokens: bytes = b""
+
+
+class Permuted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A permutation, uint32 of shape (num_rows,)."""
+
+    rows: bytes
+
+
+class Packed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Packs, in the order of packing: as in ``asyncdata.batching.packs.Packs``.
+
+    ``offsets`` is int64, ``costs`` float64; ``rows``, ``starts`` and ``stops``, of the pieces, are int32. ``samples``
+    and ``tokens`` count what was not packed, by reason.
+    """
+
+    offsets: bytes
+    rows: bytes
+    starts: bytes
+    stops: bytes
+    costs: bytes
+    samples: dict[str, int]
+    tokens: dict[str, int]
 
 
 Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | Failed | Short

@@ -12,8 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-__all__ = ("BLOCKS", "MAX_DEPTH", "PACKED", "TEXT", "Block", "from_builtins", "packed", "to_builtins", "unpacked")
-
 MAX_DEPTH = 200
 """Lists and dicts in one another. More could be written down, but not surely be read again: decoders recurse."""
 

@@ -9,8 +9,6 @@ import sys
 
 from asyncdata.core.errors import ConfigError
 
-__all__ = ("check_platform", "end_with_parent")
-
 _PR_SET_PDEATHSIG = 1
 
 

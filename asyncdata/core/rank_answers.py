@@ -1,4 +1,4 @@
-"""What the ranks answered in a call of an exchange, which sends bytes to all ranks and returns those of each."""
+"""What the ranks answered in a call of an exchange, which sends bytes to all ranks and returns each rank's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from asyncdata.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-__all__ = ("rank_answers",)
 
 MessageT = TypeVar("MessageT")
 

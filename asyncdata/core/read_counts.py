@@ -5,8 +5,6 @@ from __future__ import annotations
 import struct
 import threading
 
-__all__ = ("READ_COUNTS", "ReadCounts")
-
 READ_COUNTS = struct.Struct("=QQQQ")
 
 

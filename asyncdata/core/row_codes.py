@@ -8,20 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = (
-    "EXCLUDED",
-    "EXCLUDED_REASON",
-    "JOURNAL_REASON",
-    "NOT_IN_SLOT",
-    "ON_PURPOSE",
-    "TOO_LONG",
-    "expected_elsewhere",
-    "is_elsewhere",
-    "is_mass",
-    "num_expected_elsewhere",
-    "reason_mark",
-)
-
 NOT_IN_SLOT = -1
 """The start of a row whose text is not, or not completely, in the slot: it is read by its place."""
 

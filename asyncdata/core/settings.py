@@ -21,21 +21,6 @@ if TYPE_CHECKING:
 
     InitT = TypeVar("InitT", bound=Callable[..., None])
 
-__all__ = (
-    "Count",
-    "Description",
-    "Exchange",
-    "Number",
-    "Settings",
-    "checked_timeout",
-    "naming_settings",
-    "opening_until",
-    "plain_integer",
-    "unknown_setting",
-    "whole_number",
-    "wrong_value",
-)
-
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]
 """The number of an epoch, a window or a row. The limit keeps what is computed from it within 64 bits."""
@@ -74,7 +59,7 @@ def wrong_value(field: msgspec.structs.FieldInfo, value: Any, error: msgspec.Val
 
 
 def _choices(kind: Any) -> list[Any]:
-    """The values that a type names: those of a ``Literal``, and None."""
+    """The values that a type names: a ``Literal``'s, and None."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
 
@@ -105,7 +90,7 @@ def _refusal(kind: type, args: tuple[Any, ...], settings: Mapping[str, Any]) -> 
 
 
 def naming_settings(init: InitT) -> InitT:
-    """Decorates ``__init__``: wrong names of settings are errors as those of :class:`Settings` are."""
+    """Decorates ``__init__``: wrong names of settings are errors as in :class:`Settings`."""
 
     @wraps(init)
     def checked(self: Any, *args: Any, **settings: Any) -> None:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from asyncdata.core.messages import Overflow
 
-__all__ = ("ShortageError", "is_shortage", "raise_if_shortage", "short_of")
-
 _ERRNOS = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOBUFS})
 _NO_THREAD = "can't start new thread"
 _PANIC = "PanicException"

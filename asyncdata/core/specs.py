@@ -6,8 +6,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-__all__ = ("LINES", "REMOTE_LINES", "BlockCacheSpec", "ReadLimits", "ReaderSpec", "StoreSpec", "TokenizeSpec")
-
 
 class TokenizeSpec(msgspec.Struct, frozen=True):
     """A tokenize function by its import path, so that a worker can make its own.

@@ -15,8 +15,6 @@ from hashlib import blake2b
 
 from asyncdata.core.file_checks import lock
 
-__all__ = ("TemporaryFolder",)
-
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 

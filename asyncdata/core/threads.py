@@ -15,8 +15,6 @@ from asyncdata.core.errors import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("call_soon_in_this_loop", "started")
-
 
 def started(target: Callable[[], object], name: str) -> threading.Thread:
     """A thread that runs ``target``.
@@ -50,7 +48,7 @@ def call_soon_in_this_loop() -> Callable[[Callable[[], object]], object]:
 
     import asyncio
 
-    # In this task's context: that of the calling thread does not tell anyio which loop it is in.
+    # In this task's context: the calling thread's does not tell anyio which loop it is in.
     in_context = partial(asyncio.get_running_loop().call_soon_threadsafe, context=contextvars.copy_context())
     return _quietly(in_context, RuntimeError)
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.columns import Columns
 
-__all__ = ("Group", "SampleRange", "Packed", "Position", "Sample", "SourceLocation", "Status", "Tokens", "drop_media")
-
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
 _NOT_TRAINED = -100  # what losses ignore by default

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Failed, Tokenized
     from asyncdata.core.types import SourceLocation
 
-__all__ = ("NONE_STOPS", "BadRowPolicy", "NotesLog", "bad_row_error", "error_at", "located", "without_text")
-
-
 _EXCERPT_BYTES = 400
 _COUNT_LINES_S = 0.02
 """Longest time for which counting the lines of a file may delay the samples, once a source; 100 MB take so long."""
@@ -129,7 +126,7 @@ def error_at(place: SourceLocation, error: RowError) -> BadRowError:
 
 
 def located(failed: Failed, place: SourceLocation, *, shows_row: bool = True) -> Failed:
-    """``failed`` with a location in its message: that of the row at ``place``, which caused it."""
+    """``failed`` with the location of the row at ``place``, which caused it, in its message."""
     code, _, reason = failed.message.partition(" ")
     told = error_at(place, RowError(failed.row, code, reason))
     shown = " (BadRows(excerpts=False) shows no more)"

@@ -20,17 +20,6 @@ from asyncdata.core.errors import ConfigError, InvalidGroupError
 from asyncdata.core.settings import Description
 from asyncdata.core.types import Group, Sample, Status
 
-__all__ = (
-    "BalancedByMetadata",
-    "ByMetadata",
-    "ByReward",
-    "ByStaleness",
-    "Chain",
-    "has_reward_spread",
-    "reset_response",
-    "versions_of",
-)
-
 VERSION_KEY = "policy_version"
 
 _DOWNWARDS = {"freshest_first", "highest_first", "descending"}

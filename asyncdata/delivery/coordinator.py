@@ -270,7 +270,7 @@ class Coordinator:
         return self._chosen(request)
 
     def _are_loaded(self, request: Request) -> bool:
-        """Whether the packs that a request waits for have their media; those of its next packs are loaded, too.
+        """Whether the packs that a request waits for have their media; its next packs' are loaded, too.
 
         :raises AsyncDataError: the error for which they never will have.
         """
@@ -368,7 +368,7 @@ class Coordinator:
     # Groups that the trainer gives back or acknowledges.
 
     def add_groups(self, groups: Any, is_of: IsOf = no_op) -> int:
-        """Append groups to the buffer, all or none; return their number. Those of excluded rows are dropped.
+        """Append groups to the buffer, all or none; return their number. Groups of excluded rows are dropped.
 
         :param is_of: whether a group is of one of these rows.
         :raises InvalidGroupError: if one of them cannot be kept.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.types import Position
 
-__all__ = ("AlreadyAcked", "ChunkEnd", "Failure", "Item", "Run", "items_of")
-
 
 class Run(msgspec.Struct, frozen=True, eq=False):
     """Samples ``[start, stop)`` of a chunk, to be delivered."""

@@ -264,7 +264,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         :param before: the ledger before the request.
         :param chosen: groups from the buffer.
-        :param samples: the samples of ``chosen``, and then those of the stream.
+        :param samples: the samples of ``chosen``, and then the stream's.
         """
         leased: list[tuple[int, Position | Returned]] = [(lease_key(item.group), item) for item in chosen]
         firsts = samples[len(chosen) * group_size :: group_size]

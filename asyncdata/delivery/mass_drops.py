@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     Numbers = np.ndarray[Any, np.dtype[np.int64]]
     Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
-__all__ = ("MassDrops", "rows_by_reason")
-
 _MAX_NAMED = 20
 """Files that are named for one reason. What further ones drop counts for the whole source."""
 _MAX_FILES = 1 << 16
@@ -56,7 +54,7 @@ class _Reason:
 
     @property
     def num_unnamed(self) -> int:
-        """Those of files that were not named."""
+        """The rows of files that were not named."""
         return self.num_dropped - int(self.of_files[self.named].sum())
 
 

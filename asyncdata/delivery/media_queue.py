@@ -144,7 +144,7 @@ class MediaQueue:
 
     @property
     def num_lacking(self) -> int:
-        """Samples that wait for their media, or for those of samples before them."""
+        """Samples that wait for their media, or for samples before them that do."""
         return self.num_waiting + len(self.needed)
 
     def _ref_of(self, chunk: Any, sample: int) -> MediaRef | None:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.errors import BadRowError
 
-__all__ = ("Entry", "Quarantine", "Quarantined", "read_quarantine", "record_of")
-
 _log = get_logger(__name__)
 _MAX_LINE_BYTES = 1 << 20
 _MAX_LOGGED = 10

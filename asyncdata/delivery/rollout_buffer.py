@@ -75,7 +75,7 @@ class Chooser:
         self._is_choosing = False
 
     def choose(self, buffer: Sequence[Returned], num_groups: int) -> list[Returned]:
-        """As :func:`choose`."""
+        """Choose groups by the filter; see :func:`choose`."""
         self._is_choosing = True
         try:
             return choose(buffer, num_groups, self._filter)

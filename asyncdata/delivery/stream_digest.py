@@ -26,8 +26,6 @@ from asyncdata.order.permutation import GOLDEN, MASK, Words, mix, mix_one
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ("StreamDigest", "Sums", "sums_of")
-
 Numbers = np.ndarray[Any, Any]
 
 _GOLDEN, _ONE = np.uint64(GOLDEN), np.uint64(1)

@@ -21,16 +21,13 @@ if TYPE_CHECKING:
 
     Scored = tuple[Sequence[Any], int, float]  # a row's key, one of its attempts in the epoch, and the score
 
-__all__ = ("KEY", "OfView", "key_of", "made_on_first_use", "refuse", "report_keys", "report_scores")
-
-
 # Classes
 
 
 def made_on_first_use(
     module: str, package: str, makers: Mapping[str, tuple[type, str] | Callable[[], type]]
 ) -> Callable[[str], type]:
-    """The ``__getattr__`` of a module with classes whose base classes are those of ``package``.
+    """The ``__getattr__`` of a module with classes that inherit from classes of ``package``.
 
     A class is made once, also for two threads, and is an attribute of the module from then on.
 

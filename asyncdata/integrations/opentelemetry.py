@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.extras import missing_package
-from asyncdata.loader.exposition import Measurement, help_of, measurements
+from asyncdata.loader.measurements import Measurement, help_of, measurements
 from asyncdata.loader.statistics import SourceStatistics, Statistics
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def observe(loader: BaseLoader, meter: Any = None, attributes: Mapping[str, str]
     ``samples_total``, and ``asyncdata.ready_samples`` a gauge. What is a dict there has an attribute ``reason`` or
     ``note``; the numbers of a mixture's parts, such as ``asyncdata.source_samples``, have ``source``.
 
-    :param meter: an OpenTelemetry meter. None: that of the global meter provider.
+    :param meter: an OpenTelemetry meter. None: one of the global meter provider.
     :param attributes: of every number, such as ``{"rank": "0"}``.
     :raises ConfigError: if OpenTelemetry is not installed.
     """
@@ -59,7 +59,7 @@ def _observed(
 
 
 def _unit(field: str) -> str:
-    """The unit in OpenTelemetry's notation: that of UCUM, and the name of what is counted in braces."""
+    """The unit in OpenTelemetry's notation: UCUM's, and the name of what is counted in braces."""
     words = field.removesuffix("_total").split("_")
     unit = next((_UNITS[word] for word in words if word in _UNITS), "")
     thing = next((word for word in reversed(words) if word in _THINGS), "")

@@ -6,7 +6,7 @@
         feeder = QueueFeeder(loader, room=1024)
         feeder.fill()
 
-A prompt's key is its place in the order, as ``0:3:128``; those of its rollouts begin with that and ``_``. The trainer
+A prompt's key is its place in the order, as ``0:3:128``; its rollouts' keys begin with that and ``_``. The trainer
 clears the keys of a prompt that it has trained on, or drops. The queue also keeps up to which place prompts were put,
 so that what it has and what the loader's state has can be brought together, whichever was saved later.
 """
@@ -154,7 +154,7 @@ class QueueFeeder:
         self._out.update(zip(keys, groups, strict=True))
 
     def _keys(self) -> dict[str, list[str]]:
-        """The prompts in the queue: the keys of each, with those of its rollouts."""
+        """The prompts in the queue: the keys of each, and of its rollouts."""
         found: dict[str, list[str]] = {}
         for name in self._queue.kv_list(self._partition).get(self._partition, ()):
             found.setdefault(name.partition("_")[0], []).append(name)

@@ -282,9 +282,9 @@ def names_of(files: Any) -> list[str]:
 
 
 def are_validation(files: Any, config: Any) -> bool:
-    """Whether ``files`` are those of ``data.val_files``.
+    """Whether ``files`` are ``data.val_files``.
 
-    :raises ConfigError: if these are those of ``data.train_files`` too.
+    :raises ConfigError: if they are ``data.train_files`` too.
     """
     train, validation = (names_of(config.get(key)) for key in ("train_files", "val_files"))
     if train and train == validation:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.encoders.equivalence_records import Proof
 
-__all__ = ("SWITCH", "Prover")
-
 _log = get_logger(__name__)
 
 SWITCH = "ASYNCDATA_PROVE"

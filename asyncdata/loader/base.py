@@ -113,7 +113,7 @@ class BaseLoader:
             if config.timeout_s is not None:
                 opening.run(opening_until.set, time.monotonic() + config.timeout_s)
             if any(map(_may_be_chats, getattr(tokenize_fn, "functions", [tokenize_fn]))):
-                from asyncdata.loader.first_rows import with_dialects
+                from asyncdata.loader.recognised_dialects import with_dialects
 
                 tokenize_fn = opening.run(with_dialects, source, tokenize_fn)
             if early is not None:
@@ -172,7 +172,7 @@ class BaseLoader:
         """From now on, a group that is served is in every state until it is consumed, dropped or given back.
 
         For loops that generate without end, beside the training. Say where each group ends: :meth:`consume`,
-        :meth:`drop` or :meth:`add_samples`. A restart serves all others again, in their order: those of the stream are
+        :meth:`drop` or :meth:`add_samples`. A restart serves all others again, in their order: groups of the stream are
         made again from their rows. ``commit="on_ack"`` is the same from the start; a second call has no effect.
 
         :raises ConfigError: for a loader that packs samples.

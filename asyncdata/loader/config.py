@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     S = TypeVar("S", bound="Description")
 
-__all__ = ("BadRows", "Cache", "Limits", "LoaderConfig", "Ranks", "place_of")
-
 BUFFER_SIZE = 4000
 """Room for chunks of a thousand rows: with small ones, the trainer's process pays more than twice as much for a row."""
 

@@ -71,7 +71,7 @@ _REMEDY = "Ranks(exchange=...), by which the ranks divide the rows; or a fast to
 class Matched(NamedTuple):
     """What a snapshot says, of a source that is the same as far as it must be.
 
-    :ivar canaries: the digests that those of now must agree with.
+    :ivar canaries: the digests that the present ones must agree with.
     :ivar memories: what is remembered of the rows of each part.
     :ivar keeps_place: whether the run continues at the saved position, and not at an epoch's start.
     :ivar growth: what epochs of a source that grows cover.
@@ -442,7 +442,7 @@ class Engine:
         return ledger.counters.num_samples, self.batching.totals(ledger).num_packs
 
     def report(self, own: Callable[[], list[RowReport]]) -> int:
-        """Count scores, with several ranks those of all; see :meth:`LoaderOutcomes.report`."""
+        """Count scores, with several ranks of all of them; see :meth:`LoaderOutcomes.report`."""
         assert self.outcomes is not None, "the loader remembers scores"
         with self.coordinator.lock:
             news = self.outcomes.news(partial(self._places_of, self.coordinator.ledger))

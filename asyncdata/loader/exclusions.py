@@ -66,7 +66,7 @@ class RowKeys:
     def _found(self, row: Any) -> list[tuple[str, tuple[int, int]]]:
         """The part, the file and the place in it of one row; none, if it is not of this loader.
 
-        A location does not tell its part: it is that of each part that has the file.
+        A location does not tell its part: it is of each part that has the file.
         """
         name, path, byte_offset, row_number = _place_of(row)
         found = []

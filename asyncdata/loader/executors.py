@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from asyncdata.workers.pool.pool import Pool
     from asyncdata.workers.pool.popen import EarlyForkServer
 
-__all__ = ("TuningLimits", "check_cluster", "executor_of", "limits_of")
-
 _COPIES = "asyncdata.sources.spool:SpoolReader"
 _FIRST_WORKERS = 1
 """The first number of workers, if it is tuned. A second worker would load its tokenizer while the trainer starts, and

@@ -83,7 +83,7 @@ class DataLoader(BaseLoader):
 
         To warm sandboxes or prefix caches. They have the ``index``, ``source`` and tokens with which they will be
         delivered; pictures and other media are not loaded. Groups that were given back, which come first, are not
-        among them. With several ranks, they are those of all ranks; with packing, those that are packed next. There
+        among them. With several ranks, they are of all ranks; with packing, they are packed next. There
         are fewer if the data ends, or if a row stops the run: the call that comes to it raises; and with
         ``Outcomes(policy=...)`` at an epoch's end, as what the next one leaves out is not decided before a call takes.
 
@@ -116,7 +116,7 @@ class DataLoader(BaseLoader):
         Each sample counts once an epoch: a score that is reported again, as after a restart, changes nothing. Nor does
         one of an earlier epoch than the last that its row has scores of.
 
-        With several ranks (``Outcomes(exchange=...)``), each rank reports its own samples, and all count those of all.
+        With several ranks (``Outcomes(exchange=...)``), each rank reports its own samples, and all ranks count all.
         The call returns when every rank has made it, so all make it equally often, if need be with no samples.
 
         :param scores: for each sample a finite number; for each group one for all its samples, or one for each. None:
@@ -239,7 +239,7 @@ class DataLoader(BaseLoader):
 
 
 class AsyncDataLoader(BaseLoader):
-    """Samples for an ``await``-based loop, on asyncio or trio. The parameters are those of :class:`DataLoader`.
+    """Samples for an ``await``-based loop, on asyncio or trio. The parameters are as for :class:`DataLoader`.
 
     ::
 
@@ -280,7 +280,7 @@ class AsyncDataLoader(BaseLoader):
         """Like :meth:`DataLoader.report`.
 
         With several ranks, the others count on a call that has been made. So if it is cancelled, it is completed all
-        the same. Until then calls for samples wait, and a state is that of before; a later call is told its error.
+        the same. Until then calls for samples wait, and a state is as before it; a later call is told its error.
         """
         report = self._report(samples_or_groups, scores)
         if self._engine.config.ranks.world_size == 1:

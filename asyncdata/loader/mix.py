@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.tokenization.part_functions import PartFunctions
 
-__all__ = ("Mix", "NamedPart", "Part", "part_seed")
-
 WhenDone = Literal["repeat", "leave", "stop"]
 _WHEN_DONE = ("repeat", "leave", "stop")
 _WEIGHT_STEPS = 1_000_000
@@ -33,7 +31,7 @@ class Part:
     """One data set of a :class:`Mix`.
 
     :param source: what a loader takes as its source; or another ``Mix``.
-    :param weight: its share, in proportion to those of the others; 0: none. None: 1, or by ``Mix(temperature=...)``.
+    :param weight: its share, in proportion to the others'; 0: none. None: 1, or by ``Mix(temperature=...)``.
     :param tokenize_fn: its tokenize function; None: the loader's.
     :param bad_rows: what is done with its bad rows; None: the loader's ``bad_rows``.
     :param when_done: after ``max_epochs`` epochs it can ``repeat``, each time in a new order; ``leave`` the others,
@@ -119,7 +117,7 @@ class Mix:
     :param by: ``rows``: the weights are shares of the samples; ``tokens``: of the tokens.
     :param quota: by rows, each part's number in every ``quota`` samples is its share; exactly, if that is whole.
     :param stages: {delivered samples: {name: weight}}: other weights from there on. A part that is not named has none;
-        None instead of the weights: those of the parts.
+        None instead of the weights: the weights of the parts.
     :param temperature: the weight of a part without a ``weight`` is ``size ** (1 / temperature)``, its size being the
         bytes of its files; 1 is by size, more is nearer to equal shares.
     :param on_mix_change: what a restart does if weights, stages, or which parts there are, have changed: ``error``

@@ -27,8 +27,6 @@ from asyncdata.core.file_checks import open_regular
 from asyncdata.core.settings import unknown_setting
 from asyncdata.loader.mix import Mix, Part
 
-__all__ = ("mix_of_file",)
-
 _OF_MIX = ("by", "quota", "stages", "temperature", "on_mix_change")
 _OF_PART = ("source", "mix", "weight", "tokenize_fn", "bad_rows", "when_done", "max_epochs", "shuffle")
 _MAX_DEPTH = 8

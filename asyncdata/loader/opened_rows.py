@@ -1,4 +1,4 @@
-"""An open source whose rows are ordered one by one, over the row index; also those of planned packs."""
+"""An open source whose rows are ordered one by one, over the row index; also for planned packs."""
 
 from __future__ import annotations
 

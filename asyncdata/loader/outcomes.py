@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     News = list[tuple[str, int, Ids]]
     Places = Callable[[], Mapping[str, Position]]
 
-__all__ = ("LoaderOutcomes", "PartOutcomes", "check_outcomes", "memory_of")
-
 _log = get_logger(__name__)
 Memories = dict[str, OutcomeMemory]
 """By the key of the reward; empty: scores have no key."""
@@ -234,7 +232,7 @@ class PartOutcomes:
         return {"outcome_rows": rows} | {f"outcome_{name[4:]}_total": number for name, number in totals.items()}
 
     def _totals(self) -> dict[str, Any]:
-        """Of all rewards together; the rows are those of the reward that has the most."""
+        """Of all rewards together; the rows are of the reward that has the most."""
         memories = list(self.memories.values())
         names = ("num_scores", "num_repeated", "num_late", "num_skipped")
         rows = max(len(memory.rows) for memory in memories)
@@ -264,7 +262,7 @@ class LoaderOutcomes:
         self._group_size = group_size
 
     def report(self, own: Callable[[], list[RowReport]], news: News, count: Callable[[Any], int]) -> int:
-        """Count scores, with several ranks those of all; return how many were new. Then every rank must call it.
+        """Count scores, with several ranks of all of them; return how many were new. Then every rank must call it.
 
         :param own: makes this rank's reports.
         :param news: as from :meth:`news`.
@@ -374,9 +372,9 @@ class LoaderOutcomes:
         return [sample.source_epoch, self.parts[name].row_id(sample), name]
 
     def count(self, reports: Iterable[RowReport], attempts: int | None, places: Places, redo: Callable[[], Any]) -> int:
-        """Count scores of rows; return how many were new. Those of parts that are not there any more are left out.
+        """Count scores of rows; return how many were new. Scores of parts that are not there any more are left out.
 
-        :param attempts: samples of a row in an epoch; None: those of a group.
+        :param attempts: samples of a row in an epoch; None: as many as a group has.
         :param places: as in :meth:`news`.
         :param redo: called if epochs after that have other rows now, which are to be read again.
         :raises InvalidGroupError: if they lack the reward that the policy reads (AD484); none is counted.
@@ -393,7 +391,7 @@ class LoaderOutcomes:
         return number
 
     def begin_at(self, epoch: int) -> None:
-        """Delivery of a single source goes to ``epoch``, whose rows are decided anew, as those of later epochs."""
+        """Delivery of a single source goes to ``epoch``, whose rows are decided anew, as in later epochs."""
         self.parts[""].forget_decisions(0, epoch)
 
     def state(self, epochs: Mapping[str, int], places: Mapping[str, Position]) -> dict[str, OutcomeState]:

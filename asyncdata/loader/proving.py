@@ -13,10 +13,8 @@ from asyncdata.tokenization.encoders.equivalence_records import Proof, alone, an
 from asyncdata.tokenization.encoders.equivalence_sweep import FIRST, GrowingProof
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("main",)
-
 _NICE = 7
-"""The priority while a proof grows. The first proof is made at that of the workers: beside others that leave no CPU
+"""The priority while a proof grows. The first proof is made at the workers' priority: beside others that leave no CPU
 idle, a process of low priority gets a sixth of one CPU, and a short run would end before anything is proven."""
 
 _LOOK_AGAIN_S, _MOST_QUIET = 0.1, 200

@@ -29,17 +29,21 @@ from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
     from asyncdata.loader.engine import Engine
-    from asyncdata.loader.statistics import SourceStatistics
-
-__all__ = ("recorder_of",)
 
 _MAX_FILES = 100
+_NAMES = {
+    **{"unread": "unread_keys", "unpacked": "unpacked_samples_total", "held_s": "loop_held_seconds_total"},
+    **{"capacity": "capacity_samples", "in_flight": "in_flight_rows", "work_s": "tokenize_seconds_total"},
+    **{"restarts": "worker_restarts_total", "buffered": "buffered_groups", "media_s": "media_load_seconds_total"},
+    "wait_s": "wait",
+}
+"""Numbers of a record -> the statistics, where these are not called the same, or the same with ``_total``."""
 
 
 def recorder_of(engine: Engine, function: Any, packing: Any) -> Recorder:
     """The recorder of a loader. It begins with the loader.
 
-    :param function: the tokenize function, or those of a mixture's parts.
+    :param function: the tokenize function, or the functions of a mixture's parts.
     """
     recorder = Recorder(
         engine.config.telemetry, _Subject(engine, resolved(function), packing), engine.config.ranks.rank
@@ -112,38 +116,15 @@ class _Subject:
     def interval(self) -> Interval:
         now = self._engine.statistics()
         states = [worker.state for worker in now.workers]
-        return Interval(
-            at=0.0,
-            elapsed_s=0.0,
-            place=Place(now.epoch, now.window, now.row),
-            samples=now.samples_total,
-            groups=now.groups_total,
-            tokens=now.tokens_total,
-            dropped=now.dropped_total,
-            noted=now.noted_total,
-            unread=now.unread_keys,
-            bad_rows=now.bad_rows_total,
-            by_source={name: _counts(source) for name, source in now.by_source.items()},
-            packs=now.packs_total,
-            packed_tokens=now.packed_tokens_total,
-            unpacked=now.unpacked_samples_total,
-            held_s=now.loop_held_seconds_total,
-            ready=max(0, now.ready_samples),  # less than 0 while a state is loaded
-            capacity=now.capacity_samples,
-            in_flight=now.in_flight_rows,
-            has_no_room=now.ready_samples + now.in_flight_rows >= now.capacity_samples,
-            workers=len(states),
-            busy=states.count("busy"),
-            starting=states.count("starting"),
-            work_s=now.tokenize_seconds_total,
-            restarts=now.worker_restarts_total,
-            buffered=now.buffered_groups,
-            indexed_rows=now.indexed_rows,
-            media_loaded=now.media_loaded_total,
-            media_bytes=now.media_bytes_total,
-            media_s=now.media_load_seconds_total,
-            media_failed=now.media_failed_total,
-        )
+        parts = {name: SourceCounts(**_numbers(SourceCounts, source)) for name, source in now.by_source.items()}
+        state: dict[str, Any] = {
+            "place": Place(now.epoch, now.window, now.row),
+            "ready": max(0, now.ready_samples),  # less than 0 while a state is loaded
+            "has_no_room": now.ready_samples + now.in_flight_rows >= now.capacity_samples,
+            "workers": len(states),
+            **{each: states.count(each) for each in ("busy", "starting")},
+        }
+        return Interval(at=0.0, elapsed_s=0.0, **_numbers(Interval, now) | state | {"by_source": parts})
 
     def waits_for(self) -> str:
         return self._engine.waits_for()
@@ -161,15 +142,10 @@ class _Subject:
         return found
 
 
-def _counts(source: SourceStatistics) -> SourceCounts:
-    return SourceCounts(
-        samples=source.samples,
-        tokens=source.tokens,
-        epoch=source.epoch,
-        dropped=source.dropped,
-        wait_s=source.wait,
-        target=source.target,
-    )
+def _numbers(kind: type[msgspec.Struct], found: object) -> dict[str, Any]:
+    """The statistics that a record has, by their names there."""
+    pairs = ((field, name) for field in kind.__struct_fields__ for name in (field, _NAMES.get(field, f"{field}_total")))
+    return {field: getattr(found, name) for field, name in pairs if hasattr(found, name)}
 
 
 def _kind_of(value: object) -> dict[str, Any]:

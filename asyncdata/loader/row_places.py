@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.sources.base import Blocks
 
-__all__ = ("RowPlaces",)
-
 _BOM = b"\xef\xbb\xbf"
 
 

@@ -136,7 +136,7 @@ class Service:
     def restart(self, change: Callable[[Ledger], Ledger], expected_canaries: list[str] | None = None) -> None:
         """Continue from ``change(ledger)``.
 
-        :param expected_canaries: those of the snapshot that the ledger comes from; None: no change.
+        :param expected_canaries: of the snapshot that the ledger comes from; None: no change.
         """
         with self.lock:  # so that :meth:`_begin` sees both changes, or neither
             self._coordinator.restart(change)

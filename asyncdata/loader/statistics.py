@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import ExecutorStatistics
 
-__all__ = (
-    "HELD",
-    "SourceStatistics",
-    "Statistics",
-    "explain_timeout",
-    "lacking",
-    "numbers_of",
-)
-
 _OF_OUTCOMES = (
     *("outcome_rows", "outcome_scores_total", "outcome_repeated_total", "outcome_late_total"),
     "outcome_skipped_total",
@@ -121,7 +112,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar store_retries_total: requests to object stores that failed and were tried again.
     :ivar store_cached_total: blocks of objects that were read from the local disk instead.
     :ivar store_cache_failures_total: blocks that could not be read from the local disk or kept there, or were damaged.
-    :ivar media_waiting_samples: samples that wait for their media, or for those of samples before them.
+    :ivar media_waiting_samples: samples that wait for their media, or for samples before them that do.
     :ivar media_held_bytes: bytes of media that are loaded ahead or that the trainer holds.
     :ivar media_loaded_total: samples whose media were loaded by this run.
     :ivar media_bytes_total: bytes of these media.
@@ -220,12 +211,12 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     def to_prometheus(self, labels: Mapping[str, str] = {}) -> str:
         """The numbers in Prometheus' text format, as a scrape returns them; ``text/plain; version=0.0.4``.
 
-        Names are those of :meth:`to_dict`, but a dict's key is a label: ``reason``, ``note`` for noted rows, and
+        Names are as in :meth:`to_dict`, but a dict's key is a label: ``reason``, ``note`` for noted rows, and
         ``source`` for the parts of a mixture.
 
         :param labels: of every number, such as ``{"rank": "0"}``.
         """
-        from asyncdata.loader.exposition import prometheus_text
+        from asyncdata.loader.measurements import prometheus_text
 
         return prometheus_text(self, labels)
 

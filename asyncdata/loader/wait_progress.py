@@ -20,9 +20,6 @@ from asyncdata.core.threads import started
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ("WaitProgress",)
-
-
 _log = get_logger(__name__)
 _PATIENCE_S = 2.0
 _REDRAW_S = 0.5

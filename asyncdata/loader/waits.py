@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
     Progress = Literal["auto", "bar", "lines", "log", "none"]
 
-__all__ = ("Waits", "progress_of", "way_of")
-
-
 _log = get_logger(__name__)
 _TOLD_S = 1.0
 """The shortest time of a held event loop that is logged; later ones, if they are twice as long as the last."""

@@ -9,7 +9,7 @@ Steiner and S. Yeomans, "Level schedules for mixed-model, just-in-time processes
 would not do: where ``weight * quota < 1`` a part's count could have to fall. The places within a block are a keyed
 permutation.
 
-By tokens, the next sample is that of the part with the largest deficit ``weight * total - tokens``.
+By tokens, the next sample is of the part with the largest deficit ``weight * total - tokens``.
 
 A part that has no sample in an epoch of its own, as its rows are excluded, sits out: up to the next multiple of
 ``quota`` it has no weight, and at its first turn after that it is asked again. If it has none again, it sits out twice
@@ -35,19 +35,6 @@ from asyncdata.order.permutation import order_keys, shuffled_rows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-
-__all__ = (
-    "Leaf",
-    "Node",
-    "NodeState",
-    "ScheduleCursor",
-    "adapted",
-    "has_end",
-    "next_counts",
-    "shares_of",
-    "targets_of",
-    "whole_weights",
-)
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -18,8 +18,6 @@ from asyncdata.order.permutation import Indices, feistel_permutation, order_keys
 if TYPE_CHECKING:
     from asyncdata.order.shuffle import RowShuffle, Shuffle
 
-__all__ = ("Order", "ROWS_PER_WINDOW", "RowOrder")
-
 ROWS_PER_WINDOW = 1 << 16
 """Rows of a window where rows are ordered one by one. It is part of every position, so it never changes."""
 

@@ -17,18 +17,6 @@ from asyncdata.core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = (
-    "feistel_permutation",
-    "GOLDEN",
-    "MASK",
-    "mix",
-    "mix_one",
-    "order_keys",
-    "shuffled_rows",
-    "TorchGenerator",
-    "Words",
-)
-
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 MASK = (1 << 64) - 1

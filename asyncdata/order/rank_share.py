@@ -17,8 +17,6 @@ from asyncdata.order.order import ROWS_PER_WINDOW
 if TYPE_CHECKING:
     from asyncdata.core.types import Position
 
-__all__ = ("Share", "row_of_epoch")
-
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one of several ranks tokenizes.

@@ -9,9 +9,6 @@ import msgspec
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 
-__all__ = ("RowShuffle", "Shuffle")
-
-
 _MAX_OVERREAD_BYTES = 16 * 1024
 _MAX_WINDOW_BYTES = 1 << 30
 
@@ -23,7 +20,7 @@ class Shuffle(Description, frozen=True, kw_only=True):
     :ivar block_bytes: files are cut into blocks of this size; the rows of one block stay neighbours until the window
         mixes them.
     :ivar window_blocks: at most this many blocks are held and mixed together. With topics in long runs, the variance of
-        a batch's mean is ``1 + (batch - 1) / window_blocks`` times that of independent rows.
+        a batch's mean is ``1 + (batch - 1) / window_blocks`` times the variance of independent rows.
     """
 
     enabled: bool = True
@@ -58,7 +55,7 @@ class RowShuffle(Description, frozen=True, kw_only=True):
         ``torch.utils.data.random_split``, ``torch.randperm`` of ``split_seed`` says which rows are in which part. They
         are known when all rows are.
     :ivar train_ratio: the share of rows in ``train``, rounded down to a row; ``eval`` has the others.
-    :ivar split_seed: another seed is another split. It is not that of the order.
+    :ivar split_seed: another seed is another split. It is not the order's seed.
     :raises ConfigError: for another part, or a ratio outside 0 to 1.
     """
 

@@ -160,7 +160,7 @@ class Calls:
         self.changes()
 
     def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
-        """As :meth:`~asyncdata.workers.base.Executor.submit`: for what has no sequence."""
+        """Queue a request, as the executor does: for what has no sequence."""
         return self.executor.submit(request, on_reply, max_losses)
 
     def asked(self, request: Request, max_losses: int = MAX_LOSSES) -> Promise[Reply | Crashed]:

@@ -100,7 +100,7 @@ class PartCalls(Calls):
         self.changed()
 
     async def turn(self, look: Callable[[], T | None]) -> T:
-        """As the base class says, when it is the part's turn."""
+        """What ``look`` finds that is not None; it is called only when it is the part's turn."""
         return await self.turns.next(look, lambda _: self.note())
 
     def restart(self) -> None:

@@ -11,18 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = (
-    "MAX_POINTS",
-    "Axis",
-    "Chart",
-    "Series",
-    "columns",
-    "duration",
-    "lines",
-    "short",
-    "time_axis",
-)
-
 MAX_POINTS = 240
 """Points of a line, or columns: more cannot be told apart on a screen."""
 

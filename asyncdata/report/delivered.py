@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from asyncdata.telemetry.reader import Run
     from asyncdata.telemetry.records import Document, Interval, RewardCounts, SourceCounts
 
-__all__ = ("left_out_section", "lengths_section", "mix_section", "rates_section", "rollouts_section")
-
 _MAX_SOURCES = 8
 """Lines of a chart: more cannot be told apart by colour."""
 

@@ -23,27 +23,12 @@ if TYPE_CHECKING:
 _Key = TypeVar("_Key", int, str)
 _Number = TypeVar("_Number", int, float, "RewardCounts")
 
-__all__ = (
-    "RankFigures",
-    "MassDrop",
-    "OverTime",
-    "Step",
-    "by_rank",
-    "mass_drops",
-    "origins",
-    "quantile",
-    "ratio",
-    "slowest",
-    "steps_of",
-    "summed",
-)
-
 
 class RankFigures(NamedTuple):
     """What the calls of a rank did, over all its ``starts``.
 
-    :ivar wait_s: seconds of waiting, by what was missing, without those of ``first_s``.
-    :ivar first_s: those of the first call of each start, which are start-up; but not while that call still waits.
+    :ivar wait_s: seconds of waiting, by what was missing, without ``first_s``.
+    :ivar first_s: seconds of the first call of each start, which are start-up; but not while that call still waits.
     :ivar wait_ms: histogram of the waits that have ended, in milliseconds, without start-up.
     :ivar waiting_s: for how long a call had been waiting when the last record was written; 0 if none was.
     :ivar step_s: seconds between the calls: the trainer's own time.

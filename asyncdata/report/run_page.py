@@ -17,12 +17,9 @@ from asyncdata.report.waiting import overview, ranks_section, waits_section
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from asyncdata.report.page import Block
-    from asyncdata.report.samples import Samples
+    from asyncdata.report.page import Block, Samples
     from asyncdata.telemetry.reader import Run
     from asyncdata.telemetry.records import BadRowRecord, End, Event
-
-__all__ = ("MAX_ROWS", "bad_rows_of", "inspected_page", "run_page")
 
 MAX_ROWS = 500
 """Of the tables of bad rows and of events; the first bad rows, and the last events."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from asyncdata.report.page import Block
     from asyncdata.telemetry.reader import Run
 
-__all__ = ("overview", "ranks_section", "waits_section")
-
 _GOOD, _FAIR = 0.02, 0.10
 """Shares of waiting up to which a run is good, and fair."""
 
@@ -66,7 +64,7 @@ def overview(run: Run) -> Section:
 
 
 def _failures(run: Run) -> list[Block]:
-    """The error that ended the latest starts, if one did: that of the rank which ended first."""
+    """The error that ended the latest starts, if one did, on the rank which ended first."""
     ends = [(start.end, start.header.rank) for start in run.generations[-1] if start.end and start.end.error]
     if not ends:
         return []

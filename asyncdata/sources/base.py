@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.specs import BlockCacheSpec, ReaderSpec, StoreSpec
 
-__all__ = ("Blocks", "FileBlocks", "Files", "Source", "room_of")
-
 _MAX_DIGESTED_FILES = 32
 """Of more, the content is not looked at when a loader starts: that is to be over at once."""
 _MAX_SLOT_BYTES = 1 << 30  # places in a slot are int32
@@ -127,7 +125,7 @@ class Files:
         return sum(all_sizes(self.files))
 
     def close(self) -> None:
-        """As the protocol says; there are none."""
+        """There are no temporary files to remove."""
 
     def keep_blocks(self, kept: BlockCacheSpec) -> None:
         """Let those who read the objects keep their blocks on the local disk."""

@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.file_refs import FileRefs
 
-__all__ = (
-    "MAX_LISTED_FILES",
-    "WHOLE_BYTES",
-    "OpenFiles",
-    "SameFile",
-    "data_fingerprint",
-    "edited",
-    "file_digest",
-    "is_same",
-    "looks",
-    "shrunk",
-    "stamp",
-    "stamp_of",
-)
-
 MAX_LISTED_FILES = 1000
 """With more files than this, a fingerprint has only their combined digest, so that snapshots stay small."""
 
@@ -133,7 +118,7 @@ def data_fingerprint(files: FileRefs) -> dict[str, Any]:
     ``{"num_files", "num_bytes", "digest", "files": [[name, num_bytes, digest], ...]}``. Above
     :data:`MAX_LISTED_FILES`, ``files`` is empty, and ``content`` is a digest of the same without the names.
 
-    :param files: a file whose digest is not known is read. Those of objects are known.
+    :param files: a file whose digest is not known is read. The digests of objects are known.
     :raises SourceError: as :func:`file_digest`.
     """
     is_listed = len(files) <= MAX_LISTED_FILES
@@ -228,7 +213,7 @@ class SameFile:
         return found
 
     def check(self) -> None:
-        """Check that all bytes that were read until now are those of the start.
+        """Check that all bytes that were read until now are as they were at the start.
 
         :raises FileChangedError: if they may have changed.
         :raises OSError: if the check fails.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from asyncdata.core.read_counts import ReadCounts
     from asyncdata.core.specs import StoreSpec
 
-__all__ = ("GrowingBlocks", "GrowingReader", "GrowthState", "Listing")
-
 _log = get_logger(__name__)
 _PIECE_BYTES = 1 << 16
 
@@ -57,7 +55,7 @@ class Listing(NamedTuple):
 
     @classmethod
     def of(cls, refs: list[FileRef]) -> Listing:
-        """That of these files."""
+        """The listing of these files."""
         return cls(refs, data_fingerprint(refs), [(base_name(ref.path), ref.num_bytes, ref.digest) for ref in refs])
 
 
@@ -124,7 +122,7 @@ class GrowingBlocks(FileBlocks):
             return self._opened
 
     def _grown(self, before: list[FileRef]) -> list[FileRef]:
-        """The files of now: those of before in their order, and then the new ones."""
+        """The present files: the earlier ones in their order, and then the new ones."""
         FileBlocks(before, self.block_bytes, self.max_row_bytes).check_unchanged()
         now: dict[str, FileRef | None] = {ref.path: ref for ref in self._find()}
         refs = []
@@ -187,7 +185,7 @@ class GrowingBlocks(FileBlocks):
     # What a snapshot keeps.
 
     def fingerprint(self, found: dict[int, Listing] | None = None) -> dict[str, Any]:
-        """That of the first epoch whose listing is kept; or that :meth:`matched` has found."""
+        """The first epoch whose listing is kept; or the one that :meth:`matched` has found."""
         listings = found or self._listings
         return listings[min(listings)].fingerprint if listings else self._base.fingerprint
 
@@ -307,14 +305,14 @@ class GrowingReader:
         return self._reader
 
     def __getattr__(self, name: str) -> Any:
-        """As the protocol says: of the reader of the files of now."""
+        """Everything else is asked of the reader of the present files."""
         return getattr(self._now(), name)
 
     def watch(self, on_progress: Callable[[], object], counts: ReadCounts) -> None:
-        """As the protocol says."""
+        """Watch the requests of this reader and of those that replace it."""
         self._watch = on_progress, counts
         self._reader.watch(on_progress, counts)
 
     def close(self) -> None:
-        """As the protocol says."""
+        """Close the files."""
         self._reader.close()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 
-__all__ = ("why_no_data",)
-
 _BY_PYTHON = "read it with Python, by IterableSource"
 _BY_DATASETS = "read it with HuggingFaceSource('{}', data_files=..., split='train')"
 _NO_DATA = (

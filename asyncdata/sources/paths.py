@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from asyncdata.sources.splits import Splits
 
-__all__ = ("find_files", "is_saved_dataset", "noting", "open_regular", "refuse_repeats")
-
 _HUB_NAME = re.compile(r"[\w-]+/[\w.-]*[\w-]")
 
 

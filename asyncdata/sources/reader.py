@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Block, Overflow
     from asyncdata.core.read_counts import ReadCounts
 
-__all__ = ("BlockReader", "BlockRows", "FileChangedError", "WideReader", "unreadable")
-
 
 class FileChangedError(Exception):
     """A file has changed since the start."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Blocks
     from asyncdata.sources.stream import RowStream
 
-__all__ = ("Paths", "described", "warn_about_files")
-
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _log = get_logger(__name__)
 _MAX_PATHS = 5

@@ -15,8 +15,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ("BYTES", "PAIRS", "encode_row", "json_value", "python_value", "without_padding")
-
 BYTES, PAIRS = "\0bytes", "\0pairs"
 """The only key of an object that stands for bytes, as base64, or for the pairs of a map: see :func:`python_value`."""
 
@@ -68,7 +66,7 @@ def python_value(value: Any) -> Any:
 def without_padding(value: Any, *, is_inner: bool = False) -> Any:
     """A value of Arrow, without the fields of objects in lists and maps that are null.
 
-    An Arrow struct has one set of fields for all rows, so that an object has those of others, too, as null.
+    An Arrow struct has one set of fields for all rows, so that an object has the fields of others, too, as null.
     """
     if type(value) is dict:
         fields = ((key, item) for key, item in value.items() if item is not None or not is_inner)

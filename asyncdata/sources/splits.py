@@ -13,8 +13,6 @@ from asyncdata.core.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ("Splits", "holds")
-
 _log = get_logger(__name__)
 _SPLITS = {"train": "train training", "validation": "validation valid dev val", "test": "test testing eval evaluation"}
 _SPLIT_OF_WORD = {word: split for split, words in _SPLITS.items() for word in words.split()}
@@ -23,7 +21,7 @@ _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
 
 
 class Splits:
-    """Which files of a folder are read: those of one split, and of none.
+    """Which files of a folder are read: the files of one split, and of none.
 
     :param known: of data that grow, the files that were there before: new splits are left out, and that is logged once.
         Files that are read are added. None: two splits are refused.

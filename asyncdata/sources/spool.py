@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Block, Job, Overflow
     from asyncdata.sources.reader import BlockReader, BlockRows
 
-__all__ = ("SpoolReader", "is_whole", "part_path", "write_part")
-
 _SUM_BYTES = 4
 
 

@@ -28,20 +28,6 @@ if TYPE_CHECKING:
     from asyncdata.order.shuffle import Shuffle
     from asyncdata.sources.base import Blocks
 
-__all__ = (
-    "MAX_ROW_BYTES",
-    "MAX_WINDOW_ROWS",
-    "ExampleStream",
-    "Int32",
-    "Int64",
-    "IterableSource",
-    "IterableStream",
-    "RowStream",
-    "Rows",
-    "StreamOrder",
-    "plain_state",
-)
-
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -97,7 +83,7 @@ class RowStream(ABC):
         return []
 
     def close(self) -> None:  # noqa: B027 - there is nothing to do
-        """As :class:`~asyncdata.sources.base.Blocks` says; there are no temporary files."""
+        """There are no temporary files to remove."""
 
     def as_blocks(self, block_bytes: int) -> Blocks | None:
         """The same rows in pieces that workers can read, for orders of single rows; None if that is not possible."""
@@ -220,7 +206,7 @@ class ExampleStream(RowStream):
         return SourceLocation(self.files[file_id].path, -1, num_bytes, row_number=offset)
 
     def check_unchanged(self) -> None:
-        """As the protocol says; nothing can be checked."""
+        """Nothing can be checked."""
 
     def rows(
         self,
@@ -301,7 +287,7 @@ class IterableStream(ExampleStream):
     def read(
         self, order: StreamOrder, epoch: int, state: dict[str, Any] | None, check: Callable[[], object]
     ) -> Generator[Rows]:
-        """As the base class says; there are no states."""
+        """The examples from the first one on, as there is no state to begin at."""
         yield from self.rows(iter(self._make(epoch)), 0, None, lambda _: None, check)
 
     def fingerprint(self) -> dict[str, Any]:

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 
     from asyncdata.workers.pool.pool import Pool
 
-__all__ = (
-    "CallTimes",
-    "CpuShare",
-    "CpuWatch",
-    "Histogram",
-    "Rollouts",
-    "Wait",
-)
-
-
 _MAX_MOMENTS = 1 << 17
 _EDGES = np.array(EDGES)
 _TABLE_SIZE = 1 << 16
@@ -78,7 +68,7 @@ class CallTimes:
     :param waits_for: returns what is missing now.
     :param cpu_share: returns how the workers had to share the CPUs since its last call.
     :ivar num_lost: calls and waits that found the queue full.
-    :ivar wait_s: seconds of waiting, by what was missing; ``first_s``: those of the first call among them.
+    :ivar wait_s: seconds of waiting, by what was missing; ``first_s``: the share of the first call in them.
     """
 
     def __init__(
@@ -199,7 +189,7 @@ class CallTimes:
 
     @property
     def wait_ms(self) -> dict[int, int]:
-        """Histogram of the waits that have ended, in milliseconds, without that of the first call."""
+        """Histogram of the waits that have ended, in milliseconds, without the first call's."""
         return self._wait_ms.counts()
 
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.chunk import Chunk, Drop
 
-__all__ = ("ChunkWatch", "PackWatch", "Reservoir", "cut", "keys_of")
-
 _MAX_PENDING = 20_000
 _MAX_HELD_BYTES = 8 << 20
 _MIN_HELD_BYTES = 128 << 10

@@ -1,4 +1,4 @@
-"""Reads the telemetry files of a run: those of all ranks, and of all its starts.
+"""Reads the telemetry files of a run, of all ranks and of all its starts.
 
 Nothing here needs the loader, numpy or the run's data.
 """
@@ -31,8 +31,6 @@ from asyncdata.telemetry.records import (
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
-
-__all__ = ("Run", "Start", "difference", "read", "read_start")
 
 _Keyed = TypeVar("_Keyed", SampleRecord, DroppedRow)
 
@@ -77,7 +75,7 @@ class Start(msgspec.Struct, kw_only=True):
 
     @property
     def origin(self) -> tuple[int, Place]:
-        """Samples and place from which it delivered: those of its begin, or of a state that was loaded after it."""
+        """Samples and place from which it delivered: at its begin, or in a state that was loaded after it."""
         begins = [
             (before.samples, before.place)
             for before, after in itertools.pairwise(self.intervals)
@@ -105,7 +103,7 @@ class Start(msgspec.Struct, kw_only=True):
 class Run(msgspec.Struct, kw_only=True):
     """The files of a folder.
 
-    :ivar generations: starts that ran at the same time, such as those of all ranks; each sorted by rank. A restart
+    :ivar generations: starts that ran at the same time, such as one of each rank; each sorted by rank. A restart
         makes the next generation.
     """
 
@@ -210,7 +208,7 @@ def _minus(after: Any, before: Any) -> Any:
 def read(folder: str | os.PathLike[str]) -> Run:
     """The telemetry of a run.
 
-    :param folder: that of ``telemetry=...``, also while the run writes to it.
+    :param folder: the folder of ``telemetry=...``, also while the run writes to it.
     :raises ConfigError: if there is none (AD620), or it cannot be read (AD621).
     """
     try:

@@ -12,28 +12,6 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-__all__ = (
-    "EDGES",
-    "FORMAT_VERSION",
-    "MAX_OF_REASON",
-    "MAX_VALUE",
-    "BadRowRecord",
-    "DroppedRow",
-    "Document",
-    "End",
-    "Event",
-    "Interval",
-    "Place",
-    "Record",
-    "RewardCounts",
-    "RunStart",
-    "SampleRecord",
-    "SourceCounts",
-    "TokenizerName",
-    "decode",
-    "encode",
-)
-
 FORMAT_VERSION = 1
 """Grows when a reader of an earlier version would misread a file. New fields and new kinds of records do not count."""
 
@@ -109,7 +87,7 @@ class RunStart(_Record, frozen=True, kw_only=True, tag="run"):
     :ivar at: when the loader began to read ahead, in seconds since 1970 (UTC).
     :ivar rank: the rank of this loader; ``world_size``: how many iterate at the same time.
     :ivar dp_size: data-parallel ranks that this one loader feeds.
-    :ivar number: of this file among those of its rank in the folder, from 0.
+    :ivar number: of this file among its rank's in the folder, from 0.
     :ivar pid: process of the loader; ``host``: its machine.
     :ivar place: where the stream began: the place of the first sample. A state that was loaded after the start, as
         inside `with`, is in the interval that ``begins`` then.
@@ -200,7 +178,7 @@ class DroppedRow(_RowRecord, frozen=True, kw_only=True, tag="dropped_row"):
     :ivar key: a hash of its place in its source. A reader keeps the ``max_of_reason`` of each source and reason with
         the smallest.
     :ivar reason: why it was dropped.
-    :ivar place: its place in the order; in a mixture, that of the sample which follows it in its part.
+    :ivar place: its place in the order; in a mixture, the place of the sample which follows it in its part.
     :ivar source: the name of its part of a mixture; empty for a single source.
     :ivar path: its file; ``line``, ``byte_offset``, ``row_number``: as of a sample.
     :ivar num_bytes: of the row; -1: not known, or rows are not shown.
@@ -280,7 +258,7 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
         ``1 - waits / calls``.
     :ivar wait_s: start: seconds of waiting until now, by what was missing: ``start`` of the workers, the row ``index``,
         ``read`` of a window, ``tokenize``, or a ``cpu`` for the workers. The rest of the time belongs to the trainer.
-    :ivar first_s: start: those of the first call among them, which are start-up.
+    :ivar first_s: start: the share of the first call in them, which is start-up.
     :ivar waiting_s: for how long a call has been waiting now; 0 if none is.
     :ivar held_s: start: seconds for which samples were ready, and other code held the event loop of the call that
         awaited them. No waits: they are in ``step_s``.
@@ -300,7 +278,7 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
         and the moment it was given back; ``version_lags``: of how many versions their oldest policy was behind the
         newest that was given back, for samples with ``extra["policy_version"]``.
     :ivar group_sizes: start: groups whose scores were reported without a key, by how many scores each had.
-    :ivar degenerate: start: those of at least two scores that were all equal.
+    :ivar degenerate: start: scored groups of at least two scores that were all equal.
     :ivar rewards: start: the scores of each of several rewards, by key.
     :ivar indexed_rows: rows in the row index.
     :ivar media_loaded: start: samples whose media workers have loaded; ``media_bytes``: what they have, in bytes;

@@ -10,8 +10,6 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 
-__all__ = ("NoRecorder", "Telemetry")
-
 
 class Telemetry(Description, frozen=True, kw_only=True):
     """Where a run is recorded, and how much of it. It changes nothing else, and cannot stop a run.

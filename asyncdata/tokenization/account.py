@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.chat_template.template import ChatTemplate
 
-__all__ = ("MAX_KEYS", "NOTED_KEYS", "NOT_WRITTEN", "Account", "NotWritten")
-
 Buffer = bytes | memoryview
 Message = dict[str, Any]
 

@@ -19,18 +19,6 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 
-__all__ = (
-    "BatchTokenizer",
-    "MediaTokenizer",
-    "TokenizeFn",
-    "describe",
-    "fingerprints_of",
-    "has_fingerprint",
-    "has_media",
-    "open_spec",
-    "open_tokenize_fn",
-)
-
 
 @runtime_checkable
 class TokenizeFn(Protocol):

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.rows import RowFault
 
 
-__all__ = ("ColumnWriter",)
-
-
 Buffer = bytes | memoryview
 
 _COLUMNS = ("prompt", "prompt_text", "label", "metadata", "extra", "spans", "media", "row")

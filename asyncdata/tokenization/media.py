@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.chat_template.template import ChatTemplate
     from asyncdata.tokenization.row_fields import RowReader
 
-__all__ = ("MEDIA_LEFT_OUT", "ReadChat", "without_media")
-
 Buffer = bytes | memoryview
 
 Message = dict[str, Any]

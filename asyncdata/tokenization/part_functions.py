@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 
-__all__ = ("PartFunctions", "PartTokenizers")
-
 
 class PartFunctions:
     """A tokenize function for each part; see :class:`~asyncdata.tokenization.base.TokenizeFn`.
@@ -76,5 +74,5 @@ class PartTokenizers:
         return self._tokenizers[part]
 
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
-        """As the protocol of a tokenizer says; but which part a row is of is not known here."""
+        """Refused: which part a row is of is not known here."""
         raise ConfigError("rows of a mixture are tokenized by the function of their part")

@@ -11,8 +11,6 @@ from asyncdata.tokenization.base import TokenizeFn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("resolved",)
-
 
 def resolved(tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> TokenizeFn | Callable[..., Any]:
     """The function or the description, with every name in it resolved to a local file.

@@ -20,8 +20,6 @@ from asyncdata.tokenization.rows import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
 
-__all__ = ("TURN_FLAGS", "RowReader", "Tools", "TurnFlag")
-
 Buffer = bytes | memoryview
 Message = dict[str, Any]
 

@@ -26,23 +26,6 @@ if TYPE_CHECKING:
     _DecodeRow = Callable[[bytes], tuple[msgspec.Raw | None, ...]]
     _DecodeLines = Callable[[bytes, int], list[list[Any]]]
 
-__all__ = (
-    "LIST_OF_OBJECTS",
-    "MAX_NESTING",
-    "MEDIA_KEYS",
-    "TRAINED_CHATS",
-    "MediaFault",
-    "RowDecoder",
-    "RowFault",
-    "WrongIdsError",
-    "decode_object",
-    "decode_value",
-    "excerpt",
-    "is_empty",
-    "json_type",
-    "missing_key",
-)
-
 Buffer = bytes | memoryview
 
 LIST_OF_OBJECTS = re.compile(r"\s*(?:\[\s*\{|\[\s*\]\s*\Z|\{\s*[\"']role[\"'])")

@@ -11,20 +11,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = (
-    "NOT_TRAINED",
-    "Offsets",
-    "Span",
-    "clip",
-    "common_prefix",
-    "common_suffix",
-    "encode_spans",
-    "join",
-    "token_spans",
-    "trained_runs",
-    "trained_tokens",
-)
-
 NOT_TRAINED = -100
 """The label of a token that is not trained: what losses ignore by default."""
 
@@ -133,7 +119,7 @@ def clip(spans: Iterable[Span], start: int, stop: int) -> list[Span]:
 
 
 def trained_runs(labels: Sequence[int]) -> list[Span]:
-    """Where the labels are those of trained tokens."""
+    """Where the labels are of trained tokens."""
     spans, start = [], 0
     for is_trained, run in groupby(labels, key=NOT_TRAINED.__ne__):
         stop = start + sum(1 for _ in run)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
-__all__ = ("Piece", "TokenTexts", "without_texts")
-
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 

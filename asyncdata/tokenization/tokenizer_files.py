@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
-__all__ = ("TokenizerFiles", "TokenizerFolder", "download", "resolve")
-
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 LEGACY_SPECIAL, LEGACY_ADDED = "special_tokens_map.json", "added_tokens.json"
 TEMPLATE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
@@ -37,7 +35,7 @@ T = TypeVar("T")
 
 
 class TokenizerFolder(NamedTuple):
-    """The folder of a tokenizer's files; ``commit`` is that of the hub, or None for a local folder."""
+    """The folder of a tokenizer's files; ``commit`` is the hub's, or None for a local folder."""
 
     folder: str
     commit: str | None

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from asyncdata.core.columns import Column
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 
-__all__ = ("FunctionTokenizer", "XTunerTokenizeFn", "is_of_xtuner")
-
-
 _FIELDS = ("prompt", "label", "metadata")
 _MAX_REASON = 200
 _MASKS = ("loss_mask", "assistant_masks", "assistant_mask", "completion_mask", "response_mask")
@@ -185,7 +182,7 @@ class Result(NamedTuple):
 def declared_of(function: Any) -> tuple[Column, ...]:
     """The columns that a tokenize function declares.
 
-    :raises ConfigError: if they are none, or nothing loads those of the phase ``load``.
+    :raises ConfigError: if they are none, or nothing loads the columns of the phase ``load``.
     """
     if getattr(function, "columns", None) is None:
         return ()

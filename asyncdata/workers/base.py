@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Reply, Request
     from asyncdata.workers.slots import Slots
 
-__all__ = (
-    "MAX_LOSSES",
-    "Crashed",
-    "Executor",
-    "ExecutorStatistics",
-    "OnReply",
-    "WorkerState",
-    "error_of",
-    "takes_samples",
-)
-
 
 class Crashed(NamedTuple):
     """Instead of a reply: too many workers were lost while they processed the request.

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Job, Reply
     from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn
-    from asyncdata.workers.pool.calls import Call
-    from asyncdata.workers.pool.deadlines import Lost
-
-__all__ = ("InlineExecutor",)
+    from asyncdata.workers.pool.worker import Call, Lost
 
 _log = get_logger(__name__)
 _NEVER_S = float("inf")
@@ -54,7 +51,7 @@ class _ThreadWorker(Worker):
         self._row = row
 
     async def begin(self, has_started: Callable[[], bool]) -> None:
-        """As the class says; it is ready at once."""
+        """Nothing to wait for: it is ready at once."""
 
     def send(self, call: Call) -> None:
         self._row = -1
@@ -115,7 +112,7 @@ class _Threads(Transport):
         return _ThreadWorker(number, self._new_handler)
 
     async def reopen(self, workers: list[Worker], dismiss: Callable[[Worker], object]) -> None:
-        """As the class says. The next request waits for it, as the function is not made for two threads."""
+        """Open the functions again. The next request waits for it, as they are not made for two threads."""
         for worker in workers:
             if not isinstance(worker, _ThreadWorker) or worker.number not in self._tokenizes.numbers():
                 continue
@@ -145,7 +142,7 @@ class InlineExecutor(Pool):
         super().__init__([_Threads(tokenize_fn)], num_parts)
 
     def statistics(self) -> ExecutorStatistics:
-        """As the class says: the thread is there, also before it is used, and afterwards."""
+        """What the thread is doing: it is there before it is used, and afterwards."""
         found = super().statistics()
         return found if found.workers else msgspec.structs.replace(found, workers=[WorkerState(state="idle")])
 

@@ -1,6 +1,6 @@
 """CPUs and memory that this process may use, and memory that a process uses. Linux only, from /proc and /sys.
 
-The limits of containers count: those of control groups, versions 1 and 2, at every level above this process.
+The limits of containers count: control groups, versions 1 and 2, at every level above this process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("available_memory", "cpu_times", "num_usable_cpus", "process_memory", "resident_memory")
-
 _ROOT = Path("/")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _NO_LIMIT = 1 << 60
@@ -22,7 +20,7 @@ _NO_LIMIT = 1 << 60
 
 
 def num_usable_cpus(root: Path = _ROOT) -> int:
-    """CPUs that this process may use: those of its affinity mask, which Ray and batch systems set, or fewer if its
+    """CPUs that this process may use: its affinity mask, which Ray and batch systems set, or fewer if its
     control groups have a quota. A fraction of a CPU counts as one.
 
     :param root: where /proc and /sys are.

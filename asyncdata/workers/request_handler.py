@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from asyncdata.sources.reader import BlockReader, BlockRows, WideReader
     from asyncdata.tokenization.base import BatchTokenizer, MediaTokenizer
 
-__all__ = ("Handler", "not_opened")
-
 _NONE: frozenset[int] = frozenset()
 _BEAT_S = 1.0
 _WORK_IN_WAITING = 0.25
@@ -43,7 +41,7 @@ overloaded machine. But a function that waits uses little CPU time, and its chun
 _BEATS = (-2, -1)
 """Progress without a row number."""
 _LOOKED_EVERY = 1 << 19
-"""Of blocks whose samples come with their window, the first row of such a block is looked at: so that of each file."""
+"""Of blocks whose samples come with their window, the first row of a block is looked at, and so each file's."""
 _PLANNER = "asyncdata.batching.planned:answer"
 """An import path, as for a reader: a worker that never gets such a request starts without numpy."""
 
@@ -52,7 +50,7 @@ class Handler:
     """Answers requests one at a time: for each part of a mixture by a handler of its own, made when it is needed.
 
     :param slots: memory that windows are read into, shared with the other workers.
-    :param tokenizer: the tokenize function; of a mixture, those of all parts.
+    :param tokenizer: the tokenize function; of a mixture, the functions of all parts.
     :param progress: called with the number of the current row in the request.
     :param counts: of requests to stores.
     """

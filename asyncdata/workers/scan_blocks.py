@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     _Write = Callable[[list[Any], array[int], frozenset[int]], ColumnWriter]
 
-__all__ = ("PIECE_BYTES", "bytes_of", "index_blocks", "permute", "pieces", "scanned", "scanned_into")
-
 PIECE_BYTES = 8 << 20
 """Rows are read and tokenized in pieces of at most so many bytes, or of one row. A block may have any number of bytes:
 a text that is repeated takes little room in a file of Parquet."""
@@ -101,7 +99,7 @@ class _FoundRows:
         self.num_blank = 0
 
     def read(self, blocks: list[Block], reader: BlockReader, *, with_bytes: bool) -> Iterator[list[Buffer]]:
-        """The bytes of the rows, in pieces; those of a row that is too long are empty."""
+        """The bytes of the rows, in pieces; a row that is too long has none."""
         piece: list[Buffer] = []
         size = 0
         for block in blocks:

@@ -12,8 +12,6 @@ from asyncdata.core.messages import NO_SLOT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("NUM_SLOTS", "Slots", "anonymous_slots")
-
 NUM_SLOTS = 3
 """One for the window that is delivered, one for the window that is read, and one for the canaries."""
 
@@ -35,7 +33,7 @@ class Slots:
         self.on_free = on_free
 
     def of_part(self, part: int, num_parts: int) -> Slots:
-        """Those of one part of a mixture; it may hold none until its limit is set."""
+        """The slots of one part of a mixture; it may hold none until its limit is set."""
         own = copy.copy(self)  # the lists, and who is told, are the same
         own.numbers, own.limit, own.on_free = self.numbers[part::num_parts], 0, lambda: self.on_free()
         return own
@@ -65,16 +63,11 @@ class Slots:
         self._freed(slot)
 
     def use(self, slot: int) -> None:
-        """A request that refers to ``slot`` is under way.
-
-        :raises RuntimeError: if the slot is free: another window could be read into it before the request is answered.
-        """
+        """A request that refers to ``slot``, which is held, is under way."""
         if slot == NO_SLOT:
             return
 
-        if not (self._is_held[slot] or self._num_requests[slot]):
-            raise RuntimeError(f"slot {slot} is free, so its content may be another window's")
-
+        assert self._is_held[slot] or self._num_requests[slot], "a free slot may get another window's content"
         self._num_requests[slot] += 1
 
     def done(self, slot: int) -> None:

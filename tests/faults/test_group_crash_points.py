@@ -8,7 +8,6 @@ import errno
 import itertools
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -129,21 +128,6 @@ def die_everywhere(folder):
     return num_deaths
 
 
-def die_again_and_again(folder):
-    """Deaths at random places on what earlier deaths left; now and then a save goes through."""
-    chance = random.Random(13)
-    path, last, num_deaths = fresh(folder, 1), 0, 0
-    for number in range(1, 200):
-        num_deaths += killed_at(path, number, chance.randrange(1, 140), chance.choice(crashes.MOMENTS))
-        found = number_of(path)
-        assert found in (last, number), (found, last, number)
-        last = found or 0
-        for end in (".1", ".2"):
-            number_of(path, end)
-    verify(path, last + 1)
-    return num_deaths
-
-
 def refused_everywhere(folder):
     """Each call is refused once, by a full disk and by a broken one."""
     num_refusals = 0
@@ -168,10 +152,10 @@ def refused_everywhere(folder):
     return num_refusals
 
 
-WHAT = {"everywhere": die_everywhere, "again": die_again_and_again, "refused": refused_everywhere}
+WHAT = {"everywhere": die_everywhere, "refused": refused_everywhere}
 
 
-@pytest.mark.parametrize(("what", "at_least"), [("everywhere", 300), ("again", 50), ("refused", 60)])
+@pytest.mark.parametrize(("what", "at_least"), [("everywhere", 300), ("refused", 60)])
 def test_the_old_checkpoint_or_the_new_one_is_there_with_all_its_groups(tmp_path, what, at_least):
     command = [sys.executable, __file__, str(tmp_path / "work"), what]  # this process has threads, and must not fork
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -1,7 +1,4 @@
-"""What hangs, hangs no trainer: a row, a stream, a disk. The error names it; how long that took is a figure.
-
-Nor does a wall clock that jumps change anything, as at the end of summer time or when a laptop wakes.
-"""
+"""What hangs, hangs no trainer: a row, a stream, a disk. The error names it; how long that took is a figure."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import threading
 import time
 from contextlib import ExitStack
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -27,7 +23,6 @@ pytestmark = [pytest.mark.thorough, pytest.mark.faults]
 
 TIMEOUT_S = 1.0
 """A row is tried twice, as the cause may be another row or none: it has this time twice."""
-JUMPS_S = (0, -1e9, 1e9, -3600, 3600, 86_400 * 365)
 
 
 def told(of: str, error: Exception, seconds: float, *names: str, num_tries: int = 1) -> None:
@@ -128,29 +123,3 @@ def test_a_disk_that_hangs_is_told_by_the_timeout(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "pread", pread)
         told_by_the_timeout("a disk", loader, is_over, order_of(path)[:400], "read")
     assert next(reads) > 10
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_clock_that_jumps_changes_nothing(tmp_path, num_workers):
-    path, now, jumps = write_rows(tmp_path / "rows.jsonl", 400), time.time, itertools.cycle(JUMPS_S)
-    knobs: dict[str, Any] = {"shuffle": SHUFFLE, "timeout_s": NEVER_S, "limits": Limits(row_timeout_s=5)}
-    found: list[int] = []
-    num_saved = 0
-    with (
-        patch("time.time", lambda: now() + next(jumps)),
-        patch("time.time_ns", lambda: int(1e9 * (now() + next(jumps)))),
-        DataLoader(path, tokenize_fn=row_id, num_workers=num_workers, **knobs) as loader,
-    ):
-        for number in range(40):
-            found += ids(loader.get_next_batch(20))
-            if number % 5 == 0:
-                loader.save(tmp_path / "snapshot")
-                num_saved = len(found)
-            if number % 15 == 14:
-                loader.restore(tmp_path / "snapshot")
-                del found[num_saved:]
-            with pytest.raises(PrefetchTimeoutError):
-                loader.get_next_batch(100_000, timeout_s=1e-6)
-        assert loader.statistics().worker_restarts_total == 0
-
-    assert found == order_of(path, 3)[: len(found)]

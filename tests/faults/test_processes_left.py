@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
@@ -10,11 +9,9 @@ import time
 import psutil
 import pytest
 
-from asyncdata import DataLoader
-from tests.faults.support.trainers import possessions
 from tests.support.faults import Program, num_rounds, until
 from tests.support.figures import record
-from tests.support.loading import NEVER_S, SHUFFLE, write_rows
+from tests.support.loading import write_rows
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -91,24 +88,3 @@ def test_no_worker_outlives_the_trainer_for_a_child_that_it_has_forked(tmp_path,
 
     assert num_workers == 3, "two workers and the fork server"
     record("R7", f"{doing}, a forked child lives on", kills=1, processes=num_workers, left=0, gone_s=seconds)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_closed_loaders_leave_nothing(tmp_path, num_workers, backend):
-    knobs = {"shuffle": SHUFFLE, "num_workers": num_workers, "event_loop": backend, "timeout_s": NEVER_S}
-    path = write_rows(tmp_path / "rows.jsonl", 500)
-
-    def use() -> None:
-        with DataLoader(path, tokenize_fn=ROW_ID, **knobs) as loader:
-            loader.get_next_batch(350)
-            for pid in [worker.pid for worker in loader.statistics().workers if worker.pid]:
-                os.kill(pid, signal.SIGKILL)
-            loader.get_next_batch(350)
-
-    use()  # what is imported and opened once stays
-    before = possessions()
-    for _ in range(3):
-        use()
-    kept = ("fds", "threads", "children", "shared_memory")
-    until(lambda: all(possessions()[name] <= before[name] for name in kept), why="something is left")

@@ -12,7 +12,6 @@ pytest.importorskip("trio")
 from tests.faults.support.simulated_sources import WAYS, Outcome, simulate_way
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record
-from tests.support.inner import change
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,20 +56,3 @@ def test_under_every_schedule_what_is_delivered_is_d_and_what_can_be_done_is_alw
         f"simulation, {way}: {rounds} schedules, {rounds / seconds * 60:.0f} a minute: {num_samples} samples, "
         f"{num_given_up} calls given up, {num_restores} restores; all is D, and no wake-up was lost"
     )
-
-
-def test_a_seed_takes_the_same_course_every_time_and_others_take_others():
-    courses = [list(course) for course in explore("blocks", (1, 2, 3, 1, 2, 3))]
-
-    assert courses[:3] == courses[3:]
-    assert len({tuple(course) for course in courses}) == 3
-
-
-def test_a_fault_is_found_and_the_seed_is_told(monkeypatch):
-    explore("blocks", range(2))  # what is expected is found before there is a fault
-    change(monkeypatch, slot=lambda _: 0)  # all that read or write there now
-
-    with pytest.raises(
-        AssertionError, match=r"again with: python -m tests\.faults\.support\.simulated_sources 'blocks'"
-    ):
-        explore("blocks", range(50))

@@ -7,8 +7,6 @@ import itertools
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import pytest
 from asyncdata.checkpoint.snapshot import load, save
 from asyncdata.errors import SnapshotError
 from tests.support.combinations import each_value
-from tests.support.faults import ROOT, Program
+from tests.support.faults import Program
 from tests.support.figures import record
 from tests.support.parts import Snapshot
 
@@ -175,51 +173,6 @@ def test_refused_or_interrupted_at_any_call_the_old_or_the_new_one_is_there_and_
         verify(path, 2, links=links)
         assert [name for name in os.listdir(folder) if name.endswith(".tmp")] == []
     assert total > 20
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
-def test_a_disk_that_is_really_full_keeps_the_old_one(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("this system allows no mount")
-
-    try:
-        save(disk / "s", snapshot(0))
-        told = r"AD601 .* No space left on device \(need 3\d+ bytes\); free some.*the previous snapshot is kept as s$"
-        with pytest.raises(SnapshotError, match=told):
-            save(disk / "s", Snapshot(position=(9, 9, 9), canaries=["x" * 300_000]))
-        assert os.listdir(disk) == ["s"]
-        save(disk / "s", snapshot(1))
-        assert (number_of(f"{disk}/s"), number_of(f"{disk}/s.1")) == (1, 0)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-SAVER = """
-import itertools, sys
-from asyncdata.checkpoint.snapshot import Snapshot, save
-
-for number in itertools.count(1):
-    save(sys.argv[1], Snapshot(position=(number, 0, 0), buffer=[[{"response": f"{number}" * 200}]]))
-    print(number, flush=True)
-"""
-
-
-def test_killed_from_outside_what_was_saved_is_there(tmp_path):
-    path = str(tmp_path / "s")
-    for kill_after in (1, 2, 3, 5, 8, 13, 21, 34):
-        with subprocess.Popen(
-            [sys.executable, "-c", SAVER, path], stdout=subprocess.PIPE, text=True, cwd=ROOT
-        ) as saver:
-            assert saver.stdout is not None
-            for _ in range(kill_after):
-                saver.stdout.readline()
-            saver.send_signal(signal.SIGKILL)
-            last = max([kill_after, *map(int, saver.stdout.read().split())])
-
-        assert number_of(path) in (last, last + 1)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,12 @@ import psutil
 import pytest
 
 from asyncdata import DataLoader, Limits, Mix, Part
-from asyncdata.errors import EndOfData
 from tests.faults.support.streaming import entry
 from tests.support.faults import num_rounds
 from tests.support.figures import record
 from tests.support.inner import change
-from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
-from tests.support.tokenize_fns import id_and_text, kills_on_13
+from tests.support.loading import NEVER_S, SHUFFLE, order_of, write_rows
+from tests.support.tokenize_fns import id_and_text
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -167,35 +166,3 @@ def test_a_stopped_worker_is_replaced(path):
             found += [entry(sample) for sample in loader.get_next_batch(100)]
 
     check(path, found, "SIGSTOP", killer.num_sent)
-
-
-def test_a_row_that_kills_is_skipped_and_resumed_over(tmp_path):
-    path = write_rows(tmp_path / "small.jsonl", 90)
-    wanted = [row for row in order_of(path, 2) if row != 13]
-    knobs: dict[str, Any] = {"epochs": 2, "bad_rows": "skip"}
-    found, states = [], []
-    with make(path, kills_on_13, num_workers=2, **knobs) as loader:
-        for _ in range(len(wanted) // 6):
-            states.append((len(found), loader.state_dict()))
-            found += ids(loader.get_next_batch(6))
-        found += rest_of(loader)
-        assert loader.statistics().bad_rows_total == 2
-    assert found == wanted
-
-    chosen = states if len(states) < ROUNDS else random.Random(3).sample(states, min(ROUNDS, 20))
-    for number, (num_delivered, state) in enumerate(chosen):
-        with make(path, kills_on_13, num_workers=1 + number % 2, buffer_size=[3, 50][number % 2], **knobs) as loader:
-            loader.load_state_dict(state)
-            assert rest_of(loader) == wanted[num_delivered:]
-            now = loader.statistics()
-            # What the snapshot's journal names is not tried again, and is counted as that.
-            assert now.bad_rows_total + now.dropped_total.get("journal", 0) == 2, now
-
-
-def rest_of(loader: DataLoader) -> list[int]:
-    found: list[int] = []
-    while True:
-        try:
-            found += ids(loader.get_next_batch(11))
-        except EndOfData as end:
-            return found + ids(end.samples)

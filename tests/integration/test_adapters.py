@@ -1,6 +1,6 @@
 """Each framework's adapter, driven as its framework drives it: the loader's rows in its order, through kill and resume.
 
-Where a framework is not installed, its tests skip; transformers' trainer is stood in for.
+Where a framework is not installed, its tests skip. ``frameworks/test_killed_trainers.py`` has transformers.
 """
 
 import base64
@@ -22,16 +22,16 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 
 from asyncdata.integrations import verl, verl_sft
-from asyncdata.integrations.transformers import row_with_pictures
+from asyncdata.integrations.transformers import attach, row_with_pictures
 from tests.support import adapters
 from tests.support.adapters import KNOBS, NUM_ROWS, STEPS, numbers_of
 from tests.support.frameworks import verl_sft as sft
 from tests.support.ranks import settled
 
-SHARING = [adapters.stateful_loader, adapters.dataset, adapters.trainer, adapters.torchtitan]
+SHARING = [adapters.stateful_loader, adapters.dataset, adapters.torchtitan]
 """Each rank has its own part of the rows."""
 
-NAMES = "order_view grouping_trainer verl verl_sft xtuner_rl"
+NAMES = "order_view verl verl_sft xtuner_rl"
 ADAPTERS = [*SHARING, *(getattr(adapters, name) for name in NAMES.split())]
 
 
@@ -100,8 +100,7 @@ def test_ranks_share_the_rows_and_a_state_of_any_of_them_continues_on_another_nu
 
     def text_of(state):
         """The loader's state in that of the framework, without what it knows only once its workers have read so far."""
-        own = state["attributes"]["saved"] if "attributes" in state else state
-        return settled(json.loads(own["asyncdata"]))
+        return settled(json.loads(state["asyncdata"]))
 
     assert sorted(parts[0] + parts[1]) == sorted(whole[0])
     assert sorted(more[0] + more[1]) == sorted(whole[1])
@@ -145,7 +144,7 @@ def test_a_class_whose_framework_is_missing_names_it(monkeypatch, module, name, 
 def test_attach_without_transformers_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.trainer_callback", None)
     with pytest.raises(ConfigError, match="attach needs transformers"):
-        adapters.attach(None, None)
+        attach(None, None)
 
 
 def _verl(**changes):

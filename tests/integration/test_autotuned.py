@@ -57,21 +57,6 @@ def test_whatever_is_decided_at_any_moment_the_order_is_the_same(path, face, bac
     assert num_workers == 3
 
 
-@pytest.mark.usefixtures("senseless")
-def test_a_run_goes_on_from_a_snapshot_of_any_moment_under_any_decisions(path):
-    found: list[int] = []
-    state = None
-    with capture_logs():
-        for size in (10, 333, 1, 90, 566):
-            with DataLoader(path, **knobs(limits={"max_workers": 3})) as loader:
-                if state is not None:
-                    loader.load_state_dict(state)
-                found += ids(loader.get_next_batch(size))
-                state = loader.state_dict()
-
-    assert found == order_of(path, 2)
-
-
 def test_what_is_given_is_not_tuned(path, monkeypatch):
     change(monkeypatch, tuner=None)
     with DataLoader(path, **knobs(num_workers=1, buffer_size=20)) as loader:

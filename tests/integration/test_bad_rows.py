@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from asyncdata import BadRows, Limits
-from asyncdata.errors import EndOfData, TooManyBadRowsError
+from asyncdata import Limits
+from asyncdata.errors import EndOfData
 from tests.support import worker_fns
 from tests.support.loaders import bad_row_at, make
 from tests.support.loading import ids, line_of, order_of, write_rows
-from tests.support.tokenize_fns import fails_on_13, hangs_on_13, kills_on_13
+from tests.support.tokenize_fns import fails_on_13
 
 NUM_ROWS = 200
 
@@ -36,32 +34,6 @@ def test_a_bad_row_stops_the_stream_at_its_turn_with_file_line_and_byte(path, nu
     assert str(error).startswith(
         f"AD421 {path}:{line} (byte {offset}): the tokenize function raised KeyError('thirteen')\n"
     )
-
-
-def test_more_bad_rows_than_the_budget_stop_the_stream(path):
-    def never(row: dict[str, Any]) -> list[int]:
-        raise ValueError("no")
-
-    with make(path, never, bad_rows=BadRows(policy="skip", max=3)) as loader:
-        for _ in range(2):
-            with pytest.raises(
-                TooManyBadRowsError, match="^a bad row, after BadRows\\(max=3\\) of them: AD421 "
-            ) as caught:
-                loader.get_next_batch(1)
-
-    assert f"{path}:{line_of(path, order_of(path)[3])[0]} (byte " in str(caught.value)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("buffer_size", [1, 50, 1000])
-def test_a_row_that_kills_workers_is_found_and_named_at_its_turn(path, num_workers, buffer_size):
-    with make(path, kills_on_13, num_workers=num_workers, buffer_size=buffer_size) as loader:
-        seen, error = bad_row_at(loader)
-
-    assert (error.code, error.line, error.byte_offset) == ("AD423", *line_of(path, 13))
-    assert error.reason == "its worker died (SIGSEGV)"
-    assert seen == order_of(path)[: order_of(path).index(13)]
 
 
 @pytest.mark.thorough
@@ -110,14 +82,3 @@ def test_a_row_that_kills_workers_is_skipped_and_its_neighbours_are_not(jsonl_fi
         assert ids(loader.get_next_batch(len(good))) == good
         assert loader.statistics().dropped_total.get("journal", 0) >= len(poison) - (39 in poison)
         assert loader.statistics().bad_rows_total == 0
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_row_that_hangs_is_named_at_its_turn(path, num_workers):
-    with make(path, hangs_on_13, num_workers=num_workers, limits=Limits(row_timeout_s=0.3)) as loader:
-        seen, error = bad_row_at(loader)
-
-    assert (error.code, error.line) == ("AD422", 14)
-    assert error.reason == "no result in 0.3 s; its worker was killed (SIGKILL)"
-    assert seen == order_of(path)[: order_of(path).index(13)]

@@ -1,8 +1,6 @@
 """What an epoch leaves out follows from what was delivered and reported before it begins: not from what is ready."""
 
-import math
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -10,24 +8,17 @@ import anyio
 import pytest
 
 from asyncdata import AsyncDataLoader, Limits, Mix, Outcomes, PassRate, Ranks, Shuffle
-from asyncdata.errors import InvalidGroupError, PrefetchTimeoutError, WorkerError
+from asyncdata.errors import PrefetchTimeoutError
 from tests.support import planned_media
 from tests.support.exchanges import Meeting
 from tests.support.loaders import make
 from tests.support.loading import NEVER_S, ids, write_rows
 from tests.support.planned_media import NumberedMedia
-from tests.support.tokenize_fns import row_id
 
 SIZES = {"code": 31, "math": 20, "chat": 11}
 SHUFFLE = Shuffle(block_bytes=256, window_blocks=4)
 SOLVED = PassRate(drop_above=0.9, revisit_every=3)
 GLOBAL_BATCH = 12
-
-
-def slowly(row):
-    """Some rows take longer than others, so that what is ready when differs."""
-    time.sleep(row["id"] % 4 / 2000)
-    return row_id(row)
 
 
 @pytest.fixture
@@ -94,19 +85,6 @@ def on_ranks(world_size, source, num_steps, before=lambda rank, loader, batch: N
         return [[entry for each in zip(*step, strict=True) for entry in each] for step in steps]
 
 
-@pytest.mark.parametrize("buffer_size", [4, 1000])
-@pytest.mark.parametrize("tokenize_fn", [row_id, slowly], ids=["fast", "slow"])
-def test_a_mixture_leaves_out_the_same_on_one_rank_and_on_several_whatever_is_ready(mix, tokenize_fn, buffer_size):
-    wanted = alone(mix, 40)
-
-    settings = {"tokenize_fn": tokenize_fn, "buffer_size": buffer_size}
-    assert alone(mix, 40, **settings) == wanted
-    by_name = {"tokenize_fn": f"{__name__}:{tokenize_fn.__name__}", "num_workers": 2}
-    assert alone(mix, 40, **settings | by_name) == wanted
-    for world_size in (2, 3):
-        assert on_ranks(world_size, mix, 40, **settings) == wanted
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_media_that_are_still_loaded_belong_to_the_epoch_before(tmp_path, workers):
     """With room for one sample, most of a batch is not loaded yet when it is asked for."""
@@ -132,13 +110,6 @@ def test_media_of_a_mixture_on_ranks_change_nothing(tmp_path):
 
 
 # Calls that take nothing
-
-
-@pytest.mark.parametrize("is_mixed", [False, True])
-def test_a_look_at_what_comes_next_changes_nothing(mix, is_mixed, tmp_path):
-    source = mix if is_mixed else tmp_path / "code.jsonl"
-
-    assert alone(source, 30, lambda loader, _: loader.peek(20)) == alone(source, 30)
 
 
 def test_a_rank_may_look_ahead_alone(mix):
@@ -225,35 +196,7 @@ def test_a_report_counts_while_a_call_waits_for_the_first_row_of_the_epoch(tmp_p
         assert sorted(ids(waiting.result(NEVER_S))) == [0, 2, 4, 6]
 
 
-@pytest.mark.parametrize("num_steps", range(2, 8))
-def test_what_was_decided_stays_if_groups_that_were_out_are_reported_after_a_restart(mix, num_steps):
-    settings = {"shuffle": SHUFFLE, "outcomes": Outcomes(policy=SOLVED), "commit": "on_ack"}
-    with make(mix, **settings) as loader:
-        taken = []
-        for step in range(num_steps):
-            taken.append(loader.get_next_batch(8))
-            if step % 2 == 0 and step < num_steps - 1:
-                report(loader, taken[-1])
-        state = loader.state_dict()
-    with make(mix, **settings) as loader:
-        loader.load_state_dict(state)
-        for batch in taken:
-            again = loader.get_next_batch(8)
-            loader.report(again, [1.0] * 8)
-            assert list(map(entry_of, again)) == list(map(entry_of, batch))
-
-
 # Ranks that tell each other what they left out
-
-
-def test_a_report_that_was_refused_is_made_again(mix):
-    """One rank has a score that is no number, also in the first step of an epoch."""
-
-    def broken(rank, loader, batch):
-        with pytest.raises((InvalidGroupError, WorkerError), match="AD482"):
-            loader.report(batch, [math.nan if rank else 0.0] * len(batch))
-
-    assert on_ranks(2, mix, 20, broken) == alone(mix, 20)
 
 
 def test_only_one_rank_takes_states_where_epochs_are_shorter_than_a_batch(tmp_path):

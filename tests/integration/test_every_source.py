@@ -131,15 +131,6 @@ def test_resumed_at_any_point_it_is_the_uninterrupted_run(written, shuffle, num_
             assert ids(loader.get_next_batch(40)) == expected[number + 1 : number + 41]
 
 
-@pytest.mark.thorough
-def test_resumed_by_workers_it_is_the_same_run(written):
-    expected = first(written.source, 2 * NUM_ROWS)
-    state = state_after(written.source, 150, num_workers=1)
-    with make(written.source, num_workers=2) as loader:
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(100)) == expected[150:250]
-
-
 def test_the_same_rows_written_again_are_the_same_data(written):
     expected, state = first(written.source, 100), state_after(written.source, 50)
 

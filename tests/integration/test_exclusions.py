@@ -1,7 +1,6 @@
 """What comes next, which rows a step had, and a run that goes back and continues without some of them."""
 
 import json
-import random
 import shlex
 from itertools import islice
 
@@ -310,15 +309,6 @@ def test_packs_have_a_gap_and_are_otherwise_the_same_also_where_nothing_is_left_
         assert (PackedCollator()(cut[2])["labels"][0] == -100).all()
 
 
-def test_groups_that_wait_in_the_buffer_go_too(rows):
-    with make(rows, n_samples_per_prompt=2) as loader:
-        groups = loader.get_samples(4)
-        loader.add_samples(groups)
-        assert loader.exclude(groups[1:3]) == 2
-        assert [group[0].group_index for group in loader.get_samples(2)] == [0, 3]
-        assert loader.get_samples(1)[0][0].group_index == 4
-
-
 def test_what_is_no_row_of_the_loader_is_refused_and_nothing_is_excluded(rows, tmp_path):
     with make(write_rows(tmp_path / "others.jsonl", 3)) as others:
         stranger = others.get_next_batch(1)[0]
@@ -370,22 +360,35 @@ def test_with_other_data_it_is_said_that_the_excluded_rows_are_not_known_any_mor
     assert [log["num_rows"] for log in logs if log["event"] == "snapshot.exclusions_forgotten"] == [3]
 
 
-def test_any_rows_may_be_excluded_at_any_places_and_any_number_of_workers(rows):
-    chance = random.Random(5)
-    with make(rows) as loader:
-        whole = loader.get_next_batch(2 * NUM_ROWS)
-    out, found, start = set(), [], 0
-    state = None
-    while start < 2 * NUM_ROWS:
-        with make(rows, num_workers=chance.choice([0, 1, 2]), buffer_size=chance.choice([3, 40]), epochs=2) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            bad = chance.sample(whole, chance.choice([0, 1, 30]))
-            loader.exclude(bad)
-            out |= set(ids(bad))
-            expected = [(n, row) for n, row in enumerate(ids(whole)) if n >= start and row not in out]
-            number = min(chance.randrange(1, 60), len(expected))
-            found = ids(loader.get_next_batch(number)) if number else []
-            assert found == [row for _, row in expected[:number]]
-            start = expected[number - 1][0] + 1 if number else 2 * NUM_ROWS
-            state = json.loads(json.dumps(loader.state_dict()))
+# Groups of excluded rows, where `test_whole_loader.py` does not get
+
+
+@pytest.fixture(params=["one source", "a mixture"])
+def source(request, tmp_path):
+    paths = {name: write_rows(tmp_path / f"{name}.jsonl", 30) for name in "ab"}
+    return Mix(paths) if request.param == "a mixture" else paths["a"]
+
+
+def test_what_waits_in_a_state_that_was_saved_before_does_not_come_either(source):
+    """A state of before excluded groups were dropped may have them in its buffer."""
+    with make(source) as loader:
+        groups = loader.get_samples(4)
+        loader.add_samples(groups[2:])
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.exclude([groups[2]])
+        excluded = loader.state_dict()["excluded"]
+    with make(source) as loader:
+        loader.load_state_dict(state | {"excluded": excluded})
+        again = loader.get_samples(3)
+        assert again[0][0].group_index == 3
+        assert groups[2][0].source not in [group[0].source for group in again]
+
+
+def test_a_group_that_a_trainer_made_of_several_rows_is_dropped_if_one_of_them_is_excluded(source):
+    with make(source, n_samples_per_prompt=2) as loader:
+        groups = loader.get_samples(3)
+        loader.add_samples([[groups[0][0], groups[1][0]]])
+        loader.exclude([groups[1]])
+        loader.add_samples([[groups[2][0], groups[1][1]], [groups[0][1], groups[2][1]]])
+        assert loader.statistics().dropped_groups_total == {"excluded": 2}
+        assert loader.get_samples(1) == [[groups[0][1], groups[2][1]]]

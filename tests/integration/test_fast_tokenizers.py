@@ -52,7 +52,6 @@ from tests.support.parts import (
     subject_of,
     version_of,
 )
-from tests.support.slime_source import args_for
 from tests.unit.tokenization import outcomes, run
 
 if TYPE_CHECKING:
@@ -352,21 +351,6 @@ def test_workers_forked_after_the_switch_share_the_memory_of_one_fork_server(
     assert len(servers) == 1
     for pid in filter(psutil.pid_exists, children - servers):
         assert not any("forkserver" in part for part in psutil.Process(pid).cmdline())
-
-
-@pytest.mark.thorough
-def test_slimes_data_source_takes_over_what_is_proven_beside_its_run(backend, small_tokenizer, jsonl_file, beside):
-    from asyncdata.integrations.slime import AsyncDataSource
-
-    path = jsonl_file([row_of(KINDS["prompt"], number) for number in range(NUM_ROWS)])
-    given = {"hf_checkpoint": str(small_tokenizer), "rollout_max_prompt_len": 200, "asyncdata_num_workers": 1}
-    with capture_logs() as events:
-        source = AsyncDataSource(args_for(path, **given))
-        assert len(source.get_samples(4)) == 4
-        beside.may_end.set()
-        while "workers.reopened" not in names_of(events):
-            assert len(source.get_samples(4)) == 4
-        source.close()
 
 
 @pytest.mark.thorough

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from asyncdata import JsonlSource, Mix, Outcomes, Part, PassRate, RayExecutor, RowShuffle, Shuffle, SoftPacking
+from asyncdata import JsonlSource, Mix, Part, RayExecutor, RowShuffle, Shuffle
 from asyncdata.errors import ConfigError, SnapshotMismatchError, SourceChangedError, SourceError
 from tests.support.loaders import make
 from tests.support.loading import SHUFFLE, ids, order_of
 from tests.support.stores import HttpHost
-from tests.support.tokenize_fns import id_and_text, row_id
+from tests.support.tokenize_fns import row_id
 
 
 def append(path, first, number, tail=""):
@@ -89,39 +89,6 @@ def test_an_epoch_covers_the_whole_lines_that_are_there_when_it_begins_and_each_
             assert state_of(loader)["counters"]["digest"]["num_samples"] == 100 + num_rows
 
 
-def test_an_epoch_that_was_looked_up_is_the_same_in_every_run_from_a_state_that_has_it(folder):
-    with make(growing(folder), buffer_size=400) as loader:
-        loader.get_next_batch(1)
-        assert len(loader.peek(250)) == 250  # far into epoch 2
-        state = state_of(loader)
-        whole = ids(loader.get_next_batch(299))
-    append(folder / "m.jsonl", 100, 30)
-    with make(growing(folder)) as loader:
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(299)) == whole
-        known = [listing["epoch"] for listing in state["growth"]]
-        loader.get_next_batch(100 * (known[-1] - 2))
-        assert sorted(ids(loader.get_next_batch(130))) == list(range(130))
-    assert known[:3] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_a_state_from_before_the_first_read_continues_with_what_was_there(folder, epoch):
-    loader = make(growing(folder))
-    loader.set_epoch(epoch)
-    state = state_of(loader)
-    append(folder / "m.jsonl", 100, 30)
-    append(folder / "a.jsonl", 130, 10)
-    with loader:
-        whole = ids(loader.get_next_batch(100))
-    append(folder / "m.jsonl", 140, 5)
-    with make(growing(folder)) as loader:
-        loader.load_state_dict(state)
-        assert state_of(loader)["growth"] == state["growth"]
-        assert ids(loader.get_next_batch(100)) == whole
-        assert sorted(ids(loader.get_next_batch(145))) == list(range(145))
-
-
 def test_a_file_that_comes_with_a_name_that_is_no_utf8_is_named(folder):
     with make(growing(folder), buffer_size=10) as loader:
         loader.get_next_batch(80)
@@ -133,32 +100,6 @@ def test_a_file_that_comes_with_a_name_that_is_no_utf8_is_named(folder):
     os.rename(odd, folder / "e.jsonl")
     with make(growing(folder)) as loader:
         assert len(loader.get_next_batch(101)) == 101
-
-
-def test_packs_that_wait_over_an_epochs_end_are_the_same_after_a_resume(folder):
-    knobs = {"packing": SoftPacking(max_length=256, across_epochs=True), "batch_size": 2, "epochs": 4}
-    with make(growing(folder), id_and_text, **knobs) as loader:
-        states, packs = [], []
-        for _ in range(4):
-            for batch in loader:
-                packs.append(ids(document.sample for pack in batch for document in pack))
-                states.append(state_of(loader))
-                append(folder / "m.jsonl", 1000 + len(states), 1)
-    for number in range(0, len(states) - 1, 5):
-        append(folder / "b.jsonl", 9000 + number, 3)
-        with make(growing(folder), id_and_text, **knobs) as loader:
-            loader.load_state_dict(states[number])
-            again = [ids(d.sample for pack in batch for d in pack) for _ in range(4) for batch in loader]
-        same = sum(epoch_of(state) <= last_known(states[number]) for state in states[number + 1 :]) - 1
-        assert again[:same] == packs[number + 1 :][:same]
-
-
-def epoch_of(state):
-    return state["packing"]["epoch"]
-
-
-def last_known(state):
-    return max(listing["epoch"] for listing in state["growth"]) - 1
 
 
 @pytest.mark.parametrize("how", ["shrinks", "is edited", "is gone", "becomes an array"])
@@ -189,28 +130,6 @@ def test_what_an_epoch_has_had_may_not_change(folder, how, num_workers):
             pytest.raises(SnapshotMismatchError, match="m.jsonl"),
         ):
             loader.load_state_dict(state)
-
-
-def test_excluded_rows_and_outcomes_keep_their_rows_when_files_come_before_theirs(folder):
-    append(folder / "n.jsonl", 500, 20)
-    knobs = {"outcomes": Outcomes(policy=PassRate(drop_above=0.5))}
-    with make(growing(folder), **knobs) as loader:
-        first = loader.get_samples(120)
-        loader.exclude(first[:3])
-        loader.report(first[3:13], [1.0] * 10)
-        out = set(ids(group[0] for group in first[:13]))
-        state = state_of(loader)
-    append(folder / "a.jsonl", 900, 10)
-    with make(growing(folder), **knobs) as loader:
-        loader.load_state_dict(state)
-        loader.get_samples(120 - len(out))  # of an epoch that was looked up before
-        second = loader.get_samples(130 - len(out))
-        assert set(ids(group[0] for group in second)) == {*range(100), *range(500, 520), *range(900, 910)} - out
-        new = [group for group in second if ids(group)[0] >= 900]
-        loader.report(new, [1.0] * 10)
-        loader.exclude(new[:1])
-        third = ids(group[0] for group in loader.get_samples(120 - len(out)))
-        assert set(third) == {*range(100), *range(500, 520)} - out
 
 
 def test_objects_of_a_store_come_with_a_later_epoch_and_may_not_be_replaced(tmp_path):

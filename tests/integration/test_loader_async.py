@@ -1,7 +1,6 @@
 """``AsyncDataLoader`` on every event loop, and cancelled calls. What it delivers is in ``test_loader_batches.py``."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from asyncdata import AsyncDataLoader, Sample
 from asyncdata.errors import LoaderClosedError
 from tests.support.closing import is_alive, num_closing, slow_to_close
-from tests.support.combinations import each_value
 from tests.support.loaders import gated as gated_rows
 from tests.support.loaders import num_waiting
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of
@@ -83,42 +81,6 @@ async def test_tasks_on_several_loops_and_threads_share_one_loader_and_are_serve
     assert sorted(number for batch in taken for number in batch) == sorted(rest)
     slices = {tuple(rest[i : i + size]) for size in (3, 5) for i in range(len(rest))}
     assert {tuple(batch) for batch in taken} <= slices
-
-
-@pytest.mark.parametrize(
-    ("num_steps", "is_ready"),
-    [
-        (1, False),
-        *[pytest.param(*case.values, marks=pytest.mark.thorough) for case in each_value(range(6), [True, False])],
-    ],
-)
-async def test_cancelled_at_any_step_it_has_consumed_nothing(gated, num_steps, is_ready):
-    """After so many turns of the loop, before and after the data has come."""
-    make, open_gate = gated
-    async with make() as loader:
-        task = asyncio.create_task(loader.get_next_batch(3))
-        await until(lambda: num_waiting(loader) == 1)
-        if is_ready:
-            open_gate()
-            await anyio.to_thread.run_sync(_until_ready, loader)
-        for _ in range(num_steps):
-            await asyncio.sleep(0)
-        was_done = task.done()
-        task.cancel()
-        await asyncio.wait({task})
-        batch = [] if task.cancelled() else ids(task.result())
-        open_gate()
-        batch += ids(await loader.get_next_batch(6))
-
-    assert was_done <= is_ready
-    assert batch[:6] == [0, 1, 2, 3, 4, 5]
-    assert batch == list(range(len(batch)))
-
-
-def _until_ready(loader: AsyncDataLoader) -> None:
-    """In a thread; the task may be woken meanwhile, and is then some steps ahead."""
-    while loader.statistics().ready_samples < 3 and loader.statistics().samples_total == 0:
-        time.sleep(0.001)
 
 
 async def test_a_cancelled_wait_lets_the_next_one_pass(gated):
@@ -210,31 +172,3 @@ async def test_a_second_aclose_waits_for_the_first(path, monkeypatch):
     await asyncio.gather(first, second)
 
     assert was_alive == [False, False]
-
-
-async def test_a_block_that_is_cancelled_is_closed_all_the_same(path):
-    with anyio.CancelScope() as outer:
-        async with make(path, num_workers=1) as loader:
-            await loader.get_next_batch(1)
-            outer.cancel()
-            await anyio.lowlevel.checkpoint()
-
-    with pytest.raises(LoaderClosedError):
-        await loader.get_next_batch(1)
-
-
-@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
-async def test_a_task_that_is_cancelled_while_it_closes_has_closed(path, num_steps):
-    loader = make(path)
-    await loader.get_next_batch(1)
-    task = asyncio.create_task(loader.aclose())
-    for _ in range(num_steps):
-        await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait({task})
-
-    if num_steps:  # before its first step it was never called
-        assert not is_alive(loader)
-        with pytest.raises(LoaderClosedError, match="AD502"):
-            loader.start()
-    await loader.aclose()

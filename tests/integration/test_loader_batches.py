@@ -3,7 +3,6 @@
 What a ``DataLoader`` does in any order of calls is in ``test_whole_loader.py``.
 """
 
-import itertools
 import json
 import random
 from collections.abc import Callable
@@ -14,14 +13,14 @@ import numpy as np
 import pytest
 
 from asyncdata import JsonlSource, Position, Sample, SourceLocation, Status
-from asyncdata.errors import ConfigError, EndOfData, LoaderClosedError, NoSamplesError, WorkerError
+from asyncdata.errors import ConfigError, LoaderClosedError, NoSamplesError, WorkerError
 from tests.support import worker_fns
 from tests.support.faces import FACES
 from tests.support.faults import until
 from tests.support.loaders import bad_row_at, gated
 from tests.support.loaders import make as open_loader
 from tests.support.loading import NUM_ROWS, ids, line_of, order_of, write_rows
-from tests.support.tokenize_fns import all_dropped, waits_for_a_file
+from tests.support.tokenize_fns import waits_for_a_file
 
 
 @pytest.fixture(params=FACES.values(), ids=FACES)
@@ -121,16 +120,6 @@ def test_nothing_is_asked_before_the_first_batch_is_wanted(make, path):
         assert next(loop, None) is None, "the end is the end"
 
 
-@pytest.mark.parametrize("epochs", [2, None])
-def test_a_run_resumed_behind_an_epochs_last_batch_continues_with_the_next(make, path, epochs):
-    with make(path, batch_size=64, epochs=epochs) as loader:
-        assert len(list(itertools.islice(loader, 4))) == 4
-        state = loader.state_dict()
-    with make(path, batch_size=64, epochs=epochs) as loader:
-        loader.load_state_dict(state)
-        assert flat(loader) == order_of(path, 2)[NUM_ROWS:]
-
-
 def test_an_epoch_of_less_than_a_batch_under_drop_last_is_an_error_each_time(make, path):
     with make(path, batch_size=NUM_ROWS + 1, drop_last=True) as loader:
         for epoch in (0, 3):
@@ -168,47 +157,6 @@ def test_a_batch_whose_collate_fn_raises_is_not_consumed(make, path, size, knobs
 
     assert seen == [number for number in order_of(path, 2) for _ in range(size)]
     assert num_calls == len(seen) // 10, "every batch is collated once"
-
-
-def test_set_epoch_goes_to_the_start_of_another_epoch_and_leaves_the_present_one_alone(make, path):
-    expected = order_of(path, 4)
-
-    with make(path, batch_size=64) as loader:
-        loader.set_epoch(2)  # before anything was read
-        assert loader.epoch == 2
-        assert ids(next(iter(loader))) == expected[400:464]
-        loader.set_epoch(2)
-        assert flat(loader) == expected[464:600]
-        loader.set_epoch(0)
-        assert ids(loader.get_next_batch(10)) == expected[:10]
-        loader.set_epoch(3)
-        assert flat(loader) == expected[600:]
-        assert loader.epoch == 4
-        with pytest.raises(ConfigError, match="counted from 0"):
-            loader.set_epoch(-1)
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_the_end_comes_with_the_partial_batch_unless_that_is_dropped(make, path, drop_last):
-    expected = order_of(path, 2)
-    with make(path, epochs=2, drop_last=drop_last) as loader:
-        assert ids(loader.get_next_batch(390)) == expected[:390]
-        left = 0 if drop_last else 10
-        with pytest.raises(EndOfData, match=f"^AD402 end of data after 2 epochs; {left} of 64 groups were") as caught:
-            loader.get_next_batch(64)
-        with pytest.raises(EndOfData) as again:
-            loader.get_next_batch(1)
-
-    assert ids(caught.value.samples) == ([] if drop_last else expected[390:])
-    assert again.value.samples == []
-
-
-def test_an_epoch_that_yields_nothing_says_what_dropped_the_rows(make, path):
-    message = "^AD401 epoch 0: 200 rows read, 0 kept: 200 by nothing is good enough$"
-    with make(path, all_dropped) as loader:
-        for _ in range(2):
-            with pytest.raises(NoSamplesError, match=message):
-                loader.get_next_batch(1)
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
@@ -252,12 +200,6 @@ def test_a_function_by_its_import_path(path, num_workers):
         assert ids(loader.get_next_batch(3)) == order_of(path)[:3]
 
 
-@pytest.mark.parametrize("name", ["nowhere", "nowhere:fn", "tests.support.tokenize_fns:nothing", "a b:c"])
-def test_a_function_that_cannot_be_imported_is_refused_at_once(path, name):
-    with pytest.raises(ConfigError, match="^AD420 "):
-        open_loader(path, name)
-
-
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_function_that_calls_exit_has_a_bad_row(path, num_workers):
     special = write_rows(path, NUM_ROWS, {13: {"do": "exit"}})
@@ -297,17 +239,3 @@ def test_statistics_may_be_asked_for_whenever_and_count_what_was_delivered(tmp_p
 
     assert (now.samples_total, now.groups_total, now.tokens_total) == (20, 10, 10)
     assert (now.epoch, now.window, now.waits_total) == (0, 0, 1)
-
-
-def test_a_rollout_loop_gives_back_what_it_could_not_finish(make, path):
-    finished: list[int] = []
-    with make(path, n_samples_per_prompt=2) as loader:
-        for step in range(20):
-            groups = loader.get_samples(8)
-            unfinished = [group for number, group in enumerate(groups) if (number + step) % 3 == 0]
-            loader.add_samples(unfinished)
-            finished += [group[0].group_index for group in groups if group not in unfinished]
-        now = loader.statistics()
-
-    assert sorted(finished) == sorted(set(finished)), "no group was finished twice"
-    assert len(finished) + now.buffered_groups == now.groups_total <= 2 * NUM_ROWS

@@ -91,20 +91,6 @@ def test_what_is_loaded_ahead_stays_within_the_limit_which_a_held_batch_counts_f
         assert loader.statistics().media_held_bytes <= 480
 
 
-@pytest.mark.parametrize("at", [0, 5, 31])
-def test_a_run_goes_on_with_the_sample_and_media_that_would_have_come_next(tmp_path, at):
-    path = write_rows(tmp_path / "rows.jsonl", {4: "bad", 17: "bad"})
-    with loader_of(path, bad_rows="skip") as loader:
-        whole = [check(loader.get_next_batch(1)[0]) for _ in range(58)]
-    with loader_of(path, bad_rows="skip") as loader:
-        assert [check(loader.get_next_batch(1)[0]) for _ in range(at)] == whole[:at]
-        state = loader.state_dict()
-    with loader_of(path, 0, bad_rows="skip") as loader:
-        loader.load_state_dict(state)
-        assert [check(loader.get_next_batch(1)[0]) for _ in range(58 - at)] == whole[at:]
-        assert loader.statistics().bad_rows_total == 2
-
-
 @pytest.mark.parametrize(
     ("fault", "workers", "code"),
     [("bad", 1, "AD456"), ("raises", 0, "AD421"), ("dies", 1, "AD423"), ("other", 0, "AD424")],

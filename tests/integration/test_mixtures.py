@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from asyncdata import BadRows, DataLoader, HardPacking, Mix, Part, Ranks, Shuffle, SoftPacking
+from asyncdata import BadRows, DataLoader, Mix, Part, Shuffle, SoftPacking
 from asyncdata.errors import (
     BadRowError,
     ConfigError,
@@ -202,6 +202,13 @@ def epochs_of(mix):
         return [[entry for batch in loader for entry in batch] for _ in range(2)]
 
 
+def test_max_epochs_bound_how_often_a_part_repeats_in_every_epoch_of_the_mixture(data):
+    mix = mix_of(data, {"chat": 3, "math": 1}, part={"when_done": "leave"})
+    mix.parts["chat"].when_done, mix.parts["chat"].max_epochs = "repeat", 2
+
+    assert [Counter(part for part, _ in epoch) for epoch in epochs_of(mix)] == [{"chat": 46, "math": 97}] * 2
+
+
 @pytest.mark.parametrize("by", ["rows", "tokens"])
 def test_a_stage_ends_at_its_position_also_after_a_restart(data, by):
     stages = {0: {"math": 1}, 13: {"math": 1, "chat": 3}, 40: {"code": 2, "math": 1}}
@@ -223,22 +230,6 @@ def test_a_part_that_stops_ends_the_epoch(data):
     assert sorted(own(first, "chat")) == sorted(own(second, "chat")) == list(range(23))
     assert 22 <= len(own(first, "math")) <= 25
     assert not set(own(first, "math")) & set(own(second, "math")), "it continues within its own epoch"
-
-
-def test_a_run_goes_on_where_rows_are_excluded_directly_after_an_epoch(data):
-    mix = mix_of(data, {"chat": 1, "math": 1})
-    mix.parts["chat"].when_done = "stop"
-    with make(mix, batch_size=10) as loader:
-        num_delivered = sum(map(len, loader))
-        loader.exclude([{"source": "math", "path": str(data / "math.jsonl"), "byte_offset": 0}])
-        assert [sample.index for sample in loader.get_next_batch(2)] == [num_delivered, num_delivered + 1]
-
-
-def test_max_epochs_bound_how_often_a_part_repeats_in_every_epoch_of_the_mixture(data):
-    mix = mix_of(data, {"chat": 3, "math": 1}, part={"when_done": "leave"})
-    mix.parts["chat"].when_done, mix.parts["chat"].max_epochs = "repeat", 2
-
-    assert [Counter(part for part, _ in epoch) for epoch in epochs_of(mix)] == [{"chat": 46, "math": 97}] * 2
 
 
 def test_a_part_without_a_sample_is_named(data):
@@ -388,18 +379,6 @@ def test_new_parts_begin_at_their_start_and_parked_ones_continue(data):
 # With other features
 
 
-def test_every_rank_has_its_part_of_the_same_order(data):
-    whole = delivered(mix_of(data), 96)
-    shares = []
-    for rank in range(2):
-        with make(mix_of(data), batch_size=4, ranks=Ranks(rank=rank, world_size=2), collate_fn=entries) as loader:
-            batches = iter(loader)
-            shares.append([next(batches) for _ in range(12)])
-
-    steps = [sorted([*one, *other], key=str) for one, other in zip(*shares, strict=True)]
-    assert steps == [sorted(whole[first : first + 8], key=str) for first in range(0, 96, 8)]
-
-
 def test_a_part_without_weight_is_not_read(data):
     mix = mix_of(data, {"math": 1, "code": 0, "chat": 1}, stages={0: None, 10_000: {"code": 1}})
     mix.parts["code"].tokenize_fn = fails_on_13
@@ -459,8 +438,6 @@ def test_a_part_is_waited_for_from_the_call_on(tmp_path, monkeypatch):
 # Weights that change at a restart while samples wait to be packed
 
 FIRST = {"text": 3, "code": 2, "math": 1, "chat": 1}
-SECOND = {"text": 1, "code": 4, "math": 0, "chat": 1}
-THIRD = {"text": 1, "code": 1, "math": 3, "chat": 1}
 
 
 def nested(data, weights, by="rows"):
@@ -474,26 +451,6 @@ def packs_of(batch):
     return [[document.tokens.tolist() for document in pack] for pack in batch]
 
 
-def packed_alone(packing, samples):
-    """The packs of these samples, by a packer that has seen all of them at once."""
-    packs = packing.open().extend([len(sample.tokens) for sample in samples], range(len(samples)))
-    return [[samples[number].tokens[start:stop].tolist() for number, start, stop in pack] for pack in packs]
-
-
-def chosen(data, by, changes, number):
-    """The first samples, where the weights change at these positions: without packs, so that nothing is read again."""
-    samples: list[Any] = []
-    state = None
-    for (_, weights), stop in zip(changes, [*(start for start, _ in changes[1:]), number], strict=True):
-        with make(nested(data, weights, by)) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            if stop > len(samples):
-                samples += loader.get_next_batch(stop - len(samples))
-            state = saved(loader)
-    return samples
-
-
 def batches_of(mix, state, number, **knobs):
     """The packs of the first batches after a restart, and the state before the first of them and after the last."""
     with make(mix, batch_size=2, collate_fn=packs_of, **knobs) as loader:
@@ -501,29 +458,6 @@ def batches_of(mix, state, number, **knobs):
             loader.load_state_dict(state)
         before, batches = saved(loader), iter(loader)
         return [pack for _ in range(number) for pack in next(batches)], before, saved(loader)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("by", ["rows", "tokens"])
-@pytest.mark.parametrize(
-    "packing", [SoftPacking(max_length=60, window_samples=20), HardPacking(max_length=60)], ids=["soft", "hard"]
-)
-def test_open_packs_stay_what_they_were_and_the_new_weights_hold_from_there_on(data, by, packing):
-    for num_gone in range(0, 28, 6):
-        _, _, state = batches_of(nested(data, FIRST, by), None, num_gone // 2, packing=packing)
-        change = state["mixture"]["schedule"]["at"]
-        found, again, later = batches_of(nested(data, SECOND, by), state, 1, packing=packing)
-        wanted = packed_alone(packing, chosen(data, by, [(0, FIRST), (change, SECOND)], change + 150))[num_gone:]
-        assert found == wanted[:2]
-        # Nothing was taken yet: the change is still to come.
-        assert batches_of(nested(data, SECOND, by), again, 2, packing=packing)[0] == wanted[:4]
-
-        for state, before in ((again, num_gone), (later, num_gone + 2)):
-            second_change = max(change, state["mixture"]["schedule"]["at"])
-            changes = [(0, FIRST), (change, SECOND), (second_change, THIRD)]
-            found, _, _ = batches_of(nested(data, THIRD, by), state, 2, packing=packing)
-            wanted_then = packed_alone(packing, chosen(data, by, changes, second_change + 150))
-            assert found == wanted_then[before : before + 4]
 
 
 def test_a_part_that_is_gone_while_its_samples_wait_is_refused(data):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 from contextlib import suppress
@@ -23,7 +22,6 @@ from asyncdata.errors import (
 )
 from tests.support.loaders import make
 from tests.support.loading import ids, write_rows
-from tests.support.tokenize_fns import every_third_dropped
 
 NUM_ROWS = 60
 SOLVED = PassRate(drop_above=0.9, revisit_every=3)
@@ -172,40 +170,6 @@ def test_rows_that_are_left_out_are_not_tokenized(tmp_path, monkeypatch):
 # One order
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["jsonl", "gzip", "parquet", "full", "in order"])
-def test_no_setting_of_the_machine_changes_what_is_left_out_of_any_source(rows, tmp_path, kind):
-    source, other = rows, {"num_workers": 2}
-    if kind == "gzip":
-        source = tmp_path / "rows.jsonl.gz"
-        source.write_bytes(gzip.compress(rows.read_bytes()))
-    elif kind == "parquet":
-        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        source = tmp_path / "rows.parquet"
-        parquet.write_table(pyarrow.table({"id": list(range(NUM_ROWS))}), source, row_group_size=16)
-    order = {"shuffle": {"full": "full", "in order": False}.get(kind, True)}
-    with remembering(source, **order) as loader:
-        taken, states = run(loader, 30)
-    with remembering(source, **order | other) as loader:
-        found, others = run(loader, 30)
-    with remembering(source, **order) as loader:
-        loader.load_state_dict(states[14])
-        assert [step(loader) for _ in range(6)] == taken[14:20]
-
-    assert sorted(row for rows in taken[12:18] for row in rows) == list(range(0, NUM_ROWS, 2))
-    assert found == taken
-    assert essence(others[-1]) == essence(states[-1])
-
-
-def test_rows_that_yield_no_sample_stay_counted_by_their_own_reason(rows, tmp_path):
-    with make(rows, every_third_dropped, epochs=2, outcomes=Outcomes(policy=SOLVED)) as loader:
-        loader.report(loader.get_samples(40), [1.0] * 20 + [0.0] * 20)
-        loader.get_samples(20)
-        with pytest.raises(EndOfData):
-            loader.get_samples(1)
-        assert loader.statistics().dropped_total == {"tokenize_fn": 40, "excluded": 20}
-
-
 # Resume
 
 
@@ -221,21 +185,6 @@ def test_a_resume_at_any_step_continues_the_run(rows):
             loader.load_state_dict(later[-1])
             assert [*rest, step(loader)] == taken[number : number + 4]
         assert list(map(essence, later)) == list(map(essence, states[number : number + 4]))
-
-
-def test_a_resume_in_the_middle_of_an_epoch_keeps_its_exclusions_whatever_was_reported_since(rows):
-    settings = {"outcomes": Outcomes(policy=PassRate(drop_above=0.9))}
-    with make(rows, **settings) as loader:
-        loader.report(loader.get_samples(NUM_ROWS), [0.0] * NUM_ROWS)
-        half = loader.get_samples(NUM_ROWS // 2)
-        loader.report(half, [1.0] * len(half))
-        state = loader.state_dict()
-        rest = ids(loader.get_next_batch(NUM_ROWS // 2))
-    with make(rows, **settings) as loader:
-        loader.load_state_dict(state)
-        loader.report([half[0]], [1.0])
-        assert ids(loader.get_next_batch(NUM_ROWS // 2)) == rest
-        assert sorted(ids(loader.get_next_batch(NUM_ROWS // 2))) == sorted(rest), "now the first half is out"
 
 
 def test_groups_that_are_served_again_are_counted_once(rows, tmp_path):
@@ -266,35 +215,6 @@ def test_a_resume_keeps_the_numbers_of_scores_that_were_not_counted(rows):
         loader.load_state_dict(state)
         found = loader.statistics()
         assert (found.outcome_late_total, found.outcome_repeated_total) == (7, 2)
-
-
-def test_exclusions_of_an_epoch_before_a_lease_are_kept(rows, tmp_path):
-    settings = {"commit": "on_ack", "outcomes": Outcomes(policy=PassRate(drop_above=0.9))}
-    with make(rows, **settings) as loader:
-        for group in loader.get_samples(NUM_ROWS):
-            loader.report([group], [float(group[0].tokens[0] % 2)])
-        loader.ack()
-        second = loader.get_samples(20) + loader.get_samples(10)
-        loader.report(second, [float(group[0].tokens[0] % 4 == 0) for group in second])
-        loader.get_samples(5)
-        loader.ack(second[:20])
-        state = loader.state_dict()
-    with make(rows, **settings) as loader:
-        loader.load_state_dict(state)
-        again = ids(group[0] for group in loader.get_samples(15))
-
-    assert again[:10] == ids(group[0] for group in second[20:])
-    assert not any(row % 2 for row in again)
-    assert all(row % 4 for row in again[10:])
-
-
-def test_set_epoch_decides_anew(rows, tmp_path):
-    with make(rows, outcomes=Outcomes(policy=PassRate(drop_above=0.9))) as loader:
-        loader.report(loader.get_samples(NUM_ROWS), [float(n >= 10) for n in range(NUM_ROWS)])
-        assert len(set(ids(loader.get_next_batch(10)))) == 10
-        loader.report(loader.get_samples(1), [1.0])
-        loader.set_epoch(1)
-        assert loader.get_next_batch(5)
 
 
 # What is refused

@@ -105,24 +105,6 @@ def test_each_loop_has_every_token_once_and_planned_packs_are_those_that_are_mad
     assert loops(path, number, **knobs, **PLANNED) == loops(path, number, **knobs, **unplanned)
 
 
-def test_what_waits_at_an_epochs_end_goes_on_in_the_next_and_the_last_one_leaves_nothing(path):
-    with make(path, packing=SOFT, epochs=3, batch_size=2) as loader:
-        found = [list(loader) for _ in range(3)]
-        now = loader.statistics()
-        assert list(loader) == []
-    batches = sum(found, [])
-    assert tokens_of(batches) == Counter({row: 3 * size for row, size in enumerate(SIZES)})
-    assert tokens_of(found[0]) != EACH_ONCE, "the first one ends before its last packs are full"
-    assert (now.packed_tokens_total, now.packs_total) == (3 * NUM_TOKENS, sum(len(batch.packs) for batch in batches))
-
-
-@pytest.mark.parametrize("settings", [{}, PLANNED], ids=["as they come", "planned"])
-def test_packs_that_are_not_grouped_come_in_one_order_whatever_the_batch_size(path, settings):
-    orders = [packs(path, packing=BY_EPOCH, batch_size=size, **settings) for size in (1, 2, 3, 5, 8)]
-
-    assert all(order == orders[0] for order in orders)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("settings", [{}, PLANNED], ids=["as they come", "planned"])
 def test_grouped_packs_come_in_one_order_for_each_global_batch(path, settings):
@@ -170,23 +152,15 @@ def test_threads_that_iterate_get_every_pack_once_in_order(path):
         assert all(batch in places for batch in batches)
 
 
-def test_set_epoch_begins_an_epoch_and_leaves_the_present_one_alone(path):
-    with make(path, packing=BY_EPOCH) as loader:
-        first, second = list(loader), list(loader)
-        loader.set_epoch(0)
-        assert [*itertools.islice(loader, 3), *loader] == first, "a loop that is left goes on where it was"
-        begun = next(iter(loader))
-        loader.set_epoch(1)
-        assert [begun, *loader] == second
-
-
-@pytest.mark.parametrize("is_named", [False, True])
-def test_an_epoch_that_fills_no_batch_is_packed_by_itself(few, is_named):
-    with make(few, packing=SOFT, batch_size=2) as loader:
-        for epoch in range(3):
-            if is_named:
-                loader.set_epoch(epoch)
-            assert [sorted(rows) for rows in rows_of(loader)] == [[0, 1, 2]]
+def test_what_waits_at_an_epochs_end_goes_on_in_the_next_and_the_last_one_leaves_nothing(path):
+    with make(path, packing=SOFT, epochs=3, batch_size=2) as loader:
+        found = [list(loader) for _ in range(3)]
+        now = loader.statistics()
+        assert list(loader) == []
+    batches = sum(found, [])
+    assert tokens_of(batches) == Counter({row: 3 * size for row, size in enumerate(SIZES)})
+    assert tokens_of(found[0]) != EACH_ONCE, "the first one ends before its last packs are full"
+    assert (now.packed_tokens_total, now.packs_total) == (3 * NUM_TOKENS, sum(len(batch.packs) for batch in batches))
 
 
 def test_a_loop_runs_on_until_a_hard_pack_is_full_unless_its_epoch_was_named(few):
@@ -280,19 +254,6 @@ def test_a_last_batch_is_filled_with_its_own_packs_so_that_all_ranks_have_one_or
     assert found == [[first, [[[4], [4]], [[4], [4]]]], [first, [[[4]], []]]]
 
 
-def test_ranks_without_packing_cut_batches_of_the_one_order(path):
-    whole = packs(path, batch_size=6)
-    with Ranks(path, 2, batch_size=3) as ranks:
-        steps = list(ranks.steps(5))
-    with make(path, batch_size=6) as loader:
-        loader.load_state_dict(steps[-1].state)
-        rest = rows_of(loader)
-
-    shares = [rows_of(step.batches[rank] for step in steps if step.batches[rank]) for rank in range(2)]
-    assert shares == [whole[:30:2], whole[1:30:2]]
-    assert rest == whole[30:]
-
-
 @pytest.mark.parametrize(
     ("knobs", "last", "dropped"),
     [({}, [[4], [4]], {}), ({"round_up": False}, [[1], []], {}), ({"drop_last": True}, [[], []], {"drop_last": 1})],
@@ -361,17 +322,6 @@ def test_bad_and_dropped_rows_are_passed_over_and_counted_once(path, knobs, ever
         assert now.bad_rows_total == 2 * sum(row % 10 == 3 for row in range(len(SIZES)))
 
 
-@pytest.mark.parametrize("buffer_size", [1, 20, 1000])
-def test_packs_before_a_bad_row_are_delivered_whatever_is_read_ahead(tmp_path, buffer_size):
-    rows = write(tmp_path / "rows.jsonl", [1] * 33 + [40])
-    found = []
-    settings = {"packing": HardPacking(max_length=4), "shuffle": False, "buffer_size": buffer_size}
-    with make(rows, tokenize_fn=not_40, **settings) as loader:
-        with pytest.raises(BadRowError):
-            found.extend(loader)
-    assert len(found) == 8
-
-
 def test_with_another_seed_the_epoch_that_had_not_begun_begins_and_packs_are_counted_on(path):
     with make(path, packing=BY_EPOCH) as loader:
         number = len(list(loader))
@@ -379,12 +329,6 @@ def test_with_another_seed_the_epoch_that_had_not_begun_begins_and_packs_are_cou
     with make(path, packing=BY_EPOCH, seed=1) as loader:
         loader.load_state_dict(state, allow_changed={"seed"})
         assert (loader.epoch, loader.statistics().packs_total) == (1, number)
-
-
-def not_40(row: dict[str, Any]) -> list[int]:
-    if row["n"] == 40:
-        raise ValueError("it is too many")
-    return numbered(row)
 
 
 LONG = [20] * 50 + [MAX_LENGTH + 1] + [20] * 10

@@ -91,12 +91,6 @@ def test_a_plan_has_the_tokens_and_grids_of_the_processor(tmp_path, folders, fam
     check_rows(tmp_path, folders, family, 30)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_plans_of_a_thousand_rows_have_the_tokens_and_grids_of_the_processor(tmp_path, folders, family):
-    check_rows(tmp_path, folders, family, 1000)
-
-
 def test_a_picture_may_be_named_in_all_ways_that_people_have(tmp_path, folders, picture):
     text = base64.b64encode(Path(picture).read_bytes()).decode()
     rows = [
@@ -348,11 +342,6 @@ def test_the_report_says_what_was_loaded_of_pictures_and_what_failed(tmp_path, f
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_pictures_are_bad_rows(tmp_path, folders):
     check_damaged(tmp_path, folders["qwen3_vl"], 60)
-
-
-@pytest.mark.thorough
-def test_two_thousand_damaged_pictures_are_bad_rows(tmp_path, folders):
-    check_damaged(tmp_path, folders["qwen3_vl"], 2000)
 
 
 def test_a_page_of_inspected_rows_shows_small_copies_of_their_pictures(tmp_path, folders, capsys):

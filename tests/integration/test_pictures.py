@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,45 +172,3 @@ def test_a_resumed_run_has_the_same_losses(rows, family):
     with make(rows, num_workers=2) as loader:
         loader.load_state_dict(state)
         assert losses(loader, family, 3) == whole[3:]
-
-
-def train_rank(path: Path, family: str, rank: int, name: str, kill_after: int) -> None:
-    """Train one of two ranks from its last checkpoint on, and note each loss; be killed after so many steps."""
-    model = model_of(family)
-    model.zero_grad()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    saved, log = path.parent / f"{name}.{rank}.pt", path.parent / f"{name}.{rank}.losses"
-    with make(path, ranks={"rank": rank, "world_size": 2}, epochs=2) as loader:
-        if saved.exists():
-            found = torch.load(saved, weights_only=True)
-            model.load_state_dict(found["model"])
-            loader.load_state_dict(json.loads(found["loader"]))
-        number = 0
-        for batch in itertools.chain.from_iterable(itertools.repeat(loader, 2)):
-            loss = model(**to_torch(batch), use_cache=False).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            with log.open("a", encoding="ascii") as file:
-                file.write(f"{loss.item().hex()}\n")
-            torch.save({"model": model.state_dict(), "loader": json.dumps(loader.state_dict())}, f"{saved}.part")
-            os.replace(f"{saved}.part", saved)
-            number += 1
-            if number == kill_after:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_killed_ranks_go_on_with_the_same_losses(rows, family):
-    program = (
-        f"from pathlib import Path; from {__name__} import train_rank; train_rank(Path({str(rows)!r}), {family!r}, "
-    )
-    for rank, (name, kills) in itertools.product(range(2), [("whole", [0]), ("killed", [2, 0])]):
-        for kill_after in kills:
-            command = [sys.executable, "-c", f"{program}{rank}, {name!r}, {kill_after})"]
-            ended = subprocess.run(command, check=False, cwd=Path(__file__).parents[2], capture_output=True, text=True)
-            assert ended.returncode == (-signal.SIGKILL if kill_after else 0), ended.stderr
-    for rank in range(2):
-        whole, killed = ((rows.parent / f"{name}.{rank}.losses").read_text().split() for name in ("whole", "killed"))
-        assert len(whole) == 4
-        assert killed == whole

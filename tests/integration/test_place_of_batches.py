@@ -101,19 +101,6 @@ def test_media_that_are_loaded_ahead_move_no_place(data, kind, workers):
     assert [continued(0, 4), continued(1, 200, is_read_ahead)] == wanted
 
 
-@pytest.mark.parametrize("kind", PACKINGS)
-def test_a_resumed_run_has_the_same_place_after_each_batch(data, kind):
-    def places(states):
-        return [(state["mixture"]["schedule"], len(state["mixture"]["choices"])) for state in states]
-
-    mix, settings = mix_of(data, OLD), PACKINGS[kind]
-    found, states = batches(mix, number=12, **settings)
-    for step in (1, 4, 7):
-        again, later = batches(mix, number=12 - step, state=states[step - 1], buffer_size=7, **settings)
-        assert again == found[step:]
-        assert [at for at, _ in places(later)] == [at for at, _ in places(states[step:])]
-
-
 def test_a_batch_that_was_waited_for_in_vain_moves_no_place(data):
     """Some of its samples were packed when the time was over."""
     is_open = threading.Event()
@@ -139,21 +126,3 @@ def test_a_batch_that_was_waited_for_in_vain_moves_no_place(data):
                 next(iter(loader))
         assert place(loader) == before
         is_open.set()
-
-
-def test_the_end_of_a_part_is_passed_with_the_sample_after_it(data):
-    """Whether it is ready already must not decide from where new weights count."""
-    parts = {"chat": Part(data / "chat.jsonl", when_done="leave"), "code": data / "code.jsonl"}
-
-    def states(buffer_size, waits):
-        found = []
-        with make(Mix(parts, quota=4), text, shuffle=SHUFFLE, buffer_size=buffer_size) as loader:
-            for _ in range(60):
-                if waits:
-                    while loader.statistics().ready_samples < 20:
-                        threading.Event().wait(0.001)
-                loader.get_next_batch(1)
-                found.append(loader.state_dict()["mixture"])
-        return found
-
-    assert states(100, waits=True) == states(1, waits=False)

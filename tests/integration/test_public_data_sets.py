@@ -17,13 +17,17 @@ from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTo
 from asyncdata.errors import BadRowError
 from tests.support.chat_templates import CHATML_WITH_TOOLS
 from tests.support.pages import blocks_of, run_block
-from tests.support.public_rows import PUBLIC_ROWS
 from tests.unit.tokenization.trained import variant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "public-data-sets.md"
+INVENTED = Path(__file__).parents[1] / "support" / "public_rows.jsonl"
+PUBLIC_ROWS: dict[str, list[dict[str, Any]]] = {}
+"""Rows in the shape of each data set, with invented texts, by its name on the page."""
+for each in map(json.loads, INVENTED.read_text("utf-8").splitlines()):
+    PUBLIC_ROWS.setdefault(each["set"], []).append(each["row"])
 CALLS: dict[str, Any] = {each.__name__: each for each in (ChatTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn)}
 END = "<|im_end|>"
 NAMES = ("assistant", "gpt")

@@ -1,6 +1,6 @@
 """What is read ahead: no more than is needed, past every row that harms; and the fixed rows that each start tokenizes.
 
-What a loader delivers in any order of calls is in ``test_loader_machine.py``, under any schedule in
+What a loader delivers in any order of calls is in ``test_whole_loader.py``, under any schedule in
 ``tests/faults/test_simulation.py``.
 """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
@@ -132,3 +134,18 @@ def test_the_page_finds_dropped_and_bad_rows_by_their_reason_and_their_text(deli
     assert len(dropped) == 2 * 16
     assert {one["texts"][0][1][0][0] for one in dropped} <= lines
     assert [one["place"] for one in shown if one["state"] == "bad"].count(f"{delivered.folder}/math.jsonl:21") == 1
+
+
+def test_the_page_may_load_nothing_and_run_its_own_program_alone_and_its_controls_have_names(delivered):
+    page = page_of(delivered.folder / "run", delivered.folder / "page.html")
+    found = read_page(page)
+    (program,) = re.findall(rb"<script>(.*?)</script>", page, re.DOTALL)
+    (rule,) = (values["content"] for _, values in found.tags if values.get("http-equiv") == "Content-Security-Policy")
+    digest = base64.b64encode(hashlib.sha256(program).digest()).decode()
+    assert rule.split("; ")[0] == "default-src 'none'"
+    assert f"; script-src 'sha256-{digest}'; " in rule
+    labels = re.findall(rb"<label[^>]*>\s*\w[^<]*(?:<kbd>.</kbd>\s*)?<(?:input|select)", page)
+    assert len(labels) == sum(tag in {"input", "select"} for tag, _ in found.tags) > 5
+    assert not re.search(rb"<(button|a)[^>]*>\s*</", page)
+    shown = [values for _, values in found.tags if values.get("role") in {"img", "region", "group"}]
+    assert all(values.get("aria-label") or values.get("aria-labelledby") for values in shown)

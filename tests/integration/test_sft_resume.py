@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking
-from asyncdata.errors import LoaderClosedError, PrefetchTimeoutError
+from asyncdata.errors import PrefetchTimeoutError
 from asyncdata.xtuner import XTunerPacking
 from tests.support.check_points import interrupted_at
 from tests.support.combinations import each_value
@@ -154,19 +154,6 @@ def test_batches_depend_neither_on_workers_nor_on_read_ahead(packed_rows, knobs)
     many, _ = run(packed_rows, 24, tokenize_fn="tests.support.ranks:numbered", num_workers=1, **knobs)
 
     assert [step.batches for step in few] == [step.batches for step in many]
-
-
-def test_a_file_of_the_state_serves_every_rank(packed_rows, tmp_path):
-    steps, _ = run(packed_rows, 30, **PACKED["soft, grouped"])
-    with Ranks(packed_rows, 2, steps[19].state, gradient_accumulation=2, **PACKED["soft, grouped"]) as ranks:
-        ranks.loaders[1].save(tmp_path / "state")
-
-    for rank in range(2):
-        ranks = {"rank": rank, "world_size": 2, "gradient_accumulation": 2}
-        with make(packed_rows, ranks=ranks, **PACKED["soft, grouped"]) as loader:
-            loader.restore(tmp_path / "state")
-            found = list(itertools.islice(stream(loader), 10))
-        assert_same(found, [step.batches[rank] for step in steps[20:30]], f"rank {rank}")
 
 
 @pytest.mark.thorough
@@ -392,20 +379,3 @@ def test_states_taken_all_the_time_by_another_thread_each_go_on_with_a_batch_and
 
     for first, state, last in states[:: max(1, len(states) // 25)]:
         assert next_of(packed_rows, state, **RANK, **knobs) in [*run, None][first : last + 1]
-
-
-@pytest.mark.thorough
-@parametrized(WAYS)
-def test_a_loader_in_use_can_be_set_back_and_forth_from_the_first_batch_to_behind_the_end(packed_rows, knobs):
-    run, chance = whole_run(packed_rows, **RANK, **knobs), random.Random(3)
-    with make(packed_rows, **RANK, **knobs) as loader:
-        states = [loader.state_dict(), *(loader.state_dict() for _ in stream(loader))]
-        assert list(loader) == []
-        assert settled(loader.state_dict()) == settled(loader.state_dict())
-        for place in [len(run), 0, *(chance.randrange(len(run)) for _ in range(20)), len(run)]:
-            loader.load_state_dict(states[place])
-            assert settled(loader.state_dict()) == settled(states[place])
-            assert list(itertools.islice(stream(loader), 4)) == run[place : place + 4]
-        loop = iter(loader)
-    with pytest.raises(LoaderClosedError):
-        next(loop)

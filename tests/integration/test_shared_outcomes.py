@@ -8,7 +8,7 @@ import anyio
 import numpy as np
 import pytest
 
-from asyncdata import AsyncDataLoader, DataLoader, HardPacking, Mix, Outcomes, PassRate, Ranks, RowShuffle, Shuffle
+from asyncdata import AsyncDataLoader, DataLoader, HardPacking, Outcomes, PassRate, Ranks, RowShuffle, Shuffle
 from asyncdata.errors import ConfigError, InvalidGroupError, PrefetchTimeoutError, WorkerError
 from tests.support.exchanges import Meeting
 from tests.support.loaders import make
@@ -93,27 +93,6 @@ def test_any_number_of_ranks_leaves_out_the_same_rows(rows, world_size, shuffle)
     for memory in memories[1:]:
         for mine, first in zip(memory, memories[0], strict=True):
             assert {**mine, "decided": None, "memory": None} == {**first, "decided": None, "memory": None}
-
-
-@pytest.mark.parametrize("step", [2, 4, 5, 7])
-def test_a_state_of_any_rank_continues_on_another_number_of_ranks(rows, step):
-    whole = run(2, rows, 16)
-    for rank in range(2):
-        state = whole[rank][step - 1][1]
-        assert in_order(run(4, rows, 16 - step, state)) == in_order(whole)[step:]
-
-
-def test_each_part_of_a_mixture_leaves_out_its_own_on_any_number_of_ranks(tmp_path):
-    sizes = {"code": 61, "math": 40}
-    mix = Mix({name: write_rows(tmp_path / f"{name}.jsonl", size) for name, size in sizes.items()})
-    found = run(2, mix, 24)
-
-    assert in_order(found) == in_order(run(4, mix, 24))
-    samples = [sample for each in found for batch, _ in each for sample in batch]
-    for name, size in sizes.items():
-        second = {row_of(sample) for sample in samples if (sample.source_name, sample.source_epoch) == (name, 1)}
-        assert set(range(0, size, 2)) < second, "an epoch ends within a batch, whose scores come later"
-        assert len(second) < 0.75 * size
 
 
 class Score:

@@ -277,35 +277,6 @@ def test_a_row_that_kills_workers_is_found_by_every_rank(tmp_path):
     assert {*range(60)} - {*delivered} == {13}
 
 
-@pytest.mark.parametrize("step", [1, 17, 60])
-@pytest.mark.parametrize("way", ["soft", "not packed"])
-def test_a_run_is_resumed_by_another_number_of_ranks(path, way, step):
-    with Ranks(path, 2, exchanges=meeting_of(2), **WAYS[way]) as ranks:
-        state = list(ranks.steps(step))[-1].state
-        after = list(ranks.steps(60))
-    with Ranks(path, 4, state, exchanges=meeting_of(4), **WAYS[way]) as ranks:
-        found = list(ranks.steps(30))
-
-    assert [batch for each in found for batch in each.batches] == [batch for each in after for batch in each.batches]
-
-
-def test_rows_are_excluded_on_all_ranks_at_once(path):
-    def trained(exchanges):
-        with Ranks(path, 2, exchanges=exchanges, batch_size=2, collate_fn=list) as ranks:
-            loops = [iter(loader) for loader in ranks.loaders]
-            batches = [[next(loop) for loop in loops] for _ in range(8)]
-            gone = batches[3][0] + batches[5][1]
-            for loader in ranks.loaders:
-                loader.exclude(gone)
-            batches += [[next(loop) for loop in loops] for _ in range(40)]
-            for loader in ranks.loaders:
-                loader.set_epoch(3)
-            batches += [[next(iter(loader)) for loader in ranks.loaders] for _ in range(3)]
-        return [[sample.tokens.tolist() for sample in batch] for each in batches for batch in each]
-
-    assert trained(meeting_of(2)) == trained(())
-
-
 @pytest.mark.usefixtures("divided")
 def test_what_another_rank_has_sent_is_not_waited_for_again_after_a_restart(path):
     exchanges, sent = meeting_of(2), list[bytes]()

@@ -176,21 +176,6 @@ def test_a_restore_that_is_held_up_half_way_delivers_nothing_twice(path, monkeyp
             assert ids(loader.get_next_batch(400)) == order_of(path, 5)[10:410]
 
 
-def test_it_is_restored_as_well_before_it_starts_as_in_its_middle(path):
-    state = state_after(path, 40)
-    expected = order_of(path)[40:50]
-
-    loader = make(path)
-    loader.load_state_dict(state)
-    assert loader.statistics().samples_total == 40
-    with loader:
-        assert ids(loader.get_next_batch(10)) == expected
-        loader.get_next_batch(77)
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(10)) == expected
-    assert resumed(path, state, 10) == expected, "while it starts"
-
-
 def test_the_usual_trainers_loop_goes_on_where_it_was_killed(path):
     def train(state: dict[str, Any] | None, num_batches: int) -> Iterator[tuple[list[int], dict[str, Any]]]:
         with make(path, batch_size=9, epochs=3) as loader:
@@ -212,27 +197,6 @@ def test_the_usual_trainers_loop_goes_on_where_it_was_killed(path):
             state = after
 
     assert seen == order_of(path, 3)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {"num_workers": 1, "buffer_size": 1},
-        {"num_workers": 2, "batch_size": 17},
-        {"event_loop": "trio", "buffer_size": 5000, "dp_size": 3},
-        {"event_loop": "uvloop", "num_workers": 2, "buffer_size": 3, "limits": {"max_ready_bytes": 100}},
-    ],
-    ids=str,
-)
-def test_what_does_not_make_the_order_may_change_at_a_restart(path, knobs):
-    expected = order_of(path, 3)
-
-    with make(path, **knobs) as loader:
-        loader.load_state_dict(state_after(path, 43))
-        assert ids(loader.get_next_batch(40)) == expected[43:83]
-        state = loader.state_dict()
-    assert resumed(path, state, 150) == expected[83:233]
 
 
 @pytest.mark.asyncio

@@ -7,8 +7,6 @@ import errno
 import gzip
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections import Counter
 from typing import Any
@@ -32,7 +30,7 @@ from asyncdata import (
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import LoaderClosedError, PrefetchTimeoutError
 from asyncdata.loader import service
-from asyncdata.telemetry import record_file, recorder
+from asyncdata.telemetry import recorder
 from asyncdata.telemetry.reader import read
 from tests.support.chunks import chunk_of
 from tests.support.faults import until
@@ -372,7 +370,7 @@ def writes(monkeypatch, folder):
             is_ours = os.readlink(f"/proc/self/fd/{fd}").startswith(str(folder))
             return other(fd, data, write) if is_ours else write(fd, data)
 
-        monkeypatch.setattr(record_file.os, "write", by_place)
+        monkeypatch.setattr(recorder.os, "write", by_place)
 
     return replaced_by
 
@@ -474,36 +472,6 @@ def test_a_limit_of_bytes_is_kept_and_what_is_over_it_is_counted(path, folder):
     assert loader.statistics().telemetry_lost_total["size"] > 0
     assert start.end is not None
     assert start.intervals[-1].samples == 4 * NUM_ROWS
-
-
-_SCRIPT = """
-import os, sys
-from asyncdata import DataLoader
-from tests.support.inner import change
-loader = DataLoader(sys.argv[1], tokenize_fn="tests.support.tokenize_fns:row_id", num_workers=1, telemetry=sys.argv[2])
-loader.get_next_batch(50)
-if sys.argv[3] == "kill":
-    os.kill(os.getpid(), 9)
-if sys.argv[3] == "fork":
-    pid = os.fork()
-    if not pid:
-        sys.exit(0)
-    os.waitpid(pid, 0)
-    loader.get_next_batch(50)
-"""
-
-
-@pytest.mark.parametrize(("how", "status", "num_samples"), [("exit", 0, 50), ("fork", 0, 100), ("kill", -9, 0)])
-def test_a_process_that_ends_without_close_leaves_a_whole_file(path, folder, how, status, num_samples):
-    """One that is killed may leave none, or its first lines."""
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", _SCRIPT, path, folder, how], check=False)
-    assert run.returncode == status
-    if how == "kill":
-        assert all(file.read_bytes().count(b'"kind":"run"') <= 1 for file in folder.glob("*"))
-        return
-    (start,) = read(folder).starts
-    assert start.end is not None
-    assert (start.intervals[-1].samples, start.num_unread) == (num_samples, 0)
 
 
 def test_the_first_record_is_written_at_once(path, folder, monkeypatch):

@@ -1,4 +1,4 @@
-"""Tracked groups: what is refused, and what a run that dies leaves. ``test_groups_machine.py`` holds the rest."""
+"""Tracked groups: what is refused, and what a run that dies leaves. ``test_whole_loader.py`` holds the rest."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.verifying import compare
 from asyncdata.xtuner import XTunerPacking
 from tests.support import digests_fn
-from tests.support.combinations import each_value
 from tests.support.digests import Seen, digest_of
 from tests.support.loading import SHUFFLE, write_rows
 from tests.support.parts import main
@@ -51,27 +50,6 @@ def expected(samples):
     return {name: getattr(found, name) for name in found.__struct_fields__}
 
 
-KNOBS = [
-    {},
-    {"num_workers": 2},
-    {"buffer_size": 3},
-    {"buffer_size": 7, "dp_size": 2},
-    {"commit": "on_ack"},
-    {"limits": {"max_ready_bytes": 1}},
-    {"event_loop": "trio"},
-]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("knobs", "size"), each_value(KNOBS, [1, 4, 52, 156]))
-def test_the_digest_depends_on_no_knob_and_no_batch_size(path, wanted, knobs, size):
-    with make(path, **knobs) as loader:
-        for _ in range(NUM_SAMPLES // size):
-            loader.get_next_batch(size)
-            loader.ack()
-        assert digest(loader) == wanted
-
-
 @pytest.mark.parametrize("tokenize_fn", [id_and_text, every_third_dropped])
 def test_a_digest_is_of_what_was_delivered_and_not_of_what_is_read_ahead_or_dropped(path, tokenize_fn):
     with make(path, tokenize_fn, buffer_size=50) as loader:
@@ -79,20 +57,6 @@ def test_a_digest_is_of_what_was_delivered_and_not_of_what_is_read_ahead_or_drop
         for size in (1, 5, 30, 64, 7):
             samples += loader.get_next_batch(size)
             assert digest(loader) == expected(samples) == digest(loader)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("stop", [0, 1, 31, 99, 100, 101, 155])
-def test_a_run_that_is_restored_at_any_sample_goes_on_with_its_digest(path, wanted, stop):
-    with make(path) as loader:
-        if stop:
-            loader.get_next_batch(stop)
-        state = json.loads(json.dumps(loader.state_dict()))
-    with make(path, num_workers=2 if stop == 31 else 0, buffer_size=9) as loader:
-        loader.load_state_dict(state)
-        assert digest(loader) == state["counters"]["digest"]
-        loader.get_next_batch(NUM_SAMPLES - stop)
-        assert digest(loader) == wanted
 
 
 @pytest.mark.parametrize("num_batches", [1, 5])
@@ -135,19 +99,6 @@ def test_what_is_not_acknowledged_is_not_in_the_digest_and_a_group_given_back_is
         again = loader.get_samples(2)
         assert [group[0].group_index for group in again] == [5, 6]
         loader.get_samples(NUM_SAMPLES - 40)
-        loader.ack()
-        assert digest(loader) == wanted
-
-
-def test_a_restart_that_serves_again_what_was_not_acknowledged_counts_it_once(path, wanted):
-    with make(path, commit="on_ack") as loader:
-        batches = [loader.get_next_batch(10) for _ in range(6)]
-        loader.ack(batches[0] + batches[1][::2] + batches[4])
-        state = loader.state_dict()
-    with make(path, commit="on_ack") as loader:
-        loader.load_state_dict(state)
-        loader.get_next_batch(5 + 10 + 10 + 10)
-        loader.get_next_batch(NUM_SAMPLES - 60)
         loader.ack()
         assert digest(loader) == wanted
 

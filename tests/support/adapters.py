@@ -1,11 +1,10 @@
-"""Each adapter, driven as its framework drives it, where that is installed; transformers' trainer is stood in for.
+"""Each adapter, driven as its framework drives it, where that is installed.
 
 An adapter is opened with a source of rows, which have a ``number``, and with knobs in place of :data:`KNOBS`. Those
 that share rows out take ``rank`` and ``world_size`` too.
 """
 
 import importlib
-import json
 import warnings
 from collections import namedtuple
 from functools import partial
@@ -15,7 +14,6 @@ from types import SimpleNamespace
 from asyncdata import DataLoader, Ranks, RowFn
 from asyncdata.integrations.torch import AsyncDataset, OrderView, StatefulDataLoader
 from asyncdata.integrations.torch.views import LoaderOrderView, view_of_rows
-from asyncdata.integrations.transformers import attach
 from asyncdata.integrations.xtuner_rl import PromptDataloader
 from tests.support.frameworks import verl_sft as sft
 from tests.support.frameworks.killed_runs import needs
@@ -136,33 +134,6 @@ def trainer_of(**changes):
         **sizes,
         **groups,
     )
-
-
-def attached(made, close):
-    """A trainer that has its loader; its state is in ``trainer_state.json``."""
-    callback = made.callback_handler.callbacks[0]
-
-    def load(state):
-        found = {"AsyncDataState": state} if "attributes" in state else {}
-        callback.on_train_begin(None, SimpleNamespace(stateful_callbacks=found, global_step=4), None)
-
-    steps = lambda: (list(dict.fromkeys(numbers_of(batch))) for batch in made.get_train_dataloader())  # noqa: E731
-    return Adapter(steps, lambda: json.loads(json.dumps(callback.state())), load, close)
-
-
-def trainer(source, **changes):
-    knobs, ranks = placed(changes)
-    loader = row_loader(source, ranks, knobs)
-    made = trainer_of(world_size=ranks.world_size, process_index=ranks.rank)
-    attach(made, loader)
-    return attached(made, loader.close)
-
-
-def grouping_trainer(source, **changes):
-    loader = DataLoader(source, tokenize_fn=RowFn(), **KNOBS | changes)
-    made = trainer_of(num_generations=2)
-    attach(made, loader)
-    return attached(made, loader.close)
 
 
 def tokens_of(row):

@@ -13,7 +13,7 @@ from asyncdata.read_ahead.source import ChunkPacer
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 
-__all__ = ("BadRow", "ChunkPacer", "Lines", "Noted", "chunk_of", "made_by_hand")
+__all__ = ("BadRow", "ChunkPacer", "Lines", "chunk_of", "made_by_hand")
 
 START = Position()
 
@@ -40,12 +40,6 @@ class BadRow(str):
     __slots__ = ()
 
 
-class Noted(int):
-    """The token of a row that is kept, and noted as ``seen``."""
-
-    __slots__ = ()
-
-
 def chunk_of(
     *rows: int | list[int] | str | BadRow,
     first: Position = START,
@@ -53,7 +47,7 @@ def chunk_of(
     path: str = "rows.jsonl",
     columns: dict[str, Any] | None = None,
 ) -> Chunk:
-    """A chunk of these rows: tokens are kept, a Noted one is noted, a word is why one is dropped, a BadRow is bad.
+    """A chunk of these rows: tokens are kept, a word is why one is dropped, a BadRow is bad.
 
     :param columns: the same for every row that is kept.
     """
@@ -66,8 +60,6 @@ def chunk_of(
             out.drop(number, row)
         else:
             out.keep(number, row if isinstance(row, list) else [row], **encoded)
-            if isinstance(row, Noted):
-                out.note(number, "seen")
     return Chunk(out.finish(len(rows), 0.0), first, len(rows), Lines(path), ends_epoch=ends_epoch)
 
 

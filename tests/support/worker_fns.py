@@ -99,17 +99,7 @@ def as_told_in_batches(rows: list[Row]) -> Any:
     return [as_told(row) for row in rows]
 
 
-def kills_several_workers(rows: list[Row]) -> list[list[int]]:
-    """Kills as many workers as the first row says in ``deaths``; they count themselves in the file ``tally``."""
-    with open(rows[0]["tally"], "ab", buffering=0) as tally:
-        tally.write(b".")
-        if tally.tell() <= rows[0]["deaths"]:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return [[row["id"]] for row in rows]
-
-
 as_told_in_batches.batched = True  # type: ignore[attr-defined]
-kills_several_workers.batched = True  # type: ignore[attr-defined]
 
 
 def waits(row: Row) -> list[int]:

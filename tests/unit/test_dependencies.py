@@ -1,7 +1,6 @@
 """What the package needs is what its docs name, with lower bounds, and no more than that is installed with it."""
 
 import contextlib
-import json
 import re
 import tomllib
 from importlib import metadata
@@ -15,7 +14,7 @@ from packaging.utils import canonicalize_name
 import asyncdata
 from asyncdata.core.extras import from_clone
 from tests.support.audit import installed, verdict
-from tests.support.licences import faults, of_installed, of_sbom, table
+from tests.support.licences import faults, of_installed
 from tests.support.release import left_to_the_owner, missing_from
 
 ROOT = Path(__file__).parents[2]
@@ -109,43 +108,6 @@ def test_every_installed_dependency_of_a_user_has_a_permissive_or_reviewed_licen
     licences = of_installed(found & here)
     assert len(licences) > 15
     assert faults(licences) == []
-
-
-@pytest.mark.parametrize(
-    ("told", "fault"),
-    [
-        (["MIT OR GPL-3.0-only"], ""),
-        (["BSD-3-Clause AND (0BSD)", "a text"], ""),
-        (["License :: OSI Approved", "License :: OSI Approved :: Apache Software License"], ""),
-        (["Apache-2.0 AND LGPL-2.1-or-later"], "Apache-2.0 AND LGPL-2.1-or-later is not in the list"),
-        (["GPL-3.0-only"], "GPL-3.0-only is not in the list"),
-        (["MIT", "License :: OSI Approved :: Mozilla Public License 2.0 (MPL 2.0)"], "MIT AND MPL-2.0 is not in the"),
-        (["Proprietary"], "no known licence; it says ['Proprietary']"),
-        ([], "no known licence"),
-    ],
-    ids=str,
-)
-def test_a_licence_that_nobody_reviewed_is_named(told, fault):
-    found = faults({"other": told, "tqdm": ["MPL-2.0 AND MIT"]})
-
-    assert len(found) == bool(fault)
-    assert all(fault in line for line in found)
-    assert len(faults({"tqdm": ["GPL-3.0-only"]})) == 1, "a review is of one licence"
-
-
-def test_the_licences_of_an_sbom_are_read(tmp_path):
-    told: dict[str, list[dict[str, Any]]] = {
-        "Jinja2": [{"license": {"name": "License :: OSI Approved :: BSD License"}}],
-        "a": [{"license": {"id": "MIT"}}, {"license": {"name": "a\nb"}}],
-        "tqdm": [{"expression": "MPL-2.0 AND MIT"}],
-    }
-    components = [{"name": name, "version": "1", "licenses": licences} for name, licences in told.items()]
-    components.append({"name": "none", "version": "4"})
-    (tmp_path / "sbom.json").write_text(json.dumps({"components": components}))
-
-    assert faults(of_sbom(tmp_path / "sbom.json")) == ["none: no known licence; it says []"]
-    assert "| Jinja2 | 1 | BSD-3-Clause |  |" in table(tmp_path / "sbom.json")
-    assert "| none | 4 | not in its metadata |  |" in table(tmp_path / "sbom.json")
 
 
 def test_an_audit_that_could_not_be_done_is_no_audit_that_found_nothing():

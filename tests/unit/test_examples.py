@@ -14,8 +14,6 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OF_FRAMEWORKS = sorted((ROOT / "examples" / "frameworks").glob("*.py"))
-MAX_LINES = 60
-MAX_LINES_OF_A_LOOP = 170  # of rollouts, or of training
 
 SAID = {
     "01_async_rollout": "resumed: ",
@@ -134,14 +132,6 @@ def test_losses_are_a_table_where_matplotlib_is_not_installed(tmp_path, monkeypa
     loss_curve.write_curves(tmp_path / "losses.png", {"whole": {0: 2.5, 1: 1.5}, "resumed": {1: 1.5}}, "Losses")
     assert (tmp_path / "losses.csv").read_text().split() == ["step,whole,resumed", "0,2.5,", "1,1.5,1.5"]
     assert "matplotlib is not installed" in capsys.readouterr().out
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("path", [*EXAMPLES, *OF_FRAMEWORKS], ids=lambda path: path.stem)
-def test_an_example_is_short(path):
-    is_a_loop = path.stem[0] == "_" or path.stem[:2] in {"04", "05", "06", "11"}
-    is_a_training = path.stem in {PACKED, FIXED, PICTURES, *NEEDED}
-    assert len(path.read_text().splitlines()) <= (MAX_LINES_OF_A_LOOP if is_a_loop or is_a_training else MAX_LINES)
 
 
 @pytest.mark.thorough

@@ -1,10 +1,8 @@
 """The public API is one explicit list, and importing it costs nothing that a user did not ask for."""
 
-import ast
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,14 +17,6 @@ def modules_after(statements: str) -> set[str]:
     code = f"import sys\n{statements}\nnames = sorted(sys.modules)\nimport json\nprint(json.dumps(names))"
     command = [sys.executable, "-c", code]
     return set(json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout))
-
-
-def test_the_list_of_public_names_is_written_out_sorted_and_has_no_name_twice():
-    tree = ast.parse(Path(asyncdata.__file__).read_text(encoding="utf-8"))
-    (written,) = [node.value for node in tree.body if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node)]
-
-    assert tuple(ast.literal_eval(written)) == tuple(asyncdata.__all__)
-    assert list(asyncdata.__all__) == sorted(set(asyncdata.__all__), key=str.casefold)
 
 
 def test_a_public_name_resolves_and_says_what_it_is_and_another_is_an_attribute_error():

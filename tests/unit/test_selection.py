@@ -27,12 +27,3 @@ def test_each_promise_is_held_by_an_integration_test_of_the_quick_selection():
     quick = {line.partition("[")[0] for line in run.stdout.splitlines()}
     assert len(named) == 8
     assert [promise for promise, names in named.items() if not quick.intersection(names)] == []
-
-
-def test_the_modules_of_faults_and_property_are_thorough_as_the_page_for_contributors_says():
-    folders = [ROOT / "tests" / name for name in ("faults", "property")]
-    modules = [path for folder in folders for path in sorted(folder.glob("test_*.py"))]
-    mark = re.compile(r"^pytestmark = .*\bpytest\.mark\.thorough\b", re.MULTILINE)
-
-    assert len(modules) > 30
-    assert [path.name for path in modules if not mark.search(path.read_text(encoding="utf-8"))] == []

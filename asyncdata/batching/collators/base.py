@@ -12,8 +12,6 @@ from asyncdata.core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ("IGNORE", "Batch", "Document", "Integers", "Positive", "joined_labels", "joined_tokens")
-
 IGNORE = -100
 """The label of a token that is not trained on, which is torch's ``ignore_index``."""
 

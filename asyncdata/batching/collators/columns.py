@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from asyncdata.batching.collators.base import Batch, Integers
     from asyncdata.core.columns import Column
 
-__all__ = ("Keys", "add_columns", "columns_in", "filled_items", "needed_dummy")
-
 Keys = Literal["all", "transformers", "verl"]
 """How a batch has items: ``all``: with their counts. ``transformers``: without, and only if there are any, so that the
 batch is a call of a model. ``verl``: as ``multi_modal_inputs``, a list with a dict of each row's items.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.batching.collators.base import Batch
     from asyncdata.batching.collators.columns import Keys
 
-__all__ = ("PackedCollator", "XTunerCollator")
-
 
 class _Layout(NamedTuple):
     """The segments of a row.

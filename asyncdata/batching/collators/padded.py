@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from asyncdata.batching.collators.base import Batch
 
-__all__ = ("FixedCollator", "PaddedCollator", "PreferenceCollator")
-
 
 class PaddedCollator(Description, frozen=True, kw_only=True):
     """Makes rows that are as long as the longest document.
@@ -80,7 +78,7 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
 class FixedCollator(Description, frozen=True, kw_only=True):
     """Rows of exactly ``length``, padded on the right: every batch has the same shape.
 
-    The arrays are those of :class:`PaddedCollator`.
+    The arrays are as :class:`PaddedCollator` makes them.
 
     :ivar length: tokens of every row.
     :ivar pad_id: the token of the padding.

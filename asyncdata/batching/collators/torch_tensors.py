@@ -13,8 +13,6 @@ from asyncdata.core.extras import missing_package
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("map_leaves", "need_cuda", "sequence_context", "to_torch")
-
 
 def to_torch(batch: Any, *, pin_memory: bool = False) -> Any:
     """``batch`` with a CPU tensor for each array, of the same shape and dtype; all else stays as it is.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from asyncdata.cli.commands.run import Delivered
     from asyncdata.cli.output import Output
 
-__all__ = ("Outcome", "compare", "demo")
-
 _EPOCHS = 2
 _BATCH_SIZE = 32
 _RUN_S = 4.0

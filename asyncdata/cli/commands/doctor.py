@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from asyncdata.cli.output import Output
 
-__all__ = ("doctor",)
-
 _FAILED = "FAILED: "
 _NUM_ROWS = 64
 _BLOCK_BYTES = 1 << 16

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.checkpoint.compare_runs import Comparison, Verdict, compare
 from asyncdata.checkpoint.snapshot import load
-from asyncdata.checkpoint.summary import describe_file
+from asyncdata.checkpoint.summary import Comparison, Verdict, compare, describe_file
 from asyncdata.cli.output import fields, shown_path
 from asyncdata.core.errors import printable
 from asyncdata.delivery.quarantine import read_quarantine
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
     from asyncdata.cli.output import Output
     from asyncdata.delivery.quarantine import Entry, Quarantined
-
-__all__ = ("STATUS", "quarantine_show", "snapshot_show", "verify")
 
 STATUS = {Verdict.SAME: 0, Verdict.DIFFERENT: 3, Verdict.UNDECIDED: 4}
 """Exit statuses. 1 is an error, such as a file that cannot be read."""

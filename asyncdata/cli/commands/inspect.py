@@ -9,17 +9,15 @@ from collections import Counter
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.cli.loss_mask import LossMask
 from asyncdata.cli.options import mixture_view, order_view, settle_kind
 from asyncdata.cli.output import fields, is_terminal, shown_path
 from asyncdata.cli.rows import OrderView
-from asyncdata.cli.shown_text import lines_of, plain_text, shown_row, styled_text
+from asyncdata.cli.shown_text import LossMask, lines_of, plain_text, shown_row, styled_text
 from asyncdata.core.errors import ConfigError, printable
 from asyncdata.core.row_codes import is_mass
 from asyncdata.core.types import Position
-from asyncdata.report.page import write_page
+from asyncdata.report.page import Samples, write_page
 from asyncdata.report.run_page import inspected_page
-from asyncdata.report.samples import Samples
 from asyncdata.tokenization.account import MAX_KEYS, NOT_WRITTEN
 from asyncdata.tokenization.chat_template.programs import seen_shapes
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
@@ -32,13 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import SimpleNamespace
 
-    from asyncdata.cli.loss_mask import MaskedText
     from asyncdata.cli.output import Output
     from asyncdata.cli.rows import InspectedRow
-    from asyncdata.cli.shown_text import Line
+    from asyncdata.cli.shown_text import Line, MaskedText
     from asyncdata.tokenization.chat_template.programs import SeenShape
-
-__all__ = ("inspect",)
 
 _SHORT = 40
 _MOST_SHOWN = 5

@@ -1,4 +1,4 @@
-"""``asyncdata order``: prints D, the order of rows. ``asyncdata sample``: shows one row of it, or those of a step."""
+"""``asyncdata order``: prints D, the order of rows. ``asyncdata sample``: shows a row of it, or the rows of a step."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.arguments import has_tokenize_fn
-from asyncdata.cli.mixture_rows import delivered
 from asyncdata.cli.options import loader_of, mixture_view, order_view, settle_kind
 from asyncdata.cli.output import fields, shown_path, to_json
-from asyncdata.cli.rows import InspectedRow
+from asyncdata.cli.rows import InspectedRow, delivered
 from asyncdata.core.errors import ConfigError, printable
 from asyncdata.core.types import Position
 from asyncdata.tokenization.functions.untokenized import RowFn
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from asyncdata.cli.output import Output
     from asyncdata.core.types import Sample
     from asyncdata.loader.loader import DataLoader
-
-__all__ = ("order", "sample")
 
 _BATCH = 256
 

@@ -16,9 +16,8 @@ import msgspec
 from asyncdata.cli.output import fields, shown_path
 from asyncdata.cli.shown_text import RowTexts, place_of, shown_record, shown_row_without_sample
 from asyncdata.demo import docstring_prompts, tokenizer_folder
-from asyncdata.report.page import write_page
+from asyncdata.report.page import Samples, write_page
 from asyncdata.report.run_page import bad_rows_of, run_page
-from asyncdata.report.samples import Samples
 from asyncdata.telemetry.reader import read
 from asyncdata.telemetry.records import SampleRecord
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from asyncdata.cli.output import Output
     from asyncdata.telemetry.reader import Run
     from asyncdata.telemetry.records import BadRowRecord, DroppedRow
-
-__all__ = ("report",)
 
 _WEIGHTS = {"function": 0.6, "class": 0.3, "module": 0.1}
 _STAGES = {1500: {"function": 0.4, "class": 0.4, "module": 0.2}}

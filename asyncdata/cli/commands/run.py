@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.loader import DataLoader
     from asyncdata.loader.statistics import Statistics
 
-__all__ = ("Delivered", "Progress", "Reading", "combined_digest", "read_record", "run")
-
 Mode = Literal["auto", "bar", "plain", "json", "none"]
 
 _EVERY_S = {"bar": 0.1, "plain": 2.0, "json": 0.05, "none": math.inf}

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from asyncdata.cli.output import Output
     from asyncdata.tokenization.encoders.equivalence_records import Proof, Subject
 
-__all__ = ("tokenizer_prove", "tokenizer_show")
-
 _NOT_INSTALLED = "not installed"
 _UNKNOWN = "not proven yet"
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.chunk import Ids
     from asyncdata.delivery.outcomes.policy import Policy
 
-__all__ = ("MAX_SCORE", "OutcomeMemory", "OutcomeState", "RowReport", "RowTable")
-
 MAX_SCORE = 1e30
 """Larger scores, of either sign, are refused: their sums could not be stored."""
 
@@ -109,7 +107,7 @@ class RowTable:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the rows, without that of the index of the newest ones."""
+        """Memory of the rows, without the index of the newest ones."""
         return self._ids.nbytes + self._rows.nbytes + self._fresh.nbytes
 
     def find(self, row_id: int) -> Any:

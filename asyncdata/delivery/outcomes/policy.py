@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     Ints = np.ndarray[Any, np.dtype[np.int64]]
     Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
-__all__ = ("OutcomeTable", "Outcomes", "PassRate", "Policy", "policy_of")
-
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 _SAME = 1e-10
 """A mean that is below a limit by less than this part of it is at the limit: 0.7 + 0.7 + 0.7 is less than 2.1."""
@@ -38,7 +36,7 @@ class OutcomeTable(NamedTuple):
     :ivar ids: uint64, ascending: the row's id (``rows.row_ids``).
     :ivar num_scores: int64, scores reported so far.
     :ivar mean: float64, their mean.
-    :ivar last_mean: float64, the mean of those of the last epoch that has any.
+    :ivar last_mean: float64, the mean of the scores of the last epoch that has any.
     :ivar last_epoch: int64, that epoch.
     :ivar earlier: for a policy with an attribute ``epochs``, the means of so many epochs less one before that one, of
         those that have any, the latest first: each float64 of shape (num_rows,); NaN where there are not as many.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     BufferFilter = Callable[[Any, None, list[Any], int], list[Any]]
     Media = dict[str, list[Any]]
 
-__all__ = ("BadGroupError", "GroupKeeper", "Taken", "group_index_of", "pop_first", "scores_of", "take")
-
 _log = get_logger(__name__)
 _FINISHED = {"completed", "truncated"}
 
@@ -180,7 +178,7 @@ def group_index_of(group: Sequence[Any]) -> int | None:
 
 
 def scores_of(groups: Iterable[list[Any]], samples_per_group: int, reward_key: str | None) -> Iterator[Scored]:
-    """The rewards of finished samples, with the keys of their rows; of a fan-out, that of its last sample.
+    """The rewards of finished samples, with the keys of their rows; of a fan-out, the reward of its last sample.
 
     A sample has the key of its row in its metadata, so that it is known in whatever process, copy or checkpoint the
     sample is.
@@ -281,7 +279,7 @@ def _identified(wanted: list[Any], originals: dict[Any, Any], buffer_filter: Buf
 
 
 def _identity(group: Any) -> tuple[int, ...]:
-    """The identity of a group: that of its samples, whichever list they are in."""
+    """The identity of a group's samples, whichever list they are in."""
     return tuple(map(id, group)) if isinstance(group, list | tuple) else (id(group),)
 
 

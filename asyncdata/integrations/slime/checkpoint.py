@@ -30,8 +30,6 @@ from asyncdata.integrations.slime.rollout_ledger import Moment, Numbering
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ("Found", "Kind", "SlimeSnapshot", "SlimeState", "read", "refuse_change", "write")
-
 _log = get_logger(__name__)
 _FORMAT = snapshots.to_state_dict(Snapshot(position=(0, 0, 0)))["format"]
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.mix import Mix
     from asyncdata.sources.base import Source
 
-__all__ = ("Options", "SlimeSettings", "dump_tokenizer", "settings_of")
-
 PREFIX = "asyncdata_"
 NO_TOKENIZER = "none"
 _OF_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -64,7 +62,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     :ivar unpersistable: what ``add_samples`` does with a group that no checkpoint can store. ``error``: it is refused.
         ``serve_without_saving``: it is served like any other, and a restart loses it; such groups are counted, the
         first is logged, and a checkpoint names those that were in the buffer.
-    :ivar same_rows: the files may have other names than those of a checkpoint, if their content and order are the same.
+    :ivar same_rows: the files may have other names than in a checkpoint, if their content and order are the same.
         The run then continues at its position.
     :ivar processor: import path of a function of (args, media) that makes ``multimodal_inputs`` of a row's media,
         ``{"images": [...], "videos": [...], "audios": [...]}``. None: they are made as slime makes them.

@@ -120,7 +120,7 @@ class ReadOnlyDataSource:
     def get_samples(self, num_samples: int) -> list[list[Any]]:
         """Exactly ``num_samples`` groups of ``n_samples_per_prompt`` samples: the buffer's first, then fresh ones.
 
-        Over as many epochs as needed. Fresh samples share no mutable object; those of the buffer are the same objects
+        Over as many epochs as needed. Fresh samples share no mutable object; the buffer's are the same objects
         that were given back.
 
         :param num_samples: groups; 0 gives an empty list and changes nothing.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.integrations.slime.checkpoint import Kind
     from asyncdata.integrations.slime.config import SlimeSettings
 
-__all__ = ("Feed", "feed_of", "leave_epoch", "refuse_beyond")
-
 _log = get_logger(__name__)
 
 

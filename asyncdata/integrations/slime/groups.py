@@ -27,8 +27,6 @@ from asyncdata.core.plain_values import Block
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ("FILE_BYTES", "SAMPLES", "GroupRecord", "GroupStore", "Opened", "pieces", "split")
-
 FILE_BYTES = 1 << 20
 """A smaller group is stored in the snapshot itself: syncing a separate file would cost more than writing it again."""
 

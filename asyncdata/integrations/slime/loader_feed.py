@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     L = TypeVar("L", bound=DataLoader)
 
-__all__ = ("LoaderFeed", "media_process")
-
 _SKIPPED_AT_ONCE = 1000
 _SHOWN_AT_ONCE = 256
 

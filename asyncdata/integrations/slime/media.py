@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Process = Callable[[dict[str, list[Any]]], Any]
 
-__all__ = ("INPUTS", "import_by_path", "opened_in_worker", "packed_inputs", "process_of", "to_worker", "unpack")
-
 INPUTS = Column("multimodal_inputs", "uint64", "item", phase="load")
 """Carries the inputs. Its items have 8 bytes, so that arrays in it are aligned."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
-__all__ = ("UnfitError", "refuse_own_encoders", "render", "tool_form")
-
 _PROTOCOL = "sglang.srt.entrypoints.openai.protocol"
 _UNKNOWN = "asyncdata_no_such_field"
 _PLAIN_PROMPTS = "Take plain prompts, without --apply-chat-template, or miles' own data source"

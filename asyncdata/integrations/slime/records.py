@@ -23,8 +23,6 @@ from asyncdata.integrations.slime.torch_data import tensors_from_plain, tensors_
 if TYPE_CHECKING:
     from asyncdata.integrations.slime.media import Process
 
-__all__ = ("MEDIA", "from_record", "remember", "to_record")
-
 MEDIA = "asyncdata_media"
 """The attribute of a sample with its row's media."""
 

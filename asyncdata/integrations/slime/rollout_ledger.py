@@ -48,8 +48,6 @@ from asyncdata.delivery.ledger import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ("Entry", "Moment", "Numbering", "RolloutLedger")
-
 MAX_ROLLOUTS = 3
 """Rollouts that are remembered until they are saved. Drivers are at most one rollout ahead of the saved one."""
 

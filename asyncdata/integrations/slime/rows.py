@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.row_fields import Tools
     from asyncdata.tokenization.tokenizer_files import TokenizerFolder
 
-__all__ = ("SlimeTokenizeFn",)
-
 Buffer = bytes | memoryview
 
 # slime's kinds of media. Each placeholder in a text stands for the next item of its kind.

@@ -21,17 +21,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.types import Sample
 
-__all__ = (
-    "SlimeSample",
-    "containers_of",
-    "current_rollout_id",
-    "groups_of",
-    "package_of",
-    "register",
-    "resolve_sample_type",
-    "tells_rollouts",
-)
-
 _PACKAGES = ("slime", "miles")
 _CURRENT = "_current_rollout_id"
 _ATOMS = frozenset((str, int, float, bool, type(None)))

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-__all__ = ("encode", "is_available", "read", "tensors_from_plain", "tensors_to_plain", "with_items", "write")
-
 _TENSOR, _IMAGE, _KEPT = "__tensor__", "__image__", "__kept__"
 _OURS = frozenset((_TENSOR, _IMAGE, _KEPT))
 _ATOMS = frozenset((str, int, float, bool, type(None)))

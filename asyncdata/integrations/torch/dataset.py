@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-__all__ = ("LoaderDataset",)
-
 
 class LoaderDataset:
     """An ``IterableDataset`` of ready batches, for ``torch.utils.data.DataLoader(dataset, batch_size=None)``.
@@ -51,7 +49,7 @@ class LoaderDataset:
         return to_torch_state(self._open().state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state``, which may also be that of a DataLoader.
+        """Continue from ``state``, which may also be a DataLoader's.
 
         :raises SnapshotError: if it is not of these data and settings; see :meth:`DataLoader.load_state_dict`.
         """

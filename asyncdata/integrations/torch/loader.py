@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.loader import DataLoader
     from asyncdata.loader.statistics import Statistics
 
-__all__ = ("StatefulDataLoader", "over_all_epochs")
-
 _CLOSE_TIMEOUT_S = 5.0
 
 
@@ -255,7 +253,7 @@ class StatefulDataLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch of the trainer: that of the loader before it delivered the fetched batches."""
+        """The epoch of the trainer's next batch: the loader's before it delivered the fetched batches."""
         fetches = self._queue.held + self._queue.waiting
         return fetches[0].epoch if fetches else self._loader.epoch
 

@@ -16,8 +16,6 @@ from asyncdata.loader.config import Ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ("exchange", "from_torch_state", "ranks", "refuse_async", "refuse_in_torch_worker", "to_torch_state")
-
 _KEY = "asyncdata"
 _HEAD_BYTES = 512
 """Of a message: its size, and so much of it that most fit."""

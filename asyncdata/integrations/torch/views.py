@@ -1,7 +1,7 @@
 """Map-style views of a loader, also of untokenized rows, for frameworks that index their dataset.
 
 ``torch.utils.data.DataLoader`` and its relatives ask a map-style dataset for the items of a batch by their indices.
-:class:`LoaderOrderView` answers with the loader's next samples, and checks that the indices are those of a sampler that
+:class:`LoaderOrderView` answers with the loader's next samples, and checks that the indices come from a sampler that
 does not shuffle. :class:`LoaderRowView` goes to the row that an index names.
 """
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import TokenizeFn
 
     V = TypeVar("V", bound="LoaderOrderView | LoaderRowView")
-
-__all__ = ("LoaderOrderView", "LoaderRowView", "SamplerPlaces", "row_of", "view_of_rows")
 
 _NEXT = "next_index"
 
@@ -197,7 +195,7 @@ class LoaderRowView(_View):
     a gap are read and left out. Any other index restarts the reading at its row.
 
     :param loader: see :class:`LoaderOrderView`.
-    :param rows_per_epoch: the length, where it is not that of the data. Item ``i`` is row ``i % n`` of the epoch
+    :param rows_per_epoch: the length, where it is not the data's. Item ``i`` is row ``i % n`` of the epoch
         ``i // n`` epochs later, for data of ``n`` rows.
     :param epoch: the epoch of the loader's order that index 0 refers to.
     :param max_gap: rows between two indices that are read and left out; a larger gap restarts the reading.
@@ -218,7 +216,7 @@ class LoaderRowView(_View):
         self._place: int | None = None  # the loader's next row; None: not known
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of a view; the next item is that of the next index, whatever the state's row.
+        """Load the state of a view; the next item is for the next index, whatever the state's row.
 
         :raises SnapshotError: if it is not the state of a view, or is of other data or settings.
         """

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.loader.config import LoaderConfig
 
-__all__ = ("rules_of",)
-
 
 def rules_of(
     config: LoaderConfig, packing: LoaderPacking | None, grouping: LengthGrouping | None, *, is_filtered: bool

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import Ledger, RowKey
     from asyncdata.loader.config import LoaderConfig
 
-__all__ = ("Batch", "BatchShare", "Batching", "PackTotals", "SampleBatches")
-
 Batch = tuple[Any, ...]
 """One batch, or empty if samples form no batch."""
 

@@ -85,7 +85,7 @@ class SharedIndexer(Indexer):
         self._is_begun = self._has_left = False
 
     async def build(self) -> None:
-        """As the base class says."""
+        """Find all rows, together with the other ranks. If that fails, the error is the index's."""
         self._is_begun = True
         self._ranks.start()
         self._count_stored()
@@ -95,7 +95,7 @@ class SharedIndexer(Indexer):
             self._give_up(error)
 
     def leave(self) -> None:
-        """As the base class says: tell the other ranks, if they still need this one."""
+        """The loader is closing: tell the other ranks, if they still need this one."""
         super().leave()
         if self._is_begun and not self._has_left and not self._index.is_complete:
             self._say("its loader was closed")
@@ -132,7 +132,7 @@ class SharedIndexer(Indexer):
                 await self._take_round(parts, is_stored=False)
 
     def _append_found(self) -> None:
-        """As the base class says: not before the end of the round."""
+        """Nothing before the end of the round."""
 
     async def _take_round(self, parts: list[Indexed], *, is_stored: bool) -> None:
         """Send what this rank has found, and append what all have."""

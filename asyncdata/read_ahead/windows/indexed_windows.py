@@ -147,7 +147,7 @@ class IndexedWindows(Windows):
         self._is_begun.set()
 
     async def run(self) -> None:
-        """As the base class says: build the index, from the first start on."""
+        """Build the index, from the first start on."""
         await self._is_begun.wait()
         await self._indexer.build()
 
@@ -167,7 +167,7 @@ class IndexedWindows(Windows):
             self._plans.resume_dealt(position, dealt)
 
     def rows_after(self, position: Position) -> int | None:
-        """As the base class says: exact, but only known if the index is complete and no packs are planned."""
+        """Rows of the epoch from ``position`` on: exact, but only known if the index is complete and no packs are planned."""
         if not self._index.is_complete or isinstance(self._order, PlannedOrder):
             return None
 

@@ -105,7 +105,7 @@ class StreamWindows(Windows):
         self._resumed: dict[tuple[int, int], StreamState] = {}
 
     def restart(self) -> None:
-        """As the base class says; a window that is being read keeps its slot until the thread has noticed."""
+        """Give up all windows; one that is being read keeps its slot until the thread has noticed."""
         if self._running is not None:
             self._running.is_given_up = True
         while self._queue:
@@ -125,7 +125,7 @@ class StreamWindows(Windows):
     # What a snapshot keeps.
 
     def state_at(self, position: Position) -> StreamState | None:
-        """As the base class says: the state of the window, or of the last one before it that is known."""
+        """The state of the window, or of the last one before it that is known."""
         known = {**self._states, **self._resumed}  # a snapshot's state takes precedence over what was read
         numbers = [number for epoch, number in known if epoch == position.epoch and number <= position.window]
         return known[position.epoch, max(numbers)] if numbers else None
@@ -146,7 +146,7 @@ class StreamWindows(Windows):
     # Reading.
 
     async def run(self) -> None:
-        """As the base class says: a thread reads the windows, one after the other."""
+        """A thread reads the windows, one after the other."""
         try:
             while True:
                 await self._serve(await self._asked.until(lambda: self._queue.popleft() if self._queue else None))

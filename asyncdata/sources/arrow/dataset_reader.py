@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.messages import FileRef
+from asyncdata.core.file_refs import FileRef
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
 from asyncdata.sources.fingerprint import SameFile
 from asyncdata.sources.reader import FileChangedError
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Block, Job, Overflow
     from asyncdata.sources.reader import BlockRows
-
-__all__ = ("ArrowFile", "ArrowReader", "Part", "write_arrow")
 
 _PIECE_BYTES, _FIRST_ROWS, _MAX_ROWS = 4 << 20, 16, 256  # converted at once; rows before it is known how long they are
 

@@ -17,7 +17,8 @@ import numpy as np
 from asyncdata.core.digest import canonical, digest, digest_each
 from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, redacted, safe_cause
 from asyncdata.core.extras import missing_package
-from asyncdata.core.messages import Block, FileRef, Job
+from asyncdata.core.file_refs import FileRef
+from asyncdata.core.messages import Block, Job
 from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.temporary_folder import TemporaryFolder
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.sources.stream import Rows, StreamOrder
-
-__all__ = ("DatasetBlocks", "DatasetStream", "HuggingFaceSource")
 
 _ROOM = 4
 _ROWS_PER_BATCH = 1000
@@ -165,7 +164,7 @@ class DatasetBlocks(Files):
         self._digests: dict[str, Any] | None = None
 
     def close(self) -> None:
-        """As the protocol says: a copy of what was in memory, and indices."""
+        """Remove the temporary files: a copy of what was in memory, and indices."""
         self._folder.close()
 
     @property
@@ -400,7 +399,7 @@ class DatasetStream(ExampleStream):
         yield from self.rows(iter(dataset), state["number"], state, partial(_state_now, dataset), check)
 
     def _text(self, example: Any, number: int) -> bytes:
-        """As the base class says, with the values of ``Json()``, and without the nulls that Arrow has added."""
+        """The example as JSON, with the values of ``Json()``, and without the nulls that Arrow has added."""
         example = {name: _parsed(value, self._jsons.get(name)) for name, value in example.items()}
         text = super()._text(example, number)
         if not self._is_of_arrow or b":null" not in text:

@@ -11,7 +11,7 @@ import numpy as np
 
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.extras import missing_package
-from asyncdata.core.messages import Block, FileRef
+from asyncdata.core.messages import Block
 from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.types import SourceLocation
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from asyncdata.core.file_refs import FileRef
     from asyncdata.core.specs import StoreSpec
-
-__all__ = ("ParquetBlocks", "ParquetSource")
 
 _READER = "asyncdata.sources.arrow.parquet_reader:ParquetReader"
 _REMOTE_READER = "asyncdata.sources.arrow.parquet_objects:RemoteParquetReader"
@@ -58,7 +57,7 @@ class ParquetSource(Settings, frozen=True, forbid_unknown_fields=True):
     :param paths: a path, a glob, a folder (its ``*.parquet``, as for :class:`JsonlSource`), or a list of these. A
         glob's and a folder's files are sorted by name; a list keeps its order. The order of files is part of the order
         of samples.
-    :param columns: the columns of a row, in order; None: those of the first file, which all other files must have, too.
+    :param columns: the columns of a row, in order; None: the first file's, which all other files must have, too.
     :param reads_per_group: *order.* More mixes better and decodes more. None: 64, and 4 for objects of a store, where a
         row group is not only decoded as often, but read.
     :param max_row_bytes: a row whose JSON is longer is a bad row.
@@ -156,7 +155,7 @@ class ParquetBlocks(Files):
         return int(self._first_blocks[-1])
 
     def blocks(self, ids: Iterable[int]) -> list[Block]:
-        """The blocks numbered ``ids``, sorted by position, so that those of one row group are read in one pass."""
+        """The blocks numbered ``ids``, sorted by position, so that blocks of one row group are read in one pass."""
         numbers = np.sort(np.asarray(ids, dtype=np.int64))
         groups = np.searchsorted(self._first_blocks, numbers, side="right") - 1
         starts = self._starts[groups] + (numbers - self._first_blocks[groups]) * self._block_rows[groups]
@@ -187,7 +186,7 @@ class _Footer(NamedTuple):
         return [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
 
     def group_bytes(self, columns: Sequence[str]) -> list[int]:
-        """The estimated bytes of each row group as JSON: those of the decompressed values and of the keys."""
+        """The estimated bytes of each row group as JSON: of the decompressed values and of the keys."""
         per_row = 2 + sum(len(name) + 4 for name in columns)
         leaves = leaves_of(self.metadata, columns)
         groups = [self.metadata.row_group(number) for number in range(self.metadata.num_row_groups)]

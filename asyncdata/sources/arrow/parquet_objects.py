@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from asyncdata.core.read_counts import ReadCounts
     from asyncdata.sources.reader import BlockRows
 
-__all__ = ("ObjectFooter", "RemoteParquetReader", "load_footer", "ranges_file")
-
 _TAIL_BYTES = 64 << 10
 _AHEAD_BYTES = 64 << 20
 """Bytes of row groups that are read ahead of the one that is decoded, at least one row group."""
@@ -150,6 +148,10 @@ class _Object(ParquetFile):
             self._begun[group] = self._reads.begin([(self._stamp, *one) for one in ranges])
         return sum(stop - start for start, stop in ranges)
 
+    def forget(self, group: int) -> None:
+        """Read it from the store once more when it is needed."""
+        self._begun.pop(group, None)
+
     def opened(self, group: int) -> Any:
         import pyarrow.parquet as pq
 
@@ -181,6 +183,12 @@ class RemoteParquetReader(ParquetReader):
         self._reads.close()
 
     def expect(self, blocks: Sequence[Block]) -> None:
+        # Something is left only of a request that failed: what it began may have failed too.
+        self._tails.clear()
+        for file_id, group in self._ahead:
+            file = self._open.find(file_id)
+            if isinstance(file, _Object):
+                file.forget(group)
         for file_id in {block.file_id for block in blocks}:
             if self._open.find(file_id) is None and file_id not in self._tails:
                 self._tails[file_id] = self._reads.start(load_footer, self._reads, self._stamp(file_id))

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from asyncdata.core.messages import Block, FileRef, Job, Overflow
+    from asyncdata.core.file_refs import FileRef
+    from asyncdata.core.messages import Block, Job, Overflow
     from asyncdata.sources.reader import BlockRows
-
-__all__ = ("MAGIC", "ParquetFile", "ParquetReader", "footer_digest", "footer_length", "leaves_of")
 
 MAGIC = b"PAR1"
 _READ_BYTES = 256 * 1024  # of a column at a time: of a row group that is left early, the rest is not read
@@ -69,7 +68,7 @@ class ParquetReader:
         return found
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
-        """As the protocol says. Rows of one row group are read in one pass, or from memory if the group is small."""
+        """Single rows. Rows of one row group are read in one pass, or from memory if the group is small."""
         wanted: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for number, place in enumerate(places):
             group = self._file(place.file_id).group_of(place.offset)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Fix = Callable[[Any], Any] | None
 
-__all__ = ("RowWriter", "block_rows", "is_same_form", "shown_type")
-
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _encode = msgspec.json.Encoder().encode
 _encode_bad = json.JSONEncoder(

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Self
 
-__all__ = ("GivenAddress", "commits_in", "is_address", "names_objects", "shown", "texts_of", "without_secrets")
-
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _CUT_ADDRESS = re.compile(r"(?:s3a?|gs|az|abfss?|https?|hf):/[^/]")
 _AT_COMMIT = re.compile(r"(hf:/{2}[^@]+)@([0-9a-f]{40})/")

@@ -1,6 +1,6 @@
 """A cache of blocks of pinned objects on the local disk, which the processes of a machine share.
 
-A block's name is a digest of the object's address and identity and of the range, so what is found is never that of
+A block's name is a digest of the object's address and identity and of the range, so what is found is never a block of
 another version. A file is written under another name and renamed, and has a checksum. So a killed writer, a damaged
 disk or two writers of one block only cost a read of the store.
 """
@@ -14,6 +14,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from asyncdata.core.atomic_file import write_new
 from asyncdata.core.cache_dir import CacheEntry, evict
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.digest import digest
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from asyncdata.sources.remote.store import ObjectStamp
-
-__all__ = ("BlockCache",)
 
 _SUM_BYTES = 16
 _PAGE_BYTES = 4096
@@ -92,20 +91,9 @@ class BlockCache:
 
     def _write(self, path: str, data: bytes) -> None:
         temporary = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fd = os.open(temporary, flags, 0o600)
-        except FileNotFoundError:
             os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-            fd = os.open(temporary, flags, 0o600)
-        try:
-            try:
-                for piece in (_checksum(path, data), data):
-                    left = memoryview(piece)
-                    while left:
-                        left = left[os.write(fd, left) :]
-            finally:
-                os.close(fd)
+            write_new(temporary, [_checksum(path, data), data])
             os.replace(temporary, path)
         except BaseException:
             with suppress(OSError):

@@ -15,8 +15,6 @@ from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ("FsspecStore",)
-
 _TAGS = ("etag", "checksum", "sha256", "md5hash", "content_md5", "crc32c", "md5")
 _VERSIONS = ("versionid", "version_id", "generation")
 _TIMES = ("mtime", "lastmodified", "last_modified", "updated", "modified", "timemodified", "created")

@@ -22,8 +22,6 @@ from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError, is_th
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ("HubStore", "wait_asked_s")
-
 _KEY = re.compile(r"([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?", re.DOTALL)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -48,7 +46,7 @@ class HubStore(Store):
     ``user/name/path``.
 
     :param url: ``hf://datasets`` or ``hf://buckets``.
-    :param options: ``endpoint`` and ``token``; without them, those of huggingface_hub.
+    :param options: ``endpoint`` and ``token``; without them, huggingface_hub's.
     :raises ConfigError: AD340 if huggingface_hub is not installed, or has no buckets; AD341 for another url or option.
     """
 

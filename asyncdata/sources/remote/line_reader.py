@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-    from asyncdata.core.messages import FileRef, Job, Overflow
+    from asyncdata.core.file_refs import FileRef
+    from asyncdata.core.messages import Job, Overflow
     from asyncdata.core.read_counts import ReadCounts
 
     Found = dict[Block, BlockRows | Callable[[], BlockRows]]
-
-__all__ = ("RemoteLineReader",)
 
 _MAX_ROW_IN_SLOT = 16 << 20
 _MAX_KNOWN, _MAX_HELD_BYTES = 1 << 18, 64 << 20
@@ -52,7 +51,7 @@ class _LongRows:
     def add(self, file_id: int, start: int, stop: int, data: bytes = b"", *, ends: bool) -> None:
         """There is no newline in ``[start, stop)``; if the row ``ends`` there, the next byte is one, or the file's end.
 
-        :param data: these bytes, where they are to be held; none, if ``start`` is that of the row.
+        :param data: these bytes, where they are to be held; none, if ``start`` is the row's.
         """
         size = self.block_bytes
         with self._lock:
@@ -133,7 +132,7 @@ class RemoteLineReader:
                 self._expected.update(dict.fromkeys(found, future))
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
-        """As the protocol says; rows of a block and its over-read always fit, and longer ones may."""
+        """The rows of ``block``. Those that go on far beyond it may be left out, if the slot has no room for them."""
         if block not in self._expected and block not in self._rows:
             self.expect([block])
         if self._expected:
@@ -162,7 +161,7 @@ class RemoteLineReader:
         )
 
     def check(self) -> None:
-        """As the protocol says: each read was checked."""
+        """Nothing is left to check: each read was."""
 
     def close(self) -> None:
         self._reads.close()

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from asyncdata.core.file_refs import ObjectRefs
     from asyncdata.core.specs import StoreSpec
 
-__all__ = ("Objects", "find_objects", "with_heads")
-
 _MANIFEST = ".manifest.jsonl"
 _MAGIC = re.compile(r"[*?[]")
 _MAX_HEADS = 64
@@ -56,7 +54,7 @@ def find_objects(
     allow_repeats: bool = False,
     splits: Splits | None = None,
 ) -> Objects:
-    """The objects that addresses name, as they are now; those of a glob or folder are sorted by key.
+    """The objects that addresses name, as they are now; the objects of a glob or folder are sorted by key.
 
     An address that ends with ``.manifest.jsonl`` names the objects in it: a line has the ``path``, ``size`` and
     ``etag`` of one, in their order, and no bucket is listed.
@@ -114,7 +112,7 @@ def _named_ones(
 
 
 def _listed(reads: Reads, number: int, named: Sequence[Address]) -> dict[Address, ObjectRefs]:
-    """Those of the objects that a listing of their folder has.
+    """The objects that a listing of their folder has.
 
     Empty where each is to be looked at: in a bucket of versions, which a listing does not tell; where nothing may be
     listed; or if the folder has far more.

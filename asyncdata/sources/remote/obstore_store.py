@@ -28,8 +28,6 @@ from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError, is_th
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ("ObstoreStore", "Redirects")
-
 ResultT = TypeVar("ResultT")
 
 _STATUS = re.compile(r"non-2xx status code: (\d+)([^:\n]*)")
@@ -50,7 +48,7 @@ _PUBLIC, _PRIVATE, _LINK_LOCAL = range(3)
 class ObstoreStore(Store):
     """See :class:`~asyncdata.sources.remote.store.Store`.
 
-    :param url: the bucket's address, or that of an http host, with user, password and query if it has them.
+    :param url: the address of the bucket, or of an http host, with user, password and query if it has them.
     :param options: the keyword arguments of obstore's ``from_url``, and ``allow_private_redirects``;
         ``credential_provider`` may be an import path.
     :raises ConfigError: if obstore is not installed, or refuses an option.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from asyncdata.core.specs import StoreSpec
     from asyncdata.sources.remote.store import ObjectStamp, Store
 
-__all__ = ("ObjectFile", "Piece", "Reads", "coalesced", "read_stored", "write_stored")
-
 ResultT = TypeVar("ResultT")
 
 _log = get_logger(__name__)
@@ -374,7 +372,7 @@ class ObjectFile:
             self._next = stop
 
     def check(self) -> None:
-        """As of a file: each read was checked."""
+        """Nothing is left to check: each read was."""
 
     def close(self) -> None:
         """Cancel what is read ahead."""

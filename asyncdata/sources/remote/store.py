@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from asyncdata.core.file_refs import FileRef
     from asyncdata.sources.remote.address import GivenAddress
 
-__all__ = (
-    "STORE_OF_SCHEME",
-    "ObjectStamp",
-    "Store",
-    "StoreError",
-    "collected",
-    "is_throttled",
-    "kind_of_status",
-    "open_store",
-    "quoted",
-    "store_spec",
-)
-
 STORE_OF_SCHEME = dict.fromkeys(
     ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https"),
     "asyncdata.sources.remote.obstore_store:ObstoreStore",

@@ -19,10 +19,9 @@ from asyncdata.sources.reader import BlockRows
 from asyncdata.sources.text.line_scanner import LineReader, read_row
 
 if TYPE_CHECKING:
-    from asyncdata.core.messages import Block, FileRef, Job
+    from asyncdata.core.file_refs import FileRef
+    from asyncdata.core.messages import Block, Job
     from asyncdata.sources.stream import Int64
-
-__all__ = ("ArrayReader", "ArrayScan", "Elements")
 
 _PIECE_BYTES = 256 * 1024
 _MAX_SCANS = 64
@@ -44,7 +43,7 @@ _NOTHING: Int64 = np.empty(0, np.int64)
 class ArrayScan:
     """The state of the scan after some pieces of an array's text.
 
-    :param offset: the start of the text: that of the file, or of element ``number``.
+    :param offset: where the text starts: the file, or element ``number``.
     :ivar offset: of the next piece.
     :ivar number: the number of the current, incomplete element.
     :ivar fault: the fault of the array, at :attr:`offset`. No element begins after :attr:`begin`.
@@ -185,7 +184,7 @@ class ArrayReader(LineReader):
         self._scans: dict[int, Elements] = {}
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
-        """As the protocol says.
+        """The rows of ``block``.
 
         :raises SourceError: if the file is not one whole array.
         """

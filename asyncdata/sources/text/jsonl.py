@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     _Suffixes = Sequence[tuple[str, ...]]
 
-__all__ = ("CODING_OF_SUFFIX", "JsonArraySource", "JsonlSource")
-
 CODING_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
 """The coding by the file's suffix; its first bytes decide."""
 

@@ -13,11 +13,10 @@ from asyncdata.sources.reader import BlockRows, FileChangedError, unreadable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from asyncdata.core.messages import Block, FileRef, Job, Overflow
+    from asyncdata.core.file_refs import FileRef
+    from asyncdata.core.messages import Block, Job, Overflow
 
     Read = Callable[[int, FileRef, int, int], bytes]
-
-__all__ = ("LineReader", "PythonLineReader", "read_block", "read_row")
 
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = frozenset(b" \t\r\v\f")
@@ -35,7 +34,7 @@ class LineReader:
         self._open = OpenFiles(lambda file_id: SameFile.checked(job.files[file_id]))
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
-        """As the protocol says; a block with its over-read always fits."""
+        """The rows of ``block``; all fit, with what is read beyond it."""
         file = self._files[block.file_id]
         return self._find(self._fd(block.file_id), file, block)
 

@@ -29,13 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from io import FileIO
 
-    from asyncdata.core.file_refs import FileRefs
-    from asyncdata.core.messages import FileRef
+    from asyncdata.core.file_refs import FileRef, FileRefs
     from asyncdata.core.read_counts import ReadCounts
     from asyncdata.core.specs import BlockCacheSpec, StoreSpec
     from asyncdata.sources.stream import Int64, StreamOrder
-
-__all__ = ("ArrayBlocks", "CodedText", "TextStream", "decoded_start", "split_array", "split_lines")
 
 _PIECE_BYTES = 256 * 1024
 _INPUT_BYTES = {"gzip": 64 * 1024, "zstd": 8 * 1024}
@@ -76,7 +73,7 @@ class TextStream(Files, RowStream):
         self.are_arrays: Sequence[bool] = list(are_arrays)
 
     def as_blocks(self, block_bytes: int) -> ArrayBlocks | None:
-        """As the base class says: of files that are not compressed, and no objects."""
+        """The blocks of local files that are not compressed; None for others."""
         if any(coding != "plain" for coding in self.codings) or self._reads is not None:
             return None
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat
     from asyncdata.tokenization.chat_template.template import ChatTemplate
 
-__all__ = ("ChatSpans",)
-
 Message = dict[str, Any]
 
 
@@ -217,7 +215,7 @@ class ChatSpans:
             start = place - (len(words) - at - len(header))
             return start if start <= shared else None
 
-        # The header for the model's next turn may be longer than that of an earlier one: it may open its thinking.
+        # The header for the model's next turn may be longer than an earlier turn's: it may open its thinking.
         is_header = any(words.endswith(header[:length]) for length in range(len(header), 0, -1))
         return shared if is_header and shared == place else None
 
@@ -232,7 +230,7 @@ class ChatSpans:
 
 
 def _cut(text: str, blocks: Sequence[Span]) -> list[str]:
-    """The text before the first block, that of the block, the text up to the next one, and so on."""
+    """The text before the first block, the block's text, the text up to the next one, and so on."""
     borders = [0, *(border for block in blocks for border in block), len(text)]
     return [text[start:stop] for start, stop in pairwise(borders)]
 

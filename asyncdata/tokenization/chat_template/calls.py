@@ -18,8 +18,6 @@ from asyncdata.tokenization.rows import RowFault, decode_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ("Fitting", "fit_calls")
-
 Message = dict[str, Any]
 
 _KINDS = (dict, str)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.chat_template.texts import Texts
     from asyncdata.tokenization.spans import Span
 
-__all__ = ("Conversation",)
-
 Message = dict[str, Any]
 
 

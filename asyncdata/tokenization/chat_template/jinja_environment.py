@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from jinja2.compiler import Frame
     from jinja2.parser import Parser
 
-__all__ = ("Generation", "make_environment", "normalized")
-
 Message = dict[str, Any]
 
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")

@@ -12,8 +12,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-__all__ = ("ADD", "NOTHING_PROVEN", "Load", "Pieces", "Program", "SeenShape", "Shapes", "Step", "seen_shapes")
-
 Message = dict[str, Any]
 
 _MOST_SHAPES = 256

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from jinja2.runtime import Context
 
-__all__ = ("SymbolicChat", "SymbolicTemplate")
-
 Message = dict[str, Any]
 
 _KNOWN_NODES = frozenset(

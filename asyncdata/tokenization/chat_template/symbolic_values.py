@@ -21,8 +21,6 @@ from asyncdata.tokenization.chat_template.programs import ADD, Pieces, Program, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-__all__ = ("MARKS", "Text", "Trace", "UnprovenError", "Value", "has_symbol", "is_plain", "stand_in", "symbols_in")
-
 MARKS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
 """Characters that mark places in a chat while it is rendered: code points that will never be assigned."""
 
@@ -290,7 +288,7 @@ class Text(_Unknown):
         return self._trace.ask(self._text, operator.methodcaller(name, *args), name, repr(args))
 
     def _parted(self, name: str, *args: Any) -> list[str | Text]:
-        """The pieces of the text as proxies. Their number, that of the chat at hand, is a guard."""
+        """The pieces of the text as proxies. Their number, which the chat at hand has, is a guard."""
         part = operator.methodcaller(name, *args)
         length = self._trace.ask(self._text, lambda text: len(part(text)), name, "length", repr(args))
         if length == 1 and args and name in ("split", "rsplit"):

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.chat_template.programs import Program
     from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat, SymbolicTemplate
 
-__all__ = ("ChatTemplate", "choose_templates")
-
 Message = dict[str, Any]
 
 _MAX_CHARACTERS, _MAX_TOKENS = 1_000_000, 30_000
@@ -49,7 +47,7 @@ class ChatTemplate:
     """One template, compiled.
 
     :param source: the template's text.
-    :param variables: the variables of every rendering: the special tokens, and those of the user.
+    :param variables: the variables of every rendering: the special tokens, and the user's.
     :param today: the time for ``strftime_now``. The time of the clock would give other tokens for a row tomorrow.
     :ivar fitted: brings a chat into the form that the template writes right.
     :ivar has_generation: whether it has ``{% generation %}`` blocks.

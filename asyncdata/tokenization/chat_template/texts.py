@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.chat_template.symbolic_values import Trace
 
-__all__ = ("Texts", "UnknownTexts")
-
 
 class Texts:
     """The answers for a chat with its real texts.

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ("NUM_PUBLIC", "CharacterFinder", "Ranges", "is_known", "num_points", "points_of", "ranges_of")
-
 Ranges = list[tuple[int, int]]
 """Half-open ranges of code points: sorted, disjoint and not adjacent."""
 

@@ -27,36 +27,12 @@ from asyncdata.core.errors import SnapshotError
 from asyncdata.core.file_checks import lock
 from asyncdata.core.version import __version__
 from asyncdata.tokenization.encoders.character_sets import CharacterFinder, points_of
-from asyncdata.tokenization.encoders.fast_backends import (
-    PROOFS,
-    SWEEP_VERSION,
-    lock_path,
-    open_lock,
-    version_of,
-)
+from asyncdata.tokenization.encoders.fast_backends import PROOFS, SWEEP_VERSION, lock_path, open_lock, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
-
-__all__ = (
-    "Proof",
-    "ProvenTexts",
-    "Subject",
-    "alone",
-    "answered",
-    "ask_for",
-    "asked_for",
-    "find",
-    "find_usable",
-    "is_asked",
-    "proof_path",
-    "revoke",
-    "subject_of",
-    "subjects_of",
-    "to_prove",
-)
 
 _SCHEMA = 1
 _CPU_BYTES = 8192
@@ -173,7 +149,7 @@ def revoke(subject: Subject, reason: str) -> None:
 
 
 def subjects_of(files: TokenizerFiles, backends: Sequence[str]) -> Iterator[Subject]:
-    """Those of the backends that are installed."""
+    """The backends among ``backends`` that are installed."""
     return filter(None, (subject_of(files, backend) for backend in backends))
 
 

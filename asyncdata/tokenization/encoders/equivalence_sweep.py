@@ -28,13 +28,7 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.encoders.character_sets import NUM_PUBLIC, is_known, points_of, ranges_of
 from asyncdata.tokenization.encoders.equivalence_records import Proof, alone, find, keep, proof_path, subject_of
 from asyncdata.tokenization.encoders.fast_backends import SWEEP_VERSION, load_backend, one_by_one
-from asyncdata.tokenization.encoders.hf_encoder import (
-    TokenLengths,
-    flat_ids,
-    ids_around,
-    lengths_of,
-    separator_of,
-)
+from asyncdata.tokenization.encoders.hf_encoder import TokenLengths, flat_ids, ids_around, lengths_of, separator_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -44,9 +38,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.encoders.equivalence_records import Subject
     from asyncdata.tokenization.encoders.fast_backends import FlatEncoder, FlatIds
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
-
-__all__ = ("GrowingProof", "OffsetCheck", "Sweep", "known_points", "make", "require")
-
 
 CONTEXTS = (
     "{c}",
@@ -307,7 +298,7 @@ def random_texts(
 
 
 def _scripts(points: Iterable[int]) -> list[str]:
-    """The characters in runs of 128 code points, nearly all of one script each; those of ASCII first, and often."""
+    """The characters in runs of 128 code points, nearly all of one script each; ASCII first, and often."""
     runs: dict[int, list[str]] = {}
     for point in sorted(points):
         runs.setdefault(point >> 7, []).append(chr(point))

@@ -21,22 +21,6 @@ from asyncdata.core.cache_dir import cache_folder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = (
-    "FAST_BACKENDS",
-    "PROOFS",
-    "SWEEP_VERSION",
-    "BoundedEncoder",
-    "EncodedTexts",
-    "FlatEncoder",
-    "FlatIds",
-    "give_back_memory",
-    "load_backend",
-    "lock_path",
-    "one_by_one",
-    "open_lock",
-    "version_of",
-)
-
 FAST_BACKENDS = ("gigatoken", "fastokens")
 """In the order in which "auto" prefers them. The first loads in half the time and two thirds of the memory of the
 second, and both are much faster than the code around them."""

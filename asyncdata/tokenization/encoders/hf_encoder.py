@@ -30,19 +30,6 @@ if TYPE_CHECKING:
 
     Array = ndarray[Any, Any]
 
-__all__ = (
-    "NOWHERE",
-    "HfEncoder",
-    "LengthsById",
-    "Located",
-    "TokenLengths",
-    "encode_here",
-    "flat_ids",
-    "ids_around",
-    "lengths_of",
-    "separator_of",
-)
-
 _PLAIN = ("", "a", " a", "Hello, world", "1 2\n", "\u4e2d\u6587", "\n", "\U0001f600 it's")
 
 _NO = frozenset({"", "off", "false", "f", "no", "n", "0"})

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Protocol
 from weakref import WeakSet
 
-__all__ = ("is_awaited", "pause", "wait_for_pause")
-
 
 class IdleTask(Protocol):
     """Something in a worker that has deferred work."""

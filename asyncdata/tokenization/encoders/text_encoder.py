@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.spans import Offsets
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("Encoder", "choose", "open_encoder")
-
 AUDIT_EVERY = 10_000
 """One text in so many is encoded by ``tokenizers`` too, weighed by length: 1 % of the time of a backend that is a
 hundred times as fast."""
@@ -69,7 +67,7 @@ class Encoder:
         if self._hf is None:
             before = fast_backends.private_bytes()
             tokenizer = self._files.load()
-            # Where a backend is audited, the offsets must not follow from lengths: those of the proof may be wrong.
+            # Where a backend is audited, the offsets must not follow from lengths: the proof's may be wrong.
             lengths = LengthsById.of(self._files, tokenizer) if self._offsets and self._fast is None else None
             self._hf = HfEncoder(
                 tokenizer, add_special_tokens=self._add_special_tokens, offsets=self._offsets, lengths=lengths
@@ -111,7 +109,7 @@ class Encoder:
     def _audit_offsets(self, texts: list[str], found: list[Located]) -> None:
         """Compare the offsets of the text whose ids were compared.
 
-        :raises WrongIdsError: if they are not those of ``tokenizers``.
+        :raises WrongIdsError: if ``tokenizers`` gives others.
         """
         text = self._audited
         offsets = NOWHERE if text is None else found[texts.index(text)].offsets
@@ -291,7 +289,7 @@ class _Fast(NamedTuple):
     """A proven backend.
 
     :ivar not_proven: finds the texts that it must not be given.
-    :ivar around: the ids to be put around those of a text.
+    :ivar around: the ids to be put around a text's.
     :ivar lengths: finds the offsets of tokens.
     """
 
@@ -334,7 +332,7 @@ def open_encoder(
 def choose(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) -> Proof | None:
     """The proof of the backend to use; None for ``tokenizers`` itself.
 
-    If a backend is given by name and has no proof, that of Latin text and the special tokens is made now, in a second
+    If a backend is given by name and has no proof, Latin text and the special tokens are proven now, in a second
     or two.
 
     :raises ConfigError: as :func:`open_encoder`.

@@ -23,8 +23,6 @@ from asyncdata.tokenization.tokenizer_files import TokenizerFolder, download
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ("CodedTokenizer", "coded_digest", "coded_folder")
-
 _PATTERNS = (
     *("*.py", "tokenizer*", "*token*.json", "config.json", "vocab*", "merges.txt", "*.model", "*.tiktoken", "*.jinja"),
 )

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.tokenization.functions.labelled import Name  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.tokenization.functions.of_chat import Chats, OfChat, PairsOfTexts
-from asyncdata.tokenization.functions.tokenizer_settings import adopt_processor
+from asyncdata.tokenization.functions.tokenizer_settings import Name, adopt_processor
 
 if TYPE_CHECKING:
     from asyncdata.core.columns import Column
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.pictures.settings import Processor
 else:
     Processor = Any  # imported where one is given
-
-__all__ = ("ChatTokenizeFn",)
 
 
 class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -33,7 +30,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
     :param messages_key: the key of a row's messages: a list, or that list as JSON text.
-    :param label_key: the key of a row's label, any JSON value, such as that of KTO; every row must have one. None: no
+    :param label_key: the key of a row's label, any JSON value, such as KTO's; every row must have one. None: no
         labels.
     :param dialect: the form of all rows: ``messages``, ``sharegpt`` (``conversations`` of ``from`` and ``value``),
         ``alpaca`` (``instruction``, ``input``, ``output``), ``prompt_completion`` (two lists of messages, or two texts

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.account import Account
     from asyncdata.tokenization.column_writer import Buffer
 
-__all__ = ("DIALECTS", "Dialect", "DialectReader", "check_dialect", "fitting", "own_keys")
-
 Message = dict[str, Any]
 Fields = dict[str, Any]
 Chat = tuple[list[Message], int]

@@ -20,12 +20,11 @@ from asyncdata.tokenization.functions.labelled import (
     TRUNCATED,
     Draft,
     Drafting,
-    Name,
     PositiveInt,
     RowTokenizer,
     predicted,
 )
-from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
+from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.spans import encode_spans, join, token_spans
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.spans import Offsets, Span
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
-
-__all__ = ("FixedLengthTokenizeFn", "place_cut")
 
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 Cut = Literal["truncate_context_left", "truncate_context_right", "truncate_context_middle"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from asyncdata.core.shortage import raise_if_shortage
-from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer
+from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.media import MEDIA_LEFT_OUT, without_media
 from asyncdata.tokenization.rows import MediaFault, RowFault
 from asyncdata.tokenization.spans import Span, clip, encode_spans, trained_tokens
@@ -29,22 +29,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.encoders.text_encoder import Encoder
     from asyncdata.tokenization.encoders.transformers_tokenizer import CodedTokenizer
     from asyncdata.tokenization.row_fields import RowReader
-
-__all__ = (
-    "NOTHING_TRAINED",
-    "TRUNCATED",
-    "TURN_LEFT_OUT",
-    "accepted",
-    "Draft",
-    "Drafting",
-    "Encoded",
-    "Name",
-    "OfAnyLength",
-    "Overlong",
-    "PositiveInt",
-    "RowTokenizer",
-    "predicted",
-)
 
 Overlong = Literal["drop", "truncate_right", "truncate_left", "error"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]

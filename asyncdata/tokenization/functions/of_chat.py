@@ -16,12 +16,12 @@ from asyncdata.tokenization.functions.labelled import (
     Draft,
     Drafting,
     Encoded,
-    Name,
     OfAnyLength,
     RowTokenizer,
 )
 from asyncdata.tokenization.functions.tokenizer_settings import (
     TEMPLATE_ARGUMENTS,
+    Name,
     check_template_settings,
     compile_templates,
     templates_digest,
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.row_fields import RowReader
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
-
-__all__ = ("VARIABLES", "ChatDrafts", "Chats", "OfChat", "PairsOfTexts", "assistants", "num_alike", "trained_messages")
 
 Message = dict[str, Any]
 
@@ -186,7 +184,7 @@ class ChatDrafts:
         return Draft(self._row.encodable(name, text, raw), blocks, spans.has_stop(text, blocks))
 
     def prompt(self, name: str, messages: list[Message], beside: _Beside, raw: Buffer) -> Draft:
-        """The rendered chat with its generation prompt, of which nothing is trained.
+        """The rendered chat with its generation prompt, which is not trained on.
 
         :raises RowFault: if the template rejects the chat.
         """

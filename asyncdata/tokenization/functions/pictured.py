@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.pictures.files import Picture
     from asyncdata.tokenization.pictures.settings import Processor, ProcessorConfig
 
-__all__ = ("PicturedChats", "PicturedPrompts")
-
 
 class _Pictured(RowTokenizer):
     """What both have in common. A row's drafting has its planned pictures in ``of``."""

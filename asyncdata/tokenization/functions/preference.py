@@ -9,8 +9,9 @@ import msgspec
 
 from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
-from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, Name, RowTokenizer, predicted
+from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, RowTokenizer, predicted
 from asyncdata.tokenization.functions.of_chat import VARIABLES, ChatDrafts, OfChat, assistants, num_alike
+from asyncdata.tokenization.functions.tokenizer_settings import Name  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_object, is_empty, json_type
 from asyncdata.tokenization.spans import common_prefix
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("PreferenceTokenizeFn",)
-
 _QUESTIONS = frozenset({"prompt", "question", "instruction", "query", "input", "system"})
 """Keys of a row that have its question, or a part of it, in lower case."""
 
@@ -30,7 +29,7 @@ _QUESTIONS = frozenset({"prompt", "question", "instruction", "query", "input", "
 class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rows of a prompt and two answers to samples: ``{"prompt": ..., "chosen": ..., "rejected": ...}``.
 
-    The formats are those of TRL. Each of the three is text, or a list of messages. If there is no prompt, the common
+    The formats are TRL's. Each of the three is text, or a list of messages. If there is no prompt, the common
     beginning of ``chosen`` and ``rejected`` is the prompt: whole messages, or text up to the last white space.
 
     A sample has the prompt with the chosen answer as ``tokens`` and ``labels``. The prompt with the rejected answer is

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 else:
     Processor = Any  # imported where one is given
 
-__all__ = ("PromptRowFn", "PromptTokenizeFn")
-
 
 class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rows to prompts, as slime reads them: ``{"input": text or messages, "label": ..., "metadata": {...}}``.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer, Templates
     from asyncdata.tokenization.row_fields import RowReader, Tools
 
-__all__ = ("PromptTokenizer", "RowsOfPrompts")
-
 _EMPTY_PROMPT = "empty_prompt"
 """The reason to drop a prompt without text or tokens."""
 
@@ -38,7 +36,7 @@ class PromptTokenizer(RowTokenizer):
 
     :param row: reads ``prompt``, which it decodes, ``label``, ``metadata`` and ``tools``.
     :param templates: None: prompts are not rendered.
-    :param tools: those of a row that has none of its own.
+    :param tools: for a row that has none of its own.
     """
 
     may_have_pictures = False

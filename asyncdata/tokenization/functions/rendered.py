@@ -18,11 +18,11 @@ from asyncdata.tokenization.functions.labelled import (
     TURN_LEFT_OUT,
     Drafting,
     Encoded,
-    Name,
     OfAnyLength,
     RowTokenizer,
 )
 from asyncdata.tokenization.functions.of_chat import trained_messages
+from asyncdata.tokenization.functions.tokenizer_settings import Name  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.tokenization.row_fields import TURN_FLAGS, RowReader, TurnFlag
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.spans import NOT_TRAINED, trained_runs
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
-
-__all__ = ("Renderer", "RendererTokenizeFn", "made_by_renderers")
 
 _OURS = f"{__name__}:made_by_renderers"
 _EMPTY_PROMPT = "empty_prompt"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
-from asyncdata.tokenization.functions.labelled import Draft, Drafting, Encoded, Name, OfAnyLength, RowTokenizer
+from asyncdata.tokenization.functions.labelled import Draft, Drafting, Encoded, OfAnyLength, RowTokenizer
+from asyncdata.tokenization.functions.tokenizer_settings import Name  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.tokenization.row_fields import RowReader
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
-
-__all__ = ("TextTokenizeFn",)
 
 
 class TextTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

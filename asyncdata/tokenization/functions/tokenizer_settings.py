@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.chat_template.template import ChatTemplate
 
-__all__ = (
-    "TEMPLATE_ARGUMENTS",
-    "BackendName",
-    "Media",
-    "Name",
-    "OfTokenizer",
-    "Templates",
-    "adopt_processor",
-    "check_template_settings",
-    "compile_templates",
-    "parse_date",
-    "templates_digest",
-)
-
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 BackendName = Literal["auto", "hf", "gigatoken", "fastokens"]
 Media = Literal["error", "leave_out"]

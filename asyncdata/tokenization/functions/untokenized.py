@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 
-__all__ = ("RowFn",)
-
 
 class RowFn(Description, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Each row becomes a sample without tokens: ``sample.extra`` is the row, a dict.

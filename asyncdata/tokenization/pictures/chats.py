@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.pictures.files import Picture
     from asyncdata.tokenization.pictures.settings import Processor
 
-__all__ = ("expanded", "with_places")
-
 Message = dict[str, Any]
 
 _PLACE = "<image>"

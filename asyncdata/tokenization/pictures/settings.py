@@ -16,7 +16,6 @@ from asyncdata.tokenization.tokenizer_files import resolve
 
 if TYPE_CHECKING:
     from asyncdata.core.columns import Column
-__all__ = ("GRID", "MROPE", "Processor", "ProcessorConfig", "processor_of")
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.pictures.settings import Processor
     from asyncdata.tokenization.pictures.transformers_processor import Planned
 
-__all__ = ("thumbnails_of",)
-
 _MAX_SIDE, _MAX_PICTURES, _QUALITY = 160, 12, 70
 """Pixels of a side, and pictures of a row: about 5 KB each."""
 

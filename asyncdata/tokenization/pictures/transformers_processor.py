@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.pictures.files import Picture
     from asyncdata.tokenization.pictures.settings import Processor, ProcessorConfig
 
-__all__ = ("OpenProcessor", "Planned", "mrope")
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -104,7 +102,7 @@ class OpenProcessor:
         return columns
 
     def pixels(self, planned: Planned) -> dict[str, bytes]:
-        """The column of pixels, by its key; and that of grids, which is compared with the plan's.
+        """The column of pixels, by its key; and the column of grids, which is compared with the plan's.
 
         :raises RowFault: if a picture cannot be decoded, or has another size than by its header.
         """

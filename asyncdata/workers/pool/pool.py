@@ -18,8 +18,7 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.messages import Failed, Ready, Scan, Short
 from asyncdata.workers.base import MAX_LOSSES, Crashed, ExecutorStatistics, WorkerState, takes_samples
-from asyncdata.workers.pool.calls import Backlog
-from asyncdata.workers.pool.deadlines import Health, Lost, new_patience, pause
+from asyncdata.workers.pool.worker import Backlog, Health, Lost, new_patience, pause
 from asyncdata.workers.slots import NUM_SLOTS, Slots
 
 if TYPE_CHECKING:
@@ -29,11 +28,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Job, Reply, Request
     from asyncdata.workers.base import OnReply
-    from asyncdata.workers.pool.calls import Call
-    from asyncdata.workers.pool.deadlines import Patience
-    from asyncdata.workers.pool.worker import Worker
-
-__all__ = ("Lane", "Pool", "Transport", "with_reader")
+    from asyncdata.workers.pool.worker import Call, Patience, Worker
 
 _MAX_REQUESTS = 2
 """Requests that a worker has at a time: one to work on, and one queued, so that it never waits for the next one."""
@@ -89,7 +84,7 @@ class Transport(ABC):
 
     @abstractmethod
     def prepare(self, slot_bytes: int, num_parts: int) -> Sequence[memoryview]:
-        """As :meth:`Pool.prepare`. Return the memory of the slots; that of the pool's first transport is used."""
+        """Make the slots and return their memory; see :meth:`Pool.prepare`. The first transport's is used."""
 
     @abstractmethod
     async def begin(self, group: TaskGroup, job: Job) -> None:
@@ -97,9 +92,9 @@ class Transport(ABC):
 
     @abstractmethod
     async def reopen(self, workers: list[Worker], dismiss: Callable[[Worker], object]) -> None:
-        """As :meth:`Pool.reopen`.
+        """Open the tokenize function again; see :meth:`Pool.reopen`.
 
-        :param workers: those of the pool, of every kind.
+        :param workers: the pool's, of every kind.
         :param dismiss: replaces a worker that is outdated, after its requests.
         """
 
@@ -119,7 +114,7 @@ class Transport(ABC):
 class Pool:
     """An executor, as the service runs it; see :class:`~asyncdata.workers.base.Executor` as well.
 
-    :param transports: its kinds of workers; those of the first get work first.
+    :param transports: its kinds of workers; workers of the first get work first.
     :param num_parts: parts of the mixture that it serves; each has slots of its own.
     """
 
@@ -151,9 +146,7 @@ class Pool:
 
         :raises WorkerError: if workers cannot be started, or die again and again without finishing a request.
         """
-        if not self._memory:
-            raise WorkerError("prepare() has not been called")
-
+        assert self._memory, "prepare() has been called"
         self._reopening = anyio.Lock()  # here: a lock belongs to the loop that it is made in
         try:
             async with anyio.create_task_group() as group:
@@ -337,7 +330,7 @@ class Pool:
     # Requests
 
     def memory(self, slot: int) -> memoryview:
-        """As the protocol says, between the call of :meth:`prepare` and the end of :meth:`run`."""
+        """The bytes of ``slot``. They are there between the call of :meth:`prepare` and the end of :meth:`run`."""
         if not self._memory:
             raise WorkerError("prepare() has not been called, or the workers have ended: there are no slots")
 
@@ -373,7 +366,7 @@ class Pool:
         return is_here and worker.number in lane.numbers() and len(worker.calls) < lane.max_requests
 
     def forget(self) -> None:
-        """As the protocol says. Requests that a worker has started are finished, and their replies dropped."""
+        """Drop the replies to all earlier requests. Those that a worker has started are finished first."""
         self._backlog.forget()
         for worker in self._workers.values():
             for call in worker.calls:
@@ -381,8 +374,8 @@ class Pool:
 
     @property
     def num_wanted(self) -> int:
-        """As the protocol says, of the workers that get work first. Scans with samples do not count: they are one
-        window's, and its rows need no more.
+        """How many requests the workers that get work first could take now. Scans with samples do not count: they are
+        one window's, and its rows need no more.
         """
         return _MAX_REQUESTS * self._lanes[0].num_workers - self._backlog.num_open
 

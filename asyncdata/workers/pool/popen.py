@@ -28,17 +28,6 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.base import TokenizeFn
 
-__all__ = (
-    "ENVIRONMENT",
-    "AlivePipe",
-    "EarlyForkServer",
-    "Ends",
-    "StartedForkServer",
-    "command_of",
-    "new_ends",
-    "no_room",
-)
-
 _PATIENCE_S = 10.0
 """How long a constructor waits for it. It starts within milliseconds, and then reads its message at once."""
 _SET_IT = "set it to the path of a Python interpreter that has asyncdata, or num_workers=0"

@@ -1,4 +1,4 @@
-"""What crosses between the trainer's process and those of a pool besides requests and replies."""
+"""What crosses between the trainer's process and a pool's processes besides requests and replies."""
 
 from __future__ import annotations
 
@@ -8,24 +8,6 @@ import struct
 import msgspec
 
 from asyncdata.core.messages import Failed, Short
-
-__all__ = (
-    "COMMAND",
-    "FORK",
-    "MAX_FDS",
-    "PROGRESS",
-    "PROGRESS_BYTES",
-    "REAP",
-    "SHARE",
-    "STATUS_SHORT",
-    "Answer",
-    "ForkedWorker",
-    "Loaded",
-    "NotForked",
-    "Reaped",
-    "decode_answer",
-    "read_counts_at",
-)
 
 PROGRESS = struct.Struct("<Qi")  # the id of the request that is being worked on (0: none), and its row (-1: all)
 PROGRESS_BYTES = 64  # one cache line each, so that workers do not disturb one another

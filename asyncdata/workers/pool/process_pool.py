@@ -6,6 +6,7 @@ The trainer's process is never forked, nothing is pickled, and no ``__main__`` i
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,26 @@ import anyio
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.framing import frame
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Ready, Short, decode_reply
+from asyncdata.core.messages import Failed, Ready, Short, decode_reply
 from asyncdata.workers.base import error_of
 from asyncdata.workers.machine import resident_memory
-from asyncdata.workers.pool.deadlines import died_starting, new_patience, pause
 from asyncdata.workers.pool.pool import Lane, Transport, with_reader
-from asyncdata.workers.pool.popen import StartedForkServer
-from asyncdata.workers.pool.process_messages import PROGRESS, PROGRESS_BYTES
-from asyncdata.workers.pool.processes import SharedResources
-from asyncdata.workers.pool.spawning import ForkServer, LostError
-from asyncdata.workers.pool.worker import Worker
+from asyncdata.workers.pool.popen import StartedForkServer, new_ends, no_room
+from asyncdata.workers.pool.process_messages import (
+    COMMAND,
+    FORK,
+    PROGRESS,
+    PROGRESS_BYTES,
+    REAP,
+    SHARE,
+    ForkedWorker,
+    Loaded,
+    NotForked,
+    Reaped,
+    decode_answer,
+)
+from asyncdata.workers.pool.processes import ChildProcess, Executed, Forked, SharedResources
+from asyncdata.workers.pool.worker import Worker, died_starting, new_patience, pause
 
 if TYPE_CHECKING:
     import mmap
@@ -32,12 +43,168 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncdata.core.messages import Job, Reply
-    from asyncdata.workers.pool.calls import Call
-    from asyncdata.workers.pool.deadlines import Lost
     from asyncdata.workers.pool.popen import EarlyForkServer
-    from asyncdata.workers.pool.processes import ChildProcess
+    from asyncdata.workers.pool.process_messages import Answer
+    from asyncdata.workers.pool.worker import Call, Lost
 
-__all__ = ("Processes",)
+_PATIENCE_S = 10.0
+"""The fork server answers within milliseconds. After this time it is taken to hang."""
+_SHUTDOWN_S = 1.0
+"""How long the fork server may take to end by itself."""
+
+
+class LostError(Exception):
+    """The fork server has died, or was killed because it did not answer."""
+
+
+class ForkServer:
+    """A fork server, from the trainer's side.
+
+    :ivar reason: why its workers cannot share its memory; empty if they can, and before it has loaded anything.
+    """
+
+    def __init__(self, shared: SharedResources, started: StartedForkServer) -> None:
+        self._handle = Executed(started.process)
+        self.process = ChildProcess("forkserver", self._handle, started.ends)
+        self.reason = ""
+        self._told = started.told
+        self._shared = shared
+        self._is_open = False
+        self._lost_because = ""
+        self._turn = anyio.Lock()
+
+    async def open(self, job: Job, *, is_first: bool) -> None:
+        """Load the tokenize function of ``job``, without a time limit.
+
+        :param is_first: whether no fork server has loaded it before. Then a shortage of memory, processes or
+            descriptors is an error, too.
+        :raises WorkerError: if it cannot be loaded.
+        """
+        if self._is_open:
+            return
+
+        spec = frame(0, job.tokenize)
+        if self._told and self._told != spec:
+            raise self._lost("it has loaded another function")
+
+        if not self._told:
+            await self._send_first(spec)
+            self._told = spec
+        loaded = await self._answer()
+        if isinstance(loaded, Short) and not is_first:
+            raise self._lost(loaded.reason)
+
+        if isinstance(loaded, Failed | Short):
+            raise error_of(loaded)
+
+        self.reason, self._is_open = loaded.reason if isinstance(loaded, Loaded) else "", True
+        self._send(SHARE, 0, self._shared.memory_fds)
+        await self._send_first(frame(0, job))
+
+    async def _send_first(self, data: bytes | bytearray) -> None:
+        try:
+            await self.process.connection.send_first(data)
+        except OSError as error:
+            raise self._lost("it died") from error
+
+    async def pump_output(self) -> None:
+        """Log its output until it and all other writers of its pipe have ended."""
+        try:
+            await self.process.pump_output()
+        finally:
+            self.process.close_output()
+
+    async def fork_worker(self, number: int) -> ChildProcess:
+        """Worker ``number``: a fork, or, if memory cannot be shared, the fork server itself."""
+        async with self._turn:
+            with new_ends() as ends:
+                self._send(FORK, number, ends.their_fds)
+            try:
+                handle = self._handle if self.reason else await self._forked()
+            except BaseException:
+                ends.close()
+                raise
+
+        return ChildProcess(number, handle, ends)
+
+    async def _forked(self) -> Forked:
+        answer = await self._answer_in_time()
+        if isinstance(answer, NotForked):
+            error = OSError(answer.errno, os.strerror(answer.errno))
+            raise no_room(error) from error
+
+        if not isinstance(answer, ForkedWorker):
+            raise WorkerError(f"the fork server answered a fork with {type(answer).__name__}; it is out of step")
+
+        try:
+            pidfd = os.pidfd_open(answer.pid)
+        except ProcessLookupError as error:
+            raise LostError("it died") from error
+        except OSError as error:
+            raise no_room(error) from error
+
+        forked = Forked(answer.pid, pidfd, self._status_of)
+        if not self._handle.is_alive():  # the pid may already belong to another process
+            forked.forget()
+            raise LostError("it died")
+
+        return forked
+
+    async def _status_of(self, pid: int) -> int | None:
+        """The exit status of a worker that has ended. Only the fork server, its parent, can read it."""
+        try:
+            async with self._turn:
+                self._send(REAP, pid)
+                answer = await self._answer_in_time()
+        except LostError:
+            return None
+
+        return answer.status if isinstance(answer, Reaped) else None
+
+    def _send(self, operation: int, argument: int, fds: Sequence[int] = ()) -> None:
+        if self._lost_because:
+            raise LostError(self._lost_because)
+
+        try:
+            self.process.connection.send_with(COMMAND.pack(operation, argument), fds)
+        except OSError as error:
+            raise self._lost("it died") from error
+
+    async def _answer_in_time(self) -> Answer:
+        with anyio.move_on_after(_PATIENCE_S):
+            return await self._answer()
+
+        raise self._lost(f"no answer in {_PATIENCE_S:g} s; it was killed")
+
+    async def _answer(self) -> Answer:
+        try:
+            _, body = await self.process.connection.receive()
+        except (EOFError, OSError) as error:
+            raise self._lost("it died") from error
+
+        answer: Answer = decode_answer(body)
+        return answer
+
+    def _lost(self, reason: str) -> LostError:
+        """Kill the fork server and its workers: a late answer could be taken for the answer to a later command."""
+        self._lost_because = reason
+        self._handle.kill()
+        return LostError(reason)
+
+    async def end(self) -> None:
+        """Kill it, and wait until it has ended."""
+        self._handle.kill()
+        with anyio.CancelScope(shield=True):
+            await self._handle.ended()
+        self.process.connection.close()
+        self.process.read_remaining_output()
+
+    def close(self) -> None:
+        """Let it reap its workers and end by itself; kill it if that takes too long."""
+        self.process.connection.close()
+        self._handle.wait_or_kill(_SHUTDOWN_S if self._is_open and not self._lost_because else 0)
+        self.process.close_output()
+
 
 _log = get_logger(__name__)
 _MAX_WORKERS = 64
@@ -130,7 +297,7 @@ class ProcessWorker(Worker):
             _log.warning("worker.outgrown", worker=self.number, pid=self.pid, num_bytes=sizes[0], max_bytes=sizes[1])
 
     async def end(self, lost: Lost | None) -> Lost | None:
-        """As the class says. If it died with its fork server, its exit status is unknown, and no request is blamed."""
+        """Kill the process. If it died with its fork server, its exit status is unknown, and no request is blamed."""
         process = self._process
         process.kill()
         with anyio.CancelScope(shield=True):
@@ -189,7 +356,7 @@ class Processes(Transport):
         self._num_lost, self._losses = 0, new_patience()
 
     def prepare(self, slot_bytes: int, num_parts: int) -> Sequence[memoryview]:
-        """As the class says. The fork server starts here, so it loads the tokenize function before the loop runs."""
+        """Make the slots, and start the fork server, so that it loads the tokenize function before the loop runs."""
         started = self._early.take() if self._early is not None else None
         with contextlib.ExitStack() as failing:
             if started is not None:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from asyncdata.workers.pool.popen import Ends
 
-__all__ = ("ChildProcess", "Connection", "Executed", "Forked", "SharedResources")
-
 _log = get_logger(__name__)
 _SCRATCH_BYTES = 16 * 1024
 _STALLED = struct.pack("ll", 0, 20_000)  # 20 ms: a worker that stopped inside a frame must not block the loop
@@ -116,7 +114,7 @@ class Executed:
 
 
 class Forked:
-    """A grandchild: a child of the fork server. Its methods are those of :class:`Executed`.
+    """A grandchild: a child of the fork server. It has the methods of :class:`Executed`.
 
     :param pidfd: refers to this process even after its pid is reused.
     :param ask_status: asks the fork server for the exit status of its child with a given pid.

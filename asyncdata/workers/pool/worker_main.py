@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.workers.pool.process_messages import Answer
 
-__all__ = ("descriptors", "main", "open_or_report", "receive", "send_pieces", "why_not_shared")
-
 _FORK_FDS = 2
 _PAUSE_MS = 250
 """No request for so long: the read-ahead is full (four chunks for each worker), so idle work may run, even if it takes

@@ -31,15 +31,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Job, Reply, Request
 
-__all__ = (
-    "Began",
-    "in_slot",
-    "RemoteWorker",
-    "Sent",
-    "to_send",
-)
-
-
 _PROVEN_AT_START = 64
 """Files that are compared before the first request; of more, the others are when they are first read."""
 

@@ -13,15 +13,13 @@ import anyio.to_thread
 
 from asyncdata.core.errors import ConfigError, WorkerError
 from asyncdata.core.extras import missing_package
-from asyncdata.workers.pool.deadlines import pause
+from asyncdata.workers.pool.worker import pause
 from asyncdata.workers.ray.actor import RemoteWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.workers.ray.settings import RayExecutor
-
-__all__ = ("WATCH", "connect", "is_lost", "kill", "new_actors", "room_for", "run_until_lost")
 
 _VARIABLE, _TIMEOUT_S = "RAY_ADDRESS", 10.0
 _AGAIN_S = 1.0

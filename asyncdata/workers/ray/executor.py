@@ -2,7 +2,7 @@
 
 One request is one call of an actor, and its answer is copied out of the object store as soon as it is there. Two
 requests are under way to each actor, so that it never waits for the next one. An actor that is lost, with its node or
-alone, is replaced, and its requests are sent again, as those of a worker process are.
+alone, is replaced, and its requests are sent again, as a worker process's are.
 """
 
 from __future__ import annotations
@@ -34,12 +34,9 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncdata.core.messages import Job, Reply
-    from asyncdata.workers.pool.calls import Call
-    from asyncdata.workers.pool.deadlines import Lost
     from asyncdata.workers.pool.process_pool import Processes
+    from asyncdata.workers.pool.worker import Call, Lost
     from asyncdata.workers.ray.settings import RayExecutor
-
-__all__ = ("ClusterExecutor",)
 
 _log = get_logger(__name__)
 _FIRST_LOOK_S, _FULL_S, _SLOW_START_S = 2.0, 4.0, 30.0
@@ -133,11 +130,11 @@ class _ActorWorker(Worker):
         return call.request_id, in_slot(call.request, decode_reply(bytes(data)), text, self._actors.memory)
 
     def progress(self) -> tuple[int, int]:
-        """As the class says: what it was when it was last asked."""
+        """The progress when the actor was last asked."""
         return self._seen
 
     async def ask_progress(self) -> None:
-        """As the class says. It may not answer, if a library that it has called holds the interpreter."""
+        """Ask for the progress. It may not answer, if a library that it has called holds the interpreter."""
         with anyio.move_on_after(self.look_s):
             try:
                 self._seen = tuple((await self._actors.finished(self._progress())).result())
@@ -145,7 +142,7 @@ class _ActorWorker(Worker):
                 return
 
     async def end(self, lost: Lost | None) -> Lost | None:
-        """As the class says. It worked on the first of its requests."""
+        """Kill the actor, which worked on the first of its requests."""
         self.kill()
         if lost is None:
             return None
@@ -217,7 +214,7 @@ class _Actors(Transport):
                 raise SourceError(reason)
 
     async def reopen(self, workers: list[Worker], dismiss: Callable[[Worker], object]) -> None:
-        """As the class says. An actor does it between two requests, one that is starting when it has started."""
+        """Open the functions again. An actor does it between two requests, one that is starting when it has started."""
         actors = [worker for worker in workers if isinstance(worker, _ActorWorker)]
         for future in [actor.handle.reopen.remote().future() for actor in actors]:
             await self.finished(future)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.file_refs import FileRef, FileRefs
 
-__all__ = ("NodeFiles", "Terms", "check_function", "difference", "made_function", "node_name", "terms_of")
-
 Fingerprints = list[dict[str, str]]
 
 
@@ -72,7 +70,7 @@ def _with_digests(job: Job) -> Job:
 
 
 def _digest_of(file: FileRef) -> str:
-    """The digest of its content; empty if it cannot be read: the error is that of the request that reads it."""
+    """The digest of its content; empty if it cannot be read: the request that reads it raises the error."""
     try:
         return "" if "://" in file.path else file_digest(file.path, file.num_bytes)
     except AsyncDataError:
@@ -146,7 +144,7 @@ class NodeFiles:
         self.files = files if isinstance(files, ObjectRefs) else [_pinned(file) for file in files]
 
     def prove(self, numbers: Iterable[int]) -> list[tuple[int, str]]:
-        """Compare those of the files that were not compared yet, by size and a sample of the content.
+        """Compare the files that were not compared yet, by size and a sample of the content.
 
         Return the numbers of those that this node sees otherwise, and why each cannot be used.
         """

@@ -10,8 +10,6 @@ import msgspec
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 
-__all__ = ("RayExecutor", "local_workers_of")
-
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0)]

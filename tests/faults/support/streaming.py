@@ -1,8 +1,8 @@
 """A trainer that is going to be killed: it streams, logs what it was given, and saves its state now and then.
 
 Run with ``python -m tests.faults.support.streaming SETTINGS``. The log begins with the number of samples that the
-snapshot it resumed from names, and whether that knew which rows are left out. Then it has one line a batch: for each
-sample its place in D, its id, and a checksum of its tokens.
+snapshot it resumed from names. Then it has one line a batch: for each sample its place in D, its id, and a checksum of
+its tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata import ChatTokenizeFn, DataLoader, IterableSource, JsonlSource, Mix, Part, Shuffle
+from asyncdata import ChatTokenizeFn, DataLoader, IterableSource, Mix, Part, Shuffle
 from asyncdata.errors import EndOfData
 from tests.support.pictures import draw, save_processor
 from tests.support.planned_media import NumberedMedia
@@ -97,9 +97,6 @@ def source_of(kind: str, paths: list[str]) -> Any:
 
         return HuggingFaceSource(datasets.load_dataset("json", data_files=paths, split="train", streaming=True))
 
-    if kind == "growing":
-        return JsonlSource(paths, grows=True)
-
     if kind == "mixture":  # an epoch of it has every row of every part once
         parts = zip("abc", paths, (5, 1, 3), strict=True)
         return Mix({name: Part(path, weight=weight, when_done="leave") for name, path, weight in parts}, quota=10)
@@ -123,18 +120,14 @@ def stream(
     step_s: float,
     knobs: dict[str, Any],
     kind: str = "files",
-    excluded: tuple[dict[str, Any], ...] = (),
 ) -> None:
-    """To the end of the data, or until somebody ends us; without the rows ``excluded``, which are told once a state."""
+    """To the end of the data, or until somebody ends us."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     source, function = source_of(kind, paths), _function_of(kind, paths)
     with DataLoader(source, tokenize_fn=function, shuffle=SHUFFLE, timeout_s=240, **knobs) as loader:
         if os.path.exists(snapshot):
             loader.restore(snapshot)
-        is_told = not excluded or "excluded" in loader.state_dict()
-        if not is_told:
-            loader.exclude(excluded)
-        _write(out, [loader.statistics().samples_total, is_told])
+        _write(out, loader.statistics().samples_total)
         number = 0
         while True:
             try:
@@ -151,13 +144,9 @@ def stream(
 
 
 class Log(NamedTuple):
-    """What one process was given.
-
-    :ivar was_told: whether the snapshot that it resumed from knew the rows to leave out.
-    """
+    """What one process was given."""
 
     resumed_at: int
-    was_told: bool
     entries: list[list[int]]
 
 
@@ -167,7 +156,7 @@ def read_log(path: Path) -> Log | None:
     if not lines:
         return None
 
-    return Log(*json.loads(lines[0]), [item for line in lines[1:] for item in json.loads(line)])
+    return Log(json.loads(lines[0]), [item for line in lines[1:] for item in json.loads(line)])
 
 
 def num_lines(path: Path) -> int:

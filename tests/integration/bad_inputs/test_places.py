@@ -232,14 +232,6 @@ def batches_until_the_end(path: Path, **knobs: Any) -> tuple[list[list[int]], st
             return batches, str(error)
 
 
-@pytest.mark.parametrize("knobs", SETTINGS, ids=str)
-def test_the_same_error_stops_the_same_batch(mixed, knobs):
-    expected = batches_until_the_end(mixed[0], num_workers=0, buffer_size=1)
-
-    assert batches_until_the_end(mixed[0], **knobs) == expected
-    assert re.match(rf"AD\d+ {mixed[0]}:\d+ \(byte \d+\): ", expected[1])
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("knobs", SETTINGS, ids=str)
 def test_rows_are_put_aside_in_one_order_and_shift_nothing(mixed, knobs, tmp_path):
@@ -255,30 +247,3 @@ def test_rows_are_put_aside_in_one_order_and_shift_nothing(mixed, knobs, tmp_pat
     rows, records = found[0]
     assert sorted(rows) == [number for number in range(NUM_ROWS) if number + 1 not in bad]
     assert {json.loads(line)["line"] for line in records.splitlines()} == bad
-
-
-def test_a_row_has_the_position_that_it_would_have_if_the_bad_ones_were_good(mixed, tmp_path):
-    path, bad = mixed
-    lines = path.read_bytes().split(b"\n")
-    for line in bad:
-        lines[line - 1] = b'{"id":7' + b" " * (len(lines[line - 1]) - 8) + b"}"
-    mended = tmp_path / "rows.jsonl"
-    mended.write_bytes(b"\n".join(lines))
-
-    places = []
-    for each in (path, mended):
-        with make(each, num_workers=0, bad_rows="skip", batch_size=16) as loader:
-            samples = [sample for batch in loader for sample in batch]
-        places.append({int(sample.tokens[0]): sample.position for sample in samples if sample.tokens[0] != 7})
-    assert places[0] == places[1]
-    assert len(places[0]) == NUM_ROWS - len(bad) - 1
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("knobs", "max_bad_rows"), each_value(SETTINGS, [0, 1, 17]))
-def test_the_budget_is_used_up_at_the_same_row(mixed, knobs, max_bad_rows, tmp_path):
-    policy = {"bad_rows": {"policy": "skip", "max": max_bad_rows}}
-    expected = batches_until_the_end(mixed[0], num_workers=0, buffer_size=1, **policy)
-
-    assert batches_until_the_end(mixed[0], **knobs, **policy) == expected
-    assert expected[1].startswith(f"a bad row, after BadRows(max={max_bad_rows}) of them: AD")

@@ -1,4 +1,4 @@
-"""Adapters and examples in the frameworks' own trainers and checkpoints, installed or in checkouts that variables name.
+"""Adapters in the frameworks' own trainers and checkpoints, installed or in checkouts that variables name.
 
 A module of ``tests/support/frameworks`` drives each framework, and says which checkouts and packages it needs.
 """
@@ -14,17 +14,7 @@ from tests.support.frameworks.killed_runs import checkout, needs, run_driver
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
-DRIVERS = (
-    "megatron",
-    "nemo_rl",
-    "openrlhf",
-    "prime_rl",
-    "skyrl",
-    "torchtitan",
-    "verl",
-    "verl_sft",
-    "xtuner_rl",
-)
+DRIVERS = ("torchtitan", "verl", "verl_sft", "xtuner_rl")
 
 
 @pytest.fixture(scope="module", params=DRIVERS)

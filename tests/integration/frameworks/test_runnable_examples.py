@@ -1,7 +1,6 @@
 """What the files of examples/frameworks tell a framework, against the framework's own code where that is at hand.
 
-That a killed run continues with the next row is in ``test_in_checkouts.py`` and ``test_relatives_of_trainer.py``; that
-they end with a clear line where a framework is missing, in ``tests/unit/test_examples.py``.
+That they end with a clear line where a framework is missing is in ``tests/unit/test_examples.py``.
 """
 
 import ast
@@ -14,13 +13,12 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from types import SimpleNamespace
 
+import anyio
 import pytest
 
 from asyncdata import DataLoader, RowFn
 from asyncdata.integrations.verl import check
-from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, ROOT, checkout, import_from, needs, run_python
-from tests.support.frameworks.prime_rl import PACKAGES as PRIME_PACKAGES
-from tests.support.frameworks.skyrl import PACKAGES as SKYRL_PACKAGES
+from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, ROOT, checkout, needs, run_python
 from tests.support.frameworks.stand_ins import stand_in_module
 from tests.support.frameworks.verl import defaults
 
@@ -197,13 +195,13 @@ def test_batches_of_the_examples_continue_after_a_restart(example, jsonl_file, s
     assert sorted(chain(*wanted[:3], wanted[3][:1])) == list(range(7))
 
 
-def test_nemo_rl_knows_every_argument_of_its_example():
+def test_nemo_rl_knows_every_argument_of_its_example(monkeypatch):
     file = "examples/configs/grpo_math_1B.yaml"
     tree = checkout("ASYNCDATA_NEMO_RL", file)
     needs("torchdata", "omegaconf")
     from omegaconf import OmegaConf
 
-    import_from(tree)
+    monkeypatch.syspath_prepend(tree)
     arguments = runpy.run_path(str(FOLDER / "train_nemo_rl.py"))["ARGUMENTS"]
     settings = settings_of(arguments, OmegaConf.load(f"{tree}/{file}"))
     assert settings.data.train.dataset_name == "train_nemo_rl.Sums"
@@ -275,86 +273,50 @@ def test_megatron_bridges_example_gives_what_the_forward_step_reads(example, mon
     assert 0 < float(batch["loss_mask"].sum()) < batch["loss_mask"].numel()
 
 
-SKYRL = """
-import json
-import tests.support.frameworks.skyrl as driver
-driver.import_skyrl()
-import skyrl_gym
-import train_skyrl as example
-from asyncdata.demo import tokenizer_folder
-from skyrl.train.config import SkyRLTrainConfig
-from skyrl.train.utils import validate_cfg
-example.write(example.PROMPTS, example.rows())
-cfg = SkyRLTrainConfig.from_cli_overrides([*example.ARGUMENTS, f"trainer.policy.model.path={tokenizer_folder()}"])
-validate_cfg(cfg)
-found = {"samples": cfg.generator.n_samples_per_prompt, "checkpoints": cfg.trainer.ckpt_path}
-cfg.trainer.placement.colocate_all = False  # it asks Ray for a GPU
-prompts = example.Experiment(cfg).train_dataset
-batch = next(iter(prompts))
-found |= {"batches": len(prompts), "prompts": len(batch), "fields": sorted(batch[0])}
-prompts.loader.close()
-answer = batch[0]["env_extras"]["reward_spec"]["ground_truth"]
-for said in (answer, "-1"):
-    env = skyrl_gym.make(cfg.environment.env_class, env_config={}, extras=batch[0]["env_extras"])
-    found[said == answer] = env.step(f"It is #### {said}")["reward"]
-print(json.dumps(found))
-"""
+def test_skyrls_example_gives_the_batches_of_its_trainer_which_refuses_a_checkpoint_without_them(example, monkeypatch):
+    stand_in(monkeypatch, "train_skyrl")
+    found = {"load_checkpoints": lambda _: (3, "path"), "_build_train_dataloader_and_compute_training_steps": None}
+    monkeypatch.setattr("skyrl.train.trainer.RayPPOTrainer", type("RayPPOTrainer", (), found))
+    experiment = type("BasePPOExp", (), {"get_train_dataset": None, "get_trainer": None})
+    monkeypatch.setattr("skyrl.train.entrypoints.main_base.BasePPOExp", experiment)
+    skyrl = example("train_skyrl")
+    skyrl.write(Path("prompts.jsonl"), skyrl.rows())
+    made, trainer = skyrl.Experiment(), skyrl.Trainer()
+    config = SimpleNamespace(train_batch_size=64, seed=1, epochs=5)
+    made.cfg = trainer.cfg = SimpleNamespace(data=SimpleNamespace(train_data=["prompts.jsonl"]), trainer=config)
+    trainer.train_dataset = made.get_train_dataset()
+    trainer._build_train_dataloader_and_compute_training_steps()  # noqa: SLF001 - SkyRL calls it
+    with trainer.train_dataset.loader:
+        batch = next(iter(trainer.train_dataloader))
+        with pytest.raises(RuntimeError, match="no data.pt of this example"):
+            trainer.load_checkpoints()
+        trainer.train_dataset.load_state_dict(trainer.train_dataset.state_dict())
+        assert trainer.load_checkpoints() == (3, "path")
+    assert (len(batch), set(batch[0])) == (64, {"env_class", "env_extras", "prompt", "uid"})
+    assert trainer.total_training_steps == 5 * (2000 // 64)
 
 
-def test_skyrl_takes_every_argument_of_its_example_and_rewards_its_prompts(tmp_path):
-    checkout("ASYNCDATA_SKYRL", "skyrl/train/fully_async_trainer.py", SKYRL_PACKAGES)
-
-    assert answer_of(SKYRL, tmp_path) == {
-        "samples": 4,
-        "checkpoints": f"{tmp_path}/asyncdata_skyrl/checkpoints",
-        "batches": 2000 // 64,
-        "prompts": 64,
-        "fields": ["env_class", "env_extras", "prompt", "uid"],
-        "true": 1.0,
-        "false": 0.0,
-    }
-
-
-TASKSET = """
-import asyncio, json
-from types import SimpleNamespace
-import verifiers.v1 as vf
-from prime_rl.configs.orchestrator import OrchestratorConfig
-text = open("asyncdata_prime_rl/runs/docstrings/configs/orchestrator.json").read()
-[source] = OrchestratorConfig.model_validate_json(text).train.source
-taskset = vf.load_taskset(source.env.taskset)
-task = next(iter(taskset.head(1)))
-rewards = [
-    asyncio.run(task.has_name(SimpleNamespace(last_reply=reply))) for reply in (f"It is {task.data.answer}.", "no")
-]
-print(json.dumps([type(taskset).__module__, task.data.idx, task.data.prompt, rewards]))
-"""
-
-
-@pytest.fixture
-def prime_rl():
-    """The folders to import prime-rl and verifiers from."""
-    verifiers = checkout("ASYNCDATA_VERIFIERS", "verifiers/v1/taskset.py")
-    tree = checkout("ASYNCDATA_PRIME_RL", "src/prime_rl/entrypoints/rl.py", (*PRIME_PACKAGES, "tomli"))
-    return [f"{tree}/src", f"{tree}/packages/prime-rl-configs/src", verifiers]
-
-
-def launched(places, folder, *words):
-    """The settings that prime-rl's launcher writes for its orchestrator, after all its checks."""
-    run(folder, str(FOLDER / "train_prime_rl.py"), "--dry-run", *words, places=places)
-    return json.loads((folder / "asyncdata_prime_rl/runs/docstrings/configs/orchestrator.json").read_text())
-
-
-def test_prime_rls_example_is_a_taskset_whose_tasks_are_rewarded(prime_rl, tmp_path):
-    settings = launched(prime_rl, tmp_path, "--max-steps", "70")
-    assert settings["max_steps"] == 70
-    [source] = settings["train"]["source"]
-    assert source["group_size"] == 4
-    assert settings["batch_size"] % source["group_size"] == 0
-    module, idx, prompt, rewards = answer_of(TASKSET, tmp_path, *prime_rl)
-    assert (module, idx, rewards) == ("train_prime_rl", 0, [1.0, 0.0])
-    assert prompt.startswith("Which ")
-    assert launched(prime_rl, tmp_path, "--resume.step", "30")["resume"]["step"] == 30
+def test_prime_rls_example_gives_tasks_that_come_again_until_their_rollouts_are_complete(example, monkeypatch):
+    stand_in(monkeypatch, "train_prime_rl")
+    generic = {"__class_getitem__": classmethod(lambda kind, _: kind)}
+    for name in ("Task", "TaskData", "Taskset", "TasksetConfig", "Trace", "Episode"):
+        monkeypatch.setattr(f"verifiers.v1.{name}", type(name, (SimpleNamespace,), generic), raising=False)
+    made = lambda self, data, config: vars(self).update(data=data, key=str(data.idx))  # noqa: E731
+    monkeypatch.setattr("verifiers.v1.Task.__init__", made)
+    monkeypatch.setattr("verifiers.v1.reward", lambda function: function, raising=False)
+    monkeypatch.setattr("prime_rl.orchestrator.train_source.Curriculum", SimpleNamespace, raising=False)
+    of_sampler = dict.fromkeys(("observe", "state_dict", "load_state_dict"))
+    monkeypatch.setattr("prime_rl.orchestrator.curriculum.TaskSampler", type("TaskSampler", (), of_sampler))
+    prime = example("train_prime_rl")
+    prime.write(prime.PROMPTS, prime.docstring_prompts())
+    tasks, again = prime.Tasks(None), prime.Tasks(None)
+    with tasks.loader, again.loader:
+        first, second = next(tasks), next(tasks)
+        tasks.observe([SimpleNamespace(task=first)])
+        again.load_state_dict(tasks.state_dict())
+        assert next(again).data == second.data
+    assert (first.key, second.key, set(tasks.waiting)) == ("0", "1", {"1"})
+    assert anyio.run(first.has_name, SimpleNamespace(last_reply=f"It is {first.data.answer}.")) == 1.0
 
 
 def test_axolotl_knows_every_key_of_its_example(example, monkeypatch):

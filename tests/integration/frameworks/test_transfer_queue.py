@@ -47,28 +47,6 @@ def test_each_prompt_is_trained_once_whatever_was_saved_when(path, real, steps, 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("order", [("save_loader", "save_queue"), ("save_queue", "save_loader"), ("save_loader",)])
-def test_prompts_that_were_put_or_trained_between_the_two_saves_come_once(path, real, order):
-    run = Run(path, real)
-    run.fill()
-    run.save_and_train(order)
-    run.roll_out(1)
-    run.crash()
-    assert len(run.trained) == 3 * (len(order) - 1)
-    assert run.finish() == ALL
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("room", [4, 50])
-def test_the_end_of_the_data_is_put_however_much_room_there_is(path, real, room):
-    run = Run(path, real, room)
-    while run.feeder.fill():
-        while run.prompts():
-            run.train(0)
-    assert run.finish() == ALL
-
-
-@pytest.mark.thorough
 def test_prompts_that_the_queue_did_not_take_are_put_by_the_next_call(path, real, monkeypatch):
     run = Run(path, real)
 

@@ -51,32 +51,6 @@ def test_the_trainer_skips_no_batches_and_asks_the_loader(loader):
     assert not hasattr(trainer.get_train_dataloader(), "__len__")
 
 
-def test_prompts_are_repeated_as_trl_repeats_them(rows):
-    """2 ranks, 3 prompts a generation batch, 4 times each, used 2 * 3 times."""
-    parts = []
-    for rank in range(2):
-        groups = {"num_generations": 4, "num_iterations": 3, "generation_batch_size": 12, "steps_per_generation": 2}
-        trainer = trainer_of(world_size=2, process_index=rank, **groups)
-        vars(trainer)["_step"] = 0
-        with DataLoader(rows, **KNOBS) as loader:
-            attach(trainer, loader)
-            batches = iter(trainer.get_train_dataloader())
-            parts.append([numbers_of(next(batches)) for _ in range(8)])
-            saved = trainer.callback_handler.callbacks[0].state()
-            following = numbers_of(next(batches))
-            attach(trainer, loader)
-            state = SimpleNamespace(stateful_callbacks={"AsyncDataState": [saved]}, global_step=7)
-            trainer.callback_handler.callbacks[-1].on_train_begin(None, state, None)
-            assert numbers_of(next(iter(trainer.get_train_dataloader()))) == following
-            assert vars(trainer)["_step"] == 2, "TRL samples completions again only where it is a multiple"
-
-    with DataLoader(rows, **KNOBS) as loader:
-        first, second, third, fourth = numbers_of(loader.get_next_batch(4))
-    assert parts[0][:6] == [[first] * 4 + [second] * 2] * 6
-    assert parts[1][:6] == [[second] * 2 + [third] * 4] * 6
-    assert parts[0][6][:4] == parts[0][7][:4] == [fourth] * 4
-
-
 def test_prompts_of_one_epoch_come_to_an_end(rows):
     with DataLoader(rows, epochs=1, **KNOBS) as loader:
         batches = list(attached(loader, num_generations=2).get_train_dataloader())
@@ -159,18 +133,6 @@ def test_a_checkpoint_without_a_state_is_refused_unless_it_is_allowed(loader):
     assert list(state.stateful_callbacks) == ["AsyncDataState"]
 
 
-def test_an_evaluation_is_one_epoch_and_always_the_same(loader, rows):
-    trainer = trainer_of()
-    trainer.eval_dataset = placeholder()
-    with DataLoader(rows, batch_size=8, **KNOBS) as evaluated:
-        attach(trainer, loader, eval_loader=evaluated)
-        first, second = (list(trainer.get_eval_dataloader(own)) for own in (trainer.eval_dataset, None))
-    found = [[number for batch in loop for number in numbers_of(batch)] for loop in (first, second)]
-    assert found[0] == found[1]
-    assert sorted(found[0]) == list(range(ROWS))
-    assert trainer.get_eval_dataloader("another") == "another", "a set that the caller names is the trainer's own"
-
-
 @pytest.mark.parametrize(
     ("knobs", "given", "num_steps"),
     [
@@ -197,16 +159,6 @@ def test_epochs_of_prompts_are_their_generation_batches_with_all_repeats(rows):
         trainer = attached(loader, max_steps=-1, gradient_accumulation_steps=2, **groups)
         trainer.train()
     assert trainer.trained == [(None, 3 * 14 * 2 // 2)]
-
-
-def test_a_resumed_training_has_the_counted_epoch_in_its_checkpoint(loader, tmp_path):
-    place = tmp_path / "checkpoint-4"
-    place.mkdir()
-    saved = '{"stateful_callbacks": {"AsyncDataState": [{"attributes": {"num_batches": 7}}]}}'
-    (place / "trainer_state.json").write_text(saved)
-    trainer = attached(loader, {"batches_per_epoch": "count"}, max_steps=-1, output_dir=str(tmp_path))
-    trainer.train(str(place))
-    assert trainer.trained == [(str(place), 3 * 7)]
 
 
 def test_max_steps_goes_before_epochs_which_are_counted_all_the_same(loader):

@@ -224,26 +224,6 @@ def places_of(places, wanted, batch_size):
     return found
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize(("length", "ranks"), [(1, 1), (40, 3), (101, 8)])
-def test_each_rank_has_every_nth_place(length, ranks, batch_size):
-    for rank in range(ranks):
-        found = places_of(SamplerPlaces(length), indices(length, ranks, rank), batch_size)
-        assert found == list(range(length))[rank : length // ranks * ranks : ranks]
-
-
-@pytest.mark.parametrize("taken", [0, 1, 2, 7])
-def test_a_restored_rank_demands_the_next_place(taken):
-    wanted = indices(40, 2, 1)
-    before, after = SamplerPlaces(40), SamplerPlaces(40)
-    places_of(before, wanted[:taken], 1)
-    after.load_state_dict(before.state_dict())
-    if taken:
-        assert after.of(wanted[:4]) is None, "these were taken before"
-    assert after.of(wanted[taken + 1 :]) is None, "one is skipped"
-    assert places_of(after, wanted[taken:], 4) == list(range(1, 40, 2))[taken:]
-
-
 @pytest.mark.parametrize(
     ("taken", "wanted"),
     [

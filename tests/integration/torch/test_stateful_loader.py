@@ -26,7 +26,6 @@ from tests.support.torch_loading import (
     KINDS,
     MAX_LENGTH,
     SAMPLES,
-    chain_epochs,
     chat,
     knobs,
     of_torch_load,
@@ -112,14 +111,6 @@ def test_it_is_closed_with_its_block(chats):
         next(iter(loader))
     with pytest.raises(LoaderClosedError, match="AD502"):
         next(iter(loader))
-
-
-def test_a_state_loaded_in_the_middle_of_an_epoch_forgets_what_was_fetched(open_loader):
-    loader = open_loader()
-    state = loader.state_dict()
-    first = take(loader, 4)
-    loader.load_state_dict(state)
-    assert take(loader, 4) == first
 
 
 def test_states_go_to_a_file_and_from_a_loader_to_its_wrapper_and_back(chats, open_loader, opened, tmp_path):
@@ -470,17 +461,6 @@ def test_without_room_for_a_thread_the_batch_is_made_when_it_is_needed(open_load
     whole = run(open_loader(**SAMPLES), 1)
     change(monkeypatch, starts_of_a_copier=no_room)
     assert run(open_loader(**SAMPLES, device="cuda"), 1) == whole
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
-def test_streams_change_nothing_of_what_is_delivered(open_loader, fake_cuda, changes):
-    whole = run(open_loader(**changes), 2)
-    loader = open_loader(device="cuda", **changes)
-    resumed = open_loader(device="cuda", pin_memory=False, **changes)
-    found = take(chain_epochs(loader), 5)
-    resumed.load_state_dict(loader.state_dict())
-    assert found + take(chain_epochs(resumed), len(whole) - 5) == whole
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

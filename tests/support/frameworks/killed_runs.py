@@ -7,14 +7,11 @@ takes a minute to import: so one process imports it, and forks each run.
 import importlib.util
 import json
 import os
-import queue
 import re
 import signal
 import subprocess
 import sys
-import threading
 import traceback
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,8 +21,6 @@ EXAMPLES = str(ROOT / "examples/frameworks")
 DEMO_TOKENIZER = str(ROOT / "asyncdata/assets/demo_tokenizer")
 KILLED_AFTER = 3
 """Batches between the save and the kill: they are trained on, and lost with the weights."""
-
-TIMEOUT_S = 120
 
 
 def needs(*packages):
@@ -42,11 +37,6 @@ def checkout(variable, file, packages=()):
         pytest.skip(f"nothing to run: {variable} names no checkout with a {file}")
     needs(*packages)
     return folder
-
-
-def import_from(*folders):
-    """Look for modules in these folders too. First come ours: many a checkout has a package ``tests`` of its own."""
-    sys.path[:0] = [str(ROOT), *folders]
 
 
 def blocks_of(page, language):
@@ -136,59 +126,6 @@ def in_fork(work):
             traceback.print_exc()
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-class Stepped:
-    """A training in a thread, which waits after each step for what it shall do: a run of a framework with a loop."""
-
-    def __init__(self):
-        self.orders, self.answers = queue.Queue(), queue.Queue()
-        self._must_order = self._has_ended = False
-
-    def start(self, train):
-        threading.Thread(target=self._run, args=(train,), daemon=True).start()
-
-    def _run(self, train):
-        try:
-            train()
-            self.answers.put(None)
-        except BaseException as error:
-            self.answers.put(error)
-
-    def is_to_save(self):
-        """Called by the training after a step, which waits here."""
-        return self.orders.get(timeout=TIMEOUT_S) == "save"
-
-    def answer(self):
-        """What the training tells next."""
-        found = self.answers.get(timeout=TIMEOUT_S)
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-    def take(self):
-        """The next batch; an empty one after the end of the training."""
-        if self._has_ended:
-            return []
-        if self._must_order:
-            self.orders.put("go on")
-        self._must_order = True
-        found = self.answer()
-        self._has_ended = found is None
-        return found or []
-
-    def save(self):
-        self.orders.put("save")
-        assert self.answer() == "saved"
-        self._must_order = False
-
-
-def kill_and_resume_each(open_run, folder, cases, **shared):
-    """By name: :func:`kill_and_resume` with the arguments of ``open_run`` and the ``saves`` of this case."""
-    return {
-        name: kill_and_resume(partial(open_run, **given), folder / name, saves=saves, **shared)
-        for name, (given, saves) in cases.items()
-    }
 
 
 def main(driver, settings, answer):

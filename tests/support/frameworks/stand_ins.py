@@ -1,7 +1,6 @@
 """Stand-ins for packages that a framework imports and a machine without a GPU cannot have."""
 
 import importlib.machinery
-import importlib.util
 import sys
 from types import ModuleType
 
@@ -36,11 +35,6 @@ def _attribute(module, name):
     if name.startswith("__"):
         raise AttributeError(name)
     return type(name, (Anything,), {"__module__": module})
-
-
-def stand_in_for_missing(*packages):
-    """As :func:`stand_in_for`, for those of the packages that are not installed."""
-    stand_in_for(*(name for name in packages if importlib.util.find_spec(name) is None))
 
 
 def stand_in_for(*packages):

@@ -84,14 +84,6 @@ class Run:
         self.queue.save_checkpoint(self.folder)
         self.is_saved, self.at_queue = True, len(self.trained)
 
-    def save_and_train(self, saves):
-        """After each, three prompts are trained and others put."""
-        for save in saves:
-            getattr(self, save)()
-            for which in (1, 0, 2):
-                self.train(which)
-                self.fill()
-
     def crash(self, _=0):
         """The weights are those of the later save."""
         self.loader.close()

@@ -199,14 +199,6 @@ class TestWhatSaveCannotDo:
             refused_save(tmp_path / name, r"AD601 .*: a link, folder or device is in its place")
         assert (names(tmp_path), load(tmp_path / "target")) == (["folder", "link", "target"], LEAST)
 
-    def test_a_full_disk_is_named_with_the_bytes_needed(self, tmp_path, monkeypatch):
-        save(tmp_path / "s", LEAST)
-        monkeypatch.setattr(os, "write", fail(errno.ENOSPC))
-
-        full = r"AD601 .*/s was not written: No space left on device \(need 2.*the previous snapshot is kept as s$"
-        assert isinstance(refused_save(tmp_path / "s", full).__cause__, OSError)
-        assert (load(tmp_path / "s"), names(tmp_path)) == (LEAST, ["s"])
-
     def test_a_disk_that_lies_is_found_out(self, tmp_path, monkeypatch):
         save(tmp_path / "s", LEAST)
         pread = os.pread
@@ -288,14 +280,6 @@ class TestWhatSaveCannotDo:
 
 
 class TestDamage:
-    @pytest.mark.thorough
-    def test_every_single_bit_counts(self, tmp_path):
-        for place in range(len(WHOLE) * 8):
-            damaged = bytearray(WHOLE)
-            damaged[place // 8] ^= 1 << place % 8
-            (tmp_path / "s").write_bytes(damaged)
-            refusal(tmp_path / "s")
-
     @pytest.mark.parametrize(
         ("data", "words"),
         [

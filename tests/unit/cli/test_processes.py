@@ -36,13 +36,6 @@ def run(data, run_json, demo_tokenizer):
 # Runs
 
 
-def test_the_digest_depends_on_the_order_and_on_nothing_else(run):
-    digest = run()["digest"]
-    assert run("--num-workers", 2, "--batch-size", 7, "--buffer-size", 11)["digest"] == digest
-    others = [("--seed", 43), ("--no-shuffle",), ("--apply-chat-template",)]
-    assert len({run(*other)["digest"] for other in others} | {digest}) == 4
-
-
 def test_a_run_resumes_where_its_snapshot_is(run, tmp_path):
     record = tmp_path / "record"
     again = ("--snapshot", tmp_path / "state", "--resume", "--record", record, "--batch-size", 16)

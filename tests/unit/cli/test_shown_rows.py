@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from asyncdata import DataLoader, JsonlSource, LengthGrouping, RowShuffle, Shuffle, SoftPacking
-from asyncdata.errors import SourceChangedError, SourceError
 from asyncdata.xtuner import XTunerPacking
 from tests.support.inner import change
 from tests.support.parts import OrderView
@@ -168,23 +167,6 @@ def test_a_row_that_is_too_long_is_not_read(jsonl_file):
     short, long = OrderView(source, row_id, shuffle=False).rows()
     assert (len(short.raw) > 0, long.raw) == (True, b"")
     assert str(long.fault).startswith("AD108 ")
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (lambda path: path.write_bytes(path.read_bytes()[:100]), SourceChangedError, r"AD302 .*rows.jsonl shrank"),
-        (lambda path: path.unlink(), SourceError, "AD304"),
-    ],
-    ids=["it shrank", "it disappeared"],
-)
-def test_a_file_that_changes_after_it_was_opened_is_named(jsonl_file, change, error, message):
-    path = jsonl_file({"id": number} for number in range(5000))
-    rows = OrderView(str(path), shuffle=Shuffle(block_bytes=512, window_blocks=4), buffer_size=8).rows()
-    next(rows)
-    change(path)
-    with pytest.raises(error, match=message):
-        list(rows)
 
 
 def test_a_row_index_that_a_run_has_made_is_used(here, run_json, monkeypatch):

@@ -7,7 +7,6 @@ import fcntl
 import os
 import threading
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
@@ -89,18 +88,6 @@ def test_an_older_file_that_another_writer_replaces_in_the_middle_of_the_link_is
     assert (tmp_path / "s").read_bytes() == b"new"
     assert (tmp_path / "s.1").read_bytes() == b"other's second"
     assert sorted(os.listdir(tmp_path)) == ["s", "s.1"]
-
-
-def test_writers_of_one_file_never_fail_each_other(tmp_path):
-    def write(content: bytes) -> None:
-        for _ in range(50):
-            replace_file(str(tmp_path / "s"), [content], 3)
-
-    with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(write, (b"a", b"b", b"c"))) == [None] * 3
-
-    assert sorted(os.listdir(tmp_path)) == ["s", "s.1", "s.2"]
-    assert {(tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} <= {b"a", b"b", b"c"}
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path, monkeypatch):

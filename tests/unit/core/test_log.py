@@ -4,41 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import traceback
-from types import SimpleNamespace
 
 import pytest
 import structlog
-from structlog.testing import capture_logs
 
 import asyncdata
 from asyncdata.errors import ConfigError
 from tests.support.parts import (
     get_logger,
     observe_events,
-    open_tokenize_fn,
     owning_events,
     resolve_path,
     stop_observing,
     user_traceback,
 )
-
-
-def test_an_event_arrives_with_its_fields_and_level():
-    log = get_logger("here")
-    with capture_logs() as events:
-        log.info("row.bad", code="AD101", line=3)
-        log.warning("row.bad", code="AD102")
-        try:
-            raise ValueError("oh")
-        except ValueError:
-            log.exception("service.failed", stage="read")
-
-    assert events == [
-        {"event": "row.bad", "code": "AD101", "line": 3, "log_level": "info"},
-        {"event": "row.bad", "code": "AD102", "log_level": "warning"},
-        {"event": "service.failed", "stage": "read", "exc_info": True, "log_level": "error"},
-    ]
 
 
 def test_a_logger_made_before_structlog_is_configured_obeys():
@@ -174,16 +153,3 @@ def test_where_no_frame_is_the_users_the_error_is_one_line():
     except ConfigError as error:
         error.__traceback__ = None
         assert user_traceback(error).strip() == "asyncdata.core.errors.ConfigError: only words"
-
-
-def test_frames_of_every_folder_of_the_package_are_left_out():
-    def cannot() -> None:
-        raise RuntimeError("cannot be opened")
-
-    with pytest.raises(RuntimeError) as raised:
-        open_tokenize_fn(SimpleNamespace(resolve=bool, fingerprints=dict, settings=dict, open=cannot))
-
-    text = user_traceback(raised.value)
-    assert asyncdata.__path__[0] in "".join(traceback.format_exception(raised.value))
-    assert asyncdata.__path__[0] not in text
-    assert "cannot be opened" in text

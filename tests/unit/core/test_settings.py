@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-from typing import Any
 
 import msgspec
 import pytest
@@ -65,20 +64,6 @@ def test_settings_that_are_missing_are_a_type_error_that_names_them():
         ad.SoftPacking()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^Part needs source; "):
         ad.Part()  # type: ignore[call-arg]
-
-
-class OfTests(Settings, frozen=True):
-    """Settings whose own checks raise a TypeError."""
-
-    number: Any = 1
-
-    def __post_init__(self) -> None:
-        self.number + 1
-
-
-def test_an_error_of_its_own_checks_is_left_as_it_is():
-    with pytest.raises(TypeError, match="concatenate"):
-        OfTests("a")
 
 
 def test_it_is_copied_pickled_replaced_shown_and_decoded_as_any_struct():

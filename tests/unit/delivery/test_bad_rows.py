@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import Position, SourceLocation
-from asyncdata.errors import BadRowError, ConfigError, QuarantineError
+from asyncdata.errors import BadRowError, QuarantineError
 from tests.support.parts import Chunk, ColumnWriter, Quarantine, RowFault, bad_row_error, read_quarantine
 
 PLACE = {"path": "/rows", "line": 3, "byte_offset": 9}
@@ -119,20 +119,6 @@ def test_half_a_line_that_a_killed_process_left_does_not_swallow_the_next_entry(
     assert (found.times, found.num_unreadable) == ([1, 1, 1], 3), "lines that say nothing of a row are counted"
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a FIFO", "a folder"])
-def test_anything_but_a_regular_file_is_refused_at_once(tmp_path, make):
-    path = str(tmp_path / "bad.jsonl")
-    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: No such file"):
-        read_quarantine(path)
-    make(path)
-    with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}'\\): "):
-        Quarantine.opened(path)
-    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: "):
-        read_quarantine(path)
-    with pytest.raises(QuarantineError, match=f"^AD605 cannot write to {path}: "):
-        Quarantine(path).add(error_at(1))
-
-
 @pytest.mark.thorough
 def test_a_line_longer_than_any_of_ours_is_never_held(tmp_path):
     """A disk that lost power may leave a hole of any size."""
@@ -173,14 +159,6 @@ def error_of(path, row, fault, *, too_long=False):
     window = SimpleNamespace(location=location, key=lambda row: (0, location(row).byte_offset))
     chunk = Chunk(out.finish(len(LINES), 0.0), Position(), len(LINES), window, ends_epoch=True)
     return bad_row_error(chunk.row_location(chunk.errors[0].row), chunk.errors[0])
-
-
-def test_the_error_has_the_place_the_reason_and_an_excerpt(path):
-    error = error_of(path, 1, RowFault("AD110", "cut off", LINES[1], "Traceback ..."))
-
-    assert (error.code, error.path, error.line, error.byte_offset) == ("AD110", str(path), 2, 10)
-    assert (error.reason, error.excerpt, error.traceback) == ("cut off", '{"id": 1', "Traceback ...")
-    assert str(error) == f'AD110 {path}:2 (byte 10): cut off\n  row: {{"id": 1\nTraceback ...'
 
 
 @pytest.mark.parametrize("too_long", [False, True])

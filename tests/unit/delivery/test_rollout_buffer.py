@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 
 from asyncdata import Sample
-from asyncdata.delivery.rollout_buffer import choose, without
-from asyncdata.errors import ConfigError, FilterError, InvalidGroupError
+from asyncdata.delivery.rollout_buffer import without
+from asyncdata.errors import ConfigError, InvalidGroupError
 from asyncdata.filters import ByStaleness, first_in_first_out
 from tests.support.chunks import chunk_of, made_by_hand
-from tests.support.parts import Chooser, Returned, SampleRange, filter_of, unpacked, validate_groups
-
-
-def buffer_of(num_groups):
-    return [Returned(made_by_hand(number), [{}]) for number in range(num_groups)]
-
+from tests.support.parts import SampleRange, filter_of, unpacked, validate_groups
 
 # Filters
 
@@ -42,45 +35,6 @@ def test_a_filter_is_a_function_or_its_import_path_and_the_oldest_come_first_wit
 def test_what_is_no_filter_is_refused_when_the_loader_is_made(what, message):
     with pytest.raises(ConfigError, match=message):
         filter_of(what)
-
-
-FOREIGN = "AD430 the buffer filter '.*<lambda>' returned something that is no group of the buffer"
-
-
-@pytest.mark.parametrize(
-    ("buffer_filter", "message"),
-    [
-        (lambda buffer, _: [copy.deepcopy(buffer[0])], FOREIGN),
-        (lambda buffer, _: [list(buffer[0])], FOREIGN),
-        (lambda buffer, _: [buffer[0][0]], FOREIGN),
-        (lambda buffer, _: [buffer[0], made_by_hand(9)], FOREIGN),
-        (lambda buffer, _: [None], FOREIGN),
-        (lambda buffer, _: None, "AD430 .*<lambda>' returned NoneType; need a list of groups"),
-        (lambda buffer, _: iter([]), "AD430 .*<lambda>' returned list_iterator; need a list of groups"),
-        (lambda buffer, _: {}["reward"], r"AD431 the buffer filter '.*<lambda>' raised KeyError\('reward'\)"),
-    ],
-)
-def test_a_filter_has_to_return_a_list_of_the_very_groups_of_the_buffer(buffer_filter, message):
-    with pytest.raises(FilterError, match=message) as caught:
-        choose(buffer_of(2), 2, buffer_filter)
-
-    assert isinstance(caught.value.__cause__, KeyError) == ("AD431" in message)
-
-
-def test_a_filter_is_told_how_many_are_wanted_and_given_the_very_groups_and_may_not_call_its_loader():
-    def meddles(groups, num_groups):
-        assert num_groups == 2
-        assert all(group is item.group for group, item in zip(groups, buffer, strict=True))
-        chooser.refuse_calls()
-
-    buffer, chooser = buffer_of(3), Chooser(meddles)
-    chooser.refuse_calls()
-
-    with pytest.raises(FilterError, match="AD504 the buffer filter '.*meddles' calls the loader that asks it"):
-        chooser.choose(buffer, 2)
-
-    chooser.refuse_calls()
-    assert Chooser(first_in_first_out).choose(buffer, 2) == buffer[:2]
 
 
 # What may enter

@@ -14,7 +14,6 @@ from asyncdata.loader import wait_progress
 from tests.support.inner import change
 from tests.support.loading import NEVER_S
 from tests.support.parts import WaitProgress, progress_of, way_of
-from tests.support.parts import Waits as AllWaits
 
 
 class Shown:
@@ -178,23 +177,3 @@ def test_the_oldest_of_several_waits_is_shown_on_one_display_and_it_ends_with_th
     progress.close()
 
     assert displays == ["bar", "bar"]
-
-
-def test_waits_count_while_they_last_and_each_once():
-    now, seen = 10.0, []
-    waits = AllWaits(lambda: now)
-    waits.on_begin = waits.on_end = lambda wait, at: seen.append((wait, at))
-    waits.begin("a")
-    now = 11.0
-    waits.begin("b")
-    now = 14.0
-    assert (waits.totals(), waits.ended) == ((2, 7.0), (0, 0.0))
-
-    waits.end("a")
-    now = 15.0
-    assert (waits.totals(), waits.ended) == ((2, 8.0), (1, 4.0))
-
-    waits.end("b")
-    waits.end("b")  # an interrupt may have come between
-    assert waits.totals() == waits.ended == (2, 8.0)
-    assert seen[:3] == [("a", 10.0), ("b", 11.0), ("a", 14.0)]

@@ -214,19 +214,6 @@ def test_the_first_of_a_window_come_from_all_over_it(kind):
 # Which rows or packs a rank owns
 
 
-@in_ci(max_examples=40)
-@given(st.integers(0, 20), st.integers(1, 5), st.integers(1, 4), st.integers(0, 60))
-def test_each_row_of_a_whole_batch_has_one_owner_and_the_rest_all(first, world_size, batch_size, num_rows):
-    shares = [Share(rank=rank, world_size=world_size, batch_size=batch_size) for rank in range(world_size)]
-    stop = first + num_rows
-    owners = [share.owns(range(first, stop), first, stop).tolist() for share in shares]
-
-    num_whole = num_rows // (world_size * batch_size) * world_size * batch_size
-    for number in range(num_rows):
-        found = [rank for rank in range(world_size) if owners[rank][number]]
-        assert found == ([(first + number) % world_size] if number < num_whole else list(range(world_size)))
-
-
 # Mixing is pinned: the order of every run, and the digest in every snapshot, follow from it
 
 # The first numbers of splitmix64 with seed 1234567, as its authors' program prints them.

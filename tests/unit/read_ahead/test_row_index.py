@@ -83,22 +83,6 @@ def test_rows_are_taken_from_the_file_as_far_as_it_has_them_and_they_are_equal(b
     assert index.num_tokens.tolist() == expected.num_tokens.tolist()
 
 
-@pytest.mark.parametrize(
-    ("chosen", "check", "grows"),
-    [
-        ({}, "none", False),
-        ({"method": "none"}, "none", True),
-        ({"method": "none", "stop": 5}, "json", True),
-        ({"method": "none", "first": -5}, "json", False),
-        ({"method": "slime", "only_kept": True}, "samples", False),
-    ],
-)
-def test_rows_are_looked_at_as_far_as_the_order_needs_it(chosen, check, grows):
-    shuffle = RowShuffle(**chosen)
-
-    assert (shuffle.looks_at, shuffle.grows) == (check, grows)
-
-
 # Its file
 
 PARTS = [
@@ -197,13 +181,6 @@ def test_rows_that_another_process_has_mapped_do_not_change_when_parts_are_refus
 
         assert mapped.tolist() == reader.rows.tolist() == rows
     assert read(tmp_path) == [PARTS[4]]
-
-
-def test_a_link_is_not_followed(tmp_path):
-    (tmp_path / f"{IDENTITY}.index").symlink_to(tmp_path / "elsewhere")
-
-    with pytest.raises(OSError, match="symbolic"):
-        IndexFile(str(tmp_path), IDENTITY)
 
 
 def test_the_folder_is_where_caches_are(monkeypatch):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from asyncdata.report.charts import columns, lines, short
 from asyncdata.report.figures import origins, summed
-from asyncdata.report.page import visible
-from asyncdata.report.samples import Run
+from asyncdata.report.page import Run, visible
 from asyncdata.telemetry.reader import read
 from tests.support.examples import in_ci
 from tests.support.parts import (

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from array import array
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import HuggingFaceSource, ParquetSource
-from tests.support.inner import change
 from tests.support.parts import (
     Block,
     FileBlocks,
@@ -22,13 +18,14 @@ from tests.support.parts import (
     Job,
     Overflow,
     SpoolReader,
-    is_whole,
     part_path,
     resolve_path,
     write_part,
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.parts import ParquetBlocks
 
 
@@ -144,61 +141,3 @@ def copied(tmp_path, number, rows):
     """A copy of the rows; the place of each, whose original is the row "second"."""
     offsets = write_part(part_path(str(tmp_path), number), rows)
     return [Overflow(row, 0, 6, number, offset) for row, offset in enumerate(offsets)]
-
-
-def test_blocks_and_rows_that_were_not_copied_are_the_other_readers(reader):
-    assert reader.read_block(Block(0, 0, 13), 100).lengths == array("i", [5, 6])
-    assert reader.read_rows([Overflow(0, 0, 6)], [6]) == [b"second"]
-    assert reader.num_mended == 0
-
-
-def test_no_more_than_some_copies_are_open_at_once(reader, tmp_path, monkeypatch):
-    change(monkeypatch, most_open_files=2)
-    places = [copied(tmp_path, number, [b"row %d" % number])[0] for number in range(5)]
-    before = len(os.listdir("/proc/self/fd"))
-
-    for number in (0, 4, 1, 3, 2, 0):
-        assert reader.read_rows([places[number]], [5]) == [b"row %d" % number]
-        assert len(os.listdir("/proc/self/fd")) <= before + 2
-
-
-@pytest.mark.parametrize("other", [9, 8])
-def test_an_intact_row_of_another_place_does_not_fit(reader, tmp_path, other):
-    places = copied(tmp_path, 8, [b"line 1", b"line 2"])
-    elsewhere = copied(tmp_path, 9, [b"line 3", b"line 4"])
-    copy, source = (Path(part_path(str(tmp_path), number)) for number in (8, other))
-    found = source.read_bytes()
-    half = len(found) // 2
-    copy.write_bytes(found if other == 9 else found[half:] + found[:half])
-
-    assert reader.read_rows(places, [6, 6]) == [b"second", b"second"]
-    assert reader.read_rows(elsewhere, [6, 6]) == [b"line 3", b"line 4"]
-    assert reader.num_mended == 2
-
-
-def test_nothing_half_written_stays(tmp_path):
-    path = part_path(str(tmp_path), 0)
-
-    with pytest.raises(TypeError):
-        write_part(path, [b"row", None])
-
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_damaged_copy_is_mended_and_one_that_was_cut_is_noticed(reader, tmp_path):
-    places = copied(tmp_path, 8, [b"line 1", b"second"])
-    path, lengths = Path(part_path(str(tmp_path), 8)), array("i", [6, 6])
-    intact = path.read_bytes()
-    assert is_whole(str(path), lengths)
-    path.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
-
-    for _ in range(2):
-        assert reader.read_rows(places, lengths) == [b"line 1", b"second"]
-        assert (reader.num_mended, path.read_bytes()) == (1, intact)
-    for size in (len(intact) - 1, 0):
-        os.truncate(path, size)
-        assert not is_whole(str(path), lengths)
-        assert reader.read_rows(places[1:], lengths) == [b"second"]
-    path.unlink()
-    assert not is_whole(str(path), lengths)
-    assert reader.read_rows(places[1:], lengths) == [b"second"]

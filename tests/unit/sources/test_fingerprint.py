@@ -27,7 +27,6 @@ from tests.support.parts import (
     Files,
     Job,
     LineReader,
-    SameFile,
     canonical,
     content_changes,
     data_fingerprint,
@@ -448,22 +447,6 @@ def test_a_file_that_is_not_what_it_was_is_named_before_an_epoch(path, others, c
     assert ends.get(code, "was replaced or edited while it was read") in str(caught.value)
 
 
-@pytest.mark.parametrize("change", [name for name in CHANGES if name != "deleted"])
-def test_a_file_that_is_not_what_it_was_is_not_opened_by_a_reader(path, change):
-    (file,) = refs_of(path)
-    make, code = CHANGES[change]
-    make(path)
-
-    if not code:
-        SameFile.checked(file).close()
-        return
-
-    with pytest.raises(
-        FileChangedError, match=f"^{code} {path} (was replaced|shrank: it had 100 bytes at the start, )"
-    ):
-        SameFile.checked(file)
-
-
 def test_what_happens_before_the_fingerprint_is_looked_at_by_stat_alone(path, others):
     files = blocks_of(path, *others)
     assert all(ref.digest for ref in blocks_of(*others).refs)
@@ -477,31 +460,6 @@ def test_what_happens_before_the_fingerprint_is_looked_at_by_stat_alone(path, ot
     touched = blocks_of(path, *others)
     at(path, 9)
     assert touched.fingerprint() is not touched.fingerprint(), "of what it is now: nothing to hold it against"
-
-
-def test_files_are_read_again_once_if_something_happened_to_them(path, monkeypatch):
-    """A writer that appends all the time would have the sample read for every block."""
-    files, file = blocks_of(path), SameFile(*refs_of(path))
-    with monkeypatch.context() as patched:
-        change(patched, file_digest=never)
-        files.check_unchanged()
-        path.chmod(0o640)
-        with pytest.raises(AssertionError):
-            files.check_unchanged()
-    file.check()
-    change(monkeypatch, content_digest=never)
-    file.check()
-    file.close()
-
-
-def test_a_file_that_was_not_looked_at_is_only_held_against_its_size(path):
-    file = FileRef(str(path), 100)
-    path.write_bytes(EDITED)
-    SameFile.checked(file).close()
-    os.truncate(path, 99)
-
-    with pytest.raises(FileChangedError, match="^AD302 .* it had 100 bytes at the start, and ends at byte 99 now"):
-        SameFile.checked(file)
 
 
 def test_a_reader_checks_the_files_that_it_has_read_since_the_last_check(path):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from asyncdata.errors import ConfigError
-from asyncdata.telemetry import record_file, records
+from asyncdata.telemetry import recorder, records
 from asyncdata.telemetry.reader import difference, read, read_start
 from asyncdata.telemetry.records import decode, encode
 from tests.support import telemetry_files
@@ -231,7 +231,7 @@ class Files(RuleBasedStateMachine):
             return number
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(record_file.os, "write", limited)
+            patch.setattr(recorder.os, "write", limited)
             lost = self.file.write(line, is_detail=is_detail)
         self.written += b"" if lost else line
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncdata import ChatTokenizeFn, DataLoader, PromptTokenizeFn
-from asyncdata.errors import BadRowError
+from asyncdata import ChatTokenizeFn, PromptTokenizeFn
 from tests.support.chats import CHAT
 from tests.support.function_kinds import KINDS, chat_prompt
 from tests.support.parts import MEDIA_KEYS, PromptRowFn, without_media
@@ -113,18 +112,3 @@ def test_what_is_left_of_a_content(content, left):
         row = json.dumps({"m": chat, "images": ["a"], "image": {"a": 1}, "n": [1, "[{bad"]}).encode()
 
         assert json.loads(without_media(row, ["images"])) == {"m": [user(left)], "image": {"a": 1}, "n": [1, "[{bad"]}
-
-
-def test_a_loader_names_the_row_and_counts_what_is_left_out(jsonl_file, name):
-    path = jsonl_file([{"input": "a"}, {"input": "b", "images": ["a.png"]}])
-    knobs: dict[str, Any] = {"shuffle": False, "num_workers": 0, "epochs": 1}
-
-    with DataLoader(str(path), tokenize_fn=PromptTokenizeFn(name), **knobs) as loader:
-        loader.get_next_batch(1)
-        with pytest.raises(BadRowError, match=r"AD130 .*:2 .*the row has 'images'.*media='leave_out'") as caught:
-            loader.get_next_batch(1)
-    with DataLoader(str(path), tokenize_fn=PromptTokenizeFn(name, media="leave_out"), **knobs) as loader:
-        prompts = [sample.prompt for sample in loader.get_next_batch(2)]
-        noted = loader.statistics().noted_total
-
-    assert (caught.value.line, prompts, noted) == (2, ["a", "b"], {"media_left_out": 1})

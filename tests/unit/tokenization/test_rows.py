@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
-from itertools import accumulate
 from typing import Any
 
 import hypothesis.strategies as st
@@ -252,33 +250,3 @@ def test_every_row_is_a_sample_or_a_drop_or_bad_and_is_read_as_it_was_written(ro
         assert chunk.samples_before(row) == before
         assert chunk.num_tokens(0, before) == sum(len(tokens) for _, tokens, _ in kept[:before])
         assert chunk.num_tokens(before, len(kept)) == sum(len(tokens) for _, tokens, _ in kept[before:])
-
-
-def test_kept_rows_are_listed_only_where_some_are_missing_and_an_unknown_column_is_refused_by_name():
-    out = ColumnWriter()
-    out.keep(0, [1])
-    out.keep(1, array("i", [2, 3]))
-
-    assert out.finish(2, 0.0).kept == b""
-    assert out.finish(3, 0.0).kept == array("i", [0, 1]).tobytes()
-    with pytest.raises(TypeError, match="no column 'loss_mask'; there are prompt, .*spans"):
-        ColumnWriter().keep(0, [5, 6], loss_mask=b"[0,1]")
-
-
-a_batch = st.lists(st.tuples(st.lists(st.integers(0, 99), max_size=5), st.binary(max_size=4)), max_size=6)
-
-
-@in_ci(max_examples=20)
-@given(batches=st.lists(a_batch, max_size=3))
-def test_keeping_all_is_keeping_each(batches):
-    at_once, each, number = ColumnWriter(), ColumnWriter(), 0
-    for batch in batches:
-        rows = range(number, number + len(batch))
-        number += len(batch)
-        ends = list(accumulate(len(ids) for ids, _ in batch))
-        tokens = b"".join(id.to_bytes(4, "little") for ids, _ in batch for id in ids)
-        at_once.keep_all(rows, tokens, ends, {"label": [value for _, value in batch]} if batch else {})
-        for row, (ids, value) in zip(rows, batch, strict=True):
-            each.keep(row, ids, **({"label": value} if value else {}))
-
-    assert at_once.finish(number, 0.0) == each.finish(number, 0.0)

@@ -6,13 +6,11 @@ import os
 import re
 import socket
 import sys
-from array import array
 from types import SimpleNamespace
 
 import anyio
 import anyio.to_thread
 import msgspec
-import numpy as np
 import pytest
 
 from asyncdata import DataLoader, JsonlSource, LoaderConfig, PromptTokenizeFn, RayExecutor
@@ -22,32 +20,18 @@ from tests.support.executors import Client
 from tests.support.inner import change
 from tests.support.loading import write_rows
 from tests.support.parts import (
-    EXCLUDED,
-    NO_SLOT,
-    NOT_IN_SLOT,
-    TOO_LONG,
-    Block,
-    Index,
     Job,
     NodeFiles,
-    Overflow,
     ReaderSpec,
-    Scan,
-    Scanned,
     Terms,
-    Tokenize,
     TokenizeSpec,
     check_cluster,
     check_function,
-    in_slot,
     local_workers_of,
     no_op,
     node_name,
     shared_scans,
-    takes_samples,
     terms_of,
-    text_of,
-    to_send,
 )
 from tests.support.tokenize_fns import row_id
 
@@ -134,53 +118,6 @@ def test_without_ray_the_error_names_the_package(monkeypatch, tmp_path):
 
 
 # Requests between processes that share no memory
-
-
-SLOT = memoryview(bytearray(b"....one.two..three"))
-
-
-def ints(*numbers: int) -> bytes:
-    return array("i", numbers).tobytes()
-
-
-def slot_of(number: int) -> memoryview:
-    assert number == 2
-    return SLOT
-
-
-def test_the_text_of_the_rows_travels_and_nothing_else():
-    starts = ints(13, 4, NOT_IN_SLOT, 0, 8, 5)
-    lengths = ints(5, 3, 900, TOO_LONG, EXCLUDED, 0)
-    request = Tokenize(2, starts, lengths, [Overflow(2, 0, 70)])
-    sent = to_send(request, slot_of)
-
-    assert sent.text == b"threeone"
-    assert sent.request.starts == ints(0, 5, NOT_IN_SLOT, 0, 0, 0)
-    assert (sent.request.lengths, sent.request.overflow) == (lengths, request.overflow)
-
-
-@pytest.mark.parametrize("request_", [Tokenize(NO_SLOT, ints(-1), ints(3)), Index([Block(0, 0, 9)], "none")])
-def test_what_refers_to_no_slot_travels_as_it_is_and_a_request_of_a_part_stays_that(request_):
-    assert to_send(request_, slot_of) == (request_, b"")
-    sent = to_send(Tokenize(2, ints(4), ints(3), part=1), slot_of)
-    assert (sent.request.part, sent.text) == (1, b"one")
-
-
-def test_a_scan_brings_its_text_into_the_slot_unless_it_has_samples():
-    memory = memoryview(bytearray(64))
-    scan = Scan(0, 20, [Block(0, 0, 9)])
-    reply = Scanned(ints(2), ints(1, -1), ints(3, 90), ints(1, 5), 0)
-    text = text_of(scan, reply, memoryview(b".abc???"))
-    found = in_slot(scan, reply, text, lambda _: memory)
-
-    assert bytes(text) == b".abc"
-    assert bytes(memory[20:25]) == b".abc\0"
-    assert np.frombuffer(found.starts, np.int32).tolist() == [21, -1]
-
-    scan, reply = with_(scan, with_samples=True), Scanned(ints(1), ints(1), ints(3), ints(1), 0)
-    assert takes_samples(scan)
-    assert bytes(text_of(scan, reply, memoryview(b".abc"))) == b""
-    assert in_slot(scan, reply, memoryview(b""), slot_of).starts == ints(NOT_IN_SLOT)
 
 
 # What a node must have

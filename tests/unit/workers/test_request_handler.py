@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from array import array
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -33,33 +32,6 @@ def make(jsonl_file) -> Callable[..., Handler]:
         return Handler(job, [memoryview(bytearray(1 + 256 + 32))], tokenizer, progress)
 
     return make
-
-
-@pytest.mark.parametrize("error", [ValueError("oh"), SystemExit(3), BaseException("a panic in Rust")], ids=repr)
-def test_a_tokenizer_that_raises_for_one_row_loses_only_that_row(make, error):
-    calls = list[int]()
-
-    def tokenizer(rows, out):
-        calls.append(len(rows))
-        for row, raw in enumerate(rows):
-            if bytes(raw) == b"bad":
-                raise error
-            if bytes(raw) == b"drop":
-                out.drop(row, "as told")
-            else:
-                out.keep(row, list(raw))
-
-    handler = make(tokenizer, [b"one", b"drop", b"bad", b"x" * 65, b"two"])
-    found = handler(make.scan).samples
-    handler.close()
-
-    assert array("i", found.tokens).tolist() == list(b"onetwo")
-    assert array("i", found.kept).tolist() == [0, 4]
-    assert {reason: array("i", rows).tolist() for reason, rows in found.drops.items()} == {"as told": [1]}
-    assert [(each.row, each.code) for each in found.errors] == [(2, "AD421"), (3, "AD108")]
-    assert (found.errors[0].reason, found.errors[0].excerpt) == (f"the tokenizer raised {error!r}", "bad")
-    assert type(error).__name__ in found.errors[0].traceback
-    assert calls == [4, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(("cpu_s", "passed_s", "work_s"), [(3.0, 3.5, 3.0), (0.5, 40.0, 10.0), (0.0, 0.0, 0.0)])

@@ -15,8 +15,6 @@ from asyncdata.errors import ConfigError, SnapshotError
 from tests.support.examples import in_ci
 from tests.support.parts import OutcomeMemory, RowReport, RowTable, row_ids
 
-SOLVED = PassRate(drop_above=0.9)
-
 
 def scored(row, *scores, epoch=0, first=0):
     return RowReport(row, epoch, list(enumerate(scores, first)))
@@ -39,24 +37,6 @@ def test_a_score_that_is_reported_again_is_counted_once():
     assert memory.report([scored(7, 1.0, epoch=2)], 4) == 1
     assert memory.report([scored(7, 0.0, epoch=1)], 4) == 0, "its row has scores of a later epoch"
     assert (memory.num_late, means(memory)) == (1, {7: 1.0})
-
-
-def test_of_a_row_all_of_whose_attempts_are_reported_only_that_is_remembered():
-    complete, is_open = OutcomeMemory(), OutcomeMemory()
-    complete.report([scored(7, *[1.0] * 70)], 70)
-    is_open.report([scored(7, *[1.0] * 69)], 70)
-
-    assert len(is_open.saved()) >= len(complete.saved()) + 9, "69 bits"
-
-
-def test_only_the_decisions_that_are_asked_for_are_kept():
-    memory = OutcomeMemory()
-    memory.report([scored(1, 1.0)], 1)
-    for epoch in range(5):
-        memory.decide(epoch, SOLVED)
-
-    memory.forget_decisions(1, 4)
-    assert sorted(memory.excluded) == [1, 2, 3]
 
 
 def test_a_row_takes_34_bytes():

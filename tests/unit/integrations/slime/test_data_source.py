@@ -6,7 +6,6 @@ What rollouts take, give back and find again is held by ``test_slime_rollouts_mo
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import os
 import random
@@ -155,15 +154,6 @@ def test_what_fails_in_the_stream_leaves_everything_as_it_was(tmp_path):
             assert source.buffer == back
             assert (source.sample_offset, source.sample_index) == (2, 2)
         assert labels(source.get_samples(4)) == ["0", "1", "2", "3"]
-
-
-@pytest.mark.thorough
-def test_left_alone_it_closes_itself_and_what_shows_its_samples(prompts):
-    source = AsyncDataSource(args_for(prompts, asyncdata_num_workers=1))
-    source.get_samples(1)
-    assert source.dataset[0].label == "0"
-    del source
-    gc.collect()
 
 
 def test_calls_from_many_threads_get_every_prompt_once_and_each_snapshot_is_of_a_moment_between(prompts, given):
@@ -364,16 +354,6 @@ def test_a_filter_may_copy_the_groups_or_ask_the_source(prompts, name):
         assert source.buffer is buffer
         source.buffer_filter = newest_first
         assert labels(source.get_samples(2)) == ["4", "3"]
-
-
-def test_groups_that_a_filter_took_beyond_the_number_are_at_the_head_of_the_buffer_again(prompts):
-    with source_of(prompts) as source:
-        back = source.get_samples(5)
-        source.add_samples(back)
-        source.buffer_filter = lambda _args, _rollout_id, buffer, _number: [buffer.pop(3), buffer.pop(3)]
-        (taken,) = source.get_samples(1)
-        assert taken is back[3]
-        assert [*map(id, source.buffer)] == [id(back[number]) for number in (4, 0, 1, 2)]
 
 
 @pytest.mark.parametrize(

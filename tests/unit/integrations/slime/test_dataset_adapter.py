@@ -56,21 +56,6 @@ def test_samples_are_slimes_own_one_for_each_prompt_whatever_the_groups_size(pro
         assert adapter.get_next_batch(2) == [sample(0), sample(1)]
 
 
-def test_it_is_made_at_its_first_use_or_when_the_ranks_are_told(prompts):
-    with adapter_of(prompts) as adapter:
-        assert adapter._feed._loader is None  # noqa: SLF001
-        assert place(adapter) == (0, 0, 0)
-        first = rows(adapter.get_next_batch(7))
-    with adapter_of(prompts, hf_dataset_buffer_size=50) as adapter:
-        adapter.set_train_parallel_config({"dp_size": 4})
-        assert adapter._feed.statistics()["asyncdata_capacity_samples"] == 200  # noqa: SLF001
-        assert rows(adapter.get_next_batch(7)) == first
-    with adapter_of(prompts):
-        pass  # never used
-    with pytest.raises(ConfigError, match="--prompt-data"):
-        AsyncDatasetAdapter(args_for(None))
-
-
 def test_an_epoch_may_be_gone_to_and_the_present_one_stays(prompts):
     with adapter_of(prompts) as adapter:
         both = [rows(adapter.get_next_batch(10)) for _ in range(2)]

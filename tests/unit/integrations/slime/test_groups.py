@@ -102,15 +102,6 @@ def test_a_large_group_is_written_once_also_in_the_next_run_and_again_if_it_is_m
         source.load(4)
 
 
-def test_a_small_group_has_no_file_of_its_own(prompts, given):
-    with source_of(prompts, **given) as source:
-        source.add_samples(with_experts(source.get_samples(1), 100_000))
-        for _ in range(2):
-            source.save(0)
-    assert files_of(given) == []
-    assert len(snapshots.load(checkpoint_at(given["save"], 0)).buffer) == 1
-
-
 def test_what_is_in_such_files_is_counted_where_a_snapshot_is_shown(prompts, given):
     with source_of(prompts, **given) as source:
         groups = with_experts(source.get_samples(3))

@@ -157,12 +157,6 @@ def test_the_fingerprint_of_settings_is_pinned():
     assert fn.fingerprints()["tokenize_fn"] == "f7e769466007f93b038b97e2e27788d2"
 
 
-def test_resolving_gives_a_local_folder(small_tokenizer, monkeypatch):
-    monkeypatch.chdir(small_tokenizer.parent)
-    resolved = SlimeTokenizeFn(small_tokenizer.name, max_length=3).resolve()
-    assert resolved == SlimeTokenizeFn(str(small_tokenizer), max_length=3)
-
-
 def test_a_worker_and_a_driver_load_no_heavy_library(small_tokenizer):
     program = (
         "import sys; from asyncdata.integrations.slime.rows import SlimeTokenizeFn\n"

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -30,7 +29,6 @@ from tests.support.parts import (
     StoreError,
     find_objects,
     is_address,
-    read_stored,
     store_spec,
     wait_asked_s,
     without_secrets,
@@ -270,21 +268,6 @@ def test_a_server_that_is_late_or_gone_may_be_asked_again(place, monkeypatch):
         place.open(proxy.url).head(place.prefix + PART)
 
 
-@pytest.mark.parametrize("told", [(0, 100), (1000, 1050)], ids=["another range", "a shorter one"])
-def test_a_range_is_compared_with_the_one_that_was_asked_for(host, monkeypatch, told):
-    """obstore does so too, of what http tells; not all stores come by http."""
-    host.put("/a", bytes(5000))
-    store = http(host.url)
-    found = store.head("a")
-    meta = {"path": "a", "size": 5000, "e_tag": found.etag, "version": None, "last_modified": datetime.now(UTC)}
-    body = SimpleNamespace(to_bytes=lambda: bytes(told[1] - told[0]))
-    answer = SimpleNamespace(meta=meta, range=told, bytes=lambda: body)
-    monkeypatch.setattr("obstore.get", lambda *_, **__: answer)
-
-    with refused("transient", rf"of range {told[0]}-{told[1]}, not 1000-1100"):
-        store.read(found, 1000, 1100)
-
-
 def test_every_read_carries_the_etag_but_for_a_weak_one(host):
     host.put("/a", ROWS)
     store = http(host.url)
@@ -414,17 +397,6 @@ def test_how_long_to_wait_is_told_by_seconds_a_date_or_the_rate_limit(headers, e
     now = datetime(2026, 11, 23, 10, tzinfo=UTC)
 
     assert wait_asked_s(headers, now.timestamp()) == expected
-
-
-def test_a_file_is_written_and_the_older_ones_are_kept(memory):
-    for number in range(4):
-        write_stored("memory://bucket/new/state.bin", b"state %d" % number, 3, {})
-
-    paths = [f"memory://bucket/new/state.bin{ending}" for ending in ("", ".1", ".2")]
-    assert [read_stored(path, {}) for path in paths] == [b"state 3", b"state 2", b"state 1"]
-    assert not memory.exists("/bucket/new/state.bin.3")
-    with refused("missing"):
-        FsspecStore("memory://bucket", {}).copy("new/none.bin", "new/state.bin.1")
 
 
 def memory_that_tells(memory: Any, monkeypatch: Any, told: dict[str, Any]) -> FsspecStore:

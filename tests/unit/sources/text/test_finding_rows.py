@@ -133,17 +133,6 @@ def test_a_file_that_has_shrunk_is_told_by_its_name_and_both_its_ends(num_left, 
     )
 
 
-def test_a_read_that_comes_back_in_pieces_is_put_together(monkeypatch):
-    """As over a network file system."""
-    whole = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, num_bytes, offset: whole(fd, min(num_bytes, 2), offset))
-
-    with opened(b"one\ntwo\n") as (fd, file):
-        assert read_block(fd, file, Block(0, 0, 8), 0, NO_LIMIT).data == b"\none\ntwo\n"
-        with pytest.raises(FileChangedError):
-            read_row(fd, file, 6, 5)
-
-
 python_pieces = st.sampled_from(
     [
         *(b"\n", b"\r\n", b"\r", b"\r\r", b" ", b"\t", b"\v\f", b"\x1c", b"{}", b'{"a": 1}', b"x" * 20, b"\xff"),

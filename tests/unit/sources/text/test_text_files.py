@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, JsonArraySource, JsonlSource, Shuffle
+from asyncdata import JsonArraySource, JsonlSource, Shuffle
 from asyncdata.errors import SourceError
 from tests.support.parts import StreamOrder
-from tests.support.reading_rows import AS_IT_LIES, read_until_fault, refusal_of, rows_of, samples_of
+from tests.support.reading_rows import read_until_fault, refusal_of, rows_of, samples_of
 from tests.support.streams import frames, jsonl, members, texts_of, write
 
 if TYPE_CHECKING:
@@ -145,15 +145,6 @@ def test_an_empty_file_whose_name_says_that_it_is_compressed_is_refused(tmp_path
     assert refusal_of(JsonlSource(path)).startswith(f"AD121 {path} is empty, but a compressed file never is")
 
 
-def test_lines_are_no_array(tmp_path):
-    path = write(tmp_path / "a.json", b'{"id": 1}\n')
-
-    assert refusal_of(JsonArraySource(path)).startswith(
-        f"AD120 {path} is not a JSON array: it begins with b'{{\"id\": 1}}\\n'; read"
-    )
-    assert refusal_of(JsonArraySource(write(path, b""))).startswith("AD201 no rows in 1 files, all empty: ")
-
-
 def test_without_the_package_for_zstd_the_error_says_what_to_install(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl.zst", b"\x28\xb5\x2f\xfd" + bytes(20))
     monkeypatch.setitem(sys.modules, "zstandard", None)
@@ -190,15 +181,6 @@ def test_a_row_that_is_too_long_has_its_length_and_no_bytes(tmp_path, name):
     assert [text for part in found for text in texts_of(part, 100)] == [b'{"id": 0}', None, b'{"id": 2}']
     assert [n for part in found for n in part.lengths.tolist()] == [9, len(json.dumps(rows[1])), 9]
     assert ids(source, bad_rows="skip") == [0, 2]
-
-
-def test_nothing_is_read_beyond_the_size_of_the_start(tmp_path, suffix):
-    for name, coder in (("a.jsonl", b"".join), (f"a.jsonl.{suffix}", CODERS[suffix])):
-        path = write(tmp_path / name, coder([many(0, 3)]))
-        with DataLoader(path, **AS_IT_LIES) as loader:
-            with path.open("ab") as file:
-                file.write(coder([many(3, 5)]))
-            assert [sample.extra["id"] for batch in loader for sample in batch] == [0, 1, 2]
 
 
 @pytest.mark.thorough

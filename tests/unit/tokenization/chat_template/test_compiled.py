@@ -203,28 +203,6 @@ def test_a_shape_is_proven_when_it_comes_for_the_second_time_and_is_of_roles_key
     assert prover.asked == [([user("b")], None, None)]
 
 
-def test_chats_that_give_other_answers_have_a_program_of_their_own_up_to_eight(prover):
-    shapes = Shapes(prover)
-    shapes.texts([user("")], None)
-
-    found = [shapes.texts([user("a" * length)], None) for length in range(10)]
-
-    assert found == [[f"[{'a' * length}]"] for length in range(8)] + [None, None]
-    assert shapes.texts([user("bbb")], None) == ["[bbb]"]
-    assert len(prover.asked) == 8
-
-
-def test_a_shape_whose_chats_keep_giving_other_answers_is_given_up_unless_its_programs_serve_as_often(prover):
-    lonely, served = Shapes(prover), Shapes(prover)
-    for length in range(200):
-        lonely.texts([user("a" * length)], None)
-        served.texts([user("a" * length)], None)
-        served.texts([user("b")], None)
-
-    assert lonely.texts([user("bbb")], None) is None
-    assert served.texts([user("bbb")], None) == ["[bbb]"]
-
-
 def test_as_many_shapes_are_kept_as_came_lately(prover):
     shapes = Shapes(prover)
     often = [user("a", often=1)]
@@ -235,21 +213,6 @@ def test_as_many_shapes_are_kept_as_came_lately(prover):
     assert len(prover.asked) == 1
     assert shapes.texts([user("a", **{"1999": 1})], None) == ["[a]"]
     assert shapes.texts([user("a", **{"0": 1})], None) is None
-
-
-@pytest.mark.parametrize(("is_first_proven", "num_asked"), [(False, 32), (True, 101)])
-def test_where_nothing_can_be_proven_it_is_not_tried_for_ever_unless_one_was(is_first_proven, num_asked):
-    prover = Prover(proves=is_first_proven)
-    shapes = Shapes(prover)
-    for _ in range(2 * is_first_proven):
-        shapes.texts([user("a")], None)
-    prover.proves = False
-
-    for number in range(100):
-        for _ in range(3):
-            assert shapes.texts([user("a", **{str(number): 1})], None) is None
-
-    assert len(prover.asked) == num_asked
 
 
 @pytest.mark.parametrize(

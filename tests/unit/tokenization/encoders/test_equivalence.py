@@ -22,7 +22,6 @@ from asyncdata.tokenization.encoders import equivalence_records as records
 from asyncdata.tokenization.encoders.equivalence_sweep import make
 from asyncdata.tokenization.encoders.text_encoder import choose
 from tests.support.backends import FEW, Fake, install, shorten
-from tests.support.inner import change
 from tests.support.parts import (
     CharacterFinder,
     GrowingProof,
@@ -33,7 +32,6 @@ from tests.support.parts import (
     is_known,
     num_points,
     points_of,
-    random_texts,
     ranges_of,
     separator_of,
 )
@@ -297,14 +295,6 @@ def test_offsets_that_turn_out_wrong_later_leave_texts_to_tokenizers_where_offse
     assert (growing.proof.token_lengths, growing.proof.no_offsets) == (b"", "the offsets of tokens differ in 'x'")
 
 
-def test_no_more_is_asked_for_than_somebody_might_answer(monkeypatch, growing, subject):
-    change(monkeypatch, most_bytes_asked_of_records=8)
-    for point in range(0x4E00, 0x4E05):
-        records.ProvenTexts(growing.proof, needs_offsets=False)([chr(point)])
-
-    assert records.asked_for(subject) == [0x4E00, 0x4E01]
-
-
 @pytest.mark.thorough
 @given(
     st.lists(st.sets(st.sampled_from(FEW), max_size=12), max_size=6), st.sets(st.sampled_from(FEW[100:]), max_size=3)
@@ -421,16 +411,6 @@ def test_whatever_characters_are_wrong_none_of_them_is_proven(tokenizer, wrong):
     found = swept(tokenizer, lambda text: any(ord(char) in wrong for char in text), separator_of(tokenizer))
 
     assert (found.refusal, excluded(found)) == ("", wrong)
-
-
-@pytest.mark.thorough
-def test_the_random_texts_are_the_same_each_time_and_others_for_another_seed():
-    texts = partial(random_texts, FEW, FEW, SPECIAL, 50)
-
-    assert list(texts(seed=1)) == list(texts(seed=1)) != list(texts(seed=2))
-    joined = "".join(texts(seed=1))
-    assert all(token in "".join(random_texts(FEW, FEW, SPECIAL, 500, seed=3)) for token in SPECIAL)
-    assert any(unicodedata.combining(char) for char in joined)
 
 
 # Sets of characters

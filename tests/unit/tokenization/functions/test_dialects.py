@@ -235,13 +235,6 @@ def test_the_rows_own_names_of_keys_are_read(name):
     assert fault(fn, {"question": "What is 1 + 1?"})[1].startswith("no key 'ask'")
 
 
-def test_a_row_of_two_dialects_is_read_as_the_one_that_is_named(name):
-    row = {"messages": [ASKS, SAYS], "question": "What?", "answer": "Nothing."}
-    fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, dialect="messages")
-
-    assert token_ids(read(fn, row)) == token_ids(read(fn, {"messages": [ASKS, SAYS]})) != []
-
-
 def test_texts_are_trained_without_a_template_and_end_with_the_end_token(name, tmp_path):
     """Also by a tokenizer that has no template; and a row of messages is rendered beside them."""
     fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, dialect="prompt_completion")

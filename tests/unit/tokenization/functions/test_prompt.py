@@ -10,7 +10,6 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from asyncdata import PromptTokenizeFn
-from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 from tests.support.function_kinds import chat_prompt
 from tests.unit.tokenization import drops, faults, run, token_ids, values
@@ -41,18 +40,6 @@ def test_a_row_becomes_tokens_prompt_label_and_metadata(name, tokenizer):
     assert values(chunk, "label") == [1.5, {"x": None}, *[0] * 7]
     assert values(chunk, "metadata") == [{"a": [1, 2.0]}, {}, *[None] * 5, "text", None]
     assert (faults(chunk), drops(chunk)) == ([], {})
-
-
-def test_columns_hold_the_rows_own_bytes(name):
-    out = ColumnWriter()
-    row = b'{"input": "caf\\u00e9", "label":  [1.50, 1e2] , "metadata": {"n": NaN, "s": "\\ud800" } }'
-
-    PromptTokenizeFn(name, label_key="label").open()([row, row.replace(b"NaN", b"1E9").replace(b"\\ud800", b"")], out)
-
-    columns = out.finish(2, 0.0).columns
-    assert columns["prompt_text"].data == "café".encode() * 2  # the only one that is decoded
-    assert columns["label"].data == b"[1.5,100.0][1.50, 1e2]"  # json's words where msgspec refuses the row
-    assert columns["metadata"].data == b'{"n":NaN,"s":"\\ud800"}{"n": 1E9, "s": "" }'
 
 
 def test_keys_can_be_renamed_shared_and_left_out(name):

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
 from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn, RendererTokenizeFn
-from asyncdata.errors import BadRowError, ConfigError
+from asyncdata.errors import BadRowError
 from asyncdata.workers.inline import InlineExecutor
 from tests.support.chats import END, GENERATION
 
@@ -256,9 +256,3 @@ def test_every_turn_is_counted_not_every_row(tmp_path, small_tokenizer, shuffle,
         )
 
     assert (counted, len(events)) == ({"turn_left_out": 40}, 1)
-
-
-@pytest.mark.parametrize("kind", [ChatTokenizeFn, RendererTokenizeFn])
-def test_a_loss_of_turns_needs_no_setting(small_tokenizer, kind):
-    with pytest.raises(ConfigError, match="train_on='loss': it must be 'assistant', 'last_assistant' or"):
-        kind(small_tokenizer, train_on="loss")

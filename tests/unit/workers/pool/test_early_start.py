@@ -84,11 +84,6 @@ def test_a_constructor_that_fails_leaves_no_process_and_no_thread(path, source, 
     assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("num_workers", [0, -1, "two", 1.5])
-def test_without_workers_and_for_an_invalid_number_of_them_no_process_is_started(num_workers):
-    assert EarlyForkServer.for_workers(num_workers) is None
-
-
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_a_loader_survives_its_thread_and_a_fork_server_that_dies_before_the_first_call(path, is_killed):
     made: list[DataLoader] = []
@@ -171,19 +166,6 @@ def test_what_a_program_did_before_or_the_lack_of_a_standard_descriptor_does_not
     assert out.read_text().startswith(told)
     assert "ulimit" not in out.read_text()
     assert closed or not done.stderr
-
-
-def test_a_start_that_fails_with_any_error_is_not_waited_for(monkeypatch):
-    def never(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    change(monkeypatch, execute=never)
-    server = EarlyForkServer()
-    server.tell(ROW_ID)
-
-    assert server.take() is None
-    server.close()
-    until(lambda: own_threads() == [])
 
 
 def test_a_start_that_hangs_is_not_waited_for_and_leaves_no_process(monkeypatch):

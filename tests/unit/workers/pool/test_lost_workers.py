@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from typing import Any
 
 import anyio
-import psutil
 import pytest
 import structlog
 
@@ -16,8 +14,8 @@ from asyncdata.errors import WorkerError
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, failure_of, ids_of, until
 from tests.support.inner import change, real
-from tests.support.parts import MAX_LOSSES, Crashed, error_of
-from tests.support.pools import all_ready, events_of, fork_server, pids, pool, states
+from tests.support.parts import Crashed
+from tests.support.pools import events_of, fork_server, pids, pool
 from tests.support.tokenize_fns import kills_on_13, row_id
 from tests.support.worker_fns import tells_who, waits
 
@@ -25,39 +23,6 @@ pytestmark = pytest.mark.asyncio
 
 
 # Workers that die
-
-
-async def test_after_random_kills_of_workers_every_row_comes_once_and_in_order(rows):
-    chance = random.Random(7)
-    path = rows(400, dict.fromkeys(range(400), {"sleep_s": 0.0005}))
-    async with pool(path, tells_who, 2) as (executor, client, window):
-        asked = {client.ask(window.request(first, first + 2)): first for first in range(0, 400, 2)}
-        hit: list[int] = []
-        for number in range(8):
-            await until(lambda: "starting" not in states(executor))
-            # The requests of the last killed worker are done: a request that is hit twice would be blamed.
-            await client.until(lambda hit=hit: all(client.replies[one] for one in hit))
-            await anyio.sleep(chance.random() * 0.01)
-            hit = [one for one in asked if not client.replies[one]][:4]  # two workers have two each, the first ones
-            os.kill(chance.choice(pids(executor)), signal.SIGKILL)
-            await until(lambda number=number: executor.statistics().num_restarts == number + 1)
-        await client.until(lambda: all(client.replies[number] for number in asked))
-        await all_ready(executor)
-        family = {process.pid for process in psutil.Process().children(recursive=True)}
-        assert family == {fork_server().pid, *pids(executor)}, "no zombie is left"
-
-    assert {number: [ids_of(reply) for reply in client.replies[number]] for number in asked} == {
-        number: [[first, first + 1]] for number, first in asked.items()
-    }
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGRTMIN + 3])
-async def test_a_worker_is_replaced_whichever_signal_kills_it(rows, number):
-    async with pool(rows(5), row_id) as (executor, client, window):
-        os.kill(pids(executor)[0], number)
-        assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4], "of the slot that the first one filled"
-
-    assert executor.statistics().num_restarts == 1
 
 
 # Their slots
@@ -101,23 +66,6 @@ async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, ga
 
 
 # Which request is to blame
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("max_losses", "deaths"), [(1, 9), (2, 9), (MAX_LOSSES, 99), (MAX_LOSSES, MAX_LOSSES - 1)])
-async def test_a_request_is_sent_again_until_a_worker_answers_it_or_its_caller_allows_no_more(
-    rows, tmp_path, max_losses, deaths
-):
-    path = rows(3, dict.fromkeys(range(3), {"deaths": deaths, "tally": str(tmp_path / "tally")}))
-    async with pool(path, worker_fns.kills_several_workers) as (executor, client, window):
-        reply = await client.answer(client.ask(window.request(0, 3), max_losses))
-
-    assert executor.statistics().num_restarts == min(deaths, max_losses)
-    if deaths < max_losses:
-        assert ids_of(reply) == [0, 1, 2]
-    else:
-        assert reply == Crashed("AD423", "its worker died (SIGKILL)")
-        assert str(error_of(reply)).endswith("each was lost: its worker died (SIGKILL)")
 
 
 @pytest.mark.thorough
@@ -166,15 +114,6 @@ async def test_the_pool_gives_up_when_workers_never_finish_a_request(rows):
 # Workers that hang or stop
 
 
-async def test_a_row_that_hangs_is_returned_as_crashed_and_its_worker_is_replaced(rows):
-    async with pool(rows(12, {5: {"gate": "/never"}}), waits, 2, row_timeout_s=2.0) as (executor, client, window):
-        replies = await client.answers([client.ask(window.request(first, first + 3)) for first in range(0, 12, 3)])
-
-    assert replies.pop(1) == Crashed("AD422", "no result in 2 s; its worker was killed (SIGKILL)", row=2)
-    assert [ids_of(reply) for reply in replies] == [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
-    assert executor.statistics().num_restarts == 2
-
-
 @pytest.mark.thorough
 async def test_rows_that_are_slow_together_do_not_count_as_hung(rows):
     path = rows(8, dict.fromkeys(range(8), {"sleep_s": 0.8}))
@@ -182,15 +121,6 @@ async def test_rows_that_are_slow_together_do_not_count_as_hung(rows):
         assert ids_of(await client.tokenized(window)) == list(range(8))
 
     assert executor.statistics().num_restarts == 0
-
-
-async def test_a_stopped_worker_is_replaced(rows, gate):
-    async with pool(rows(1, {0: gate.special}), waits, row_timeout_s=3.0) as (executor, client, window):
-        asked = client.ask(window.request(0, 1))
-        await until(gate.began.exists)
-        gate.open()
-        os.kill(pids(executor)[0], signal.SIGSTOP)
-        assert ids_of(await client.answer(asked)) == [0]
 
 
 # The fork server

@@ -22,7 +22,7 @@ from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.inner import change
 from tests.support.parts import Failed, Permuted, Ready, descriptors, why_not_shared
-from tests.support.pools import all_ready, events_of, fork_server, pids, pool, process_pool, said, states
+from tests.support.pools import all_ready, events_of, fork_server, pids, pool, process_pool, said
 from tests.support.tokenize_fns import row_id
 from tests.support.worker_fns import Opening
 
@@ -118,23 +118,6 @@ async def failure_to_run(client: Client) -> str:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("times", [2, 1000])
-async def test_a_worker_that_dies_at_its_start_is_started_again_and_after_three_deaths_the_error_quotes_its_output(
-    rows, tmp_path, times
-):
-    function = Opening("dies", str(tmp_path), times=times)
-    if times == 2:
-        async with pool(rows(3), function) as (executor, client, window):
-            assert ids_of(await client.tokenized(window)) == [0, 1, 2]
-    else:
-        executor = process_pool(1)
-        message = await failure_to_run(Client(executor, rows(3), function))
-        assert message.startswith("AD426 a worker died 3 times while starting (exit status 5)\n")
-        assert "what I wanted to say" in message
-    assert executor.statistics().num_restarts == min(times, 3)
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("request_id", "reply", "reason"),
     [
@@ -217,15 +200,6 @@ async def test_a_worker_without_a_pidfd_is_not_used(rows, monkeypatch, error, me
     assert (await failure_to_run(client)).startswith(message)
 
 
-async def test_no_worker_starts_before_prepare(rows):
-    client = Client(process_pool(1), rows(1), row_id)
-
-    with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
-        await client.executor.run(client.job)
-    with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
-        client.executor.memory(0)
-
-
 async def test_while_others_work_the_start_of_a_worker_is_retried_until_there_is_room(rows):
     with structlog.testing.capture_logs() as logs:
         async with pool(rows(60), row_id) as (executor, client, window):
@@ -270,27 +244,3 @@ async def test_adding_workers_loses_no_request(rows):
 
     assert [ids_of(reply) for reply in replies] == list(asked.values())
     assert executor.statistics().num_restarts == 0
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("wanted", "got"), [(-3, 2), (1, 2), (2, 2), (9, 3)])
-async def test_the_number_of_workers_only_grows_up_to_the_maximum(rows, wanted, got):
-    async with pool(rows(3), row_id, 2, max_workers=3) as (executor, _, _):
-        executor.set_num_workers(wanted)
-        assert executor.num_workers == got
-        await until(lambda: states(executor) == ["idle"] * got)
-        assert executor.num_wanted == 2 * got
-
-
-async def test_the_number_of_workers_may_change_before_prepare_and_before_run(rows):
-    executor = process_pool(1, max_workers=3)
-    client = Client(executor, rows(3), row_id)
-    executor.set_num_workers(2)
-    executor.prepare(client.slot_bytes)
-    executor.set_num_workers(3)
-    async with anyio.create_task_group() as group:
-        group.start_soon(executor.run, client.job)
-        with anyio.fail_after(NEVER_S):
-            await until(lambda: states(executor) == ["idle"] * 3)
-            assert ids_of(await client.tokenized(await client.window())) == [0, 1, 2]
-        group.cancel_scope.cancel()

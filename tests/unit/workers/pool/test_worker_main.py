@@ -6,7 +6,6 @@ import os
 import random
 import socket
 import sys
-from types import SimpleNamespace
 
 import anyio
 import anyio.to_thread
@@ -16,22 +15,14 @@ import structlog
 
 from asyncdata import PromptTokenizeFn
 from asyncdata.errors import WorkerError
-from asyncdata.tokenization.base import describe
-from asyncdata.workers.pool.worker_main import receive
 from tests.support import worker_fns
-from tests.support.executors import NEVER_S, Client, ids_of, tokenized, until, value_of
+from tests.support.executors import NEVER_S, ids_of, tokenized, until, value_of
 from tests.support.parts import (
     HEADER,
     MAX_FRAME_BYTES,
     Connection,
-    Failed,
-    TokenizeSpec,
-    decode_reply,
-    open_or_report,
-    send_pieces,
 )
-from tests.support.pools import all_ready, events_of, pids, pool, process_pool, said
-from tests.support.tokenize_fns import row_id
+from tests.support.pools import events_of, pids, pool, process_pool, said
 
 pytestmark = pytest.mark.asyncio
 
@@ -47,29 +38,6 @@ async def test_idle_work_runs_when_a_worker_has_no_request(rows, tmp_path):
         await until(mark.exists)
         assert ids_of(await client.tokenized(window)) == list(range(20))
         assert mark.read_text() == str(pids(executor)[0])
-
-
-@pytest.mark.parametrize(
-    ("spec", "reason"),
-    [
-        (None, "a worker needs a tokenize function that can be imported"),
-        (TokenizeSpec("tests.support.nowhere:fn"), "cannot import 'tests.support.nowhere:fn'"),
-        (describe(worker_fns.Opening("raises")), "no tokenizer.json to be seen"),
-        (describe(worker_fns.Opening("exits")), "not today"),
-    ],
-    ids=["none", "cannot be imported", "raises", "exits"],
-)
-async def test_a_function_that_cannot_be_opened_is_reported_before_the_worker_exits(spec, reason):
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        with pytest.raises(EOFError):
-            open_or_report(theirs, spec)
-        _, body = receive(ours)
-
-    told = decode_reply(body)
-    assert isinstance(told, Failed)
-    assert (told.kind, told.message[:5]) == ("WorkerError", "AD426")
-    assert reason in told.message
 
 
 @pytest.mark.thorough
@@ -124,25 +92,10 @@ async def test_much_output_does_not_block_a_worker_and_does_not_fill_the_log(row
     assert 4096 <= len(said(events)) <= 100 * 4096
 
 
-async def test_a_worker_starts_fast_and_uses_little_memory(rows):
-    """A tenth of a second is promised; ten seconds are allowed on a busy machine."""
-    executor = process_pool(1)
-    with anyio.fail_after(10):
-        async with Client(executor, rows(1), row_id).reading():
-            await all_ready(executor)
-            assert psutil.Process(pids(executor)[0]).memory_info().rss < 60 << 20
-
-
 # Its connection
 
 
 CHANCE = random.Random(3)
-FRAMES = [
-    (7, b""),
-    *((number, bytes([number]) * (number * 7)) for number in range(100)),
-    (1, CHANCE.randbytes(5_000_000)),  # larger than any buffer
-    *((number, CHANCE.randbytes(CHANCE.choice([0, 1, 17, 5000, 70_000]))) for number in range(60)),
-]
 
 
 @pytest.fixture
@@ -152,38 +105,6 @@ def pair():
     yield connection, theirs
     connection.close()
     theirs.close()
-
-
-def framed(request_id: int, body: bytes) -> bytes:
-    return HEADER.pack(len(body), request_id) + body
-
-
-async def test_frames_of_any_size_that_are_split_anywhere_arrive_whole(pair):
-    connection, worker = pair
-    data = b"".join(framed(*frame) for frame in FRAMES)
-
-    def write() -> None:
-        start = 0
-        while start < len(data):
-            stop = start + CHANCE.choice([1, 2, 11, 12, 13, 4096, 100_000])
-            worker.sendall(data[start:stop])
-            start = stop
-
-    with anyio.fail_after(NEVER_S):
-        async with anyio.create_task_group() as group:
-            group.start_soon(anyio.to_thread.run_sync, write)
-            assert [await connection.receive() for _ in FRAMES] == FRAMES
-
-
-async def test_a_reset_connection_is_an_eof_error_and_an_os_error_for_who_sends(pair):
-    connection, worker = pair
-    connection.send(b"never read")
-    worker.close()  # with bytes unread: the other end sees ECONNRESET
-
-    with anyio.fail_after(NEVER_S), pytest.raises(EOFError):
-        await connection.receive()
-    with pytest.raises(OSError):
-        connection.send(b"x")
 
 
 async def test_an_impossible_length_is_refused_before_memory_is_allocated(pair):
@@ -216,17 +137,3 @@ async def test_bytes_that_the_socket_does_not_take_at_once_are_sent_later_in_ord
             group.cancel_scope.cancel()
 
     assert received == b"".join(sent)
-
-
-@pytest.mark.parametrize("num_bytes", range(8))
-async def test_a_workers_reply_is_sent_completely_after_a_partial_send(num_bytes):
-    """``sendmsg`` takes only a part of the data, as an interrupted call does."""
-    sent = bytearray()
-
-    def sendmsg(data: list[bytes]) -> int:
-        sent.extend(b"".join(data)[:num_bytes])
-        return len(sent)
-
-    send_pieces(SimpleNamespace(sendmsg=sendmsg, sendall=sent.extend), [b"on", b"", memoryview(b"etw"), b"o"])
-
-    assert sent == b"onetwo"

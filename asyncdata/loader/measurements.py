@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     import msgspec
 
-__all__ = ("Measurement", "help_of", "measurements", "prometheus_text")
-
 _LABELS = {"noted_total": "note", "unread_keys": "key", "outcome_rewards_total": "reward", "workers": "state"}
 _LABEL = "reason"
 _WORKER_STATES = ("starting", "idle", "busy")
@@ -43,7 +41,7 @@ class Measurement(NamedTuple):
 
 
 def measurements(statistics: msgspec.Struct, fields: Iterable[str] | None = None) -> list[Measurement]:
-    """All numbers of the statistics (:class:`~asyncdata.Statistics`), or those of some fields.
+    """All numbers of the statistics (:class:`~asyncdata.Statistics`), or of some fields.
 
     A dict is a number for each key; the workers are counted by their state. The numbers of a mixture's parts have the
     names of :meth:`SourceStatistics.to_dict`, and the part as their label.
