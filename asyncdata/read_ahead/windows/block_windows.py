@@ -228,7 +228,7 @@ class BlockWindows(Windows):
         return await (await self._calls.turn(lambda: self._calls.asked(scan, _MAX_LOSSES_WITH_SAMPLES)))
 
     def rows_after(self, position: Position) -> int | None:
-        """Rows of the epoch from ``position`` on; windows that are not read yet are estimated by the size of the current one."""
+        """Windows that are not read yet are estimated by the size of the current one."""
         number = position.window if position.row else position.window - 1
         size = self._sizes.get((position.epoch, number))
         if size is None:

@@ -167,7 +167,7 @@ class IndexedWindows(Windows):
             self._plans.resume_dealt(position, dealt)
 
     def rows_after(self, position: Position) -> int | None:
-        """Rows of the epoch from ``position`` on: exact, but only known if the index is complete and no packs are planned."""
+        """Exact, but only known if the index is complete and no packs are planned."""
         if not self._index.is_complete or isinstance(self._order, PlannedOrder):
             return None
 
