@@ -270,7 +270,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Short(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The request failed as the system has no more of something: no row's fault, and another worker may do better.
 
-    ``reason`` is what the system said; ``row``, ``excerpt`` and ``place`` are as in :class:`Failed`. The producer
+    ``reason`` is what the system said; ``row``, ``excerpt`` and ``place`` are as in :class:`Failed`. The read-ahead
     sees none of these: the pool asks again, and answers with a :class:`Failed` if that never helps.
     """
 

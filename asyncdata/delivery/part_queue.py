@@ -277,7 +277,7 @@ class PartQueue(Channel):
 
 
 class PartFeed:
-    """To the producer of a part, what the coordinator is to that of a single source; :meth:`restart` begins anew.
+    """To the read-ahead of a part, what the coordinator is to that of a single source; :meth:`restart` begins anew.
 
     :param rules: those of the part's own chunks.
     :ivar lock: nothing has to be locked, as there is one thread.

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.loader.executors import TuningLimits
-    from asyncdata.prefetch.mixture_producer import MixtureProducer
-    from asyncdata.prefetch.producer import Producer
+    from asyncdata.read_ahead.mixture import MixtureReadAhead
+    from asyncdata.read_ahead.source import ReadAhead
     from asyncdata.workers.pool.pool import Pool
 
 __all__ = ("Tuner",)
@@ -34,7 +34,7 @@ _BY_WORKERS = ("tokenize", "media")
 
 
 class Tuner:
-    """It takes the producer's place as the observer of the executor, and calls the producer itself.
+    """It takes the read-ahead's place as the observer of the executor, and calls it itself.
 
     :param waited: returns for how many seconds calls have waited, those that wait now included.
     :param waits_for: returns what a call waits for now.
@@ -45,13 +45,13 @@ class Tuner:
         self,
         limits: TuningLimits,
         executor: Pool,
-        producer: Producer | MixtureProducer,
+        read_ahead: ReadAhead | MixtureReadAhead,
         waited: Callable[[], float],
         waits_for: Callable[[], str],
         has_delivered: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limits, self._executor, self._producer, self._clock = limits, executor, producer, clock
+        self._limits, self._executor, self._read_ahead, self._clock = limits, executor, read_ahead, clock
         self._waited, self._waits_for, self._has_delivered = waited, waits_for, has_delivered
         self._first_s: float | None = None
         self._start_s = self._waited_s = 0.0  # of the interval
@@ -64,7 +64,7 @@ class Tuner:
         """Called after every reply, and after other changes, which are few: they are counted as replies."""
         is_nested, self._is_active = self._is_active, True
         try:
-            self._producer.pump()
+            self._read_ahead.changed()
             if not is_nested and not self._is_done:  # sending, or another worker, may report further changes
                 self._tune(self._clock())
         finally:
@@ -102,7 +102,7 @@ class Tuner:
             return
 
         self._executor.set_num_workers(number + 1)
-        self._producer.resize()
+        self._read_ahead.resize()
         _log.info("autotune.changed", before=number, after=number + 1)
 
     def _limit(self) -> str:

@@ -28,12 +28,13 @@ from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
 from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacking, numbers_of
 from asyncdata.loader.waits import Waits
-from asyncdata.prefetch.producer import Producer
+from asyncdata.read_ahead.calls import Calls
+from asyncdata.read_ahead.source import ReadAhead
 from asyncdata.tokenization.base import has_media
 from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.xtuner_packing import LoaderPacking
@@ -53,14 +54,13 @@ if TYPE_CHECKING:
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.loader.outcomes import LoaderOutcomes, Memories, PartOutcomes
-    from asyncdata.prefetch.mixture_producer import MixtureProducer
-    from asyncdata.prefetch.row_index.row_index import RowIndex
-    from asyncdata.prefetch.windows.shared_scans import SharedScans
+    from asyncdata.read_ahead.mixture import MixtureReadAhead
+    from asyncdata.read_ahead.row_index.row_index import RowIndex
+    from asyncdata.read_ahead.windows.shared_scans import SharedScans
     from asyncdata.sources.base import Source
     from asyncdata.sources.growing import Listing
     from asyncdata.sources.resolve import Paths
     from asyncdata.tokenization.base import TokenizeFn
-    from asyncdata.workers.base import Executor
     from asyncdata.workers.pool.pool import Pool
     from asyncdata.workers.pool.popen import EarlyForkServer
 
@@ -113,9 +113,9 @@ class Engine:
         check_cluster(config, job)
         limits = limits_of(config)
         self._executor = executor_of(config, limits, self._function, early, len(self.parts))
+        self._calls = Calls(self._executor)
         for number, part in enumerate(self.parts):
-            restart_point = partial(self._restart_position, part.name)
-            part.open(self._executor_of(number), restart_point, partial(self._has_window, number))
+            part.open(self._calls_of(number), partial(self._restart_position, part.name))
         self._scans = self._shared_scans()
         if choice.share is None and self._scans is None:
             self._warn_of_ranks()
@@ -132,18 +132,17 @@ class Engine:
             mixture=self._start_of_mixture(),
             outcomes=None if memory is None else memory.exclusions,
             media=None if self._media is None else self._media.queue,
-            on_room=lambda: self.service.pump_soon(),
+            on_room=lambda: self.service.tell_soon(),
         )
-        self._producer = self._made_producer()
-        if self._media is not None:
-            self._producer.load_media = self._media.loader(self._executor, self.coordinator)
+        self._read_ahead = self._made_read_ahead()
+        self._executor.watch(self._read_ahead.changed)
         self.waits = Waits()
         if limits.max_workers > limits.min_workers:
             self._tune(limits)
         self.service = Service(
             job,
-            [part.windows for part in self.parts],
-            self._producer,
+            self._read_ahead,
+            self._coroutines(),
             self._executor,
             self.coordinator,
             slot_bytes=slot_bytes,
@@ -170,20 +169,21 @@ class Engine:
         source = self.parts[0].source
         return source.job, source.slot_bytes, source.index
 
-    def _executor_of(self, part: int) -> Executor:
-        return self._executor
+    def _calls_of(self, part: int) -> Calls:
+        return self._calls
 
-    def _has_window(self, part: int) -> None:
-        """A window of a part became ready, or has a fault, without a reply."""
-        self._producer.pump()
+    def _coroutines(self) -> list[Callable[[], Awaitable[None]]]:
+        """What runs as long as the service."""
+        media = None if self._media is None else self._media.loader(self._calls, self.coordinator)
+        return [one.run for one in (self._scans, media, *(part.windows for part in self.parts)) if one is not None]
 
     def _start_of_mixture(self) -> Any:
         return None
 
-    def _made_producer(self) -> Producer | MixtureProducer:
+    def _made_read_ahead(self) -> ReadAhead | MixtureReadAhead:
         (part,) = self.parts
-        args = part.windows, part.canaries(), self._executor, self.coordinator
-        return Producer(*args, epochs=self.config.epochs, num_files=len(self.files))
+        args = part.windows, part.canaries(), self._calls, self.coordinator
+        return ReadAhead(*args, epochs=self.config.epochs, num_files=len(self.files))
 
     def _made_media(self, functions: list[Any]) -> LoaderMedia | None:
         if not any(map(has_media, functions)):
@@ -192,7 +192,7 @@ class Engine:
         from asyncdata.loader.loader_media import LoaderMedia
 
         limit, is_planned = self.config.limits.max_media_bytes, self.batching.is_planned
-        return LoaderMedia(self.parts, limit, is_planned=is_planned, on_free=lambda: self.service.pump_soon())
+        return LoaderMedia(self.parts, limit, is_planned=is_planned, on_free=lambda: self.service.tell_soon())
 
     def _restart_position(self, part: str) -> Position:
         """The first position of a part that a restart would need now."""
@@ -216,7 +216,7 @@ class Engine:
 
         from asyncdata.loader.scan_sharing import shared_scans
 
-        return shared_scans(self.config, self.parts, self._has_window)
+        return shared_scans(self.config, self.parts)
 
     def _checked_outcomes(self, *, is_packed: bool) -> LoaderOutcomes | None:
         if self.config.outcomes is None:
@@ -514,8 +514,8 @@ class Engine:
         )
         return Statistics(
             **structs.asdict(ledger.position),
-            **numbers | self._producer.numbers(),
-            unread_keys=self._producer.unread_keys,
+            **numbers | self._read_ahead.numbers(),
+            unread_keys=self._read_ahead.unread_keys,
             waits_total=num_waits,
             data_wait_seconds_total=waited_s,
             loop_held_seconds_total=self.waits.held_s,
@@ -534,7 +534,7 @@ class Engine:
         Tuner(
             limits,
             self._executor,
-            self._producer,
+            self._read_ahead,
             waited=lambda: self.waits.totals()[1],
             waits_for=self.waits_for,
             has_delivered=lambda: self.coordinator.ledger.counters.num_groups > 0,
@@ -546,7 +546,7 @@ class Engine:
         if media is not None and media.num_lacking and self._executor.is_busy:
             return "media"
 
-        is_tokenizing = self._executor.answers_with_samples or self._producer.oldest_in_flight is not None
+        is_tokenizing = self._executor.answers_with_samples or self._read_ahead.oldest_in_flight is not None
         if self._executor.is_busy and is_tokenizing:
             return "tokenize"  # what `lacking` says, too, but in a microsecond: all statistics take fifty
 
@@ -567,7 +567,7 @@ class Engine:
 
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
         """The error of a call that got no data in time: what it waited for, and why."""
-        now, entry = self.statistics(), self._producer.oldest_in_flight
+        now, entry = self.statistics(), self._read_ahead.oldest_in_flight
         oldest = entry.location(self._executor.row_of(entry.request_id)) if entry and entry.location else None
         missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
         lack = self._lacking(now) if missing or now.media_waiting_samples else HELD

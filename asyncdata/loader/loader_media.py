@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.columns import declared_columns
 from asyncdata.delivery.media_queue import MediaBudget, MediaQueue
-from asyncdata.prefetch.media_loader import MediaLoader
+from asyncdata.read_ahead.media_loader import MediaLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.loader.opened_source import OpenedPart
-    from asyncdata.workers.base import Executor
+    from asyncdata.read_ahead.calls import Calls
 
 __all__ = ("LoaderMedia",)
 
@@ -39,9 +39,9 @@ class LoaderMedia:
         """What waits in a channel."""
         return MediaQueue(self.budget, self._columns, self._policies, channel.emit, for_packs=not self._is_planned)
 
-    def loader(self, executor: Executor, coordinator: Coordinator) -> MediaLoader:
+    def loader(self, calls: Calls, coordinator: Coordinator) -> MediaLoader:
         """What asks workers for them."""
-        return MediaLoader(executor, coordinator, self._numbers)
+        return MediaLoader(calls, coordinator, self._numbers)
 
     def numbers(self, channel: Channel) -> dict[str, Any]:
         """Numbers for :class:`~asyncdata.Statistics`."""

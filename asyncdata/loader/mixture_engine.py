@@ -16,9 +16,8 @@ from asyncdata.loader.engine import Engine, Matched
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.statistics import SourceStatistics
 from asyncdata.order.mixture import has_end, targets_of
-from asyncdata.prefetch.mixture_producer import MixtureProducer, PartSupply
+from asyncdata.read_ahead.mixture import MixtureReadAhead, PartCalls, PartSupply
 from asyncdata.tokenization.base import describe
-from asyncdata.workers.part_executor import PartExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -47,7 +46,7 @@ class MixtureEngine(Engine):
     """
 
     _function: PartFunctions
-    _producer: MixtureProducer
+    _read_ahead: MixtureReadAhead
 
     def _opened(self, source: Mix, choice: PackingChoice) -> list[OpenedPart]:
         if choice.plan is not None:
@@ -96,25 +95,22 @@ class MixtureEngine(Engine):
         most = max(part.source.slot_bytes for part in self.parts)
         return job, -(-most // _ALIGNMENT) * _ALIGNMENT, None
 
-    def _executor_of(self, part: int) -> PartExecutor:
-        return PartExecutor(self._executor, part, len(self.parts))
-
-    def _has_window(self, part: int) -> None:
-        self._producer.pump_part(part)
+    def _calls_of(self, part: int) -> PartCalls:
+        return PartCalls(self._executor, part, len(self.parts))
 
     def _start_of_mixture(self) -> MixturePoint:
         return MixturePoint(MergeRecord((), MixtureState()))
 
-    def _made_producer(self) -> MixtureProducer:
+    def _made_read_ahead(self) -> MixtureReadAhead:
         supplies = []
         for part in self.parts:
-            assert isinstance(part.executor, PartExecutor)
+            assert isinstance(part.calls, PartCalls)
             memory, num_files = self._memory(part.name), len(part.source.files.files)
             decisions = None if memory is None else memory.exclusions
-            read = part.windows, part.canaries(), part.executor, num_files
+            read = part.windows, part.canaries(), part.calls, num_files
             supplies.append(PartSupply(*read, part.bad_rows, decisions))
-        args = self._node, self.config.seed, supplies, self._executor, self.coordinator
-        return MixtureProducer(*args, epochs=self.config.epochs)
+        args = self._node, self.config.seed, supplies, self._calls, self.coordinator
+        return MixtureReadAhead(*args, epochs=self.config.epochs)
 
     @property
     def files(self) -> FileRefs:
@@ -206,7 +202,7 @@ class MixtureEngine(Engine):
 
     def statistics(self) -> Statistics:
         """As in an engine of one source, and :attr:`~asyncdata.Statistics.by_source`."""
-        state, waits = self.coordinator.ledger.counters.mixture.state, self._producer.waits()
+        state, waits = self.coordinator.ledger.counters.mixture.state, self._read_ahead.waits()
         size = self.config.n_samples_per_prompt
         targets = targets_of(self._node, state.schedule)
         by_source = {}

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, cast
 from asyncdata.core.errors import ConfigError
 from asyncdata.loader.opened_source import OpenedSource, job_of, with_block_cache
 from asyncdata.order.shuffle import RowShuffle
-from asyncdata.prefetch.windows.growing_windows import GrowingOrder, GrowingWindows
+from asyncdata.read_ahead.windows.growing_windows import GrowingOrder, GrowingWindows
 from asyncdata.sources.base import room_of
 
 if TYPE_CHECKING:
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.loader.opened_source import Call, Place
+    from asyncdata.loader.opened_source import Place
     from asyncdata.order.shuffle import Shuffle
-    from asyncdata.prefetch.windows.base import Windows
+    from asyncdata.read_ahead.calls import Calls
+    from asyncdata.read_ahead.windows.base import Windows
     from asyncdata.sources.growing import GrowingBlocks
     from asyncdata.sources.text.jsonl import JsonlSource
-    from asyncdata.workers.base import Executor
 
 __all__ = ("opened_growing",)
 
@@ -48,7 +48,7 @@ def opened_growing(
     num_blocks = order.max_window_blocks
     job = job_of(files, config, function, room_of(files, num_blocks))
 
-    def open_windows(executor: Executor, _: Place, __: Call) -> Windows:
-        return GrowingWindows(files, order, executor, job.stride)
+    def open_windows(calls: Calls, _: Place) -> Windows:
+        return GrowingWindows(files, order, calls, job.stride)
 
     return OpenedSource(files, order, job, num_blocks * job.stride, 0, open_windows, files.close, growth=files)

@@ -22,10 +22,10 @@ from asyncdata.delivery.bad_rows import without_text
 from asyncdata.loader.opened_source import OpenedSource, job_of, with_block_cache
 from asyncdata.order.order import RowOrder
 from asyncdata.order.shuffle import RowShuffle
-from asyncdata.prefetch.row_index.builder import Indexer
-from asyncdata.prefetch.row_index.index_file import IndexFile, hold_rows, make_room
-from asyncdata.prefetch.row_index.row_index import RowIndex
-from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
+from asyncdata.read_ahead.row_index.builder import Indexer
+from asyncdata.read_ahead.row_index.index_file import IndexFile, hold_rows, make_room
+from asyncdata.read_ahead.row_index.row_index import RowIndex
+from asyncdata.read_ahead.windows.indexed_windows import IndexedWindows
 from asyncdata.sources.stream import RowStream
 from asyncdata.tokenization.base import fingerprints_of, has_fingerprint
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Job
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.loader.opened_source import Call, Place
+    from asyncdata.loader.opened_source import Place
     from asyncdata.order.rank_share import Share
-    from asyncdata.prefetch.windows.base import Windows
+    from asyncdata.read_ahead.calls import Calls
+    from asyncdata.read_ahead.windows.base import Windows
     from asyncdata.sources.base import Blocks, Source
-    from asyncdata.workers.base import Executor
 
     Function = Any
 
@@ -192,33 +192,29 @@ class _IndexedSource:
         slot_bytes = min(_MAX_CANARY_BLOCKS, files.num_blocks) * job.stride
         return OpenedSource(files, self._order, job, slot_bytes, canary_blocks, self._open, self._close, self._index)
 
-    def _open(self, executor: Executor, restart_point: Place, on_ready: Call) -> Windows:
-        def indexer(on_growth: Callable[[], object]) -> Indexer:
-            check, excerpts, ranks = self._order.shuffle.looks_at, self._bad_rows.shows_row, self._ranks
-            settings = files, executor, index, check, self._file(), self._pass_over, on_growth
-            if not self._is_shared:
-                alone = Indexer(*settings, shows_rows=excerpts)
-                self._leave = alone.leave
-                return alone
+    def _open(self, calls: Calls, restart_point: Place) -> Windows:
+        indexer = self._indexer(calls)
+        self._leave = indexer.leave
+        args = self._files, self._order, calls, self._index, indexer, self._share
+        return IndexedWindows(*args, restart_point=restart_point)
 
-            from asyncdata.prefetch.row_index.shared_builder import SharedIndexer
+    def _indexer(self, calls: Calls) -> Indexer:
+        files, check, excerpts, ranks = self._files, self._order.shuffle.looks_at, self._bad_rows.shows_row, self._ranks
+        settings = files, calls, self._index, check, self._file(), self._pass_over
+        if not self._is_shared:
+            return Indexer(*settings, shows_rows=excerpts)
 
-            identity = f"{files.fingerprint()['digest']} {self._identity} {check} {files.num_blocks}"
-            shared = SharedIndexer(
-                *settings,
-                rank=ranks.rank,
-                world_size=ranks.world_size,
-                identity=identity,
-                exchange=ranks.exchange,
-                timeout_s=ranks.exchange_timeout_s,
-                on_ready=on_ready,
-                shows_rows=excerpts,
-            )
-            self._leave = shared.leave
-            return shared
+        from asyncdata.read_ahead.row_index.shared_builder import SharedIndexer
 
-        files, index = self._files, self._index
-        return IndexedWindows(files, self._order, executor, index, indexer, self._share, restart_point=restart_point)
+        return SharedIndexer(
+            *settings,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            identity=f"{files.fingerprint()['digest']} {self._identity} {check} {files.num_blocks}",
+            exchange=ranks.exchange,
+            timeout_s=ranks.exchange_timeout_s,
+            shows_rows=excerpts,
+        )
 
     def _close(self) -> None:
         self._leave()

@@ -12,8 +12,8 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.file_checks import check_ours
 from asyncdata.core.messages import Job
 from asyncdata.core.specs import BlockCacheSpec
-from asyncdata.prefetch.canaries import Canaries
-from asyncdata.prefetch.windows.block_windows import SLACK_BYTES
+from asyncdata.read_ahead.canaries import Canaries
+from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
 from asyncdata.sources.base import Files
 from asyncdata.tokenization.base import describe, fingerprints_of
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.loader.config import Cache, LoaderConfig
     from asyncdata.order.order import Order, RowOrder
-    from asyncdata.prefetch.row_index.row_index import RowIndex
-    from asyncdata.prefetch.windows.base import Windows
+    from asyncdata.read_ahead.calls import Calls
+    from asyncdata.read_ahead.row_index.row_index import RowIndex
+    from asyncdata.read_ahead.windows.base import Windows
     from asyncdata.sources.base import Blocks
     from asyncdata.sources.growing import GrowingBlocks
     from asyncdata.sources.stream import StreamOrder
-    from asyncdata.workers.base import Executor
 
     Place = Callable[[], Position]
     """Returns the first position that a restart would need now."""
@@ -46,8 +46,7 @@ class OpenedSource(msgspec.Struct, frozen=True):
     :ivar order: as far as it is known before reading.
     :ivar slot_bytes: memory of a slot.
     :ivar canary_blocks: blocks from which canaries may be taken.
-    :ivar open: opens the windows of D. It is given the first position that a restart would need now, as a function; and
-        what is called, in the service's thread, when a window became ready, or has a fault, without a reply.
+    :ivar open: opens the windows of D. It is given the first position that a restart would need now, as a function.
     :ivar close: closes the source; removes files that were written only for this run.
     :ivar index: the row index; None if the order needs none.
     :ivar growth: what each epoch covers; None if all cover the same.
@@ -58,7 +57,7 @@ class OpenedSource(msgspec.Struct, frozen=True):
     job: Job
     slot_bytes: int
     canary_blocks: int
-    open: Callable[[Executor, Place, Call], Windows]
+    open: Callable[[Calls, Place], Windows]
     close: Call
     index: RowIndex | None = None
     growth: GrowingBlocks | None = None
@@ -70,10 +69,10 @@ class OpenedPart:
     :ivar name: of the part; empty for the only one.
     :ivar config: the loader's configuration, as it holds for it.
     :ivar bad_rows: what is done with its bad rows.
-    :ivar executor: what reads and tokenizes it; this and ``windows`` are set by :meth:`open`.
+    :ivar calls: what it asks workers for; this and ``windows`` are set by :meth:`open`.
     """
 
-    executor: Executor
+    calls: Calls
     windows: Windows
 
     def __init__(
@@ -86,15 +85,15 @@ class OpenedPart:
         self.bad_rows = bad_rows
         self._function_fingerprints: dict[str, str] | None = None
 
-    def open(self, executor: Executor, restart_point: Place, on_ready: Call) -> None:
+    def open(self, calls: Calls, restart_point: Place) -> None:
         """Open the windows; see :class:`OpenedSource`."""
-        self.executor = executor
-        self.windows = self.source.open(executor, restart_point, on_ready)
+        self.calls = calls
+        self.windows = self.source.open(calls, restart_point)
 
     def canaries(self) -> Canaries:
         """Its canaries."""
         source = self.source
-        return Canaries(source.files, self.executor, source.job.stride, source.canary_blocks)
+        return Canaries(source.files, self.calls, source.job.stride, source.canary_blocks)
 
     def fingerprints(self) -> dict[str, Any]:
         """Digests of all that its tokens depend on. The first call reads a little of every file."""

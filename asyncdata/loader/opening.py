@@ -12,21 +12,21 @@ from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.loader.opened_source import OpenedPart, OpenedSource, job_of, with_block_cache
 from asyncdata.order.order import Order
 from asyncdata.order.shuffle import RowShuffle
-from asyncdata.prefetch.windows.block_windows import BlockWindows
+from asyncdata.read_ahead.windows.block_windows import BlockWindows
 from asyncdata.sources.base import room_of
 from asyncdata.sources.resolve import described, warn_about_files
 
 if TYPE_CHECKING:
     from asyncdata.batching.rules import PackRules
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.loader.opened_source import Call, Place
+    from asyncdata.loader.opened_source import Place
     from asyncdata.order.rank_share import Share
     from asyncdata.order.shuffle import Shuffle
-    from asyncdata.prefetch.windows.base import Windows
+    from asyncdata.read_ahead.calls import Calls
+    from asyncdata.read_ahead.windows.base import Windows
     from asyncdata.sources.base import Blocks, Source
     from asyncdata.sources.stream import RowStream
     from asyncdata.sources.text.jsonl import JsonlSource
-    from asyncdata.workers.base import Executor
 
 
 __all__ = ("opened_part", "opened_source")
@@ -110,8 +110,8 @@ def _opened_blocks(files: Blocks, shuffle: Shuffle, config: LoaderConfig, functi
     num_blocks = order.max_window_blocks
     job = job_of(files, config, function, room_of(files, num_blocks))
 
-    def open_windows(executor: Executor, _: Place, __: Call) -> Windows:
-        return BlockWindows(files, order, executor, job.stride)
+    def open_windows(calls: Calls, _: Place) -> Windows:
+        return BlockWindows(files, order, calls, job.stride)
 
     slot_bytes = num_blocks * job.stride + _LONG_ROWS_BYTES * bool(job.stores)
     return OpenedSource(files, order, job, slot_bytes, num_blocks, open_windows, files.close)
@@ -119,14 +119,14 @@ def _opened_blocks(files: Blocks, shuffle: Shuffle, config: LoaderConfig, functi
 
 def _opened_stream(stream: RowStream, shuffle: Shuffle, config: LoaderConfig, function: Any) -> OpenedSource:
     """Windows of a stream, which is read from front to back. A slot has room for the longest allowed row."""
-    from asyncdata.prefetch.windows.stream_windows import StreamWindows
+    from asyncdata.read_ahead.windows.stream_windows import StreamWindows
     from asyncdata.sources.stream import StreamOrder
 
     order = StreamOrder(shuffle, config.seed, len(stream.files))
     job = structs.replace(job_of(stream, config, function, shuffle.block_bytes), keeps_rows=True)
 
-    def open_windows(executor: Executor, restart_point: Place, on_ready: Call) -> Windows:
-        return StreamWindows(stream, order, executor, restart_point=restart_point, on_ready=on_ready)
+    def open_windows(calls: Calls, restart_point: Place) -> Windows:
+        return StreamWindows(stream, order, calls, restart_point=restart_point)
 
     slot_bytes = max(order.window_bytes, stream.max_row_bytes) + 1
     return OpenedSource(stream, order, job, slot_bytes, 0, open_windows, stream.close)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.order.rank_share import Share
-    from asyncdata.prefetch.windows.base import Windows
+    from asyncdata.read_ahead.windows.base import Windows
 
 __all__ = ("PackingChoice",)
 
@@ -97,7 +97,7 @@ class PackingChoice(NamedTuple):
             return Batching(config, collate_fn)
 
         from asyncdata.loader.batches.pack_batches import OnlineBatching, PlannedBatching
-        from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
+        from asyncdata.read_ahead.windows.indexed_windows import IndexedWindows
 
         if not self.rules.is_planned:
             return OnlineBatching(self.rules, config, collate_fn, packs_samples=self.packs_samples)

@@ -17,7 +17,7 @@ from asyncdata.core.messages import Job, Overflow, RowError, Scan, Scanned, Toke
 from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG
 from asyncdata.delivery.bad_rows import error_at
 from asyncdata.order.shuffle import Shuffle
-from asyncdata.prefetch.windows.block_windows import SLACK_BYTES
+from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
 from asyncdata.sources.resolve import described
 from asyncdata.sources.stream import RowStream, StreamOrder
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING
 
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
-from asyncdata.prefetch.windows.shared_scans import SharedScans
+from asyncdata.read_ahead.windows.shared_scans import SharedScans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.opened_source import OpenedPart
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 __all__ = ("shared_scans",)
 
 
-def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart], on_ready: Callable[[int], object]) -> SharedScans:
+def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart]) -> SharedScans:
     """The scans of the parts' windows, from now on divided by ``config.ranks.exchange``.
 
-    :param on_ready: called with the number of a part that has an answer.
     :raises ConfigError: if nothing can be divided (AD487).
     """
     if config.executor is not None:
@@ -32,16 +31,14 @@ def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart], on_ready: Ca
 
     identity = cache(lambda: digest(canonical(list(map(_identity, parts)))))
     scans = SharedScans(config.ranks.exchange, config.ranks.rank, config.ranks.world_size, identity)
-    divided = [number for number, part in enumerate(parts) if part.windows.share(scans, number)]
-    if not divided:
+    are_divided = [part.windows.share(scans, number) for number, part in enumerate(parts)]
+    if not any(are_divided):
         raise ConfigError(
             "AD487 Ranks(exchange=...) divides windows of blocks, and there are none here: data that are read from "
             'front to back have none, nor have parts of a mixture with shuffle="full". Use shuffle=True, or leave '
             "exchange out"
         )
 
-    for number in divided:
-        scans.on_ready(number, partial(on_ready, number))
     return scans
 
 

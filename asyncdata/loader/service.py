@@ -1,7 +1,7 @@
-"""The service: one daemon thread with its own event loop, which runs the executor, the windows and the producer.
+"""The service: one daemon thread with its own event loop, which runs the executor and the read-ahead.
 
 The loaders communicate with it through the coordinator, under its lock. Only four things are scheduled in its loop
-from other threads: a producer that waits for room, a restart, tokenize functions to be opened again, and the close.
+from other threads: room that the read-ahead waits for, a restart, tokenize functions to be opened again, and the close.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
-    from asyncdata.prefetch.mixture_producer import MixtureProducer
-    from asyncdata.prefetch.producer import Producer
-    from asyncdata.prefetch.row_index.row_index import RowIndex
-    from asyncdata.prefetch.windows.base import Windows
+    from asyncdata.read_ahead.mixture import MixtureReadAhead
+    from asyncdata.read_ahead.row_index.row_index import RowIndex
+    from asyncdata.read_ahead.source import ReadAhead
     from asyncdata.workers.pool.pool import Pool
     from asyncdata.workers.pool.popen import EarlyForkServer
 
@@ -46,6 +45,7 @@ _serving: ContextVar[Service | None] = ContextVar("asyncdata_serving", default=N
 class Service:
     """Runs until :meth:`close`. It starts at the first :meth:`start`, not before.
 
+    :param coroutines: run as long as the service, besides the executor and the read-ahead.
     :param slot_bytes: memory of a slot.
     :param event_loop: ``asyncio``, ``uvloop`` or ``trio``: the event loop of its thread.
     :param early: the fork server that was started early, with the thread in which the service will run.
@@ -56,8 +56,8 @@ class Service:
     def __init__(
         self,
         job: Job,
-        windows: Sequence[Windows],
-        producer: Producer | MixtureProducer,
+        read_ahead: ReadAhead | MixtureReadAhead,
+        coroutines: Sequence[Callable[[], Awaitable[None]]],
         executor: Pool,
         coordinator: Coordinator,
         *,
@@ -72,8 +72,7 @@ class Service:
         self._coordinator = coordinator
         self._event_loop = event_loop
         self._early = early
-        self._windows = windows
-        self._producer = producer
+        self._read_ahead, self._coroutines = read_ahead, coroutines
         self._slot_bytes = slot_bytes
         self.lock = threading.RLock()  # reentrant: a garbage collection while it is held may close the loader
         self._thread: threading.Thread | None = None
@@ -157,12 +156,12 @@ class Service:
 
             self._begun = channel
             if self._fatal_error is None:  # else the channel has it
-                self._producer.start(self._coordinator.ledger, self._expected_canaries)
+                self._read_ahead.start(self._coordinator.ledger, self._expected_canaries)
 
-    def pump_soon(self) -> None:
-        """Send the rows that can be sent now. From any thread; do nothing before the service runs."""
+    def tell_soon(self) -> None:
+        """Tell the read-ahead that there is room. From any thread; do nothing before the service runs."""
         if self._call_soon is not None:
-            self._call_soon(partial(self._guarded, self._producer.pump))
+            self._call_soon(partial(self._guarded, self._read_ahead.changed))
 
     def reopen_soon(self) -> None:
         """Have the workers open the tokenize function again. From any thread."""
@@ -195,8 +194,8 @@ class Service:
         self._stop = anyio.Event()
         async with anyio.create_task_group() as group:
             group.start_soon(self._run_part, partial(self._executor.run, self._job))
-            for windows in self._windows:
-                group.start_soon(self._run_part, windows.run)
+            for run in (self._read_ahead.run, *self._coroutines):
+                group.start_soon(self._run_part, run)
             with self.lock:
                 self._call_soon = call_soon_in_this_loop()
                 if self._is_closed:
@@ -214,6 +213,8 @@ class Service:
             self._fail_unexpectedly(error)
 
     def _fail_unexpectedly(self, error: BaseException) -> None:
+        while isinstance(error, BaseExceptionGroup):  # the others are its consequences
+            error = error.exceptions[0]
         if reason := short_of(error):
             why = f"{reason}; raise the limit (ulimit -a), or free what is used up"
             self._fail(WorkerError(f"AD426 the loader cannot continue: {why}"), error)
@@ -233,7 +234,7 @@ class Service:
     @property
     def canaries(self) -> list[str]:
         """Token digests of the canaries; empty until they are known."""
-        return self._producer.digests or self._expected_canaries
+        return self._read_ahead.digests or self._expected_canaries
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Stop the thread and the workers. Returns after ``timeout_s`` at the latest; remaining workers end with

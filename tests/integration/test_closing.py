@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from asyncdata.errors import LoaderForkedError
-from asyncdata.prefetch.producer import Producer
+from asyncdata.read_ahead.source import ReadAhead
 from tests.support.closing import is_alive, service_of
 from tests.support.faults import until
 from tests.support.loaders import gated, make
@@ -78,8 +78,8 @@ def test_a_forked_child_may_close_whatever_the_parents_threads_were_doing(path):
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:unclosed DataLoader:ResourceWarning")
 def test_a_loader_may_be_collected_by_its_own_thread_whatever_that_is_doing(path, monkeypatch):
-    start = Producer.start
-    monkeypatch.setattr(Producer, "start", lambda *arguments: gc.collect() and None or start(*arguments))
+    start = ReadAhead.start
+    monkeypatch.setattr(ReadAhead, "start", lambda *arguments: gc.collect() and None or start(*arguments))
     loader = make(path, num_workers=1)
     loader.get_next_batch(1)
     thread = next(thread for thread in threading.enumerate() if thread.name == "asyncdata-service")

@@ -125,8 +125,8 @@ def test_before_the_first_samples_are_there_only_their_parts_are_read(tmp_path, 
 
 def test_an_event_asks_only_the_parts_that_it_concerns(tmp_path, monkeypatch):
     """A reply of a worker once asked all parts: 300 of them, for each of the samples."""
-    pump, asked = real("pump"), Counter()
-    change(monkeypatch, pump=lambda self: (asked.update("p"), pump(self)))
+    ask, asked = real("part_is_asked"), Counter()
+    change(monkeypatch, part_is_asked=lambda self: (asked.update("p"), ask(self))[1])
     with make(many(tmp_path), buffer_size=64) as loader:
         loader.get_next_batch(300)
         num_rows = loader.statistics().tokenized_rows_total

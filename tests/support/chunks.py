@@ -9,7 +9,7 @@ import numpy as np
 
 from asyncdata import Position, Sample, SourceLocation
 from asyncdata.delivery.chunk import Chunk
-from asyncdata.prefetch.producer import ChunkPacer
+from asyncdata.read_ahead.source import ChunkPacer
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 

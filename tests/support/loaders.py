@@ -35,13 +35,13 @@ def is_wanted(loader: Any) -> bool:
 
 def path_waited_for(loader: Any) -> str:
     """The file of the row that holds up all others; empty if there is none."""
-    entry = loader._engine._producer.oldest_in_flight  # noqa: SLF001 - nothing public tells before a call times out
+    entry = loader._engine._read_ahead.oldest_in_flight  # noqa: SLF001 - nothing public tells before a call times out
     return "" if entry is None or entry.location is None else entry.location(0).path
 
 
 def rows_of_parts(loader: Any) -> dict[str, int]:
     """How many rows of each part of a mixture were tokenized."""
-    return {part.name: part.producer.pacer.total_rows for part in loader._engine._producer._parts}  # noqa: SLF001
+    return {part.name: part.reading.pacer.total_rows for part in loader._engine._read_ahead._parts}  # noqa: SLF001
 
 
 def windows_ahead(loader: Any) -> list[bool]:

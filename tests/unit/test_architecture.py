@@ -13,7 +13,7 @@ TESTS = PACKAGE.parent / "tests"
 # From the ground up: a folder imports, also for types, only from folders that stand before it. "asyncdata" is the
 # facade, which nothing below it may use.
 FOLDERS = (
-    *("core", "order", "tokenization", "sources", "delivery", "workers", "batching", "checkpoint", "prefetch"),
+    *("core", "order", "tokenization", "sources", "delivery", "workers", "batching", "checkpoint", "read_ahead"),
     *("telemetry", "loader", "asyncdata", "integrations", "report", "cli", "__main__"),
 )
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import Ledger, RowKey
     from asyncdata.loader.batches.sample_batches import Batch
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
+    from asyncdata.read_ahead.windows.indexed_windows import IndexedWindows
 
 __all__ = ("OnlineBatching", "PackBatches", "PackBatching", "PlannedBatching")
 

@@ -2,7 +2,7 @@
 
 Its workers are of one kind or two: processes, actors of a Ray cluster, or a thread; what differs is behind
 :class:`~asyncdata.workers.pool.worker.Worker`. When a worker is lost, its request is sent again as a whole. After two
-losses at the same row, or too many in all, it is answered with :class:`~asyncdata.workers.base.Crashed`; the producer
+losses at the same row, or too many in all, it is answered with :class:`~asyncdata.workers.base.Crashed`; the read-ahead
 then searches for the row that is to blame.
 """
 

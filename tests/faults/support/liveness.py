@@ -76,17 +76,17 @@ class Watcher(trio.abc.Instrument):
 
         for service in self._services:
             if service._call_soon is not None and not service._is_closed:
-                self._look(service._producer, service._coordinator)
+                self._look(service._read_ahead, service._coordinator)
 
-    def _look(self, producer: Any, coordinator: Any) -> None:
+    def _look(self, read_ahead: Any, coordinator: Any) -> None:
         self.num_looks += 1
         if not self._is_busy() and coordinator._requests and not _is_deliverable(coordinator):
             self._found("somebody waits, and nothing is under way")
         if coordinator._requests and _is_deliverable(coordinator):
             self._found("somebody waits for what is there")
-        before = sent_by(producer), self._num_asked()
-        producer.pump()
-        after = sent_by(producer), self._num_asked()
+        before = sent_by(read_ahead), self._num_asked()
+        read_ahead.changed()
+        after = sent_by(read_ahead), self._num_asked()
         if before != after:
             self._found(f"something could be sent, and was not looked for: {before} is {after} now")
 
@@ -107,8 +107,8 @@ def _is_deliverable(coordinator: Any) -> bool:
     return found is not None
 
 
-def sent_by(producer: Any) -> tuple[Any, ...]:
-    """All that a pump which sends something changes."""
-    lists = producer._windows, producer._channel._entries
-    place = *producer._current, producer._row, producer._is_finished, producer.canaries._slot
-    return *place, producer._channel.num_produced, *([id(each) for each in found] for found in lists)
+def sent_by(read_ahead: Any) -> tuple[Any, ...]:
+    """All that a change which lets something be sent, or a coroutine go on, changes."""
+    channel, calls = read_ahead._channel, read_ahead._calls
+    place = *read_ahead._current, read_ahead._row, channel.num_produced, calls.changes.num_waiting
+    return *place, [id(entry) for entry in channel._entries]

@@ -140,7 +140,7 @@ WAYS: dict[str, Way] = {
 @contextlib.contextmanager
 def small_cuts() -> Any:
     """What is cut by thousands of rows and bytes is cut by dozens. D is the same."""
-    modules = ("order.order", "prefetch.windows.indexed_windows", "order.rank_share", "checkpoint.restore")
+    modules = ("order.order", "read_ahead.windows.indexed_windows", "order.rank_share", "checkpoint.restore")
     with contextlib.ExitStack() as stack:
         for module in modules:
             import_module(f"asyncdata.{module}")  # first, as one that is imported later would keep the small number
@@ -264,7 +264,7 @@ class Trainer:
         service = self._loader._engine.service  # noqa: SLF001
         self._world.executor.set_num_workers(self._chance.choice([1, 2, 5]))
         if service._call_soon is not None:  # noqa: SLF001
-            service._producer.resize()  # noqa: SLF001
+            service._read_ahead.resize()  # noqa: SLF001
 
     def close(self) -> None:
         """Close the loader; what waits ends."""

@@ -24,7 +24,7 @@ class Tuned:
         change(monkeypatch, memory_of_a_worker=lambda pid: 100)
         allowed = TuningLimits(**{"min_workers": 1, "max_workers": 8, "max_worker_bytes": 1 << 40, **limits})
         executor: Any = self
-        producer: Any = SimpleNamespace(pump=self.pump, resize=self.resize)
+        producer: Any = SimpleNamespace(changed=self.pump, resize=self.resize)
         tuners.Tuner(
             allowed,
             executor,

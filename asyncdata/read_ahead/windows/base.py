@@ -1,4 +1,4 @@
-"""Windows: rows that are read and shuffled together; what the producer and the service know of all kinds of them."""
+"""Windows: rows that are read and shuffled together; what the read-ahead and the service know of all kinds of them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Set
 
     from asyncdata.checkpoint.snapshot import StreamState
-    from asyncdata.core.errors import AsyncDataError
     from asyncdata.core.messages import Tokenize, Tokenized
     from asyncdata.core.types import Position, SourceLocation
-    from asyncdata.prefetch.windows.shared_scans import SharedScans
-
-__all__ = (
-    "Int32",
-    "Int64",
-    "OpenWindow",
-    "Windows",
-    "leaving_out",
-    "no_such_place",
-)
+    from asyncdata.read_ahead.windows.shared_scans import SharedScans
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
@@ -39,14 +29,14 @@ class Windows:
     :ivar num_blank: blank lines passed over so far.
     :ivar leaves_out: whether rows are left out from the next restart on.
     :ivar is_padded: whether this process has left out fields that Arrow added.
+    :ivar is_late: whether an epoch is opened after all rows before it are sent, and not while they are.
     """
 
     num_blank = 0
-    leaves_out = is_padded = False
+    leaves_out = is_padded = is_late = False
 
     def restart(self) -> None:
-        """Give up all windows that were opened, and free their slots."""
-        raise NotImplementedError
+        """The read-ahead begins anew: no window that was opened is needed any more."""
 
     def share(self, scans: SharedScans, part: int) -> bool:
         """From the start on, divide what is read among ranks; return False where it cannot be divided.
@@ -55,15 +45,19 @@ class Windows:
         """
         return False
 
-    def open(self, epoch: int, number: int) -> OpenWindow | None:
-        """Begin to read window ``number`` of ``epoch``; None if there is no room yet.
+    async def opened(self, epoch: int, number: int) -> OpenWindow:
+        """Read window ``number`` of ``epoch``, of which at least the first rows are known then.
 
         :raises SourceChangedError: if the data has changed.
+        :raises AsyncDataError: if it cannot be read.
         """
         raise NotImplementedError
 
-    def read_on(self) -> None:
-        """Send more requests of the windows that are open, as far as workers have nothing else to do."""
+    async def more(self, window: OpenWindow) -> None:
+        """Wait until more rows of a window are known. It does not know who opened it, as chunks hold it long.
+
+        :raises AsyncDataError: if they cannot be.
+        """
 
     def rows_after(self, position: Position) -> int | None:
         """Rows of the epoch from ``position`` on, maybe estimated; None if that is not known. From any thread."""
@@ -89,21 +83,18 @@ class OpenWindow:
     """Rows that are shuffled together.
 
     :ivar slot: the slot to release when all rows are sent.
+    :ivar is_ready: whether all rows are known; else :meth:`Windows.more` waits for some.
     :ivar is_last: whether it is the epoch's last window; known when it is ready.
     :ivar num_rows: number of rows that are known so far; of all when it is ready.
     :ivar is_placed: whether no row needs a worker; known when it is ready.
-    :ivar is_sent: whether all rows are sent.
-    :ivar fault: why it cannot be read; raised when its rows are next in the order.
     """
 
     slot = NO_SLOT
-    is_ready = is_last = is_placed = is_sent = False
+    is_ready = is_last = is_placed = False
     num_rows = 0
-    fault: AsyncDataError | None = None
 
     def sent(self) -> None:
         """All rows are sent. Chunks may hold the window for long after that, to name their rows."""
-        self.is_sent = True
 
     def request(self, first: int, stop: int) -> Tokenize:
         """What a worker needs to tokenize the rows ``[first, stop)``."""

@@ -11,27 +11,24 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-import anyio
 import anyio.to_thread
 import numpy as np
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceError, safe_cause
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Tokenize
 from asyncdata.core.types import Position
-from asyncdata.prefetch.windows.base import Int64, OpenWindow, Windows, no_such_place
-from asyncdata.prefetch.windows.stream_reader import StreamPass, WindowRows
+from asyncdata.read_ahead.calls import Changes, Promise
+from asyncdata.read_ahead.windows.base import Int64, OpenWindow, Windows, no_such_place
+from asyncdata.read_ahead.windows.stream_reader import StreamPass, WindowRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.checkpoint.snapshot import StreamState
     from asyncdata.core.types import SourceLocation
+    from asyncdata.read_ahead.calls import Calls
     from asyncdata.sources.stream import RowStream, StreamOrder
-    from asyncdata.workers.base import Executor
-
-__all__ = ("StreamWindow", "StreamWindows")
 
 _log = get_logger(__name__)
 
@@ -39,51 +36,40 @@ _log = get_logger(__name__)
 class StreamWindow(OpenWindow):
     """Rows of a stream."""
 
-    def __init__(self, stream: RowStream, slot: int) -> None:
+    def __init__(self, stream: RowStream, slot: int, rows: WindowRows, order: Int64) -> None:
+        """The rows are in the slot; ``order`` is that in which they are delivered."""
         self.slot = slot
         self._stream = stream
-        self._rows: WindowRows | None = None
-
-    def fill(self, rows: WindowRows, order: Int64) -> None:
-        """Set the rows, which are in the slot, and the order in which they are delivered."""
         columns = ("file_ids", "numbers", "starts", "lengths", "offsets")
         self._rows = rows._replace(**{name: getattr(rows, name)[order] for name in columns})
         self.num_rows, self.is_last, self.is_ready = len(order), rows.is_last, True
 
-    @property
-    def _known(self) -> WindowRows:
-        if self._rows is None:
-            raise RuntimeError("the window is not ready")
-
-        return self._rows
-
     def request(self, first: int, stop: int) -> Tokenize:
-        starts, lengths = self._known.starts[first:stop], self._known.lengths[first:stop]
+        starts, lengths = self._rows.starts[first:stop], self._rows.lengths[first:stop]
         return Tokenize(self.slot, starts.tobytes(), lengths.tobytes())
 
     def keys(self, first: int, stop: int) -> tuple[Int64, Int64]:
         """The numbers of the files of the rows ``[first, stop)``, and the rows' numbers there."""
-        return self._known.file_ids[first:stop].astype(np.int64), self._known.numbers[first:stop].astype(np.int64)
+        return self._rows.file_ids[first:stop].astype(np.int64), self._rows.numbers[first:stop].astype(np.int64)
 
     def location(self, row: int) -> SourceLocation:
-        return self._stream.location(*self.key(row), int(self._known.lengths[row]), int(self._known.offsets[row]))
+        return self._stream.location(*self.key(row), int(self._rows.lengths[row]), int(self._rows.offsets[row]))
 
 
 class _GivenUp(BaseException):
     """The window was given up while it was read."""
 
 
-class _Fill:
+class _Fill(Promise[StreamWindow]):
     """A window that is waiting to be read, or is being read.
 
     :ivar is_given_up: whether a restart or the end of the loader made it obsolete.
     :ivar is_reading: whether the thread has the pass: from its first step until it leaves the pass open.
     """
 
-    def __init__(self, window: StreamWindow, epoch: int, number: int) -> None:
-        self.window = window
-        self.epoch = epoch
-        self.number = number
+    def __init__(self, slot: int, epoch: int, number: int) -> None:
+        super().__init__()
+        self.slot, self.epoch, self.number = slot, epoch, number
         self.is_given_up = self.is_reading = False
 
 
@@ -94,50 +80,43 @@ class StreamWindows(Windows):
 
     :param restart_point: returns the first position that a restart would need now; without it, the states of all
         windows are kept.
-    :param on_ready: called, in the service's thread, when a window is read, or has a fault.
     """
 
     def __init__(
         self,
         stream: RowStream,
         order: StreamOrder,
-        executor: Executor,
+        calls: Calls,
         *,
         restart_point: Callable[[], Position] = Position,
-        on_ready: Callable[[], object] = no_op,
     ) -> None:
         self.num_blank = 0
         self._stream = stream
         self._order = order
-        self._executor = executor
+        self._calls = calls
         self._restart_point = restart_point
-        self._on_ready = on_ready
         self._queue: deque[_Fill] = deque()
         self._running: _Fill | None = None
         self._began = 0.0
-        self._wake = anyio.Event()
+        self._asked = Changes()
         self._pass: StreamPass | None = None
         self._lock = threading.Lock()  # on who closes the pass at the end: the thread, or the loop
         self._states: dict[tuple[int, int], StreamState] = {}  # replaced, never changed, as other threads read it
         self._resumed: dict[tuple[int, int], StreamState] = {}
 
     def restart(self) -> None:
-        """As the base class says; a window that is being read keeps its slot until the thread has noticed."""
+        """Give up all windows; one that is being read keeps its slot until the thread has noticed."""
         if self._running is not None:
             self._running.is_given_up = True
         while self._queue:
-            self._executor.slots.done(self._queue.popleft().window.slot)
+            self._calls.slots.done(self._queue.popleft().slot)
 
-    def open(self, epoch: int, number: int) -> StreamWindow | None:
-        slot = self._executor.slots.hold()
-        if slot is None:
-            return None
-
-        self._executor.slots.use(slot)
-        window = StreamWindow(self._stream, slot)
-        self._queue.append(_Fill(window, epoch, number))
-        self._wake.set()
-        return window
+    async def opened(self, epoch: int, number: int) -> StreamWindow:
+        fill = _Fill(await self._calls.slot(), epoch, number)
+        self._calls.slots.use(fill.slot)
+        self._queue.append(fill)
+        self._asked()
+        return await fill
 
     @property
     def read_s(self) -> float:
@@ -146,7 +125,7 @@ class StreamWindows(Windows):
     # What a snapshot keeps.
 
     def state_at(self, position: Position) -> StreamState | None:
-        """As the base class says: the state of the window, or of the last one before it that is known."""
+        """The state of the window, or of the last one before it that is known."""
         known = {**self._states, **self._resumed}  # a snapshot's state takes precedence over what was read
         numbers = [number for epoch, number in known if epoch == position.epoch and number <= position.window]
         return known[position.epoch, max(numbers)] if numbers else None
@@ -167,13 +146,10 @@ class StreamWindows(Windows):
     # Reading.
 
     async def run(self) -> None:
-        """As the base class says: a thread reads the windows, one after the other."""
+        """A thread reads the windows, one after the other."""
         try:
             while True:
-                await self._wake.wait()
-                while self._queue:
-                    await self._serve(self._queue.popleft())
-                self._wake = anyio.Event()
+                await self._serve(await self._asked.until(lambda: self._queue.popleft() if self._queue else None))
         finally:
             with self._lock:
                 fill = self._running
@@ -189,18 +165,23 @@ class StreamWindows(Windows):
         outcome = await anyio.to_thread.run_sync(self._read, fill, abandon_on_cancel=True)
         self._running = None
         if not fill.is_given_up:
-            if isinstance(outcome, WindowRows) and fill.number and len(outcome.lengths) == 0:
-                place = Position(fill.epoch, fill.number)
-                fill.window.fault = no_such_place(place, "all rows of the epoch are before it")
-            elif isinstance(outcome, WindowRows):
-                self.num_blank += outcome.num_blank
-                self.is_padded = getattr(self._stream, "is_padded", False)
-                fill.window.fill(outcome, self._order.rows(fill.epoch, fill.number, len(outcome.lengths)))
-                self._keep_state(fill.epoch, outcome.next_state)
+            if isinstance(outcome, WindowRows):
+                self._take(fill, outcome)
             else:
-                fill.window.fault = outcome
-            self._on_ready()
-        self._executor.slots.done(fill.window.slot)
+                fill.keep(None, outcome)
+        self._calls.slots.done(fill.slot)
+
+    def _take(self, fill: _Fill, rows: WindowRows) -> None:
+        if fill.number and len(rows.lengths) == 0:
+            place = Position(fill.epoch, fill.number)
+            fill.keep(None, no_such_place(place, "all rows of the epoch are before it"))
+            return
+
+        self.num_blank += rows.num_blank
+        self.is_padded = getattr(self._stream, "is_padded", False)
+        self._keep_state(fill.epoch, rows.next_state)
+        order = self._order.rows(fill.epoch, fill.number, len(rows.lengths))
+        fill.keep(StreamWindow(self._stream, fill.slot, rows, order))
 
     def _read(self, fill: _Fill) -> WindowRows | AsyncDataError | None:
         """In the thread: the rows of a window, or the error; None for a window that was given up."""
@@ -211,7 +192,7 @@ class StreamWindows(Windows):
             fill.is_reading = True
         outcome: WindowRows | AsyncDataError | None = None
         try:
-            memory = self._executor.memory(fill.window.slot)
+            memory = self._calls.executor.memory(fill.slot)
             outcome = self._pass_at(fill.epoch, fill.number).read_window(memory)
         except _GivenUp:
             pass

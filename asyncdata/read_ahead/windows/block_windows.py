@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,9 @@ import numpy as np
 from asyncdata.core.messages import Failed, Overflow, Scan, Scanned, Tokenize
 from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG
 from asyncdata.core.types import Position
-from asyncdata.prefetch.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
-from asyncdata.workers.base import Crashed, error_of
+from asyncdata.read_ahead.calls import checked
+from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
+from asyncdata.workers.base import Crashed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Block, Reply, Tokenized
     from asyncdata.core.types import SourceLocation
     from asyncdata.order.order import Order
-    from asyncdata.prefetch.windows.ready_rows import ReadyRows
-    from asyncdata.prefetch.windows.shared_scans import SharedScans
+    from asyncdata.read_ahead.calls import Calls
+    from asyncdata.read_ahead.windows.ready_rows import ReadyRows
+    from asyncdata.read_ahead.windows.shared_scans import SharedScans
     from asyncdata.sources.base import Blocks
-    from asyncdata.workers.base import Executor, OnReply
-
-__all__ = ("SLACK_BYTES", "BlockWindow", "BlockWindows")
 
 SLACK_BYTES = 8 * 1024
 """Bytes read beyond a block's end, so that most rows that cross it need no second read."""
@@ -118,7 +116,6 @@ class BlockWindow(OpenWindow):
         return True
 
     def sent(self) -> None:
-        super().sent()
         if self.is_placed:  # else rows may still be asked for
             self._ready = None
 
@@ -162,15 +159,14 @@ class BlockWindows(Windows):
     :param stride: bytes of a slot that one block takes.
     """
 
-    def __init__(self, source: Blocks, order: Order, executor: Executor, stride: int) -> None:
+    def __init__(self, source: Blocks, order: Order, calls: Calls, stride: int) -> None:
         self.num_blank = 0
         self._source = source
         self._order = order
-        self._executor = executor
+        self._calls = calls
         self._buffers: list[bytearray] = []
         self._stride = stride
         self._is_at_start = True
-        self._waiting: deque[tuple[Scan, OnReply]] = deque()
         self._sizes: dict[tuple[int, int], int] = {}
         self._shared: SharedScans | None = None
         self._part = 0
@@ -179,89 +175,60 @@ class BlockWindows(Windows):
         self._shared, self._part = scans, part
         return True
 
-    async def run(self) -> None:
-        if self._shared is not None:
-            await self._shared.watch(self._part)
-
     def restart(self) -> None:
-        self._waiting.clear()
         self._is_at_start = True
-        if self._shared is not None:
-            self._shared.restart(self._part)
 
-    def open(self, epoch: int, number: int) -> BlockWindow | None:
+    async def opened(self, epoch: int, number: int) -> BlockWindow:
         if number == 0 and epoch > 0:
             self._source.check_unchanged()
         if number >= self._order.num_windows:
             raise no_such_place(Position(epoch, number), f"an epoch has {self._order.num_windows} windows")
 
-        slot = self._executor.slots.hold()
-        if slot is None:
-            return None
-
-        window = self._window(epoch, number, slot)
+        window = self._window(epoch, number, await self._calls.slot())
         window.is_last = number + 1 == self._order.num_windows
         self._is_at_start = False
-        self.read_on()
+        scans = [self._calls.later(self._scan, window, (epoch, number), *scan) for scan in enumerate(window.scans())]
+        for scan in scans:
+            await scan
+        self.num_blank += window.num_blank
+        recent = list(self._sizes.items())[-_KEPT_SIZES:]
+        self._sizes = dict([*recent, ((epoch, number), window.num_rows)])  # a new dict, as other threads read it
         return window
 
     def _window(self, epoch: int, number: int, slot: int) -> BlockWindow:
-        """The window, whose scans are sent, or wait."""
-        blocks, place = self._source.blocks(self._order.blocks(epoch, number)), (epoch, number)
+        """The window, which is not scanned yet."""
+        blocks = self._source.blocks(self._order.blocks(epoch, number))
         num_ranks = 0 if self._shared is None else self._shared.world_size
         is_divided = num_ranks and not (self._is_at_start and num_ranks < _RANKS_AT_START)
         ready, per_scan = None, None
-        if self._executor.answers_with_samples or is_divided:
-            from asyncdata.prefetch.windows.ready_rows import ReadyRows  # only where samples come with their window
+        if self._calls.executor.answers_with_samples or is_divided:
+            from asyncdata.read_ahead.windows.ready_rows import ReadyRows  # only where samples come with their window
 
-            num_scans = _SCANS_OF_RANKS * num_ranks or _SCANS_OF_EACH * self._executor.num_workers
+            num_scans = _SCANS_OF_RANKS * num_ranks or _SCANS_OF_EACH * self._calls.num_workers
             ready, per_scan = ReadyRows(self._buffers), min(_MAX_BLOCKS_PER_SCAN, -(-len(blocks) // num_scans))
         arrange = partial(self._order.rows, epoch, number)
-        window = BlockWindow(self._source, blocks, slot, self._stride, arrange, ready, per_scan)
-        for part, scan in enumerate(window.scans()):
-            on_reply = partial(self._on_scanned, place, window, part, scan)
-            if scan.with_samples and self._shared is not None:
-                make, on_found = partial(self._wait, scan), partial(on_reply, is_elsewhere=True)
-                self._shared.divide((self._part, *place, part), window.num_scans, make, on_reply, on_found)
-            elif scan.with_samples:
-                self._wait(scan, on_reply)
+        return BlockWindow(self._source, blocks, slot, self._stride, arrange, ready, per_scan)
+
+    async def _scan(self, window: BlockWindow, place: tuple[int, int], part: int, scan: Scan) -> None:
+        reply: Reply | Crashed | None = None
+        is_elsewhere = False
+        if scan.with_samples:
+            make = partial(self._samples, scan)
+            if self._shared is None:
+                reply = await make()
             else:
-                self._executor.submit(scan, on_reply)
-        return window
+                key = self._part, *place, part
+                reply, is_elsewhere = await self._shared.scanned(key, window.num_scans, make)
+        if reply is None or isinstance(reply, Crashed) or (isinstance(reply, Failed) and reply.row >= 0):
+            # Of samples, a row is to blame. With their text here, they are tokenized at their turn, and it is found.
+            reply = await self._calls.asked(msgspec.structs.replace(scan, with_samples=False))
+        window.add(part, checked(reply, Scanned), is_elsewhere=is_elsewhere)
 
-    def _wait(self, scan: Scan, on_reply: OnReply) -> None:
-        self._waiting.append((scan, on_reply))
-
-    def read_on(self) -> None:
-        """As the base class says."""
-        if self._shared is not None:
-            self._shared.deliver(self._part)
-        while self._waiting and self._executor.num_wanted > 0:
-            self._executor.submit(*self._waiting.popleft(), _MAX_LOSSES_WITH_SAMPLES)
-
-    def _on_scanned(
-        self,
-        place: tuple[int, int],
-        window: BlockWindow,
-        part: int,
-        scan: Scan,
-        reply: Reply | Crashed,
-        *,
-        is_elsewhere: bool = False,
-    ) -> None:
-        if scan.with_samples and (isinstance(reply, Crashed) or (isinstance(reply, Failed) and reply.row >= 0)):
-            # A row is to blame. With their text here, the rows are tokenized at their turn, and that row is found.
-            text = msgspec.structs.replace(scan, with_samples=False)
-            self._executor.submit(text, partial(self._on_scanned, place, window, part, text))
-        elif not isinstance(reply, Scanned):
-            window.fault = error_of(reply)
-        elif window.add(part, reply, is_elsewhere=is_elsewhere):
-            self.num_blank += window.num_blank
-            recent = list(self._sizes.items())[-_KEPT_SIZES:]
-            self._sizes = dict([*recent, (place, window.num_rows)])  # a new dict, as other threads read it
+    async def _samples(self, scan: Scan) -> Reply | Crashed:
+        return await (await self._calls.turn(lambda: self._calls.asked(scan, _MAX_LOSSES_WITH_SAMPLES)))
 
     def rows_after(self, position: Position) -> int | None:
-        """As the base class says; windows that are not read yet are estimated by the size of the current one."""
+        """Windows that are not read yet are estimated by the size of the current one."""
         number = position.window if position.row else position.window - 1
         size = self._sizes.get((position.epoch, number))
         if size is None:

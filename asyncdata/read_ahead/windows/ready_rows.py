@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from asyncdata.core.messages import Data, RowError, Unread
-    from asyncdata.prefetch.windows.base import Int64
+    from asyncdata.read_ahead.windows.base import Int64
 
 __all__ = ("ReadyRows",)
 

@@ -1,13 +1,11 @@
-"""Reads all parts of a mixture ahead, and merges them: a producer for each part -> its feed -> merger -> channel.
+"""Reads all parts of a mixture ahead, and merges them: a read-ahead for each part -> its feed -> merger -> channel.
 
-To the service, the tuner and the coordinator it is what a :class:`~asyncdata.prefetch.producer.Producer` is. It runs in
-the service's thread, is driven by the same events, and never waits.
+To the service, the tuner and the coordinator it is what a :class:`~asyncdata.read_ahead.source.ReadAhead` is.
 
 There may be a thousand parts, so an event asks only those that it concerns, which are *due*. There is one rule: a part
-is due after each event that may let it send more, and stays due until it could send, and had nothing to send.
+that waits for its turn is due after each event that may let it send more, and stays due until it had nothing to send.
 
-- It was answered, or a slot of it is free: its executor notes it. One of its windows is ready: :meth:`pump_part`.
-- Samples of it were merged, so that it has room.
+- It begins to wait; it was answered, or a slot of it is free; samples of it were merged, so that it has room.
 - It is the part whose sample is missing: it is asked at every event.
 - Its samples are near in the schedule now.
 
@@ -20,34 +18,35 @@ import time
 from collections import Counter
 from functools import partial
 from heapq import heappop, heappush, heapreplace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import anyio
 from msgspec.structs import replace
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.merger import Merger
 from asyncdata.delivery.mixture import PartCursor
 from asyncdata.delivery.part_queue import PartFeed, ReadyAhead
 from asyncdata.order.mixture import shares_of
-from asyncdata.prefetch.producer import Producer
+from asyncdata.read_ahead.calls import Calls, Changes
+from asyncdata.read_ahead.source import ReadAhead
+from asyncdata.workers.base import MAX_LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asyncdata.core.messages import Reply, Request
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Channel, Entry, Exclusions
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.order.mixture import Leaf, Node
-    from asyncdata.prefetch.canaries import Canaries
-    from asyncdata.prefetch.windows.base import Windows
-    from asyncdata.workers.base import Executor
-    from asyncdata.workers.part_executor import PartExecutor
+    from asyncdata.read_ahead.canaries import Canaries
+    from asyncdata.read_ahead.windows.base import Windows
+    from asyncdata.workers.base import Crashed, Executor, OnReply
 
-__all__ = ("MixtureProducer", "PartSupply")
-
+T = TypeVar("T")
 _MIN_CAPACITY = 2048
 """Samples that each part may read ahead at least, if the loader reads so many ahead. Fewer make small chunks, and
 merging costs by the chunk: in five parts of trivial rows, the CPU time of this process was 5.5 us a row with 512, 3.8
@@ -63,6 +62,51 @@ _NAME_END = "\n"
 _Need = tuple[bool, float, int]
 
 
+class PartCalls(Calls):
+    """The calls of one part: all parts share the workers, and each has slots of its own.
+
+    :param part: the number of the part, by which a worker knows its job.
+    :ivar turns: of what waits for the part's turn.
+    :ivar note: called when the part may send more; the mixture sets it.
+    """
+
+    def __init__(self, executor: Executor, part: int, num_parts: int) -> None:
+        super().__init__(executor)
+        self.slots = executor.slots.of_part(part, num_parts)
+        self.slots.tell(self.changed)
+        self.turns = Changes()
+        self.note: Callable[[], object] = bool
+        self._part = part
+
+    @property
+    def num_workers(self) -> int:
+        """Its channel need not keep all workers busy alone."""
+        return 1
+
+    def set_limit(self, num_slots: int | None) -> None:
+        """Let the part hold so many slots; None: all of its own. Without one, it reads no window."""
+        self.slots.limit = len(self.slots.numbers) if num_slots is None else num_slots
+
+    def changed(self) -> None:
+        self.changes()
+        self.note()
+
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
+        request = replace(request, part=self._part)
+        return self.executor.submit(request, partial(self._answered, on_reply), max_losses)
+
+    def _answered(self, on_reply: OnReply, reply: Reply | Crashed) -> None:
+        on_reply(reply)
+        self.changed()
+
+    async def turn(self, look: Callable[[], T | None]) -> T:
+        """What ``look`` finds that is not None; it is called only when it is the part's turn."""
+        return await self.turns.next(look, lambda _: self.note())
+
+    def restart(self) -> None:
+        """Nothing: the mixture does it once, before its parts start again."""
+
+
 class PartSupply(NamedTuple):
     """What one part is read with.
 
@@ -72,14 +116,14 @@ class PartSupply(NamedTuple):
 
     windows: Windows
     canaries: Canaries
-    executor: PartExecutor
+    calls: PartCalls
     num_files: int
     bad_rows: BadRowPolicy
     decisions: Exclusions | None
 
 
 class _Part:
-    """A part, its producer, and for how long calls have waited for it.
+    """A part, its read-ahead, and for how long calls have waited for it.
 
     :ivar rank: its place in the order in which parts were first needed after the last start.
     """
@@ -87,12 +131,12 @@ class _Part:
     def __init__(self, supply: PartSupply, feed: PartFeed) -> None:
         self.name = feed.leaf.name
         self.feed = feed
-        self.executor = supply.executor
+        self.calls = supply.calls
         self.canaries = supply.canaries
-        self.producer = Producer(
+        self.reading = ReadAhead(
             supply.windows,
             supply.canaries,
-            supply.executor,
+            supply.calls,
             feed,
             epochs=None,
             num_files=supply.num_files,
@@ -105,20 +149,13 @@ class _Part:
         self._has_run = False
 
     def restart(self, start: Callable[[], object], rank: int) -> None:
-        """Begin anew by ``start``; a part that was never read does that when it is asked."""
+        """Begin anew by ``start``; a part that was never read does that when it is needed."""
         self._start, self.rank = start, rank
         if self._has_run:
-            self._begin()
+            self.begin()
 
-    def ask(self) -> bool:
-        """Let it send one chunk; return whether it has."""
-        self.executor.allowance = 1
-        self._begin()
-        self.producer.pump()
-        allowance, self.executor.allowance = self.executor.allowance, 0
-        return allowance < 1
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Read ahead, from now on."""
         start, self._start = self._start, None
         if start is not None:
             self._has_run = True
@@ -130,70 +167,66 @@ class _Part:
         return self.feed.channel.num_ready > 0, self.feed.fullness, self.rank
 
 
-class MixtureProducer:
-    """See :class:`~asyncdata.prefetch.producer.Producer`.
+class MixtureReadAhead:
+    """See :class:`~asyncdata.read_ahead.source.ReadAhead`.
 
     :param supplies: of the parts, by the number of their leaf.
     :param epochs: the number of epochs of the mixture; None: no end.
     """
-
-    load_media: Callable[[], object] = staticmethod(no_op)
 
     def __init__(
         self,
         node: Node,
         seed: int,
         supplies: list[PartSupply],
-        executor: Executor,
+        calls: Calls,
         coordinator: Coordinator,
         *,
         epochs: int | None,
     ) -> None:
         self._schedule = node, seed
-        self._executor = executor
-        self._coordinator = coordinator
+        self._calls, self._coordinator, self._epochs = calls, coordinator, epochs
         leaves = node.leaves()
         self._ready = ReadyAhead(self._bytes_limit)
         self._parts = [_Part(one, self._feed_of(one, leaf)) for one, leaf in zip(supplies, leaves, strict=True)]
-        self._epochs = epochs
         self._channel: Channel = coordinator.channel
         self._merger: Merger | None = None
         self._entry: Entry | None = None
         self._is_finished = self._is_starting = True
+        self._is_asking = False
         self._num_merged = self._looks_at = 0
         self._due: list[tuple[_Need, int]] = []  # a heap; an entry that is not in `_needs` is out of date
         self._needs: dict[int, _Need] = {}
         self._wanted: set[int] = set()
-        self._is_pumping = self._is_pump_due = False
         self._blocked: tuple[int, float] | None = None
-        executor.watch(self.pump)
         for number, part in enumerate(self._parts):
-            part.executor.tell(partial(self._note, number))
+            part.calls.note = partial(self._note_and_ask, number)
         self._share_capacity()
         for part, share in zip(self._parts, shares_of(node), strict=True):
-            rows = part.producer.pacer.num_rows  # a first batch has few samples of each part
-            part.producer.pacer.num_rows = max(1, min(rows, _LEAST_ROWS + int(share * rows)))
+            rows = part.reading.pacer.num_rows  # a first batch has few samples of each part
+            part.reading.pacer.num_rows = max(1, min(rows, _LEAST_ROWS + int(share * rows)))
 
     def _feed_of(self, supply: PartSupply, leaf: Leaf) -> PartFeed:
         return PartFeed(
             leaf,
             replace(self._coordinator.rules, capacity=1, max_ready_bytes=0, bad_rows=supply.bad_rows),
             ready=self._ready,
-            on_fill=self.pump,
+            on_fill=self._calls.changes,
             decisions=supply.decisions,
             may_decide=partial(self._may_decide, leaf.number),
         )
 
     def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
         """Read ahead from the ledger's position; drop everything that is in flight."""
-        self._is_finished = True  # what follows would pump
-        self._executor.forget()
+        self._is_finished = True  # what follows would send
+        self._calls.restart()
         record = ledger.counters.mixture.record.cut(ledger.counters.mixture.row)
         self._channel, self._entry, self._blocked = self._coordinator.channel, None, None
         cursors = [record.before.parts.get(part.name, PartCursor()) for part in self._parts]
         self._ready.num_samples = self._ready.num_bytes = 0
         for part, cursor in zip(self._parts, cursors, strict=True):
-            part.executor.set_limit(0)
+            part.calls.set_limit(0)
+            part.calls.repeat()
             part.feed.restart(cursor)
         self._merger = Merger(
             *self._schedule,
@@ -210,61 +243,58 @@ class MixtureProducer:
         for number, (part, cursor) in enumerate(zip(self._parts, cursors, strict=True)):
             part.expected = expected.get(part.name, [])
             of_part = replace(ledger, position=cursor.position)
-            start = partial(part.producer.start, of_part, part.expected or None)
+            start = partial(part.reading.start, of_part, part.expected)
             part.restart(start, ranks.get(number, len(self._parts)))
         self._due, self._needs, self._wanted = [], {}, set()
-        self._want()
         self._is_finished = False
-        self.pump()
+        self._want()
+        self.changed()
 
-    def pump(self) -> None:
-        """Merge what is ready, and send all rows that can be sent now."""
-        self._is_pump_due = True
-        if self._is_pumping:
-            return
+    async def run(self) -> None:
+        """Merge what is ready, from each start on, until cancelled."""
+        async with anyio.create_task_group() as group:
+            for part in self._parts:
+                group.start_soon(part.reading.run)
+            while True:
+                try:
+                    await self._calls.changes.until(self._merge)
+                except AsyncDataError as error:
+                    self._fail(error)
 
-        self._is_pumping = True
-        try:
-            self.load_media()
-            while self._is_pump_due and not self._is_finished:
-                self._is_pump_due = False
-                self._merge()
-                self._send()
-                self.load_media()
-        except AsyncDataError as error:
-            self._fail(error)
-        finally:
-            self._is_pumping = False
+    def changed(self) -> None:
+        """A request was answered, a worker is free, there is room: merge, and let parts send."""
+        self._calls.changes()
+        self._ask_due()
 
-    def pump_part(self, number: int) -> None:
-        """A window of a part became ready without a reply: send all rows that can be sent now."""
+    def _note_and_ask(self, number: int) -> None:
         self._note(number)
-        self.pump()
+        self._ask_due()
 
     def _note(self, number: int) -> None:
-        """A part is due."""
-        need, noted = self._parts[number].need, self._needs.get(number)
-        if noted is None or need < noted:
-            self._needs[number] = need
-            heappush(self._due, (need, number))
+        """A part is due, if it waits for its turn."""
+        part, noted = self._parts[number], self._needs.get(number)
+        if part.calls.turns.num_waiting and (noted is None or part.need < noted):
+            self._needs[number] = part.need
+            heappush(self._due, (part.need, number))
 
-    def _send(self) -> None:
-        """Let the parts that are due send chunks in turn, those that lack most first, as long as workers want more."""
-        if self._merger is not None and self._merger.blocked >= 0:
-            self._ask(self._merger.blocked)
-        while not self._is_finished and self._executor.num_wanted > 0:
-            number = self._next_due()
-            if number < 0:
-                return
+    def _ask_due(self) -> None:
+        """Let the parts that are due send in turn, those that lack most first, as long as workers want more."""
+        if self._is_asking or self._is_finished or self._merger is None:
+            return
 
+        self._is_asking = True
+        if (blocked := self._merger.blocked) >= 0:
+            self._parts[blocked].calls.changes()
+            if self._calls.executor.num_wanted > 0:
+                self._ask(blocked)
+        while self._calls.executor.num_wanted > 0 and (number := self._next_due()) >= 0:
             self._ask(number)
+        self._is_asking = False
 
     def _ask(self, number: int) -> None:
-        """Let a part send a chunk. It stays due if it has, or if it lacks what all parts share."""
+        """Let a part send. It stays due if it has, or if it lacks memory, which all parts share."""
         part = self._parts[number]
-        has_sent = part.ask()
-        lacks_memory = part.feed.channel.num_ready > 0 and self._ready.bytes_left <= 0
-        if has_sent or lacks_memory or self._executor.num_wanted <= 0:
+        if part.calls.turns.offer() or (part.feed.channel.num_ready > 0 and self._ready.bytes_left <= 0):
             self._note(number)
 
     def _next_due(self) -> int:
@@ -305,49 +335,49 @@ class MixtureProducer:
 
     def _let_read(self, number: int) -> None:
         self._wanted.add(number)
-        self._parts[number].executor.set_limit(1 if self._is_starting else None)
-        self._note(number)
+        self._parts[number].calls.set_limit(1 if self._is_starting else None)
+        self._parts[number].begin()
+        self._parts[number].calls.changed()
 
     def _merge(self) -> None:
         """Move samples from the parts to the channel, as long as the next one is ready and there is room."""
-        merger = self._merger
-        while merger is not None and not self._is_finished:
-            if self._epochs is not None and merger.position.epoch >= self._epochs:
-                self._is_finished = True
-                return
+        while self._merger is not None and not self._is_finished and self._merge_next(self._merger):
+            pass
 
-            if merger.is_blocked:
-                self._wait_for(merger.blocked)
-                return
+    def _merge_next(self, merger: Merger) -> bool:
+        """The same once; return whether there was one."""
+        if self._epochs is not None and merger.position.epoch >= self._epochs:
+            self._is_finished = True
+            for part in self._parts:
+                part.reading.stop()
+            return False
 
-            if self._entry is None:
-                self._entry = self._reserve()
-            if self._entry is None:
-                return
+        if merger.is_blocked:
+            self._wait_for(merger.blocked)
+            return False
 
-            chunk = merger.merge(self._entry.num_rows)
-            if chunk is None:
-                self._wait_for(merger.blocked)
-                return
+        self._entry = self._entry or self._reserve()
+        if self._entry is None:
+            return False
 
-            self._unblock()
-            entry, self._entry = self._entry, None
-            self._num_merged += chunk.num_samples
-            self._coordinator.fill(self._channel, entry, chunk)
-            for part in merger.taken:
-                self._note(part)
-            if self._is_starting and self._num_merged >= _START_SAMPLES:
-                self._end_start()
-            elif chunk.num_samples == 0 or self._num_merged >= self._looks_at:
-                self._want()
+        chunk = merger.merge(self._entry.num_rows)
+        if chunk is None:
+            self._wait_for(merger.blocked)
+            return False
 
-    def _end_start(self) -> None:
-        """The first batch is there: let the parts read on, and tokenize their canaries, which had no slot yet."""
-        self._is_starting = False
-        begun, self._wanted = self._wanted, set()
-        self._want()
-        for number in begun:
-            self._parts[number].canaries.make()
+        self._unblock()
+        entry, self._entry = self._entry, None
+        self._num_merged += chunk.num_samples
+        self._coordinator.fill(self._channel, entry, chunk)
+        for number in merger.taken:
+            self._parts[number].calls.changed()
+        if self._is_starting and self._num_merged >= _START_SAMPLES:
+            self._is_starting, self._wanted = False, set()  # the first batch is there: let the parts read on
+            self._want()
+        elif chunk.num_samples == 0 or self._num_merged >= self._looks_at:
+            self._want()
+        self._calls.changes()  # there may be media to load
+        return True
 
     def _reserve(self) -> Entry | None:
         least = max(1, min(_MAX_MERGED, self._coordinator.rules.capacity // 8))
@@ -393,14 +423,14 @@ class MixtureProducer:
         """The number of workers has changed."""
         self._share_capacity()
         for number in self._wanted:
-            self._note(number)
-        self.pump()
+            self._parts[number].calls.changed()
+        self.changed()
 
     def _share_capacity(self) -> None:
         total = self._coordinator.rules.capacity
         for part, share in zip(self._parts, shares_of(self._schedule[0]), strict=True):
             part.feed.set_capacity(max(min(_MIN_CAPACITY, total), int(share * total)))
-            part.producer.pacer.resize(part.feed.rules.capacity, 1)
+            part.reading.pacer.resize(part.feed.rules.capacity, 1)
 
     def _may_decide(self, part: int, decisions: Exclusions, epoch: int) -> bool:
         """Decide which rows ``epoch`` of a part has, if a call waits for a sample of it."""
@@ -425,13 +455,13 @@ class MixtureProducer:
         """Numbers for :class:`~asyncdata.Statistics`: of all parts together."""
         total: Counter[str] = Counter()
         for part in self._parts:
-            total.update(part.producer.numbers(), in_flight_rows=part.feed.channel.num_rows_in_flight)
+            total.update(part.reading.numbers(), in_flight_rows=part.feed.channel.num_rows_in_flight)
         return dict(total)
 
     @property
     def unread_keys(self) -> dict[str, int]:
         """Those of each part, after its name."""
-        parts = [(part.name, part.producer.unread_keys) for part in self._parts]
+        parts = [(part.name, part.reading.unread_keys) for part in self._parts]
         return {f"{name} {key}": number for name, counts in parts for key, number in counts.items()}
 
     def waits(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Asks workers for the media of the samples that are delivered next; runs in the service's thread, and never waits."""
+"""Asks workers for the media of the samples that are delivered next."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.media_queue import Wanted
-    from asyncdata.workers.base import Executor
-
-__all__ = ("MediaLoader",)
+    from asyncdata.read_ahead.calls import Calls
 
 
 class MediaLoader:
@@ -29,28 +27,31 @@ class MediaLoader:
     :param parts: the number of each part of a mixture, by its name; a single source has none.
     """
 
-    def __init__(self, executor: Executor, coordinator: Coordinator, parts: Mapping[str, int]) -> None:
-        self._executor, self._coordinator, self._parts = executor, coordinator, parts
+    def __init__(self, calls: Calls, coordinator: Coordinator, parts: Mapping[str, int]) -> None:
+        self._calls, self._coordinator, self._parts = calls, coordinator, parts
 
-    def __call__(self) -> None:
-        """Ask for what there is room for, and workers."""
+    async def run(self) -> None:
+        """Ask for what there is room for, and workers, until cancelled."""
+        while True:
+            await self._calls.turn(self._ask)
+
+    def _ask(self) -> int | None:
         channel = self._coordinator.channel
-        while self._executor.num_wanted > 0:
-            wanted = self._coordinator.next_media(channel)
-            if wanted is None:
-                return
+        wanted = self._coordinator.next_media(channel)
+        if wanted is None:
+            return None
 
-            ref = wanted.ref
-            request = Tokenize(
-                NO_SLOT,
-                array("i", [NOT_IN_SLOT]).tobytes(),
-                array("i", [ref.num_bytes]).tobytes(),
-                [] if ref.row else [Overflow(0, ref.file_id, ref.offset)],
-                part=self._parts[ref.part],
-                is_load=True,
-                rows=[ref.row] if ref.row else [],
-            )
-            self._executor.submit(request, partial(self._on_reply, channel, wanted), max_losses=2)
+        ref = wanted.ref
+        request = Tokenize(
+            NO_SLOT,
+            array("i", [NOT_IN_SLOT]).tobytes(),
+            array("i", [ref.num_bytes]).tobytes(),
+            [] if ref.row else [Overflow(0, ref.file_id, ref.offset)],
+            part=self._parts[ref.part],
+            is_load=True,
+            rows=[ref.row] if ref.row else [],
+        )
+        return self._calls.submit(request, partial(self._on_reply, channel, wanted), max_losses=2)
 
     def _on_reply(self, channel: Channel, wanted: Wanted, reply: Reply | Crashed) -> None:
         if isinstance(reply, Crashed):

@@ -6,6 +6,7 @@ from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import msgspec
 import numpy as np
 
@@ -15,25 +16,24 @@ from asyncdata.core.messages import Failed, Index, Indexed, RowError
 from asyncdata.core.row_codes import reason_mark
 from asyncdata.delivery.bad_rows import error_at, located
 from asyncdata.delivery.mass_drops import MassDrops
+from asyncdata.read_ahead.calls import Changes, checked
 from asyncdata.sources.spool import is_whole, part_path
-from asyncdata.workers.base import Crashed, error_of
+from asyncdata.workers.base import Crashed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from asyncdata.core.errors import BadRowError
     from asyncdata.core.messages import Reply
     from asyncdata.core.types import SourceLocation
-    from asyncdata.prefetch.row_index.index_file import IndexFile
-    from asyncdata.prefetch.row_index.row_index import RowIndex
+    from asyncdata.read_ahead.calls import Calls
+    from asyncdata.read_ahead.row_index.index_file import IndexFile
+    from asyncdata.read_ahead.row_index.row_index import RowIndex
     from asyncdata.sources.base import Blocks
-    from asyncdata.workers.base import Executor
-
-__all__ = ("PER_WORKER", "Indexer")
 
 _log = get_logger(__name__)
 _MAX_BLOCKS_PER_REQUEST = 8
-PER_WORKER = 2
+_PER_WORKER = 2
 """Requests per worker: one in progress, and one queued. A worker takes no more."""
 
 
@@ -43,45 +43,68 @@ class Indexer:
     :param check: as in :class:`~asyncdata.core.messages.Index`.
     :param file: the file with the rows that earlier runs found; new rows are appended.
     :param on_bad: called with each bad row; it raises if the row may not be passed over.
-    :param on_growth: called when more rows are known, or the index has failed.
     :param shows_rows: whether errors may quote a row.
+    :ivar growth: called when more rows are known, or the index has failed.
     """
 
     def __init__(
         self,
         source: Blocks,
-        executor: Executor,
+        calls: Calls,
         index: RowIndex,
         check: str,
         file: IndexFile | None,
         on_bad: Callable[[BadRowError], object],
-        on_growth: Callable[[], object],
         *,
         shows_rows: bool = True,
     ) -> None:
         self._source = source
-        self._executor = executor
+        self._calls = calls
         self._index = index
         self._check = check
         self._file = file
         self._on_bad = on_bad
-        self._on_growth = on_growth
+        self.growth, self._answers = Changes(), Changes()
         self._shows_rows = shows_rows
         self._mass_drops = MassDrops("", len(source.files))
-        self._is_read = False
-        self._next_block, self._end_block = 0, source.num_blocks  # of those to ask for
         self._num_asked = 0
         self._leaves_room = False
         self._found: dict[int, Indexed] = {}
 
-    def restart(self) -> None:
-        """Drop the requests in flight, and request again what is missing."""
-        if not self._is_read:
-            self._is_read = True
-            self._read_file()
-        self._next_block, self._num_asked = self._index.num_blocks, 0
-        self._found.clear()
-        self._ask()
+    async def build(self) -> None:
+        """Find all rows that earlier runs have not stored. If that fails, the error is the index's."""
+        self._read_file()
+        self.growth()
+        await self._each(self._finds(self._index.num_blocks, self._source.num_blocks))
+
+    async def _each(self, jobs: Iterable[Callable[[], Awaitable[None]]]) -> None:
+        """Do these, a few at a time, so that every worker is busy."""
+        async with anyio.create_task_group() as group:
+            for job in jobs:  # each is made when there is room for it
+                if self._is_over:
+                    return
+
+                self._num_asked += 1
+                group.start_soon(self._do, job)
+                while self._num_asked >= self._most_asked and not self._is_over:
+                    await self._answers.next(lambda: True)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._index.is_complete or self._index.fault is not None
+
+    @property
+    def _most_asked(self) -> int:
+        return (1 if self._leaves_room else _PER_WORKER) * self._calls.num_workers
+
+    async def _do(self, job: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await job()
+        except AsyncDataError as error:
+            self._give_up(error)
+        self._num_asked -= 1
+        self.growth()
+        self._answers()  # last, as there may be rows now that need room
 
     def leave_room(self) -> None:
         """Rows can be delivered already: from now on, leave half of each worker's requests to them."""
@@ -95,10 +118,8 @@ class Indexer:
 
     def _read_file(self) -> None:
         try:
-            if self._file is None:
-                return
-
-            for part in self._file.parts():
+            for part in () if self._file is None else self._file.parts():
+                assert self._file is not None, "it has parts"
                 if not self._is_usable(part, self._index.num_blocks):
                     self._file.refuse()
                     return
@@ -120,45 +141,29 @@ class Indexer:
         spool = self._index.spool
         return not spool or is_whole(part_path(spool, first), array("i", part.lengths))
 
-    def _ask(self) -> None:
-        """Keep every worker busy."""
-        index, num_blocks = self._index, self._end_block
-        if index.is_complete or index.fault is not None:
-            return
+    def _finds(self, first: int, end: int) -> Iterator[Callable[[], Awaitable[None]]]:
+        """What finds the rows of the blocks ``[first, end)``, a request each."""
+        while first < end:
+            # Few blocks while rows are delivered, as their requests wait for this one; each copy is a file.
+            few = 1 if self._leaves_room else max(1, min(_MAX_BLOCKS_PER_REQUEST, first))
+            stop = min(first + (_MAX_BLOCKS_PER_REQUEST if self._index.spool else few), end)
+            yield partial(self._find, first, self._request(first, stop, self._check))
+            first = stop
 
-        most = (1 if self._leaves_room else PER_WORKER) * self._executor.num_workers
-        while self._next_block < num_blocks and self._num_asked < most:
-            first, stop = self._next_block, min(self._next_block + self._num_blocks_to_ask, num_blocks)
-            self._next_block = stop
-            self._num_asked += 1
-            spool = part_path(index.spool, first) if index.spool else ""
-            blocks = self._source.blocks(range(first, stop))
-            request = Index(blocks, self._check, spool=spool, is_kept=self._file is not None)
-            self._submit(first, request, [])
+    def _request(self, first: int, stop: int, check: str) -> Index:
+        spool = part_path(self._index.spool, first) if self._index.spool else ""
+        return Index(self._source.blocks(range(first, stop)), check, spool=spool, is_kept=self._file is not None)
 
-    @property
-    def _num_blocks_to_ask(self) -> int:
-        """Blocks per request: few while rows are delivered, as their requests wait for this one."""
-        if self._index.spool:  # each request makes a file
-            return _MAX_BLOCKS_PER_REQUEST
-
-        return 1 if self._leaves_room else max(1, min(_MAX_BLOCKS_PER_REQUEST, self._next_block))
-
-    def _submit(self, first: int, request: Index, lost: list[RowError]) -> None:
-        self._executor.submit(request, partial(self._on_reply, first, request, lost))
-
-    def _on_reply(self, first: int, request: Index, lost: list[RowError], reply: Reply | Crashed) -> None:
-        if isinstance(reply, Crashed) and reply.row is not None:
-            lost = [*lost, RowError(reply.row, reply.code, reply.reason)]
+    async def _find(self, first: int, request: Index) -> None:
+        """Find the rows of one request; those that bring down workers are bad."""
+        lost: list[RowError] = []
+        while isinstance(reply := await self._calls.ask_again(request), Crashed) and reply.row is not None:
+            lost.append(RowError(reply.row, reply.code, reply.reason))
             request = msgspec.structs.replace(request, lost=[error.row for error in lost])
-            self._submit(first, request, lost)
-        elif isinstance(reply, Indexed):
-            errors = sorted([*reply.errors, *lost], key=lambda error: error.row)
-            self._found[first] = msgspec.structs.replace(reply, errors=errors)
-            self._num_asked -= 1
-            self._append_found()
-        else:
-            self._give_up(error_of(self._located(reply)))
+        found = checked(self._located(reply), Indexed)
+        errors = sorted([*found.errors, *lost], key=lambda error: error.row)
+        self._found[first] = msgspec.structs.replace(found, errors=errors)
+        self._append_found()
 
     def _located(self, reply: Reply | Crashed) -> Reply | Crashed:
         """The reply, with the location of the row that made the request fail, if there is one."""
@@ -170,15 +175,10 @@ class Indexer:
 
     def _append_found(self) -> None:
         self._share_rows()
-        try:
-            while not self._index.is_complete and (part := self._found.pop(self._index.num_blocks, None)) is not None:
-                self._take(part)
-                self._write(part)
-                self._finish_if_complete()
-        except AsyncDataError as error:
-            self._give_up(error)
-        self._on_growth()
-        self._ask()  # last, as there may be rows now that need room
+        while not self._is_over and (part := self._found.pop(self._index.num_blocks, None)) is not None:
+            self._take(part)
+            self._write(part)
+            self._finish_if_complete()
 
     def _take(self, part: Indexed) -> None:
         first_block, first_row = self._index.num_blocks, self._index.num_found
@@ -262,7 +262,7 @@ class Indexer:
 
         self._close_file()
         self._index.fail(error)
-        self._on_growth()
+        self.growth()
 
 
 def _rows_by_reason(part: Indexed) -> dict[str, Any]:

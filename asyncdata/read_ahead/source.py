@@ -1,28 +1,19 @@
-"""Sends the next rows to the workers: order -> window -> chunks -> executor -> channel.
+"""Reads one source ahead: order -> window -> chunks -> workers -> channel.
 
-All code here runs in the service's thread, driven by events, and never waits. There is one rule: every event that
-changes a condition of :meth:`Producer.pump` ends with a call of it, even if it seems that no more can be sent.
-
-- A request has ended (whether or not its reply is used), a slot is free, or the workers have changed: the executor
-  calls it (:meth:`~asyncdata.workers.base.Executor.watch`).
-- A window became ready other than by a reply: the windows' ``on_ready`` leads to it.
-- There is room in the channel: the coordinator's ``on_room`` leads to it.
-
-So no other code needs to call it, and waiting for one event cannot miss another. How rows are cut into chunks does not
-change D.
+One coroutine sends: for each window, for each chunk, it waits for room and a worker. A reply fills its place in its own
+callback, as it has no sequence, and a tick of the loop for each of them would take the GIL from a busy trainer. How
+rows are cut into chunks does not change D.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import msgspec
 import numpy as np
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.messages import Failed, RowError, Tokenize, Tokenized
 from asyncdata.core.row_codes import is_elsewhere
@@ -32,23 +23,19 @@ from asyncdata.delivery.chunk import IS_EXCLUDED, IS_IN_JOURNAL, WAS_SERVED, Chu
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.ledger import is_key_of, key_in_part
 from asyncdata.delivery.mass_drops import MassDrops, rows_by_reason
-from asyncdata.prefetch.windows.base import leaving_out, no_such_place
+from asyncdata.read_ahead.windows.base import leaving_out, no_such_place
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from asyncdata.core.messages import Reply
     from asyncdata.delivery.channel import Channel, Entry
     from asyncdata.delivery.chunk import Marks
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger, RowKey
     from asyncdata.delivery.part_queue import PartFeed
-    from asyncdata.prefetch.canaries import Canaries
-    from asyncdata.prefetch.windows.base import OpenWindow, Windows
-    from asyncdata.workers.base import Executor
-
-__all__ = ("MAX_CHUNK_ROWS", "ChunkPacer", "Producer", "chunk_limit")
+    from asyncdata.read_ahead.calls import Calls, Later
+    from asyncdata.read_ahead.canaries import Canaries
+    from asyncdata.read_ahead.windows.base import OpenWindow, Windows
 
 _NOTHING = Tokenized(tokens=b"", token_ends=b"", kept=b"", columns={}, drops={}, errors=[], busy_s=0.0)
 """The reply for rows that need no work."""
@@ -64,56 +51,68 @@ on a busy machine: 5 ms 685 us, 10 ms 572, 20 ms 522, 30 ms 520, 50 ms 477, 100 
 reaches the limit of 1024 rows first: 15.9 us at 5 ms, 15.1 from 20 ms on."""
 
 
-class Producer:
+class ReadAhead:
     """Reads ahead from one position, until it is started again from another.
 
     :param epochs: the number of epochs; None: no end.
     :param num_files: files of the source; ``source``: its name, if it is a part of a mixture.
     :ivar pacer: the size of chunks; it also has the rows and the time of tokenizing.
-    :ivar load_media: sends requests for the media of samples that come next.
+    :ivar changed: call it after a change of what it waits for.
     """
-
-    load_media: Callable[[], object] = staticmethod(no_op)
 
     def __init__(
         self,
         windows: Windows,
         canaries: Canaries,
-        executor: Executor,
+        calls: Calls,
         coordinator: Coordinator | PartFeed,
         *,
         epochs: int | None,
         num_files: int = 1,
         source: str = "",
     ) -> None:
-        self.canaries = canaries
-        self._opener = windows
-        self._executor = executor
-        self._coordinator = coordinator
-        self._epochs = epochs
-        self.pacer = ChunkPacer(coordinator.rules.capacity, executor.num_workers)
-        self._windows: deque[OpenWindow] = deque()
+        self.canaries, self.changed = canaries, calls.changed
+        self._opener, self._calls, self._coordinator, self._epochs = windows, calls, coordinator, epochs
+        self.pacer = ChunkPacer(coordinator.rules.capacity, calls.num_workers)
         self._channel = coordinator.channel
         self._source = source
         self._left_out: dict[RowKey, Position | None] = {}
         self._marks: Marks | None = None  # of the current window; None: not known yet
+        self._begun: tuple[Ledger, Channel, list[str]] | None = None
+        self._scope: anyio.CancelScope | None = None
         self._row = 0
         self._current = (0, 0)
-        self._is_finished = True
-        self._is_pumping = self._is_pump_due = False
+        self._ahead: Later[OpenWindow] | None = None
+        self._has_answer = self._is_stopped = False
         self._notes = NotesLog(source, shows_row=coordinator.rules.bad_rows.shows_row)
         self._mass_drops, self._num_files, self._seen_files = MassDrops(source, num_files), num_files, set[int]()
-        executor.watch(self.pump)
 
     def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
         """Read ahead from the ledger's position; drop everything that is in flight.
 
         :param expected_canaries: digests of a snapshot; nothing is delivered until the canaries have the same.
         """
-        self._is_finished = True  # freeing slots would pump
-        self._executor.forget()
-        while self._windows:
-            self._executor.slots.release(self._windows.popleft().slot)
+        self._begun = ledger, self._coordinator.channel, expected_canaries or []
+        self._calls.restart()
+        if self._scope is not None:
+            self._scope.cancel()
+        self.changed()
+
+    async def run(self) -> None:
+        """Read ahead from each start on, until cancelled."""
+        while True:
+            ledger, self._channel, expected = await self._calls.changes.until(lambda: self._begun)
+            self._begun = None
+            self._restart(ledger)
+            try:
+                with anyio.CancelScope() as self._scope:
+                    async with anyio.create_task_group() as self._calls.group:
+                        self._calls.group.start_soon(self._make_canaries, self._scope)
+                        await self._read(ledger.position, expected)
+            finally:
+                self._calls.release_all()
+
+    def _restart(self, ledger: Ledger) -> None:
         excluded = {} if self._coordinator.rules.leaves_gaps else ledger.excluded
         left_out = {**excluded, **dict.fromkeys(ledger.journal)}
         name = self._source
@@ -121,109 +120,74 @@ class Producer:
         self._opener.leaves_out = bool(self._left_out)
         self._opener.restart()
         self._mass_drops.restart()
-        position = ledger.position
-        self._channel = self._coordinator.channel
-        self._current = (position.epoch, position.window)
-        self._row = position.row
-        self._marks = None
-        self.canaries.restart(expected_canaries, self._fail)
-        self._is_finished = False
-        self.pump()
+        self._has_answer = self._is_stopped = False
 
-    def pump(self) -> None:
-        """Send all rows that can be sent now; possibly none."""
-        self._is_pump_due = True
-        if self._is_pumping:  # sending may free a slot, which pumps
-            return
-
-        self._is_pumping = True
+    async def _read(self, position: Position, expected: list[str]) -> None:
+        """Send all rows from ``position`` on; an error is delivered after them."""
         try:
-            self.load_media()
-            while self._is_pump_due and not self._is_finished:
-                self._is_pump_due = False
-                self._send_all()
-                self.load_media()
+            await self.canaries.compare(expected)
+            epoch, number, row = msgspec.structs.astuple(position)
+            ahead = self._opening(epoch, number)
+            while ahead is not None:
+                self._current, self._row, self._marks, self._ahead = (epoch, number), row, None, None
+                window = await ahead
+                await self._send_rows(window)
+                window.sent()
+                self._calls.release(window.slot)
+                epoch, number, row = (*_after(self._current, window), 0)
+                ahead = self._ahead or self._opening(epoch, number)
         except AsyncDataError as error:
-            self._fail(error)
-        finally:
-            self._is_pumping = False
+            self._coordinator.fail(self._channel, Failure(error))
 
-    def _send_all(self) -> None:
-        if self.canaries.is_blocking:
-            self.canaries.make()
-            return
+    def _opening(self, epoch: int, number: int) -> Later[OpenWindow] | None:
+        """A window that is read from now on; None if there is none."""
+        is_over = self._epochs is not None and epoch >= self._epochs
+        return None if is_over else self._calls.later(self._opener.opened, epoch, number)
 
-        if not self._windows:
-            self._open_window()
-        while self._send_chunk():
-            if self._windows and self._windows[0].is_placed:
-                # Now, and not only after the loop: no worker is needed for this window, and the channel may take all of
-                # it at once. Then there would be no other chance to open the next window in time.
-                self._open_next()
-        self._open_next()
-        self._opener.read_on()
+    async def _send_rows(self, window: OpenWindow) -> None:
+        """Send the rest of the window, and have the next one read meanwhile."""
+        is_over = False
+        while not is_over:
+            while self._row >= window.num_rows and not window.is_ready:
+                await self._opener.more(window)
+            if self._row > window.num_rows:
+                raise no_such_place(Position(*self._current, self._row), f"the window has {window.num_rows} rows")
 
-    def resize(self) -> None:
-        """The number of workers has changed."""
-        self.pacer.resize(self._coordinator.rules.capacity, self._executor.num_workers)
-        self.pump()
+            if window.is_placed:
+                self._read_on(window)  # now: the channel may take all of it at once
+            if self._row == window.num_rows and not window.is_last:
+                return
 
-    def _open_next(self) -> None:
-        """Read the next window while this one is tokenized; if workers tokenize this one, after its first rows."""
-        if len(self._windows) != 1 or not self._windows[0].is_ready:
-            return
+            # A window that is placed needs no worker.
+            turn = self._calls.changes.until if window.is_placed else self._calls.turn
+            is_over = await turn(partial(self._send_next, window))
+            self._read_on(window)
 
-        if self._row or self._windows[0].is_placed:
-            with contextlib.suppress(AsyncDataError):  # it is raised again when that window is the current one
-                self._open_window()
+    def _read_on(self, window: OpenWindow) -> None:
+        """Read the next window while this one is tokenized."""
+        epoch, number = _after(self._current, window)
+        if self._ahead is None and window.is_ready and (number or not self._opener.is_late):
+            self._ahead = self._opening(epoch, number)
 
-    def _open_window(self) -> None:
-        epoch, number = _after(self._current, self._windows[0]) if self._windows else self._current
-        if self._epochs is not None and epoch >= self._epochs:
-            return
-
-        window = self._opener.open(epoch, number)
-        if window is not None:
-            self._windows.append(window)
-
-    def _send_chunk(self) -> bool:
-        """Send the next rows; return whether to try again."""
-        if self._windows and self._windows[0].fault is not None:
-            raise self._windows[0].fault
-
-        if not self._windows or not (self._windows[0].is_placed or self._executor.num_wanted > 0):
-            return False
-
-        window = self._windows[0]
-        num_left = window.num_rows - self._row
-        if not window.is_ready and num_left <= 0:
-            return False
-
-        if num_left < 0:
-            raise no_such_place(Position(*self._current, self._row), f"the window has {window.num_rows} rows")
-
-        if num_left <= 0 and not window.is_last:
-            self._next_window()
-            return True
+    def _send_next(self, window: OpenWindow) -> bool | None:
+        """Send the next rows, if there is room; return whether they end the epoch."""
+        if self._channel is not self._coordinator.channel:  # a restart is about to cancel this
+            return None
 
         if not self._coordinator.may_enter(self._channel, self._current[0]):
-            return False
+            return None
 
         most = self._most_placed if window.is_placed else self.pacer.num_rows
-        size = min(most, max(num_left, 0))
+        size = min(most, window.num_rows - self._row)
         entry = self._coordinator.reserve(self._channel, size, min_rows=(size + 1) // 2)
-        if entry is None:
-            return False
-
-        self._send(window, entry)
-        return True
+        return None if entry is None else self._send(window, entry)
 
     @property
     def _most_placed(self) -> int:
         """The largest chunk of rows that are there already: these need no worker, so the chunk may be large."""
         return max(1, min(_MAX_PLACED_ROWS, self._coordinator.rules.capacity))
 
-    def _send(self, window: OpenWindow, entry: Entry) -> None:
+    def _send(self, window: OpenWindow, entry: Entry) -> bool:
         first, stop = self._row, self._row + entry.num_rows
         if self._marks is None or len(self._marks) < stop:  # its first rows may be sent before the others are known
             self._marks = self._marked(window)
@@ -233,8 +197,25 @@ class Producer:
         entry.location = (lambda row: window.location(first + row)) if first < stop else None
         self._row = stop
         self._submit(part)
-        if ends_epoch or (stop == window.num_rows and window.is_ready and not window.is_last):
-            self._next_window()
+        return ends_epoch
+
+    async def _make_canaries(self, scope: anyio.CancelScope) -> None:
+        """Make them after the first rows; then wait for :meth:`stop`."""
+        await self._calls.changes.until(lambda: self._has_answer or self._is_stopped or None)
+        if self._has_answer:
+            await self.canaries.make()
+        await self._calls.changes.until(lambda: self._is_stopped or None)
+        scope.cancel()
+
+    def stop(self) -> None:
+        """Read no further before the next start, and give back the slots."""
+        self._is_stopped = True
+        self.changed()
+
+    def resize(self) -> None:
+        """The number of workers has changed."""
+        self.pacer.resize(self._coordinator.rules.capacity, self._calls.num_workers)
+        self.changed()
 
     def _looks(self, window: OpenWindow, stop: int) -> list[int]:
         """The next rows whose unread keys are asked for: chosen by their places in the order, and one of each file."""
@@ -258,35 +239,22 @@ class Producer:
             marks[is_excluded(row_ids(*window.keys(0, len(marks))), ids) & (marks != IS_IN_JOURNAL)] = IS_EXCLUDED
         return marks
 
-    def _next_window(self) -> None:
-        """All rows of the window are sent: go to the next. The slot is free once all replies are there."""
-        window = self._windows.popleft()
-        window.sent()
-        self._current = _after(self._current, window)
-        self._row = 0
-        self._marks = None
-        self._executor.slots.release(window.slot)
-        if not self._windows:
-            self._open_window()
-
     def _submit(self, part: _RowsInFlight, max_losses: int = 2) -> None:
         request = part.request()
         if not isinstance(request, Tokenized):
-            part.entry.request_id = self._executor.submit(request, partial(self._on_tokenized, part), max_losses)
+            part.entry.request_id = self._calls.submit(request, partial(self._on_tokenized, part), max_losses)
             return
 
         if request.busy_s:  # workers tokenized them with their window
             self.pacer.learn(part.entry.num_rows, request.busy_s, _num_elsewhere(request))
         self._deliver(part, request)
-        if part.entry.num_rows:
-            self.canaries.make()
+        self.changed()
 
     def _on_tokenized(self, part: _RowsInFlight, reply: Reply | Crashed) -> None:
         if isinstance(reply, Tokenized):
             self.pacer.learn(part.entry.num_rows, reply.busy_s, _num_elsewhere(reply))
             part.window.answered(reply)
             self._deliver(part, reply)
-            self.canaries.make()
         elif isinstance(reply, Crashed):
             self._on_crashed(part, reply)
         else:
@@ -301,22 +269,17 @@ class Producer:
         return located(reply, place, shows_row=self._coordinator.rules.bad_rows.shows_row)
 
     def _on_crashed(self, part: _RowsInFlight, crash: Crashed) -> None:
-        if part.entry.num_rows == 1:
-            self._deliver_without(part, _bad_row(crash))
-        elif crash.row is None:
-            self._bisect(part)
-        else:
-            self._cut_out(part, crash, crash.row)
+        """One of the rows kills workers: if it is known, send the others again; if not, each half, which is cut again
+        if it kills one more.
+        """
+        num_rows, row = part.entry.num_rows, crash.row or 0
+        if num_rows > 1 and crash.row is None:
+            rest = self._split(part, num_rows // 2)
+            self._submit(rest, max_losses=1)
+            self._submit(part, max_losses=1)
+            return
 
-    def _bisect(self, part: _RowsInFlight) -> None:
-        """One of the rows kills workers: send each half again. If a half kills one more worker, it is cut again."""
-        rest = self._split(part, part.entry.num_rows // 2)
-        self._submit(rest, max_losses=1)
-        self._submit(part, max_losses=1)
-
-    def _cut_out(self, part: _RowsInFlight, crash: Crashed, row: int) -> None:
-        """The row that kills workers is known: send the rows before it and after it again."""
-        if row + 1 < part.entry.num_rows:
+        if row + 1 < num_rows:
             self._submit(self._split(part, row + 1))
         culprit = self._split(part, row) if row else part
         if row:
@@ -341,16 +304,12 @@ class Producer:
         drops, files = rows_by_reason(chunk), lambda: part.window.keys(*bounds)[0]
         self._mass_drops.see(chunk.num_rows, drops, files, chunk.row_location, chunk.ours)
         self._coordinator.fill(part.channel, part.entry, chunk)
+        self._has_answer = True
 
     def _deliver_without(self, part: _RowsInFlight, reply: Tokenized) -> None:
         """Deliver a row that no worker tokenizes, as bad. If every row is a sample, it is an empty one."""
         expected = part.window.request(*part.bounds).expected
         self._deliver(part, msgspec.structs.replace(reply, expected=expected))
-
-    def _fail(self, error: AsyncDataError) -> None:
-        """End the read-ahead with an error."""
-        self._is_finished = True
-        self._coordinator.fail(self._channel, Failure(error))
 
     @property
     def unread_keys(self) -> dict[str, int]:

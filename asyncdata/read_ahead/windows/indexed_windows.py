@@ -5,33 +5,32 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import anyio
 import numpy as np
 
-from asyncdata.batching.planned import PlannedOrder
+from asyncdata.batching.planned import PlannedOrder, refuse_too_many
+from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Permuted, Tokenize
 from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG, expected_elsewhere, is_elsewhere
 from asyncdata.core.types import Position
 from asyncdata.order.order import ROWS_PER_WINDOW
 from asyncdata.order.rank_share import row_of_epoch
-from asyncdata.prefetch.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
-from asyncdata.prefetch.windows.planned_epochs import PlannedRows
-from asyncdata.workers.base import Crashed, error_of
+from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
+from asyncdata.read_ahead.windows.planned_epochs import PlannedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.batching.planned import Dealt, PlannedEpoch
-    from asyncdata.core.messages import Reply, Tokenized
+    from asyncdata.core.messages import Tokenized
     from asyncdata.core.types import SourceLocation
     from asyncdata.order.order import RowOrder
     from asyncdata.order.rank_share import Share
-    from asyncdata.prefetch.row_index.builder import Indexer
-    from asyncdata.prefetch.row_index.row_index import Places, RowIndex
+    from asyncdata.read_ahead.calls import Calls
+    from asyncdata.read_ahead.row_index.builder import Indexer
+    from asyncdata.read_ahead.row_index.row_index import Places, RowIndex
     from asyncdata.sources.base import Blocks
-    from asyncdata.workers.base import Executor
-
-__all__ = ("IndexedWindow", "IndexedWindows")
 
 _log = get_logger(__name__)
 
@@ -57,11 +56,10 @@ class _Rows(NamedTuple):
 
 
 class IndexedWindow(OpenWindow):
-    """Rows by their locations."""
+    """Rows by their locations. It is window ``number`` of ``epoch``."""
 
-    def __init__(self, source: Blocks, index: RowIndex) -> None:
-        self._source = source
-        self._index = index
+    def __init__(self, source: Blocks, index: RowIndex, epoch: int, number: int) -> None:
+        self._source, self._index, self.epoch, self.number = source, index, epoch, number
         self._places: Places | None = None
         self._expected: Int32 | None = None
 
@@ -76,9 +74,7 @@ class IndexedWindow(OpenWindow):
 
     @property
     def _known(self) -> Places:
-        if self._places is None:
-            raise RuntimeError("the window is not ready")
-
+        assert self._places is not None, "it is used after its first rows are known"
         return self._places
 
     def request(self, first: int, stop: int) -> Tokenize:
@@ -117,7 +113,7 @@ class IndexedWindow(OpenWindow):
 class IndexedWindows(Windows):
     """Windows over the row index.
 
-    :param make_indexer: makes what fills ``index``, and calls its argument when more rows are known.
+    :param indexer: what fills ``index``.
     :param share: the rows that this rank tokenizes; None: all.
     :param restart_point: returns the first position that a restart would need now.
     :ivar start: where delivery began, or was restored to. In that epoch, rows that are dealt to ranks one by one are
@@ -128,37 +124,32 @@ class IndexedWindows(Windows):
         self,
         source: Blocks,
         order: RowOrder | PlannedOrder,
-        executor: Executor,
+        calls: Calls,
         index: RowIndex,
-        make_indexer: Callable[[Callable[[], object]], Indexer],
+        indexer: Indexer,
         share: Share | None = None,
         *,
         restart_point: Callable[[], Position] = Position,
     ) -> None:
         self._restart_point = restart_point
         self.start = Position()
-        self._source = source
-        self._order = order
-        self._executor = executor
-        self._index = index
-        self._indexer = make_indexer(self._fill_waiting)
+        self._source, self._order, self._calls, self._index, self._indexer = source, order, calls, index, indexer
         self._share = share
-        self._waiting: dict[tuple[int, int], IndexedWindow] = {}
+        self._is_begun = anyio.Event()
         self._permutations: dict[int, Any] = {}
-        self._plans: PlannedRows | None = None
-        if isinstance(order, PlannedOrder):
-            self._plans = PlannedRows(order, index, executor, self._fill_waiting, restart_point)
+        self._plans = PlannedRows(order, index, calls, restart_point) if isinstance(order, PlannedOrder) else None
 
     def restart(self) -> None:
-        """As the base class says; permutations in flight are dropped."""
-        self._waiting.clear()
-        self._permutations = {epoch: rows for epoch, rows in self._permutations.items() if rows is not None}
         if self._plans is not None or self._share is not None:
             self.start = self._restart_point()
         if self._plans is not None:
             self._plans.restart(self.start)
-        if not self._index.is_complete:
-            self._indexer.restart()
+        self._is_begun.set()
+
+    async def run(self) -> None:
+        """Build the index, from the first start on."""
+        await self._is_begun.wait()
+        await self._indexer.build()
 
     # For planned packs. From any thread.
 
@@ -176,19 +167,17 @@ class IndexedWindows(Windows):
             self._plans.resume_dealt(position, dealt)
 
     def rows_after(self, position: Position) -> int | None:
-        """As the base class says: exact, but only known if the index is complete and no packs are planned."""
+        """Exact, but only known if the index is complete and no packs are planned."""
         if not self._index.is_complete or isinstance(self._order, PlannedOrder):
             return None
 
         return max(0, self._index.num_rows - row_of_epoch(position))
 
-    def open(self, epoch: int, number: int) -> IndexedWindow:
-        """As the base class says; there is always room."""
+    async def opened(self, epoch: int, number: int) -> IndexedWindow:
         if number == 0 and epoch > 0:
             self._source.check_unchanged()
-        window = IndexedWindow(self._source, self._index)
-        if not self._fill(window, epoch, number):
-            self._waiting[epoch, number] = window
+        window = IndexedWindow(self._source, self._index, epoch, number)
+        await self.more(window)
         return window
 
     @property
@@ -196,31 +185,21 @@ class IndexedWindows(Windows):
         """The rows that this rank tokenizes; all if some are left out, as those behind them go to other ranks then."""
         return None if self.leaves_out else self._share
 
-    def _fill_waiting(self) -> None:
-        for place, window in list(self._waiting.items()):
-            if self._fill(window, *place):
-                self._waiting.pop(place, None)
-
-    def _fill(self, window: IndexedWindow, epoch: int, number: int) -> bool:
-        """Fill the window if its rows are known; return whether it is ready or has a fault."""
-        if self._index.is_complete and self._index.are_all_excluded:
-            self._index.fail(self._index.no_samples())
-        found = self._rows(epoch, number) if self._index.fault is None else None
-        window.fault = self._index.fault
-        if window.fault is not None:
-            return True
-
-        if found is None:
-            return False
+    async def more(self, window: OpenWindow) -> None:
+        assert isinstance(window, IndexedWindow), "it was opened here"
+        number = window.number
+        try:
+            found = await self._rows(window.epoch, number, window.num_rows)
+        except AsyncDataError as error:
+            self._index.fail(error)  # calls may wait for it
+            raise
 
         if number and found.are_all and len(found.numbers) == 0:
-            window.fault = no_such_place(Position(epoch, number), "all rows of the epoch are before it")
-            return True
+            raise no_such_place(Position(window.epoch, number), "all rows of the epoch are before it")
 
         self._indexer.leave_room()
         places = self._index.places(found.numbers[window.num_rows :])
         window.fill(places, self._expected(found), is_last=found.is_last, are_all=found.are_all)
-        return found.are_all
 
     def _expected(self, found: _Rows) -> Int32 | None:
         """How many tokens the rows have, if every row is a sample; see :class:`~asyncdata.core.messages.Tokenize`."""
@@ -234,58 +213,57 @@ class IndexedWindows(Windows):
 
         return np.where(share.owns(found.units, found.first, found.stop), counted, expected_elsewhere(counted))
 
-    def _rows(self, epoch: int, number: int) -> _Rows | None:
-        """The rows of a window; None if they are not known yet."""
+    async def _rows(self, epoch: int, number: int, num_known: int) -> _Rows:
+        """The rows of a window, once there are more than ``num_known``."""
         first, stop = number * ROWS_PER_WINDOW, (number + 1) * ROWS_PER_WINDOW
         index, order = self._index, self._order
+        are_all = await self._indexer.growth.until(partial(self._are_all, first + num_known, stop))
         if isinstance(order, PlannedOrder):
-            return self._planned_rows(epoch, first, stop)
-
-        # No row may belong to the epoch's last batch, which is dealt in another way.
-        num_needed = stop + (0 if self._own is None else self._own.global_batch)
-        grows = order.shuffle.grows and index.num_found > first
-        are_all = index.is_complete or (grows and index.num_rows > num_needed)
-        if not (are_all or (grows and self._own is None and index.num_rows > first)):
-            return None
+            assert self._plans is not None, "they are planned"
+            return self._planned_rows(await self._plans.epoch(epoch), epoch, first, stop)
 
         if order.shuffle.method == "slime":
-            numbers = self._permutation(epoch, first, stop)
+            numbers = (await self._permutation(epoch))[first:stop].astype(np.int64)
         else:
             numbers = order.rows(epoch, number, index.num_rows)
-        if numbers is None:
-            return None
-
         counted_from = row_of_epoch(self.start) if self.start.epoch == epoch else 0
         units = np.arange(first, first + len(numbers)) - counted_from
         is_last = index.is_complete and stop >= index.num_rows
         return _Rows(numbers, units, 0, index.num_rows - counted_from, is_last, are_all)
 
-    def _planned_rows(self, epoch: int, first: int, stop: int) -> _Rows | None:
-        plan = None if self._plans is None else self._plans.epoch(epoch)
-        if plan is None:
-            return None
+    def _are_all(self, num_known: int, stop: int) -> bool | None:
+        """Whether all rows up to number ``stop`` of an epoch are known; None: no more than ``num_known`` are.
 
+        :raises AsyncDataError: if they will never be.
+        """
+        index, shuffle = self._index, self._order.shuffle
+        if index.fault is not None:
+            raise index.fault
+
+        if self._plans is not None:
+            refuse_too_many(index.num_rows)  # as soon as there are
+        if index.is_complete and index.are_all_excluded:
+            raise index.no_samples()
+
+        # No row may belong to the epoch's last batch, which is dealt in another way.
+        num_needed = stop + (0 if self._own is None else self._own.global_batch)
+        grows = self._plans is None and shuffle.grows and index.num_found > num_known
+        if index.is_complete or (grows and index.num_rows > num_needed):
+            return True
+
+        return False if grows and self._own is None and index.num_rows > num_known else None
+
+    def _planned_rows(self, plan: PlannedEpoch, epoch: int, first: int, stop: int) -> _Rows:
         first, last = min(first, plan.num_rows), min(stop, plan.num_rows)
         begun = plan.first_pack_from(row_of_epoch(self.start)) if self.start.epoch == epoch else 0
         rows, packs = plan.pieces(first, last).rows, plan.packs_at(first, last)
         return _Rows(rows, packs, begun, plan.num_packs, stop >= plan.num_rows)
 
-    def _permutation(self, epoch: int, first: int, stop: int) -> Int64 | None:
-        """Row numbers in slime's order; None if it is not known yet."""
+    async def _permutation(self, epoch: int) -> Any:
+        """Row numbers in slime's order."""
         if epoch not in self._permutations:
-            self._permutations = {e: rows for e, rows in self._permutations.items() if e >= epoch - 1}
-            self._permutations[epoch] = None
-            self._permute(epoch)
-        permutation = self._permutations[epoch]
-        return None if permutation is None else permutation[first:stop].astype(np.int64)
-
-    def _permute(self, epoch: int) -> None:
-        request = Permute(self._index.num_rows, self._order.seed + epoch)
-        self._executor.submit(request, partial(self._on_permuted, epoch))
-
-    def _on_permuted(self, epoch: int, reply: Reply | Crashed) -> None:
-        if isinstance(reply, Permuted):
-            self._permutations[epoch] = np.frombuffer(reply.rows, np.uint32)
-        else:
-            self._index.fail(error_of(reply))
-        self._fill_waiting()
+            request = Permute(self._index.num_rows, self._order.seed + epoch)
+            found = np.frombuffer((await self._calls.ask(request, Permuted)).rows, np.uint32)
+            kept = {number: rows for number, rows in self._permutations.items() if number >= epoch - 1}
+            self._permutations = {**kept, epoch: found}
+        return self._permutations[epoch]

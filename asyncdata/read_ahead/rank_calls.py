@@ -6,17 +6,17 @@ import sys
 import threading
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from asyncdata.core.awaited_threads import started_and_awaited
-from asyncdata.core.errors import WorkerError
+from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.threads import call_soon_in_this_loop
+from asyncdata.read_ahead.calls import Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("RankCalls", "has_left")
-
+T = TypeVar("T")
 _END_TIMEOUT_S = 5.0
 
 
@@ -32,7 +32,7 @@ class RankCalls:
     :param timeout_s: seconds to wait for the others in a call; None: as long as the exchange itself waits.
     :param what: they exchange, for errors.
     :param then: what follows from a call that fails, for its error.
-    :ivar answers: of the last call.
+    :ivar answers: of the last call that has ended, also if nobody has heard of them any more.
     """
 
     def __init__(self, exchange: Callable[[bytes], list[bytes]], timeout_s: float | None, what: str, then: str) -> None:
@@ -42,19 +42,33 @@ class RankCalls:
         self._has_failed = False
         self.answers: list[bytes] = []
         self._thread: threading.Thread | None = None
+        self._asked: Promise[list[bytes]] | None = None
 
-    def start(self, on_answers: Callable[[list[bytes]], object], on_failed: Callable[[WorkerError], object]) -> None:
-        """From now on, call these in the loop that is running here."""
-        self._call_soon, self._on_answers, self._on_failed = call_soon_in_this_loop(), on_answers, on_failed
+    def start(self) -> None:
+        """From now on, calls may be made from the loop that is running here."""
+        self._call_soon = call_soon_in_this_loop()
         stuck = f"AD486 the other ranks did not come to the last exchange of {self._what}: this process ends without it"
         self._thread = started_and_awaited(self._run, "asyncdata-exchange", stuck)
 
-    def put(self, make: Callable[[], bytes | None], after_s: float = 0.0) -> None:
-        """Queue what to send in the next call, as a function that makes it, or None: there is no call any more. From
-        any thread.
+    async def call(self, make: Callable[[], bytes], take: Callable[[list[bytes]], T], after_s: float = 0.0) -> T:
+        """What ``take`` makes of the answers of all ranks. One call at a time, and none after one has failed.
 
+        :param make: makes what is sent.
         :param after_s: seconds to wait before the call.
+        :raises WorkerError: AD486, if the others cannot be reached, or ``take`` cannot use what they sent.
         """
+        self._asked = Promise()
+        self.put(make, after_s)
+        answers = await self._asked
+        try:
+            return take(answers)
+        except AsyncDataError:
+            raise
+        except Exception as error:
+            raise WorkerError(f"AD486 what the other ranks sent cannot be used: {error!r}") from error
+
+    def put(self, make: Callable[[], bytes | None], after_s: float = 0.0) -> None:
+        """Queue a call whose answers nobody needs; if it makes None, there is no call any more. From any thread."""
         self._queue.put(partial(self._after, after_s, make) if after_s else make)
 
     def end(self) -> None:
@@ -81,14 +95,14 @@ class RankCalls:
                 if data is None:
                     return
 
-                self.answers = self._answers(data)
+                self.answers = self._exchanged(data)
                 self._call_soon(partial(self._hand_over, self.answers))
                 if has_left(self.answers):
                     return
         except BaseException as error:  # whatever the trainer's library raises: nothing else would see it
             self._fail(f"cannot be reached: {error!r}")
 
-    def _answers(self, data: bytes) -> list[bytes]:
+    def _exchanged(self, data: bytes) -> list[bytes]:
         late = threading.Timer(self._timeout_s or 0.0, self._fail, ["did not take part"])
         late.daemon = True
         if self._timeout_s is not None:
@@ -98,14 +112,12 @@ class RankCalls:
         finally:
             late.cancel()
 
-    def _hand_over(self, answers: list[bytes]) -> None:
-        try:
-            self._on_answers(answers)
-        except Exception as error:  # nothing else would see it, and calls would wait for ever
-            self._on_failed(WorkerError(f"AD486 what the other ranks sent cannot be used: {error!r}"))
+    def _hand_over(self, answers: list[bytes] | None, error: WorkerError | None = None) -> None:
+        if self._asked is not None and not self._asked.is_kept:
+            self._asked.keep(answers, error)
 
     def _fail(self, what: str) -> None:
         self._has_failed = True
         limit = "" if self._timeout_s is None else f" (exchange_timeout_s={self._timeout_s:g})"
         error = WorkerError(f"AD486 the other ranks {what} in an exchange of {self._what}{limit}: {self._then}")
-        self._call_soon(partial(self._on_failed, error))
+        self._call_soon(partial(self._hand_over, None, error))
