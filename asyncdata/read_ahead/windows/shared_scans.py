@@ -193,6 +193,7 @@ class SharedScans:
             self._fault = error
         except AsyncDataError as error:
             self._tell(self._awaited.total(), str(error))
+            self._calls.put(bytes)  # if the fault is in here, others would wait for this rank
         self._is_alone = True
         self._unsent.clear()
         self._changes()
