@@ -12,32 +12,41 @@ from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.log import get_logger
 from asyncdata.core.types import Position
 from asyncdata.delivery.ledger import Counters, Ledger, Returned, Served
+from asyncdata.delivery.rollout_buffer import record_of
 from asyncdata.delivery.stream_digest import StreamDigest
 from asyncdata.order.order import ROWS_PER_WINDOW
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from asyncdata.checkpoint.snapshot import Snapshot
+    from asyncdata.core.file_refs import FileRefs
 
 _log = get_logger(__name__)
 _DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
-def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: Any = None) -> Ledger:
+def ledger_of(
+    saved: Snapshot, *, digest: str, group_size: int, files: Mapping[str, FileRefs], packs: Any = None
+) -> Ledger:
     """The ledger that ``saved`` was taken of; what was leased then waits in the buffer.
 
     :param digest: what the running digest is of from now on.
     :param group_size: samples of a group.
+    :param files: those of now of each part that has the same rows. Groups are of the files' present paths from now on.
     :param packs: the progress of packing, which is restored later.
     :raises ConfigError: if groups in the snapshot have another number of samples.
     :raises SnapshotError: if a value in it cannot be read.
     """
     excluded = dict.fromkeys(saved.excluded or (), Position())
+    known = [(part, at, path) for part, at, path in saved.group_files or () if at < len(files.get(part, ()))]
+    moved = {(part, path): files[part][at].path for part, at, path in known if files[part][at].path != path}
+    returned = [_returned(record, group_size) for record in (*saved.leases, *saved.buffer)]
     return Ledger(
         position=Position(*saved.position),
         counters=_counters(saved, digest),
-        buffer=tuple(_returned(record, group_size) for record in (*saved.leases, *saved.buffer)),
+        buffer=tuple(_moved(item, moved) for item in returned) if moved else tuple(returned),
+        group_files=frozenset((part, at, files[part][at].path) for part, at, _ in known),
         acked=frozenset(Position(*place) for place in saved.acked),
         journal=frozenset(saved.journal),
         group_drops=dict(saved.group_drops or {}),
@@ -90,6 +99,15 @@ def _returned(record: str | list[dict[str, Any]], size: int) -> Returned:
 
     item = Returned(None, record)
     return item if isinstance(record, str) or item.group else item
+
+
+def _moved(item: Returned, paths: Mapping[tuple[str, str], str]) -> Returned:
+    """A group whose samples name the present paths of their files."""
+    for sample in item.group:
+        path = sample.source and paths.get((sample.source_name or "", sample.source.path))
+        if sample.source and path:
+            sample.source = structs.replace(sample.source, path=path)
+    return Returned(item.group, record_of(item.group))
 
 
 def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) -> int:

@@ -57,6 +57,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar buffer: groups given back by the trainer, as lists of ``Sample.to_dict()``; or such a list in msgpack, with
         arrays as bytes, as base64 text.
     :ivar leases: groups served from the buffer and not acknowledged.
+    :ivar group_files: (part, file_id, path) of the files that these groups are of, as files may be elsewhere after a
+        restart; unset: there are no groups.
     :ivar acked: positions after :attr:`position` that are acknowledged already.
     :ivar journal: (file_id, byte_offset) of rows dropped because they killed workers.
     :ivar excluded: (file_id, byte_offset) of rows that the run continues without; unset: none.
@@ -85,6 +87,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     fingerprints: dict[str, Any] = {}
     buffer: list[str | list[dict[str, Any]]] = []
     leases: list[str | list[dict[str, Any]]] = []
+    group_files: list[tuple[str, Count, str]] | msgspec.UnsetType = msgspec.UNSET
     acked: list[tuple[Number, Number, Number]] = []
     journal: list[tuple[Count, Count]] = []
     excluded: list[tuple[Count, Count]] | msgspec.UnsetType = msgspec.UNSET

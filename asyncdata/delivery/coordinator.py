@@ -28,13 +28,16 @@ if TYPE_CHECKING:
 
     from asyncdata.core.errors import BadRowError, TooManyBadRowsError
     from asyncdata.core.messages import RowError, Tokenized
+    from asyncdata.core.types import Group
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Entry, Exclusions
     from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.items import Failure
-    from asyncdata.delivery.ledger import IsOf, Returned
+    from asyncdata.delivery.ledger import GroupFile, IsOf, Returned
     from asyncdata.delivery.media_queue import MediaQueue, Wanted
     from asyncdata.delivery.rollout_buffer import BufferFilter
+
+    FilesOf = Callable[[Iterable[Group]], Iterable[GroupFile] | None]
 
 __all__ = ("Coordinator",)
 
@@ -367,10 +370,11 @@ class Coordinator:
 
     # Groups that the trainer gives back or acknowledges.
 
-    def add_groups(self, groups: Any, is_of: IsOf = no_op) -> int:
+    def add_groups(self, groups: Any, is_of: IsOf = no_op, files_of: FilesOf = no_op) -> int:
         """Append groups to the buffer, all or none; return their number. Groups of excluded rows are dropped.
 
         :param is_of: whether a group is of one of these rows.
+        :param files_of: the files that groups are of.
         :raises InvalidGroupError: if one of them cannot be kept.
         """
         with self._lock:
@@ -379,7 +383,9 @@ class Coordinator:
                 raise LoaderClosedError(self._closed)
 
             returned = validate_groups(groups, self.rules.samples_per_group, self.ledger.buffer)
-            self._state = State(self.ledger.with_returned(returned, is_of))
+            ledger = self.ledger.with_returned(returned, is_of)
+            files = ledger.group_files.union(files_of(item.group for item in returned) or ())
+            self._state = State(_structs.replace(ledger, group_files=files))
             return len(returned)
 
     def acknowledge(self, keys: Iterable[int] | None) -> None:

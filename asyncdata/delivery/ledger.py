@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import msgspec
+from msgspec import structs
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _FILE_BITS, _SMALL_BYTES = 24, 4096
 RowKey = tuple[int, int]
 """The number of a row's file, in a mixture with its part, and the row's offset there."""
+GroupFile = tuple[str, int, str]
+"""The part, the number and the path of a file that a group is of."""
 
 
 def grouped(items: Iterable[Sample] | Iterable[Group], call: str) -> list[Group]:
@@ -136,9 +139,13 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     digest: StreamDigest = StreamDigest()
     mixture: Any = None
 
+    def dropping(self, reason: str, number: int) -> Counters:
+        """After so many drops more."""
+        return structs.replace(self, drops=counted(self.drops, reason, number))
+
     def saved(self) -> dict[str, Any]:
         """What a snapshot keeps of them, as builtins; it keeps the mixture elsewhere."""
-        fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, mixture=None))
+        fields: dict[str, Any] = msgspec.to_builtins(structs.replace(self, mixture=None))
         del fields["mixture"]
         return fields
 
@@ -204,6 +211,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     :ivar excluded: rows, named in the same way, that the run continues without: each with the first place in the order
         of its source that was not served yet when it was excluded. Before that, the row may have been a group: it is
         not delivered again, and keeps its number. From there on it is left out.
+    :ivar group_files: the files that groups in ``buffer`` and ``leases`` are of: the part, the number, and the path.
     :ivar served: what was served before a restart; see :meth:`reached`.
     :ivar packs: the progress of packing, an immutable value of ``asyncdata.batching``; None if nothing is packed.
     :ivar head: number of the channel's next item.
@@ -219,6 +227,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     journal: frozenset[tuple[int, int]] = frozenset()
     group_drops: dict[str, int] = {}
     excluded: dict[RowKey, Position] = {}
+    group_files: frozenset[GroupFile] = frozenset()
     served: Served = Served()
     packs: Any = None
     head: int = 0
@@ -233,7 +242,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         kept = tuple(item for item in returned if not (self.excluded and is_of(item.group, self.excluded)))
         ledger = self.acknowledged(lease_key(item.group) for item in returned) if self.leases else self
         drops = counted(self.group_drops, EXCLUDED_REASON, len(returned) - len(kept))
-        return msgspec.structs.replace(ledger, buffer=self.buffer + kept, group_drops=drops)
+        return structs.replace(ledger, buffer=self.buffer + kept, group_drops=drops)
 
     def without(self, excluded: Mapping[RowKey, Position], is_of: IsOf) -> Ledger:
         """The ledger that excludes these rows. Their groups that are out stay out, and no restart serves them again.
@@ -242,8 +251,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """
         gone = {id(item) for item in self.leased_groups() if is_of(item.group, excluded)}
         left = [tuple((key, None if id(owed) in gone else owed) for key, owed in lease.open) for lease in self.leases]
-        leases = [msgspec.structs.replace(lease, open=groups) for lease, groups in zip(self.leases, left, strict=True)]
-        ledger = msgspec.structs.replace(self, excluded=excluded, leases=tuple(leases), buffer=())
+        leases = [structs.replace(lease, open=groups) for lease, groups in zip(self.leases, left, strict=True)]
+        ledger = structs.replace(self, excluded=excluded, leases=tuple(leases), buffer=())
         return ledger.with_returned(self.buffer, is_of)
 
     def reached(self, places: Mapping[str, Position]) -> Served:
@@ -270,18 +279,26 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         firsts = samples[len(chosen) * group_size :: group_size]
         leased += [(lease_key([sample]), sample.position) for sample in firsts if sample.position is not None]
         lease = Lease(before.position, before.counters, tuple(leased))
-        return msgspec.structs.replace(self, leases=(*self.leases, lease))
+        return structs.replace(self, leases=(*self.leases, lease))
 
     def acknowledged(self, keys: Iterable[int] | None) -> Ledger:
         """The ledger after the groups of ``keys`` (None: all) are acknowledged."""
         if keys is None:
-            return msgspec.structs.replace(self, leases=())
+            return structs.replace(self, leases=())
 
         wanted = set(keys)
         leases = [lease.without(wanted) for lease in self.leases]
         while leases and not leases[0].open:
             del leases[0]
-        return msgspec.structs.replace(self, leases=tuple(leases))
+        return structs.replace(self, leases=tuple(leases))
+
+    def leaving_out(self, places: Iterable[Position], reason: str, number: int) -> Ledger:
+        """The ledger after samples of the stream were dropped: a restart before them does not deliver or count them."""
+        counters = self.counters.dropping(reason, number)
+        leases = [structs.replace(one, counters=one.counters.dropping(reason, number)) for one in self.leases]
+        if leases:  # the last one stays as long as a restart begins before these places
+            leases[-1] = structs.replace(leases[-1], acked=leases[-1].acked.union(places))
+        return structs.replace(self, counters=counters, leases=tuple(leases))
 
     @property
     def num_out(self) -> int:
@@ -301,7 +318,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         ended = wanted & out
         drops = self.group_drops if reason is None else counted(self.group_drops, reason, len(ended))
-        return msgspec.structs.replace(self.acknowledged(ended), group_drops=drops)
+        return structs.replace(self.acknowledged(ended), group_drops=drops)
 
     def restart_point(self) -> tuple[Position, Counters, frozenset[Position]]:
         """Where a restart continues: before the oldest lease, or at the position if there is none."""
@@ -316,11 +333,11 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """
         position, served = Position(epoch), self.reached({})
         numbers = {"num_groups": served.num_groups, "num_samples": served.num_samples}
-        counters = msgspec.structs.replace(self.counters, **numbers, epoch_groups=0, epoch_drops={})
+        counters = structs.replace(self.counters, **numbers, epoch_groups=0, epoch_drops={})
         leased = tuple((lease_key(item.group), item) for item in self.leased_groups())
         leases = (Lease(position, counters, leased),) if leased else ()
-        after = msgspec.structs.replace(self, position=position, counters=counters, leases=leases, acked=frozenset())
-        return msgspec.structs.replace(after, excluded=dict.fromkeys(self.excluded, Position()), served=served)
+        after = structs.replace(self, position=position, counters=counters, leases=leases, acked=frozenset())
+        return structs.replace(after, excluded=dict.fromkeys(self.excluded, Position()), served=served)
 
     def leased_groups(self) -> list[Returned]:
         """Groups that were served from the buffer and are not acknowledged, in order. D cannot make them again."""

@@ -251,10 +251,7 @@ def _no_samples(epoch: int, drops: dict[str, int]) -> str:
 
 
 def dropped(delivery: Delivery) -> Delivery:
-    """The delivery without its samples, which are counted as dropped: a short last batch under ``drop_last``."""
-    counters, number = delivery.ledger.counters, delivery.num_groups
-    if number:
-        drops = {**counters.drops, "drop_last": counters.drops.get("drop_last", 0) + number}
-        counters = msgspec.structs.replace(counters, drops=drops)
-    ledger = msgspec.structs.replace(delivery.ledger, counters=counters)
+    """The delivery without its samples, which are dropped for good: a short last batch under ``drop_last``."""
+    places = [one.chunk.position(sample) for one in delivery.ranges for sample in range(one.start, one.stop)]
+    ledger = delivery.ledger.leaving_out(places, "drop_last", delivery.num_groups)
     return delivery._replace(ranges=[], num_groups=0, ledger=ledger)

@@ -13,7 +13,16 @@ from asyncdata.delivery.ledger import Returned
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ("BufferFilter", "Chooser", "choose", "filter_of", "first_in_first_out", "validate_groups", "without")
+__all__ = (
+    "BufferFilter",
+    "Chooser",
+    "choose",
+    "filter_of",
+    "first_in_first_out",
+    "record_of",
+    "validate_groups",
+    "without",
+)
 
 if TYPE_CHECKING:
     BufferFilter = Callable[[list[Group], int], list[Group]]
@@ -172,9 +181,17 @@ def _shape(group: Any) -> str:
     return type(group).__name__
 
 
+def record_of(group: Group) -> bytes | list[dict[str, Any]]:
+    """What a snapshot keeps of a group.
+
+    :raises TypeError: for a value that it cannot hold.
+    """
+    return packed([sample.to_dict(PACKED) for sample in group]) or [sample.to_dict() for sample in group]
+
+
 def _record(number: int, group: Group) -> bytes | list[dict[str, Any]]:
     try:
-        return packed([sample.to_dict(PACKED) for sample in group]) or [sample.to_dict() for sample in group]
+        return record_of(group)
     except TypeError as error:
         raise InvalidGroupError(
             f"AD432 group {number}: {error}. Keep it elsewhere, or turn it into numbers, text, lists, "

@@ -154,7 +154,8 @@ class BaseLoader:
         self._check()
         if self._loops_only:
             self._refuse_call("add_samples")
-        self._engine.coordinator.add_groups(groups, self._engine.is_of)
+        engine = self._engine
+        engine.coordinator.add_groups(groups, engine.is_of, lambda given: engine.row_keys.files_of(given))
         self._recorder.returned(groups)
 
     def ack(self, delivered: Iterable[Sample] | Iterable[Group] | None = None) -> None:

@@ -34,7 +34,7 @@ from asyncdata.tokenization.base import has_media
 from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Container, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.xtuner_packing import LoaderPacking
@@ -121,7 +121,7 @@ class Engine:
             self._warn_of_ranks()
         functions = list({id(part.function): part.function for part in self.parts}.values())
         self.batching = choice.batching(config, collate_fn, self.parts[0].windows, functions)
-        self.batching.without = lambda packs, excluded: self._row_keys.without(packs, excluded)
+        self.batching.without = lambda packs, excluded: self.row_keys.without(packs, excluded)
         self.outcomes = self._checked_outcomes(is_packed=self.batching.is_packed)
         memory = self._memory("")
         self._media = self._made_media(functions)
@@ -285,6 +285,7 @@ class Engine:
             counters=counters.saved(),
             buffer=[item.record for item in ledger.buffer],
             leases=[item.record for item in ledger.leased_groups()],
+            group_files=sorted(ledger.group_files) if ledger.buffer or ledger.leases else msgspec.UNSET,
             acked=[structs.astuple(place) for place in sorted(ledger.restart_point()[2])],
             journal=sorted(ledger.journal),
             excluded=sorted(ledger.excluded) or msgspec.UNSET,
@@ -358,7 +359,8 @@ class Engine:
             fingerprints["data"] = growth.fingerprint(grown)
         changed = check(saved, self._order(), fingerprints, allow_changed, same_rows=same_rows)
         memory = self._memory_of("", saved.outcomes, changed, allow_changed)
-        ledger = self._ledger_of(saved, [""] if "data" in changed else [])
+        refs, is_other = self.files if grown is None else grown[max(grown)].refs, "data" in changed
+        ledger = self._ledger_of(saved, [""] if is_other else [], {} if is_other else {"": refs})
         # With another data, seed or order, windows differ. With packing, any change gives other packs.
         keeps_place = not (changed & {"data", "seed", "order"} or (changed and saved.packing))
         if keeps_place:
@@ -397,41 +399,38 @@ class Engine:
             growth.take(match.growth)
         return ledger
 
-    def _ledger_of(self, saved: Snapshot, other_data: Collection[str]) -> Ledger:
+    def _ledger_of(self, saved: Snapshot, other_data: Collection[str], files: Mapping[str, FileRefs]) -> Ledger:
         """The ledger of a snapshot.
 
         :param other_data: parts that have other data now: which of their rows were excluded is not known any more.
+        :param files: of each other part.
         """
-        packs = self.coordinator.ledger.packs
-        size = self.config.n_samples_per_prompt
-        ledger = ledger_of(saved, digest=self.config.digest, group_size=size, packs=packs)
+        size, packs = self.config.n_samples_per_prompt, self.coordinator.ledger.packs
+        ledger = ledger_of(saved, digest=self.config.digest, group_size=size, files=files, packs=packs)
         known = {
             key: place for key, place in ledger.excluded.items() if not any(is_key_of(part, key) for part in other_data)
         }
-        if len(known) < len(ledger.excluded):
-            _log.warning("snapshot.exclusions_forgotten", num_rows=len(ledger.excluded) - len(known))
+        if num_forgotten := len(ledger.excluded) - len(known):
+            _log.warning("snapshot.exclusions_forgotten", num_rows=num_forgotten)
         return ledger.without(known, self.is_of)
 
     @cached_property
-    def _row_keys(self) -> RowKeys:
+    def row_keys(self) -> RowKeys:
         from asyncdata.loader.exclusions import RowKeys
 
         return RowKeys(self.parts)
 
     def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
         """Whether a group is of one of these rows."""
-        return bool(rows) and self._row_keys.is_of(group, rows)
+        return bool(rows) and self.row_keys.is_of(group, rows)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows; return how many are excluded now.
 
         :raises ConfigError: AD485, if one of them is no row of this loader; nothing has changed then.
         """
-        change = self._row_keys.excluding(rows, lambda ledger: ledger.reached(self._places_of(ledger)))
-        if self.coordinator.rules.leaves_gaps:
-            self.coordinator.exclude(change)
-        else:
-            self.service.restart(change)
+        change = self.row_keys.excluding(rows, lambda ledger: ledger.reached(self._places_of(ledger)))
+        (self.coordinator.exclude if self.coordinator.rules.leaves_gaps else self.service.restart)(change)
         num_rows = len(self.coordinator.ledger.excluded)
         _log.info("loader.excluded", num_rows=num_rows)
         return num_rows
@@ -475,7 +474,7 @@ class Engine:
     def _at_epoch(self, epoch: int, ledger: Ledger) -> Ledger:
         if self.outcomes is not None:
             self.outcomes.begin_at(epoch)
-        return self.batching.at_epoch(ledger, epoch)
+        return self.batching.at_epoch(self.batching.settled(ledger), epoch)
 
     def num_rows(self, timeout_s: float | None) -> int:
         """Rows of an epoch; waits until the row index is complete.

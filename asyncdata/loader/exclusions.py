@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from asyncdata.batching.packs import Pack
     from asyncdata.core.types import Group
-    from asyncdata.delivery.ledger import Ledger, RowKey, Served
+    from asyncdata.delivery.ledger import GroupFile, Ledger, RowKey, Served
     from asyncdata.loader.opened_source import OpenedPart
 
 __all__ = ("RowKeys",)
@@ -94,6 +94,15 @@ class RowKeys:
     def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
         """Whether a sample of a group is of one of these rows."""
         return any(journal_key(name, key) in rows for sample in group for name, key in self._found(sample))
+
+    def files_of(self, groups: Iterable[Group]) -> Iterator[GroupFile]:
+        """The files that groups are of."""
+        known = {
+            (sample.source_name or "", sample.source.path) for group in groups for sample in group if sample.source
+        }
+        for name, path in known:
+            for number in self._places[name].files(path)[:1] if name in self._places else ():
+                yield name, number, path
 
     def without(self, packs: Iterable[Pack], excluded: Container[RowKey]) -> list[Pack]:
         """The packs without the pieces of these rows; the references of the packs are samples.

@@ -173,7 +173,8 @@ class MixtureEngine(Engine):
         for part in self.parts:
             memories[part.name] = self._memory_of(part.name, *match.outcomes(part.name), allow_changed)
         state = match.state(self._node)
-        ledger = self._ledger_of(saved, match.other_data)
+        files = {part.name: part.source.files.files for part in self.parts if part.name not in match.other_data}
+        ledger = self._ledger_of(saved, match.other_data, files)
         counters = structs.replace(ledger.counters, mixture=MixturePoint(MergeRecord((), state)))
         ledger = structs.replace(ledger, counters=counters)
         if saved.packing:

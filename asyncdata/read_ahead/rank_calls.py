@@ -32,15 +32,17 @@ class RankCalls:
     :param timeout_s: seconds to wait for the others in a call; None: as long as the exchange itself waits.
     :param what: they exchange, for errors.
     :param then: what follows from a call that fails, for its error.
+    :ivar answers: of the last call that has ended, also if nobody has heard of them any more.
     """
 
     def __init__(self, exchange: Callable[[bytes], list[bytes]], timeout_s: float | None, what: str, then: str) -> None:
         self._exchange, self._timeout_s, self._what, self._then = exchange, timeout_s, what, then
-        self._queue: SimpleQueue[Callable[[], bytes] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], bytes | None] | None] = SimpleQueue()
         self._has_ended = threading.Event()
         self._has_failed = False
+        self.answers: list[bytes] = []
         self._thread: threading.Thread | None = None
-        self._answers: Promise[list[bytes]] | None = None
+        self._asked: Promise[list[bytes]] | None = None
 
     def start(self) -> None:
         """From now on, calls may be made from the loop that is running here."""
@@ -55,9 +57,9 @@ class RankCalls:
         :param after_s: seconds to wait before the call.
         :raises WorkerError: AD486, if the others cannot be reached, or ``take`` cannot use what they sent.
         """
-        self._answers = Promise()
+        self._asked = Promise()
         self.put(make, after_s)
-        answers = await self._answers
+        answers = await self._asked
         try:
             return take(answers)
         except AsyncDataError:
@@ -65,8 +67,8 @@ class RankCalls:
         except Exception as error:
             raise WorkerError(f"AD486 what the other ranks sent cannot be used: {error!r}") from error
 
-    def put(self, make: Callable[[], bytes], after_s: float = 0.0) -> None:
-        """Queue a call whose answers nobody needs. From any thread."""
+    def put(self, make: Callable[[], bytes | None], after_s: float = 0.0) -> None:
+        """Queue a call whose answers nobody needs; if it makes None, there is no call any more. From any thread."""
         self._queue.put(partial(self._after, after_s, make) if after_s else make)
 
     def end(self) -> None:
@@ -82,16 +84,20 @@ class RankCalls:
 
         thread.join(_END_TIMEOUT_S)
 
-    def _after(self, seconds: float, make: Callable[[], bytes]) -> bytes:
+    def _after(self, seconds: float, make: Callable[[], bytes | None]) -> bytes | None:
         self._has_ended.wait(seconds)
         return make()
 
     def _run(self) -> None:
         try:
             while (make := self._queue.get()) is not None:
-                answers = self._exchanged(make())
-                self._call_soon(partial(self._hand_over, answers))
-                if has_left(answers):
+                data = make()
+                if data is None:
+                    return
+
+                self.answers = self._exchanged(data)
+                self._call_soon(partial(self._hand_over, self.answers))
+                if has_left(self.answers):
                     return
         except BaseException as error:  # whatever the trainer's library raises: nothing else would see it
             self._fail(f"cannot be reached: {error!r}")
@@ -107,8 +113,8 @@ class RankCalls:
             late.cancel()
 
     def _hand_over(self, answers: list[bytes] | None, error: WorkerError | None = None) -> None:
-        if self._answers is not None and not self._answers.is_kept:
-            self._answers.keep(answers, error)
+        if self._asked is not None and not self._asked.is_kept:
+            self._asked.keep(answers, error)
 
     def _fail(self, what: str) -> None:
         self._has_failed = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncdata import Limits
-from asyncdata.errors import EndOfData
+from asyncdata.errors import EndOfData, TooManyBadRowsError
 from tests.support import worker_fns
 from tests.support.loaders import bad_row_at, make
 from tests.support.loading import ids, line_of, order_of, write_rows
@@ -34,6 +34,16 @@ def test_a_bad_row_stops_the_stream_at_its_turn_with_file_line_and_byte(path, nu
     assert str(error).startswith(
         f"AD421 {path}:{line} (byte {offset}): the tokenize function raised KeyError('thirteen')\n"
     )
+
+
+def test_bad_rows_beyond_the_budget_are_told_once_however_often_calls_fail(path, tmp_path):
+    told = tmp_path / "told"
+    policy = {"policy": "quarantine", "path": str(told), "max": 0}
+    with make(path, fails_on_13, shuffle=False, bad_rows=policy) as loader:
+        for _ in range(2):
+            with pytest.raises(TooManyBadRowsError):
+                loader.get_next_batch(14)
+    assert len(told.read_bytes().splitlines()) == 1
 
 
 @pytest.mark.thorough

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import AsyncDataLoader, DataLoader, HardPacking, IterableSource, JsonlSource, RowShuffle, Shuffle
+from asyncdata import (
+    AsyncDataLoader,
+    DataLoader,
+    HardPacking,
+    IterableSource,
+    JsonlSource,
+    Outcomes,
+    PassRate,
+    RowShuffle,
+    Shuffle,
+    SourceLocation,
+)
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.errors import SnapshotMismatchError
 from tests.support.loaders import make as make_loader
@@ -158,6 +169,29 @@ def test_files_under_new_names_are_the_same_rows_only_in_the_same_order(tmp_path
     with make(JsonlSource([first, second]), shuffle=False) as loader:
         loader.load_state_dict(state, same_rows=True)
         assert ids(loader.get_next_batch(3)) == [10, 11, 12]
+
+
+@pytest.mark.parametrize("new", ["renamed.jsonl", "moved/rows.jsonl"])
+def test_groups_that_were_given_back_or_out_are_of_the_rows_of_the_files_as_they_are_now(path, tmp_path, new):
+    settings = {"outcomes": Outcomes(policy=PassRate(drop_above=0.9)), "commit": "on_ack"}
+    with make(path, **settings) as loader:
+        loader.add_samples(loader.get_samples(4))
+        loader.get_samples(1)
+        state = loader.state_dict()
+    (tmp_path / new).parent.mkdir(exist_ok=True)
+    path = path.rename(tmp_path / new)
+    for _ in range(2):  # also of groups that nothing has asked for since
+        with make(path, **settings) as loader:
+            loader.load_state_dict(state, same_rows=True)
+            state = loader.state_dict()
+    with make(path, **settings) as loader:
+        loader.load_state_dict(state)
+        first, second = loader.get_samples(2)
+        assert loader.report([first, second], [1.0, 1.0]) == 2
+        assert {sample.source.path for sample in (*first, *second)} == {str(path)}
+        assert loader.exclude([SourceLocation(str(path), sample.source.byte_offset, -1) for sample in second]) == 1
+        loader.add_samples([second])
+        assert loader.statistics().dropped_groups_total == {"excluded": 1}
 
 
 def rows(epoch: int) -> Any:

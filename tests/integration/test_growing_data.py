@@ -207,7 +207,11 @@ def test_ranks_with_other_files_or_other_content_are_told_and_do_not_diverge(fol
     with pytest.raises(SourceChangedError, match=r"AD311 .*epoch-0.files was written by a rank.* has other files"):
         of_rank(other, tmp_path / "shared", 1, epochs=1)
 
-    os.truncate(folder / "m.jsonl", 1000)
+    path = folder / "m.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"id": 7', b'"id": 8'))
+    with pytest.raises(SourceChangedError, match="AD303 .*m.jsonl has other content here"):
+        of_rank(folder, tmp_path / "shared", 1, epochs=1)
+    os.truncate(path, 1000)
     with pytest.raises(SourceChangedError, match="AD302"):
         of_rank(folder, tmp_path / "shared", 1, epochs=1)
 

@@ -159,6 +159,22 @@ def test_a_batch_whose_collate_fn_raises_is_not_consumed(make, path, size, knobs
     assert num_calls == len(seen) // 10, "every batch is collated once"
 
 
+def test_what_is_dropped_at_an_epochs_end_does_not_come_again_with_what_is_not_acknowledged(make, path):
+    knobs = {"batch_size": 64, "drop_last": True, "commit": "on_ack"}
+    expected = order_of(path, 2)
+    with make(path, **knobs) as loader:
+        first, *_ = list(loader)
+        states = [loader.state_dict()]
+        loader.ack(first)
+        assert ids(loader.get_next_batch(10)) == expected[NUM_ROWS : NUM_ROWS + 10]
+        states.append(loader.state_dict())
+    for state, owed in zip(states, (expected[:192], expected[64:192]), strict=True):
+        with make(path, **knobs) as loader:
+            loader.load_state_dict(state)
+            assert ids(loader.get_next_batch(len(owed) + 10)) == owed + expected[NUM_ROWS : NUM_ROWS + 10]
+            assert loader.statistics().dropped_total == {"drop_last": 8}
+
+
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_tokenizer_that_cannot_be_opened_is_an_error_at_every_call(make, path, num_workers):
     with make(path, worker_fns.Opening("raises"), num_workers=num_workers) as loader:

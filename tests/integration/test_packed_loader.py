@@ -13,6 +13,7 @@ import pytest
 
 from asyncdata import (
     AsyncDataLoader,
+    BadRows,
     DataLoader,
     HardPacking,
     LengthGrouping,
@@ -20,7 +21,7 @@ from asyncdata import (
     PaddedCollator,
     SoftPacking,
 )
-from asyncdata.errors import BadRowError, ConfigError, NoSamplesError, SnapshotMismatchError
+from asyncdata.errors import BadRowError, ConfigError, NoSamplesError, SnapshotMismatchError, TooManyBadRowsError
 from tests.support.ranks import (
     GROUPING,
     HARD,
@@ -150,6 +151,17 @@ def test_threads_that_iterate_get_every_pack_once_in_order(path):
     for batches in found:
         places = iter(whole)
         assert all(batch in places for batch in batches)
+
+
+def test_set_epoch_after_a_batch_that_failed_counts_none_of_its_rows(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [30, None, 10, None])
+    with make(path, packing=HARD, shuffle=False, bad_rows=BadRows(policy="skip", max=1)) as loader:
+        with pytest.raises(TooManyBadRowsError):
+            next(iter(loader))
+        before = loader.state_dict()["counters"]
+        loader.set_epoch(1)
+        assert loader.state_dict()["counters"] == before
+        assert before["num_bad_rows"] == before["num_samples"] == 0
 
 
 def test_what_waits_at_an_epochs_end_goes_on_in_the_next_and_the_last_one_leaves_nothing(path):

@@ -15,10 +15,11 @@ import pytest
 
 import asyncdata
 from asyncdata import HardPacking, Mix, Part, RowShuffle, SoftPacking
-from asyncdata.errors import BadRowError, ConfigError, WorkerError
+from asyncdata.errors import BadRowError, ConfigError, LoaderClosedError, WorkerError
 from asyncdata.xtuner import XTunerPacking
 from tests.benchmarks.probes.ranks import MadeUpStore
 from tests.support.exchanges import Meeting
+from tests.support.faults import until
 from tests.support.inner import change
 from tests.support.planned_fns import numbered
 from tests.support.ranks import make
@@ -277,6 +278,33 @@ def test_a_rank_that_is_closed_is_named_by_the_others(path):
         for loader in loaders[:2]:
             with pytest.raises(WorkerError, match=r"AD486 rank 2 takes no part .* closed"):
                 next(iter(loader))
+
+
+def test_a_rank_that_closes_before_it_hears_of_the_last_round_calls_no_rank_that_is_through(jsonl_file):
+    path = jsonl_file([{"id": number, "n": 3} for number in range(5)])  # one round
+    meeting, sent, close = Meeting(2), list[bytes](), threading.Event()
+
+    def hears_late(data: bytes) -> list[bytes]:
+        sent.append(data)
+        answers = meeting.of(1)(data)
+        if len(sent) == 2:
+            close.wait()
+            until(lambda: sum(thread.name == "asyncdata-service" for thread in threading.enumerate()) == num_before)
+        return answers
+
+    knobs = PLANS["soft"] | {"cache": {"folder": ""}, "tokenize_fn": numbered}
+    num_before = sum(thread.name == "asyncdata-service" for thread in threading.enumerate())
+    late = make(path, ranks=asyncdata.Ranks(rank=1, world_size=2, exchange=hears_late), **knobs)
+    waiting = threading.Thread(target=lambda: pytest.raises(LoaderClosedError, next, iter(late)))
+    waiting.start()
+    with make(path, ranks=asyncdata.Ranks(rank=0, world_size=2, exchange=meeting.of(0)), **knobs) as loader:
+        next(iter(loader))
+    close.set()
+    late.close()
+    waiting.join()
+
+    assert len(sent) == 2
+    meeting.end()
 
 
 @pytest.mark.parametrize("raised", [ConnectionResetError("peer"), SystemExit("peer")], ids=["error", "exit"])

@@ -12,17 +12,19 @@ from itertools import count, islice
 from pkgutil import resolve_name
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
 import asyncdata
-from asyncdata import JsonlSource, Mix, Part
+from asyncdata import JsonlSource, Mix, Part, Shuffle
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from tests.support import planned_media
 from tests.support.exchanges import Meeting
+from tests.support.faults import until
 from tests.support.inner import change
-from tests.support.loading import ids
+from tests.support.loading import NEVER_S, ids
 from tests.support.ranks import WAYS, Ranks, lengths, make, numbered, write
 from tests.support.tokenize_fns import kills_on_13, row_id
 
@@ -284,6 +286,41 @@ def test_what_cannot_be_divided_is_refused(path, tmp_path):
 
     with pytest.raises(ConfigError, match="AD487 .*from front to back have none"):
         make(packed, ranks=ranks)
+
+
+@pytest.mark.usefixtures("divided")
+def test_scans_that_were_awaited_before_another_epoch_are_not_made(path):
+    calls, has_left, num_rows = Calls(), threading.Event(), len(path.read_text().splitlines())
+
+    def leaves_late(data):
+        has_left.wait(NEVER_S)
+        return [data, b""]
+
+    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=leaves_late)
+    with make(path, calls, ranks=ranks, shuffle=Shuffle(block_bytes=512, window_blocks=10_000), epochs=2) as loader:
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            until(lambda: sum(of > epoch for of in calls.of_row.values()) > num_rows // 3)  # noqa: B023
+        has_left.set()
+        assert len(list(loader)) == -(-num_rows // 2)
+    assert min(calls.of_row.values()) == 1
+
+
+@pytest.mark.usefixtures("divided")
+def test_what_another_rank_sent_and_cannot_be_read_ends_the_calls(path):
+    exchanges = meeting_of(2)
+
+    def damaged(data):
+        own, other = exchanges[0](data)
+        identity, replies = msgspec.msgpack.decode(other)
+        return [own, msgspec.msgpack.encode((identity, [(key, b"?") for key, _ in replies]))]
+
+    def told():
+        with pytest.raises(WorkerError, match="service failed with"):
+            batches_of(0, path, 150, damaged, timeout_s=60)
+
+    _, found = at_the_same_time(told, partial(batches_of, 1, path, 150, exchanges[1]))
+    assert found == batches_of(1, path, 150)
 
 
 @pytest.mark.usefixtures("divided")

@@ -82,3 +82,15 @@ def test_what_is_not_tracked_is_refused(rows):
     packed = make(rows, packing=SoftPacking(max_length=64), batch_size=1)
     with packed as loader, pytest.raises(ConfigError, match=r"not from track\(\)"):
         loader.track()
+
+
+def test_groups_of_the_buffer_that_are_out_and_excluded_may_be_consumed_or_given_back_and_come_no_more(rows):
+    with make(rows, commit="on_ack") as loader:
+        loader.add_samples(loader.get_samples(3)[:2])
+        first, second = loader.get_samples(2)
+        loader.exclude([first, second])
+        assert (loader.statistics().tracked_groups, loader.state_dict()["leases"]) == (3, [])
+        loader.consume([first])
+        loader.add_samples([second])
+        now = loader.statistics()
+        assert (now.tracked_groups, now.dropped_groups_total) == (1, {"excluded": 1})

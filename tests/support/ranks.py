@@ -63,8 +63,8 @@ def lengths(num_tokens: int, longest: int, seed: int = 0) -> list[int]:
     return found
 
 
-def write(path: Path, sizes: Iterable[int]) -> Path:
-    """Rows 0, 1, ... of so many tokens."""
+def write(path: Path, sizes: Iterable[int | None]) -> Path:
+    """Rows 0, 1, ... of so many tokens; None: a bad row."""
     rows = ({"id": number, "n": size, "pad": "x" * (number * 37 % 30)} for number, size in enumerate(sizes))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

@@ -105,11 +105,6 @@ class RowTable:
     def __len__(self) -> int:
         return len(self._ids) + len(self._places)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the rows, without the index of the newest ones."""
-        return self._ids.nbytes + self._rows.nbytes + self._fresh.nbytes
-
     def find(self, row_id: int) -> Any:
         """The row, which may be written to; None if it is not known."""
         place = self._places.get(row_id)

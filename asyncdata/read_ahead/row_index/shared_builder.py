@@ -82,7 +82,8 @@ class SharedIndexer(Indexer):
         self._num_calls = self._num_stored = 0
         self._stored: Iterator[Indexed] = iter(())
         self._giver, self._num_to_give = -1, 0
-        self._is_begun = self._has_left = False
+        self._received: list[Indexed] = []  # and not appended yet
+        self._is_begun = self._is_waiting = self._has_left = False
 
     async def build(self) -> None:
         """Find all rows, together with the other ranks. If that fails, the error is the index's."""
@@ -98,9 +99,22 @@ class SharedIndexer(Indexer):
         """The loader is closing: tell the other ranks, if they still need this one."""
         super().leave()
         if self._is_begun and not self._has_left and not self._index.is_complete:
-            self._say("its loader was closed")
+            last = _Message(self._num_calls, self._identity, error="its loader was closed")
+            self._ranks.put(lambda: None if self._is_over_for_all() else _encode(last))
         self._has_left = True
         self._ranks.end()
+
+    def _is_over_for_all(self) -> bool:
+        """Whether the other ranks call no more: their last call, of which the service has not heard any more, was that
+        of a rank that has left, or had the rest of the index. In the thread of the calls.
+        """
+        messages = [_decode(answer) for answer in self._ranks.answers if self._is_waiting]
+        if self._num_calls == 1:
+            is_whole = bool(messages) and min(one.num_stored for one in messages) == self._source.num_blocks
+        else:
+            parts = chain(self._received, *(message.parts for message in messages))
+            is_whole = self._index.num_blocks + sum(len(part.counts) // 4 for part in parts) >= self._source.num_blocks
+        return is_whole or any(message.error for message in messages)
 
     def _count_stored(self) -> None:
         try:
@@ -138,9 +152,10 @@ class SharedIndexer(Indexer):
         """Send what this rank has found, and append what all have."""
         messages = await self._exchanged(parts=parts)
         self._share_rows()  # all ranks have appended what they received before
-        received = list(chain.from_iterable(message.parts for message in messages))
-        await self._each(self._copies(received))
+        self._received = list(chain.from_iterable(message.parts for message in messages))
+        await self._each(self._copies(self._received))
         if self._index.fault is None:
+            received, self._received = self._received, []
             self._append(received, is_stored=is_stored)
             self.growth()
 
@@ -148,8 +163,11 @@ class SharedIndexer(Indexer):
 
     async def _exchanged(self, **fields: Any) -> list[_Message]:
         """What all ranks send in the next call."""
+        self._is_waiting = True
         try:
-            return await self._ranks.call(self._message(**fields), self._checked)
+            messages = await self._ranks.call(self._message(**fields), self._checked)
+            self._is_waiting = False
+            return messages
         except WorkerError:
             self._has_left = True  # the others know it, too, or cannot be reached
             raise

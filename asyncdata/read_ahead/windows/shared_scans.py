@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Reply
 
-_PAUSE_S = 0.02
-"""Between calls of a rank that has nothing to send."""
+_FIRST_PAUSE_S, _PAUSE_S = 0.001, 0.02
+"""Before a call of a rank that has nothing to send: after a call that brought something, and at most. Each is twice as
+long as the one before, so that small windows do not wait, and ranks whose workers are busy do not call all the time."""
 
 _PATIENCE_S = 20.0
 """After it, a rank makes a scan of another rank itself."""
@@ -109,7 +110,7 @@ class SharedScans:
         self._unsent: list[tuple[Key, Data]] = []
         self._changes = Changes()
         self._is_started = self._is_alone = self._has_left = False
-        self._num_failed = 0
+        self._num_failed, self._pause_s = 0, 0.0
         self._fault: ConfigError | None = None
 
     async def scanned(
@@ -185,8 +186,9 @@ class SharedScans:
             while not self._has_left:
                 await self._changes.until(lambda: bool(self._unsent) or self._awaited.total() or None)
                 replies = self._next_replies()
+                self._pause_s = 0.0 if replies else min(_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
                 make = partial(self._message, replies)
-                self._has_left = await self._calls.call(make, self._take, 0 if replies else _PAUSE_S)
+                self._has_left = await self._calls.call(make, self._take, self._pause_s)
         except ConfigError as error:
             self._fault = error
         except AsyncDataError as error:
@@ -231,6 +233,8 @@ class SharedScans:
         return False
 
     def _keep(self, replies: list[tuple[Key, Data]]) -> None:
+        if replies:
+            self._pause_s = 0.0
         for key, reply in replies:
             self._found.pop(key, None)  # so that it comes last
             self._found[key] = reply

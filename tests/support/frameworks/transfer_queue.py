@@ -93,6 +93,7 @@ class Run:
         del self.trained[max(self.at_loader, self.at_queue) :]
         self.open()
         self.feeder.load_state_dict(self.state)
+        assert self.loader.statistics().tracked_groups <= len(self.queue.kv_list(PARTITION).get(PARTITION, ())) + 1
 
     def finish(self):
         while self.feeder.fill() or self.prompts():
