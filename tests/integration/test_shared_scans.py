@@ -279,31 +279,6 @@ def test_a_row_that_kills_workers_is_found_by_every_rank(tmp_path):
     assert {*range(60)} - {*delivered} == {13}
 
 
-@pytest.mark.usefixtures("divided")
-def test_what_another_rank_has_sent_is_not_waited_for_again_after_a_restart(path):
-    exchanges, sent = meeting_of(2), list[bytes]()
-
-    def records(data: bytes) -> list[bytes]:
-        answers = exchanges[0](data)
-        sent.append(answers[1])
-        return answers
-
-    few = {"buffer_size": 8}
-    at_the_same_time(
-        partial(batches_of, 0, path, 5, records, **few), partial(batches_of, 1, path, 5, exchanges[1], **few)
-    )
-    once = filter(None, sent)
-    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=lambda data: [data, next(once, data)])
-    with capture_logs() as logs, make(path, ranks=ranks, batch_size=2, **few) as loader:
-        start = loader.state_dict()
-        first = list(islice(loader, 5))
-        loader.load_state_dict(start)
-        again = list(islice(loader, 5))
-
-    assert again == first
-    assert reasons(logs) == []
-
-
 def test_what_cannot_be_divided_is_refused(path, tmp_path):
     packed = tmp_path / "rows.jsonl.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
