@@ -44,9 +44,10 @@ def rows_of_parts(loader: Any) -> dict[str, int]:
     return {part.name: part.reading.pacer.total_rows for part in loader._engine._read_ahead._parts}  # noqa: SLF001
 
 
-def windows_ahead(loader: Any) -> list[bool]:
-    """Whether each window that is being read is there."""
-    return [window.is_ready for window in loader._engine.service._producer._windows]  # noqa: SLF001
+def is_next_window_there(loader: Any) -> bool:
+    """Whether the window after the current one has been read."""
+    ahead = loader._engine._read_ahead._ahead  # noqa: SLF001 - nothing public tells
+    return ahead is not None and ahead.is_kept
 
 
 def slots_in_use(loader: Any) -> int:

@@ -14,8 +14,8 @@ from asyncdata import DataLoader, IterableSource, JsonArraySource, ParquetSource
 from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError, SourceChangedError, SourceError
 from tests.support.bad_inputs import GOOD, assert_is_ours, deliver
 from tests.support.faults import until
+from tests.support.loaders import is_next_window_there
 from tests.support.loaders import make as loader_of
-from tests.support.loaders import windows_ahead
 from tests.support.loading import NEVER_S, ids, order_of, write_rows
 from tests.support.parts import read_quarantine
 from tests.support.streams import frames, members
@@ -138,7 +138,7 @@ def test_31_a_file_that_shrinks_kills_no_process_and_what_was_read_before_is_del
     path = write_rows(tmp_path / "rows.jsonl", 4000)
     with loader_of(path, num_workers=num_workers, buffer_size=10, shuffle=False) as loader:
         loader.get_next_batch(1)
-        until(lambda: not is_read_ahead or windows_ahead(loader)[1:] == [True])
+        until(lambda: not is_read_ahead or is_next_window_there(loader))
         os.truncate(path, 100)
         seen, error = error_of(loader, SourceChangedError, "AD302")
     assert f"{path} shrank" in str(error)
