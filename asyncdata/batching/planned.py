@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from asyncdata.batching.packs import Int32, Int64, Pack
     from asyncdata.order.shuffle import RowShuffle
 
-__all__ = ("Dealt", "Pieces", "PlannedEpoch", "PlannedOrder", "answer", "pack_rows", "packs_of", "refuse_too_many")
-
 _MAX_PIECES = 1 << 26
 """12 bytes a piece have to fit in a frame."""
 

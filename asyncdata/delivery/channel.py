@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.items import Item
     from asyncdata.delivery.media_queue import MediaQueue
 
-__all__ = ("Channel", "Entry", "Exclusions")
-
 
 class Exclusions(Protocol):
     """Decides, once an epoch, which of its rows are left out."""

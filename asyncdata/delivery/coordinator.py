@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     FilesOf = Callable[[Iterable[Group]], Iterable[GroupFile] | None]
 
-__all__ = ("Coordinator",)
-
 _structs = msgspec.structs
 
 

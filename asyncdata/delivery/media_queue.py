@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.items import Item
     from asyncdata.delivery.ledger import Returned
 
-__all__ = ("MediaBudget", "MediaQueue", "Wanted")
-
 _OTHER_TOKENS = (
     "the row has other tokens than when it was planned: plan() does not do the same each time, or the file has changed"
 )

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.part_queue import PartQueue, ReadyAhead, Taken
     from asyncdata.order.mixture import Node
 
-__all__ = ("MergedChunk", "Merger")
-
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _NOTHING = np.empty(0, np.int64)
 _BYTES_PER_SAMPLE = 64

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from asyncdata.order.mixture import Node
 
-__all__ = ("Counted", "MergeRecord", "MixturePoint", "MixtureState", "PartCursor", "end_code", "end_of")
-
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _NOTHING, _NO_PLACES = np.empty(0, np.int64), np.empty((3, 0), np.int64)
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.items import Item
     from asyncdata.delivery.ledger import Ledger
 
-__all__ = ("BadRowStop", "Delivery", "advanced", "deliver", "dropped", "upcoming")
-
 POISON_CODES = frozenset({"AD422", "AD423"})
 """Codes of rows that hung or killed their worker. They may not do so again, so a snapshot names them in its journal."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import DeliveryRules
     from asyncdata.order.mixture import Leaf
 
-__all__ = ("EpochEnd", "PartFeed", "PartQueue", "Ready", "ReadyAhead", "Taken")
-
 _log = get_logger(__name__)
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -13,17 +13,6 @@ from asyncdata.delivery.ledger import Returned
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = (
-    "BufferFilter",
-    "Chooser",
-    "choose",
-    "filter_of",
-    "first_in_first_out",
-    "record_of",
-    "validate_groups",
-    "without",
-)
-
 if TYPE_CHECKING:
     BufferFilter = Callable[[list[Group], int], list[Group]]
 

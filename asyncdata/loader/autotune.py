@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from asyncdata.read_ahead.source import ReadAhead
     from asyncdata.workers.pool.pool import Pool
 
-__all__ = ("Tuner",)
-
 _log = get_logger(__name__)
 
 _INTERVAL_S, _MIN_REPLIES = 0.5, 4

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.workers.ray.settings import RayExecutor
 
-__all__ = ("BaseLoader",)
-
 _CLOSE_TIMEOUT_S = 5.0
 """The longest time that closing the service takes."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import GroupFile, Ledger, RowKey, Served
     from asyncdata.loader.opened_source import OpenedPart
 
-__all__ = ("RowKeys",)
-
 _GAP, _NOT_TRAINED = 2, -100
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ("AsyncDataLoader", "DataLoader")
-
 _GRACE_S = 1.0
 """For calls whose samples are ready when their time is over, as other code held their event loop: one takes after the
 other."""

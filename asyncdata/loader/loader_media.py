@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.read_ahead.calls import Calls
 
-__all__ = ("LoaderMedia",)
-
 
 class LoaderMedia:
     """Media that are loaded before samples are delivered.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.statistics import Statistics
     from asyncdata.tokenization.part_functions import PartFunctions
 
-__all__ = ("MixtureEngine", "of_part")
-
 _ALIGNMENT = 64
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from asyncdata.sources.growing import GrowingBlocks
     from asyncdata.sources.text.jsonl import JsonlSource
 
-__all__ = ("opened_growing",)
-
 _REFUSED = "AD311 a source that grows does not work with"
 _NO_FOLDER = (
     "world_size above 1 and no folder, as each rank could see other sizes: name one that all ranks share, and no other "

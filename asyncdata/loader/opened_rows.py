@@ -45,12 +45,6 @@ if TYPE_CHECKING:
 
     Function = Any
 
-__all__ = (
-    "index_identity",
-    "opened_rows",
-    "shuffle_of_plan",
-)
-
 _log = get_logger(__name__)
 _INDEX_BLOCK_BYTES = 1 << 20
 _MAX_CANARY_BLOCKS = 8

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     Call = Callable[[], object]
     BlocksT = TypeVar("BlocksT", bound=Blocks)
 
-__all__ = ("OpenedPart", "OpenedSource", "job_of", "with_block_cache")
-
 
 class OpenedSource(msgspec.Struct, frozen=True):
     """An open source, with the order D over it. How it is read is decided here once.

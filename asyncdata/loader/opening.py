@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from asyncdata.sources.stream import RowStream
     from asyncdata.sources.text.jsonl import JsonlSource
 
-
-__all__ = ("opened_part", "opened_source")
-
 _LONG_ROWS_BYTES = 64 << 20
 """More room in a slot, where rows that do not fit would be read again, from a store. It takes memory only when used."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from asyncdata.order.rank_share import Share
     from asyncdata.read_ahead.windows.base import Windows
 
-__all__ = ("PackingChoice",)
-
 
 class PackingChoice(NamedTuple):
     """How a loader packs samples.

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Blocks
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 
-__all__ = ("with_dialects",)
-
 _log = get_logger(__name__)
 _ROWS_LOOKED_AT = 20
 """Bad rows, and rows of no dialect, may come first."""

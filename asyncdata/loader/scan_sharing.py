@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.opened_source import OpenedPart
 
-__all__ = ("shared_scans",)
-
 
 def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart]) -> SharedScans:
     """The scans of the parts' windows, from now on divided by ``config.ranks.exchange``.

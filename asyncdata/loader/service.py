@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from asyncdata.workers.pool.pool import Pool
     from asyncdata.workers.pool.popen import EarlyForkServer
 
-__all__ = ("Service",)
-
 _log = get_logger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
 _serving: ContextVar[Service | None] = ContextVar("asyncdata_serving", default=None)

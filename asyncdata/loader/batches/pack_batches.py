@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.read_ahead.windows.indexed_windows import IndexedWindows
 
-__all__ = ("OnlineBatching", "PackBatches", "PackBatching", "PlannedBatching")
-
 _SAMPLES_PER_PUSH = 64
 _BATCHES_AHEAD = 2
 """Batches whose media are loaded while the trainer has the one before them, if they have room."""

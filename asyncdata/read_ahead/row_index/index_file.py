@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
-__all__ = ("IndexFile", "hold_rows", "make_room", "rows_of")
-
 _MAGIC = b"asyncdata index 2\n"
 _FRAME = struct.Struct("<II8s")
 _ROW_BYTES = 12

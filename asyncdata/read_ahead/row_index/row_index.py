@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from asyncdata.order.shuffle import RowShuffle
     from asyncdata.sources.base import Blocks
 
-__all__ = ("Places", "RowIndex")
-
 _NO_OBJECT = 2
 _CHUNK = 1 << 16
 

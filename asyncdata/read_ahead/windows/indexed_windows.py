@@ -22,7 +22,8 @@ from asyncdata.read_ahead.windows.planned_epochs import PlannedRows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.batching.planned import Dealt, PlannedEpoch
+    from asyncdata.batching.planned import PlannedEpoch
+    from asyncdata.batching.rules import Dealt
     from asyncdata.core.messages import Tokenized
     from asyncdata.core.types import SourceLocation
     from asyncdata.order.order import RowOrder

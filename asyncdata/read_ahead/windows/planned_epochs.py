@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncdata.batching.planned import Dealt, PlannedEpoch, PlannedOrder, packs_of
+from asyncdata.batching.planned import PlannedEpoch, PlannedOrder, packs_of
+from asyncdata.batching.rules import Dealt
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import Packed, Permuted
 from asyncdata.core.types import Position

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Data, RowError, Unread
     from asyncdata.read_ahead.windows.base import Int64
 
-__all__ = ("ReadyRows",)
-
 _SUMS = "\0token_sums"
 """The name of a column that no tokenize function can give."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from asyncdata.sources.stream import Int32, Int64, RowStream, StreamOrder
 
-__all__ = ("StreamPass", "WindowRows")
-
 
 class WindowRows(NamedTuple):
     """The rows of a window as they were read. All arrays have the shape (num_rows,).

@@ -27,7 +27,7 @@ def test_a_filter_is_a_function_or_its_import_path_and_the_oldest_come_first_wit
     [
         (7, "a function of \\(buffer, num_groups\\), got int"),
         (ByStaleness, "got the class ByStaleness; make one of it"),
-        ("asyncdata.delivery.rollout_buffer:__all__", "got tuple"),
+        ("asyncdata:__all__", "got tuple"),
         ("asyncdata.filters:ByStaleness", "got the class ByStaleness"),
         ("asyncdata.delivery.rollout_buffer:nothing", "AD420 cannot import"),
     ],
