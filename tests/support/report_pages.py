@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.cli.main import main
-from asyncdata.telemetry.records import BadRowRecord, End, Event, SourceCounts, TokenizerName
+from asyncdata.telemetry.records import BadRowRecord, Document, End, Event, SourceCounts, TokenizerName
 from tests.support.telemetry_files import BEGAN, interval, place, sample, start, write, write_run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ("HOSTILE", "page_of", "write_hostile_run", "write_run_of", "written_page")
+    from asyncdata.telemetry.records import Record
+
+__all__ = ("HOSTILE", "page_of", "write_hostile_run", "write_packed_run", "write_run_of", "written_page")
 
 HOSTILE = (
     "</script><script>window.hacked = 1</script><img src='https://example.invalid/a.png' onerror='window.hacked = 1'>"
@@ -59,6 +61,31 @@ def write_hostile_run(folder: Path) -> None:
     event = Event(at=BEGAN, name=HOSTILE, level=HOSTILE, fields={HOSTILE: HOSTILE})
     records = [header, interval(0, 0, 0, 0, 0), *samples, last, bad, event, End(at=BEGAN + 10, reason=HOSTILE)]
     write(folder / "rank-00000-0000.jsonl", records)
+
+
+def write_packed_run(folder: Path) -> None:
+    """A run without a mixture, without scores, of packs of 1000 tokens that become fuller."""
+    header = msgspec.structs.replace(
+        start(), sources=[], mix_by="", group_size=1, packing={"max_length": 1000}, pack_length=1000
+    )
+    nothing: dict[str, Any] = {
+        "by_source": {},
+        "staleness": {},
+        "group_sizes": {},
+        "version_lags": {},
+        "degenerate": 0,
+        "returned": 0,
+    }
+    steps = [(0, 0, 0), (1, 10, 8_000), (2, 20, 17_500)]
+    records: list[Record] = [header]
+    for elapsed, packs, tokens in steps:
+        record = interval(0, 0, elapsed, 40 * elapsed, 40 * elapsed)
+        filled: dict[str, Any] = {"packs": packs, "packed_tokens": tokens, "unpacked": {"overlong": elapsed}}
+        filled |= {"pack_fill": {80: 7 * elapsed, 95: 3 * elapsed}, "pack_documents": {4: 10 * elapsed}}
+        documents = [Document(place=place(at), num_tokens=200 + at, path="rows.jsonl", byte_offset=at) for at in (0, 1)]
+        filled["pack"] = [*documents, Document(place=place(2), num_tokens=9, path="rows.parquet", row_number=7)]
+        records.append(msgspec.structs.replace(record, **filled, **nothing))
+    write(folder / "rank-00000-0000.jsonl", [*records, End(at=BEGAN + 10)])
 
 
 def write_run_of(folder: Path, *, ranks: int, samples: int, intervals: int = 3) -> None:

@@ -28,7 +28,6 @@ from tests.support.parts import (
     check_cluster,
     check_function,
     local_workers_of,
-    no_op,
     node_name,
     shared_scans,
     terms_of,
@@ -58,7 +57,7 @@ SPOOLED = with_(JOB, reader=ReaderSpec("asyncdata.sources.spool:SpoolReader"))
     [
         (lambda: RayExecutor(address="ray://head:10001"), r"^AD490 .*ray job submit"),
         (lambda: LoaderConfig.of({"executor": {}, "num_workers": 2}), r"^AD495 num_workers=2 .*local_workers"),
-        (lambda: shared_scans(CONFIG, [], no_op), "^AD487 .*workers of this machine read: leave executor out"),
+        (lambda: shared_scans(CONFIG, []), "^AD487 .*workers of this machine read: leave executor out"),
         (lambda: check_cluster(CONFIG, SPOOLED), "^AD496 single rows .*shuffle=True"),
         (lambda: check_cluster(CONFIG, with_(JOB, parts=[SPOOLED])), "^AD496 single rows"),
     ],
