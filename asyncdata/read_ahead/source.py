@@ -93,6 +93,7 @@ class ReadAhead:
         :param expected_canaries: digests of a snapshot; nothing is delivered until the canaries have the same.
         """
         self._begun = ledger, self._coordinator.channel, expected_canaries or []
+        self._opener.begin()
         self._calls.restart()
         if self._scope is not None:
             self._scope.cancel()

@@ -71,6 +71,9 @@ class Indexer:
         self._leaves_room = False
         self._found: dict[int, Indexed] = {}
 
+    def begin(self) -> None:
+        """Before :meth:`build`, as soon as the service runs."""
+
     async def build(self) -> None:
         """Find all rows that earlier runs have not stored. If that fails, the error is the index's."""
         self._read_file()

@@ -85,10 +85,14 @@ class SharedIndexer(Indexer):
         self._received: list[Indexed] = []  # and not appended yet
         self._is_begun = self._is_waiting = self._has_left = False
 
+    def begin(self) -> None:
+        """Take part from now on: a loader that is closed before it has built anything tells the other ranks."""
+        if not self._is_begun:
+            self._is_begun = True
+            self._ranks.start()
+
     async def build(self) -> None:
         """Find all rows, together with the other ranks. If that fails, the error is the index's."""
-        self._is_begun = True
-        self._ranks.start()
         self._count_stored()
         try:
             await self._build()

@@ -35,6 +35,9 @@ class Windows:
     num_blank = 0
     leaves_out = is_padded = is_late = False
 
+    def begin(self) -> None:
+        """The service runs, in whose loop this is called: from now on, other ranks may wait for this one."""
+
     def restart(self) -> None:
         """The read-ahead begins anew: no window that was opened is needed any more."""
 

@@ -140,6 +140,9 @@ class IndexedWindows(Windows):
         self._permutations: dict[int, Any] = {}
         self._plans = PlannedRows(order, index, calls, restart_point) if isinstance(order, PlannedOrder) else None
 
+    def begin(self) -> None:
+        self._indexer.begin()
+
     def restart(self) -> None:
         if self._plans is not None or self._share is not None:
             self.start = self._restart_point()
