@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import anyio
 import numpy as np
 
 from asyncdata.batching.planned import PlannedOrder, refuse_too_many
@@ -16,6 +15,7 @@ from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG, expected_elsewhere, 
 from asyncdata.core.types import Position
 from asyncdata.order.order import ROWS_PER_WINDOW
 from asyncdata.order.rank_share import row_of_epoch
+from asyncdata.read_ahead.calls import Promise
 from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
 from asyncdata.read_ahead.windows.planned_epochs import PlannedRows
 
@@ -136,7 +136,7 @@ class IndexedWindows(Windows):
         self.start = Position()
         self._source, self._order, self._calls, self._index, self._indexer = source, order, calls, index, indexer
         self._share = share
-        self._is_begun = anyio.Event()
+        self._begun: Promise[bool] = Promise()  # no event: it would belong to the loop of the code that makes a loader
         self._permutations: dict[int, Any] = {}
         self._plans = PlannedRows(order, index, calls, restart_point) if isinstance(order, PlannedOrder) else None
 
@@ -148,11 +148,11 @@ class IndexedWindows(Windows):
             self.start = self._restart_point()
         if self._plans is not None:
             self._plans.restart(self.start)
-        self._is_begun.set()
+        self._begun.keep(True)
 
     async def run(self) -> None:
         """Build the index, from the first start on."""
-        await self._is_begun.wait()
+        await self._begun
         await self._indexer.build()
 
     # For planned packs. From any thread.
