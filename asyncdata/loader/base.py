@@ -153,7 +153,7 @@ class BaseLoader:
         if self._loops_only:
             self._refuse_call("add_samples")
         engine = self._engine
-        engine.coordinator.add_groups(groups, engine.is_of, lambda given: engine.row_keys.files_of(given))
+        engine.coordinator.add_groups(groups, engine.is_of, engine.row_keys.files_of)
         self._recorder.returned(groups)
 
     def ack(self, delivered: Iterable[Sample] | Iterable[Group] | None = None) -> None:

@@ -177,7 +177,7 @@ class Calls:
         return checked(await self.asked(request), kind)
 
     async def ask_again(self, request: Request) -> Reply | Crashed:
-        """The reply to ``request``, for a coroutine that goes on at a restart: it is sent again then."""
+        """The reply to ``request``; a restart sends it again, and the coroutine waits on."""
         reply: Promise[Reply | Crashed] = Promise()
         self._lasting[reply] = request
         try:

@@ -32,7 +32,7 @@ class RankCalls:
     :param timeout_s: seconds to wait for the others in a call; None: as long as the exchange itself waits.
     :param what: they exchange, for errors.
     :param then: what follows from a call that fails, for its error.
-    :ivar answers: of the last call that has ended, also if nobody has heard of them any more.
+    :ivar answers: what the ranks sent in the last call that has ended; the coroutine that called may be cancelled.
     """
 
     def __init__(self, exchange: Callable[[bytes], list[bytes]], timeout_s: float | None, what: str, then: str) -> None:
@@ -68,7 +68,7 @@ class RankCalls:
             raise WorkerError(f"AD486 what the other ranks sent cannot be used: {error!r}") from error
 
     def put(self, make: Callable[[], bytes | None], after_s: float = 0.0) -> None:
-        """Queue a call whose answers nobody needs; if it makes None, there is no call any more. From any thread."""
+        """Queue a call whose answers are not needed; none if ``make`` returns None. From any thread."""
         self._queue.put(partial(self._after, after_s, make) if after_s else make)
 
     def end(self) -> None:

@@ -27,7 +27,7 @@ NEVER_S = 240.0
 
 
 class Client:
-    """Asks a running executor, as the producer does, and keeps what it is told."""
+    """Asks a running executor, as the read-ahead does, and keeps what it is told."""
 
     def __init__(
         self, executor: Any, path: Path, function: Any, *, block_bytes=4096, slack_bytes=256, max_row_bytes=1 << 20

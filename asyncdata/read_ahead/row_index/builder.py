@@ -72,7 +72,7 @@ class Indexer:
         self._found: dict[int, Indexed] = {}
 
     def begin(self) -> None:
-        """Before :meth:`build`, as soon as the service runs."""
+        """Called once, before :meth:`build`, as soon as the service runs."""
 
     async def build(self) -> None:
         """Find all rows that earlier runs have not stored. If that fails, the error is the index's."""

@@ -87,9 +87,8 @@ class SharedIndexer(Indexer):
 
     def begin(self) -> None:
         """Take part from now on: a loader that is closed before it has built anything tells the other ranks."""
-        if not self._is_begun:
-            self._is_begun = True
-            self._ranks.start()
+        self._is_begun = True
+        self._ranks.start()
 
     async def build(self) -> None:
         """Find all rows, together with the other ranks. If that fails, the error is the index's."""

@@ -141,14 +141,15 @@ class IndexedWindows(Windows):
         self._plans = PlannedRows(order, index, calls, restart_point) if isinstance(order, PlannedOrder) else None
 
     def begin(self) -> None:
-        self._indexer.begin()
+        if not self._begun.is_kept:
+            self._begun.keep(True)
+            self._indexer.begin()
 
     def restart(self) -> None:
         if self._plans is not None or self._share is not None:
             self.start = self._restart_point()
         if self._plans is not None:
             self._plans.restart(self.start)
-        self._begun.keep(True)
 
     async def run(self) -> None:
         """Build the index, from the first start on."""

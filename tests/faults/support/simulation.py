@@ -1,6 +1,6 @@
 """The whole loader in one thread, on trio, in a time of its own; what happens when follows from a seed alone.
 
-Source, order, windows, producer, coordinator, service, face and engine are the real ones, and so is what workers do.
+Source, order, windows, read-ahead, coordinator, service, face and engine are the real ones, and so is what workers do.
 Not real are their processes, all threads, and the clock: each request takes a random time of a mock clock, workers die
 in the middle of it, and trio takes the tasks that are ready in a random order. Whenever all of them wait, the state is
 searched for work that should have been done (:mod:`tests.faults.support.liveness`).

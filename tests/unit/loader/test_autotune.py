@@ -20,15 +20,15 @@ class Tuned:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, starts: bool = False, **limits: int) -> None:
         self.now_s = self.waited_s = 0.0
         self.num_workers, self.stage, self.has_delivered, self.starts = 1, "tokenize", True, starts
-        self.pumps = self.resizes = 0
+        self.changes = self.resizes = 0
         change(monkeypatch, memory_of_a_worker=lambda pid: 100)
         allowed = TuningLimits(**{"min_workers": 1, "max_workers": 8, "max_worker_bytes": 1 << 40, **limits})
         executor: Any = self
-        producer: Any = SimpleNamespace(changed=self.pump, resize=self.resize)
+        read_ahead: Any = SimpleNamespace(changed=self.changed, resize=self.resize)
         tuners.Tuner(
             allowed,
             executor,
-            producer,
+            read_ahead,
             lambda: self.waited_s,
             lambda: self.stage,
             lambda: self.has_delivered,
@@ -46,8 +46,8 @@ class Tuned:
         states = ["idle"] * (self.num_workers - self.starts) + ["starting"] * self.starts
         return SimpleNamespace(workers=[WorkerState(state=state, pid=7) for state in states])
 
-    def pump(self) -> None:
-        self.pumps += 1
+    def changed(self) -> None:
+        self.changes += 1
 
     def resize(self) -> None:
         self.resizes += 1
@@ -71,7 +71,7 @@ def test_while_the_trainer_waits_workers_are_added_up_to_the_limit_which_is_told
         {"event": "autotune.changed", "before": 2, "after": 3},
         {"event": "autotune.limited", "limit": "max_workers", "num_workers": 3},
     ]
-    assert (tuned.resizes, tuned.pumps) == (2, 1002)
+    assert (tuned.resizes, tuned.changes) == (2, 1002)
     assert tuned.run(3600) == 3, "none is removed"
 
 
