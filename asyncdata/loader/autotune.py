@@ -56,7 +56,13 @@ class Tuner:
         self._num_replies = self._num_starved = 0
         self._has_begun = self._is_done = self._is_active = False
         self._is_starting = True
-        executor.watch(self._on_change)
+        self._stage = ""  # that a call waited for when workers were last asked for something
+        executor.watch(self._on_change, self._on_submit)
+
+    def _on_submit(self) -> None:
+        # Not after a reply: the only worker is idle then, until a coroutine goes on and asks it for the next window.
+        if not self._is_done:
+            self._stage = self._waits_for()
 
     def _on_change(self) -> None:
         """Called after every reply, and after other changes, which are few: they are counted as replies."""
@@ -83,7 +89,7 @@ class Tuner:
 
         starved = (self._waited() - self._waited_s) / seconds
         self._begin_interval(now_s)
-        is_starved = starved > _STARVED and self._waits_for() in _BY_WORKERS
+        is_starved = starved > _STARVED and self._stage in _BY_WORKERS
         self._num_starved = self._num_starved + 1 if is_starved else 0
         if self._num_starved > 1 or (is_starved and starved > 10 * _STARVED):
             self._add()

@@ -132,6 +132,7 @@ class Pool:
         self._group: TaskGroup | None = None
         self._is_outdated = False
         self._on_change: Callable[[], object] = no_op
+        self._on_submit: Callable[[], object] = no_op
         self._num_restarts, self._health = 0, Health()
 
     def prepare(self, slot_bytes: int) -> None:
@@ -336,12 +337,13 @@ class Pool:
 
         return self._memory[slot]
 
-    def watch(self, on_change: Callable[[], object]) -> None:
-        self._on_change = on_change
+    def watch(self, on_change: Callable[[], object], on_submit: Callable[[], object] = no_op) -> None:
+        self._on_change, self._on_submit = on_change, on_submit
 
     def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
         request_id = self._backlog.submit(request, on_reply, max_losses)
         self._dispatch()
+        self._on_submit()
         return request_id
 
     def row_of(self, request_id: int) -> int:

@@ -20,6 +20,7 @@ class Tuned:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, starts: bool = False, **limits: int) -> None:
         self.now_s = self.waited_s = 0.0
         self.num_workers, self.stage, self.has_delivered, self.starts = 1, "tokenize", True, starts
+        self.after_reply = ""
         self.changes = self.resizes = 0
         change(monkeypatch, memory_of_a_worker=lambda pid: 100)
         allowed = TuningLimits(**{"min_workers": 1, "max_workers": 8, "max_worker_bytes": 1 << 40, **limits})
@@ -35,8 +36,8 @@ class Tuned:
             clock=lambda: self.now_s,
         )
 
-    def watch(self, on_change: Any) -> None:
-        self.on_change = on_change
+    def watch(self, on_change: Any, on_submit: Any) -> None:
+        self.on_change, self.on_submit = on_change, on_submit
 
     def set_num_workers(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -57,7 +58,10 @@ class Tuned:
         for _ in range(replies):
             self.now_s += seconds / replies
             self.waited_s += starved * seconds / replies
+            self.on_submit()
+            self.stage, asked = self.after_reply or self.stage, self.stage
             self.on_change()
+            self.stage = asked
         return self.num_workers
 
 
@@ -89,6 +93,12 @@ def test_a_trainer_that_does_not_wait_or_waits_for_something_else_gets_no_more(m
         tuned = Tuned(monkeypatch)
         tuned.stage = stage
         assert tuned.run(100, starved=1.0) == 1
+
+
+def test_the_only_worker_is_idle_after_a_reply_until_it_is_asked_for_the_next_window(monkeypatch):
+    tuned = Tuned(monkeypatch)
+    tuned.after_reply = "read"
+    assert tuned.run(1, starved=1.0) == 2
 
 
 def test_short_waits_must_be_seen_twice_and_few_replies_are_not_looked_at(monkeypatch):
