@@ -111,6 +111,26 @@ def test_a_picture_may_be_named_in_all_ways_that_people_have(tmp_path, folders, 
         assert np.array_equal(sample.columns["pixel_values"], samples[0].columns["pixel_values"])
 
 
+def test_pictures_beside_a_chat_are_read_in_each_dialect(tmp_path, folders, picture):
+    turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "yes"}]
+    user = {"role": "user", "content": "<image>?"}
+    rows = [
+        {"messages": [user, ANSWER], "images": [picture]},
+        {"messages": [user, ANSWER], "image": picture},
+        {"conversations": turns, "image": picture},
+        {"conversations": turns, "images": [picture], "image": ""},
+        {"instruction": "<image>?", "input": "", "output": "yes", "image": {"bytes": None, "path": picture}},
+        {"prompt": [user], "completion": [ANSWER], "images": [picture]},
+        {"question": "<image>?", "answer": "yes", "images": [picture], "image": None},
+    ]
+    (wanted,) = loaded(tmp_path, folders["qwen3_vl"], rows[0])
+    for row in rows[1:]:
+        (sample,) = loaded(tmp_path, folders["qwen3_vl"], row)
+        assert sample.tokens.tolist() == wanted.tokens.tolist()
+        assert sample.labels.tolist() == wanted.labels.tolist()
+        assert np.array_equal(sample.columns["pixel_values"], wanted.columns["pixel_values"])
+
+
 def test_pictures_lie_in_parquet_as_bytes(tmp_path, folders, picture):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     messages = [{"role": "user", "content": "<image>?"}, ANSWER]
@@ -157,7 +177,17 @@ BAD = {
     "a sound": (lambda *_: asks({"type": "audio", "audio": "a.wav"}), {}, "AD130.*two phases.*sounds"),
     "a store": (lambda *_: asks(image("s3://bucket/a.png")), {}, "AD457.*s3://bucket/a.png.*allowed_hosts.*mount"),
     "a file of a host": (lambda *_: asks(image("file://host/a.png")), {}, "AD457.*file://host/a.png.*without a host"),
-    "a column of videos": (lambda *_: asks() | {"videos": ["a.mp4"]}, {}, "AD130"),
+    "a column of videos": (lambda *_: asks() | {"videos": ["a.mp4"]}, {}, "AD130.*'videos', which is not read.*phases"),
+    "an unread column": (
+        lambda _, picture: asks() | {"image": picture},
+        {"images_key": "pictures"},
+        "AD130 .*'image', which is not read: Processor.images_key='pictures'. names",
+    ),
+    "two columns": (
+        lambda _, picture: asks({"type": "image"}) | {"image": picture, "images": [picture]},
+        {},
+        "AD115.*'images' and under 'image'; ignore_keys=",
+    ),
     "a number": (lambda *_: asks(image(7)), {}, "AD457.*must be a path"),
 }
 

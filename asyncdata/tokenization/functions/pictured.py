@@ -12,7 +12,7 @@ from asyncdata.tokenization.functions.prompt_reader import PromptTokenizer
 from asyncdata.tokenization.pictures.chats import expanded, with_places
 from asyncdata.tokenization.pictures.files import held
 from asyncdata.tokenization.pictures.transformers_processor import OpenProcessor
-from asyncdata.tokenization.rows import RowFault, decode_value
+from asyncdata.tokenization.rows import MediaFault, RowFault, decode_value, is_empty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,10 +46,23 @@ class _Pictured(RowTokenizer):
 
         :raises RowFault: if they do not go together.
         """
-        images = fields.get("images")
-        given = None if images is None else decode_value(images, raw)
-        changed, pictures = with_places(messages, given, self._settings)
+        found = {name: decode_value(fields[name], raw) for name in ("images", "image") if fields.get(name) is not None}
+        given = [value for value in found.values() if not is_empty(value)]
+        if len(given) > 1:
+            way_out = "ignore_keys=('image',) leaves the second out"
+            raise RowFault("AD115", f"the row has pictures under 'images' and under 'image'; {way_out}", raw)
+
+        changed, pictures = with_places(messages, given[0] if given else None, self._settings)
         return changed, [held(picture, self._settings) for picture in pictures] if self._is_loading else pictures
+
+    def _read(self, raw: Buffer, fields: dict[str, Any] | None) -> Drafting | str:
+        try:
+            return super()._read(raw, fields)
+        except MediaFault as fault:
+            key = self._settings.images_key
+            way_out = f"Processor(images_key={key!r}) names the key of pictures; a function of two phases loads videos"
+            reason = f"{fault.what}, which is not read: {way_out} and sounds; ignore_keys= leaves a key out"
+            raise RowFault("AD130", reason, raw) from None
 
     def planned(self, found: Drafting, pictures: Sequence[Picture]) -> Drafting:
         """The drafting with the pictures' own texts.
@@ -100,8 +113,9 @@ class PicturedChats(_Pictured, Chats):
     """Chats for training. Tokens of pictures are never trained, and no sample with pictures is cut."""
 
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
-        messages, pictures = self.pictures_of(self._row.chat("messages", fields["messages"], raw), fields, raw)
-        found = super().read({**fields, "messages": messages}, raw)
+        messages, first = self._chat(self._row, fields, raw)
+        messages, pictures = self.pictures_of(messages, fields, raw)
+        found = self.read_chat(messages, first, fields, raw)
         return found if isinstance(found, str) else self.planned(found, pictures)
 
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
