@@ -131,6 +131,30 @@ def test_pictures_beside_a_chat_are_read_in_each_dialect(tmp_path, folders, pict
         assert np.array_equal(sample.columns["pixel_values"], wanted.columns["pixel_values"])
 
 
+def test_a_place_that_is_said_is_text_where_it_means_no_picture_and_is_counted(tmp_path, folders, picture):
+    says, row = {"role": "assistant", "content": "an <image>"}, {"images": [picture]}
+    rows = [
+        ({"messages": [{"role": "user", "content": "<image>?"}, says]} | row, 1, 1),
+        ({"messages": [{"role": "user", "content": "<image>?"}, says], "images": [picture] * 2}, 2, 0),
+        ({"messages": [{"role": "user", "content": "?"}, says]}, 0, 1),
+        ({"messages": [{"role": "user", "content": "<image>?"}, says], "images": []}, 0, 1),
+        (asks(image(picture), "<image>?"), 1, 1),
+    ]
+    path = tmp_path / "rows.jsonl"
+    for row, num_pictures, num_noted in rows:
+        path.write_text(json.dumps(row) + "\n", encoding="utf-8")
+        fn = ChatTokenizeFn(folders["qwen3_vl"], processor=Processor())
+        with DataLoader(path, tokenize_fn=fn, num_workers=0, shuffle=False, epochs=1) as loader:
+            (sample,) = loader.get_next_batch(1)
+            assert loader.statistics().noted_total == ({"picture_place_is_text": 1} if num_noted else {})
+        assert len(sample.columns["image_grid_thw"]) == num_pictures
+        tokens = sample.tokens.tolist()
+        said = processor_of("qwen3_vl").tokenizer.encode("<image>")
+        found = [at for at in range(len(tokens)) if tokens[at : at + len(said)] == said]
+        assert bool(found) == bool(num_noted)
+        assert all(sample.labels[at] != -100 for at in found[-1:] if says in row["messages"])
+
+
 def test_pictures_lie_in_parquet_as_bytes(tmp_path, folders, picture):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     messages = [{"role": "user", "content": "<image>?"}, ANSWER]
@@ -167,7 +191,30 @@ BAD = {
     "outside": (lambda _, picture: asks(image(picture)), {"media_root": "/usr"}, "AD457.*outside of media_root='/usr'"),
     "no base64": (lambda *_: asks(image("data:image/png;base64,?", "url")), {}, "AD457.*base64"),
     "no place": (lambda _, picture: asks() | {"images": [picture]}, {}, "AD114.*1 pictures, .*places for 0"),
-    "no picture for a place": (lambda *_: asks({"type": "image"}), {}, "AD114.*more places"),
+    "no picture for a place": (
+        lambda *_: asks({"type": "image"}),
+        {},
+        "AD114.*0 pictures, .*places for 1; .*images_key",
+    ),
+    "no picture for a text": (lambda *_: asks("<image>?") | {"pictures": ["a.png"]}, {}, "AD114.*places for 1;.*_key="),
+    "a picture of a turn": (
+        lambda _, picture: {"messages": [{"role": "user", "content": "?", "images": [picture]}, ANSWER]},
+        {},
+        "AD130.*a turn .*'images' beside its content",
+    ),
+    "a picture of a turn of ShareGPT": (
+        lambda _, picture: {"conversations": [{"from": "human", "value": "?", "image": picture}]},
+        {},
+        "AD130.*a turn .*'image' beside its content",
+    ),
+    "an answer too many": (
+        lambda _, picture: {
+            "messages": [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "<image> <image>"}],
+            "images": [picture] * 2,
+        },
+        {},
+        "AD114.*2 pictures, .*places for 1, and 2 in answers",
+    ),
     "a mark": (
         lambda _, picture: asks(image(picture), {"type": "text", "text": "<|image_pad|>"}),
         {},
