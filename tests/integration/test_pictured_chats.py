@@ -92,7 +92,7 @@ def test_a_plan_has_the_tokens_and_grids_of_the_processor(tmp_path, folders, fam
 
 
 def test_a_picture_may_be_named_in_all_ways_that_people_have(tmp_path, folders, picture):
-    text = base64.b64encode(Path(picture).read_bytes()).decode()
+    text, wrapped = (code(Path(picture).read_bytes()).decode() for code in (base64.b64encode, base64.encodebytes))
     rows = [
         asks(image(picture)),
         asks(image(picture, "path")),
@@ -101,6 +101,12 @@ def test_a_picture_may_be_named_in_all_ways_that_people_have(tmp_path, folders, 
         asks({"type": "image_url", "image_url": picture}),
         asks(image({"bytes": text, "path": None})),
         asks(image(text, "base64")),
+        asks(image(wrapped, "base64")),
+        asks(image(f"data:image/png;base64,{wrapped}", "url")),
+        asks({"type": "image"}) | {"images": [text]},
+        asks({"type": "image"}) | {"image": wrapped},
+        asks(image({"type": "base64", "media_type": "image/png", "data": text}, "source")),
+        asks(image({"type": "url", "url": picture}, "source") | {"cache_control": {"type": "ephemeral"}}),
         asks({"type": "image"}) | {"images": [picture]},
         asks({"type": "text", "text": "<image>"}) | {"images": [{"path": picture, "bytes": None}]},
         {"messages": [{"role": "user", "content": "<image>"}, ANSWER], "images": picture},
@@ -158,11 +164,12 @@ def test_a_place_that_is_said_is_text_where_it_means_no_picture_and_is_counted(t
 def test_pictures_lie_in_parquet_as_bytes(tmp_path, folders, picture):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     messages = [{"role": "user", "content": "<image>?"}, ANSWER]
-    row = {"messages": messages, "images": [{"bytes": Path(picture).read_bytes(), "path": "a.png"}]}
-    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "rows.parquet")
-    fn = ChatTokenizeFn(folders["gemma3"], processor=folders["gemma3"])
-    with DataLoader(ParquetSource(tmp_path / "rows.parquet"), tokenize_fn=fn, num_workers=1) as loader:
-        assert loader.get_next_batch(1)[0].columns["pixel_values"].shape == (1, 3, 56, 56)
+    data = Path(picture).read_bytes()
+    struct_of, fn = {"bytes": data, "path": "a.png"}, ChatTokenizeFn(folders["gemma3"], processor=folders["gemma3"])
+    for column in ({"images": [struct_of]}, {"image": struct_of}, {"images": [data]}, {"image": data}):
+        parquet.write_table(pyarrow.Table.from_pylist([{"messages": messages, **column}]), tmp_path / "rows.parquet")
+        with DataLoader(ParquetSource(tmp_path / "rows.parquet"), tokenize_fn=fn, num_workers=0) as loader:
+            assert loader.get_next_batch(1)[0].columns["pixel_values"].shape == (1, 3, 56, 56)
 
 
 def cut(tmp_path, picture):
@@ -235,6 +242,8 @@ BAD = {
         {},
         "AD115.*'images' and under 'image'; ignore_keys=",
     ),
+    "a file of Anthropic": (lambda *_: asks(image({"file_id": "a"}, "source")), {}, "AD457.*object of 'file_id'; need"),
+    "base64 of no picture": (lambda *_: asks(image("Zm9v" * 400)), {}, "AD457.*bytes of the row. cannot be read"),
     "a number": (lambda *_: asks(image(7)), {}, "AD457.*must be a path"),
 }
 

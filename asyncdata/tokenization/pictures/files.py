@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 
 _ORIENTATION, _SWAPS_SIDES = 274, 5
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_KEYS = ("image", "image_url", "url", "path", "bytes", "base64")
+_BYTES = ("bytes", "base64", "data")
+_KEYS = ("image", "image_url", "url", "path", "source", *_BYTES)
+_BASE64 = re.compile(
+    r"(?=.{64})(?=iVBORw0KGgo|/9j/|R0lGOD|UklGR|SUkqA|TU0AK|.{1024})[A-Za-z0-9+/\s]+={0,2}\s*", re.DOTALL
+)
+"""Text that is no path: it begins as PNG, JPEG, GIF, WebP or TIFF do in base64, or is longer than any path without a
+dot."""
+_MAX_SHOWN = 200
 
 
 class Picture(NamedTuple):
@@ -42,9 +49,10 @@ class Picture(NamedTuple):
 
 def picture_of(value: Any, name: str, settings: Processor) -> Picture:
     """What a row says of a picture: a path, an address (``data:``, ``file:``, ``http:`` or ``https:``), or an object
-    with one of them.
+    with one of them, or base64 text, as sources give bytes.
 
-    An object ``{"bytes": ..., "path": ...}`` is how Hugging Face stores pictures; sources give bytes as base64 text.
+    An object ``{"bytes": ..., "path": ...}`` is how Hugging Face stores pictures, and ``{"source": {"data": ...}}`` how
+    Anthropic's messages have them.
 
     :raises RowFault: AD457, for anything else.
     """
@@ -55,18 +63,18 @@ def picture_of(value: Any, name: str, settings: Processor) -> Picture:
                 "AD457", f"{name} is an object of {', '.join(map(ascii, value)) or 'nothing'}; need one of {_KEYS}"
             )
 
-        key, inner = min(given, key=lambda item: item[0] not in ("bytes", "base64"))
+        key, inner = min(given, key=lambda item: item[0] not in _BYTES)
         return (
             Picture(name, data=_decoded(inner, name), value=value)
-            if key in ("bytes", "base64")
+            if key in _BYTES
             else picture_of(inner, name, settings)
         )
 
     if not isinstance(value, str):
         raise RowFault("AD457", f"{name} must be a path, an address or an object, got {json_type(value)}")
 
-    if value.startswith("data:"):
-        return Picture(name, data=_decoded(value.partition(",")[2], name), value=value)
+    if value.startswith("data:") or _BASE64.fullmatch(value):
+        return Picture(name, data=_decoded(value.partition(",")[2] or value, name), value=value)
 
     scheme = _SCHEME.match(value)
     if scheme is None:
@@ -97,8 +105,8 @@ def held(picture: Picture, settings: Processor) -> Picture:
 
 def _decoded(text: Any, name: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
-    except (TypeError, ValueError, binascii.Error) as error:
+        return base64.b64decode("".join(text.split()), validate=True)  # it may be wrapped into lines
+    except (AttributeError, ValueError, binascii.Error) as error:
         raise RowFault("AD457", f"{name} is not base64 text: {error}") from None
 
 
@@ -141,7 +149,7 @@ def _opened(picture: Picture, settings: Processor) -> Iterator[Any]:
     from PIL import Image, UnidentifiedImageError
 
     where = without_query(picture.url) if picture.url else picture.path
-    what = f"{picture.name} ({where or 'bytes of the row'})"
+    what = f"{picture.name} ({where[:_MAX_SHOWN] or 'bytes of the row'})"
     if picture.data is None:
         picture = held(picture, settings)
     try:
