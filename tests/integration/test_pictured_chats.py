@@ -7,6 +7,8 @@ import random
 import re
 import shutil
 import struct
+import tarfile
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -253,6 +255,57 @@ def test_a_row_whose_pictures_cannot_be_had_is_bad(tmp_path, folders, picture, n
     row, settings, message = BAD[name]
     with pytest.raises(BadRowError, match=message):
         loaded(tmp_path, folders["qwen3_vl"], row(tmp_path, picture), **settings)
+
+
+@pytest.fixture
+def archives(tmp_path, picture):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as zipped:
+        zipped.write(picture, "in/a.png")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("./in/b.png", "in/a.png"):
+            tar.add(picture, name)
+    return tmp_path
+
+
+def test_a_picture_may_be_a_member_of_a_zip_or_tar_file(archives, folders, picture):
+    (archives / "folder.zip").mkdir()
+    shutil.copy(picture, archives / "folder.zip" / "a.png")
+    named = [f"{archives}/a.zip/in/a.png", f"{archives}/a.tar/in/a.png", f"{archives}/a.tar/in/b.png"]
+    named += [f"zip://in/a.png::{archives}/a.zip", f"tar://./in/a.png::file://{archives}/a.tar"]
+    rows = [asks(image(name)) for name in [picture, f"{archives}/folder.zip/a.png", *named]]
+    samples = loaded(archives, folders["qwen3_vl"], *rows, workers=1)
+    (member,) = loaded(archives, folders["qwen3_vl"], asks(image("in/a.png")), media_root=f"{archives}/a.zip")
+    for sample in [*samples, member]:
+        assert np.array_equal(sample.columns["pixel_values"], samples[0].columns["pixel_values"])
+
+
+def test_an_archive_that_changes_is_read_again(archives, folders, picture):
+    row = asks(image(f"{archives}/a.zip/in/a.png"))
+    (before,) = loaded(archives, folders["qwen3_vl"], row)
+    with zipfile.ZipFile(archives / "a.zip", "w") as zipped:
+        zipped.write(draw(archives / "other.png", 200, 60), "in/a.png")
+    (after,) = loaded(archives, folders["qwen3_vl"], row)
+    assert after.columns["image_grid_thw"].tolist() != before.columns["image_grid_thw"].tolist()
+
+
+BAD_MEMBERS = {
+    "no member": ("a.zip/b.png", {}, "AD457.*a.zip has no member 'b.png'"),
+    "a folder": ("a.tar/in", {}, "AD457.*a.tar has no member 'in'"),
+    "many bytes": ("a.zip/in/a.png", {"max_bytes": 50}, "AD457.*more than max_bytes=50"),
+    "no archive": ("a.png.zip/a.png", {}, "AD457.*File is not a zip file"),
+    "outside": ("a.zip/../a.zip/in/a.png", {"media_root": "{}/a.tar"}, "AD457.*outside of media_root"),
+    "compressed": ("a.tar.gz/in/a.png", {}, "AD457.*NotADirectory"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MEMBERS)
+def test_a_member_that_cannot_be_had_makes_a_bad_row(archives, folders, picture, name):
+    shutil.copy(picture, archives / "a.png.zip")
+    shutil.copy(archives / "a.tar", archives / "a.tar.gz")
+    path, settings, message = BAD_MEMBERS[name]
+    settings = {key: value.format(archives) if key == "media_root" else value for key, value in settings.items()}
+    with pytest.raises(BadRowError, match=message):
+        loaded(archives, folders["qwen3_vl"], asks(image(f"{archives}/{path}")), **settings)
 
 
 def test_a_picture_within_media_root_is_found(tmp_path, folders, picture):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
+from asyncdata.tokenization.pictures.archives import member_of
 from asyncdata.tokenization.rows import RowFault, json_type
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.pictures.settings import Processor
 
 _ORIENTATION, _SWAPS_SIDES = 274, 5
+_CHAINED = re.compile(r"(?:zip|tar)://([^:]+)::(?:file://)?([^:]+)")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _BYTES = ("bytes", "base64", "data")
 _KEYS = ("image", "image_url", "url", "path", "source", *_BYTES)
@@ -76,9 +78,10 @@ def picture_of(value: Any, name: str, settings: Processor) -> Picture:
     if value.startswith("data:") or _BASE64.fullmatch(value):
         return Picture(name, data=_decoded(value.partition(",")[2] or value, name), value=value)
 
-    scheme = _SCHEME.match(value)
-    if scheme is None:
-        return Picture(name, path=_path(value, name, settings.media_root), value=value)
+    scheme, chained = _SCHEME.match(value), _CHAINED.fullmatch(value)
+    if scheme is None or chained is not None:
+        path = value if chained is None else f"{chained[2]}/{chained[1]}"
+        return Picture(name, path=_path(path, name, settings.media_root), value=value)
 
     if scheme[1].lower() in ("http", "https"):
         return Picture(name, url=allowed(value, name, settings), value=value)
@@ -153,11 +156,16 @@ def _opened(picture: Picture, settings: Processor) -> Iterator[Any]:
     if picture.data is None:
         picture = held(picture, settings)
     try:
-        num_bytes = os.path.getsize(picture.path) if picture.data is None else len(picture.data)
+        member = member_of(picture.path) if picture.data is None else None
+        if member is not None:
+            num_bytes = member[0]
+        else:
+            num_bytes = os.path.getsize(picture.path) if picture.data is None else len(picture.data)
         if num_bytes > settings.max_bytes:
             raise RowFault("AD457", f"{what} has {num_bytes:,} bytes, more than max_bytes={settings.max_bytes:,}")
 
-        with Image.open(picture.path if picture.data is None else io.BytesIO(picture.data)) as image:
+        data = picture.data if member is None else member[1]()
+        with Image.open(picture.path if data is None else io.BytesIO(data)) as image:
             width, height = image.size
             if not 0 < width * height <= settings.max_pixels:
                 raise RowFault("AD457", f"{what} has {width} x {height} pixels; max_pixels={settings.max_pixels:,}")
