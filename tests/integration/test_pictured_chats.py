@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import BadRows, ChatTokenizeFn, DataLoader, ParquetSource, Processor, PromptTokenizeFn
+from asyncdata import BadRows, ChatTokenizeFn, DataLoader, IterableSource, ParquetSource, Processor, PromptTokenizeFn
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from asyncdata.telemetry.reader import read
 from tests.support.html_page import read_page
@@ -172,6 +172,23 @@ def test_pictures_lie_in_parquet_as_bytes(tmp_path, folders, picture):
         parquet.write_table(pyarrow.Table.from_pylist([{"messages": messages, **column}]), tmp_path / "rows.parquet")
         with DataLoader(ParquetSource(tmp_path / "rows.parquet"), tokenize_fn=fn, num_workers=0) as loader:
             assert loader.get_next_batch(1)[0].columns["pixel_values"].shape == (1, 3, 56, 56)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK", "P", "I;16"])
+@pytest.mark.parametrize("turn", [1, 6])
+def test_an_iterable_may_give_pictures_of_pillow(tmp_path, folders, mode, turn):
+    opened = Image.open(draw(tmp_path / "picture.png", 90, 60, turn=turn))
+    exif = opened.getexif()
+    drawn = opened.convert("L").convert(mode) if mode == "I;16" else opened.convert(mode)
+    drawn.getexif().update(exif)
+    drawn.save(tmp_path / "same.tiff", exif=exif)
+    rows = [{"messages": [{"role": "user", "content": "<image>?"}, ANSWER], "images": [drawn]}, asks(image(drawn))]
+    fn = ChatTokenizeFn(folders["qwen3_vl"], processor=Processor())
+    (wanted,) = loaded(tmp_path, folders["qwen3_vl"], asks(image(str(tmp_path / "same.tiff"))))
+    with DataLoader(IterableSource(lambda _: rows), tokenize_fn=fn, num_workers=0, epochs=1) as loader:
+        for sample in loader.get_next_batch(2):
+            for name in ("image_grid_thw", "pixel_values"):
+                assert np.array_equal(sample.columns[name], wanted.columns[name])
 
 
 def cut(tmp_path, picture):

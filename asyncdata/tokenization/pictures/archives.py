@@ -57,7 +57,7 @@ def _members(archive: str, state: tuple[int, int], process: int) -> dict[str, Me
             if each.isreg() and not each.issparse():
                 read = partial(_read, archive, each.offset_data, each.size)
                 found[posixpath.normpath(each.name)] = each.size, read
-            tar.members = []  # type: ignore[attr-defined] - they would take more memory than what is kept
+            tar.members = []  # type: ignore[attr-defined]  # they would take more memory than what is kept
     return found
 
 

@@ -131,7 +131,7 @@ def size_of(picture: Picture, settings: Processor) -> tuple[int, int]:
     """
     with _opened(picture, settings) as image:
         width, height = image.size
-        turn = image.getexif().get(_ORIENTATION, 1)
+        turn = 1 if image.format == "TIFF" else image.getexif().get(_ORIENTATION, 1)  # Pillow turns TIFFs itself
     return (width, height) if turn >= _SWAPS_SIDES else (height, width)
 
 
@@ -165,7 +165,8 @@ def _opened(picture: Picture, settings: Processor) -> Iterator[Any]:
             raise RowFault("AD457", f"{what} has {num_bytes:,} bytes, more than max_bytes={settings.max_bytes:,}")
 
         data = picture.data if member is None else member[1]()
-        with Image.open(picture.path if data is None else io.BytesIO(data)) as image:
+        # Pillow maps some files of a path into memory, and then turns a TIFF wrongly; one that shrinks would be fatal.
+        with open(picture.path, "rb") if data is None else io.BytesIO(data) as file, Image.open(file) as image:
             width, height = image.size
             if not 0 < width * height <= settings.max_pixels:
                 raise RowFault("AD457", f"{what} has {width} x {height} pixels; max_pixels={settings.max_pixels:,}")
