@@ -263,6 +263,11 @@ BAD = {
     ),
     "a file of Anthropic": (lambda *_: asks(image({"file_id": "a"}, "source")), {}, "AD457.*object of 'file_id'; need"),
     "base64 of no picture": (lambda *_: asks(image("Zm9v" * 400)), {}, "AD457.*bytes of the row. cannot be read"),
+    "a size of its own": (
+        lambda _, picture: asks(image(picture) | {"max_pixels": 50176}),
+        {},
+        "AD457.*'max_pixels', which is not read",
+    ),
     "a number": (lambda *_: asks(image(7)), {}, "AD457.*must be a path"),
 }
 

@@ -31,6 +31,7 @@ _CHAINED = re.compile(r"(?:zip|tar)://([^:]+)::(?:file://)?([^:]+)")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _BYTES = ("bytes", "base64", "data")
 _KEYS = ("image", "image_url", "url", "path", "source", *_BYTES)
+_SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
 _BASE64 = re.compile(
     r"(?=.{64})(?=iVBORw0KGgo|/9j/|R0lGOD|UklGR|SUkqA|TU0AK|.{1024})[A-Za-z0-9+/\s]+={0,2}\s*", re.DOTALL
 )
@@ -64,6 +65,10 @@ def picture_of(value: Any, name: str, settings: Processor) -> Picture:
             raise RowFault(
                 "AD457", f"{name} is an object of {', '.join(map(ascii, value)) or 'nothing'}; need one of {_KEYS}"
             )
+
+        if sized := [key for key in _SIZES if value.get(key)]:
+            way_out = "the processor's files say the size of all pictures"
+            raise RowFault("AD457", f"{name} has {sized[0]!r}, which is not read: leave it out; {way_out}")
 
         key, inner = min(given, key=lambda item: item[0] not in _BYTES)
         return (
