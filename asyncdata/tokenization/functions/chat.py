@@ -27,6 +27,8 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     A row without trained tokens is dropped as ``no_trained_tokens``, and one that is too long as ``max_length``. If the
     chat template ends messages without a special token, no stop token is trained: ``no_stop_token`` counts such rows.
+    If it ends earlier messages with another one, as that of gpt-oss, they are trained without it:
+    ``answer_without_stop`` counts such rows.
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
     :param messages_key: the key of a row's messages: a list, or that list as JSON text.
