@@ -10,7 +10,7 @@ import click
 from asyncdata.cli.arguments import as_options, commands
 from asyncdata.cli.output import Output, StdoutError, discard, guarded_streams, logging_to_stderr, writing_stdout
 from asyncdata.core.errors import AsyncDataError
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

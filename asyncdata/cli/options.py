@@ -15,7 +15,7 @@ from asyncdata.batching.xtuner_packing import XTunerPacking
 from asyncdata.cli.arguments import BAD_ROWS, has_tokenize_fn
 from asyncdata.cli.rows import MixtureView, OrderView
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
 from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix_file import mix_of_file
 from asyncdata.order.shuffle import Shuffle

@@ -11,11 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncdata.core.callbacks import identity
+from asyncdata.core.ends import check_platform
 from asyncdata.core.errors import ConfigError, LoaderClosedError, redacted
 from asyncdata.core.file_refs import all_sizes
-from asyncdata.core.import_path import is_loaded_instance
+from asyncdata.core.imports import is_loaded_instance
 from asyncdata.core.log import events_owner, owning_events
-from asyncdata.core.platform import check_platform
 from asyncdata.core.settings import opening_until, whole_number
 from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
 from asyncdata.loader.waits import progress_of

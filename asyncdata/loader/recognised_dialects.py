@@ -11,7 +11,7 @@ from msgspec import structs
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Job, Overflow, RowError, Scan, Scanned, Tokenize, Tokenized
 from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG

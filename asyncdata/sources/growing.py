@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from asyncdata.core.errors import SourceChangedError, SourceError
 from asyncdata.core.file_refs import FileRef, base_name
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
 from asyncdata.core.log import get_logger
 from asyncdata.core.settings import Count, Number  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.core.specs import LINES, REMOTE_LINES, ReaderSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
 from asyncdata.tokenization.base import TokenizeFn
 
 if TYPE_CHECKING:
