@@ -64,6 +64,7 @@ def _run(path: str, args: SimpleNamespace) -> int:
 
 def _report(error: Exception, args: SimpleNamespace, output: Output) -> None:
     name, message = type(error).__name__, as_options(str(error), vars(args))
-    output.say(f"asyncdata: {name}: {message}", "red")
+    notes = [f"\n{as_options(note, vars(args))}" for note in getattr(error, "__notes__", ())]
+    output.say("".join([f"asyncdata: {name}: {message}", *notes]), "red")
     if output.as_json:
         output.json({"error": {"type": name, "message": message}})
