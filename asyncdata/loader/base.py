@@ -129,6 +129,8 @@ class BaseLoader:
                 self._progress.close()
             raise
 
+        self._measured = time.monotonic(), 0.0  # the last metrics(), and the wait by then
+        self._pack_length = getattr(packing, "max_length", 0)
         self.group_size = config.n_samples_per_prompt
         self._loops_only = self._engine.batching.loops_only
         self._loop_lock = threading.RLock()
@@ -351,6 +353,29 @@ class BaseLoader:
         from msgspec.structs import replace
 
         return replace(self._engine.statistics(), telemetry_lost_total=self._recorder.lost())
+
+    def metrics(self) -> dict[str, float]:
+        """The few numbers that belong in a trainer's log beside the loss; :meth:`statistics` has all others.
+
+        Totals are of this run and those that it resumed.
+
+        :return: ``data/epoch``: the epoch of the next sample, or pack. ``data/samples`` and ``data/tokens``, of
+            prompts: what was delivered to all ranks. ``data/dropped``: rows that were not, for any reason.
+            ``data/wait_share``: of the time since the last call, or since the loader was made, how much this rank
+            waited for data, 0 to 1. With a packing, ``data/pack_fill``: tokens of ``max_length``, 0 to 1.
+        """
+        now, (then, waited_s) = self.statistics(), self._measured
+        self._measured = time.monotonic(), now.data_wait_seconds_total
+        seconds, waited_s = self._measured[0] - then, self._measured[1] - waited_s
+        found = {
+            "data/epoch": self.epoch,
+            "data/samples": now.samples_total,
+            "data/tokens": now.tokens_total,
+            "data/dropped": sum(now.dropped_total.values()) + sum(now.unpacked_samples_total.values()),
+            "data/wait_share": min(1.0, waited_s / seconds) if seconds else 0.0,
+        }
+        room = now.packs_total * self._pack_length
+        return found | ({"data/pack_fill": now.packed_tokens_total / room} if room else {})
 
     # Start and close.
 

@@ -261,6 +261,10 @@ class StatefulDataLoader:
         """The loader's statistics; a batch that was fetched counts as delivered."""
         return self._loader.statistics()
 
+    def metrics(self) -> dict[str, float]:
+        """The few numbers for a trainer's log; see :meth:`asyncdata.DataLoader.metrics`."""
+        return self._loader.metrics() | {"data/epoch": self.epoch}
+
     def close(self) -> None:
         """Stop the loader. May be called again, and from any thread."""
         self._loader.close()
