@@ -18,10 +18,8 @@ from asyncdata.delivery.stream_digest import sums_of
 from asyncdata.order.mixture import ScheduleCursor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from asyncdata.core.columns import MediaRef
-    from asyncdata.core.messages import RowError
     from asyncdata.core.types import SourceLocation, Tokens
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.chunk import BadRow
@@ -174,7 +172,7 @@ class Merger:
         self.taken = np.flatnonzero(np.bincount(leaves)).tolist()
         for part in self.taken:
             places = np.flatnonzero(leaves == part)
-            merged.add(part, self._names[part], places, self._queues[part].take(len(places)))
+            merged.add(part, places, self._queues[part].take(len(places)))
         if self._choices:
             self._choices, schedule = self._choices[len(leaves) :], None
         else:
@@ -193,7 +191,7 @@ class Merger:
         self.taken = [part] if part >= 0 else []
         if part >= 0 and self._queues[part].is_at_end:
             takes, end = self._queues[part].take_rest()
-            merged.add(part, self._names[part], _NOTHING, takes)
+            merged.add(part, _NOTHING, takes)
         record = MergeRecord(self._names, before, counted=merged.counted)
         if part >= 0:
             cursor = record.cursor(part, 1)
@@ -225,7 +223,7 @@ class Merger:
 class _Merged:
     """The samples of a merged chunk, and the rows of their parts that yield none.
 
-    :ivar chunks: of the parts; ``names``: the name of the part of each.
+    :ivar chunks: of the parts.
     :ivar chunk_of: for each sample, the number of its chunk; ``sample_of``: its number there.
     :ivar places: see :class:`~asyncdata.delivery.mixture.MergeRecord`; ``counted``: as well.
     :ivar served: the samples that are only counted, in several arrays.
@@ -235,14 +233,13 @@ class _Merged:
         self.chunk_of, self.sample_of, self.num_tokens = np.zeros((3, len(leaves)), np.int64)
         self.places = np.zeros((3, len(leaves)), np.int64)
         self.chunks: list[Chunk] = []
-        self.names: list[str] = []
         self.drops: list[Drop] = []
         self.notes: list[Note] = []
         self.bad_rows: list[tuple[int, BadRow]] = []
         self.served: list[Numbers] = []
         self.counted: list[Counted] = []
 
-    def add(self, part: int, name: str, places: Numbers, takes: list[Taken]) -> None:
+    def add(self, part: int, places: Numbers, takes: list[Taken]) -> None:
         """Add what is taken of a part, whose samples have these places in the chunk. What follows them comes last."""
         places = np.append(places, len(self.chunk_of))
         for ready, start, stop, first_row, stop_row in takes:
@@ -268,7 +265,6 @@ class _Merged:
                     self.bad_rows.append((row, bad))
                     self.counted.append(Counted(part, f"bad row {bad.error.code}", [row], are_bad=True))
             self.chunks.append(ready.chunk)
-            self.names.append(name)
             places = places[number:]
 
 
@@ -279,7 +275,7 @@ def _within(rows: Any, start: int, stop: int) -> Any:
 class MergedChunk(Chunk):
     """Rows of a mixture, which refers to the parts' own chunks. Every row is a sample, or there is none."""
 
-    __slots__ = ("_bad_rows", "_chunk_of", "_chunks", "_names", "_sample_of", "record")
+    __slots__ = ("_bad_rows", "_chunk_of", "_chunks", "_sample_of", "record")
 
     def __init__(
         self,
@@ -300,7 +296,7 @@ class MergedChunk(Chunk):
         self.num_samples = len(ends)
         self.num_bytes = 4 * int(merged.num_tokens.sum()) + _BYTES_PER_SAMPLE * self.num_samples
         self._bad_rows = [bad for _, bad in bad_rows]
-        self._chunks, self._names = merged.chunks, merged.names
+        self._chunks, self.source = merged.chunks, ""
         self._chunk_of: list[int] = merged.chunk_of.tolist()
         self._sample_of: list[int] = merged.sample_of.tolist()
         self._kept, self._expected, self._token_ends = None, None, ends.data
@@ -317,40 +313,18 @@ class MergedChunk(Chunk):
     def arrays(self, sample: int) -> dict[str, Any]:
         return self._chunks[self._chunk_of[sample]].arrays(self._sample_of[sample])
 
-    def media_ref(self, sample: int, num_media: int) -> MediaRef:
-        chunk = self._chunk_of[sample]
-        return self._chunks[chunk].media_ref(self._sample_of[sample], num_media)._replace(part=self._names[chunk])
-
-    def bad_sample(self, sample: int, error: RowError, policy: Callable[[str], tuple[BadRowPolicy, bool]]) -> BadRow:
-        chunk, name = self._chunk_of[sample], self._names[self._chunk_of[sample]]
-        bad = self._chunks[chunk].bad_sample(self._sample_of[sample], error, lambda _: policy(name))
-        return msgspec.structs.replace(bad, source=name)
-
     def location(self, sample: int) -> SourceLocation:
         return self._chunks[self._chunk_of[sample]].location(self._sample_of[sample])
 
-    def source_name(self, sample: int) -> str:
-        return self._names[self._chunk_of[sample]]
+    def own(self, sample: int) -> tuple[Chunk, int]:
+        return self._chunks[self._chunk_of[sample]], self._sample_of[sample]
 
-    def source_epoch(self, sample: int) -> int:
-        return self._chunks[self._chunk_of[sample]].first.epoch
-
-    def samples_by_source(self) -> dict[str, Numbers]:
-        numbers: dict[str, list[int]] = {}
-        for sample, chunk in enumerate(self._chunk_of):
-            numbers.setdefault(self._names[chunk], []).append(sample)
-        return {name: np.array(samples, np.int64) for name, samples in numbers.items()}
-
-    def bad_row(self, number: int) -> tuple[str, SourceLocation]:
+    def own_error(self, number: int) -> tuple[Chunk, int]:
         bad = self._bad_rows[number]
-        return bad.source, bad.location
+        return bad.chunk, bad.error.row
 
-    def drop_places(self, drop: Drop) -> tuple[Position, Any]:
-        return self._chunks[drop.part].first, drop.own_rows
+    def own_drop(self, drop: Drop) -> tuple[Chunk, Any]:
+        return self._chunks[drop.part], drop.own_rows
 
-    def dropped_row(self, drop: Drop, at: int) -> tuple[str, SourceLocation]:
-        assert drop.own_rows is not None
-        return self._names[drop.part], self._chunks[drop.part].row_location(int(drop.own_rows[at]))
-
-    def bad_rows(self, policy: BadRowPolicy, num_passed: int, source: str = "") -> list[BadRow]:
+    def bad_rows(self, policy: BadRowPolicy, num_passed: int) -> list[BadRow]:
         return self._bad_rows
