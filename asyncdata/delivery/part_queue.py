@@ -128,7 +128,8 @@ class PartQueue(Channel):
         self._all_ready = ready
         self._is_limited = leaf.epochs_left is not None
         self._ready: deque[Ready | EpochEnd] = deque()
-        self._num_ends = self._num_empty = 0  # of those in `_ready`
+        self._ends: deque[int] = deque()  # how many samples there were before each end in `_ready`
+        self._num_empty = 0
         self._has_told = False
         self._sample = self._row = 0
         self._epoch_samples = cursor.epoch_samples
@@ -189,7 +190,7 @@ class PartQueue(Channel):
 
     def _append_end(self, end: EpochEnd) -> None:
         self._ready.append(end)
-        self._num_ends += 1
+        self._ends.append(self.num_produced)
         self._num_empty += end.is_empty
 
     def _end_with(self, error: AsyncDataError) -> None:
@@ -202,21 +203,12 @@ class PartQueue(Channel):
 
     def available(self) -> int:
         """Samples that may be taken before the schedule has to know of the end of an epoch."""
-        if not self._num_ends:
-            return self.num_ready
-
-        number = -self._sample
-        for ready in self._ready:
-            if isinstance(ready, EpochEnd):
-                break
-
-            number += len(ready.samples)
-        return number
+        return (self._ends[0] if self._ends else self.num_produced) - self.num_taken
 
     @property
     def is_at_end(self) -> bool:
         """Whether no sample is left of an epoch, or before the cut, and the schedule has to know."""
-        return (self.is_cut or self._num_ends > 0) and bool(self._ready) and self.available() == 0
+        return (self.is_cut or len(self._ends) > 0) and bool(self._ready) and self.available() == 0
 
     @property
     def is_empty(self) -> bool:
@@ -253,7 +245,7 @@ class PartQueue(Channel):
             ready = self._ready[0]
             if isinstance(ready, EpochEnd):
                 self._ready.popleft()
-                self._num_ends -= 1
+                self._ends.popleft()
                 self._num_empty -= ready.is_empty
                 return taken, ready
 
