@@ -196,7 +196,7 @@ class Engine:
 
     def _restart_position(self, part: str) -> Position:
         """The first position of a part that a restart would need now."""
-        return self.batching.restart_point(self.batching.settled(self.coordinator.ledger)).position
+        return self._restart_places(self.batching.settled(self.coordinator.ledger)).get(part, Position())
 
     @property
     def files(self) -> FileRefs:
@@ -277,7 +277,7 @@ class Engine:
         with self.coordinator.lock:
             ledger = self.batching.settled(self.coordinator.ledger)  # read once: all of it is of one instant
             if self.outcomes is not None:
-                outcomes = self.outcomes.state(self._epochs_of(ledger), self._places_of(ledger))
+                outcomes = self.outcomes.state(self._restart_places(ledger), self._places_of(ledger))
         position, counters = self.batching.restart_point(ledger)
         return Snapshot(
             library=__version__,
@@ -309,9 +309,9 @@ class Engine:
         """The first row of each part that is not delivered."""
         return {"": ledger.position}
 
-    def _epochs_of(self, ledger: Ledger) -> dict[str, int]:
-        """The epoch of each part at which a restart begins."""
-        return {"": ledger.restart_point()[0].epoch}
+    def _restart_places(self, ledger: Ledger) -> dict[str, Position]:
+        """The position of each part at which a restart begins."""
+        return {"": self.batching.restart_point(ledger).position}
 
     def _order(self) -> dict[str, Any]:
         """The settings that decide the order of delivery."""
