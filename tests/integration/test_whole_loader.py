@@ -656,8 +656,8 @@ class WholeLoader(RuleBasedStateMachine):
 
     def evaluate(self) -> None:
         """Another loader over the same data, while this one waits."""
-        text = f"DataLoader({self.source()}, tokenize_fn=by_fate, num_workers=0, batch_size=3, bad_rows='skip')"
-        self.run(f"with {text} as other: assert next(iter(other))")
+        text = f"DataLoader({self.source()}, tokenize_fn=by_fate, shuffle={self.shuffle}, num_workers=0, batch_size=3"
+        self.run(f"with {text}, bad_rows='skip') as other: assert next(iter(other))")
 
     # The data change.
 
