@@ -346,7 +346,7 @@ class WholeLoader(RuleBasedStateMachine):
     def open(self, knobs: Knobs) -> None:
         for line in self.opening(knobs):
             self.run(line)
-        self.is_named, self.restored = False, ((0, 0), 0)
+        self.is_named, self.restored, self.first_known = False, ((0, 0), 0), 0
 
     def opening(self, knobs: Knobs) -> list[str]:
         """The lines that make a loader for each rank."""
@@ -629,9 +629,9 @@ class WholeLoader(RuleBasedStateMachine):
     # Epochs.
 
     def set_epoch(self, ahead: int) -> None:
-        """Of files that grow, an earlier epoch begins anew, and no state says with which rows if a call ends it."""
+        """Of files that grow, an earlier epoch has the rows that it had; one that a state has forgotten is refused."""
         epoch = self.names["loader"].epoch
-        wanted = max(0, epoch + (abs(ahead) if self.world.grows else ahead))
+        wanted = max(0, epoch + ahead)
         if "" not in self.parts:
             error = "" if wanted == epoch else "ConfigError"
             call = f"every(loaders, lambda _, loader: outcome(lambda: loader.set_epoch({wanted}))[1])"
@@ -639,8 +639,8 @@ class WholeLoader(RuleBasedStateMachine):
             self.is_named = self.is_named or not error
             return
 
-        goes_back = wanted < epoch
-        if goes_back and self.restored == (self.progress, self.restored[1]) and wanted < self.restored[1]:
+        is_restored = self.restored == (self.progress, self.restored[1]) and wanted < self.restored[1]
+        if wanted < epoch and (is_restored or wanted < self.first_known):
             call = f"every(loaders, lambda _, loader: outcome(lambda: loader.set_epoch({wanted}))[1])"
             self.check(call, ["ConfigError"] * len(self.groups))
         else:
@@ -676,6 +676,7 @@ class WholeLoader(RuleBasedStateMachine):
             return
 
         part, found = self.parts[""], self.names["loader"].state_dict()["growth"]
+        self.first_known = min(listing["epoch"] for listing in found)
         self.file_names[""] = max(([name for name, _, _ in listing["files"]] for listing in found), key=len)
         part.files[:] = [(self.names["folder"] / name).read_bytes() for name in self.file_names[""]]
         for epoch, files in (listing.values() for listing in found):
