@@ -314,7 +314,8 @@ class BaseLoader:
         The next loop covers this epoch only, even if it has no samples left. Without this call, a loop that finds no
         samples left covers the next epoch.
 
-        :raises ConfigError: directly after a restore, for an epoch that had ended: it would be delivered again.
+        :raises ConfigError: directly after a restore, for an epoch that had ended: it would be delivered again; or, of
+            data that grow, if it is not known any more what the epoch covered (AD311).
         """
         self._check()
         if epoch < 0:

@@ -176,6 +176,22 @@ def test_what_is_dropped_at_an_epochs_end_does_not_come_again_with_what_is_not_a
             assert loader.statistics().dropped_total == {"drop_last": 8}
 
 
+def test_what_comes_again_and_fills_no_batch_is_dropped_with_the_rest_of_its_epoch_and_never_delivered(make, path):
+    knobs = {"batch_size": 64, "drop_last": True, "commit": "on_ack"}
+    with make(path, **knobs) as loader:
+        first, second, _ = list(loader)
+        loader.ack([*first, *second[:-2]])
+        state = loader.state_dict()
+    expected = order_of(path, 2)
+    for _ in range(2):
+        with make(path, **knobs) as loader:
+            loader.load_state_dict(state)
+            assert [ids(batch) for batch in loader] == [expected[126:190]]
+            assert loader.statistics().dropped_total == {"drop_last": 8 + 2}
+            state = loader.state_dict()
+            assert ids(next(iter(loader))) == expected[NUM_ROWS : NUM_ROWS + 64]
+
+
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_tokenizer_that_cannot_be_opened_is_an_error_at_every_call(make, path, num_workers):
     with make(path, worker_fns.Opening("raises"), num_workers=num_workers) as loader:
