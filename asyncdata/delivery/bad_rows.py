@@ -96,6 +96,7 @@ class BadRowPolicy(NamedTuple):
     def stop_error(self, error: BadRowError) -> BadRowError | TooManyBadRowsError:
         """The error of a row that may not be passed over."""
         if self.is_raised:
+            error.add_note('bad_rows="skip" leaves such rows out, and counts them')
             return error
 
         return TooManyBadRowsError(f"a bad row, after BadRows(max={self.max}) of them: {error}")
