@@ -233,6 +233,7 @@ BAD = {
         {},
         "AD130.*a turn .*'image' beside its content",
     ),
+    "a text in its part": (lambda _, picture: asks(image(picture) | {"text": "?"}), {}, "AD130.*a 'text' beside it"),
     "an answer too many": (
         lambda _, picture: {
             "messages": [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "<image> <image>"}],

@@ -127,6 +127,10 @@ def _picture(part: Message, left: Iterator[Picture], number: int, settings: Proc
         way_out = "a function of two phases can load videos and sounds (docs/how-to/columns.md)"
         raise RowFault("AD130", f"picture {number} of the chat is {ascii(kind)}, which is not supported; {way_out}")
 
+    if _text(part):
+        reason = f"picture {number} of the chat has a 'text' beside it, which is not read: make it a part of its own"
+        raise RowFault("AD130", reason)
+
     own = _own(part)
     return picture_of(own, f"picture {number} of the chat", settings) if own else next(left)
 
