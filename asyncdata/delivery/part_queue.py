@@ -113,13 +113,7 @@ class PartQueue(Channel):
         ready: ReadyAhead,
         decisions: Exclusions | None,
     ) -> None:
-        super().__init__(
-            capacity=rules.capacity,
-            max_bytes=0,
-            bad_rows=rules.bad_rows,
-            num_bad_rows=cursor.num_bad_rows,
-            outcomes=decisions,
-        )
+        super().__init__(rules, num_bad_rows=cursor.num_bad_rows, outcomes=decisions)
         self.leaf = leaf
         self.cursor = cursor
         self.error: AsyncDataError | None = None

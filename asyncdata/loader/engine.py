@@ -181,9 +181,7 @@ class Engine:
         return None
 
     def _made_read_ahead(self) -> ReadAhead | MixtureReadAhead:
-        (part,) = self.parts
-        args = part.windows, part.canaries(), self._calls, self.coordinator
-        return ReadAhead(*args, epochs=self.config.epochs, num_files=len(self.files))
+        return ReadAhead(self.parts[0].supply(self._memory("")), self.coordinator, epochs=self.config.epochs)
 
     def _made_media(self, functions: list[Any]) -> LoaderMedia | None:
         if not any(map(has_media, functions)):
