@@ -11,11 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncdata.core.callbacks import identity
+from asyncdata.core.ends import check_platform
 from asyncdata.core.errors import ConfigError, LoaderClosedError, redacted
 from asyncdata.core.file_refs import all_sizes
-from asyncdata.core.import_path import is_loaded_instance
+from asyncdata.core.imports import is_loaded_instance
 from asyncdata.core.log import events_owner, owning_events
-from asyncdata.core.platform import check_platform
 from asyncdata.core.settings import opening_until, whole_number
 from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
 from asyncdata.loader.waits import progress_of
@@ -129,6 +129,8 @@ class BaseLoader:
                 self._progress.close()
             raise
 
+        self._measured = time.monotonic(), 0.0  # the last metrics(), and the wait by then
+        self._pack_length = getattr(packing, "max_length", 0)
         self.group_size = config.n_samples_per_prompt
         self._loops_only = self._engine.batching.loops_only
         self._loop_lock = threading.RLock()
@@ -312,7 +314,8 @@ class BaseLoader:
         The next loop covers this epoch only, even if it has no samples left. Without this call, a loop that finds no
         samples left covers the next epoch.
 
-        :raises ConfigError: directly after a restore, for an epoch that had ended: it would be delivered again.
+        :raises ConfigError: directly after a restore, for an epoch that had ended: it would be delivered again; or, of
+            data that grow, if it is not known any more what the epoch covered (AD311).
         """
         self._check()
         if epoch < 0:
@@ -351,6 +354,29 @@ class BaseLoader:
         from msgspec.structs import replace
 
         return replace(self._engine.statistics(), telemetry_lost_total=self._recorder.lost())
+
+    def metrics(self) -> dict[str, float]:
+        """The few numbers that belong in a trainer's log beside the loss; :meth:`statistics` has all others.
+
+        Totals are of this run and those that it resumed.
+
+        :return: ``data/epoch``: the epoch of the next sample, or pack. ``data/samples`` and ``data/tokens``, of
+            prompts: what was delivered to all ranks. ``data/dropped``: rows that were not, for any reason.
+            ``data/wait_share``: of the time since the last call, or since the loader was made, how much this rank
+            waited for data, 0 to 1. With a packing, ``data/pack_fill``: tokens of ``max_length``, 0 to 1.
+        """
+        now, (then, waited_s) = self.statistics(), self._measured
+        self._measured = time.monotonic(), now.data_wait_seconds_total
+        seconds, waited_s = self._measured[0] - then, self._measured[1] - waited_s
+        found = {
+            "data/epoch": self.epoch,
+            "data/samples": now.samples_total,
+            "data/tokens": now.tokens_total,
+            "data/dropped": sum(now.dropped_total.values()) + sum(now.unpacked_samples_total.values()),
+            "data/wait_share": min(1.0, waited_s / seconds) if seconds else 0.0,
+        }
+        room = now.packs_total * self._pack_length
+        return found | ({"data/pack_fill": now.packed_tokens_total / room} if room else {})
 
     # Start and close.
 

@@ -455,7 +455,8 @@ class Engine:
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``, unless it is the current one: a run resumed in its middle stays there.
 
-        :raises ConfigError: directly after a restore, for an epoch that had ended.
+        :raises ConfigError: directly after a restore, for an epoch that had ended; or if it is not known any more what
+            the epoch covered (AD311).
         """
         if epoch == self.epoch:
             return
@@ -467,6 +468,8 @@ class Engine:
                 "max_steps, needs StatefulDataLoader(..., follows_set_epoch=False); to begin anew, restore no state"
             )
 
+        if (growth := self.parts[0].source.growth) is not None:
+            growth.check_known(epoch)
         self.service.restart(partial(self._at_epoch, epoch))
 
     def _at_epoch(self, epoch: int, ledger: Ledger) -> Ledger:

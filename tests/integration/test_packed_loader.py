@@ -307,6 +307,16 @@ def test_overlong_and_empty_samples_are_counted_once(tmp_path, overlong, every):
     assert now.unpacked_samples_total == {"empty": 2 * sizes.count(0), **dropped}
     assert now.unpacked_tokens_total == {"overlong" if overlong == "drop" else "truncated": 2 * lost}
     assert sum(len(batch.tokens) for batch in found) == now.packed_tokens_total == 2 * (sum(sizes) - lost)
+    metrics = loader.metrics()
+    assert 0 < metrics.pop("data/wait_share") <= 1
+    assert metrics == {
+        "data/epoch": 2,
+        "data/samples": now.samples_total,
+        "data/tokens": now.tokens_total,
+        "data/dropped": 2 * sizes.count(0) + sum(dropped.values()),
+        "data/pack_fill": now.packed_tokens_total / (now.packs_total * MAX_LENGTH),
+    }
+    assert loader.metrics()["data/wait_share"] == 0, "since the last call"
 
 
 def fails_on_each_tenth(row: dict[str, Any]) -> list[int] | None:

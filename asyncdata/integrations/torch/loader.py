@@ -21,7 +21,7 @@ from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import save_at
 from asyncdata.core.ends import at_exit
 from asyncdata.core.errors import ConfigError, WorkerError
-from asyncdata.core.extras import missing_package
+from asyncdata.core.imports import missing_package
 from asyncdata.core.threads import started
 from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
 
@@ -260,6 +260,10 @@ class StatefulDataLoader:
     def statistics(self) -> Statistics:
         """The loader's statistics; a batch that was fetched counts as delivered."""
         return self._loader.statistics()
+
+    def metrics(self) -> dict[str, float]:
+        """The few numbers for a trainer's log; see :meth:`asyncdata.DataLoader.metrics`."""
+        return self._loader.metrics() | {"data/epoch": self.epoch}
 
     def close(self) -> None:
         """Stop the loader. May be called again, and from any thread."""

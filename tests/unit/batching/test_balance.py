@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -94,6 +95,56 @@ def test_each_row_is_dealt_once_within_the_budget_and_ranks_have_as_many_micro_b
     assert num_empty == max(0, num_ranks * len(found[0]) - len(lengths))
 
 
+def seconds(found, costs):
+    """What the ranks take if they wait for each other at each micro-batch; and what they work, all together."""
+    steps = np.array([[sum(costs[row] for row in batch) for batch in batches] for batches in found])
+    return steps.max(axis=0).sum(), steps.sum()
+
+
+laws = st.sampled_from(["attention", lambda n: n, lambda n: n**2, lambda n: n % 3, lambda n: 1 / n, lambda _n: 0])
+
+
+@given(rows, ranks, budgets, laws)
+def test_by_cost_each_row_is_dealt_once_within_the_budget_in_no_more_micro_batches(lengths, num_ranks, budget, cost):
+    plain = balance(lengths, num_ranks, budget, overlong="alone", allow_empty=True)
+    found = balance(lengths, num_ranks, budget, cost=cost, overlong="alone", allow_empty=True)
+
+    assert sorted(row for batches in found for batch in batches for row in batch) == list(range(len(lengths)))
+    assert [len(batches) for batches in found] == [len(found[0])] * num_ranks
+    assert len(found[0]) <= len(plain[0])
+    batches = [batch for batches in found for batch in batches]
+    assert all(batch == sorted(batch) for batch in batches)
+    assert all(sum(lengths[row] for row in batch) <= budget or len(batch) == 1 for batch in batches)
+    assert batches.count([]) == max(0, len(batches) - len(lengths))
+
+
+def test_by_cost_ranks_wait_little_longer_than_the_best_of_all_ways_to_deal_a_few_rows():
+    rng, ratios = np.random.default_rng(7), []
+    ways = np.array(list(product(range(4), repeat=6)))  # six rows, two ranks with two micro-batches each
+    for _ in range(100):
+        lengths = rng.lognormal(2, 0.8, 6).clip(1, 60).astype(int).tolist()
+        budget = max(lengths[0] + lengths[1], *lengths)
+        costs = [20 * length + length * length for length in lengths]
+        found = balance(lengths, 2, budget, cost=lambda n: 20 * n + n * n, allow_empty=True)
+        if len(found[0]) == 2:
+            tokens, sums = (
+                np.stack([(ways == one) @ np.array(values) for one in range(4)], axis=1) for values in (lengths, costs)
+            )
+            sums = np.sort(sums[(tokens <= budget).all(axis=1)], axis=1)
+            ratios.append(seconds(found, costs)[0] / (sums[:, 1] + sums[:, 3]).min())
+    assert len(ratios) > 20
+    assert max(ratios) < 1.25
+    assert np.mean(ratios) < 1.05
+
+
+@pytest.mark.parametrize(("sigma", "budget"), [(0.5, 8192), (0.8, 16_384), (0.8, 32_768), (1.2, 16_384)])
+def test_by_cost_ranks_that_wait_at_each_micro_batch_wait_for_little(sigma, budget):
+    lengths = np.random.default_rng(0).lognormal(np.log(2500) - sigma**2 / 2, sigma, 512).clip(50, budget).astype(int)
+    costs = [24576 * length + length * length for length in lengths.tolist()]
+    slowest, work = seconds(balance(lengths.tolist(), 8, budget, cost="attention"), costs)
+    assert 8 * slowest / work - 1 < 0.03
+
+
 @given(rows.filter(bool), ranks)
 def test_ranks_differ_by_no_more_than_the_longest_row(lengths, num_ranks):
     found = balance(lengths, num_ranks, sum(lengths), allow_empty=True)
@@ -127,6 +178,8 @@ def test_rows_are_samples_or_whatever_has_tokens_alone_or_in_groups():
         (([3], 0, 8), {}, "ranks must be a whole number from 1 on, got 0"),
         (([3], 1, "8"), {}, "token_budget must be a whole number from 1 on, got '8'"),
         (([3], 1, 8), {"overlong": "drop"}, 'overlong must be "error" or "alone", got \'drop\''),
+        (([3], 1, 8), {"cost": "flops"}, 'cost must be "attention" or a function of a row\'s number of tokens'),
+        (([3], 1, 8), {"cost": lambda n: -n}, "row 0 of 3 tokens costs -3.0: a cost is a number from 0 on"),
         (([5] * 3, 2, 8), {}, "3 rows are fewer than 2 ranks with 2 micro-batches each, which token_budget=8 needs"),
     ],
 )
