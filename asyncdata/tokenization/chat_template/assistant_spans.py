@@ -258,7 +258,8 @@ def _by_turn(chat: Conversation, number: int) -> Span | None:
     The beginning. If the prompt for the message is a prefix of the whole chat, the message begins after it. Otherwise
     the chat is rendered with a mark instead of the message. The message begins where the whole chat and the prompt
     start to differ, as a turn with thoughts differs from a prompt that closes the thoughts. Their common part must
-    contain the header of the turn.
+    contain the header of the turn. Without a generation prompt there is no header: the message begins after the special
+    token that ends the turn before it, if the prompt ends with it, too.
 
     The end, by one of three proofs:
 
@@ -296,11 +297,15 @@ def _start(chat: Conversation, number: int, marked: _Marked | None) -> int | Non
     if prompt is not None and chat.text.startswith(prompt):
         return len(prompt)
 
-    header = chat.header_of(number)
-    if marked is None or not header:
+    if marked is None:
         return None
 
-    words = chat.words_before(number, *chat.unused_marks(), keeps_form=True)
+    header, words = chat.header_of(number), chat.words_before(number, *chat.unused_marks(), keeps_form=True)
+    if not header:
+        ends_same = prompt is not None and prompt == chat.alone(number - 1) and prompt.endswith(words)
+        is_shared = common_prefix(chat.text, marked.text) >= marked.place
+        return marked.place if ends_same and is_shared and words.endswith(chat.texts.special) else None
+
     first = next((token for token in chat.texts.special if header.startswith(token)), None)
     at = -1 if first is None else words.rfind(first)
     if first is None or at < 0:

@@ -89,6 +89,12 @@ CHANNELS = """\
 {{- '<|im_start|>assistant=final:' + m.content + '<|endoftext|>' }}
 {%- else %}{{ '<|im_start|>assistant=final:' + m.content + '<|im_end|>' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"""
+# Tools, or what is like them, stand before the last question, and nothing asks for an answer.
+WITHOUT_A_PROMPT = """\
+{%- set asked = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- for m in messages %}{% if m.role == 'user' %}
+{{- ('[tools]' if m == asked[-1] else '') + '<|im_start|>' + m.content + '<|im_start|>' }}
+{%- else %}{{ m.content + '<|im_end|>' }}{% endif %}{% endfor %}"""
 # A token ends each turn, and one more the chat.
 ENDS_THE_CHAT = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}
@@ -214,6 +220,9 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
     ),
     "a header that opens thoughts": ({"chat_template": OPENS_THINKING}, THINKS, [f"b{END}", f"d{END}"]),
     "words like that header": ({"chat_template": OPENS_THINKING}, talk("a[A]<think>\nb", "c"), [f"c{END}"]),
+    "no generation prompt, and earlier turns that change": (
+        {"chat_template": WITHOUT_A_PROMPT}, FIVE, [f"b{END}", f"d{END}"],
+    ),
     "every mark": ({}, talk("".join(map(chr, range(0xFDD0, 0xFDF0))), "a"), [f"a{END}"]),
     "a stop token that only the whole chat has": ({"chat_template": ENDS_ONCE}, talk("a", "b"), [f"b{END}"]),
     "white space, as no token ends the message": ({"chat_template": WITHOUT_STOP}, talk("a", "b", "c"), [" b\n"]),
@@ -352,6 +361,10 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "backwards, with places for thoughts": (
         KEEPS_A_PLACE.replace("for m in messages %}{{", "for m in messages | reverse %}{{"), FIVE,
         "TRL has such training templates for many models (get_training_chat_template)",
+    ),
+    "a header, and no generation prompt": (
+        WITHOUT_A_PROMPT.replace("{{ m.content + '<|im_end", "{{ '<|im_start|>' + m.content + '<|im_end"), FIVE,
+        POSITION.format(1),
     ),
     "a later message that depends on it": (
         DEPENDS.replace("HEADER", "''").replace("BEHIND", CALLS), AND_MORE, POSITION.format(1),
