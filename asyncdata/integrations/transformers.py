@@ -72,6 +72,8 @@ def attach(
 ) -> None:
     """Make ``trainer`` train on the batches of ``loader``, and keep the loader's state in its checkpoints.
 
+    Its log has the loader's :meth:`~asyncdata.DataLoader.metrics` beside the loss, and ``epoch`` is that of the data.
+
     For a ``Trainer`` or a subclass whose batches are tensors (SFT, DPO, rewards), a batch is what the loader's
     ``collate_fn`` makes; each rank has its own loader, with ``ranks=ranks()``. For a trainer that samples groups (GRPO,
     RLOO: it has ``num_generations``), a batch is a list of rows, repeated as TRL's ``RepeatSampler`` does it; the
@@ -126,6 +128,13 @@ def attach(
         return type(trainer).train(trainer, checkpoint, *more, **named)
 
     trainer.train = train
+
+    def log(logs: dict[str, float], *more: Any, **named: Any) -> None:
+        if "loss" in logs:
+            logs |= batches.loader.metrics()
+        type(trainer).log(trainer, logs, *more, **named)
+
+    trainer.log = log
 
 
 def row_with_pictures(sample: Sample) -> Any:
@@ -265,7 +274,9 @@ class _StateCallback:
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the epochs, as a trainer without a length of its data does not."""
-        if self.epochs is not None:
+        if self.epochs is None:
+            state.epoch = self.batches.progress
+        else:
             self.epochs.follow(state, control)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -301,6 +312,11 @@ class _Batches:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.loader.load_state_dict(state)
+
+    @property
+    def progress(self) -> float:
+        """Epochs that the trainer has had."""
+        return self.loader.progress
 
     def num_batches(self) -> int:
         """The batches of an epoch; if their number is not known, by making them. The loader is then where it was."""
@@ -354,6 +370,11 @@ class _RepeatedPrompts:
                 self._num_used += 1
                 yield list(map(self._item, rows))
             self._before, self._num_used = None, 0
+
+    @property
+    def progress(self) -> float:
+        """Epochs of which the trainer has had prompts."""
+        return self.loader._engine.progress  # noqa: SLF001 - a part of this library
 
     def num_batches(self) -> int:
         """The batches of an epoch, with all their repeats."""

@@ -178,6 +178,23 @@ def test_max_steps_goes_before_epochs_which_are_counted_all_the_same(loader):
     assert not (control.should_evaluate or control.should_save)
 
 
+@pytest.mark.parametrize(("shuffle", "groups"), [(True, {}), ("full", {}), (True, {"num_generations": 2})])
+def test_with_max_steps_the_epoch_of_the_log_is_that_of_the_data_also_after_a_resume(rows, shuffle, groups):
+    """40 rows: of samples in batches of 4, or of prompts, 2 a generation batch."""
+    size = {} if groups else {"batch_size": 4}
+    share, state, seen = (1 / 20 if groups else 1 / 10), SimpleNamespace(stateful_callbacks={}, global_step=0), []
+    for _ in range(3):
+        with DataLoader(rows, shuffle=shuffle, **size, **KNOBS) as loader:
+            trainer = attached(loader, **groups)
+            kept = trainer.callback_handler.callbacks[-1]
+            kept.on_train_begin(trainer.args, state, None)
+            for _, _ in zip(range(7), trainer.get_train_dataloader(), strict=False):
+                kept.on_step_end(trainer.args, state, None)
+                seen.append(state.epoch)
+            state.stateful_callbacks = {"AsyncDataState": kept.state()}
+    assert seen == pytest.approx([share * step for step in range(1, 22)])
+
+
 @pytest.mark.parametrize(
     ("settings", "given", "message"),
     [
