@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
-from asyncdata.core.atomic_file import remove_left_over, replace_file, sync_folder
 from asyncdata.core.checksummed_file import MAX_FILE_BYTES, Header, pack, unpack, unpack_file
 from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotVersionError, SourceError
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.files import remove_left_over, replace_file, sync_folder
+from asyncdata.core.imports import resolve_path
 from asyncdata.core.settings import Count, Number  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.sources.remote.address import is_address, without_secrets
 

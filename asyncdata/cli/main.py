@@ -10,7 +10,7 @@ import click
 from asyncdata.cli.arguments import as_options, commands
 from asyncdata.cli.output import Output, StdoutError, discard, guarded_streams, logging_to_stderr, writing_stdout
 from asyncdata.core.errors import AsyncDataError
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +64,7 @@ def _run(path: str, args: SimpleNamespace) -> int:
 
 def _report(error: Exception, args: SimpleNamespace, output: Output) -> None:
     name, message = type(error).__name__, as_options(str(error), vars(args))
-    output.say(f"asyncdata: {name}: {message}", "red")
+    notes = [f"\n{as_options(note, vars(args))}" for note in getattr(error, "__notes__", ())]
+    output.say("".join([f"asyncdata: {name}: {message}", *notes]), "red")
     if output.as_json:
         output.json({"error": {"type": name, "message": message}})

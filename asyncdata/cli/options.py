@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,9 @@ from asyncdata.batching.xtuner_packing import XTunerPacking
 from asyncdata.cli.arguments import BAD_ROWS, has_tokenize_fn
 from asyncdata.cli.rows import MixtureView, OrderView
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
+from asyncdata.core.messages import RowError
+from asyncdata.delivery.bad_rows import error_at
 from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix_file import mix_of_file
 from asyncdata.order.shuffle import Shuffle
@@ -114,14 +115,19 @@ def settle_kind(args: SimpleNamespace, output: Output, *, says_prompt: bool = Fa
 
 def _kind_of_rows(args: SimpleNamespace) -> str:
     """The kind of the rows, by the keys of the first one that is a JSON object."""
+    fault = ""
     data: Any = args.data if args.mix is None else next(mix_of_file(args.mix).leaves()).part.source
     for row in islice(OrderView(data, shuffle=False).rows(), _ROWS_LOOKED_AT):
-        with suppress(RowFault):
+        try:
             found = decode_object(row.raw)
-            kinds = (kind for kind, needed in _KEYS.items() if needed <= found.keys())
-            return "chat" if fitting(found) else next(kinds, "prompt")
+        except RowFault as error:
+            fault = fault or f" ({error_at(row.location, RowError(0, error.code, error.reason))})"
+            continue
 
-    raise ConfigError(f"none of the first {_ROWS_LOOKED_AT} rows is a JSON object; say what rows are by --kind")
+        kinds = (kind for kind, needed in _KEYS.items() if needed <= found.keys())
+        return "chat" if fitting(found) else next(kinds, "prompt")
+
+    raise ConfigError(f"none of the first {_ROWS_LOOKED_AT} rows is a JSON object{fault}; say what rows are by --kind")
 
 
 def tokenize_fn_of(args: SimpleNamespace) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from asyncdata.core.errors import SnapshotError
-from asyncdata.core.file_checks import open_regular, refuse_foreign
+from asyncdata.core.files import open_regular, refuse_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,6 +7,7 @@ integers are in native byte order: both ends are on one machine.
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,10 +16,11 @@ from asyncdata.core.file_refs import FileRefs  # noqa: TC001 - msgspec reads the
 from asyncdata.core.specs import LINES, ReaderSpec, StoreSpec, TokenizeSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     Data = bytes | memoryview
 else:
     Data = memoryview  # what is decoded is a view of the frame: no byte of a sample is copied
-
 
 NO_SLOT = -1
 """The slot of a request that needs none."""
@@ -341,3 +343,58 @@ decode_request = msgspec.msgpack.Decoder(Request).decode
 _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 decode_job = msgspec.msgpack.Decoder(Job).decode
 decode_spec = msgspec.msgpack.Decoder(TokenizeSpec | None).decode
+
+
+HEADER = struct.Struct("<IQ")  # body length in bytes, request id
+
+_FIXARRAY, _BIN32, _MAP32 = 0x90, b"\xc6", b"\xdf"
+_PACKED = frozenset({"tokens", "token_ends"})
+_LARGE, _ALIGNMENT = 1 << 16, 16
+_PADDING: tuple[bytes, ...] = (encode(""), bytes([_FIXARRAY | 2]))
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(request_id: int, message: msgspec.Struct | None) -> bytearray:
+    """``message`` with its header, ready to be sent."""
+    data = bytearray(HEADER.size)
+    _encoder.encode_into(message, data, HEADER.size)
+    HEADER.pack_into(data, 0, len(data) - HEADER.size, request_id)
+    return data
+
+
+def pieces(request_id: int, reply: Reply) -> Sequence[Data | bytearray]:
+    """The frame of ``reply``, in pieces: the samples of a request are sent from where they lie."""
+    if not isinstance(reply, Tokenized):
+        return [frame(request_id, reply)]
+
+    body: list[Data] = [bytes([_FIXARRAY | 1 + len(reply.__struct_fields__)]), encode(Tokenized.__name__)]
+    for name, value in msgspec.structs.asdict(reply).items():
+        if name == "columns":
+            body += _columns_of(value, sum(map(len, body)))
+        else:
+            body += _binary(value) if name in _PACKED else [encode(value)]
+    return [HEADER.pack(sum(map(len, body)), request_id), *body]
+
+
+def _binary(data: Data) -> list[Data]:
+    return [_BIN32 + len(data).to_bytes(4), data]
+
+
+def _columns_of(columns: dict[str, Column], offset: int) -> list[Data]:
+    """The columns, from this offset of the body on.
+
+    Large ones are aligned by a column without a name before them, so that their reader needs no copy.
+    """
+    found: list[Data] = []
+    num_columns, offset = len(columns), offset + 5
+    for name, column in columns.items():
+        head = encode(name) + bytes([_FIXARRAY | 2])
+        if len(column.data) >= _LARGE:
+            num_columns += 1
+            filler = [*_PADDING, *_binary(bytes(-(offset + 12 + len(head) + 5) % _ALIGNMENT)), *_binary(b"")]
+            found += filler
+            offset += sum(map(len, filler))
+        entry = [head, *_binary(column.data), *_binary(column.ends)]
+        found += entry
+        offset += sum(map(len, entry))
+    return [_MAP32 + num_columns.to_bytes(4), *found]

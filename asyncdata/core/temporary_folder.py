@@ -13,7 +13,7 @@ import weakref
 from contextlib import suppress
 from hashlib import blake2b
 
-from asyncdata.core.file_checks import lock
+from asyncdata.core.files import lock
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 

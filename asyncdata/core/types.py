@@ -114,12 +114,8 @@ class Packed(Protocol):
         """Its arrays, by name."""
         ...
 
-    def source_name(self, sample: int) -> str | None:
-        """The part of a mixture that it comes from."""
-        ...
-
-    def source_epoch(self, sample: int) -> int | None:
-        """The epoch of that part."""
+    def part(self, sample: int) -> tuple[str, int] | tuple[None, None]:
+        """The part of a mixture that it comes from, and the epoch of that part."""
         ...
 
 
@@ -283,8 +279,8 @@ _LAZY_FIELDS: dict[str, tuple[Callable[[SampleRange, int], Any], Callable[[], An
     "columns": (lambda samples, number: samples.chunk.arrays(samples.row(number)), dict),
     "position": (lambda samples, number: samples.chunk.position(samples.row(number)), lambda: None),
     "source": (lambda samples, number: samples.chunk.location(samples.row(number)), lambda: None),
-    "source_name": (lambda samples, number: samples.chunk.source_name(samples.row(number)), lambda: None),
-    "source_epoch": (lambda samples, number: samples.chunk.source_epoch(samples.row(number)), lambda: None),
+    "source_name": (lambda samples, number: samples.chunk.part(samples.row(number))[0], lambda: None),
+    "source_epoch": (lambda samples, number: samples.chunk.part(samples.row(number))[1], lambda: None),
 }
 
 

@@ -63,6 +63,11 @@ _NO_STOP_TOKEN = (
     "the model does not learn from them to stop; pass chat_template= with the stop token inside {% generation %} and "
     "{% endgeneration %}, such as TRL's training template for the model (get_training_chat_template)"
 )
+_ANSWER_WITHOUT_STOP = (
+    "of some rows not every trained answer ends with a stop token: after the others the chat template writes another "
+    "token, as that of gpt-oss writes <|end|> for <|return|>. The model does not end an answer with it, so it is not "
+    "trained; train_on='last_assistant' trains the last answer only"
+)
 _PADDED = "fields of objects in lists are null, most as other rows have them, and are left out"
 _TURN_LEFT_OUT = (
     "some turns have a flag, such as a weight of 0, that says not to train them, and are not trained; "
@@ -91,6 +96,7 @@ class BadRowPolicy(NamedTuple):
     def stop_error(self, error: BadRowError) -> BadRowError | TooManyBadRowsError:
         """The error of a row that may not be passed over."""
         if self.is_raised:
+            error.add_note('bad_rows="skip" leaves such rows out, and counts them')
             return error
 
         return TooManyBadRowsError(f"a bad row, after BadRows(max={self.max}) of them: {error}")
@@ -208,6 +214,8 @@ class NotesLog:
             self._logged.add(name)
             if name == "no_stop_token":
                 self._log.warning("chat.no_stop_token", reason=_NO_STOP_TOKEN)
+            elif name == "answer_without_stop":
+                self._log.warning("chat.answer_without_stop", reason=_ANSWER_WITHOUT_STOP)
             elif name == "turn_left_out":
                 self._log.info("chat.turn_left_out", reason=_TURN_LEFT_OUT)
             elif name.endswith(NOT_WRITTEN):

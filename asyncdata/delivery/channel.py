@@ -168,7 +168,7 @@ class Channel:
 
     def emit(self, item: Item) -> None:
         """The next item is ready."""
-        if self.media is not None and isinstance(item, BadRow) and not item.source:
+        if self.media is not None and isinstance(item, BadRow) and not item.chunk.source:
             # Others may have become bad before it, since its chunk came.
             item = msgspec.structs.replace(item, stops=item.policy.stops_after(self._num_bad_rows))
         self._items.append(item)

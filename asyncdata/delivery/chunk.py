@@ -82,14 +82,12 @@ class BadRow(msgspec.Struct, frozen=True, eq=False):
 
     :ivar chunk: of its source, from whose first row the error counts.
     :ivar stops: whether it may not be passed over.
-    :ivar source: the name of its part of a mixture; empty for a single source.
     """
 
     chunk: Chunk
     error: RowError
     policy: BadRowPolicy
     stops: bool
-    source: str = ""
 
     @property
     def location(self) -> SourceLocation:
@@ -117,6 +115,7 @@ class Chunk:
     :ivar errors: bad rows, in their order.
     :ivar ends_epoch: whether this is the last chunk of its epoch.
     :ivar num_bytes: memory of the columns.
+    :ivar source: the name of its part of a mixture; empty for a single source, and where several parts are merged.
     :ivar sums: running sums for the digest of the stream.
     :ivar record: of a chunk of a mixture, from which parts its rows come; else None.
     :ivar excluded: the samples that are left out, int64, ascending; ``served``: those that are only counted, as well.
@@ -141,16 +140,19 @@ class Chunk:
         "num_rows",
         "num_samples",
         "served",
+        "source",
         "sums",
     )
 
-    def __init__(self, reply: Tokenized, first: Position, num_rows: int, origin: Origin, *, ends_epoch: bool) -> None:
+    def __init__(
+        self, reply: Tokenized, first: Position, num_rows: int, origin: Origin, *, ends_epoch: bool, source: str = ""
+    ) -> None:
         self._expected = _expected_of(reply) if reply.expected else None
         if self._expected is not None:
             reply = _with_every_row(reply, *self._expected)
         self.first = first
         self.num_rows = num_rows
-        self.ends_epoch = ends_epoch
+        self.ends_epoch, self.source = ends_epoch, source
         self.errors: list[RowError] = reply.errors
         self.drops = [Drop(reason, np.frombuffer(rows, np.int32)) for reason, rows in reply.drops.items()]
         self.notes = [Note(name, np.frombuffer(rows, np.int32)) for name, rows in reply.notes.items()]
@@ -257,19 +259,19 @@ class Chunk:
         return self._expected is not None
 
     def media_ref(self, sample: int, num_media: int) -> MediaRef:
-        """Where the media of sample ``sample`` come from, which have so many bytes."""
+        """Where the media of sample ``sample`` of this source come from, which have so many bytes."""
         from asyncdata.core.columns import MediaRef
 
         row = self.row_of(sample)
         text = bytes(self._raw("row", sample) or b"")
-        return MediaRef("", *self.row_key(row), self.row_location(row).num_bytes, num_media, text)
+        return MediaRef(self.source, *self.row_key(row), self.row_location(row).num_bytes, num_media, text)
 
     def bad_sample(self, sample: int, error: RowError, policy: Callable[[str], tuple[BadRowPolicy, bool]]) -> BadRow:
-        """Sample ``sample`` as a bad row.
+        """Sample ``sample`` of this source as a bad row.
 
         :param policy: of a source, what is done with its next bad row, and whether that one stops the stream.
         """
-        return BadRow(self, msgspec.structs.replace(error, row=self.row_of(sample)), *policy(""))
+        return BadRow(self, msgspec.structs.replace(error, row=self.row_of(sample)), *policy(self.source))
 
     def _raw(self, column: str, sample: int) -> memoryview | None:
         if column not in self._columns:
@@ -294,39 +296,32 @@ class Chunk:
         """The number of row ``row``'s file, and its offset there."""
         return self._origin.key(self.first.row + row)
 
-    # What differs in a chunk of a mixture, whose rows are of several sources.
+    def part(self, sample: int) -> tuple[str, int] | tuple[None, None]:
+        """The part of sample ``sample``, and that part's own epoch; None if this is no mixture."""
+        chunk, _ = self.own(sample)
+        return (chunk.source, chunk.first.epoch) if chunk.source else (None, None)
 
-    def source_name(self, sample: int) -> str | None:
-        """The part of sample ``sample``; None if this is no mixture."""
-        return None
+    # What differs where samples of several parts are merged.
 
-    def source_epoch(self, sample: int) -> int | None:
-        """That part's own epoch."""
-        return None
+    def own(self, sample: int) -> tuple[Chunk, int]:
+        """The chunk of the sample's source, and the sample's number there."""
+        return self, sample
 
-    def samples_by_source(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The samples of each part; a single source has no name."""
-        return {"": np.arange(self.num_samples)}
+    def own_error(self, number: int) -> tuple[Chunk, int]:
+        """The chunk of the source of bad row ``number``, and the row there."""
+        return self, self.errors[number].row
 
-    def bad_row(self, number: int) -> tuple[str, SourceLocation]:
-        """The source of bad row ``number``, and the row's location."""
-        return "", self.row_location(self.errors[number].row)
+    def own_drop(self, drop: Drop) -> tuple[Chunk, np.ndarray[Any, Any]]:
+        """The chunk of the source of a drop, and the drop's rows there."""
+        return self, drop.rows
 
-    def drop_places(self, drop: Drop) -> tuple[Position, np.ndarray[Any, Any]]:
-        """A place in the order of the drop's source, and the drop's rows, counted from there."""
-        return self.first, drop.rows
-
-    def dropped_row(self, drop: Drop, at: int) -> tuple[str, SourceLocation]:
-        """The source of row number ``at`` of a drop, and the row's location."""
-        return "", self.row_location(int(drop.rows[at]))
-
-    def bad_rows(self, policy: BadRowPolicy, num_passed: int, source: str = "") -> list[BadRow]:
+    def bad_rows(self, policy: BadRowPolicy, num_passed: int) -> list[BadRow]:
         """What is done with each bad row.
 
         :param num_passed: bad rows before this chunk.
         """
         return [
-            BadRow(self, error, policy, policy.stops_after(num_passed + number), source)
+            BadRow(self, error, policy, policy.stops_after(num_passed + number))
             for number, error in enumerate(self.errors)
         ]
 

@@ -152,7 +152,8 @@ class MediaQueue:
             return None
 
         num_bytes = sum(self._columns[name].num_bytes(count) for name, count in counts.items())
-        ref: MediaRef = chunk.media_ref(sample, num_bytes)._replace(counts=tuple(counts.items()))
+        own, number = chunk.own(sample)
+        ref: MediaRef = own.media_ref(number, num_bytes)._replace(counts=tuple(counts.items()))
         return ref
 
     def push(self, item: Item) -> None:
@@ -297,7 +298,8 @@ class MediaQueue:
                     return Run(chunk, sample, run.stop)
 
                 assert isinstance(found, RowError)
-                self._emit(chunk.bad_sample(sample, found, self._policy_of))
+                own, number = chunk.own(sample)
+                self._emit(own.bad_sample(number, found, self._policy_of))
                 if not chunk.has_every_row:
                     del self._found[key]
                     start += 1

@@ -13,15 +13,13 @@ import numpy as np
 
 from asyncdata.core.types import Position
 from asyncdata.delivery.chunk import Chunk, Drop, Note
-from asyncdata.delivery.mixture import Counted, MergeRecord, MixtureState, end_code, end_of
+from asyncdata.delivery.mixture import NOTHING, Counted, MergeRecord, MixtureState, end_code, end_of
 from asyncdata.delivery.stream_digest import sums_of
 from asyncdata.order.mixture import ScheduleCursor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from asyncdata.core.columns import MediaRef
-    from asyncdata.core.messages import RowError
     from asyncdata.core.types import SourceLocation, Tokens
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.chunk import BadRow
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from asyncdata.order.mixture import Node
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
-_NOTHING = np.empty(0, np.int64)
 _BYTES_PER_SAMPLE = 64
 
 
@@ -170,31 +167,29 @@ class Merger:
 
     def _samples(self, before: MixtureState, leaves: Numbers) -> MergedChunk:
         """The chunk of these parts' next samples."""
-        merged = _Merged(leaves)
+        chunk = MergedChunk(MergeRecord(self._names, before, None if self._choices else self._schedule, leaves))
         self.taken = np.flatnonzero(np.bincount(leaves)).tolist()
         for part in self.taken:
             places = np.flatnonzero(leaves == part)
-            merged.add(part, self._names[part], places, self._queues[part].take(len(places)))
+            chunk.add(part, places, self._queues[part].take(len(places)))
         if self._choices:
-            self._choices, schedule = self._choices[len(leaves) :], None
-        else:
-            schedule = self._schedule
-            if self._cursor.node.is_by_rows:
-                self._cursor.took(leaves, merged.num_tokens)
-        record = MergeRecord(self._names, before, schedule, leaves, merged.num_tokens, merged.places, merged.counted)
-        self._cursors = self._cursors | {self._names[part]: record.cursor(part, len(leaves)) for part in self.taken}
-        return self._chunk(merged, record, len(leaves), ends_epoch=False)
+            self._choices = self._choices[len(leaves) :]
+        elif self._cursor.node.is_by_rows:
+            self._cursor.took(leaves, chunk.record.num_tokens)
+        cursors = {self._names[part]: chunk.record.cursor(part, len(leaves)) for part in self.taken}
+        self._cursors = self._cursors | cursors
+        return self._placed(chunk, len(leaves), ends_epoch=False)
 
     def _end(self, before: MixtureState) -> MergedChunk:
         """The chunk of the rows that are left of a part's epoch. The mixture's epoch may end with it."""
         is_again = bool(self._choices) and self._choices[0] < 0
         part, is_over = end_of(self._choices[0]) if is_again else (self.blocked, False)
-        merged, end = _Merged(_NOTHING), None
+        record, end = MergeRecord(self._names, before), None
+        chunk = MergedChunk(record)
         self.taken = [part] if part >= 0 else []
         if part >= 0 and self._queues[part].is_at_end:
             takes, end = self._queues[part].take_rest()
-            merged.add(part, self._names[part], _NOTHING, takes)
-        record = MergeRecord(self._names, before, counted=merged.counted)
+            chunk.add(part, NOTHING, takes)
         if part >= 0:
             cursor = record.cursor(part, 1)
             cursor = cursor if end is None else cursor.after_epoch(end.epoch)
@@ -210,66 +205,15 @@ class Merger:
                 self._cursor.begin_epoch()
         self.blocked = -1  # the next sample may be of another part now
         record.code, record.after = end_code(part, is_over=is_over), self._state()
-        return self._chunk(merged, record, 1, ends_epoch=is_over)
+        return self._placed(chunk, 1, ends_epoch=is_over)
 
-    def _chunk(self, merged: _Merged, record: MergeRecord, num_rows: int, *, ends_epoch: bool) -> MergedChunk:
+    def _placed(self, chunk: MergedChunk, num_rows: int, *, ends_epoch: bool) -> MergedChunk:
+        """The chunk, which is complete, at its place in the order."""
         place = self.position
         self.position = Position(place.epoch + 1) if ends_epoch else Position(place.epoch, 0, place.row + num_rows)
-        self._last.next = record
-        self._last = record
-        return MergedChunk(
-            merged, record, place, num_rows, ends_epoch=ends_epoch, with_token_sums=self._with_token_sums
-        )
-
-
-class _Merged:
-    """The samples of a merged chunk, and the rows of their parts that yield none.
-
-    :ivar chunks: of the parts; ``names``: the name of the part of each.
-    :ivar chunk_of: for each sample, the number of its chunk; ``sample_of``: its number there.
-    :ivar places: see :class:`~asyncdata.delivery.mixture.MergeRecord`; ``counted``: as well.
-    :ivar served: the samples that are only counted, in several arrays.
-    """
-
-    def __init__(self, leaves: Numbers) -> None:
-        self.chunk_of, self.sample_of, self.num_tokens = np.zeros((3, len(leaves)), np.int64)
-        self.places = np.zeros((3, len(leaves)), np.int64)
-        self.chunks: list[Chunk] = []
-        self.names: list[str] = []
-        self.drops: list[Drop] = []
-        self.notes: list[Note] = []
-        self.bad_rows: list[tuple[int, BadRow]] = []
-        self.served: list[Numbers] = []
-        self.counted: list[Counted] = []
-
-    def add(self, part: int, name: str, places: Numbers, takes: list[Taken]) -> None:
-        """Add what is taken of a part, whose samples have these places in the chunk. What follows them comes last."""
-        places = np.append(places, len(self.chunk_of))
-        for ready, start, stop, first_row, stop_row in takes:
-            number = stop - start
-            here = places[:number]
-            self.chunk_of[here], self.sample_of[here] = len(self.chunks), ready.samples[start:stop]
-            self.num_tokens[here], self.places[:, here] = ready.num_tokens[start:stop], ready.places[:, start:stop]
-            next_sample = ready.rows[start:stop].searchsorted
-            self.served.append(here[np.isin(ready.samples[start:stop], ready.chunk.served)])
-            for drop in ready.chunk.drops:
-                own = _within(drop.rows, first_row, stop_row)
-                if len(own):
-                    rows = places[next_sample(own)]
-                    self.drops.append(Drop(drop.reason, rows.astype(np.int32), len(self.chunks), own))
-                    self.counted.append(Counted(part, drop.reason, rows))
-            for note in ready.chunk.notes:
-                own = _within(note.rows, first_row, stop_row)
-                if len(own):
-                    self.notes.append(Note(note.name, places[next_sample(own)].astype(np.int32)))
-            for bad in ready.bad_rows:
-                if first_row <= bad.error.row < stop_row:
-                    row = int(places[next_sample(bad.error.row)])
-                    self.bad_rows.append((row, bad))
-                    self.counted.append(Counted(part, f"bad row {bad.error.code}", [row], are_bad=True))
-            self.chunks.append(ready.chunk)
-            self.names.append(name)
-            places = places[number:]
+        self._last.next = self._last = chunk.record
+        chunk.place(place, num_rows, ends_epoch=ends_epoch, with_token_sums=self._with_token_sums)
+        return chunk
 
 
 def _within(rows: Any, start: int, stop: int) -> Any:
@@ -279,30 +223,55 @@ def _within(rows: Any, start: int, stop: int) -> Any:
 class MergedChunk(Chunk):
     """Rows of a mixture, which refers to the parts' own chunks. Every row is a sample, or there is none."""
 
-    __slots__ = ("_bad_rows", "_chunk_of", "_chunks", "_names", "_sample_of", "record")
+    record: MergeRecord
+    __slots__ = ("_bad_rows", "_chunk_of", "_chunks", "_origins", "_sample_of", "record")
 
-    def __init__(
-        self,
-        merged: _Merged,
-        record: MergeRecord,
-        first: Position,
-        num_rows: int,
-        *,
-        ends_epoch: bool,
-        with_token_sums: bool,
-    ) -> None:
-        bad_rows = sorted(merged.bad_rows, key=lambda item: item[0])
-        ends = np.cumsum(merged.num_tokens, dtype=np.uint32)
-        self.record, self.first, self.num_rows, self.ends_epoch = record, first, num_rows, ends_epoch
-        self.drops, self.notes, self.excluded = merged.drops, merged.notes, _NOTHING
-        self.served = np.concatenate([_NOTHING, *merged.served])
-        self.errors = [msgspec.structs.replace(bad.error, row=row) for row, bad in bad_rows]
-        self.num_samples = len(ends)
-        self.num_bytes = 4 * int(merged.num_tokens.sum()) + _BYTES_PER_SAMPLE * self.num_samples
-        self._bad_rows = [bad for _, bad in bad_rows]
-        self._chunks, self._names = merged.chunks, merged.names
-        self._chunk_of: list[int] = merged.chunk_of.tolist()
-        self._sample_of: list[int] = merged.sample_of.tolist()
+    def __init__(self, record: MergeRecord) -> None:
+        self.record, self.source = record, ""
+        self.num_samples = len(record.num_tokens)
+        self.drops, self.notes, self.excluded, self.served = [], [], NOTHING, NOTHING
+        self._origins = np.zeros((2, self.num_samples), np.int64)
+        self._chunks: list[Chunk] = []
+        self._bad_rows: list[tuple[int, BadRow]] = []
+
+    def add(self, part: int, places: Numbers, takes: list[Taken]) -> None:
+        """Add what is taken of a part, whose samples have these places in the chunk. What follows them comes last."""
+        record = self.record
+        places = np.append(places, self.num_samples)
+        for ready, start, stop, first_row, stop_row in takes:
+            number = stop - start
+            here = places[:number]
+            self._origins[0, here], self._origins[1, here] = len(self._chunks), ready.samples[start:stop]
+            record.num_tokens[here], record.places[:, here] = ready.num_tokens[start:stop], ready.places[:, start:stop]
+            next_sample = ready.rows[start:stop].searchsorted
+            if len(ready.chunk.served):
+                self.served = np.append(self.served, here[np.isin(ready.samples[start:stop], ready.chunk.served)])
+            for drop in ready.chunk.drops:
+                own = _within(drop.rows, first_row, stop_row)
+                if len(own):
+                    rows = places[next_sample(own)]
+                    self.drops.append(Drop(drop.reason, rows.astype(np.int32), len(self._chunks), own))
+                    record.counted.append(Counted(part, drop.reason, rows))
+            for note in ready.chunk.notes:
+                own = _within(note.rows, first_row, stop_row)
+                if len(own):
+                    self.notes.append(Note(note.name, places[next_sample(own)].astype(np.int32)))
+            for bad in ready.bad_rows:
+                if first_row <= bad.error.row < stop_row:
+                    row = int(places[next_sample(bad.error.row)])
+                    self._bad_rows.append((row, bad))
+                    record.counted.append(Counted(part, f"bad row {bad.error.code}", [row], are_bad=True))
+            self._chunks.append(ready.chunk)
+            places = places[number:]
+
+    def place(self, first: Position, num_rows: int, *, ends_epoch: bool, with_token_sums: bool) -> None:
+        """All parts are added: set the chunk's place in the order."""
+        self.first, self.num_rows, self.ends_epoch = first, num_rows, ends_epoch
+        self._bad_rows.sort(key=lambda item: item[0])
+        self._chunk_of, self._sample_of = self._origins.tolist()
+        self.errors = [msgspec.structs.replace(bad.error, row=row) for row, bad in self._bad_rows]
+        ends = np.cumsum(self.record.num_tokens, dtype=np.uint32)
+        self.num_bytes = 4 * int(self.record.num_tokens.sum()) + _BYTES_PER_SAMPLE * self.num_samples
         self._kept, self._expected, self._token_ends = None, None, ends.data
         sums = [crc32(self.tokens_of(n).tobytes()) for n in range(self.num_samples)] if with_token_sums else None
         place = msgspec.structs.astuple(first)
@@ -317,40 +286,18 @@ class MergedChunk(Chunk):
     def arrays(self, sample: int) -> dict[str, Any]:
         return self._chunks[self._chunk_of[sample]].arrays(self._sample_of[sample])
 
-    def media_ref(self, sample: int, num_media: int) -> MediaRef:
-        chunk = self._chunk_of[sample]
-        return self._chunks[chunk].media_ref(self._sample_of[sample], num_media)._replace(part=self._names[chunk])
-
-    def bad_sample(self, sample: int, error: RowError, policy: Callable[[str], tuple[BadRowPolicy, bool]]) -> BadRow:
-        chunk, name = self._chunk_of[sample], self._names[self._chunk_of[sample]]
-        bad = self._chunks[chunk].bad_sample(self._sample_of[sample], error, lambda _: policy(name))
-        return msgspec.structs.replace(bad, source=name)
-
     def location(self, sample: int) -> SourceLocation:
         return self._chunks[self._chunk_of[sample]].location(self._sample_of[sample])
 
-    def source_name(self, sample: int) -> str:
-        return self._names[self._chunk_of[sample]]
+    def own(self, sample: int) -> tuple[Chunk, int]:
+        return self._chunks[self._chunk_of[sample]], self._sample_of[sample]
 
-    def source_epoch(self, sample: int) -> int:
-        return self._chunks[self._chunk_of[sample]].first.epoch
+    def own_error(self, number: int) -> tuple[Chunk, int]:
+        _, bad = self._bad_rows[number]
+        return bad.chunk, bad.error.row
 
-    def samples_by_source(self) -> dict[str, Numbers]:
-        numbers: dict[str, list[int]] = {}
-        for sample, chunk in enumerate(self._chunk_of):
-            numbers.setdefault(self._names[chunk], []).append(sample)
-        return {name: np.array(samples, np.int64) for name, samples in numbers.items()}
+    def own_drop(self, drop: Drop) -> tuple[Chunk, Any]:
+        return self._chunks[drop.part], drop.own_rows
 
-    def bad_row(self, number: int) -> tuple[str, SourceLocation]:
-        bad = self._bad_rows[number]
-        return bad.source, bad.location
-
-    def drop_places(self, drop: Drop) -> tuple[Position, Any]:
-        return self._chunks[drop.part].first, drop.own_rows
-
-    def dropped_row(self, drop: Drop, at: int) -> tuple[str, SourceLocation]:
-        assert drop.own_rows is not None
-        return self._names[drop.part], self._chunks[drop.part].row_location(int(drop.own_rows[at]))
-
-    def bad_rows(self, policy: BadRowPolicy, num_passed: int, source: str = "") -> list[BadRow]:
-        return self._bad_rows
+    def bad_rows(self, policy: BadRowPolicy, num_passed: int) -> list[BadRow]:
+        return [bad for _, bad in self._bad_rows]

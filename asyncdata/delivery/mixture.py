@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from asyncdata.order.mixture import Node
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
-_NOTHING, _NO_PLACES = np.empty(0, np.int64), np.empty((3, 0), np.int64)
+NOTHING = np.empty(0, np.int64)
 
 
 class PartCursor(msgspec.Struct, frozen=True):
@@ -92,9 +92,9 @@ class MergeRecord:
     :param before: the state before the chunk's first row.
     :param schedule: the tree and the seed by which the rows were chosen; None: they were chosen before, and come again.
     :param leaves: the part of each sample: int64 of shape (num_samples,).
-    :param num_tokens: of each sample, of the same shape.
-    :param places: the epoch, window and row of its part that follows each sample: int64 of shape (3, num_samples).
-    :param counted: rows that yield no sample.
+    :ivar num_tokens: of each sample, of the same shape.
+    :ivar places: the epoch, window and row of its part that follows each sample: int64 of shape (3, num_samples).
+    :ivar counted: rows that yield no sample.
     :ivar code: of the only row, if it is the end of a part's epoch; ``after``: the state after it.
     :ivar next: the record of the next chunk, once there is one.
     """
@@ -104,18 +104,15 @@ class MergeRecord:
         names: Sequence[str],
         before: MixtureState,
         schedule: tuple[Node, int] | None = None,
-        leaves: Numbers = _NOTHING,
-        num_tokens: Numbers = _NOTHING,
-        places: Numbers = _NO_PLACES,
-        counted: Sequence[Counted] = (),
+        leaves: Numbers = NOTHING,
     ) -> None:
         self.before = before
         self.code: int | None = None
         self.after: MixtureState | None = None
         self.next: MergeRecord | None = None
-        self._names, self._schedule = names, schedule
-        self._leaves, self._num_tokens, self._places = leaves, num_tokens, places
-        self._counted = counted
+        self.num_tokens, self.places = np.zeros(len(leaves), np.int64), np.zeros((3, len(leaves)), np.int64)
+        self.counted: list[Counted] = []
+        self._names, self._schedule, self._leaves = names, schedule, leaves
 
     def point(self, row: int) -> MixturePoint:
         """The place before row ``row`` of the chunk."""
@@ -127,7 +124,7 @@ class MergeRecord:
             return self
 
         self.next = MergeRecord((), self.state(row))
-        self._leaves, self._num_tokens, self._places = self._leaves[:row], self._num_tokens[:row], self._places[:, :row]
+        self._leaves, self.num_tokens, self.places = self._leaves[:row], self.num_tokens[:row], self.places[:, :row]
         return self.next
 
     @property
@@ -148,7 +145,7 @@ class MergeRecord:
             return MixtureState(self.before.schedule, parts, self.before.choices[row:])
 
         cursor = ScheduleCursor(*self._schedule, self.before.schedule)
-        cursor.took(self._leaves[:row], self._num_tokens[:row])
+        cursor.took(self._leaves[:row], self.num_tokens[:row])
         return MixtureState(cursor.state(), parts)
 
     def cursor(self, part: int, row: int) -> PartCursor:
@@ -156,18 +153,18 @@ class MergeRecord:
         cursor = self.before.parts[self._names[part]]
         here = np.flatnonzero(self._leaves[:row] == part)
         if len(here):
-            epoch, window, own_row = self._places[:, here[-1]].tolist()
-            in_epoch = (self._places[0, here] == epoch) & (self._places[2, here] > 0)
+            epoch, window, own_row = self.places[:, here[-1]].tolist()
+            in_epoch = (self.places[0, here] == epoch) & (self.places[2, here] > 0)
             before = cursor.epoch_samples if cursor.position.epoch == epoch else 0
             cursor = msgspec.structs.replace(
                 cursor,
                 position=Position(epoch, window, own_row),
                 num_samples=cursor.num_samples + len(here),
-                num_tokens=cursor.num_tokens + int(self._num_tokens[here].sum()),
+                num_tokens=cursor.num_tokens + int(self.num_tokens[here].sum()),
                 epoch_samples=before + int(np.count_nonzero(in_epoch)),
                 is_at_end=own_row == 0,
             )
-        for counted in self._counted:
+        for counted in self.counted:
             number = int(np.searchsorted(counted.rows, row))
             if counted.part == part and number:
                 drops = {**cursor.drops, counted.reason: cursor.drops.get(counted.reason, 0) + number}

@@ -224,7 +224,7 @@ class _Walk:
     def result(self, *, is_last: bool = False) -> Delivery:
         """The delivery of what was walked."""
         before = self.ledger
-        poison = [journal_key(bad.source, bad.key) for bad in self.passed if bad.error.code in POISON_CODES]
+        poison = [journal_key(bad.chunk.source, bad.key) for bad in self.passed if bad.error.code in POISON_CODES]
         after = msgspec.structs.replace(
             before,
             position=self.position,

@@ -6,10 +6,8 @@ All calls are made in the service's thread, so there is no lock.
 from __future__ import annotations
 
 from collections import Counter, deque
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from asyncdata.core.errors import NoSamplesError, by_reason
@@ -17,15 +15,15 @@ from asyncdata.core.log import get_logger
 from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.delivery.channel import Channel
 from asyncdata.delivery.items import Failure
-from asyncdata.delivery.mixture import PartCursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.core.errors import AsyncDataError
-    from asyncdata.delivery.channel import Entry, Exclusions
+    from asyncdata.delivery.channel import Exclusions
     from asyncdata.delivery.chunk import BadRow, Chunk
     from asyncdata.delivery.ledger import DeliveryRules
+    from asyncdata.delivery.mixture import PartCursor
     from asyncdata.order.mixture import Leaf
 
 _log = get_logger(__name__)
@@ -130,7 +128,8 @@ class PartQueue(Channel):
         self._all_ready = ready
         self._is_limited = leaf.epochs_left is not None
         self._ready: deque[Ready | EpochEnd] = deque()
-        self._num_ends = self._num_empty = 0  # of those in `_ready`
+        self._ends: deque[int] = deque()  # how many samples there were before each end in `_ready`
+        self._num_empty = 0
         self._has_told = False
         self._sample = self._row = 0
         self._epoch_samples = cursor.epoch_samples
@@ -160,7 +159,7 @@ class PartQueue(Channel):
             self._end_with(content.error)
             return
 
-        ready = Ready.of(content, content.bad_rows(self._bad_rows, self._num_bad_rows, self.leaf.name))
+        ready = Ready.of(content, content.bad_rows(self._bad_rows, self._num_bad_rows))
         self._ready.append(ready)
         self.num_produced += len(ready.samples)
         self._all_ready.num_samples += len(ready.samples)
@@ -191,7 +190,7 @@ class PartQueue(Channel):
 
     def _append_end(self, end: EpochEnd) -> None:
         self._ready.append(end)
-        self._num_ends += 1
+        self._ends.append(self.num_produced)
         self._num_empty += end.is_empty
 
     def _end_with(self, error: AsyncDataError) -> None:
@@ -204,21 +203,12 @@ class PartQueue(Channel):
 
     def available(self) -> int:
         """Samples that may be taken before the schedule has to know of the end of an epoch."""
-        if not self._num_ends:
-            return self.num_ready
-
-        number = -self._sample
-        for ready in self._ready:
-            if isinstance(ready, EpochEnd):
-                break
-
-            number += len(ready.samples)
-        return number
+        return (self._ends[0] if self._ends else self.num_produced) - self.num_taken
 
     @property
     def is_at_end(self) -> bool:
         """Whether no sample is left of an epoch, or before the cut, and the schedule has to know."""
-        return (self.is_cut or self._num_ends > 0) and bool(self._ready) and self.available() == 0
+        return (self.is_cut or len(self._ends) > 0) and bool(self._ready) and self.available() == 0
 
     @property
     def is_empty(self) -> bool:
@@ -255,7 +245,7 @@ class PartQueue(Channel):
             ready = self._ready[0]
             if isinstance(ready, EpochEnd):
                 self._ready.popleft()
-                self._num_ends -= 1
+                self._ends.popleft()
                 self._num_empty -= ready.is_empty
                 return taken, ready
 
@@ -272,77 +262,3 @@ class PartQueue(Channel):
             self._all_ready.num_bytes -= ready.chunk.num_bytes
             self._sample = self._row = 0
         return taken
-
-
-class PartFeed:
-    """To the read-ahead of a part, what the coordinator is to that of a single source; :meth:`restart` begins anew.
-
-    :param rules: those of the part's own chunks.
-    :ivar lock: nothing has to be locked, as there is one thread.
-    :param on_fill: called when more of the part may be ready.
-    :param ready: as in :class:`PartQueue`.
-    :param decisions: decide which rows an epoch of the part has; None: all.
-    :param may_decide: decides that for the epoch that it is given, if a call waits for a sample of it.
-    """
-
-    def __init__(
-        self,
-        leaf: Leaf,
-        rules: DeliveryRules,
-        *,
-        ready: ReadyAhead,
-        on_fill: Callable[[], object],
-        decisions: Exclusions | None,
-        may_decide: Callable[[Exclusions, int], bool],
-    ) -> None:
-        self.leaf = leaf
-        self.rules = rules
-        self.lock = nullcontext()
-        self._all_ready, self._on_fill = ready, on_fill
-        self._decisions, self._may_decide = decisions, may_decide
-        self.restart(PartCursor())
-
-    def restart(self, cursor: PartCursor) -> None:
-        """Begin anew, after what was delivered up to ``cursor``."""
-        self.channel = PartQueue(self.leaf, self.rules, cursor, self._all_ready, self._decisions)
-
-    def set_capacity(self, capacity: int) -> None:
-        """Read so many samples ahead from now on."""
-        self.rules = msgspec.structs.replace(self.rules, capacity=capacity)
-        self.channel.capacity = capacity
-
-    @property
-    def fullness(self) -> float:
-        """Samples that are ready or in flight, per capacity."""
-        return (self.channel.num_ready + self.channel.num_rows_in_flight) / self.rules.capacity
-
-    def may_enter(self, channel: Channel, epoch: int) -> bool:
-        """Whether rows of ``epoch`` may be entered: not before it is decided which of them it excludes."""
-        decisions = self._decisions
-        if decisions is None or decisions.is_decided(epoch):
-            return True
-
-        return channel.num_rows_in_flight == 0 and self._may_decide(decisions, epoch)
-
-    def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
-        """A place for at most ``max_rows`` rows; None if there is no room for ``min_rows``."""
-        if channel.is_stopped:  # a window without a row takes no room
-            return None
-
-        queue = self.channel
-        room = queue.room(queue.num_taken)
-        is_starving = not queue.num_ready and not queue.num_rows_in_flight
-        if room < min_rows and not (room and is_starving):
-            return None
-
-        return queue.enter(min(max_rows, room))
-
-    def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
-        """Set the content of ``entry``."""
-        channel.fill(entry, content)
-        self._on_fill()
-
-    def fail(self, channel: Channel, failure: Failure) -> None:
-        """End the part with an error, after everything that is entered."""
-        channel.fail(failure.error)
-        self._on_fill()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from asyncdata.core.errors import ConfigError, QuarantineError
-from asyncdata.core.file_checks import open_regular, refuse_others
+from asyncdata.core.files import open_regular, refuse_others
 from asyncdata.core.log import get_logger
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, FilterError, InvalidGroupError
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
 from asyncdata.core.plain_values import PACKED, packed
 from asyncdata.core.types import Group, Sample, drop_media
 from asyncdata.delivery.ledger import Returned

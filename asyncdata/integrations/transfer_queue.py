@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, EndOfData
-from asyncdata.core.extras import missing_package
+from asyncdata.core.imports import missing_package
 from asyncdata.core.types import Position
 from asyncdata.integrations.torch.process import refuse_async
 

@@ -14,7 +14,7 @@ import msgspec
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, WorkerError
-from asyncdata.core.extras import from_clone
+from asyncdata.core.imports import from_clone
 from asyncdata.core.log import get_logger
 from asyncdata.core.threads import started
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of

@@ -11,11 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncdata.core.callbacks import identity
+from asyncdata.core.ends import check_platform
 from asyncdata.core.errors import ConfigError, LoaderClosedError, redacted
 from asyncdata.core.file_refs import all_sizes
-from asyncdata.core.import_path import is_loaded_instance
+from asyncdata.core.imports import is_loaded_instance
 from asyncdata.core.log import events_owner, owning_events
-from asyncdata.core.platform import check_platform
 from asyncdata.core.settings import opening_until, whole_number
 from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
 from asyncdata.loader.waits import progress_of
@@ -314,7 +314,8 @@ class BaseLoader:
         The next loop covers this epoch only, even if it has no samples left. Without this call, a loop that finds no
         samples left covers the next epoch.
 
-        :raises ConfigError: directly after a restore, for an epoch that had ended: it would be delivered again.
+        :raises ConfigError: directly after a restore, for an epoch that had ended: it would be delivered again; or, of
+            data that grow, if it is not known any more what the epoch covered (AD311).
         """
         self._check()
         if epoch < 0:

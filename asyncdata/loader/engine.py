@@ -196,7 +196,7 @@ class Engine:
 
     def _restart_position(self, part: str) -> Position:
         """The first position of a part that a restart would need now."""
-        return self.batching.restart_point(self.batching.settled(self.coordinator.ledger)).position
+        return self._restart_places(self.batching.settled(self.coordinator.ledger)).get(part, Position())
 
     @property
     def files(self) -> FileRefs:
@@ -284,7 +284,7 @@ class Engine:
         with self.coordinator.lock:
             ledger = self.batching.settled(self.coordinator.ledger)  # read once: all of it is of one instant
             if self.outcomes is not None:
-                outcomes = self.outcomes.state(self._epochs_of(ledger), self._places_of(ledger))
+                outcomes = self.outcomes.state(self._restart_places(ledger), self._places_of(ledger))
         position, counters = self.batching.restart_point(ledger)
         return Snapshot(
             library=__version__,
@@ -316,9 +316,9 @@ class Engine:
         """The first row of each part that is not delivered."""
         return {"": ledger.position}
 
-    def _epochs_of(self, ledger: Ledger) -> dict[str, int]:
-        """The epoch of each part at which a restart begins."""
-        return {"": ledger.restart_point()[0].epoch}
+    def _restart_places(self, ledger: Ledger) -> dict[str, Position]:
+        """The position of each part at which a restart begins."""
+        return {"": self.batching.restart_point(ledger).position}
 
     def _order(self) -> dict[str, Any]:
         """The settings that decide the order of delivery."""
@@ -464,7 +464,8 @@ class Engine:
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``, unless it is the current one: a run resumed in its middle stays there.
 
-        :raises ConfigError: directly after a restore, for an epoch that had ended.
+        :raises ConfigError: directly after a restore, for an epoch that had ended; or if it is not known any more what
+            the epoch covered (AD311).
         """
         if epoch == self.epoch:
             return
@@ -476,6 +477,8 @@ class Engine:
                 "max_steps, needs StatefulDataLoader(..., follows_set_epoch=False); to begin anew, restore no state"
             )
 
+        if (growth := self.parts[0].source.growth) is not None:
+            growth.check_known(epoch)
         self.service.restart(partial(self._at_epoch, epoch))
 
     def _at_epoch(self, epoch: int, ledger: Ledger) -> Ledger:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.file_checks import open_regular
+from asyncdata.core.files import open_regular
 from asyncdata.core.settings import unknown_setting
 from asyncdata.loader.mix import Mix, Part
 

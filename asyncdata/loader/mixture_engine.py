@@ -123,16 +123,12 @@ class MixtureEngine(Engine):
         point: MixturePoint = self.batching.restart_point(ledger).counters.mixture
         return point.state_until(ledger.counters.mixture)
 
-    def _restart_position(self, part: str) -> Position:
-        ledger = self.batching.settled(self.coordinator.ledger)
-        return self._state_of(ledger).parts.get(part, PartCursor()).position
-
     def _places_of(self, ledger: Ledger) -> dict[str, Position]:
         point: MixturePoint = ledger.counters.mixture
         return {name: cursor.position for name, cursor in point.state.parts.items()}
 
-    def _epochs_of(self, ledger: Ledger) -> dict[str, int]:
-        return {name: cursor.position.epoch for name, cursor in self._state_of(ledger).parts.items()}
+    def _restart_places(self, ledger: Ledger) -> dict[str, Position]:
+        return {name: cursor.position for name, cursor in self._state_of(ledger).parts.items()}
 
     def _saved(self, ledger: Ledger, position: Position, outcomes: dict[str, OutcomeState]) -> dict[str, Any]:
         state = self._state_of(ledger)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.batching.planned import PlannedOrder
-from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError, LoaderClosedError
-from asyncdata.core.file_checks import check_ours
+from asyncdata.core.files import cache_folder, check_ours
 from asyncdata.core.log import get_logger
 from asyncdata.core.specs import REMOTE_LINES, ReaderSpec
 from asyncdata.core.temporary_folder import TemporaryFolder

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.file_checks import check_ours
+from asyncdata.core.files import cache_folder, check_ours
 from asyncdata.core.messages import Job
 from asyncdata.core.specs import BlockCacheSpec
 from asyncdata.read_ahead.canaries import Canaries

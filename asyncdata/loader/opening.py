@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec import structs
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.import_path import is_loaded_instance
+from asyncdata.core.imports import is_loaded_instance
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.loader.opened_source import OpenedPart, OpenedSource, job_of, with_block_cache
 from asyncdata.order.order import Order

@@ -394,14 +394,14 @@ class LoaderOutcomes:
         """Delivery of a single source goes to ``epoch``, whose rows are decided anew, as in later epochs."""
         self.parts[""].forget_decisions(0, epoch)
 
-    def state(self, epochs: Mapping[str, int], places: Mapping[str, Position]) -> dict[str, OutcomeState]:
+    def state(self, begins: Mapping[str, Position], places: Mapping[str, Position]) -> dict[str, OutcomeState]:
         """The states of all memories.
 
-        :param epochs: the epoch of each part at which a restart begins.
+        :param begins: the position of each part at which a restart begins.
         :param places: up to which each part is delivered.
         """
-        parts = self.parts.items()
-        return {name: part.saved(epochs.get(name, 0), places.get(name, Position())) for name, part in parts}
+        at, parts = Position(), self.parts.items()
+        return {name: part.saved(begins.get(name, at).epoch, places.get(name, at)) for name, part in parts}
 
     def take(self, found: Mapping[str, Memories | None]) -> None:
         """Continue with these memories."""

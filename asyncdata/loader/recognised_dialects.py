@@ -11,7 +11,6 @@ from msgspec import structs
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.core.import_path import resolve_path
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Job, Overflow, RowError, Scan, Scanned, Tokenize, Tokenized
 from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG
@@ -23,6 +22,7 @@ from asyncdata.sources.stream import RowStream, StreamOrder
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
 from asyncdata.tokenization.functions.dialects import DIALECTS, fitting
 from asyncdata.tokenization.part_functions import PartFunctions
+from asyncdata.tokenization.resolve import named
 from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.workers.base import error_of
 from asyncdata.workers.request_handler import Handler
@@ -79,7 +79,7 @@ def _with_dialect(found: list[_Recognised]) -> ChatTokenizeFn:
 
 def _recognised(part: str, source: Any, tokenize_fn: Any) -> _Recognised | None:
     """None if there is nothing to recognise, or no row of a dialect comes first."""
-    function = resolve_path(tokenize_fn) if isinstance(tokenize_fn, str) else tokenize_fn
+    function = named(tokenize_fn)
     if not isinstance(function, ChatTokenizeFn) or not function.is_of_any_dialect:
         return None
 

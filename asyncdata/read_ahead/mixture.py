@@ -1,4 +1,4 @@
-"""Reads all parts of a mixture ahead, and merges them: a read-ahead for each part -> its feed -> merger -> channel.
+"""Reads all parts of a mixture ahead, and merges them: a read-ahead for each part -> its queue -> merger -> channel.
 
 To the service, the tuner and the coordinator it is what a :class:`~asyncdata.read_ahead.source.ReadAhead` is.
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
-from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import anyio
@@ -27,7 +27,7 @@ from asyncdata.core.errors import AsyncDataError
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.merger import Merger
 from asyncdata.delivery.mixture import PartCursor
-from asyncdata.delivery.part_queue import PartFeed, ReadyAhead
+from asyncdata.delivery.part_queue import PartQueue, ReadyAhead
 from asyncdata.order.mixture import shares_of
 from asyncdata.read_ahead.calls import Calls, Changes
 from asyncdata.read_ahead.source import ReadAhead
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Reply, Request
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Channel, Entry, Exclusions
+    from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.delivery.ledger import DeliveryRules, Ledger
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.read_ahead.canaries import Canaries
     from asyncdata.read_ahead.windows.base import Windows
@@ -59,7 +60,6 @@ _LEAST_ROWS = 1
 _AHEAD = 4
 """Times the capacity: a part that has no weight yet is read when its stage is so near."""
 _NAME_END = "\n"
-_Need = tuple[bool, float, int]
 
 
 class PartCalls(Calls):
@@ -122,49 +122,91 @@ class PartSupply(NamedTuple):
     decisions: Exclusions | None
 
 
-class _Part:
-    """A part, its read-ahead, and for how long calls have waited for it.
+class Part:
+    """A part. To its read-ahead it is what the coordinator is to that of a single source.
 
+    :param rules: of the mixture's delivery.
+    :ivar channel: its ready chunks, from the last start on.
+    :ivar lock: nothing has to be locked, as there is one thread.
+    :ivar expected: digests of its canaries, of a snapshot.
+    :ivar wait_s: for how long calls have waited for it.
     :ivar rank: its place in the order in which parts were first needed after the last start.
+    :ivar has_run: whether it was ever read; a part that was not is read when it is needed.
     """
 
-    def __init__(self, supply: PartSupply, feed: PartFeed) -> None:
-        self.name = feed.leaf.name
-        self.feed = feed
-        self.calls = supply.calls
-        self.canaries = supply.canaries
-        self.reading = ReadAhead(
-            supply.windows,
-            supply.canaries,
-            supply.calls,
-            feed,
-            epochs=None,
-            num_files=supply.num_files,
-            source=self.name,
-        )
+    def __init__(self, mixture: MixtureReadAhead, leaf: Leaf, supply: PartSupply, rules: DeliveryRules) -> None:
+        self.leaf, self.name = leaf, leaf.name
+        self.calls, self.canaries = supply.calls, supply.canaries
+        self.rules = replace(rules, capacity=1, max_ready_bytes=0, bad_rows=supply.bad_rows)
+        self.lock = nullcontext()
         self.expected: list[str] = []
         self.wait_s = 0.0
         self.rank = 0
-        self._start: Callable[[], object] | None = None
-        self._has_run = False
+        self.has_run = False
+        self._mixture, self._decisions = mixture, supply.decisions
+        self._ledger: Ledger | None = None
+        self._set_cursor(PartCursor())
+        args = supply.windows, supply.canaries, supply.calls, self
+        self.reading = ReadAhead(*args, epochs=None, num_files=supply.num_files, source=self.name)
 
-    def restart(self, start: Callable[[], object], rank: int) -> None:
-        """Begin anew by ``start``; a part that was never read does that when it is needed."""
-        self._start, self.rank = start, rank
-        if self._has_run:
-            self.begin()
+    def _set_cursor(self, cursor: PartCursor) -> None:
+        self.channel = PartQueue(self.leaf, self.rules, cursor, self._mixture.ready, self._decisions)
+
+    def restart(self, ledger: Ledger, cursor: PartCursor, expected: list[str]) -> None:
+        """Begin anew after ``cursor``, at the next :meth:`begin`."""
+        self.calls.set_limit(0)
+        self.calls.repeat()
+        self._set_cursor(cursor)
+        self._ledger, self.expected = replace(ledger, position=cursor.position), expected
 
     def begin(self) -> None:
         """Read ahead, from now on."""
-        start, self._start = self._start, None
-        if start is not None:
-            self._has_run = True
-            start()
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            self.has_run = True
+            self.reading.start(ledger, self.expected)
+
+    def set_capacity(self, capacity: int) -> None:
+        """Read so many samples ahead from now on."""
+        self.rules = replace(self.rules, capacity=capacity)
+        self.channel.capacity = capacity
+        self.reading.pacer.resize(capacity, 1)
 
     @property
-    def need(self) -> _Need:
+    def need(self) -> tuple[bool, float, int]:
         """How much it lacks samples, the smallest value first."""
-        return self.feed.channel.num_ready > 0, self.feed.fullness, self.rank
+        num_ready = self.channel.num_ready
+        return num_ready > 0, (num_ready + self.channel.num_rows_in_flight) / self.rules.capacity, self.rank
+
+    # What its read-ahead asks.
+
+    def may_enter(self, channel: Channel, epoch: int) -> bool:
+        """Whether rows of ``epoch`` may be entered: not before it is decided which of them it excludes."""
+        decisions = self._decisions
+        if decisions is None or decisions.is_decided(epoch):
+            return True
+
+        return channel.num_rows_in_flight == 0 and self._mixture.may_decide(self, decisions, epoch)
+
+    def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
+        """A place for at most ``max_rows`` rows; None if there is no room for ``min_rows``."""
+        if channel.is_stopped:  # a window without a row takes no room
+            return None
+
+        queue = self.channel
+        room = queue.room(queue.num_taken)
+        is_starving = not queue.num_ready and not queue.num_rows_in_flight
+        return queue.enter(min(max_rows, room)) if room >= min_rows or (room and is_starving) else None
+
+    def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
+        """Set the content of ``entry``."""
+        channel.fill(entry, content)
+        self._mixture.merge_soon()
+
+    def fail(self, channel: Channel, failure: Failure) -> None:
+        """End the part with an error, after everything that is entered."""
+        channel.fail(failure.error)
+        self._mixture.merge_soon()
 
 
 class MixtureReadAhead:
@@ -186,17 +228,17 @@ class MixtureReadAhead:
     ) -> None:
         self._schedule = node, seed
         self._calls, self._coordinator, self._epochs = calls, coordinator, epochs
-        leaves = node.leaves()
-        self._ready = ReadyAhead(self._bytes_limit)
-        self._parts = [_Part(one, self._feed_of(one, leaf)) for one, leaf in zip(supplies, leaves, strict=True)]
+        self.ready = ReadyAhead(self._bytes_limit)
+        self._parts = [
+            Part(self, leaf, supply, coordinator.rules) for leaf, supply in zip(node.leaves(), supplies, strict=True)
+        ]
         self._channel: Channel = coordinator.channel
         self._merger: Merger | None = None
         self._entry: Entry | None = None
         self._is_finished = self._is_starting = True
         self._is_asking = False
         self._num_merged = self._looks_at = 0
-        self._due: list[tuple[_Need, int]] = []  # a heap; an entry that is not in `_needs` is out of date
-        self._needs: dict[int, _Need] = {}
+        self._due: set[int] = set()
         self._wanted: set[int] = set()
         self._blocked: tuple[int, float] | None = None
         for number, part in enumerate(self._parts):
@@ -206,32 +248,21 @@ class MixtureReadAhead:
             rows = part.reading.pacer.num_rows  # a first batch has few samples of each part
             part.reading.pacer.num_rows = max(1, min(rows, _LEAST_ROWS + int(share * rows)))
 
-    def _feed_of(self, supply: PartSupply, leaf: Leaf) -> PartFeed:
-        return PartFeed(
-            leaf,
-            replace(self._coordinator.rules, capacity=1, max_ready_bytes=0, bad_rows=supply.bad_rows),
-            ready=self._ready,
-            on_fill=self._calls.changes,
-            decisions=supply.decisions,
-            may_decide=partial(self._may_decide, leaf.number),
-        )
-
     def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
         """Read ahead from the ledger's position; drop everything that is in flight."""
         self._is_finished = True  # what follows would send
         self._calls.restart()
         record = ledger.counters.mixture.record.cut(ledger.counters.mixture.row)
         self._channel, self._entry, self._blocked = self._coordinator.channel, None, None
-        cursors = [record.before.parts.get(part.name, PartCursor()) for part in self._parts]
-        self._ready.num_samples = self._ready.num_bytes = 0
-        for part, cursor in zip(self._parts, cursors, strict=True):
-            part.calls.set_limit(0)
-            part.calls.repeat()
-            part.feed.restart(cursor)
+        self.ready.num_samples = self.ready.num_bytes = 0
+        expected = _by_part(expected_canaries or [])
+        for part in self._parts:
+            cursor = record.before.parts.get(part.name, PartCursor())
+            part.restart(ledger, cursor, expected.get(part.name, []))
         self._merger = Merger(
             *self._schedule,
-            [part.feed.channel for part in self._parts],
-            self._ready,
+            [part.channel for part in self._parts],
+            self.ready,
             record,
             ledger.position,
             with_token_sums=self._coordinator.rules.digest == "tokens",
@@ -239,13 +270,11 @@ class MixtureReadAhead:
         self._num_merged, self._is_starting = 0, True
         num_known = self._coordinator.rules.capacity if self._schedule[0].is_by_rows else _START_SAMPLES
         ranks = {number: rank for rank, number in enumerate(self._merger.next_parts(num_known))}
-        expected = _by_part(expected_canaries or [])
-        for number, (part, cursor) in enumerate(zip(self._parts, cursors, strict=True)):
-            part.expected = expected.get(part.name, [])
-            of_part = replace(ledger, position=cursor.position)
-            start = partial(part.reading.start, of_part, part.expected)
-            part.restart(start, ranks.get(number, len(self._parts)))
-        self._due, self._needs, self._wanted = [], {}, set()
+        for number, part in enumerate(self._parts):
+            part.rank = ranks.get(number, len(self._parts))
+            if part.has_run:
+                part.begin()
+        self._due, self._wanted = set(), set()
         self._is_finished = False
         self._want()
         self.changed()
@@ -261,6 +290,10 @@ class MixtureReadAhead:
                 except AsyncDataError as error:
                     self._fail(error)
 
+    def merge_soon(self) -> None:
+        """More of a part may be ready."""
+        self._calls.changes()
+
     def changed(self) -> None:
         """A request was answered, a worker is free, there is room: merge, and let parts send."""
         self._calls.changes()
@@ -272,10 +305,8 @@ class MixtureReadAhead:
 
     def _note(self, number: int) -> None:
         """A part is due, if it waits for its turn."""
-        part, noted = self._parts[number], self._needs.get(number)
-        if part.calls.turns.num_waiting and (noted is None or part.need < noted):
-            self._needs[number] = part.need
-            heappush(self._due, (part.need, number))
+        if self._parts[number].calls.turns.num_waiting:
+            self._due.add(number)
 
     def _ask_due(self) -> None:
         """Let the parts that are due send in turn, those that lack most first, as long as workers want more."""
@@ -294,30 +325,18 @@ class MixtureReadAhead:
     def _ask(self, number: int) -> None:
         """Let a part send. It stays due if it has, or if it lacks memory, which all parts share."""
         part = self._parts[number]
-        if part.calls.turns.offer() or (part.feed.channel.num_ready > 0 and self._ready.bytes_left <= 0):
+        if part.calls.turns.offer() or (part.channel.num_ready > 0 and self.ready.bytes_left <= 0):
             self._note(number)
 
     def _next_due(self) -> int:
-        """The part to ask next; -1 if there is none."""
-        while self._due:
-            need, number = self._due[0]
-            now = self._parts[number].need
-            if self._needs.get(number) != need or number not in self._wanted:
-                self._forget_first()
-            elif now > need:
-                self._needs[number] = now
-                heapreplace(self._due, (now, number))
-            elif now[0] and self._ready.bytes_left <= 0:
-                return -1
-            else:
-                self._forget_first()
-                return number
-        return -1
+        """The part to ask next: that which lacks most; -1 if there is none."""
+        due = {number: self._parts[number].need for number in self._due & self._wanted}
+        number = min(due, key=due.__getitem__, default=-1)
+        if number < 0 or (due[number][0] and self.ready.bytes_left <= 0):
+            return -1
 
-    def _forget_first(self) -> None:
-        need, number = heappop(self._due)
-        if self._needs.get(number) == need:
-            del self._needs[number]
+        self._due.remove(number)
+        return number
 
     def _want(self) -> None:
         """Find the parts that are needed soon, and let them read; the others read no window."""
@@ -387,11 +406,11 @@ class MixtureReadAhead:
     def oldest_in_flight(self) -> Entry | None:
         """The oldest entry in flight of the part whose sample is missing."""
         blocked = self._merger.blocked if self._merger is not None else -1
-        return self._parts[blocked].feed.channel.oldest_in_flight if blocked >= 0 else None
+        return self._parts[blocked].channel.oldest_in_flight if blocked >= 0 else None
 
     def _wait_for(self, number: int) -> None:
         """The next sample is one of part ``number``, and is not ready."""
-        error = self._parts[number].feed.channel.error
+        error = self._parts[number].channel.error
         if number not in self._wanted:
             self._let_read(number)
         if error is not None:
@@ -429,13 +448,12 @@ class MixtureReadAhead:
     def _share_capacity(self) -> None:
         total = self._coordinator.rules.capacity
         for part, share in zip(self._parts, shares_of(self._schedule[0]), strict=True):
-            part.feed.set_capacity(max(min(_MIN_CAPACITY, total), int(share * total)))
-            part.reading.pacer.resize(part.feed.rules.capacity, 1)
+            part.set_capacity(max(min(_MIN_CAPACITY, total), int(share * total)))
 
-    def _may_decide(self, part: int, decisions: Exclusions, epoch: int) -> bool:
+    def may_decide(self, part: Part, decisions: Exclusions, epoch: int) -> bool:
         """Decide which rows ``epoch`` of a part has, if a call waits for a sample of it."""
-        is_blocked = self._merger is not None and self._merger.blocked == part  # since the last merge
-        is_next = is_blocked and not self._parts[part].feed.channel.num_ready
+        is_blocked = self._merger is not None and self._merger.blocked == part.leaf.number  # since the last merge
+        is_next = is_blocked and not part.channel.num_ready
         return is_next and self._coordinator.when_awaited(self._channel, partial(decisions.decide, epoch))
 
     def _bytes_limit(self) -> int:
@@ -455,7 +473,7 @@ class MixtureReadAhead:
         """Numbers for :class:`~asyncdata.Statistics`: of all parts together."""
         total: Counter[str] = Counter()
         for part in self._parts:
-            total.update(part.reading.numbers(), in_flight_rows=part.feed.channel.num_rows_in_flight)
+            total.update(part.reading.numbers(), in_flight_rows=part.channel.num_rows_in_flight)
         return dict(total)
 
     @property

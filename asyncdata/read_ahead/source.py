@@ -8,7 +8,7 @@ rows are cut into chunks does not change D.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import msgspec
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Reply
     from asyncdata.delivery.channel import Channel, Entry
     from asyncdata.delivery.chunk import Marks
-    from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.ledger import Ledger, RowKey
-    from asyncdata.delivery.part_queue import PartFeed
+    from asyncdata.delivery.ledger import DeliveryRules, Ledger, RowKey
     from asyncdata.read_ahead.calls import Calls, Later
     from asyncdata.read_ahead.canaries import Canaries
     from asyncdata.read_ahead.windows.base import OpenWindow, Windows
@@ -51,6 +49,31 @@ on a busy machine: 5 ms 685 us, 10 ms 572, 20 ms 522, 30 ms 520, 50 ms 477, 100 
 reaches the limit of 1024 rows first: 15.9 us at 5 ms, 15.1 from 20 ms on."""
 
 
+class Feed(Protocol):
+    """Where rows go: the coordinator, or a part of a mixture. A restart makes a new channel.
+
+    :ivar lock: held while anything of the channel changes.
+    """
+
+    rules: DeliveryRules
+    lock: Any
+
+    @property
+    def channel(self) -> Channel: ...
+
+    def may_enter(self, channel: Channel, epoch: int) -> bool:
+        """Whether rows of ``epoch`` may be entered: not before it is decided which of them it excludes."""
+
+    def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
+        """A place for at most ``max_rows`` rows; None if there is no room for ``min_rows``."""
+
+    def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
+        """Set the content of ``entry``."""
+
+    def fail(self, channel: Channel, failure: Failure) -> None:
+        """End with an error, after everything that is entered."""
+
+
 class ReadAhead:
     """Reads ahead from one position, until it is started again from another.
 
@@ -65,7 +88,7 @@ class ReadAhead:
         windows: Windows,
         canaries: Canaries,
         calls: Calls,
-        coordinator: Coordinator | PartFeed,
+        coordinator: Feed,
         *,
         epochs: int | None,
         num_files: int = 1,
@@ -299,7 +322,7 @@ class ReadAhead:
         return other
 
     def _deliver(self, part: _RowsInFlight, reply: Tokenized) -> None:
-        chunk, bounds = part.chunk(reply), part.bounds
+        chunk, bounds = part.chunk(reply, self._source), part.bounds
         seen = msgspec.structs.replace(reply, is_padded=True) if self._opener.is_padded else reply
         self._notes.see(seen, chunk.num_rows, chunk.row_location)
         drops, files = rows_by_reason(chunk), lambda: part.window.keys(*bounds)[0]
@@ -369,9 +392,10 @@ class _RowsInFlight(msgspec.Struct, eq=False):
         request = msgspec.structs.replace(request, looks=[row - first for row in self.looks if first <= row < stop])
         return leaving_out(request, is_out) if is_out.any() else request
 
-    def chunk(self, reply: Tokenized) -> Chunk:
+    def chunk(self, reply: Tokenized, source: str) -> Chunk:
         """The chunk of these rows, with the samples of the reply."""
-        chunk = Chunk(reply, self.position, self.entry.num_rows, self.window, ends_epoch=self.ends_epoch)
+        place = self.position, self.entry.num_rows, self.window
+        chunk = Chunk(reply, *place, ends_epoch=self.ends_epoch, source=source)
         first, stop = self.bounds
         if (marks := self.marks[first:stop]).any():
             chunk.leave_out(marks)

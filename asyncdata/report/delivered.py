@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from asyncdata.report.charts import columns, short
-from asyncdata.report.figures import quantile, ratio, summed
+from asyncdata.report.figures import columns, quantile, ratio, short, summed
 from asyncdata.report.page import Note, Section, Table, Tile, Tiles
 from asyncdata.report.waiting import percent
 from asyncdata.telemetry.records import EDGES
@@ -14,8 +13,7 @@ from asyncdata.telemetry.records import EDGES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.report.charts import Chart, Series
-    from asyncdata.report.figures import OverTime, Step
+    from asyncdata.report.figures import Chart, OverTime, Series, Step
     from asyncdata.report.page import Block
     from asyncdata.telemetry.reader import Run
     from asyncdata.telemetry.records import Document, Interval, RewardCounts, SourceCounts

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from asyncdata.core.atomic_file import replace_file
-from asyncdata.report.charts import Chart
+from asyncdata.core.files import replace_file
+from asyncdata.report.figures import Chart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

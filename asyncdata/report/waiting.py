@@ -6,13 +6,23 @@ import math
 from operator import methodcaller
 from typing import TYPE_CHECKING
 
-from asyncdata.report.charts import Series, duration, lines, short
-from asyncdata.report.figures import OverTime, by_rank, mass_drops, origins, slowest, steps_of, summed
+from asyncdata.report.figures import (
+    OverTime,
+    Series,
+    by_rank,
+    duration,
+    lines,
+    mass_drops,
+    origins,
+    short,
+    slowest,
+    steps_of,
+    summed,
+)
 from asyncdata.report.page import Note, Section, Table, Tile, Tiles, Verdict
 
 if TYPE_CHECKING:
-    from asyncdata.report.charts import Chart
-    from asyncdata.report.figures import MassDrop, RankFigures, Step
+    from asyncdata.report.figures import Chart, MassDrop, RankFigures, Step
     from asyncdata.report.page import Block
     from asyncdata.telemetry.reader import Run
 

@@ -11,9 +11,9 @@ from uuid import uuid4
 import msgspec
 from msgspec.structs import replace
 
-from asyncdata.core.errors import SourceChangedError, SourceError
+from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError
 from asyncdata.core.file_refs import FileRef, base_name
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
 from asyncdata.core.log import get_logger
 from asyncdata.core.settings import Count, Number  # noqa: TC001 - msgspec reads the annotations
 from asyncdata.core.specs import LINES, REMOTE_LINES, ReaderSpec
@@ -89,6 +89,7 @@ class GrowingBlocks(FileBlocks):
         super().__init__(refs, block_bytes, max_row_bytes, reader, stores)
         self._find, self._shared = find, shared
         self._lock = threading.Lock()
+        self._first = 0  # of earlier epochs it is not known any more what they covered
         self._base, self._is_new = Listing.of(refs), True
         self._listings: dict[int, Listing] = {}
         self._opened: FileBlocks | None = None
@@ -120,6 +121,18 @@ class GrowingBlocks(FileBlocks):
             if self._opened is None or self._opened.refs is not found.refs:
                 self._opened = FileBlocks(found.refs, self.block_bytes, self.max_row_bytes, self.reader)
             return self._opened
+
+    def check_known(self, epoch: int) -> None:
+        """Whether ``epoch`` would cover what it has covered, if it has begun before.
+
+        :raises ConfigError: AD311, if that is not known any more.
+        """
+        if epoch < self._first and not self._shared:
+            raise ConfigError(
+                f"AD311 set_epoch({epoch}): what that epoch covered is not known any more. A state keeps that of its "
+                f"own epoch, here {self._first}, and of later ones. All are kept by a folder, "
+                'JsonlSource(..., grows="run/files"); or begin anew with a new loader'
+            )
 
     def _grown(self, before: list[FileRef]) -> list[FileRef]:
         """The present files: the earlier ones in their order, and then the new ones."""
@@ -196,7 +209,7 @@ class GrowingBlocks(FileBlocks):
             first = epoch if epoch in known else max((one for one in known if one < epoch), default=min(known))
             known = {one: known[one] for one in sorted(known) if one >= first}
             if self._listings:
-                self._listings = known
+                self._listings, self._first = known, max(self._first, min(known))
         return [SavedListing(one, listing.saved) for one, listing in known.items()]
 
     def matched(self, saved: GrowthState) -> dict[int, Listing] | None:
@@ -224,7 +237,7 @@ class GrowingBlocks(FileBlocks):
     def take(self, found: dict[int, Listing]) -> None:
         """Continue with these listings."""
         with self._lock:
-            self._listings, self._is_new = found, False
+            self._listings, self._is_new, self._first = found, False, min(found)
             self._tell(self._listings[max(self._listings)].refs)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
@@ -14,8 +15,6 @@ from asyncdata.sources.paths import is_saved_dataset
 from asyncdata.sources.text.jsonl import CODING_OF_SUFFIX, JsonlSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from asyncdata.sources.base import Blocks
     from asyncdata.sources.stream import RowStream
 
@@ -54,6 +53,12 @@ def described(source: Source | Paths | Any) -> Source:
     if isinstance(source, dict):
         raise ConfigError(
             "a dict of sources and weights is no source: mix data sets by Mix({name: Part(path, weight=...), ...})"
+        )
+
+    if isinstance(source, Iterable) and not isinstance(source, bytes | AbstractSet):
+        raise ConfigError(
+            f"a {type(source).__name__} of rows is no source: pass paths of files, or IterableSource(make) with a "
+            "function that gives the rows of an epoch, each time from the first, such as lambda epoch: rows"
         )
 
     raise ConfigError(

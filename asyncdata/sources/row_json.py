@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
+import io
 import json
 import uuid
 from contextlib import suppress
@@ -18,6 +19,7 @@ import msgspec
 BYTES, PAIRS = "\0bytes", "\0pairs"
 """The only key of an object that stands for bytes, as base64, or for the pairs of a map: see :func:`python_value`."""
 
+_MODES_OF_PNG = ("1", "L", "LA", "P", "RGB", "RGBA")
 _SCALARS = (str, int, float, bool, bytes, type(None))
 _check_strictly = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -34,6 +36,7 @@ def encode_row(row: Any) -> bytes:
     timedelta                             seconds, a number
     Decimal, UUID                         text
     bytes                                 base64 text
+    picture of Pillow                     ``{"bytes": ...}``: a PNG, or a TIFF where PNG has no such mode
     numpy scalar and array, and the like  what ``tolist()`` gives
     ====================================  ==========================================================================
 
@@ -107,6 +110,14 @@ def _plain(value: Any) -> Any:
 
     if isinstance(value, decimal.Decimal | uuid.UUID):
         return str(value)
+
+    if hasattr(value, "getexif"):  # a picture of Pillow
+        as_png = value.mode in _MODES_OF_PNG
+        written = io.BytesIO()
+        value.save(
+            written, "PNG" if as_png else "TIFF", exif=value.getexif(), **({"compress_level": 1} if as_png else {})
+        )
+        return {"bytes": base64.b64encode(written.getvalue()).decode("ascii")}
 
     to_list = getattr(value, "tolist", None)
     if to_list is None:

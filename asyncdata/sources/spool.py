@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from asyncdata.core.atomic_file import sync_folder
 from asyncdata.core.file_refs import FileRef
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.files import sync_folder
+from asyncdata.core.imports import resolve_path
 from asyncdata.sources.fingerprint import OpenFiles, SameFile
 
 if TYPE_CHECKING:

@@ -235,11 +235,12 @@ class ChunkWatch:
         if not len(drop.rows):
             return
 
-        reservoir = _of(self._of_reasons, (chunk.dropped_row(drop, 0)[0], drop.reason), MAX_OF_REASON)
+        own, rows = chunk.own_drop(drop)
+        reservoir = _of(self._of_reasons, (own.source, drop.reason), MAX_OF_REASON)
         if reservoir is None:
             return
 
-        keys = keys_of(*chunk.drop_places(drop))
+        keys = keys_of(own.first, rows)
         small = np.flatnonzero(keys < np.uint64(reservoir.limit))
         for at in small[np.argsort(keys[small])[:MAX_OF_REASON]].tolist():
             if reservoir.take(key := int(keys[at])):
@@ -265,7 +266,9 @@ class ChunkWatch:
     def _chosen_of_parts(self, chunk: Chunk, rows: np.ndarray[Any, Any], keys: Words) -> Iterator[_Chosen]:
         """What is chosen of a chunk, for each of its sources and notes."""
         noted = [(note.name, np.searchsorted(rows, note.rows)) for note in chunk.notes]
-        for source, samples in chunk.samples_by_source().items():
+        sources = np.array([chunk.own(sample)[0].source for sample in range(chunk.num_samples)])
+        for source in dict.fromkeys(sources.tolist()):
+            samples = np.flatnonzero(sources == source)
             some = [(name, np.intersect1d(samples, those)) for name, those in noted]
             for note, of_note in [("", samples), *some]:
                 limit = self._limit(source, note, MAX_OF_REASON if note else self._size)
@@ -391,7 +394,7 @@ def _noted(chunk: Chunk) -> list[tuple[int, str, str]]:
         return []
 
     samples = [(chunk.samples_before(int(row)), note.name) for note in chunk.notes for row in note.rows]
-    return [(sample, chunk.source_name(sample) or "", name) for sample, name in samples]
+    return [(sample, chunk.own(sample)[0].source, name) for sample, name in samples]
 
 
 # What a file has of a sample and of a row: bounded, and without text where rows are not shown
@@ -446,29 +449,30 @@ def _located(location: SourceLocation) -> dict[str, Any]:
 
 def _dropped_row(chunk: Chunk, drop: Drop, at: int, key: int, shows_rows: Callable[[str], bool]) -> DroppedRow:
     """The record of row number ``at`` of a drop."""
-    first, (source, location) = chunk.first, chunk.dropped_row(drop, at)
+    first, (own, rows) = chunk.first, chunk.own_drop(drop)
+    location = own.row_location(int(rows[at]))
     return DroppedRow(
         at=time.time(),
         key=key,
         reason=drop.reason,
         place=Place(first.epoch, first.window, first.row + int(drop.rows[at])),
-        source=source,
+        source=own.source,
         **_located(location),
-        num_bytes=location.num_bytes if shows_rows(source) else -1,
+        num_bytes=location.num_bytes if shows_rows(own.source) else -1,
     )
 
 
 def _bad_row_record(chunk: Chunk, number: int, shows_rows: Callable[[str], bool]) -> BadRowRecord:
     """The record of bad row ``number`` of a chunk."""
     first, error = chunk.first, chunk.errors[number]
-    source, location = chunk.bad_row(number)
-    shows_row = shows_rows(source)
+    own, row = chunk.own_error(number)
+    shows_row = shows_rows(own.source)
     return BadRowRecord(
         at=time.time(),
         code=error.code,
         place=Place(first.epoch, first.window, first.row + error.row),
-        source=source,
-        **_located(location),
+        source=own.source,
+        **_located(own.row_location(row)),
         reason=cut(redacted(error.reason), MAX_VALUE) if shows_row else "",
         excerpt=cut(error.excerpt, MAX_VALUE) if shows_row else "",
     )

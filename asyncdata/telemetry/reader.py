@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.file_checks import open_regular
+from asyncdata.core.files import open_regular
 from asyncdata.telemetry.records import (
     FORMAT_VERSION,
     BadRowRecord,

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.import_path import resolve_path, tag_of
+from asyncdata.core.imports import resolve_path, tag_of
 from asyncdata.core.specs import TokenizeSpec
 
 if TYPE_CHECKING:

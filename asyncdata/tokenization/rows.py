@@ -73,7 +73,7 @@ class RowFault(Exception):  # noqa: N818 - flow inside a worker: it becomes a Ro
 class MediaFault(RowFault):
     """A row has a picture, a video or a sound, which would be lost.
 
-    :ivar keys: the keys of the row whose values are media, if they are not empty.
+    :ivar what: where it is; ``keys``: the keys of the row whose values are media, if they are not empty.
     """
 
     def __init__(self, what: str, keys: Sequence[str], raw: Buffer) -> None:
@@ -81,7 +81,7 @@ class MediaFault(RowFault):
             f"{what}, which would be lost: ChatTokenizeFn(processor=...) reads pictures; media='leave_out' leaves them"
         )
         super().__init__("AD130", reason, raw)
-        self.keys = keys
+        self.what, self.keys = what, keys
 
 
 def is_empty(value: Any) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.file_checks import open_regular
+from asyncdata.core.files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ import msgspec
 
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError, user_traceback
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
 from asyncdata.core.settings import Settings
 from asyncdata.core.shortage import raise_if_shortage
 from asyncdata.tokenization.rows import RowFault, decode_object

@@ -15,7 +15,7 @@ import msgspec
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, SourceError, user_traceback
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
 from asyncdata.core.messages import Failed, Index, Permute, Scan, Scanned, Short, Tokenize, Tokenized
 from asyncdata.core.read_counts import ReadCounts
 from asyncdata.core.row_codes import EXCLUDED, TOO_LONG, is_elsewhere

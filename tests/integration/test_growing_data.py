@@ -104,6 +104,31 @@ def test_a_state_has_what_its_epoch_covers_where_the_next_one_covers_more_and_is
             assert ids(other.get_next_batch(153)) == ids(loader.get_next_batch(153)) == [97, 98, 99, *range(150)]
 
 
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_an_earlier_epoch_covers_what_it_had_or_is_refused_once_a_state_has_forgotten_it(folder, tmp_path, has_folder):
+    path, knobs = folder / "m.jsonl", {"buffer_size": 7, "shuffle": False}
+    source = JsonlSource(str(path), grows=str(tmp_path / "run/files") if has_folder else True)
+    with make(source, **knobs) as loader:
+        loader.get_next_batch(100)
+        append(path, 100, 50)
+        loader.get_next_batch(30)
+        loader.set_epoch(0)
+        assert ids(loader.get_next_batch(130)) == [*range(100), *range(30)]  # no row of the second epoch
+        state = state_of(loader)
+        loader.get_next_batch(1)
+        with make(source, **knobs) as other:
+            other.load_state_dict(state)
+            other.get_next_batch(1)
+            for one in (loader, other):
+                if has_folder:
+                    one.set_epoch(0)
+                    assert ids(one.get_next_batch(101)) == [*range(100), 0]
+                else:
+                    with pytest.raises(ConfigError, match=r"AD311 set_epoch\(0\).*here 1, .*grows="):
+                        one.set_epoch(0)
+                    assert ids(one.get_next_batch(1)) == [31]
+
+
 def test_a_file_that_comes_with_a_name_that_is_no_utf8_is_named(folder):
     with make(growing(folder), buffer_size=10) as loader:
         loader.get_next_batch(80)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from asyncdata import JsonlSource, Position, Sample, SourceLocation, Status
+from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import ConfigError, LoaderClosedError, NoSamplesError, WorkerError
 from tests.support import worker_fns
 from tests.support.faces import FACES
@@ -175,6 +176,22 @@ def test_what_is_dropped_at_an_epochs_end_does_not_come_again_with_what_is_not_a
             assert loader.statistics().dropped_total == {"drop_last": 8}
 
 
+def test_what_comes_again_and_fills_no_batch_is_dropped_with_the_rest_of_its_epoch_and_never_delivered(make, path):
+    knobs = {"batch_size": 64, "drop_last": True, "commit": "on_ack"}
+    with make(path, **knobs) as loader:
+        first, second, _ = list(loader)
+        loader.ack([*first, *second[:-2]])
+        state = loader.state_dict()
+    expected = order_of(path, 2)
+    for _ in range(2):
+        with make(path, **knobs) as loader:
+            loader.load_state_dict(state)
+            assert [ids(batch) for batch in loader] == [expected[126:190]]
+            assert loader.statistics().dropped_total == {"drop_last": 8 + 2}
+            state = loader.state_dict()
+            assert ids(next(iter(loader))) == expected[NUM_ROWS : NUM_ROWS + 64]
+
+
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_tokenizer_that_cannot_be_opened_is_an_error_at_every_call(make, path, num_workers):
     with make(path, worker_fns.Opening("raises"), num_workers=num_workers) as loader:
@@ -233,10 +250,37 @@ def test_a_source_is_a_path_a_list_a_folder_a_glob_or_a_description(path):
             assert ids(loader.get_next_batch(3)) == order_of(path)[:3]
 
 
-@pytest.mark.parametrize("source", [7, None, b"rows.jsonl", {"rows.jsonl"}])
-def test_anything_else_is_no_source(source):
-    with pytest.raises(ConfigError, match="^a source is a path"):
+ROWS: list[tuple[Any, str]] = [([{"id": 0}], "list"), (({"id": number} for number in range(3)), "generator")]
+
+
+class Tokenizer:
+    """As a tokenizer of transformers, which can be called too."""
+
+    name_or_path = "Qwen/Qwen3-0.6B"
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        return tokens
+
+    def __call__(self, text: Any) -> Any:
+        return {"input_ids": [1]}
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        *((given, "^a source is a path") for given in (7, None, b"rows.jsonl", {"rows.jsonl"})),
+        *((given, rf"^a {kind} of rows .*IterableSource\(make\)") for given, kind in ROWS),
+    ],
+)
+def test_anything_else_is_no_source(source, told):
+    with pytest.raises(ConfigError, match=told):
         open_loader(source)
+
+
+@pytest.mark.parametrize("given", [str(tokenizer_folder()), "Qwen/Qwen3-0.6B", Tokenizer()])
+def test_a_tokenizer_alone_is_no_tokenize_function(path, given):
+    with pytest.raises(ConfigError, match=r"^AD420 '\S+' is a tokenizer.* pass ChatTokenizeFn\('\S+'\) for chats"):
+        open_loader(path, given)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

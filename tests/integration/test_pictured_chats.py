@@ -7,6 +7,8 @@ import random
 import re
 import shutil
 import struct
+import tarfile
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import BadRows, ChatTokenizeFn, DataLoader, ParquetSource, Processor, PromptTokenizeFn
+from asyncdata import BadRows, ChatTokenizeFn, DataLoader, IterableSource, ParquetSource, Processor, PromptTokenizeFn
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from asyncdata.telemetry.reader import read
 from tests.support.html_page import read_page
@@ -92,7 +94,7 @@ def test_a_plan_has_the_tokens_and_grids_of_the_processor(tmp_path, folders, fam
 
 
 def test_a_picture_may_be_named_in_all_ways_that_people_have(tmp_path, folders, picture):
-    text = base64.b64encode(Path(picture).read_bytes()).decode()
+    text, wrapped = (code(Path(picture).read_bytes()).decode() for code in (base64.b64encode, base64.encodebytes))
     rows = [
         asks(image(picture)),
         asks(image(picture, "path")),
@@ -101,6 +103,12 @@ def test_a_picture_may_be_named_in_all_ways_that_people_have(tmp_path, folders, 
         asks({"type": "image_url", "image_url": picture}),
         asks(image({"bytes": text, "path": None})),
         asks(image(text, "base64")),
+        asks(image(wrapped, "base64")),
+        asks(image(f"data:image/png;base64,{wrapped}", "url")),
+        asks({"type": "image"}) | {"images": [text]},
+        asks({"type": "image"}) | {"image": wrapped},
+        asks(image({"type": "base64", "media_type": "image/png", "data": text}, "source")),
+        asks(image({"type": "url", "url": picture}, "source") | {"cache_control": {"type": "ephemeral"}}),
         asks({"type": "image"}) | {"images": [picture]},
         asks({"type": "text", "text": "<image>"}) | {"images": [{"path": picture, "bytes": None}]},
         {"messages": [{"role": "user", "content": "<image>"}, ANSWER], "images": picture},
@@ -111,14 +119,76 @@ def test_a_picture_may_be_named_in_all_ways_that_people_have(tmp_path, folders, 
         assert np.array_equal(sample.columns["pixel_values"], samples[0].columns["pixel_values"])
 
 
+def test_pictures_beside_a_chat_are_read_in_each_dialect(tmp_path, folders, picture):
+    turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "yes"}]
+    user = {"role": "user", "content": "<image>?"}
+    rows = [
+        {"messages": [user, ANSWER], "images": [picture]},
+        {"messages": [user, ANSWER], "image": picture},
+        {"conversations": turns, "image": picture},
+        {"conversations": turns, "images": [picture], "image": ""},
+        {"instruction": "<image>?", "input": "", "output": "yes", "image": {"bytes": None, "path": picture}},
+        {"prompt": [user], "completion": [ANSWER], "images": [picture]},
+        {"question": "<image>?", "answer": "yes", "images": [picture], "image": None},
+    ]
+    (wanted,) = loaded(tmp_path, folders["qwen3_vl"], rows[0])
+    for row in rows[1:]:
+        (sample,) = loaded(tmp_path, folders["qwen3_vl"], row)
+        assert sample.tokens.tolist() == wanted.tokens.tolist()
+        assert sample.labels.tolist() == wanted.labels.tolist()
+        assert np.array_equal(sample.columns["pixel_values"], wanted.columns["pixel_values"])
+
+
+def test_a_place_that_is_said_is_text_where_it_means_no_picture_and_is_counted(tmp_path, folders, picture):
+    says, row = {"role": "assistant", "content": "an <image>"}, {"images": [picture]}
+    rows = [
+        ({"messages": [{"role": "user", "content": "<image>?"}, says]} | row, 1, 1),
+        ({"messages": [{"role": "user", "content": "<image>?"}, says], "images": [picture] * 2}, 2, 0),
+        ({"messages": [{"role": "user", "content": "?"}, says]}, 0, 1),
+        ({"messages": [{"role": "user", "content": "<image>?"}, says], "images": []}, 0, 1),
+        (asks(image(picture), "<image>?"), 1, 1),
+    ]
+    path = tmp_path / "rows.jsonl"
+    for row, num_pictures, num_noted in rows:
+        path.write_text(json.dumps(row) + "\n", encoding="utf-8")
+        fn = ChatTokenizeFn(folders["qwen3_vl"], processor=Processor())
+        with DataLoader(path, tokenize_fn=fn, num_workers=0, shuffle=False, epochs=1) as loader:
+            (sample,) = loader.get_next_batch(1)
+            assert loader.statistics().noted_total == ({"picture_place_is_text": 1} if num_noted else {})
+        assert len(sample.columns["image_grid_thw"]) == num_pictures
+        tokens = sample.tokens.tolist()
+        said = processor_of("qwen3_vl").tokenizer.encode("<image>")
+        found = [at for at in range(len(tokens)) if tokens[at : at + len(said)] == said]
+        assert bool(found) == bool(num_noted)
+        assert all(sample.labels[at] != -100 for at in found[-1:] if says in row["messages"])
+
+
 def test_pictures_lie_in_parquet_as_bytes(tmp_path, folders, picture):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     messages = [{"role": "user", "content": "<image>?"}, ANSWER]
-    row = {"messages": messages, "images": [{"bytes": Path(picture).read_bytes(), "path": "a.png"}]}
-    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "rows.parquet")
-    fn = ChatTokenizeFn(folders["gemma3"], processor=folders["gemma3"])
-    with DataLoader(ParquetSource(tmp_path / "rows.parquet"), tokenize_fn=fn, num_workers=1) as loader:
-        assert loader.get_next_batch(1)[0].columns["pixel_values"].shape == (1, 3, 56, 56)
+    data = Path(picture).read_bytes()
+    struct_of, fn = {"bytes": data, "path": "a.png"}, ChatTokenizeFn(folders["gemma3"], processor=folders["gemma3"])
+    for column in ({"images": [struct_of]}, {"image": struct_of}, {"images": [data]}, {"image": data}):
+        parquet.write_table(pyarrow.Table.from_pylist([{"messages": messages, **column}]), tmp_path / "rows.parquet")
+        with DataLoader(ParquetSource(tmp_path / "rows.parquet"), tokenize_fn=fn, num_workers=0) as loader:
+            assert loader.get_next_batch(1)[0].columns["pixel_values"].shape == (1, 3, 56, 56)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK", "P", "I;16"])
+@pytest.mark.parametrize("turn", [1, 6])
+def test_an_iterable_may_give_pictures_of_pillow(tmp_path, folders, mode, turn):
+    opened = Image.open(draw(tmp_path / "picture.png", 90, 60, turn=turn))
+    exif = opened.getexif()
+    drawn = opened.convert("L").convert(mode) if mode == "I;16" else opened.convert(mode)
+    drawn.getexif().update(exif)
+    drawn.save(tmp_path / "same.tiff", exif=exif)
+    rows = [{"messages": [{"role": "user", "content": "<image>?"}, ANSWER], "images": [drawn]}, asks(image(drawn))]
+    fn = ChatTokenizeFn(folders["qwen3_vl"], processor=Processor())
+    (wanted,) = loaded(tmp_path, folders["qwen3_vl"], asks(image(str(tmp_path / "same.tiff"))))
+    with DataLoader(IterableSource(lambda _: rows), tokenize_fn=fn, num_workers=0, epochs=1) as loader:
+        for sample in loader.get_next_batch(2):
+            for name in ("image_grid_thw", "pixel_values"):
+                assert np.array_equal(sample.columns[name], wanted.columns[name])
 
 
 def cut(tmp_path, picture):
@@ -147,7 +217,30 @@ BAD = {
     "outside": (lambda _, picture: asks(image(picture)), {"media_root": "/usr"}, "AD457.*outside of media_root='/usr'"),
     "no base64": (lambda *_: asks(image("data:image/png;base64,?", "url")), {}, "AD457.*base64"),
     "no place": (lambda _, picture: asks() | {"images": [picture]}, {}, "AD114.*1 pictures, .*places for 0"),
-    "no picture for a place": (lambda *_: asks({"type": "image"}), {}, "AD114.*more places"),
+    "no picture for a place": (
+        lambda *_: asks({"type": "image"}),
+        {},
+        "AD114.*0 pictures, .*places for 1; .*images_key",
+    ),
+    "no picture for a text": (lambda *_: asks("<image>?") | {"pictures": ["a.png"]}, {}, "AD114.*places for 1;.*_key="),
+    "a picture of a turn": (
+        lambda _, picture: {"messages": [{"role": "user", "content": "?", "images": [picture]}, ANSWER]},
+        {},
+        "AD130.*a turn .*'images' beside its content",
+    ),
+    "a picture of a turn of ShareGPT": (
+        lambda _, picture: {"conversations": [{"from": "human", "value": "?", "image": picture}]},
+        {},
+        "AD130.*a turn .*'image' beside its content",
+    ),
+    "an answer too many": (
+        lambda _, picture: {
+            "messages": [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "<image> <image>"}],
+            "images": [picture] * 2,
+        },
+        {},
+        "AD114.*2 pictures, .*places for 1, and 2 in answers",
+    ),
     "a mark": (
         lambda _, picture: asks(image(picture), {"type": "text", "text": "<|image_pad|>"}),
         {},
@@ -157,7 +250,24 @@ BAD = {
     "a sound": (lambda *_: asks({"type": "audio", "audio": "a.wav"}), {}, "AD130.*two phases.*sounds"),
     "a store": (lambda *_: asks(image("s3://bucket/a.png")), {}, "AD457.*s3://bucket/a.png.*allowed_hosts.*mount"),
     "a file of a host": (lambda *_: asks(image("file://host/a.png")), {}, "AD457.*file://host/a.png.*without a host"),
-    "a column of videos": (lambda *_: asks() | {"videos": ["a.mp4"]}, {}, "AD130"),
+    "a column of videos": (lambda *_: asks() | {"videos": ["a.mp4"]}, {}, "AD130.*'videos', which is not read.*phases"),
+    "an unread column": (
+        lambda _, picture: asks() | {"image": picture},
+        {"images_key": "pictures"},
+        "AD130 .*'image', which is not read: Processor.images_key='pictures'. names",
+    ),
+    "two columns": (
+        lambda _, picture: asks({"type": "image"}) | {"image": picture, "images": [picture]},
+        {},
+        "AD115.*'images' and under 'image'; ignore_keys=",
+    ),
+    "a file of Anthropic": (lambda *_: asks(image({"file_id": "a"}, "source")), {}, "AD457.*object of 'file_id'; need"),
+    "base64 of no picture": (lambda *_: asks(image("Zm9v" * 400)), {}, "AD457.*bytes of the row. cannot be read"),
+    "a size of its own": (
+        lambda _, picture: asks(image(picture) | {"max_pixels": 50176}),
+        {},
+        "AD457.*'max_pixels', which is not read",
+    ),
     "a number": (lambda *_: asks(image(7)), {}, "AD457.*must be a path"),
 }
 
@@ -167,6 +277,57 @@ def test_a_row_whose_pictures_cannot_be_had_is_bad(tmp_path, folders, picture, n
     row, settings, message = BAD[name]
     with pytest.raises(BadRowError, match=message):
         loaded(tmp_path, folders["qwen3_vl"], row(tmp_path, picture), **settings)
+
+
+@pytest.fixture
+def archives(tmp_path, picture):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as zipped:
+        zipped.write(picture, "in/a.png")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("./in/b.png", "in/a.png"):
+            tar.add(picture, name)
+    return tmp_path
+
+
+def test_a_picture_may_be_a_member_of_a_zip_or_tar_file(archives, folders, picture):
+    (archives / "folder.zip").mkdir()
+    shutil.copy(picture, archives / "folder.zip" / "a.png")
+    named = [f"{archives}/a.zip/in/a.png", f"{archives}/a.tar/in/a.png", f"{archives}/a.tar/in/b.png"]
+    named += [f"zip://in/a.png::{archives}/a.zip", f"tar://./in/a.png::file://{archives}/a.tar"]
+    rows = [asks(image(name)) for name in [picture, f"{archives}/folder.zip/a.png", *named]]
+    samples = loaded(archives, folders["qwen3_vl"], *rows, workers=1)
+    (member,) = loaded(archives, folders["qwen3_vl"], asks(image("in/a.png")), media_root=f"{archives}/a.zip")
+    for sample in [*samples, member]:
+        assert np.array_equal(sample.columns["pixel_values"], samples[0].columns["pixel_values"])
+
+
+def test_an_archive_that_changes_is_read_again(archives, folders, picture):
+    row = asks(image(f"{archives}/a.zip/in/a.png"))
+    (before,) = loaded(archives, folders["qwen3_vl"], row)
+    with zipfile.ZipFile(archives / "a.zip", "w") as zipped:
+        zipped.write(draw(archives / "other.png", 200, 60), "in/a.png")
+    (after,) = loaded(archives, folders["qwen3_vl"], row)
+    assert after.columns["image_grid_thw"].tolist() != before.columns["image_grid_thw"].tolist()
+
+
+BAD_MEMBERS = {
+    "no member": ("a.zip/b.png", {}, "AD457.*a.zip has no member 'b.png'"),
+    "a folder": ("a.tar/in", {}, "AD457.*a.tar has no member 'in'"),
+    "many bytes": ("a.zip/in/a.png", {"max_bytes": 50}, "AD457.*more than max_bytes=50"),
+    "no archive": ("a.png.zip/a.png", {}, "AD457.*File is not a zip file"),
+    "outside": ("a.zip/../a.zip/in/a.png", {"media_root": "{}/a.tar"}, "AD457.*outside of media_root"),
+    "compressed": ("a.tar.gz/in/a.png", {}, "AD457.*NotADirectory"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MEMBERS)
+def test_a_member_that_cannot_be_had_makes_a_bad_row(archives, folders, picture, name):
+    shutil.copy(picture, archives / "a.png.zip")
+    shutil.copy(archives / "a.tar", archives / "a.tar.gz")
+    path, settings, message = BAD_MEMBERS[name]
+    settings = {key: value.format(archives) if key == "media_root" else value for key, value in settings.items()}
+    with pytest.raises(BadRowError, match=message):
+        loaded(archives, folders["qwen3_vl"], asks(image(f"{archives}/{path}")), **settings)
 
 
 def test_a_picture_within_media_root_is_found(tmp_path, folders, picture):

@@ -7,13 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 import anyio
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from asyncdata import AsyncDataLoader, DataLoader, HardPacking, Outcomes, PassRate, Ranks, RowShuffle, Shuffle
 from asyncdata.errors import ConfigError, InvalidGroupError, PrefetchTimeoutError, WorkerError
 from tests.support.exchanges import Meeting
-from tests.support.loaders import make
+from tests.support.faults import until
+from tests.support.loaders import gated, make
 from tests.support.loading import write_rows
-from tests.support.tokenize_fns import row_id
+from tests.support.tokenize_fns import row_id, waits_for_a_file
 
 NUM_ROWS = 53
 SHUFFLE = Shuffle(block_bytes=256, window_blocks=4)
@@ -37,12 +39,18 @@ def score_of(sample):
 def ranks_of(world_size, source, policies=(), kind=DataLoader, **settings):
     """The loaders of all ranks."""
     meeting = Meeting(world_size)
-    settings = {"shuffle": SHUFFLE, "buffer_size": 16, "num_workers": 0, "timeout_s": 240, **settings}
+    settings = {
+        "tokenize_fn": row_id,
+        "shuffle": SHUFFLE,
+        "buffer_size": 16,
+        "num_workers": 0,
+        "timeout_s": 240,
+        **settings,
+    }
     for rank in range(world_size):
         policy = policies[rank] if policies else SOLVED
         yield kind(
             source,
-            tokenize_fn=row_id,
             batch_size=12 // world_size,
             outcomes=Outcomes(policy=policy, exchange=meeting.of(rank)),
             ranks=Ranks(rank=rank, world_size=world_size),
@@ -202,6 +210,29 @@ def test_an_event_loop_runs_while_a_report_waits_for_another_rank(rows):
     with ThreadPoolExecutor(2) as threads:
         for one in [threads.submit(anyio.run, waits), threads.submit(anyio.run, comes)]:
             one.result()
+
+
+def test_what_one_rank_has_decided_early_is_not_compared_before_it_takes_a_sample(tmp_path):
+    path, gate = gated(tmp_path, 0, NUM_ROWS)
+    gate.touch()
+
+    async def main():
+        first, second = ranks_of(2, path, kind=AsyncDataLoader, tokenize_fn=waits_for_a_file, shuffle=False)
+        async with first, second:
+            for loader in (first, second):
+                assert [batch async for batch in loader]
+            gate.unlink()
+            with capture_logs() as logs:
+                async with anyio.create_task_group() as waits:
+                    waits.start_soon(anext, aiter(first))
+                    await anyio.to_thread.run_sync(until, lambda: "outcomes.decided" in [log["event"] for log in logs])
+                    waits.cancel_scope.cancel()
+            async with anyio.create_task_group() as reports:
+                for loader in (first, second):
+                    reports.start_soon(loader.report, [], [])
+            gate.touch()
+
+    anyio.run(main)
 
 
 @pytest.mark.parametrize("is_reported", [False, True], ids=["samples", "report"])

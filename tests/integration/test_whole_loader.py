@@ -19,6 +19,7 @@ from tests.support.examples import in_ci
 from tests.support.figures import record
 from tests.support.model import Model, Rules
 from tests.support.model_order import KEPT, MAX_ROW_BYTES, Mixing, Packing, Part, seed_of_part
+from tests.support.steps import start_of
 
 NAMES = ("chat", "code", "math")
 RECORDED, MAX_EPOCHS = ("jsonl.gz", "parquet"), 250
@@ -40,6 +41,7 @@ class World(NamedTuple):
     choose: str | None
     grows: bool
     kind: str
+    has_pictures: bool
 
 
 class Knobs(NamedTuple):
@@ -89,7 +91,7 @@ packings = st.builds(
 )
 knobs = st.builds(
     Knobs,
-    world_size=st.sampled_from([1, 1, 1, 1, 2, 3]),
+    world_size=st.sampled_from([*[1] * 6, 2, 3, 4]),
     batch=st.integers(1, 4),
     buffer_size=st.sampled_from([1, 5, 20, 200]),
     dp_size=st.integers(1, 2),
@@ -143,6 +145,7 @@ def worlds(draw: Any) -> World:
         files, mixing, draw(st.integers(-2, 42)), rules, draw(st.booleans()),
         *((0, 1) if is_full else draw(st.sampled_from([(16, 64), (64, 4), (64, 64), (150, 1), (150, 4)]))),
         draw(st.sampled_from([None, None, "newest", "oldest_but_one"])), grows, kind,
+        not is_packed and draw(st.sampled_from([False, False, True])),
     )  # fmt: skip
 
 
@@ -185,7 +188,16 @@ events = st.one_of(
     event("restart_with_other", what=st.sampled_from(["seed", "data", "renamed"]), knobs=knobs),
     *often(2, "save"),
     event("load", number=number),
-    *often(2, "restart", **restarts, reweighs=st.booleans(), closes_first=st.booleans(), moves=st.booleans()),
+    *often(
+        2,
+        "restart",
+        **restarts,
+        reweighs=st.booleans(),
+        closes_first=st.booleans(),
+        moves=st.booleans(),
+        kills=st.sampled_from([*[False] * 9, True]),
+        others=knobs,
+    ),
 )
 
 
@@ -243,6 +255,7 @@ class WholeLoader(RuleBasedStateMachine):
         self.run("end(loaders)")
         if "shared" in self.names:
             self.run("shared.end()")
+        del self.names["loaders"]
 
     # A loader is made.
 
@@ -258,7 +271,8 @@ class WholeLoader(RuleBasedStateMachine):
             for name, data in zip(self.file_names[part], files, strict=True):
                 self.write(name, data)
         seeds = {name: seed_of_part(world.seed, name) if name else world.seed for name in world.files}
-        order: list[Any] = [world.is_shuffled, world.block_bytes, world.window_blocks, world.rules.is_planned, []]
+        order: list[Any] = [world.is_shuffled, world.block_bytes, world.window_blocks, world.rules.is_planned]
+        order += [world.has_pictures, []]
         if world.kind in RECORDED:
             num_rows, path = world.files[""][0].count(b"\n"), self.names["folder"] / self.file_names[""][0]
             shuffle = eval(self.shuffle, self.names)  # noqa: S307
@@ -330,17 +344,24 @@ class WholeLoader(RuleBasedStateMachine):
         return f"Mix({{{', '.join(parts)}}}, {settings})"
 
     def open(self, knobs: Knobs) -> None:
+        for line in self.opening(knobs):
+            self.run(line)
+        self.is_named, self.restored, self.first_known = False, ((0, 0), 0), 0
+
+    def opening(self, knobs: Knobs) -> list[str]:
+        """The lines that make a loader for each rank."""
         self.knobs = knobs = knobs._replace(world_size=1) if self.world.grows else knobs
         world, rules, many = self.world, self.world.rules, knobs.world_size > 1
         settings: dict[str, Any] = {
-            "tokenize_fn": "by_fate", "seed": world.seed, "epochs": rules.epochs, "drop_last": rules.drop_last,
+            "tokenize_fn": "pictured" if world.has_pictures else "by_fate", "seed": world.seed,
+            "epochs": rules.epochs, "drop_last": rules.drop_last,
             "n_samples_per_prompt": rules.size, "commit": repr("on_ack" if rules.is_tracked else "on_delivery"),
             "bad_rows": f"BadRows(policy={'raise' if rules.bad_row_stops else 'skip'!r}, max={rules.max_bad_rows})",
             "shuffle": self.shuffle, "plan_packs": world.rules.is_planned,
             "buffer_filter": world.choose if self.packs_nothing else None,
             "batch_size": knobs.batch * rules.size, "buffer_size": knobs.buffer_size,
             "dp_size": knobs.dp_size, "num_workers": knobs.num_workers, "timeout_s": 240,
-            "limits": f"Limits(max_ready_bytes={knobs.max_ready_bytes})",
+            "limits": f"Limits(max_ready_bytes={knobs.max_ready_bytes}, max_media_bytes={knobs.max_ready_bytes})",
         }  # fmt: skip
         if rules.drop_above is not None:
             policy = f"PassRate(drop_above={rules.drop_above}, revisit_every={rules.revisit_every})"
@@ -353,13 +374,13 @@ class WholeLoader(RuleBasedStateMachine):
         if many:
             shared = None if world.kind == "jsonl.gz" else "shared.of(rank)"  # refused, AD487
             settings["ranks"] = f"Ranks(rank=rank, world_size={knobs.world_size}, exchange={shared})"
-            self.run(f"shared, told_by = Meeting({knobs.world_size}), Meeting({knobs.world_size})")
         kind = "Awaited" if knobs.is_awaited and not many else "DataLoader"
         text = ", ".join(f"{name}={value}" for name, value in settings.items())
-        self.run(f"loaders = [{kind}({self.source()}, {text}) for rank in range({knobs.world_size})]")
-        self.run("held = [{} for _ in loaders]")
-        self.run("loader = loaders[0]")
-        self.is_named, self.restored = False, ((0, 0), 0)
+        return [
+            *[f"shared, told_by = Meeting({knobs.world_size}), Meeting({knobs.world_size})"] * many,
+            f"loaders = [{kind}({self.source()}, {text}) for rank in range({knobs.world_size})]",
+            "held = [{} for _ in loaders]", "loader = loaders[0]",
+        ]  # fmt: skip
 
     # What is known of it.
 
@@ -467,26 +488,23 @@ class WholeLoader(RuleBasedStateMachine):
             self.check(call, lambda: self.names["found"] if self.names["found"] in nothing else self.taken(number))
 
     def loop(self, number: int) -> None:
-        place = self.names["loader"].position()
-        runs_on, self.is_named = not self.is_named, False
-        is_at_start = (place.window, place.row) == (0, 0)
+        place, runs_on = start_of(self.names["loader"]), not self.is_named
+        self.is_named = False
+        call = f"looped(held, loaders, {number}, {self.world.rules.size})"
+        self.check(call, lambda: self.looped(number, *place, runs_on=runs_on))
 
-        def wanted() -> list[Any]:
-            world_size, size = self.knobs.world_size, self.knobs.batch * self.knobs.world_size
-            if self.packs_nothing:
-                made = self.model.loop(number, size, place.epoch, is_at_start=is_at_start, runs_on=runs_on)
-            else:
-                made = self.model.loop_packs(number, size, runs_on=runs_on)
-            found: list[Any] = []
-            for rank in range(world_size):
-                shares = [
-                    model.share_of(batch, rank, world_size, size, rounds_up=world_size > 1) for batch in made.groups
-                ]
-                told = self.expected if self.packs_nothing else lambda packs: list(map(self.model.delivered, packs))
-                found.append(([told(share) for share in shares if share], made.error))
-            return found
-
-        self.check(f"looped(held, loaders, {number}, {self.world.rules.size})", wanted)
+    def looped(self, number: int, epoch: int, is_at_start: bool, *, runs_on: bool = True) -> list[Any]:
+        world_size, size = self.knobs.world_size, self.knobs.batch * self.knobs.world_size
+        if self.packs_nothing:
+            made = self.model.loop(number, size, epoch, is_at_start=is_at_start, runs_on=runs_on)
+        else:
+            made = self.model.loop_packs(number, size, runs_on=runs_on)
+        found: list[Any] = []
+        for rank in range(world_size):
+            shares = [model.share_of(batch, rank, world_size, size, rounds_up=world_size > 1) for batch in made.groups]
+            told = self.expected if self.packs_nothing else lambda packs: list(map(self.model.delivered, packs))
+            found.append(([told(share) for share in shares if share], made.error))
+        return found
 
     def peek(self, number: int) -> None:
         if self.world.rules.packing is not None:
@@ -494,7 +512,7 @@ class WholeLoader(RuleBasedStateMachine):
 
         self.run(f"found = every(loaders, lambda _, loader: loader.peek({number}))")
         self.look_at_growth()
-        wanted = [group.told for group in self.model.peek(number)]
+        wanted = [(group.number, *group.told[1:3], group.response) for group in self.model.peek(number)]
         found = self.names["found"][0]
         names = [(s.group_index, s.source_name or "", tuple(s.tokens.tolist()), s.response) for s in found]
         is_all = self.world.rules.drop_above is None
@@ -611,9 +629,9 @@ class WholeLoader(RuleBasedStateMachine):
     # Epochs.
 
     def set_epoch(self, ahead: int) -> None:
-        """Of files that grow, an earlier epoch begins anew, and no state says with which rows if a call ends it."""
+        """Of files that grow, an earlier epoch has the rows that it had; one that a state has forgotten is refused."""
         epoch = self.names["loader"].epoch
-        wanted = max(0, epoch + (abs(ahead) if self.world.grows else ahead))
+        wanted = max(0, epoch + ahead)
         if "" not in self.parts:
             error = "" if wanted == epoch else "ConfigError"
             call = f"every(loaders, lambda _, loader: outcome(lambda: loader.set_epoch({wanted}))[1])"
@@ -621,8 +639,8 @@ class WholeLoader(RuleBasedStateMachine):
             self.is_named = self.is_named or not error
             return
 
-        goes_back = wanted < epoch
-        if goes_back and self.restored == (self.progress, self.restored[1]) and wanted < self.restored[1]:
+        is_restored = self.restored == (self.progress, self.restored[1]) and wanted < self.restored[1]
+        if wanted < epoch and (is_restored or wanted < self.first_known):
             call = f"every(loaders, lambda _, loader: outcome(lambda: loader.set_epoch({wanted}))[1])"
             self.check(call, ["ConfigError"] * len(self.groups))
         else:
@@ -638,8 +656,8 @@ class WholeLoader(RuleBasedStateMachine):
 
     def evaluate(self) -> None:
         """Another loader over the same data, while this one waits."""
-        text = f"DataLoader({self.source()}, tokenize_fn=by_fate, num_workers=0, batch_size=3, bad_rows='skip')"
-        self.run(f"with {text} as other: assert next(iter(other))")
+        text = f"DataLoader({self.source()}, tokenize_fn=by_fate, shuffle={self.shuffle}, num_workers=0, batch_size=3"
+        self.run(f"with {text}, bad_rows='skip') as other: assert next(iter(other))")
 
     # The data change.
 
@@ -658,6 +676,7 @@ class WholeLoader(RuleBasedStateMachine):
             return
 
         part, found = self.parts[""], self.names["loader"].state_dict()["growth"]
+        self.first_known = min(listing["epoch"] for listing in found)
         self.file_names[""] = max(([name for name, _, _ in listing["files"]] for listing in found), key=len)
         part.files[:] = [(self.names["folder"] / name).read_bytes() for name in self.file_names[""]]
         for epoch, files in (listing.values() for listing in found):
@@ -724,7 +743,9 @@ class WholeLoader(RuleBasedStateMachine):
             self.model.restore(self.states[at])
             self.restored = self.progress, self.names["loader"].epoch
 
-    def restart(self, number: int, knobs: Knobs, reweighs: bool, closes_first: bool, moves: bool) -> None:
+    def restart(
+        self, number: int, knobs: Knobs, reweighs: bool, closes_first: bool, moves: bool, kills: bool, others: Knobs
+    ) -> None:
         """All is gone but the states, of which one of the last is loaded, perhaps elsewhere or with other settings."""
         if not closes_first or not self.states:
             self.save()
@@ -733,11 +754,33 @@ class WholeLoader(RuleBasedStateMachine):
             self.run("folder = folder.rename(folder.with_name(folder.name + '.'))")
         at = len(self.states) - 1 - number % len(self.states)
         if reweighs and "" not in self.parts:
-            first, *others = self.model.mixing.weights
-            self.model.mixing = self.model.mixing._replace(weights=(first + 1, *others))
-        self.open(knobs)
+            first, *rest = self.model.mixing.weights
+            self.model.mixing = self.model.mixing._replace(weights=(first + 1, *rest))
         self.model.is_tracked = self.world.rules.is_tracked
+        if kills and self.world.kind != "store" and not self.world.grows:
+            return self.kill(at, 1 + number, others, knobs)
+
+        self.open(knobs)
         self.load(at)
+
+    def kill(self, at: int, number: int, first: Knobs, then: Knobs) -> None:
+        """A process goes on from a state, saves, takes what no state has, and is killed; the next one has its file."""
+        lines = [
+            *self.opening(first),
+            f"every(loaders, lambda _, loader: loader.load_state_dict(json.loads({self.names['states'][at]!r})))",
+            f"found = start_of(loader), looped(held, loaders, {number}, {self.world.rules.size})",
+            "every(loaders, lambda rank, loader: loader.save(f'{folder}.{rank}'))",
+            f"looped(held, loaders, 2, {self.world.rules.size})",
+        ]
+        self.run(f"place, found = killed(folder, {lines})")
+        self.model.restore(self.states[at])
+        wanted = self.looped(number, *self.names["place"])
+        self.run(f"assert found == {wanted!r}, found")
+        self.model.restore(self.model.saved())
+        self.open(then)
+        self.run("every(loaders, lambda _, loader: loader.restore(f'{folder}.0'))")
+        self.run("for path in folder.parent.glob(f'{folder.name}.*'): path.unlink()")
+        self.restored = self.progress, self.names["loader"].epoch
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -68,9 +68,11 @@ class Group(NamedTuple):
 
     @property
     def told(self) -> tuple[Any, ...]:
-        """What a trainer sees of it: its number or name, part, tokens and response."""
-        part, tokens = ("", (7, 7)) if self.row is None else (self.row.part, self.row.tokens)
-        return self.ident, part, tokens, self.response
+        """What a trainer sees of it: its number or name, part, tokens, number of pictures, and response."""
+        part, tokens, pictures = (
+            ("", (7, 7), 0) if self.row is None else (self.row.part, self.row.tokens, self.row.num_pictures)
+        )
+        return self.ident, part, tokens, pictures, self.response
 
 
 class Lease(NamedTuple):

@@ -60,7 +60,7 @@ def shuffled(size: int, key: int) -> list[int]:
 
 
 class Row(NamedTuple):
-    """A row: its place, and its ``fate``: KEPT, BAD, or the reason why it is dropped."""
+    """A row: its place, and its ``fate``: KEPT, BAD, or the reason why it is dropped. A sample may have pictures."""
 
     part: str
     file: int
@@ -69,6 +69,7 @@ class Row(NamedTuple):
     fate: str
     tokens: tuple[int, ...] = ()
     code: str = ""
+    num_pictures: int = 0
 
     @property
     def key(self) -> Key:
@@ -107,6 +108,7 @@ class Part(NamedTuple):
     block_bytes: int
     window_blocks: int
     only_kept: bool
+    has_pictures: bool
     recorded: list[list[list[int]]]
     covered: dict[int, list[int]]
     known: dict[Any, list[list[Row]]]
@@ -120,7 +122,8 @@ class Part(NamedTuple):
             for line in data[: sum(size)].split(b"\n"):
                 found.append(row_of((self.name, file, offset), line))
                 offset += len(line) + 1
-        return [row for row in found if row is not None and (row.fate == KEPT or not self.only_kept)]
+        kept = [row for row in found if row is not None and (row.fate == KEPT or not self.only_kept)]
+        return [row._replace(num_pictures=row.number % 3) for row in kept] if self.has_pictures else kept
 
     def windows(self, epoch: int) -> list[list[Row]]:
         key = epoch, *self.covered.get(epoch, map(len, self.files))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import gzip
 import json
+import signal
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -33,13 +35,15 @@ from asyncdata import (
 from asyncdata.errors import AsyncDataError, EndOfData
 from tests.support.exchanges import Meeting
 from tests.support.faces import Awaited
+from tests.support.faults import Program
+from tests.support.planned_media import PIXELS, media_of
 from tests.support.stores import FAST, http_host
 
 __all__ = [
     "FAST", "Awaited", "BadRows", "DataLoader", "HardPacking", "JsonlSource", "Limits", "Meeting", "Mix", "Outcomes",
     "Part", "PassRate", "Path", "Ranks", "RowShuffle", "Shuffle", "SoftPacking", "by_fate", "by_hand", "cancelled",
-    "end", "every", "gzip", "http_host", "json", "known", "looped", "newest", "oldest_but_one", "outcome", "recorded",
-    "same_state", "stored", "tempfile", "told", "write_parquet",
+    "end", "every", "gzip", "http_host", "json", "killed", "known", "looped", "newest", "oldest_but_one", "outcome",
+    "pictured", "recorded", "same_state", "start_of", "stored", "tempfile", "told", "write_parquet",
 ]  # fmt: skip
 
 
@@ -48,6 +52,21 @@ def by_fate(row: dict[str, Any]) -> Any:
     if row["fate"] == "fails":
         raise ValueError("as it was told to")
     return [row["id"]] * (1 + row["id"] * 7 % 5) if row["fate"] == "kept" else row["fate"]
+
+
+def pictured(row: dict[str, Any]) -> Any:
+    """The same with pictures, which are loaded when it is known that the row is a sample: a row may fail only then."""
+    kept = by_fate(row | {"fate": "kept"} if row["fate"] == "fails" else row)
+    return {"input_ids": kept, "media": {"pixels": row["id"] % 3}} if isinstance(kept, list) else kept
+
+
+def load_pictures(row: dict[str, Any], plan: dict[str, Any]) -> Any:
+    """As many as the row's number says, each of numbers of its own."""
+    by_fate(row)
+    return {"pixels": media_of(row["id"], plan["media"]["pixels"])}
+
+
+pictured.columns, pictured.load = (PIXELS,), load_pictures  # type: ignore[attr-defined]
 
 
 def number_of(row: dict[str, Any]) -> list[int]:
@@ -99,14 +118,22 @@ def by_hand(name: str, size: int) -> list[Sample]:
 
 
 def known(group: Any) -> tuple[Any, ...]:
-    """A group as the model knows it: its number, or its name if it was made by hand; its part, tokens and response."""
+    """A group as the model knows it: its number, or name if it was made by hand; part, tokens, pictures, response."""
     first = group[0]
     number = first.extra["name"] if first.group_index is None else first.group_index
     (tokens,) = {tuple(sample.tokens.tolist()) for sample in group}
     (response,) = {sample.response for sample in group}
     if first.group_index is not None:
         assert [sample.index for sample in group] == [number * len(group) + place for place in range(len(group))]
-    return number, first.source_name or "", tokens, response
+    return number, first.source_name or "", tokens, num_pictures(group), response
+
+
+def num_pictures(group: Any) -> int:
+    """How many pictures each sample has, which must be those of its row."""
+    (number,) = {len(sample.columns.get("pixels", ())) for sample in group}
+    if number:
+        assert all((s.columns["pixels"] == media_of(int(s.tokens[0]), number)).all() for s in group)
+    return number
 
 
 def outcome(call: Any) -> tuple[Any, str]:
@@ -155,6 +182,22 @@ def every(loaders: list[Any], call: Any) -> list[Any]:
 
     with ThreadPoolExecutor(len(loaders)) as threads:
         return list(threads.map(call, range(len(loaders)), loaders))
+
+
+def start_of(loader: Any) -> tuple[int, bool]:
+    """The epoch that a loop would cover, and whether at its start."""
+    place = loader.position()
+    return place.epoch, (place.window, place.row) == (0, 0)
+
+
+def killed(folder: Path, lines: list[str]) -> Any:
+    """What lines of a script find in a process of their own, which then ends by SIGKILL."""
+    begin = ["import os, signal", "from tests.support.steps import *", f"folder = Path({str(folder)!r})"]
+    end = ["print(f'\\n{found!r}', flush=True)", "os.kill(os.getpid(), signal.SIGKILL)"]
+    with Program("-c", "\n".join([*begin, *lines, *end])) as program:
+        status, said = program.end()
+        assert status == -signal.SIGKILL, said
+        return ast.literal_eval(said.splitlines()[-1])
 
 
 def end(loaders: list[Any]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from asyncdata import DataLoader, Position, Sample
-from asyncdata.core.framing import frame
+from asyncdata.core.messages import frame
 from asyncdata.delivery.channel import Entry
 from tests.support.chunks import Lines
 from tests.support.executors import Client

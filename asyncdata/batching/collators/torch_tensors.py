@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.extras import missing_package
+from asyncdata.core.imports import missing_package
 
 if TYPE_CHECKING:
     from collections.abc import Callable

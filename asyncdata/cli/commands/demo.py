@@ -19,7 +19,7 @@ from asyncdata.cli.commands.run import Progress, Reading, combined_digest, read_
 from asyncdata.cli.output import table
 from asyncdata.core.errors import WorkerError
 from asyncdata.demo import tokenizer_folder, write_docstring_prompts
-from asyncdata.report.charts import short
+from asyncdata.report.figures import short
 from asyncdata.workers.machine import num_usable_cpus
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.output import fields, shown_path
-from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.errors import AsyncDataError, printable, shortened
+from asyncdata.core.files import cache_folder
 from asyncdata.core.version import __version__
 from asyncdata.sources.resolve import described
 from asyncdata.tokenization.encoders.fast_backends import PROOFS

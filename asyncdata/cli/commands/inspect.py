@@ -9,6 +9,7 @@ from collections import Counter
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.cli.arguments import as_options
 from asyncdata.cli.options import mixture_view, order_view, settle_kind
 from asyncdata.cli.output import fields, is_terminal, shown_path
 from asyncdata.cli.rows import OrderView
@@ -198,7 +199,7 @@ def _parts(args: SimpleNamespace, row: InspectedRow, texts: list[MaskedText]) ->
     """The headings of a row, each with the lines under it."""
     place = "  ".join(filter(None, [str(row.position or ""), printable(row.source_name), _place(row)]))
     if row.fault is not None:
-        yield f"{place}  bad row: {printable(row.fault)}", []
+        yield f"{place}  bad row: {printable(as_options(row.fault, vars(args)))}", []
     elif not texts:
         yield f"{place}  dropped: {printable(row.dropped)}", []
     for text in texts:

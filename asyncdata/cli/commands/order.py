@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.cli.arguments import has_tokenize_fn
+from asyncdata.cli.arguments import as_options, has_tokenize_fn
 from asyncdata.cli.options import loader_of, mixture_view, order_view, settle_kind
 from asyncdata.cli.output import fields, shown_path, to_json
 from asyncdata.cli.rows import InspectedRow, delivered
@@ -185,7 +185,7 @@ def _report(args: SimpleNamespace, row: InspectedRow) -> dict[str, Any]:
         "prompt": sample.prompt if sample is not None else None,
         "tokens": sample.tokens.tolist() if sample is not None else None,
         "dropped": row.dropped or None,
-        "error": row.fault,
+        "error": None if row.fault is None else as_options(row.fault, vars(args)),
     }
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from asyncdata.cli.output import fields, shown_path
 from asyncdata.cli.shown_text import RowTexts, place_of, shown_record, shown_row_without_sample
+from asyncdata.core.errors import ConfigError
 from asyncdata.demo import docstring_prompts, tokenizer_folder
 from asyncdata.report.page import Samples, write_page
 from asyncdata.report.run_page import bad_rows_of, run_page
@@ -38,6 +39,12 @@ _BROKEN_ROW = '{"messages": [{"role": "user", "content": "this row is cut off'
 
 def report(args: SimpleNamespace, output: Output) -> int:
     """The command."""
+    folder = os.path.dirname(os.path.abspath(args.output))
+    if not os.access(folder, os.W_OK):  # before a run is recorded or read
+        raise ConfigError(
+            f"the page {args.output} cannot be written: {folder} is no folder that this user can write to"
+        )
+
     if args.demo:
         output.say("a short run is recorded, to write its report")
         with tempfile.TemporaryDirectory(prefix="asyncdata-report-") as folder:

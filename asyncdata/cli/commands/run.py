@@ -21,7 +21,7 @@ import msgspec
 from asyncdata.cli.options import loader_of, settle_kind
 from asyncdata.cli.output import fields, is_terminal, shown_path
 from asyncdata.core.errors import EndOfData
-from asyncdata.report.charts import short
+from asyncdata.report.figures import short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

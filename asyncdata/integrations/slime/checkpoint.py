@@ -19,7 +19,7 @@ from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import Snapshot
 from asyncdata.core.digest import digest
 from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
-from asyncdata.core.file_checks import open_regular
+from asyncdata.core.files import open_regular
 from asyncdata.core.log import get_logger
 from asyncdata.core.plain_values import from_builtins, to_builtins, unpacked
 from asyncdata.core.version import __version__

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
-from asyncdata.core.atomic_file import remove_left_overs, replace_file, sync_folder
 from asyncdata.core.checksummed_file import MAX_FILE_BYTES, checksum_in, pack, read_header, unpack_file
 from asyncdata.core.errors import SnapshotError
+from asyncdata.core.files import remove_left_overs, replace_file, sync_folder
 from asyncdata.core.log import get_logger
 from asyncdata.core.plain_values import Block
 

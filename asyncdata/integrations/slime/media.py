@@ -11,7 +11,7 @@ import msgspec
 
 from asyncdata.core.columns import Column
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
 from asyncdata.core.plain_values import BLOCKS, from_builtins, to_builtins
 from asyncdata.core.shortage import raise_if_shortage
 from asyncdata.integrations.slime.groups import pieces, split

@@ -12,9 +12,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.atomic_file import replace_file, sync_folder
 from asyncdata.core.errors import SnapshotError
-from asyncdata.core.file_checks import open_regular
+from asyncdata.core.files import open_regular, replace_file, sync_folder
 from asyncdata.core.plain_values import MAX_DEPTH, to_builtins
 
 if TYPE_CHECKING:

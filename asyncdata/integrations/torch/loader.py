@@ -21,7 +21,7 @@ from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import save_at
 from asyncdata.core.ends import at_exit
 from asyncdata.core.errors import ConfigError, WorkerError
-from asyncdata.core.extras import missing_package
+from asyncdata.core.imports import missing_package
 from asyncdata.core.threads import started
 from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
 

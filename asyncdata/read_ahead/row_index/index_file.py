@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from asyncdata.core.cache_dir import CacheEntry, evict
-from asyncdata.core.file_checks import lock, locked, refuse_foreign
+from asyncdata.core.files import CacheEntry, evict, lock, locked, refuse_foreign
 from asyncdata.core.messages import MAX_FRAME_BYTES, Indexed
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import numpy as np
 
 from asyncdata.core.digest import canonical, digest, digest_each
 from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, redacted, safe_cause
-from asyncdata.core.extras import missing_package
 from asyncdata.core.file_refs import FileRef
+from asyncdata.core.imports import missing_package
 from asyncdata.core.messages import Block, Job
 from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec

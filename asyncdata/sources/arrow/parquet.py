@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.core.extras import missing_package
+from asyncdata.core.imports import missing_package
 from asyncdata.core.messages import Block
 from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.types import SourceLocation
-from asyncdata.sources.arrow.parquet_objects import load_footer, ranges_file
-from asyncdata.sources.arrow.parquet_reader import MAGIC, footer_digest, leaves_of
+from asyncdata.sources.arrow.parquet_reader import MAGIC, footer_digest, leaves_of, load_footer, ranges_file
 from asyncdata.sources.arrow.rows_to_json import RowWriter, is_same_form, shown_type
 from asyncdata.sources.base import Files
 from asyncdata.sources.fingerprint import stamp_of
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from asyncdata.core.specs import StoreSpec
 
 _READER = "asyncdata.sources.arrow.parquet_reader:ParquetReader"
-_REMOTE_READER = "asyncdata.sources.arrow.parquet_objects:RemoteParquetReader"
+_REMOTE_READER = "asyncdata.sources.arrow.parquet_reader:RemoteParquetReader"
 _READS_PER_GROUP, _READS_PER_GROUP_OF_OBJECTS = 64, 4
 _MAX_THREADS = 16
 _SUFFIXES = ((".parquet",),)

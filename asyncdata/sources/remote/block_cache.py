@@ -14,11 +14,9 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from asyncdata.core.atomic_file import write_new
-from asyncdata.core.cache_dir import CacheEntry, evict
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.digest import digest
-from asyncdata.core.file_checks import lock, refuse_foreign
+from asyncdata.core.files import CacheEntry, evict, lock, refuse_foreign, write_new
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from asyncdata.core.errors import ConfigError, redacted
-from asyncdata.core.extras import from_clone
 from asyncdata.core.file_refs import HTTP, Address
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import from_clone, resolve_path
 from asyncdata.sources.remote.address import GivenAddress
 from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError, is_throttled, kind_of_status, quoted
 

@@ -8,7 +8,7 @@ import msgspec
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.file_refs import Address, ObjectsOfStore
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
 from asyncdata.core.specs import ReadLimits, StoreSpec
 
 if TYPE_CHECKING:

@@ -78,12 +78,16 @@ class ChatSpans:
         """
         return self.template.rendered(self.template.fitted(messages), tools, add_generation_prompt=True)
 
-    def has_stop(self, text: str, blocks: list[Span]) -> bool:
-        """Whether a block ends with a stop token; True if there are no blocks."""
-        if not blocks or text.endswith(self._stops, *blocks[-1]):  # nearly always
+    def has_stop(self, text: str, blocks: list[Span]) -> bool | None:
+        """Whether the blocks end with a stop token; True if there are none; None if some do, and others do not.
+
+        Of ``{% generation %}`` blocks one is enough: a message may have several, as its template's author wants it.
+        """
+        if all(text.endswith(self._stops, start, stop) for start, stop in blocks):  # nearly always
             return True
 
-        return any(text[start:stop].rstrip().endswith(self._stops) for start, stop in reversed(blocks))
+        ends = [text[start:stop].rstrip().endswith(self._stops) for start, stop in blocks]
+        return all(ends) or (None if any(ends) and not self.template.has_generation else any(ends))
 
     def asked(
         self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]

@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import tokenizers
 
-from asyncdata.core.atomic_file import remove_left_over, replace_file, sync_folder
-from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.checksummed_file import pack, unpack_file
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import SnapshotError
-from asyncdata.core.file_checks import lock
+from asyncdata.core.files import cache_folder, lock, remove_left_over, replace_file, sync_folder
 from asyncdata.core.version import __version__
 from asyncdata.tokenization.encoders.character_sets import CharacterFinder, points_of
 from asyncdata.tokenization.encoders.fast_backends import PROOFS, SWEEP_VERSION, lock_path, open_lock, version_of

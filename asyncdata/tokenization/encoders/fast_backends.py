@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from itertools import accumulate, count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from asyncdata.core.cache_dir import cache_folder
+from asyncdata.core.files import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.extras import missing_package
+from asyncdata.core.imports import missing_package
 from asyncdata.tokenization.chat_template.calls import Fitting
 from asyncdata.tokenization.encoders.fast_backends import one_by_one
 from asyncdata.tokenization.encoders.hf_encoder import Located

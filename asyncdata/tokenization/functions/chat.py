@@ -27,6 +27,8 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     A row without trained tokens is dropped as ``no_trained_tokens``, and one that is too long as ``max_length``. If the
     chat template ends messages without a special token, no stop token is trained: ``no_stop_token`` counts such rows.
+    If it ends earlier messages with another one, as that of gpt-oss, they are trained without it:
+    ``answer_without_stop`` counts such rows.
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
     :param messages_key: the key of a row's messages: a list, or that list as JSON text.
@@ -37,7 +39,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         that no template renders; the second is trained), ``xlam`` (``query``, and calls in ``answers``), or two texts
         that are a question and its answer: ``prompt_response``, ``query_response``, ``query_answer``,
         ``question_answer``, ``question_response``, ``instruction_response`` (``context``). None: a loader recognises it
-        by the first row of its source; it is ``messages`` with ``messages_key`` or a ``processor``.
+        by the first row of its source; it is ``messages`` with ``messages_key``.
     :param dialect_keys: the row's own names of keys of the dialect, such as ``{"question": "ask"}``.
     :param dialect_row: the row by which a loader recognised the dialect. Loaders set it.
     :param processor: what makes pixels of pictures: a :class:`~asyncdata.Processor`, or its folder. None: a row with
@@ -64,8 +66,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
             check_dialect(self.dialect, self.dialect_keys)
         if self.dialect not in (None, "messages") and not self._has_default_keys:
-            other = "messages_key" if self.processor is None else "processor"
-            raise ConfigError(f"dialect={self.dialect!r} has keys of its own, and no pictures: leave {other} out")
+            raise ConfigError(f"dialect={self.dialect!r} has keys of its own: leave messages_key out")
 
         if self.processor is not None:
             adopt_processor(self)
@@ -82,7 +83,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def _has_default_keys(self) -> bool:
-        return self.messages_key == "messages" and self.processor is None
+        return self.messages_key == "messages"
 
     @property
     def is_of_any_dialect(self) -> bool:
@@ -91,8 +92,8 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def may_be_text(self) -> bool:
-        """Prompts and completions may be text."""
-        return self.dialect == "prompt_completion"
+        """Prompts and completions may be text; pictures need a template."""
+        return self.dialect == "prompt_completion" and self.processor is None
 
     def settings_digest(self) -> str:
         """The same for a dialect that is named and one that is recognised; the processor counts by its files."""
@@ -110,6 +111,6 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         from asyncdata.tokenization.functions.pictured import PicturedChats
 
-        opened = PicturedChats(*args, self._adopted.images_key)
+        opened = PicturedChats(*args, self._adopted.keys(self.ignore_keys))
         opened.open_processor(self._adopted, self._adopted.config(self.tokenizer, self.revision))
         return opened

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import unknown_setting
 from asyncdata.tokenization.row_fields import TURN_FLAGS, RowReader
-from asyncdata.tokenization.rows import RowFault, decode_object, decode_value, json_type, missing_key
+from asyncdata.tokenization.rows import MEDIA_KEYS, RowFault, decode_object, decode_value, json_type, missing_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +70,7 @@ def _turn(row: RowReader, name: str, turn: Any, raw: Buffer) -> Message:
 
     if len(turn) > 2 and row.account is not None:
         row.account.refuse_turn(turn, row.name(name), raw)
-    flags: Message = {key: turn[key] for key in TURN_FLAGS if key in turn}
+    flags: Message = {key: turn[key] for key in (*TURN_FLAGS, *MEDIA_KEYS) if key in turn}
     if said in _CALLS:
         return {**_calling(row, name, value, raw), **flags}
 

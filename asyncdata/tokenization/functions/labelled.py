@@ -209,12 +209,12 @@ def accepted(found: Located | Exception) -> Located:
 class Draft(NamedTuple):
     """A text to tokenize, and its trained blocks: ranges of characters, sorted and disjoint.
 
-    :ivar has_stop: whether a block ends with a stop token, at which the model stops.
+    :ivar has_stop: whether the blocks end with a stop token, at which the model stops; None: some of them.
     """
 
     text: str
     blocks: list[Span]
-    has_stop: bool = True
+    has_stop: bool | None = True
 
     def encoded(self, located: Located) -> Encoded:
         """The tokens, and which of them are trained."""
@@ -262,7 +262,7 @@ class Encoded(NamedTuple):
     tokens: array[int]
     spans: list[Span]
     straddling: Sequence[int] = ()
-    has_stop: bool = True
+    has_stop: bool | None = True
     is_cut: bool = False
 
     def cut(self, start: int, stop: int) -> Encoded:
@@ -272,8 +272,11 @@ class Encoded(NamedTuple):
 
     def notes(self) -> list[str]:
         """The notes that statistics count for the sample."""
-        about_training = ["straddling_token"] * bool(self.straddling) + ["no_stop_token"] * (not self.has_stop)
-        return about_training + [TRUNCATED] * self.is_cut
+        about_training = ["straddling_token"] * bool(self.straddling) + [TRUNCATED] * self.is_cut
+        if self.has_stop:  # nearly always
+            return about_training
+
+        return [*about_training, "no_stop_token" if self.has_stop is False else "answer_without_stop"]
 
 
 def predicted(spans: list[Span]) -> list[Span]:

@@ -222,13 +222,13 @@ class Chats(RowTokenizer):
         train_on: str,
         decided_by: str = "",
         label_key: str | None = None,
-        images_key: str | None = None,
+        picture_keys: Mapping[str, str] | None = None,
     ) -> None:
         from asyncdata.tokenization.functions.dialects import DIALECTS, DialectReader
 
         files = fn.files()
         variables = None if VARIABLES in fn.ignore_keys else VARIABLES
-        more = {"tools": fn.tool_key, "metadata": fn.metadata_key, "images": images_key, VARIABLES: variables}
+        more = {"tools": fn.tool_key, "metadata": fn.metadata_key, VARIABLES: variables, **(picture_keys or {})}
         account = Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=True)
         row = DialectReader(dialect, keys, more, decided_by, label_key, account)
         super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
@@ -237,10 +237,13 @@ class Chats(RowTokenizer):
         self._name, self._chat = DIALECTS[dialect].required[0], DIALECTS[dialect].read
         self._drafts = None
         if fn.has_template(files):
-            self._drafts = ChatDrafts(fn, row, files, may_have_pictures=images_key is not None)
+            self._drafts = ChatDrafts(fn, row, files, may_have_pictures=picture_keys is not None)
 
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
-        messages, first = self._chat(self._row, fields, raw)
+        return self.read_chat(*self._chat(self._row, fields, raw), fields, raw)
+
+    def read_chat(self, messages: list[Message], first: int, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
+        """As :meth:`read`, of a row's chat, whose messages may be trained from number ``first`` on."""
         if self._drafts is None:
             raise RowFault("AD411", "the tokenizer has no chat template: pass chat_template=, or pairs of texts", raw)
 

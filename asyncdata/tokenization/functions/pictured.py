@@ -12,7 +12,7 @@ from asyncdata.tokenization.functions.prompt_reader import PromptTokenizer
 from asyncdata.tokenization.pictures.chats import expanded, with_places
 from asyncdata.tokenization.pictures.files import held
 from asyncdata.tokenization.pictures.transformers_processor import OpenProcessor
-from asyncdata.tokenization.rows import RowFault, decode_value
+from asyncdata.tokenization.rows import MediaFault, RowFault, decode_value, is_empty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.functions.labelled import Drafting
-    from asyncdata.tokenization.pictures.files import Picture
+    from asyncdata.tokenization.pictures.chats import Places
     from asyncdata.tokenization.pictures.settings import Processor, ProcessorConfig
 
 
@@ -39,27 +39,43 @@ class _Pictured(RowTokenizer):
         out.declare(self._processor.light_keys)
         super().__call__(rows, out)
 
-    def pictures_of(
-        self, messages: list[dict[str, Any]], fields: dict[str, Any], raw: Buffer
-    ) -> tuple[list[dict[str, Any]], list[Picture]]:
+    def places_of(self, messages: list[dict[str, Any]], fields: dict[str, Any], raw: Buffer) -> Places:
         """The messages with places for pictures, and the pictures.
 
         :raises RowFault: if they do not go together.
         """
-        images = fields.get("images")
-        given = None if images is None else decode_value(images, raw)
-        changed, pictures = with_places(messages, given, self._settings)
-        return changed, [held(picture, self._settings) for picture in pictures] if self._is_loading else pictures
+        found = {name: decode_value(fields[name], raw) for name in ("images", "image") if fields.get(name) is not None}
+        given = [value for value in found.values() if not is_empty(value)]
+        if len(given) > 1:
+            way_out = "ignore_keys=('image',) leaves the second out"
+            raise RowFault("AD115", f"the row has pictures under 'images' and under 'image'; {way_out}", raw)
 
-    def planned(self, found: Drafting, pictures: Sequence[Picture]) -> Drafting:
+        none: list[Any] | None = [] if [] in found.values() else None
+        places = with_places(messages, given[0] if given else none, self._settings)
+        if not self._is_loading:
+            return places
+
+        return places._replace(pictures=[held(picture, self._settings) for picture in places.pictures])
+
+    def _read(self, raw: Buffer, fields: dict[str, Any] | None) -> Drafting | str:
+        try:
+            return super()._read(raw, fields)
+        except MediaFault as fault:
+            key = self._settings.images_key
+            way_out = f"Processor(images_key={key!r}) names the key of pictures; a function of two phases loads videos"
+            reason = f"{fault.what}, which is not read: {way_out} and sounds; ignore_keys= leaves a key out"
+            raise RowFault("AD130", reason, raw) from None
+
+    def planned(self, found: Drafting, places: Places) -> Drafting:
         """The drafting with the pictures' own texts.
 
         :raises RowFault: if a picture cannot be read, or the template has not written its mark.
         """
-        planned = self._processor.plan(pictures)
+        planned = self._processor.plan(places.pictures)
         (draft,) = found.drafts
         text, blocks = expanded(draft.text, draft.blocks, self._processor.mark, planned.texts)
-        return found._replace(drafts=[draft._replace(text=text, blocks=blocks)], of=planned)
+        drafts = [draft._replace(text=text, blocks=blocks)]
+        return found._replace(drafts=drafts, of=planned, notes=found.notes + places.notes)
 
     def thumbnails(self, raw: Buffer) -> list[tuple[str, str]]:
         """Small copies of the pictures of a row that yields a sample."""
@@ -100,9 +116,10 @@ class PicturedChats(_Pictured, Chats):
     """Chats for training. Tokens of pictures are never trained, and no sample with pictures is cut."""
 
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
-        messages, pictures = self.pictures_of(self._row.chat("messages", fields["messages"], raw), fields, raw)
-        found = super().read({**fields, "messages": messages}, raw)
-        return found if isinstance(found, str) else self.planned(found, pictures)
+        messages, first = self._chat(self._row, fields, raw)
+        places = self.places_of(messages, fields, raw)
+        found = self.read_chat(places.messages, first, fields, raw)
+        return found if isinstance(found, str) else self.planned(found, places)
 
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
         encoded = self._fn.fit(drafting.drafts[0].encoded(found[0]))
@@ -119,15 +136,15 @@ class PicturedPrompts(_Pictured, PromptTokenizer):
     may_have_pictures = True
 
     def read(self, fields: dict[str, Any], raw: Buffer) -> Drafting | str:
-        messages, pictures = self.pictures_of(self._row.messages("prompt", fields["prompt"], raw), fields, raw)
-        found = super().read({**fields, "prompt": messages}, raw)
+        places = self.places_of(self._row.messages("prompt", fields["prompt"], raw), fields, raw)
+        found = super().read({**fields, "prompt": places.messages}, raw)
         if isinstance(found, str):
             return found
 
-        if pictures:
-            images = msgspec.json.encode({"images": [picture.value for picture in pictures]})
+        if places.pictures:
+            images = msgspec.json.encode({"images": [picture.value for picture in places.pictures]})
             found = found._replace(columns={**found.columns, "extra": images})
-        return self.planned(found, pictures)
+        return self.planned(found, places)
 
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
         columns = {**drafting.columns, **self._processor.light(found[0].ids, drafting.of)}

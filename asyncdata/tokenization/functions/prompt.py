@@ -135,7 +135,7 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
 
         from asyncdata.tokenization.functions.pictured import PicturedPrompts
 
-        optional = {**optional, "images": self._adopted.images_key}
+        optional = {**optional, **self._adopted.keys(self.ignore_keys)}
         row = RowReader(required, optional, decoded=["prompt"], account=account)
         opened = PicturedPrompts(self, row, *self._opened())
         opened.open_processor(self._adopted, self._adopted.config(self.tokenizer, self.revision))

@@ -9,7 +9,7 @@ import msgspec
 
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.import_path import tag_of
+from asyncdata.core.imports import tag_of
 from asyncdata.core.settings import Description
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 

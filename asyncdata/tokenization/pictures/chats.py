@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.tokenization.media import PART_KEYS, medium_of
 from asyncdata.tokenization.pictures.files import picture_of
-from asyncdata.tokenization.rows import RowFault
+from asyncdata.tokenization.rows import MEDIA_KEYS, RowFault, is_empty
 from asyncdata.tokenization.spans import Span
 
 if TYPE_CHECKING:
@@ -19,39 +19,75 @@ Message = dict[str, Any]
 
 _PLACE = "<image>"
 _PART = {"type": "image"}
+_BOTH = (False, True)
+"""What is said in other turns, and in answers."""
+
+PLACE_IS_TEXT = "picture_place_is_text"
+"""The note of a row that says ``<image>``, and means no picture."""
 
 
-def with_places(messages: list[Message], images: Any, settings: Processor) -> tuple[list[Message], list[Picture]]:
-    """The messages with ``{"type": "image"}`` for each picture, and the pictures in this order.
+class Places(NamedTuple):
+    """A chat with a part ``{"type": "image"}`` for each picture, the pictures in this order, and notes of the row."""
 
-    A place without a picture of its own, or the text ``<image>``, is of the next one of ``images``.
+    messages: list[Message]
+    pictures: list[Picture]
+    notes: tuple[str, ...]
 
-    :raises RowFault: AD114, for more or fewer places than pictures; AD130, for videos and sounds; AD457, see files.
+
+def with_places(messages: list[Message], images: Any, settings: Processor) -> Places:
+    """The places of a chat, and their pictures.
+
+    A part without a picture of its own, or ``<image>`` in a text, is the place of the next one of ``images``. In
+    answers, ``<image>`` is text if the other places are as many as the pictures.
+
+    :param images: what the row has beside its chat; None: nothing; []: it says that it has no pictures.
+    :raises RowFault: AD114, for more or fewer places than pictures; AD130, for videos and sounds, and pictures of a
+        turn that are no parts of its content; AD457, see files.
     """
     listed = images if isinstance(images, list) else [] if images is None else [images]
     left = iter([picture_of(value, f"picture {number} of the row", settings) for number, value in enumerate(listed, 1)])
-    pictures: list[Picture] = []
-    changed = [_message(message, left, bool(listed), pictures, settings) for message in messages]
-    num_left = sum(1 for _ in left)
-    if num_left:
-        raise RowFault(
-            "AD114",
-            f"the row has {len(listed)} pictures, and its chat has places for {len(listed) - num_left}; a place is "
-            f"{_PLACE} in a text, or a part {_PART}",
-        )
+    parts = [(message["role"] == "assistant", part) for message in messages for part in _parts(message)]
+    media = [part for _, part in parts if medium_of(part) is not None]
+    num_parts = len(media) - sum(map(bool, map(_own, media)))
+    asked, answered = (sum(_text(part).count(_PLACE) for is_answer, part in parts if is_answer is it) for it in _BOTH)
+    where: tuple[bool, ...] = _BOTH
+    if len(listed) == num_parts + asked:
+        where = _BOTH[:1]
+    elif len(listed) != num_parts + asked + answered:
+        where = ()
+        if listed or num_parts or not (media or images == []):
+            raise RowFault("AD114", _miscounted(len(listed), num_parts + asked, answered, settings))
 
+    pictures: list[Picture] = []
+    changed = [
+        _message(message, left, (message["role"] == "assistant") in where, pictures, settings) for message in messages
+    ]
     if len(pictures) > settings.max_pictures:
         raise RowFault("AD457", f"the row has {len(pictures)} pictures, more than max_pictures={settings.max_pictures}")
 
-    return changed, pictures
+    is_text = (asked and not where) or (answered and True not in where)
+    return Places(changed, pictures, (PLACE_IS_TEXT,) if is_text else ())
+
+
+def _miscounted(num_pictures: int, num_places: int, answered: int, settings: Processor) -> str:
+    more = f", and {answered} in answers" if answered else ""
+    key = f"Processor(images_key={settings.images_key!r}) names the key of pictures"
+    way_out = "" if num_pictures else f"; {key}, and with an empty list under it {_PLACE} is text"
+    places = f"its chat has places for {num_places}{more}; a place is {_PLACE} in a text, or a part {_PART}{way_out}"
+    return f"the row has {num_pictures} pictures, and {places}"
 
 
 def _message(
-    message: Message, left: Iterator[Picture], has_images: bool, pictures: list[Picture], settings: Processor
+    message: Message, left: Iterator[Picture], has_places: bool, pictures: list[Picture], settings: Processor
 ) -> Message:
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [content]
-    if not any(medium_of(part) is not None or (has_images and _PLACE in _text(part)) for part in parts):
+    if beside := [key for key in MEDIA_KEYS if not is_empty(message.get(key))]:
+        way_out = f"write {_PART} into its content, and the pictures into the row's {settings.images_key!r}"
+        raise RowFault(
+            "AD130", f"a turn of the chat has {beside[0]!r} beside its content, which is not read: {way_out}"
+        )
+
+    parts = _parts(message)
+    if not any(medium_of(part) is not None or (has_places and _PLACE in _text(part)) for part in parts):
         return message
 
     kept: list[Any] = []
@@ -61,13 +97,23 @@ def _message(
             kept.append(_PART)
             continue
 
-        for number, text in enumerate(_text(part).split(_PLACE) if has_images else [_text(part)]):
+        for number, text in enumerate(_text(part).split(_PLACE) if has_places else [_text(part)]):
             if number:
-                pictures.append(_next(left))
+                pictures.append(next(left))
                 kept.append(_PART)
             if text:
                 kept.append({"type": "text", "text": text})
     return {**message, "content": kept}
+
+
+def _parts(message: Message) -> list[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else [content]
+
+
+def _own(part: Message) -> Message:
+    """What a part says of its picture; nothing if it is a place."""
+    return {key: value for key, value in part.items() if key not in ("type", "text") and value}
 
 
 def _text(part: Any) -> str:
@@ -81,14 +127,8 @@ def _picture(part: Message, left: Iterator[Picture], number: int, settings: Proc
         way_out = "a function of two phases can load videos and sounds (docs/how-to/columns.md)"
         raise RowFault("AD130", f"picture {number} of the chat is {ascii(kind)}, which is not supported; {way_out}")
 
-    own = {key: value for key, value in part.items() if key not in ("type", "text") and value}
-    return picture_of(own, f"picture {number} of the chat", settings) if own else _next(left)
-
-
-def _next(left: Iterator[Picture]) -> Picture:
-    for picture in left:
-        return picture
-    raise RowFault("AD114", "the chat has more places for pictures than the row has pictures")
+    own = _own(part)
+    return picture_of(own, f"picture {number} of the chat", settings) if own else next(left)
 
 
 def expanded(text: str, blocks: list[Span], mark: str, texts: Sequence[str]) -> tuple[str, list[Span]]:

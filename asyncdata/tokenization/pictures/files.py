@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
+from asyncdata.tokenization.pictures.archives import member_of
 from asyncdata.tokenization.rows import RowFault, json_type
 
 if TYPE_CHECKING:
@@ -26,8 +27,17 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.pictures.settings import Processor
 
 _ORIENTATION, _SWAPS_SIDES = 274, 5
+_CHAINED = re.compile(r"(?:zip|tar)://([^:]+)::(?:file://)?([^:]+)")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_KEYS = ("image", "image_url", "url", "path", "bytes", "base64")
+_BYTES = ("bytes", "base64", "data")
+_KEYS = ("image", "image_url", "url", "path", "source", *_BYTES)
+_SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
+_BASE64 = re.compile(
+    r"(?=.{64})(?=iVBORw0KGgo|/9j/|R0lGOD|UklGR|SUkqA|TU0AK|.{1024})[A-Za-z0-9+/\s]+={0,2}\s*", re.DOTALL
+)
+"""Text that is no path: it begins as PNG, JPEG, GIF, WebP or TIFF do in base64, or is longer than any path without a
+dot."""
+_MAX_SHOWN = 200
 
 
 class Picture(NamedTuple):
@@ -42,9 +52,10 @@ class Picture(NamedTuple):
 
 def picture_of(value: Any, name: str, settings: Processor) -> Picture:
     """What a row says of a picture: a path, an address (``data:``, ``file:``, ``http:`` or ``https:``), or an object
-    with one of them.
+    with one of them, or base64 text, as sources give bytes.
 
-    An object ``{"bytes": ..., "path": ...}`` is how Hugging Face stores pictures; sources give bytes as base64 text.
+    An object ``{"bytes": ..., "path": ...}`` is how Hugging Face stores pictures, and ``{"source": {"data": ...}}`` how
+    Anthropic's messages have them.
 
     :raises RowFault: AD457, for anything else.
     """
@@ -55,22 +66,27 @@ def picture_of(value: Any, name: str, settings: Processor) -> Picture:
                 "AD457", f"{name} is an object of {', '.join(map(ascii, value)) or 'nothing'}; need one of {_KEYS}"
             )
 
-        key, inner = min(given, key=lambda item: item[0] not in ("bytes", "base64"))
+        if sized := [key for key in _SIZES if value.get(key)]:
+            way_out = "the processor's files say the size of all pictures"
+            raise RowFault("AD457", f"{name} has {sized[0]!r}, which is not read: leave it out; {way_out}")
+
+        key, inner = min(given, key=lambda item: item[0] not in _BYTES)
         return (
             Picture(name, data=_decoded(inner, name), value=value)
-            if key in ("bytes", "base64")
+            if key in _BYTES
             else picture_of(inner, name, settings)
         )
 
     if not isinstance(value, str):
         raise RowFault("AD457", f"{name} must be a path, an address or an object, got {json_type(value)}")
 
-    if value.startswith("data:"):
-        return Picture(name, data=_decoded(value.partition(",")[2], name), value=value)
+    if value.startswith("data:") or _BASE64.fullmatch(value):
+        return Picture(name, data=_decoded(value.partition(",")[2] or value, name), value=value)
 
-    scheme = _SCHEME.match(value)
-    if scheme is None:
-        return Picture(name, path=_path(value, name, settings.media_root), value=value)
+    scheme, chained = _SCHEME.match(value), _CHAINED.fullmatch(value)
+    if scheme is None or chained is not None:
+        path = value if chained is None else f"{chained[2]}/{chained[1]}"
+        return Picture(name, path=_path(path, name, settings.media_root), value=value)
 
     if scheme[1].lower() in ("http", "https"):
         return Picture(name, url=allowed(value, name, settings), value=value)
@@ -97,8 +113,8 @@ def held(picture: Picture, settings: Processor) -> Picture:
 
 def _decoded(text: Any, name: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
-    except (TypeError, ValueError, binascii.Error) as error:
+        return base64.b64decode("".join(text.split()), validate=True)  # it may be wrapped into lines
+    except (AttributeError, ValueError, binascii.Error) as error:
         raise RowFault("AD457", f"{name} is not base64 text: {error}") from None
 
 
@@ -120,7 +136,7 @@ def size_of(picture: Picture, settings: Processor) -> tuple[int, int]:
     """
     with _opened(picture, settings) as image:
         width, height = image.size
-        turn = image.getexif().get(_ORIENTATION, 1)
+        turn = 1 if image.format == "TIFF" else image.getexif().get(_ORIENTATION, 1)  # Pillow turns TIFFs itself
     return (width, height) if turn >= _SWAPS_SIDES else (height, width)
 
 
@@ -141,15 +157,21 @@ def _opened(picture: Picture, settings: Processor) -> Iterator[Any]:
     from PIL import Image, UnidentifiedImageError
 
     where = without_query(picture.url) if picture.url else picture.path
-    what = f"{picture.name} ({where or 'bytes of the row'})"
+    what = f"{picture.name} ({where[:_MAX_SHOWN] or 'bytes of the row'})"
     if picture.data is None:
         picture = held(picture, settings)
     try:
-        num_bytes = os.path.getsize(picture.path) if picture.data is None else len(picture.data)
+        member = member_of(picture.path) if picture.data is None else None
+        if member is not None:
+            num_bytes = member[0]
+        else:
+            num_bytes = os.path.getsize(picture.path) if picture.data is None else len(picture.data)
         if num_bytes > settings.max_bytes:
             raise RowFault("AD457", f"{what} has {num_bytes:,} bytes, more than max_bytes={settings.max_bytes:,}")
 
-        with Image.open(picture.path if picture.data is None else io.BytesIO(picture.data)) as image:
+        data = picture.data if member is None else member[1]()
+        # Pillow maps some files of a path into memory, and then turns a TIFF wrongly; one that shrinks would be fatal.
+        with open(picture.path, "rb") if data is None else io.BytesIO(data) as file, Image.open(file) as image:
             width, height = image.size
             if not 0 < width * height <= settings.max_pixels:
                 raise RowFault("AD457", f"{what} has {width} x {height} pixels; max_pixels={settings.max_pixels:,}")

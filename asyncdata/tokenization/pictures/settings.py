@@ -15,6 +15,8 @@ from asyncdata.core.settings import Description
 from asyncdata.tokenization.tokenizer_files import resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from asyncdata.core.columns import Column
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -33,7 +35,8 @@ class Processor(Description, frozen=True):
     turned as their EXIF orientation says. A plan reads their headers only.
 
     :ivar folder: a folder with ``preprocessor_config.json`` or ``processor_config.json``; None: the tokenizer's.
-    :ivar images_key: the key of a row's pictures, for the places in its chat that name none.
+    :ivar images_key: the key of a row's pictures, for the places in its chat that name none. With ``images``, the
+        default, ``image`` is read, too.
     :ivar media_root: the folder in which all pictures that are files must be; None: paths may lead anywhere.
     :ivar allowed_hosts: the web servers from which pictures are fetched: ``"host"`` for the port of http or https,
         ``"host:8080"`` for another. There are no patterns, and redirections lead to these hosts only.
@@ -63,6 +66,11 @@ class Processor(Description, frozen=True):
                     f"AD457 allowed_hosts has {host!r}; it takes hosts in lower case, as 'host' or 'host:8080', "
                     "without scheme, path and patterns"
                 )
+
+    def keys(self, ignored: Collection[str]) -> dict[str, str]:
+        """``{field: key}`` of what a row may have beside its chat."""
+        reads_both = self.images_key == "images" and "image" not in ignored
+        return {"images": self.images_key, **({"image": "image"} if reads_both else {})}
 
     def config(self, tokenizer: str, revision: str | None) -> ProcessorConfig:
         """What the files of the processor say.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncdata.core.extras import missing_package
+from asyncdata.core.imports import missing_package
 from asyncdata.tokenization.pictures.files import size_of, turned
 from asyncdata.tokenization.pictures.settings import GRID, MROPE
 from asyncdata.tokenization.rows import RowFault

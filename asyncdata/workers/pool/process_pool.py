@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from asyncdata.core.errors import WorkerError
-from asyncdata.core.framing import frame
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Failed, Ready, Short, decode_reply
+from asyncdata.core.messages import Failed, Ready, Short, decode_reply, frame
 from asyncdata.workers.base import error_of
 from asyncdata.workers.machine import resident_memory
 from asyncdata.workers.pool.pool import Lane, Transport, with_reader

@@ -19,9 +19,8 @@ import anyio.to_thread
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import WorkerError
-from asyncdata.core.framing import HEADER
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import MAX_FRAME_BYTES
+from asyncdata.core.messages import HEADER, MAX_FRAME_BYTES
 from asyncdata.core.read_counts import READ_COUNTS
 from asyncdata.workers.pool.popen import AlivePipe, no_room
 from asyncdata.workers.pool.process_messages import PROGRESS_BYTES, STATUS_SHORT, read_counts_at

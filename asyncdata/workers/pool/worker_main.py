@@ -27,10 +27,9 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, NamedTuple, Never
 
-from asyncdata.core.framing import HEADER, frame, pieces
-from asyncdata.core.import_path import resolve_path
-from asyncdata.core.messages import Ready, Request, decode_job, decode_request, decode_spec
-from asyncdata.core.platform import end_with_parent
+from asyncdata.core.ends import end_with_parent
+from asyncdata.core.imports import resolve_path
+from asyncdata.core.messages import HEADER, Ready, Request, decode_job, decode_request, decode_spec, frame, pieces
 from asyncdata.core.read_counts import READ_COUNTS, ReadCounts
 from asyncdata.core.shortage import is_shortage
 from asyncdata.tokenization.base import open_spec

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 
 from asyncdata.core.errors import ConfigError, WorkerError
-from asyncdata.core.extras import missing_package
+from asyncdata.core.imports import missing_package
 from asyncdata.workers.pool.worker import pause
 from asyncdata.workers.ray.actor import RemoteWorker
 

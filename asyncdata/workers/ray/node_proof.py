@@ -10,7 +10,7 @@ import msgspec
 
 from asyncdata.core.errors import AsyncDataError, ConfigError
 from asyncdata.core.file_refs import ObjectRefs
-from asyncdata.core.import_path import resolve_path
+from asyncdata.core.imports import resolve_path
 from asyncdata.core.messages import Job, decode_spec, encode
 from asyncdata.core.specs import TokenizeSpec
 from asyncdata.core.version import __version__

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from asyncdata import DataLoader
 from asyncdata.core import checksummed_file, line_numbers
 from asyncdata.core.checksummed_file import pack
-from asyncdata.core.file_checks import lock, locked
+from asyncdata.core.files import lock, locked
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.tokenization.encoders.equivalence_records import find, keep
 from tests.support.backends import Fake, install

@@ -10,8 +10,7 @@ import pytest
 from asyncdata import JsonlSource
 from asyncdata.core.digest import digest
 from asyncdata.core.file_refs import joined
-from asyncdata.core.framing import pieces
-from asyncdata.core.messages import encode
+from asyncdata.core.messages import encode, pieces
 from tests.support.inner import change, real
 from tests.support.parts import (
     Address,

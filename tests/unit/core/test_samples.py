@@ -52,10 +52,8 @@ class Neighbours:
     def location(self, sample: int) -> object:
         return self._answer("source", LOCATION)
 
-    def source_name(self, sample: int) -> None:
-        return None
-
-    source_epoch = source_name
+    def part(self, sample: int) -> tuple[None, None]:
+        return None, None
 
 
 def made_of(chunk: Neighbours, row: int, index: int = 0, group_index: int = 0) -> Sample:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.report.charts import columns, lines, short
-from asyncdata.report.figures import origins, summed
+from asyncdata.report.figures import columns, lines, origins, short, summed
 from asyncdata.report.page import Run, visible
 from asyncdata.telemetry.reader import read
 from tests.support.examples import in_ci

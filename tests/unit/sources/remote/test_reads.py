@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncdata.core.file_checks import locked
+from asyncdata.core.files import locked
 from asyncdata.errors import SourceChangedError, SourceError
 from tests.support.fake_store import FakeStore
 from tests.support.inner import change

@@ -467,7 +467,7 @@ def test_the_packages_are_imported_only_where_a_store_is_opened():
     """What a fork server loads is what these modules import."""
     code = (
         "import sys, asyncdata.sources.remote.hub_store, asyncdata.sources.remote.fsspec_store; "
-        "import asyncdata.sources.remote.block_cache, asyncdata.sources.arrow.parquet_objects; "
+        "import asyncdata.sources.remote.block_cache, asyncdata.sources.arrow.parquet_reader; "
         "print(*{'huggingface_hub', 'fsspec', 'obstore', 'pyarrow', 'numpy'} & set(sys.modules))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -389,9 +389,8 @@ def test_a_refusal_names_the_template(small_tokenizer, tmp_path):
 
 @pytest.mark.thorough
 def test_a_template_without_a_stop_token_is_warned_of_once_and_its_rows_are_counted(name, jsonl_file):
-    rows = [{"messages": talk("a", f"b{number}")} for number in range(100)]
-
-    def warnings(template: str) -> tuple[list[Any], dict[str, int]]:
+    def warnings(template: str, *more: str) -> tuple[list[Any], dict[str, int]]:
+        rows = [{"messages": talk("a", f"b{number}", *more)} for number in range(100)]
         fn = ChatTokenizeFn(name, chat_template=template)
         with (
             capture_logs() as logs,
@@ -399,13 +398,18 @@ def test_a_template_without_a_stop_token_is_warned_of_once_and_its_rows_are_coun
         ):
             loader.get_next_batch(100)
             noted = loader.statistics().noted_total
-        return [each for each in logs if each["event"] == "chat.no_stop_token"], noted
+        return [each for each in logs if each["event"] in ("chat.no_stop_token", "chat.answer_without_stop")], noted
 
     (warning,), noted = warnings(ENDS_WITH_NOTHING)
 
     assert (warning["log_level"], noted) == ("warning", {"no_stop_token": 100})
     assert "pass chat_template= with the stop token inside {% generation %}" in warning["reason"]
-    assert warnings(KEEPS_A_PLACE) == ([], {})
+    assert warnings(KEEPS_A_PLACE) == warnings(KEEPS_A_PLACE, "c", "d") == warnings(CHANNELS) == ([], {})
+
+    (warning,), noted = warnings(CHANNELS, "c", "d")
+
+    assert (warning["event"], warning["log_level"]) == ("chat.answer_without_stop", "warning")
+    assert noted == {"answer_without_stop": 100}
 
 
 # Turns whose content is not text

@@ -288,8 +288,6 @@ def test_a_call_with_empty_content_that_the_template_does_not_write_is_an_error(
 def test_what_a_dialect_does_not_go_with_is_refused(name):
     with pytest.raises(ConfigError, match="leave messages_key out"):
         ChatTokenizeFn(name, dialect="alpaca", messages_key="chat")
-    with pytest.raises(ConfigError, match="leave processor out"):
-        ChatTokenizeFn(name, dialect="sharegpt", processor=name)
     with pytest.raises(ConfigError, match="did you mean 'alpaca'"):
         ChatTokenizeFn(name, dialect="alpacca")
     with pytest.raises(ConfigError, match="did you mean 'question'"):

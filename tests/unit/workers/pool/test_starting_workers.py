@@ -16,7 +16,7 @@ import psutil
 import pytest
 import structlog
 
-from asyncdata.core.framing import frame
+from asyncdata.core.messages import frame
 from asyncdata.errors import WorkerError
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of

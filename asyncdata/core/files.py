@@ -1,21 +1,118 @@
-"""A file that is whole at every instant: replaced by a rename, after everything is on the disk; older ones are kept.
-
-It holds any bytes; what they mean is ``snapshot``'s business.
-"""
+"""Files: checked before they are used, locked, written whole or not at all; the folder of what can be made again."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import secrets
 import stat
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncdata.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import io
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = 0) -> io.BufferedReader:
+    """The file, opened to read bytes.
+
+    :param flags: more flags of ``os.open``.
+    :raises OSError: if it cannot be opened, or is no regular file.
+    """
+    file = open(path, "rb", opener=lambda name, given: os.open(name, given | flags | os.O_NONBLOCK))
+    try:
+        refuse_others(file.fileno(), path)
+    except OSError:
+        file.close()
+        raise
+
+    return file
+
+
+def refuse_others(fd: int, path: str | os.PathLike[str]) -> None:
+    """Check that an open file is a regular one.
+
+    :raises OSError: if it is a folder, a FIFO, a socket or a device.
+    """
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+
+
+def why_foreign(found: os.stat_result) -> str:
+    """What is wrong with the owner or the mode of a file or folder; empty if nothing is."""
+    if found.st_uid != os.geteuid():
+        return f"belongs to another user (uid {found.st_uid})"
+
+    return "can be written by every user" if found.st_mode & stat.S_IWOTH else ""
+
+
+def refuse_foreign(fd: int, path: str) -> None:
+    """Look at an open file or folder.
+
+    :raises PermissionError: if another user may have written it.
+    """
+    if reason := why_foreign(os.fstat(fd)):
+        raise PermissionError(errno.EPERM, f"it {reason}", path)
+
+
+def check_ours(path: str, setting: str, *, is_folder: bool) -> None:
+    """Look at what is in the place of a file or folder of a cache, if anything is.
+
+    :param setting: the setting that chooses the place.
+    :raises ConfigError: if it is a link or anything else, or another user may have written it.
+    :raises OSError: if it cannot be looked at.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+
+    is_kind = stat.S_ISDIR if is_folder else stat.S_ISREG
+    reason = why_foreign(found) if is_kind(found.st_mode) else f"is no {'folder' if is_folder else 'file'}, or a link"
+    if reason:
+        raise ConfigError(f"AD611 {path} {reason}: remove it, or choose a folder of your own by {setting}")
+
+
+def lock(fd: int, *, is_shared: bool = False, waits: bool = False) -> bool:
+    """Lock an open file or folder until ``fd`` is closed; return whether it is locked now.
+
+    :param is_shared: several processes may hold the lock; it only excludes one that is not shared.
+    :param waits: wait until the lock is free.
+    :returns: False if another process holds the lock; never with ``waits``.
+    :raises OSError: if the file system has no locks.
+    """
+    kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(fd, kind if waits else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+
+    return True
+
+
+@contextmanager
+def locked(path: str) -> Iterator[bool]:
+    """Lock an existing file or folder for a ``with`` block; gives whether it is locked.
+
+    :returns: False also where the file system has no locks: then it is not known whether another process uses it.
+    :raises OSError: if it cannot be opened, or is a link.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            is_free = lock(fd)
+        except OSError:
+            is_free = False
+        yield is_free
+    finally:
+        os.close(fd)
+
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP}
@@ -165,3 +262,40 @@ def _link(source: str, name: str) -> bool:
 def _unlink(path: str) -> None:
     with suppress(OSError):
         os.unlink(path)
+
+
+def cache_folder() -> str:
+    """``$XDG_CACHE_HOME/asyncdata``, or ``~/.cache/asyncdata``."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "asyncdata")
+
+
+class CacheEntry(NamedTuple):
+    """Something in a cache that is removed as a whole. Entries are ordered by their time of use.
+
+    :ivar used_ns: when it was last used, Unix time in nanoseconds.
+    :ivar num_bytes: its size on disk.
+    :ivar name: what identifies it in its cache, such as a path.
+    """
+
+    used_ns: int
+    num_bytes: int
+    name: str
+
+
+def evict(entries: Iterable[CacheEntry], excess_bytes: int, remove: Callable[[str], bool]) -> list[CacheEntry]:
+    """Remove the least recently used entries until at least ``excess_bytes`` are gone, or no entry is left.
+
+    :param entries: the entries that may be removed, in any order.
+    :param remove: removes the entry of this name; returns False if it must stay, as it is in use.
+    :returns: the removed entries, the least recently used first.
+    :raises OSError: what ``remove`` raises.
+    """
+    removed: list[CacheEntry] = []
+    for entry in sorted(entries):
+        if excess_bytes <= 0:
+            break
+
+        if remove(entry.name):
+            excess_bytes -= entry.num_bytes
+            removed.append(entry)
+    return removed

@@ -1,4 +1,4 @@
-"""Functions and classes by the text that names them: ``package.module:name``, or a fixed tag."""
+"""Functions and classes by the text that names them: ``package.module:name``, or a fixed tag; and missing packages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ import sys
 from typing import Any
 
 from asyncdata.core.errors import ConfigError
+
+
+def from_clone(extra: str) -> str:
+    """How to install an extra of asyncdata, whose name on the package index is not ours yet."""
+    return f'pip install ".[{extra}]" in a clone of asyncdata'
+
+
+def missing_package(what: str, package: str, error: ImportError) -> ConfigError:
+    """The error for ``what``, which needs ``package``, which cannot be imported.
+
+    :param what: the feature, as the user knows it: ``attach``, ``Parquet``.
+    :param package: the name by which pip knows it.
+    :param error: what the import raised; a package may be there and broken, so its message is shown.
+    """
+    return ConfigError(f"{what} needs {package} ({error}): pip install {package}")
 
 
 def resolve_path(path: str) -> Any:
