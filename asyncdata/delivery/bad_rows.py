@@ -102,10 +102,6 @@ class BadRowPolicy(NamedTuple):
         return TooManyBadRowsError(f"a bad row, after BadRows(max={self.max}) of them: {error}")
 
 
-NONE_STOPS = BadRowPolicy(is_raised=False)
-"""Every bad row is passed over."""
-
-
 def bad_row_error(place: SourceLocation, error: RowError, *, shows_row: bool = True) -> BadRowError:
     """The error for a bad row. Reads the file up to the row, to count lines.
 

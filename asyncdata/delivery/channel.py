@@ -7,11 +7,11 @@ and a delivery takes items in that order. Nothing here waits or locks; the coord
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from asyncdata.delivery.bad_rows import NONE_STOPS
 from asyncdata.delivery.chunk import NO_IDS, BadRow
 from asyncdata.delivery.items import AlreadyAcked, ChunkEnd, Failure, Run, items_of
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from asyncdata.core.errors import AsyncDataError
     from asyncdata.core.types import Position, SourceLocation
-    from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.chunk import Chunk, Ids
     from asyncdata.delivery.items import Item
+    from asyncdata.delivery.ledger import DeliveryRules
     from asyncdata.delivery.media_queue import MediaQueue
 
 
@@ -60,9 +60,7 @@ class Entry:
 class Channel:
     """Read-ahead from one position on; a restart makes a new channel.
 
-    :param capacity: samples that may be ready or in flight.
-    :param max_bytes: bytes that may be ready.
-    :param bad_rows: what is done with bad rows; one that may not be passed over ends the stream.
+    :param rules: its capacity, and what is done with bad rows; one that may not be passed over ends the stream.
     :param num_bad_rows: bad rows that were passed over before.
     :param epoch_groups: samples that the current epoch had before this channel's first row.
     :param acked: positions that were acknowledged before a restart.
@@ -78,18 +76,15 @@ class Channel:
 
     def __init__(
         self,
+        rules: DeliveryRules,
         *,
-        capacity: int,
-        max_bytes: int,
-        bad_rows: BadRowPolicy = NONE_STOPS,
         num_bad_rows: int = 0,
         epoch_groups: int = 0,
         acked: Set[Position] = frozenset(),
         outcomes: Exclusions | None = None,
         media: Callable[[Channel], MediaQueue] | None = None,
     ) -> None:
-        self.capacity = capacity
-        self.max_bytes = max_bytes
+        self.capacity, self._max_bytes = rules.capacity, rules.max_ready_bytes
         self.demand = 0
         self.demanded_at = 0.0
         self.num_produced = 0
@@ -98,7 +93,7 @@ class Channel:
         self.failure: AsyncDataError | None = None
         self.num_rows_in_flight = 0
         self.num_ready_bytes = 0
-        self._bad_rows, self._num_bad_rows = bad_rows, num_bad_rows
+        self._bad_rows, self._num_bad_rows = rules.bad_rows, num_bad_rows
         self._acked = acked
         self._outcomes = outcomes
         self._epoch_groups = epoch_groups
@@ -109,7 +104,7 @@ class Channel:
 
     def room(self, taken: int) -> int:
         """Rows that may be entered now, after ``taken`` samples were taken."""
-        if self.is_stopped or (self.num_ready_bytes >= self.max_bytes and self.num_produced - taken > self.demand):
+        if self.is_stopped or (self.num_ready_bytes >= self._max_bytes and self.num_produced - taken > self.demand):
             return 0
 
         return max(0, -self.excess(taken))
@@ -190,6 +185,11 @@ class Channel:
             self.ended_epoch = item.chunk.first.epoch
             self.is_stopped = self._epoch_groups == 0  # the epochs after an empty epoch would be empty, too
             self._epoch_groups = 0
+
+    def undecided(self, epoch: int) -> Callable[[], object] | None:
+        """Decides which rows ``epoch`` excludes; None: that is decided."""
+        outcomes = self._outcomes
+        return None if outcomes is None or outcomes.is_decided(epoch) else partial(outcomes.decide, epoch)
 
     def excluded(self, epoch: int) -> Ids:
         """The ids of the rows that ``epoch`` excludes, ascending; none if that is not decided yet."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -435,9 +434,7 @@ class Coordinator:
     def _new_channel(self) -> Channel:
         ledger = self.ledger
         return Channel(
-            capacity=self.rules.capacity,
-            max_bytes=self.rules.max_ready_bytes,
-            bad_rows=self.rules.bad_rows,
+            self.rules,
             num_bad_rows=ledger.counters.num_bad_rows,
             epoch_groups=ledger.counters.epoch_groups,
             acked=ledger.acked,
@@ -467,19 +464,6 @@ class Coordinator:
         channel = self.channel
         is_short = channel.num_produced - self._num_taken < channel.demand
         return bool(self._requests) and is_short and channel.num_rows_in_flight == 0
-
-    def may_enter(self, channel: Channel, epoch: int) -> bool:
-        """Whether rows of ``epoch`` may be entered: not before it is decided which of them it excludes.
-
-        That is decided when a call that takes waits for more than is left of the epoch before. ``on_room`` is called
-        then.
-        """
-        outcomes = self._outcomes
-        if outcomes is None or outcomes.is_decided(epoch):
-            return True
-
-        is_drained = channel.num_rows_in_flight == 0
-        return is_drained and self.when_awaited(channel, partial(outcomes.decide, epoch))
 
     def when_awaited(self, channel: Channel, decide: Callable[[], object]) -> bool:
         """Call ``decide`` if a call takes more than was read; if not, ``on_room`` is called once one does."""

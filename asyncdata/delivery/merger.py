@@ -146,7 +146,7 @@ class Merger:
 
     def _chosen_by_tokens(self, max_samples: int) -> tuple[Numbers, bool]:
         """The same where the schedule depends on the lengths of samples; the cursor moves on."""
-        lengths = [iter(queue.lengths(max_samples)) for queue in self._queues]
+        lengths = [queue.lengths() for queue in self._queues]
         leaves: list[int] = []
         self.blocked = -1
         while len(leaves) < max_samples:

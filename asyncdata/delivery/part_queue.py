@@ -17,7 +17,7 @@ from asyncdata.delivery.channel import Channel
 from asyncdata.delivery.items import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from asyncdata.core.errors import AsyncDataError
     from asyncdata.delivery.channel import Exclusions
@@ -113,13 +113,7 @@ class PartQueue(Channel):
         ready: ReadyAhead,
         decisions: Exclusions | None,
     ) -> None:
-        super().__init__(
-            capacity=rules.capacity,
-            max_bytes=0,
-            bad_rows=rules.bad_rows,
-            num_bad_rows=cursor.num_bad_rows,
-            outcomes=decisions,
-        )
+        super().__init__(rules, num_bad_rows=cursor.num_bad_rows, outcomes=decisions)
         self.leaf = leaf
         self.cursor = cursor
         self.error: AsyncDataError | None = None
@@ -215,17 +209,15 @@ class PartQueue(Channel):
         """Whether all rows are taken."""
         return not self._ready
 
-    def lengths(self, number: int) -> list[int]:
-        """Tokens of each of the next ``number`` samples; fewer if an epoch ends, or if they are not ready."""
-        lengths: list[int] = []
+    def lengths(self) -> Iterator[int]:
+        """Tokens of each of the next samples, up to the end of an epoch, as far as they are ready."""
         start = self._sample
         for ready in self._ready:
-            if isinstance(ready, EpochEnd) or len(lengths) >= number:
-                break
+            if isinstance(ready, EpochEnd):
+                return
 
-            lengths += ready.num_tokens[start:].tolist()
+            yield from ready.num_tokens[start:].tolist()
             start = 0
-        return lengths[:number]
 
     def take(self, number: int) -> list[Taken]:
         """Take the next ``number`` available samples, with the rows before each that yielded none."""

@@ -17,6 +17,7 @@ import json
 import math
 import re
 from base64 import b64decode
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,13 @@ from asyncdata.integrations.torch.views import row_of
 from asyncdata.order.shuffle import RowShuffle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from typing import Literal
 
     from asyncdata.core.types import Sample
     from asyncdata.loader.loader import DataLoader
+
+    Loader = DataLoader | StatefulDataLoader
 
 __all__ = ("attach", "placeholder", "row_with_pictures")
 
@@ -63,14 +66,16 @@ def placeholder() -> Any:
 
 def attach(
     trainer: Any,
-    loader: DataLoader | StatefulDataLoader,
+    loader: Loader,
     *,
-    eval_loader: DataLoader | StatefulDataLoader | None = None,
+    eval_loader: Loader | Mapping[str, Loader] | None = None,
     batches_per_epoch: int | Literal["count"] | None = None,
     item: Callable[[Sample], Any] | None = None,
     starts_new: bool = False,
 ) -> None:
     """Make ``trainer`` train on the batches of ``loader``, and keep the loader's state in its checkpoints.
+
+    Its log has the loader's :meth:`~asyncdata.DataLoader.metrics` beside the loss, and ``epoch`` is that of the data.
 
     For a ``Trainer`` or a subclass whose batches are tensors (SFT, DPO, rewards), a batch is what the loader's
     ``collate_fn`` makes; each rank has its own loader, with ``ranks=ranks()``. For a trainer that samples groups (GRPO,
@@ -80,7 +85,8 @@ def attach(
     :param trainer: its arguments have ``max_steps``, or ``num_train_epochs`` with a known length of an epoch.
     :param loader: used through the trainer alone from now on; closing it is up to the caller.
     :param eval_loader: the trainer evaluates on one epoch of this one: each time on the same batches, from where it is
-        now. Not for trainers that sample groups.
+        now. Or several by name: a loss is then ``eval_<name>_loss``; named ones of the trainer's ``eval_dataset`` are
+        evaluated too. Not for trainers that sample groups.
     :param batches_per_epoch: the batches that one rank has in an epoch, for ``num_train_epochs``. ``"count"`` counts
         those of the first epoch when the training begins, by making them all. None: they are known for
         ``shuffle="full"`` of :class:`~asyncdata.RowFn` and for ``RowShuffle(only_kept=True)``, without packing.
@@ -106,10 +112,11 @@ def attach(
     batches = _batches_of(trainer, loader, item or row_with_pictures)
     has_epochs = args.max_steps <= 0 or batches_per_epoch is not None
     epochs = _Epochs(batches, batches_per_epoch, args) if has_epochs else None
-    if eval_loader is loader:
+    evaluated = dict(eval_loader) if isinstance(eval_loader, Mapping) else {None: eval_loader}
+    if any(one is loader for one in evaluated.values()):
         raise ConfigError("AD642 eval_loader is the loader of the training: evaluating would move it; make another one")
 
-    _attach_evaluation(trainer, eval_loader)
+    _attach_evaluation(trainer, {name: one for name, one in evaluated.items() if one is not None})
     args.ignore_data_skip = True  # the loader's state does that, without reading
     trainer.get_train_dataloader = lambda: batches
     # A class of its own: transformers makes the callback again from its class, and that must find the same batches.
@@ -126,6 +133,13 @@ def attach(
         return type(trainer).train(trainer, checkpoint, *more, **named)
 
     trainer.train = train
+
+    def log(logs: dict[str, float], *more: Any, **named: Any) -> None:
+        if "loss" in logs:
+            logs |= batches.loader.metrics()
+        type(trainer).log(trainer, logs, *more, **named)
+
+    trainer.log = log
 
 
 def row_with_pictures(sample: Sample) -> Any:
@@ -216,25 +230,33 @@ def _data_parallel(trainer: Any) -> tuple[int, int]:
     return trainer.args.process_index // (tp * cp), trainer.args.world_size // (tp * cp)
 
 
-def _attach_evaluation(trainer: Any, loader: DataLoader | StatefulDataLoader | None) -> None:
+def _attach_evaluation(trainer: Any, loaders: Mapping[str | None, Loader]) -> None:
+    """Have the trainer evaluate on these, by name; None is the only one."""
     own = getattr(trainer, "eval_dataset", None)
-    if loader is None:
-        if getattr(getattr(own, "info", None), "description", None) == _PLACEHOLDER:
-            raise ConfigError("AD642 the trainer's eval_dataset is a placeholder: pass eval_loader= to attach, too")
+    for name, data in (own if isinstance(own, dict) else {} if loaders else {None: own}).items():
+        if getattr(getattr(data, "info", None), "description", None) == _PLACEHOLDER and name not in loaders:
+            raise ConfigError(
+                f"AD642 the trainer's eval_dataset{'' if name is None else f'[{name!r}]'} is a placeholder: pass "
+                "eval_loader= to attach, too"
+            )
 
+    if not loaders:
         return
 
-    if _is_grouped(trainer) or isinstance(own, dict):
+    if _is_grouped(trainer) or (isinstance(own, dict) and None in loaders):
         raise ConfigError(
-            "AD642 eval_loader= is one set of batches; a trainer that samples groups, or has several sets by name, "
-            "evaluates on its own: pass them to it as eval_dataset="
+            "AD642 eval_loader= is one set of batches; a trainer that samples groups evaluates on its own rows: pass "
+            "them to it as eval_dataset=. To one that has several sets by name, pass eval_loader={name: loader}"
         )
 
-    evaluated = _Evaluation(_of_this_rank(trainer, loader))
+    evaluated = {name: _Evaluation(_of_this_rank(trainer, loader)) for name, loader in loaders.items()}
+    if None not in loaders:
+        trainer.eval_dataset = {**(own if isinstance(own, dict) else {}), **loaders}
 
     def get(eval_dataset: Any = None) -> Any:
-        is_own = eval_dataset is None or eval_dataset is trainer.eval_dataset
-        return evaluated if is_own else type(trainer).get_eval_dataloader(trainer, eval_dataset)
+        name = None if eval_dataset is trainer.eval_dataset else eval_dataset
+        found = evaluated.get(name) if name is None or isinstance(name, str) else None
+        return found or type(trainer).get_eval_dataloader(trainer, eval_dataset)
 
     trainer.get_eval_dataloader = get
 
@@ -265,7 +287,9 @@ class _StateCallback:
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the epochs, as a trainer without a length of its data does not."""
-        if self.epochs is not None:
+        if self.epochs is None:
+            state.epoch = self.batches.progress
+        else:
             self.epochs.follow(state, control)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -301,6 +325,11 @@ class _Batches:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.loader.load_state_dict(state)
+
+    @property
+    def progress(self) -> float:
+        """Epochs that the trainer has had."""
+        return self.loader.progress
 
     def num_batches(self) -> int:
         """The batches of an epoch; if their number is not known, by making them. The loader is then where it was."""
@@ -354,6 +383,11 @@ class _RepeatedPrompts:
                 self._num_used += 1
                 yield list(map(self._item, rows))
             self._before, self._num_used = None, 0
+
+    @property
+    def progress(self) -> float:
+        """Epochs of which the trainer has had prompts."""
+        return self.loader._engine.progress  # noqa: SLF001 - a part of this library
 
     def num_batches(self) -> int:
         """The batches of an epoch, with all their repeats."""

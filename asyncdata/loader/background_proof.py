@@ -8,7 +8,7 @@ import subprocess
 import threading
 from functools import cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -135,6 +135,11 @@ class Prover:
             process.kill()
         if thread is not None:
             thread.join()
+
+
+def provers_of(functions: list[Any], on_usable: Callable[[], object]) -> list[Prover]:
+    """What proves fast backends of the tokenize functions that may use one."""
+    return [Prover(one, on_usable) for one in functions if getattr(one, "tokenizer_backend", "hf") != "hf"]
 
 
 def _backends_to_prove(function: object) -> list[str]:

@@ -360,7 +360,8 @@ class BaseLoader:
 
         Totals are of this run and those that it resumed.
 
-        :return: ``data/epoch``: the epoch of the next sample, or pack. ``data/samples`` and ``data/tokens``, of
+        :return: ``data/epoch``: epochs that were delivered, such as 1.5; whole ones for mixtures, streams and planned
+            packs; an estimate where windows are of different sizes. ``data/samples`` and ``data/tokens``, of
             prompts: what was delivered to all ranks. ``data/dropped``: rows that were not, for any reason.
             ``data/wait_share``: of the time since the last call, or since the loader was made, how much this rank
             waited for data, 0 to 1. With a packing, ``data/pack_fill``: tokens of ``max_length``, 0 to 1.
@@ -369,7 +370,7 @@ class BaseLoader:
         self._measured = time.monotonic(), now.data_wait_seconds_total
         seconds, waited_s = self._measured[0] - then, self._measured[1] - waited_s
         found = {
-            "data/epoch": self.epoch,
+            "data/epoch": self._engine.progress,
             "data/samples": now.samples_total,
             "data/tokens": now.tokens_total,
             "data/dropped": sum(now.dropped_total.values()) + sum(now.unpacked_samples_total.values()),

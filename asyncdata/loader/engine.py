@@ -22,6 +22,7 @@ from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
 from asyncdata.loader.at_exit import begun, open_at_exit
+from asyncdata.loader.background_proof import provers_of
 from asyncdata.loader.executors import check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import Ledger, Request, RowKey
     from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
-    from asyncdata.loader.background_proof import Prover
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
@@ -151,7 +151,7 @@ class Engine:
             index=self._row_index,
         )
         tokenizes_here = config.executor is None or config.executor.local_workers
-        self._provers = _provers_of(functions if tokenizes_here else [], self.service.reopen_soon)
+        self._provers = provers_of(functions if tokenizes_here else [], self.service.reopen_soon)
         self._restored_epoch, self._restored = 0, (0, 0)
         self._resumed: tuple[Position, int | None] = (Position(), None)
         self._log = _log.owned()
@@ -181,9 +181,7 @@ class Engine:
         return None
 
     def _made_read_ahead(self) -> ReadAhead | MixtureReadAhead:
-        (part,) = self.parts
-        args = part.windows, part.canaries(), self._calls, self.coordinator
-        return ReadAhead(*args, epochs=self.config.epochs, num_files=len(self.files))
+        return ReadAhead(self.parts[0].supply(self._memory("")), self.coordinator, epochs=self.config.epochs)
 
     def _made_media(self, functions: list[Any]) -> LoaderMedia | None:
         if not any(map(has_media, functions)):
@@ -262,6 +260,13 @@ class Engine:
     def epoch(self) -> int:
         """The epoch of the next sample, or of the next pack if samples are packed."""
         return self.batching.epoch(self.coordinator.ledger)
+
+    @property
+    def progress(self) -> float:
+        """Epochs that were delivered, with the part of the present one; whole ones where the part is not known."""
+        position, epoch = self.coordinator.ledger.position, self.epoch
+        share = self.parts[0].windows.share_before(position) if len(self.parts) == 1 else 0.0
+        return min(epoch + 1.0, position.epoch + share)  # the packs of an epoch come when its samples are over
 
     def batches(self, *, runs_on: bool) -> SampleBatches | PackBatches:
         """The batches of one loop.
@@ -589,14 +594,3 @@ def _coordinator_class(config: LoaderConfig) -> type[Coordinator]:
     from asyncdata.telemetry.recorder import WatchedCoordinator
 
     return WatchedCoordinator
-
-
-def _provers_of(functions: list[Any], on_usable: Callable[[], object]) -> list[Prover]:
-    """What proves fast backends of the tokenize functions that may use one."""
-    found = [function for function in functions if getattr(function, "tokenizer_backend", "hf") != "hf"]
-    if not found:
-        return []
-
-    from asyncdata.loader.background_proof import Prover
-
-    return [Prover(function, on_usable) for function in found]

@@ -16,7 +16,7 @@ from asyncdata.loader.engine import Engine, Matched
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.statistics import SourceStatistics
 from asyncdata.order.mixture import has_end, targets_of
-from asyncdata.read_ahead.mixture import MixtureReadAhead, PartCalls, PartSupply
+from asyncdata.read_ahead.mixture import MixtureReadAhead, PartCalls
 from asyncdata.tokenization.base import describe
 
 if TYPE_CHECKING:
@@ -100,13 +100,7 @@ class MixtureEngine(Engine):
         return MixturePoint(MergeRecord((), MixtureState()))
 
     def _made_read_ahead(self) -> MixtureReadAhead:
-        supplies = []
-        for part in self.parts:
-            assert isinstance(part.calls, PartCalls)
-            memory, num_files = self._memory(part.name), len(part.source.files.files)
-            decisions = None if memory is None else memory.exclusions
-            read = part.windows, part.canaries(), part.calls, num_files
-            supplies.append(PartSupply(*read, part.bad_rows, decisions))
+        supplies = [part.supply(self._memory(part.name)) for part in self.parts]
         args = self._node, self.config.seed, supplies, self._calls, self.coordinator
         return MixtureReadAhead(*args, epochs=self.config.epochs)
 

@@ -12,6 +12,7 @@ from asyncdata.core.files import cache_folder, check_ours
 from asyncdata.core.messages import Job
 from asyncdata.core.specs import BlockCacheSpec
 from asyncdata.read_ahead.canaries import Canaries
+from asyncdata.read_ahead.source import Supply
 from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
 from asyncdata.sources.base import Files
 from asyncdata.tokenization.base import describe, fingerprints_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from asyncdata.core.types import Position
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.loader.config import Cache, LoaderConfig
+    from asyncdata.loader.outcomes import PartOutcomes
     from asyncdata.order.order import Order, RowOrder
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.row_index.row_index import RowIndex
@@ -87,10 +89,15 @@ class OpenedPart:
         self.calls = calls
         self.windows = self.source.open(calls, restart_point)
 
-    def canaries(self) -> Canaries:
-        """Its canaries."""
-        source = self.source
-        return Canaries(source.files, self.calls, source.job.stride, source.canary_blocks)
+    def supply(self, memory: PartOutcomes | None) -> Supply:
+        """What it is read with.
+
+        :param memory: what is remembered of its rows.
+        """
+        source, decisions = self.source, None if memory is None else memory.exclusions
+        canaries = Canaries(source.files, self.calls, source.job.stride, source.canary_blocks)
+        num_files = len(source.files.files)
+        return Supply(self.name, self.windows, canaries, self.calls, num_files, self.bad_rows, decisions)
 
     def fingerprints(self) -> dict[str, Any]:
         """Digests of all that its tokens depend on. The first call reads a little of every file."""

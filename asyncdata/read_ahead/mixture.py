@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 from msgspec.structs import replace
@@ -37,14 +37,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.core.messages import Reply, Request
-    from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.channel import Channel, Entry, Exclusions
+    from asyncdata.delivery.channel import Channel, Entry
     from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import DeliveryRules, Ledger
     from asyncdata.order.mixture import Leaf, Node
-    from asyncdata.read_ahead.canaries import Canaries
-    from asyncdata.read_ahead.windows.base import Windows
+    from asyncdata.read_ahead.source import Supply
     from asyncdata.workers.base import Crashed, Executor, OnReply
 
 T = TypeVar("T")
@@ -107,21 +105,6 @@ class PartCalls(Calls):
         """Nothing: the mixture does it once, before its parts start again."""
 
 
-class PartSupply(NamedTuple):
-    """What one part is read with.
-
-    :ivar bad_rows: what is done with its bad rows.
-    :ivar decisions: decide which rows its epochs have; None: all.
-    """
-
-    windows: Windows
-    canaries: Canaries
-    calls: PartCalls
-    num_files: int
-    bad_rows: BadRowPolicy
-    decisions: Exclusions | None
-
-
 class Part:
     """A part. To its read-ahead it is what the coordinator is to that of a single source.
 
@@ -134,8 +117,9 @@ class Part:
     :ivar has_run: whether it was ever read; a part that was not is read when it is needed.
     """
 
-    def __init__(self, mixture: MixtureReadAhead, leaf: Leaf, supply: PartSupply, rules: DeliveryRules) -> None:
+    def __init__(self, mixture: MixtureReadAhead, leaf: Leaf, supply: Supply, rules: DeliveryRules) -> None:
         self.leaf, self.name = leaf, leaf.name
+        assert isinstance(supply.calls, PartCalls), "each part has its own"
         self.calls, self.canaries = supply.calls, supply.canaries
         self.rules = replace(rules, capacity=1, max_ready_bytes=0, bad_rows=supply.bad_rows)
         self.lock = nullcontext()
@@ -146,8 +130,7 @@ class Part:
         self._mixture, self._decisions = mixture, supply.decisions
         self._ledger: Ledger | None = None
         self._set_cursor(PartCursor())
-        args = supply.windows, supply.canaries, supply.calls, self
-        self.reading = ReadAhead(*args, epochs=None, num_files=supply.num_files, source=self.name)
+        self.reading = ReadAhead(supply, self, epochs=None)
 
     def _set_cursor(self, cursor: PartCursor) -> None:
         self.channel = PartQueue(self.leaf, self.rules, cursor, self._mixture.ready, self._decisions)
@@ -180,13 +163,9 @@ class Part:
 
     # What its read-ahead asks.
 
-    def may_enter(self, channel: Channel, epoch: int) -> bool:
-        """Whether rows of ``epoch`` may be entered: not before it is decided which of them it excludes."""
-        decisions = self._decisions
-        if decisions is None or decisions.is_decided(epoch):
-            return True
-
-        return channel.num_rows_in_flight == 0 and self._mixture.may_decide(self, decisions, epoch)
+    def when_awaited(self, channel: Channel, decide: Callable[[], object]) -> bool:
+        """Call ``decide`` if a call waits for a sample of this part; return whether it does."""
+        return self._mixture.when_awaited(self, decide)
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
         """A place for at most ``max_rows`` rows; None if there is no room for ``min_rows``."""
@@ -220,7 +199,7 @@ class MixtureReadAhead:
         self,
         node: Node,
         seed: int,
-        supplies: list[PartSupply],
+        supplies: list[Supply],
         calls: Calls,
         coordinator: Coordinator,
         *,
@@ -450,11 +429,11 @@ class MixtureReadAhead:
         for part, share in zip(self._parts, shares_of(self._schedule[0]), strict=True):
             part.set_capacity(max(min(_MIN_CAPACITY, total), int(share * total)))
 
-    def may_decide(self, part: Part, decisions: Exclusions, epoch: int) -> bool:
-        """Decide which rows ``epoch`` of a part has, if a call waits for a sample of it."""
+    def when_awaited(self, part: Part, decide: Callable[[], object]) -> bool:
+        """Call ``decide`` if a call waits for a sample of a part; return whether it does."""
         is_blocked = self._merger is not None and self._merger.blocked == part.leaf.number  # since the last merge
         is_next = is_blocked and not part.channel.num_ready
-        return is_next and self._coordinator.when_awaited(self._channel, partial(decisions.decide, epoch))
+        return is_next and self._coordinator.when_awaited(self._channel, decide)
 
     def _bytes_limit(self) -> int:
         """Bytes that all parts together may keep ready."""

@@ -8,7 +8,7 @@ rows are cut into chunks does not change D.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import anyio
 import msgspec
@@ -27,8 +27,11 @@ from asyncdata.read_ahead.windows.base import leaving_out, no_such_place
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncdata.core.messages import Reply
-    from asyncdata.delivery.channel import Channel, Entry
+    from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.delivery.channel import Channel, Entry, Exclusions
     from asyncdata.delivery.chunk import Marks
     from asyncdata.delivery.ledger import DeliveryRules, Ledger, RowKey
     from asyncdata.read_ahead.calls import Calls, Later
@@ -61,8 +64,8 @@ class Feed(Protocol):
     @property
     def channel(self) -> Channel: ...
 
-    def may_enter(self, channel: Channel, epoch: int) -> bool:
-        """Whether rows of ``epoch`` may be entered: not before it is decided which of them it excludes."""
+    def when_awaited(self, channel: Channel, decide: Callable[[], object]) -> bool:
+        """Call ``decide`` if a call waits for a sample, and none is left; return whether it does."""
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
         """A place for at most ``max_rows`` rows; None if there is no room for ``min_rows``."""
@@ -74,31 +77,35 @@ class Feed(Protocol):
         """End with an error, after everything that is entered."""
 
 
+class Supply(NamedTuple):
+    """What one source is read with.
+
+    :ivar name: of a part of a mixture; empty for the only source.
+    :ivar bad_rows: what is done with its bad rows.
+    :ivar decisions: decide which rows its epochs have; None: all.
+    """
+
+    name: str
+    windows: Windows
+    canaries: Canaries
+    calls: Calls
+    num_files: int
+    bad_rows: BadRowPolicy
+    decisions: Exclusions | None
+
+
 class ReadAhead:
     """Reads ahead from one position, until it is started again from another.
 
     :param epochs: the number of epochs; None: no end.
-    :param num_files: files of the source; ``source``: its name, if it is a part of a mixture.
     :ivar pacer: the size of chunks; it also has the rows and the time of tokenizing.
     :ivar changed: call it after a change of what it waits for.
     """
 
-    def __init__(
-        self,
-        windows: Windows,
-        canaries: Canaries,
-        calls: Calls,
-        coordinator: Feed,
-        *,
-        epochs: int | None,
-        num_files: int = 1,
-        source: str = "",
-    ) -> None:
-        self.canaries, self.changed = canaries, calls.changed
-        self._opener, self._calls, self._coordinator, self._epochs = windows, calls, coordinator, epochs
-        self.pacer = ChunkPacer(coordinator.rules.capacity, calls.num_workers)
-        self._channel = coordinator.channel
-        self._source = source
+    def __init__(self, supply: Supply, coordinator: Feed, epochs: int | None) -> None:
+        self._source, self._opener, self.canaries, self._calls, self._num_files, *_ = supply
+        self._coordinator, self._epochs, self.changed = coordinator, epochs, self._calls.changed
+        self.pacer = ChunkPacer(coordinator.rules.capacity, self._calls.num_workers)
         self._left_out: dict[RowKey, Position | None] = {}
         self._marks: Marks | None = None  # of the current window; None: not known yet
         self._begun: tuple[Ledger, Channel, list[str]] | None = None
@@ -107,8 +114,8 @@ class ReadAhead:
         self._current = (0, 0)
         self._ahead: Later[OpenWindow] | None = None
         self._has_answer = self._is_stopped = False
-        self._notes = NotesLog(source, shows_row=coordinator.rules.bad_rows.shows_row)
-        self._mass_drops, self._num_files, self._seen_files = MassDrops(source, num_files), num_files, set[int]()
+        self._notes = NotesLog(self._source, shows_row=coordinator.rules.bad_rows.shows_row)
+        self._mass_drops, self._seen_files = MassDrops(self._source, self._num_files), set[int]()
 
     def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
         """Read ahead from the ledger's position; drop everything that is in flight.
@@ -195,15 +202,18 @@ class ReadAhead:
 
     def _send_next(self, window: OpenWindow) -> bool | None:
         """Send the next rows, if there is room; return whether they end the epoch."""
-        if self._channel is not self._coordinator.channel:  # a restart is about to cancel this
+        channel = self._channel
+        if channel is not self._coordinator.channel:  # a restart is about to cancel this
             return None
 
-        if not self._coordinator.may_enter(self._channel, self._current[0]):
+        # Which rows an epoch excludes is decided when a call waits for more than is left of the epoch before.
+        decide = channel.undecided(self._current[0])
+        if decide and (channel.num_rows_in_flight or not self._coordinator.when_awaited(channel, decide)):
             return None
 
         most = self._most_placed if window.is_placed else self.pacer.num_rows
         size = min(most, window.num_rows - self._row)
-        entry = self._coordinator.reserve(self._channel, size, min_rows=(size + 1) // 2)
+        entry = self._coordinator.reserve(channel, size, min_rows=(size + 1) // 2)
         return None if entry is None else self._send(window, entry)
 
     @property

@@ -135,6 +135,18 @@ def test_a_rank_goes_on_alone_after_another_has_left(path):
     assert told == [("scans.rank_closed", "info")], "no alarm at the end of a run"
 
 
+@pytest.mark.usefixtures("divided")
+def test_a_rank_that_restarts_later_has_all_that_another_has_read_ahead_of_small_windows(tmp_path):
+    few = write(tmp_path / "few.jsonl", [3] * 4)  # an epoch has one window, which the first rank reads
+    with capture_logs() as logs, Ranks(few, 2, exchanges=meeting_of(2), buffer_size=32) as ranks:
+        state, expected = ranks.state(), [step.batches for step in ranks.steps(20)]
+        for loader in ranks.loaders:
+            loader.load_state_dict(state)
+            until(lambda loader=loader: loader.statistics().ready_samples >= 32 or loader is ranks.loaders[1])
+        assert [step.batches for step in ranks.steps(20)] == expected
+    assert not reasons(logs)
+
+
 def test_a_rank_that_ends_before_there_was_anything_to_divide_has_left_for_the_others(tmp_path):
     sent: list[bytes] = []
     one_window = write(tmp_path / "few.jsonl", lengths(100, 40))

@@ -42,6 +42,7 @@ from tests.support.parts import (
     MAX_OF_REASON,
     Channel,
     ChunkWatch,
+    DeliveryRules,
     Place,
     TokenizerName,
     get_logger,
@@ -303,10 +304,10 @@ def test_truncated_samples_are_recorded_beside_those_of_the_whole_run(jsonl_file
 @pytest.mark.parametrize("is_alike", [True, False], ids=["the same", "one each"])
 def test_of_a_run_that_drops_most_of_its_rows_few_are_recorded(is_alike):
     watch, num_windows, num_rows = ChunkWatch(8, lambda _: True), 100, 100
-    found = []
+    found, rules = [], DeliveryRules(capacity=1000, max_ready_bytes=1 << 20)
     for window in range(num_windows):
         reasons = ["too long" if is_alike else f"too long: {window} {row}" for row in range(num_rows)]
-        watch.see(Channel(capacity=1000, max_bytes=1 << 20), chunk_of(*reasons, first=Position(0, window, 0)))
+        watch.see(Channel(rules), chunk_of(*reasons, first=Position(0, window, 0)))
         found += watch.dropped_rows()
     if not is_alike:
         assert 0 < len(found) <= 20 * num_windows, "a reason for each row is not kept for each"

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from asyncdata import Position
 from asyncdata.telemetry import chunk_watch
 from tests.support.chunks import BadRow, chunk_of
-from tests.support.parts import EDGES, Channel, ChunkWatch, keys_of
+from tests.support.parts import EDGES, Channel, ChunkWatch, DeliveryRules, keys_of
 
 pytestmark = pytest.mark.thorough
 
@@ -49,7 +49,7 @@ class Watching(RuleBasedStateMachine):
         self.new_channel()
 
     def new_channel(self):
-        self.channel = Channel(capacity=1000, max_bytes=1 << 20)
+        self.channel = Channel(DeliveryRules(capacity=1000, max_ready_bytes=1 << 20))
         self.come: set[int] = set()
         self.away: list[tuple[int, int]] = []
 

@@ -16,7 +16,7 @@ from asyncdata import Position
 from asyncdata.delivery.next_delivery import deliver
 from tests.support.chunks import Lines, chunk_of
 from tests.support.digests import Seen, digest_of
-from tests.support.parts import Channel, Chunk, Counters, Ledger, StreamDigest, sums_of
+from tests.support.parts import Channel, Chunk, Counters, DeliveryRules, Ledger, StreamDigest, sums_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +61,7 @@ def test_any_cut_into_chunks_batches_and_runs_gives_one_digest(rows, of, data):
     while left:
         # A run: a channel that begins where the last one ended, and is dropped with all that was read ahead.
         start = ledger.position.row
-        channel = Channel(capacity=1000, max_bytes=1 << 30)
+        channel = Channel(DeliveryRules(capacity=1000, max_ready_bytes=1 << 30))
         for first, stop in pieces(data, len(rows) - start):
             chunk = with_sums(rows[start + first : start + stop], Position(0, 3, start + first), of)
             channel.fill(channel.enter(stop - first), chunk)

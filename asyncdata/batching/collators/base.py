@@ -55,6 +55,26 @@ def joined_tokens(documents: Sequence[Document]) -> Integers:
     return np.concatenate([document.tokens for document in documents], dtype=np.int64, casting="same_kind")
 
 
+def source_ids(documents: Sequence[Any], names: Sequence[str], dummy: Any = None) -> Integers:
+    """The place in ``names`` of each document's part of a mixture, and -1 at last: int32 of shape (num_documents + 1,).
+
+    :param dummy: a sample of no part: -1.
+    :raises ConfigError: AD452, for a document of another part, or of none.
+    """
+    found = []
+    for document in documents:
+        sample = document.sample if isinstance(document, Document) else document
+        name = getattr(sample, "source_name", None)
+        if name not in names and sample is not dummy:
+            raise ConfigError(
+                f"AD452 a document is of the part {name!r} of a mixture, and source_names={tuple(names)} has no number "
+                "for it; name all parts (of nested mixtures with dots), and leave source_names out without a mixture"
+            )
+
+        found.append(names.index(name) if name in names else -1)
+    return np.array([*found, -1], np.int32)
+
+
 def joined_labels(documents: Sequence[Document]) -> Integers:
     """The labels of all documents, int64, end to end.
 

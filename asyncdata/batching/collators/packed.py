@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.batching.collators.base import IGNORE, Document, Integers, Positive, joined_labels, joined_tokens
+from asyncdata.batching.collators.base import (
+    IGNORE,
+    Document,
+    Integers,
+    Positive,
+    joined_labels,
+    joined_tokens,
+    source_ids,
+)
 from asyncdata.batching.collators.columns import add_columns, columns_in, filled_items, needed_dummy
 from asyncdata.batching.collators.torch_tensors import sequence_context, to_torch
 from asyncdata.core.errors import ConfigError
@@ -57,6 +65,8 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     - ``cu_seqlens_padded``, with ``segment_multiple_of``: where segments begin. ``cu_seqlens`` then counts what
       documents have without their padding, as TransformerEngine asks for.
     - ``num_dropped_tokens``, with ``overlong="truncate"``.
+    - ``source_ids``, with ``source_names``, int32 of the shape of ``input_ids``: the number of the part of the mixture
+      that a token is of, as counted there; -1 for padding. A model does not take it: take it out before the call.
 
     With ``keys="transformers"`` the dict is what a call of a model of transformers takes, and nothing else:
     ``input_ids``, ``labels``, ``position_ids`` and ``seq_idx`` as above, ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32
@@ -80,8 +90,9 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     :ivar dummy: a sample with items, such as a small picture. It is put at the end of the shortest pack, without a
         token that is trained, if the documents of a batch have no item of a column of its items: ranks that shard a
         model's vision tower must all run it, or they wait for each other for ever.
+    :ivar source_names: the parts of the mixture, for a loss for each: ``source_ids`` are their numbers here, from 0.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a pack that is too long, AD451 and AD452
-        for something that is not a document.
+        for something that is not a document, or of no part that is named.
     """
 
     takes_packs: ClassVar[bool] = True
@@ -96,6 +107,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     overlong: Literal["error", "truncate"] = "error"
     keys: Literal["flash_attn", "transformers"] = "flash_attn"
     dummy: Any = None
+    source_names: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Check that rows and padding are multiples of a segment, and that ``keys`` has a name for each value."""
@@ -147,6 +159,9 @@ class PackedCollator(Description, frozen=True, kw_only=True):
                 batch["cu_seqlens_padded"] = _boundaries(segments)
             if self.overlong == "truncate":
                 batch["num_dropped_tokens"] = sum(num_dropped for _, num_dropped in fitting)
+        if self.source_names:
+            rows_ids = [source_ids(pack, self.source_names, self.dummy) for pack, _ in fitting]
+            batch["source_ids"] = np.stack([ids[row] for ids, row in zip(rows_ids, batch["seq_idx"], strict=True)])
         kept, is_token = [pack for pack, _ in fitting], np.stack([row.is_token for row in rows])
         keys: Keys = "transformers" if self.keys == "transformers" else "all"
         add_columns(batch, kept, is_token, self.shift, keys=keys, packed=True)

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from asyncdata.batching.collators.base import IGNORE, Document, Positive, joined_labels, joined_tokens
+from asyncdata.batching.collators.base import (
+    IGNORE,
+    Document,
+    Positive,
+    joined_labels,
+    joined_tokens,
+    source_ids,
+)
 from asyncdata.batching.collators.columns import Keys, add_columns, columns_in, filled_items, needed_dummy
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
@@ -14,7 +21,7 @@ from asyncdata.core.settings import Description
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.batching.collators.base import Batch
+    from asyncdata.batching.collators.base import Batch, Integers
 
 
 class PaddedCollator(Description, frozen=True, kw_only=True):
@@ -40,6 +47,8 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
     :ivar dummy: a sample with items, such as a small picture. It is one row more, the last, without a token that is
         trained, if the documents of a batch have no item of a column of its items: ranks that shard a model's vision
         tower must all run it, or they wait for each other for ever.
+    :ivar source_names: the parts of the mixture: ``source_ids``, int32 of shape (num_documents, width), are then their
+        numbers here, from 0, and -1 in the padding. A model does not take them: take them out before the call.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a document that is too long, AD451 and
         AD452 for something that is not a document.
     """
@@ -53,6 +62,7 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
     shift_labels: bool = False
     keys: Keys = "all"
     dummy: Any = None
+    source_names: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Check that the longest document still fits after its row is rounded up, and that labels are shifted once."""
@@ -72,7 +82,9 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
         """The batch of these documents, one a row."""
         documents = [*documents, *needed_dummy(self.dummy, documents)]
         width = _width(documents, self.pad_to_multiple_of, self.max_length)
-        return _padded(documents, width, self.pad_id, self.keys, left=self.side == "left", shifted=self.shift_labels)
+        ids = source_ids(documents, self.source_names, self.dummy) if self.source_names else None
+        is_left, is_shifted = self.side == "left", self.shift_labels
+        return _padded(documents, width, self.pad_id, self.keys, left=is_left, shifted=is_shifted, ids=ids)
 
 
 class FixedCollator(Description, frozen=True, kw_only=True):
@@ -84,6 +96,7 @@ class FixedCollator(Description, frozen=True, kw_only=True):
     :ivar pad_id: the token of the padding.
     :ivar shift_labels: as in :class:`PaddedCollator`.
     :ivar keys: as in :class:`PaddedCollator`.
+    :ivar source_names: as in :class:`PaddedCollator`.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a document that is too long.
     """
 
@@ -93,6 +106,7 @@ class FixedCollator(Description, frozen=True, kw_only=True):
     pad_id: int = 0
     shift_labels: bool = False
     keys: Keys = "all"
+    source_names: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Check that labels are shifted once."""
@@ -101,7 +115,8 @@ class FixedCollator(Description, frozen=True, kw_only=True):
     def __call__(self, documents: Sequence[Document]) -> Batch:
         """The batch of these documents, one a row."""
         _width(documents, self.length, self.length)
-        return _padded(documents, self.length, self.pad_id, self.keys, shifted=self.shift_labels)
+        ids = source_ids(documents, self.source_names) if self.source_names else None
+        return _padded(documents, self.length, self.pad_id, self.keys, shifted=self.shift_labels, ids=ids)
 
 
 class PreferenceCollator(Description, frozen=True, kw_only=True):
@@ -177,12 +192,20 @@ def _width(documents: Sequence[Any], multiple: int, limit: int | None = None) ->
 
 
 def _padded(
-    documents: Sequence[Any], width: int, pad_id: int, keys: Keys = "all", *, left: bool = False, shifted: bool = False
+    documents: Sequence[Any],
+    width: int,
+    pad_id: int,
+    keys: Keys = "all",
+    *,
+    left: bool = False,
+    shifted: bool = False,
+    ids: Integers | None = None,
 ) -> Batch:
     """One document a row, each filled up to ``width``: arrays of shape (num_documents, width).
 
     Padding that documents bring along keeps its tokens, and is padding in all else.
 
+    :param ids: what :func:`source_ids` gives, if the batch shall have them.
     :raises ConfigError: AD451 and AD452, for something that is not a document.
     """
     lengths = np.array([len(document.tokens) for document in documents])
@@ -206,6 +229,8 @@ def _padded(
     batch = _shifted(batch) if shifted else batch
     if keys == "verl":
         batch["loss_mask"] = (batch.pop("labels") != IGNORE).astype(np.int64)
+    if ids is not None:
+        batch["source_ids"] = np.where(is_attended, ids[:-1, None], np.int32(-1))
     rows = [[document] for document in documents]
     add_columns(batch, rows, is_token, "document" if shifted else "none", keys=keys)
     return batch

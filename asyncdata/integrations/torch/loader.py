@@ -257,13 +257,19 @@ class StatefulDataLoader:
         fetches = self._queue.held + self._queue.waiting
         return fetches[0].epoch if fetches else self._loader.epoch
 
+    @property
+    def progress(self) -> float:
+        """Epochs that the trainer has, as ``data/epoch`` of :meth:`asyncdata.DataLoader.metrics`."""
+        fetches = self._queue.held + self._queue.waiting
+        return fetches[0].progress if fetches else self._loader._engine.progress  # noqa: SLF001
+
     def statistics(self) -> Statistics:
         """The loader's statistics; a batch that was fetched counts as delivered."""
         return self._loader.statistics()
 
     def metrics(self) -> dict[str, float]:
         """The few numbers for a trainer's log; see :meth:`asyncdata.DataLoader.metrics`."""
-        return self._loader.metrics() | {"data/epoch": self.epoch}
+        return self._loader.metrics() | {"data/epoch": self.progress}
 
     def close(self) -> None:
         """Stop the loader. May be called again, and from any thread."""
@@ -322,7 +328,7 @@ class _Fetch:
     """A batch that was fetched and not delivered yet; or the end of an epoch.
 
     :ivar before: the loader's state without it.
-    :ivar epoch: the loader's epoch without it.
+    :ivar epoch: the loader's epoch without it; ``progress``: with the part of it.
     :ivar error: the error that was raised; it is raised again when the trainer requests the batch.
     :ivar has_failed: whether the loader raised it, and gave no batch.
     :ivar is_over: whether it was fetched, or its error is known.
@@ -331,6 +337,7 @@ class _Fetch:
     def __init__(self, loader: DataLoader, batches: Iterator[Any], transfer: Transfer) -> None:
         self.before = loader.state_dict()
         self.epoch = loader.epoch
+        self.progress = loader._engine.progress  # noqa: SLF001
         self.error: Exception | None = None
         self._batches, self._transfer = batches, transfer
         self._found: list[Any] = []

@@ -66,6 +66,10 @@ class Windows:
         """Rows of the epoch from ``position`` on, maybe estimated; None if that is not known. From any thread."""
         return None
 
+    def share_before(self, position: Position) -> float:
+        """How much of its epoch is before ``position``, 0 to 1, maybe estimated; 0 if unknown. From any thread."""
+        return 0.0
+
     def state_at(self, position: Position) -> StreamState | None:
         """What a snapshot keeps besides ``position``, so that its window is found quickly. From any thread."""
         return None

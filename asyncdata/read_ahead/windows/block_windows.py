@@ -235,3 +235,9 @@ class BlockWindows(Windows):
             return None
 
         return max(0, size - position.row if position.row else 0) + size * (self._order.num_windows - number - 1)
+
+    def share_before(self, position: Position) -> float:
+        """All windows count as equally large. One that is not known is as large as any that is."""
+        sizes = self._sizes
+        size = sizes.get((position.epoch, position.window)) or max(sizes.values(), default=0)
+        return (position.window + (min(1.0, position.row / size) if size else 0.0)) / self._order.num_windows

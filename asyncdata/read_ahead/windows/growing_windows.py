@@ -43,5 +43,9 @@ class GrowingWindows(BlockWindows):
         self._order = Order(now.shuffle, now.seed, self._source.num_blocks)
         return await super().opened(epoch, number)
 
+    def share_before(self, position: Position) -> float:
+        """0: not known."""
+        return 0.0
+
     def rows_after(self, position: Position) -> int | None:
         """None: not known."""

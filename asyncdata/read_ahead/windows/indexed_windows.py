@@ -178,6 +178,11 @@ class IndexedWindows(Windows):
 
         return max(0, self._index.num_rows - row_of_epoch(position))
 
+    def share_before(self, position: Position) -> float:
+        """Known where :meth:`rows_after` is."""
+        left, num_rows = self.rows_after(position), self._index.num_rows
+        return 1 - left / num_rows if left is not None and num_rows else 0.0
+
     async def opened(self, epoch: int, number: int) -> IndexedWindow:
         if number == 0 and epoch > 0:
             self._source.check_unchanged()

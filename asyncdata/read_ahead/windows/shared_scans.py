@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from functools import partial
-from itertools import islice
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
@@ -47,9 +47,9 @@ _NUM_PATIENCES = 10
 _MAX_BYTES = 4 << 20
 """What a rank sends in one call, unless one reply is larger."""
 
-_KEPT_WINDOWS = 3
-"""Of each part, the windows whose replies came last: a rank that restarts later than others needs what they sent before
-that, and does not get it again."""
+_KEPT_WINDOWS, _MOST_KEPT, _KEPT_BYTES = 3, 256, 16 << 20
+"""Of each part, the windows whose replies came last, more of them if they are small: a rank that restarts later than
+others needs what they sent before that, and does not get it again. They may have read many small windows ahead."""
 
 _log = get_logger(__name__)
 
@@ -240,8 +240,13 @@ class SharedScans:
             self._found.pop(key, None)  # so that it comes last
             self._found[key] = reply
         for part in {key.part for key, _ in replies}:
-            windows = dict.fromkeys(key[:3] for key in reversed(self._found) if key.part == part)
-            dropped = {*windows} - {*islice(windows, _KEPT_WINDOWS)}
+            sizes = Counter[tuple[int, ...]]()
+            for key, found in reversed(self._found.items()):
+                if key.part == part:
+                    sizes[key[:3]] += len(found)
+            totals = enumerate(zip(sizes, accumulate(sizes.values()), strict=True))
+            limits = _KEPT_WINDOWS, _MOST_KEPT
+            dropped = {window for n, (window, size) in totals if n >= limits[size <= _KEPT_BYTES]}
             if dropped:
                 self._found = {key: found for key, found in self._found.items() if key[:3] not in dropped}
 

@@ -32,7 +32,7 @@ CALLBACKS: dict[str, Way] = {
     f"{READ_AHEAD}.canaries:Canaries._tokenized": Way(),
     f"{READ_AHEAD}.media_loader:MediaLoader._on_reply": Way({"tokenize_fn": two_phases}, at=(1, 9)),
     f"{READ_AHEAD}.mixture:MixtureReadAhead._bytes_limit": Way(source="mix", at=(1, 9)),
-    f"{READ_AHEAD}.mixture:MixtureReadAhead.may_decide": Way({"outcomes": SOLVED}, source="mix"),
+    f"{READ_AHEAD}.mixture:MixtureReadAhead.when_awaited": Way({"outcomes": SOLVED}, source="mix"),
     f"{READ_AHEAD}.mixture:MixtureReadAhead._note": Way(source="mix", at=(1, 9)),
     f"{READ_AHEAD}.mixture:MixtureReadAhead.changed": Way(source="mix", at=(1, 9)),
     f"{READ_AHEAD}.source:ReadAhead._on_tokenized": Way(at=(1, 4)),

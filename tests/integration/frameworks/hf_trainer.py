@@ -180,6 +180,7 @@ def _trained(settings, tokenizer, told):
         "seen": seen,
         "weights": float(torch.cat([each.double().flatten() for each in trainer.model.parameters()]).sum()),
         "evaluated": [[entry["step"], entry["eval_loss"]] for entry in history if "eval_loss" in entry],
+        "metrics": [entry for entry in history if "data/wait_share" in entry],
         "rates": [[entry["epoch"], entry["learning_rate"]] for entry in history if "learning_rate" in entry],
     }
 

@@ -99,6 +99,8 @@ def test_a_killed_training_resumes_with_the_same_batches_and_losses(run, trainer
         num_before = len(whole["seen"]) // 2  # saved in the middle
         assert found["seen"] == whole["seen"][num_before:], f"rank {rank}"
         assert found["losses"] == whole["losses"], "of all steps: the trainer's log has those before the checkpoint"
+        assert found["rates"] == whole["rates"], "and the epoch of the data"
+        assert 0 < found["rates"][-1][0] == found["metrics"][-1]["data/epoch"] < 10
         assert found["weights"] == expected[0]["weights"]
     assert num_ranks == 1 or resumed[0]["seen"] != resumed[1]["seen"]
 

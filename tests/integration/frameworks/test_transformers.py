@@ -178,6 +178,23 @@ def test_max_steps_goes_before_epochs_which_are_counted_all_the_same(loader):
     assert not (control.should_evaluate or control.should_save)
 
 
+@pytest.mark.parametrize(("shuffle", "groups"), [(True, {}), ("full", {}), (True, {"num_generations": 2})])
+def test_with_max_steps_the_epoch_of_the_log_is_that_of_the_data_also_after_a_resume(rows, shuffle, groups):
+    """40 rows: of samples in batches of 4, or of prompts, 2 a generation batch."""
+    size = {} if groups else {"batch_size": 4}
+    share, state, seen = (1 / 20 if groups else 1 / 10), SimpleNamespace(stateful_callbacks={}, global_step=0), []
+    for _ in range(3):
+        with DataLoader(rows, shuffle=shuffle, **size, **KNOBS) as loader:
+            trainer = attached(loader, **groups)
+            kept = trainer.callback_handler.callbacks[-1]
+            kept.on_train_begin(trainer.args, state, None)
+            for _, _ in zip(range(7), trainer.get_train_dataloader(), strict=False):
+                kept.on_step_end(trainer.args, state, None)
+                seen.append(state.epoch)
+            state.stateful_callbacks = {"AsyncDataState": kept.state()}
+    assert seen == pytest.approx([share * step for step in range(1, 22)])
+
+
 @pytest.mark.parametrize(
     ("settings", "given", "message"),
     [
@@ -225,11 +242,31 @@ def test_a_grouping_trainer_wants_a_loader_of_single_rows(rows, knobs):
         ("placeholder", None, "AD642 the trainer's eval_dataset is a placeholder: pass eval_loader="),
         ("placeholder", True, "AD642 eval_loader is the loader of the training"),
         ({"a": None}, False, "AD642 eval_loader= is one set of batches"),
+        ({"a": "placeholder"}, None, r"AD642 the trainer's eval_dataset\['a'\] is a placeholder"),
     ],
 )
 def test_an_evaluation_that_cannot_work_is_refused(loader, eval_dataset, is_same, message):
     trainer = trainer_of()
     trainer.eval_dataset = placeholder() if eval_dataset == "placeholder" else eval_dataset
+    if eval_dataset == {"a": "placeholder"}:
+        trainer.eval_dataset = {"a": placeholder()}
     other = SimpleNamespace(config=loader.config)
     with pytest.raises(ConfigError, match=message):
         attach(trainer, loader, eval_loader={None: None, True: loader, False: other}[is_same])
+
+
+def test_several_sets_are_evaluated_by_name_beside_the_trainers_own(loader, jsonl_file):
+    trainer, own = trainer_of(), object()
+    trainer.eval_dataset = {"a": placeholder(), "own": own}
+    paths = {name: jsonl_file([{"name": name, "number": n} for n in range(4)], name) for name in ("a", "b")}
+    with DataLoader(paths["a"], batch_size=2, **KNOBS) as a, DataLoader(paths["b"], batch_size=4, **KNOBS) as b:
+        attach(trainer, loader, eval_loader={"a": a, "b": b})
+        found = {name: [list(trainer.get_eval_dataloader(name)) for _ in range(2)] for name in ("a", "b")}
+    assert list(trainer.eval_dataset) == ["a", "own", "b"]
+    assert {name: len(first) for name, (first, _) in found.items()} == {"a": 2, "b": 1}
+    for name, loops in found.items():
+        first, again = ([[row.extra["number"] for row in batch] for batch in loop] for loop in loops)
+        assert first == again
+        assert {row.extra["name"] for batch in loops[0] for row in batch} == {name}
+    assert trainer.get_eval_dataloader("own") == "own", "the trainer looks it up"
+    assert trainer.get_eval_dataloader(own) is own

@@ -94,6 +94,7 @@ def fit(rows, folder, *, resume=None, lookahead=1, **options):
             self.model = Model()
 
         def training_step(self, batch):
+            self.log_dict(self.trainer.train_dataloader.metrics())
             return self.model(batch["input_ids"])["loss"]
 
         def configure_optimizers(self):
@@ -104,6 +105,7 @@ def fit(rows, folder, *, resume=None, lookahead=1, **options):
     trainer, made = lightning.Trainer(callbacks=[keep], default_root_dir=folder, **quiet, **options), Lightning()
     with StatefulDataLoader(DataLoader(rows, **packed()), trainer_lookahead=lookahead) as loader:
         trainer.fit(made, loader, ckpt_path=resume)
+    assert trainer.logged_metrics.keys() >= {"data/wait_share", "data/dropped", "data/pack_fill"}
     return made.model.trained
 
 

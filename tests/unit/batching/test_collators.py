@@ -237,6 +237,30 @@ def test_documents_are_found_again_by_any_of_the_boundaries(packs, multiple, chu
     assert (flat[labels][flat["seq_idx"] == -1] == NONE).all()
 
 
+@pytest.mark.parametrize(
+    ("collator", "wanted"),
+    [
+        (PackedCollator(segment_multiple_of=4, source_names=("b", "a")), [[1, 1, 1, -1, 0, 0, -1, -1]]),
+        (PaddedCollator(source_names=("b", "a")), [[1, 1, 1], [0, 0, -1]]),
+        (PaddedCollator(side="left", source_names=("b", "a")), [[1, 1, 1], [-1, 0, 0]]),
+        (FixedCollator(length=4, source_names=("b", "a")), [[1, 1, 1, -1], [0, 0, -1, -1]]),
+    ],
+    ids=["packed", "padded", "left", "fixed"],
+)
+def test_each_token_has_the_number_of_its_part_of_a_mixture(collator, wanted):
+    long, short = (Sample(tokens=np.arange(1, size), source_name=name) for size, name in ((4, "a"), (3, "b")))
+    other = Sample(tokens=np.arange(1, 3), source_name=None)
+
+    def batch(*samples):
+        documents = [Document(one.tokens, sample=one) for one in samples]
+        return collator([documents] if collator.takes_packs else documents)
+
+    found = batch(long, short)["source_ids"]
+    assert (found.tolist(), found.dtype) == (wanted, np.int32)
+    with pytest.raises(ConfigError, match=r"AD452 .* part None of a mixture, and source_names=\('b', 'a'\)"):
+        batch(long, other)
+
+
 def test_collating_does_not_write_into_the_documents():
     one = document(*range(5), labels=range(5))
     one.tokens.flags.writeable = one.labels.flags.writeable = False
