@@ -27,6 +27,7 @@ from asyncdata.core.log import get_logger
 from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epochs
 from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
 from asyncdata.integrations.torch.views import row_of
+from asyncdata.loader.measurements import epochs_of
 from asyncdata.order.shuffle import RowShuffle
 
 if TYPE_CHECKING:
@@ -387,7 +388,7 @@ class _RepeatedPrompts:
     @property
     def progress(self) -> float:
         """Epochs of which the trainer has had prompts."""
-        return self.loader._engine.progress  # noqa: SLF001 - a part of this library
+        return epochs_of(self.loader._engine)  # noqa: SLF001 - a part of this library
 
     def num_batches(self) -> int:
         """The batches of an epoch, with all their repeats."""

@@ -366,18 +366,10 @@ class BaseLoader:
             ``data/wait_share``: of the time since the last call, or since the loader was made, how much this rank
             waited for data, 0 to 1. With a packing, ``data/pack_fill``: tokens of ``max_length``, 0 to 1.
         """
-        now, (then, waited_s) = self.statistics(), self._measured
-        self._measured = time.monotonic(), now.data_wait_seconds_total
-        seconds, waited_s = self._measured[0] - then, self._measured[1] - waited_s
-        found = {
-            "data/epoch": self._engine.progress,
-            "data/samples": now.samples_total,
-            "data/tokens": now.tokens_total,
-            "data/dropped": sum(now.dropped_total.values()) + sum(now.unpacked_samples_total.values()),
-            "data/wait_share": min(1.0, waited_s / seconds) if seconds else 0.0,
-        }
-        room = now.packs_total * self._pack_length
-        return found | ({"data/pack_fill": now.packed_tokens_total / room} if room else {})
+        from asyncdata.loader.measurements import metrics_of
+
+        found, self._measured = metrics_of(self._engine, self.statistics(), self._measured, self._pack_length)
+        return found
 
     # Start and close.
 

@@ -261,13 +261,6 @@ class Engine:
         """The epoch of the next sample, or of the next pack if samples are packed."""
         return self.batching.epoch(self.coordinator.ledger)
 
-    @property
-    def progress(self) -> float:
-        """Epochs that were delivered, with the part of the present one; whole ones where the part is not known."""
-        position, epoch = self.coordinator.ledger.position, self.epoch
-        share = self.parts[0].windows.share_before(position) if len(self.parts) == 1 else 0.0
-        return min(epoch + 1.0, position.epoch + share)  # the packs of an epoch come when its samples are over
-
     def batches(self, *, runs_on: bool) -> SampleBatches | PackBatches:
         """The batches of one loop.
 

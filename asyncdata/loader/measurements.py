@@ -1,8 +1,9 @@
-"""The statistics as named measurements, for Prometheus and OpenTelemetry."""
+"""The statistics as named measurements, for Prometheus and OpenTelemetry; and a few of them for a trainer's log."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -99,3 +100,32 @@ def prometheus_text(statistics: msgspec.Struct, labels: Mapping[str, str]) -> st
         inside = ",".join(f'{key}="{value.translate(_ESCAPED)}"' for key, value in pairs)
         lines.append(f"{name}{'{' + inside + '}' if inside else ''} {one.value}")
     return "\n".join(lines) + "\n"
+
+
+def epochs_of(engine: Any) -> float:
+    """Epochs that were delivered, with the part of the present one; whole ones where the part is not known."""
+    position = engine.coordinator.ledger.position
+    share = engine.parts[0].windows.share_before(position) if len(engine.parts) == 1 else 0.0
+    number: float = min(engine.epoch + 1.0, position.epoch + share)  # packs of an epoch come when its samples are over
+    return number
+
+
+def metrics_of(
+    engine: Any, now: Any, before: tuple[float, float], pack_length: int
+) -> tuple[dict[str, float], tuple[float, float]]:
+    """The numbers for a trainer's log; and the time, and the seconds of waiting by then, for the next call.
+
+    :param before: what the last call gave.
+    :param pack_length: tokens of a full pack; 0 without packing.
+    """
+    at, waited_s = time.monotonic(), now.data_wait_seconds_total
+    found = {
+        "data/epoch": epochs_of(engine),
+        "data/samples": now.samples_total,
+        "data/tokens": now.tokens_total,
+        "data/dropped": sum(now.dropped_total.values()) + sum(now.unpacked_samples_total.values()),
+        "data/wait_share": min(1.0, (waited_s - before[1]) / max(at - before[0], 1e-9)),
+    }
+    if room := now.packs_total * pack_length:
+        found["data/pack_fill"] = now.packed_tokens_total / room
+    return found, (at, waited_s)

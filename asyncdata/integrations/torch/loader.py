@@ -24,6 +24,7 @@ from asyncdata.core.errors import ConfigError, WorkerError
 from asyncdata.core.imports import missing_package
 from asyncdata.core.threads import started
 from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
+from asyncdata.loader.measurements import epochs_of
 
 if TYPE_CHECKING:
     import os
@@ -261,7 +262,7 @@ class StatefulDataLoader:
     def progress(self) -> float:
         """Epochs that the trainer has, as ``data/epoch`` of :meth:`asyncdata.DataLoader.metrics`."""
         fetches = self._queue.held + self._queue.waiting
-        return fetches[0].progress if fetches else self._loader._engine.progress  # noqa: SLF001
+        return fetches[0].progress if fetches else epochs_of(self._loader._engine)  # noqa: SLF001
 
     def statistics(self) -> Statistics:
         """The loader's statistics; a batch that was fetched counts as delivered."""
@@ -337,7 +338,7 @@ class _Fetch:
     def __init__(self, loader: DataLoader, batches: Iterator[Any], transfer: Transfer) -> None:
         self.before = loader.state_dict()
         self.epoch = loader.epoch
-        self.progress = loader._engine.progress  # noqa: SLF001
+        self.progress = epochs_of(loader._engine)  # noqa: SLF001
         self.error: Exception | None = None
         self._batches, self._transfer = batches, transfer
         self._found: list[Any] = []

@@ -166,7 +166,7 @@ def test_the_program_of_the_page_logs_a_number_for_each_statistic(name, tmp_path
     with DataLoader(path, tokenize_fn=RowFn(), num_workers=0, batch_size=5) as loader:
         exec(found[1], {"loader": loader, "train": lambda batch: len(batch) / 2})  # noqa: S102
 
-    assert [(values["loss"], values["asyncdata_samples_total"]) for values in logged] == [(2.5, 5), (2.5, 10)]
+    assert [(values["loss"], values["data/samples"]) for values in logged] == [(2.5, 5), (2.5, 10)]
     assert [key for key, value in logged[-1].items() if not isinstance(value, int | float | None)] == []
     assert len(found[1].splitlines()) <= MAX_LINES
 
