@@ -194,9 +194,9 @@ def killed(folder: Path, lines: list[str]) -> Any:
     """What lines of a script find in a process of their own, which then ends by SIGKILL."""
     begin = ["import os, signal", "from tests.support.steps import *", f"folder = Path({str(folder)!r})"]
     end = ["print(f'\\n{found!r}', flush=True)", "os.kill(os.getpid(), signal.SIGKILL)"]
-    with Program("-c", "\n".join([*begin, *lines, *end])) as program:
+    with Program("-c", "\n".join([*begin, *lines, *end]), options=("-X", "faulthandler")) as program:
         status, said = program.end()
-        assert status == -signal.SIGKILL, said
+        assert status == -signal.SIGKILL, (status, said)
         return ast.literal_eval(said.splitlines()[-1])
 
 
