@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import SnapshotError
-from asyncdata.core.settings import Count, Number
+from asyncdata.core.settings import Count, Number, prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -164,7 +164,7 @@ def restored(state: Mapping[str, Any], kind: type[StateT]) -> StateT:
     :raises SnapshotError: if it has other fields or types.
     """
     try:
-        return msgspec.convert(state, kind)
+        return msgspec.convert(state, prepared(kind))
     except Exception as error:  # a crafted value may make the converter raise anything
         raise SnapshotError(f"AD602 the state of a packer cannot be read: {error}") from None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.core.errors import ConfigError, SnapshotMismatchError
+from asyncdata.core.settings import prepared
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -165,7 +166,7 @@ def _commit_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list
 def _fingerprints(saved: Any, present: Any) -> tuple[_Fingerprint, _Fingerprint] | None:
     """None if it is not a fingerprint of files: a source may have its own kind of fingerprint."""
     try:
-        return msgspec.convert(saved, _Fingerprint), msgspec.convert(present, _Fingerprint)
+        return msgspec.convert(saved, prepared(_Fingerprint)), msgspec.convert(present, _Fingerprint)
     except (msgspec.ValidationError, UnicodeError):
         return None
 

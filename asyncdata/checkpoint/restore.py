@@ -10,6 +10,7 @@ from msgspec import structs
 
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.log import get_logger
+from asyncdata.core.settings import prepared
 from asyncdata.core.types import Position
 from asyncdata.delivery.ledger import Counters, Ledger, Returned, Served
 from asyncdata.delivery.rollout_buffer import record_of
@@ -59,7 +60,7 @@ def ledger_of(
 def _counters(saved: Snapshot, of: str) -> Counters:
     digest = saved_digest(saved).resumed(of)
     try:
-        return structs.replace(msgspec.convert(saved.counters, Counters), digest=digest)
+        return structs.replace(msgspec.convert(saved.counters, prepared(Counters)), digest=digest)
     except Exception as error:  # a crafted value may make the converter raise anything
         raise SnapshotError(f"AD602 the snapshot's counters cannot be read: {error}") from error
 
@@ -77,7 +78,7 @@ def saved_digest(saved: Snapshot) -> StreamDigest:
         )
 
     try:
-        return msgspec.convert(found, StreamDigest)
+        return msgspec.convert(found, prepared(StreamDigest))
     except Exception as error:
         raise SnapshotError(f"AD602 the digest in a snapshot is not laid out as one: {error}") from error
 

@@ -20,7 +20,7 @@ from asyncdata.core.checksummed_file import MAX_FILE_BYTES, Header, pack, unpack
 from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotVersionError, SourceError
 from asyncdata.core.files import remove_left_over, replace_file, sync_folder
 from asyncdata.core.imports import resolve_path
-from asyncdata.core.settings import Count, Number  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.core.settings import Count, Number, prepared
 from asyncdata.sources.remote.address import is_address, without_secrets
 
 SCHEMA = 1
@@ -167,7 +167,7 @@ def _from_builtins(state: Any) -> Snapshot:
     try:
         state = dict(state)
         _check_schema(state.get("schema", 1), state.get("library"))
-        snapshot = msgspec.convert(state, Snapshot)
+        snapshot = msgspec.convert(state, prepared(Snapshot))
         return msgspec.structs.replace(snapshot, **{name: _section(snapshot, name) for name in SECTIONS})
     except SnapshotError:
         raise
@@ -180,7 +180,8 @@ def _section(snapshot: Snapshot, name: str) -> Any:
     if value is msgspec.UNSET:
         return value
 
-    kind = msgspec.defstruct("Section", [(name, resolve_path(SECTIONS[name]))])  # so that errors name the place
+    section = prepared(resolve_path(SECTIONS[name]))
+    kind = msgspec.defstruct("Section", [(name, section)])  # so that errors name the place
     return getattr(msgspec.convert({name: value}, kind), name)
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from asyncdata.core.errors import SnapshotError
 from asyncdata.core.files import open_regular, refuse_foreign
+from asyncdata.core.settings import prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -95,7 +96,7 @@ def pack(
 
 def checksum_in(head: bytes) -> str:
     """The checksum in what :func:`pack` gave."""
-    return msgspec.msgpack.decode(head[_HEAD_BYTES:], type=Header).blake2b
+    return msgspec.msgpack.decode(head[_HEAD_BYTES:], type=prepared(Header)).blake2b
 
 
 def _checksum(blank: bytes, *pieces: bytes | memoryview) -> str:
@@ -188,7 +189,7 @@ def _header_length(head: bytes, num_bytes: int) -> int:
 
 def _header(raw: bytes, num_bytes: int) -> Header:
     try:
-        header = msgspec.msgpack.decode(raw, type=Header)
+        header = msgspec.msgpack.decode(raw, type=prepared(Header))
     except (ValueError, RecursionError) as error:
         raise SnapshotError(f"its header is damaged: {error}") from error
 

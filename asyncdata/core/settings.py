@@ -16,6 +16,8 @@ import msgspec
 
 from asyncdata.core.errors import ConfigError
 
+KindT = TypeVar("KindT")
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -32,6 +34,21 @@ _FOR_EVER_S = threading.TIMEOUT_MAX / 2
 
 opening_until: ContextVar[float] = ContextVar("asyncdata_opening_until", default=math.inf)
 """Until when, on the monotonic clock, a loader may be opened here: then, no store is asked again."""
+
+
+_prepared: set[Any] = set()
+_preparing = threading.RLock()
+
+
+def prepared(kind: type[KindT]) -> type[KindT]:
+    """``kind``, of which msgspec knows all Structs by then. If two threads have it look at one for the first time, one
+    may use what the other has half made, and the process ends with a segmentation fault (msgspec 0.22).
+    """
+    if kind not in _prepared:
+        with _preparing:
+            msgspec.msgpack.Decoder(kind)
+            _prepared.add(kind)
+    return kind
 
 
 def unknown_setting(
@@ -143,7 +160,7 @@ class Description(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             value = os.fspath(value) if isinstance(value, os.PathLike) else value
             try:
                 # Converted, so that it is a copy: the caller's dict or list may change later.
-                msgspec.structs.force_setattr(self, field.name, msgspec.convert(value, field.type))
+                msgspec.structs.force_setattr(self, field.name, msgspec.convert(value, prepared(field.type)))
             except msgspec.ValidationError as error:
                 raise ConfigError(f"{type(self).__name__}: {wrong_value(field, value, error)}") from None
         self.check()

@@ -12,6 +12,7 @@ import numpy as np
 
 from asyncdata.core.line_numbers import line_number, line_number_within
 from asyncdata.core.plain_values import TEXT, from_builtins, to_builtins
+from asyncdata.core.settings import prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -232,7 +233,7 @@ class Sample(msgspec.Struct, eq=False, gc=False):
             known["columns"] = Columns.from_dict(known["columns"])
         for name, kind in (("position", Position), ("source", SourceLocation)):
             if known.get(name) is not None:
-                known[name] = msgspec.convert(known[name], kind)
+                known[name] = msgspec.convert(known[name], prepared(kind))
         if "status" in known:
             known["status"] = Status(known["status"])
         return cls(**known)

@@ -16,6 +16,7 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.imports import from_clone
 from asyncdata.core.log import get_logger
+from asyncdata.core.settings import prepared
 from asyncdata.core.threads import started
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
@@ -93,7 +94,7 @@ class Prover:
             if not is_usable or is_asked(subjects[0]):
                 for line in chain(self._lines(), [b""]):
                     if line:
-                        _log_proof(self._folder, msgspec.json.decode(line, type=Proof))
+                        _log_proof(self._folder, msgspec.json.decode(line, type=prepared(Proof)))
                     if not is_usable and self._is_usable(files):
                         is_usable = True
                         self._on_usable()

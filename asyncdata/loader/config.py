@@ -21,6 +21,7 @@ from asyncdata.core.settings import (
     Settings,
     checked_timeout,
     plain_integer,
+    prepared,
     unknown_setting,
     wrong_value,
 )
@@ -310,7 +311,7 @@ def _fields() -> dict[str, Any]:
 def _converted(name: str, value: Any) -> Any:
     field = _fields()[name]
     try:
-        return msgspec.convert(value, field.type)
+        return msgspec.convert(value, prepared(field.type))
     except msgspec.ValidationError as error:
         raise ConfigError(f"{wrong_value(field, value, error)} - at `{name}`") from error
 

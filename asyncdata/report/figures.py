@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from asyncdata.core.row_codes import ON_PURPOSE, is_mass
+from asyncdata.core.settings import prepared
 from asyncdata.telemetry.reader import difference
 
 if TYPE_CHECKING:
@@ -345,7 +346,7 @@ def mass_drops(run: Run) -> list[MassDrop]:
     told: dict[tuple[str, str], dict[str, Warned]] = {}
     for event in (event for start in run.starts for event in start.events if event.name == "rows.dropped"):
         with suppress(msgspec.ValidationError):  # without the texts where rows are not shown
-            warned = msgspec.convert(event.fields, Warned)
+            warned = msgspec.convert(event.fields, prepared(Warned))
             told.setdefault((warned.source, warned.reason), {})[warned.path] = warned
     counted: dict[tuple[str, str], tuple[int, int]] = {}
     for source, samples, dropped in _dropped_by_source(run):

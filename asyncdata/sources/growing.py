@@ -15,7 +15,7 @@ from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError
 from asyncdata.core.file_refs import FileRef, base_name
 from asyncdata.core.imports import resolve_path
 from asyncdata.core.log import get_logger
-from asyncdata.core.settings import Count, Number  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.core.settings import Count, Number, prepared
 from asyncdata.core.specs import LINES, REMOTE_LINES, ReaderSpec
 from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.sources.base import FileBlocks
@@ -165,7 +165,7 @@ class GrowingBlocks(FileBlocks):
             finally:
                 os.unlink(own)
             with open(path, "rb") as file:
-                found = msgspec.msgpack.decode(file.read(), type=list[FileRef])
+                found = msgspec.msgpack.decode(file.read(), type=prepared(list[FileRef]))
         except (OSError, UnicodeEncodeError, msgspec.DecodeError) as error:
             raise SourceError(f"AD311 the ranks cannot agree by {path} what epoch {epoch} covers: {error}") from error
 
@@ -309,7 +309,7 @@ class GrowingReader:
                 self._reader.check()
             with open(self._listing, "rb") as file:
                 self._seen = os.fstat(file.fileno()).st_mtime_ns
-                files = msgspec.msgpack.decode(file.read(), type=list[FileRef])
+                files = msgspec.msgpack.decode(file.read(), type=prepared(list[FileRef]))
             if self._reader is not None:
                 self._reader.close()
             self._reader = self._inner(replace(self._job, files=files))

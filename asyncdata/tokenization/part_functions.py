@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.settings import prepared
 from asyncdata.core.specs import TokenizeSpec
 from asyncdata.tokenization.base import describe, fingerprints_of, open_spec, open_tokenize_fn
 from asyncdata.tokenization.resolve import resolved
@@ -55,7 +56,7 @@ class PartFunctions:
         opened: dict[bytes | int, BatchTokenizer] = {}
         found: dict[int, BatchTokenizer] = {}
         for number, function in self._distinct().items():
-            spec = msgspec.convert(function, TokenizeSpec) if isinstance(function, dict) else None
+            spec = msgspec.convert(function, prepared(TokenizeSpec)) if isinstance(function, dict) else None
             key = number if spec is None else msgspec.msgpack.encode(function, order="deterministic")
             if key not in opened:
                 opened[key] = open_tokenize_fn(function) if spec is None else open_spec(spec)

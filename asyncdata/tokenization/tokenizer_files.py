@@ -16,6 +16,7 @@ import msgspec
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.files import open_regular
+from asyncdata.core.settings import prepared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,7 +179,7 @@ class TokenizerFiles:
         if "added_tokens_decoder" not in values:  # written before transformers 4.34
             values |= _decode(_read(folder, LEGACY_SPECIAL) or b"{}", dict[str, Any], folder, LEGACY_SPECIAL)
         try:
-            self._config = msgspec.convert(values, _Config, str_keys=True)
+            self._config = msgspec.convert(values, prepared(_Config), str_keys=True)
             self._named = self._named_tokens(values)
         except msgspec.ValidationError as error:
             raise ConfigError(f"AD413 {os.path.join(folder, CONFIG)}: {error}") from error
@@ -331,12 +332,12 @@ def _templates_of(value: str | list[_NamedTemplate] | dict[str, str] | None) -> 
 
 
 def _token(value: Any) -> _Token:
-    return _Token(value) if isinstance(value, str) else msgspec.convert(value, _Token)
+    return _Token(value) if isinstance(value, str) else msgspec.convert(value, prepared(_Token))
 
 
 def _decode(data: bytes, kind: type[T], folder: str, name: str) -> T:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=prepared(kind))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         path = os.path.join(folder, name)
         if data.startswith(b"version https://git-lfs"):

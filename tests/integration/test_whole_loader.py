@@ -195,7 +195,7 @@ events = st.one_of(
         reweighs=st.booleans(),
         closes_first=st.booleans(),
         moves=st.booleans(),
-        kills=st.sampled_from([*[False] * 9, settings.get_current_profile_name() == "long"]),  # a process each
+        kills=st.sampled_from([*[False] * 9, True]),
         others=knobs,
     ),
 )

@@ -35,7 +35,7 @@ _NAMES = {
         "Scan Scanned Tokenize Tokenized decode_job decode_reply"
     ),
     "core.plain_values": "from_builtins to_builtins unpacked",
-    "core.settings": "Settings",
+    "core.settings": "Settings prepared",
     "core.shortage": "ShortageError is_shortage raise_if_shortage short_of",
     "core.specs": "ReadLimits ReaderSpec StoreSpec TokenizeSpec",
     "core.temporary_folder": "TemporaryFolder",

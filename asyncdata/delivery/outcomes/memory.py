@@ -11,7 +11,10 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import SnapshotError
-from asyncdata.core.settings import Count  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.core.settings import (
+    Count,
+    prepared,
+)
 from asyncdata.delivery.chunk import is_excluded
 from asyncdata.delivery.outcomes.policy import OutcomeTable
 
@@ -257,7 +260,7 @@ class OutcomeMemory:
         :raises SnapshotError: if it is none (AD602).
         """
         try:
-            self._become(msgspec.msgpack.decode(saved, type=_Base))
+            self._become(msgspec.msgpack.decode(saved, type=prepared(_Base)))
         except (ValueError, OverflowError, zlib.error) as error:
             raise SnapshotError(f"AD602 the outcome memory in the snapshot cannot be read: {error}") from error
 

@@ -22,6 +22,7 @@ from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
 from asyncdata.core.files import open_regular
 from asyncdata.core.log import get_logger
 from asyncdata.core.plain_values import from_builtins, to_builtins, unpacked
+from asyncdata.core.settings import prepared
 from asyncdata.core.version import __version__
 from asyncdata.integrations.slime import torch_data
 from asyncdata.integrations.slime.groups import GroupStore
@@ -208,7 +209,7 @@ def _read_own(path: str) -> Found:
         )
 
     try:
-        state = msgspec.convert(fields["slime"], SlimeState)
+        state = msgspec.convert(fields["slime"], prepared(SlimeState))
     except msgspec.ValidationError as error:
         raise SnapshotError(f"AD602 {path} cannot be loaded: it is not laid out as a snapshot: {error}") from error
 

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.settings import prepared
 from asyncdata.integrations.slime.miles_chats import refuse_own_encoders, tool_form
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.integrations.slime.sample import package_of, resolve_sample_type
@@ -179,7 +180,7 @@ def _options(args: Any) -> Options:
     if isinstance(given.get("allow_changed"), str):
         given["allow_changed"] = [name.strip() for name in given["allow_changed"].split(",") if name.strip()]
     try:
-        return msgspec.convert(given, Options)
+        return msgspec.convert(given, prepared(Options))
     except msgspec.ValidationError as error:
         raise ConfigError(str(error).replace("`$.", f"`{PREFIX}")) from error
 

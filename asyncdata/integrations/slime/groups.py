@@ -23,6 +23,7 @@ from asyncdata.core.errors import SnapshotError
 from asyncdata.core.files import remove_left_overs, replace_file, sync_folder
 from asyncdata.core.log import get_logger
 from asyncdata.core.plain_values import Block
+from asyncdata.core.settings import prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -143,7 +144,7 @@ class GroupStore:
             return Opened(record)
 
         try:
-            stored = msgspec.convert(record[0][SAMPLES], Stored)
+            stored = msgspec.convert(record[0][SAMPLES], prepared(Stored))
         except msgspec.ValidationError as error:
             raise SnapshotError(f"AD602 a group in the snapshot's buffer names no file: {error}") from error
 

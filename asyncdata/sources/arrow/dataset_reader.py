@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.core.file_refs import FileRef
+from asyncdata.core.settings import prepared
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
 from asyncdata.sources.fingerprint import SameFile
 from asyncdata.sources.reader import FileChangedError
@@ -67,7 +68,7 @@ class ArrowReader:
         self._max_row_bytes = job.max_row_bytes
         self._title = job.files[0].path
         files = {path: FileRef(path, num_bytes) for path, num_bytes in sizes.items()}
-        files |= {file.path: file for file in msgspec.convert(stamps, list[FileRef])}
+        files |= {file.path: file for file in msgspec.convert(stamps, prepared(list[FileRef]))}
         self._data = _Rows(data, columns, files)
         self._indices = _Rows(indices, ["indices"], files)
         self._has_indices = bool(indices)
@@ -143,7 +144,7 @@ class _Rows:
     """The rows of some parts, numbered across all of them."""
 
     def __init__(self, parts: list[dict[str, Any]], names: list[str], files: dict[str, FileRef]) -> None:
-        self._parts = msgspec.convert(parts, list[Part])
+        self._parts = msgspec.convert(parts, prepared(list[Part]))
         self._starts = list(accumulate((part.stop - part.start for part in self._parts), initial=0))
         self._names = names
         self._refs = files

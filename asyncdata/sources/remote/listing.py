@@ -11,6 +11,7 @@ import msgspec
 
 from asyncdata.core.errors import SourceError
 from asyncdata.core.file_refs import HTTP, Address, joined
+from asyncdata.core.settings import prepared
 from asyncdata.sources.paths import refuse_repeats
 from asyncdata.sources.remote.address import GivenAddress, is_address, texts_of
 from asyncdata.sources.remote.reads import Reads
@@ -243,7 +244,7 @@ def _lines(data: bytes, manifest: ObjectStamp) -> Iterator[ObjectStamp]:
         if not text.strip():
             continue
         try:
-            entry = msgspec.json.decode(text, type=_Entry)
+            entry = msgspec.json.decode(text, type=prepared(_Entry))
         except msgspec.DecodeError as error:
             raise SourceError(
                 f"AD328 {manifest.path}:{line}: {error}; a line of a manifest is "

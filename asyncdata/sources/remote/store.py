@@ -9,6 +9,7 @@ import msgspec
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.file_refs import Address, ObjectsOfStore
 from asyncdata.core.imports import resolve_path
+from asyncdata.core.settings import prepared
 from asyncdata.core.specs import ReadLimits, StoreSpec
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def store_spec(given: GivenAddress, storage_options: Mapping[str, Any]) -> Store
     path = storage_options.get("store") or STORE_OF_SCHEME.get(given.address.scheme, _ANY_SCHEME)
     own = {name: value for name, value in storage_options.items() if name in ReadLimits.__struct_fields__}
     try:
-        limits = msgspec.convert(own, ReadLimits)
+        limits = msgspec.convert(own, prepared(ReadLimits))
     except msgspec.ValidationError as error:
         raise ConfigError(f"storage_options: {error}") from error
 

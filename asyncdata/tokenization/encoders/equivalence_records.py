@@ -23,6 +23,7 @@ from asyncdata.core.checksummed_file import pack, unpack_file
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import SnapshotError
 from asyncdata.core.files import cache_folder, lock, remove_left_over, replace_file, sync_folder
+from asyncdata.core.settings import prepared
 from asyncdata.core.version import __version__
 from asyncdata.tokenization.encoders.character_sets import CharacterFinder, points_of
 from asyncdata.tokenization.encoders.fast_backends import PROOFS, SWEEP_VERSION, lock_path, open_lock, version_of
@@ -120,7 +121,7 @@ def find(subject: Subject) -> Proof | None:
     """The stored proof of ``subject``; None if there is none, or if another user could have written it."""
     try:
         _, payload = unpack_file(proof_path(subject), must_be_ours=True)
-        proof = msgspec.msgpack.decode(payload, type=Proof)
+        proof = msgspec.msgpack.decode(payload, type=prepared(Proof))
     except (OSError, SnapshotError, msgspec.DecodeError):
         return None
 

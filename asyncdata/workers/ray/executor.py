@@ -18,6 +18,7 @@ import msgspec
 from asyncdata.core.errors import SourceError, WorkerError
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Ready, Short, decode_reply, encode
+from asyncdata.core.settings import prepared
 from asyncdata.core.threads import call_soon_in_this_loop
 from asyncdata.workers.base import error_of, takes_samples
 from asyncdata.workers.pool.pool import Lane, Pool, Transport
@@ -70,7 +71,7 @@ class _ActorWorker(Worker):
 
             raise EOFError(f"its actor could not start: {_first_line(error)}") from error
 
-        found = msgspec.msgpack.decode(future.result(), type=Began)
+        found = msgspec.msgpack.decode(future.result(), type=prepared(Began))
         if isinstance(found.ready, Ready):
             await self._actors.check_files(found)
             return

@@ -12,6 +12,7 @@ import pytest
 import asyncdata as ad
 from asyncdata import Shuffle
 from asyncdata.errors import ConfigError
+from tests.support.faults import Program
 from tests.support.parts import Settings, by_reason, shortened
 
 OF_SAMPLES = {"Document", "OutcomeTable", "Position", "Sample", "SourceLocation", "SourceStatistics", "Statistics"}
@@ -103,3 +104,32 @@ def test_the_most_frequent_reasons_of_drops_are_named(drops, text):
     assert by_reason(drops).startswith(text)
     assert len(by_reason(drops)) < 300
     assert by_reason(drops).endswith("1,001 other reasons" if len(drops) > 10 else text)
+
+
+AT_THE_SAME_TIME = """
+import sys, threading
+import msgspec
+from tests.support.parts import prepared
+
+sys.setswitchinterval(1e-6)
+for number in range(60):
+    inner = msgspec.defstruct(f"Inner{number}", [("a", int, 0), ("b", "dict[str, list[int]] | None", None)])
+    kind = msgspec.defstruct(f"Outer{number}", [("inner", inner), ("others", list[inner])])
+    start = threading.Barrier(4)
+
+    def convert():
+        start.wait()
+        msgspec.convert({"inner": {"a": 1}, "others": [{"b": {"c": [2]}}]}, prepared(kind))
+
+    threads = [threading.Thread(target=convert) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_threads_that_meet_a_struct_for_the_first_time_do_not_end_the_process():
+    """As loaders that are made, or restored, in threads: without ``prepared`` it is a segmentation fault."""
+    with Program("-c", AT_THE_SAME_TIME) as program:
+        assert program.end() == (0, "")
