@@ -683,6 +683,8 @@ class WholeLoader(RuleBasedStateMachine):
             part.covered[epoch] = [size for _, size, _ in files]
             ends = [data[:size][-1:] for data, (_, size, _) in zip(part.files, files, strict=False)]
             assert set(ends) <= {b"\n", b""}, self.failed(files)
+        for epoch in range(self.first_known - 1, -1, -1):  # those that have begun and ended since the last look
+            part.covered.setdefault(epoch, part.covered[epoch + 1])
 
     def restart_with_other(self, what: str, knobs: Knobs) -> None:
         """Other data, or another seed: refused; or the next epoch begins. Renamed files change nothing."""
