@@ -292,8 +292,14 @@ def failed(actor: Any, _: int) -> None:
         sys.modules["ray"].get(actor.fails.remote())
 
 
+def killed(actor: Any, pid: int) -> None:
+    """Until then its last handle must not go, which would end it, too."""
+    sys.modules["ray"].kill(actor)
+    until(lambda: not is_alive(pid), GONE_S, f"{pid} is left")
+
+
 RAY_WAYS: dict[str, Callable[[Any, int], object]] = {
-    "`ray.kill(actor)`": lambda actor, _: sys.modules["ray"].kill(actor),
+    "`ray.kill(actor)`": killed,
     "SIGKILL of a Ray actor": lambda _, pid: os.kill(pid, signal.SIGKILL),
     "`ray.actor.exit_actor()`": lambda actor, _: actor.exits.remote(),
     "the last handle of a Ray actor is gone": no_op,
