@@ -261,12 +261,7 @@ def _costs(lengths: Sequence[int], cost: Callable[[int], float] | str) -> list[f
         raise ConfigError(f'AD454 cost must be "attention" or a function of a row\'s number of tokens, got {cost!r}')
 
     usual = LengthGrouping()
-    linear, quadratic = usual.linear, usual.quadratic
-    costs = (
-        [float(cost(length)) for length in lengths]
-        if callable(cost)
-        else [linear * length + quadratic * length * length for length in lengths]
-    )
+    costs = [float(cost(length) if callable(cost) else usual.cost([length])) for length in lengths]
     for row, one in enumerate(costs):
         if not 0 <= one < inf:
             raise ConfigError(f"AD454 row {row} of {lengths[row]} tokens costs {one}: a cost is a number from 0 on")

@@ -1,4 +1,7 @@
-"""What is done when a process ends. A child that ``multiprocessing`` has forked ends without ``atexit``."""
+"""What is done when a process ends, and what of that only Linux has.
+
+A child that ``multiprocessing`` has forked ends without ``atexit``.
+"""
 
 from __future__ import annotations
 

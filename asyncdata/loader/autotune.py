@@ -60,7 +60,7 @@ class Tuner:
         executor.watch(self._on_change, self._on_submit)
 
     def _on_submit(self) -> None:
-        # Not after a reply: the only worker is idle then, until a coroutine goes on and asks it for the next window.
+        # A look after a reply would find the only worker idle: the next window is requested a moment later.
         if not self._is_done:
             self._stage = self._waits_for()
 

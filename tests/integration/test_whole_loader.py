@@ -768,7 +768,7 @@ class WholeLoader(RuleBasedStateMachine):
         self.load(at)
 
     def kill(self, at: int, number: int, first: Knobs, then: Knobs) -> None:
-        """A process goes on from a state, saves, takes what no state has, and is killed; the next one has its file."""
+        """A process resumes, saves a file, takes more samples, and is killed; the next one restores the file."""
         lines = [
             *self.opening(first),
             f"every(loaders, lambda _, loader: loader.load_state_dict(json.loads({self.names['states'][at]!r})))",

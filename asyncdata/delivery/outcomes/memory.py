@@ -11,10 +11,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import SnapshotError
-from asyncdata.core.settings import (
-    Count,
-    prepared,
-)
+from asyncdata.core.settings import Count, prepared
 from asyncdata.delivery.chunk import is_excluded
 from asyncdata.delivery.outcomes.policy import OutcomeTable
 

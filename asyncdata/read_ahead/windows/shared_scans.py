@@ -245,8 +245,9 @@ class SharedScans:
                 if key.part == part:
                     sizes[key[:3]] += len(found)
             totals = enumerate(zip(sizes, accumulate(sizes.values()), strict=True))
-            limits = _KEPT_WINDOWS, _MOST_KEPT
-            dropped = {window for n, (window, size) in totals if n >= limits[size <= _KEPT_BYTES]}
+            dropped = {
+                window for n, (window, size) in totals if n >= (_MOST_KEPT if size <= _KEPT_BYTES else _KEPT_WINDOWS)
+            }
             if dropped:
                 self._found = {key: found for key, found in self._found.items() if key[:3] not in dropped}
 
