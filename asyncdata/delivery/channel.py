@@ -69,6 +69,7 @@ class Channel:
     :ivar demand: samples that a waiting request needs; they are read even beyond the capacity.
     :ivar demanded_at: when that request came, on the clock of ``time.monotonic()``.
     :ivar num_produced: samples ever made ready.
+    :ivar is_begun: whether the read-ahead has begun to fill it.
     :ivar is_stopped: whether the last item ends the stream.
     :ivar ended_epoch: the last epoch whose end is among the items; -1 for none.
     :ivar failure: the error after which no worker does anything.
@@ -88,7 +89,7 @@ class Channel:
         self.demand = 0
         self.demanded_at = 0.0
         self.num_produced = 0
-        self.is_stopped = False
+        self.is_begun = self.is_stopped = False
         self.ended_epoch = -1
         self.failure: AsyncDataError | None = None
         self.num_rows_in_flight = 0

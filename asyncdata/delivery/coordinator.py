@@ -491,7 +491,7 @@ class Coordinator:
     def next_media(self, channel: Channel) -> Wanted | None:
         """The next sample whose media are to be loaded now; None: there is none, or no room for it."""
         with self._lock:
-            queue = channel.media if channel is self.channel else None
+            queue = channel.media if channel is self.channel and channel.is_begun else None
             return None if queue is None else queue.next(self._num_taken, channel.demand)
 
     def put_media(self, channel: Channel, wanted: Wanted, found: Tokenized | RowError) -> None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from asyncdata.core.messages import Job
-    from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.read_ahead.mixture import MixtureReadAhead
@@ -76,7 +75,6 @@ class Service:
         self._thread: threading.Thread | None = None
         self._call_soon: Callable[[Callable[[], object]], object] | None = None
         self._expected_canaries: list[str] = []
-        self._begun: Channel | None = None
         self._stop: anyio.Event | None = None
         self._is_closed = False
         self._fatal_error: AsyncDataError | None = None
@@ -149,12 +147,13 @@ class Service:
         """Read ahead into the coordinator's channel, once per channel: twice would deliver its rows twice."""
         with self.lock:
             channel = self._coordinator.channel
-            if channel is self._begun:
+            if channel.is_begun:
                 return
 
-            self._begun = channel
             if self._fatal_error is None:  # else the channel has it
                 self._read_ahead.start(self._coordinator.ledger, self._expected_canaries)
+            channel.is_begun = True
+        self._read_ahead.changed()  # its media may be asked for now: the start has dropped all earlier requests
 
     def tell_soon(self) -> None:
         """Tell the read-ahead that there is room. From any thread; do nothing before the service runs."""

@@ -25,6 +25,7 @@ from asyncdata import (
     SoftPacking,
 )
 from asyncdata.errors import BadRowError, ConfigError, SourceChangedError, TooManyBadRowsError
+from tests.support.delays import delayed
 from tests.support.faults import until
 from tests.support.planned_media import NumberedMedia, media_of, two_phases, without_load, write_rows
 
@@ -378,6 +379,19 @@ def test_a_function_of_two_phases_gives_media_and_a_group_given_back_gets_them_a
         again = loader.get_next_batch(3)
     assert list(map(row_of, again)) == [1, 2, 3]
     assert all(np.array_equal(one.columns["pixels"], media_of(row_of(one), 2)) for one in again)
+
+
+@pytest.mark.thorough
+def test_groups_given_back_get_their_media_through_restarts(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", num_rows=200)
+    with delayed(seed=1), loader_of(path, 0, two_phases, shuffle=False, buffer_size=4) as loader:
+        samples = loader.get_next_batch(42)
+        for number in range(40):
+            loader.add_samples([[sample] for sample in samples[:2]])
+            loader.exclude(samples[2 + number : 3 + number])
+            samples[:2] = loader.get_next_batch(2)
+    assert list(map(row_of, samples[:2])) == [0, 1]
+    assert all(np.array_equal(one.columns["pixels"], media_of(row_of(one), 2)) for one in samples[:2])
 
 
 WRONG = {

@@ -23,7 +23,6 @@ from tests.support.steps import start_of
 
 NAMES = ("chat", "code", "math")
 IS_LONG = settings.get_current_profile_name() == "long"
-"""Only then are there pictures and kills."""
 RECORDED, MAX_EPOCHS = ("jsonl.gz", "parquet"), 250
 """Kinds of sources whose order is taken from a plain run."""
 
@@ -147,7 +146,7 @@ def worlds(draw: Any) -> World:
         files, mixing, draw(st.integers(-2, 42)), rules, draw(st.booleans()),
         *((0, 1) if is_full else draw(st.sampled_from([(16, 64), (64, 4), (64, 64), (150, 1), (150, 4)]))),
         draw(st.sampled_from([None, None, "newest", "oldest_but_one"])), grows, kind,
-        not is_packed and draw(st.sampled_from([False, False, IS_LONG])),
+        not is_packed and draw(st.sampled_from([False, False, True])),
     )  # fmt: skip
 
 
@@ -197,7 +196,7 @@ events = st.one_of(
         reweighs=st.booleans(),
         closes_first=st.booleans(),
         moves=st.booleans(),
-        kills=st.sampled_from([*[False] * 9, IS_LONG]),
+        kills=st.sampled_from([*[False] * 9, True]),
         others=knobs,
     ),
 )
