@@ -26,8 +26,13 @@ class Awaited:
         return lambda *args, **kwargs: self.runner.run(found(*args, **kwargs))
 
     def __iter__(self):
+        return self._stepped(aiter(self.loader))
+
+    def groups(self, **limits):
+        return self._stepped(aiter(self.loader.groups(**limits)))
+
+    def _stepped(self, loop):
         """An ``async for``, step by step."""
-        loop = aiter(self.loader)
 
         async def step():
             return await anext(loop)
