@@ -146,6 +146,21 @@ class DataLoader(BaseLoader):
         with self._waiting():
             return self._engine.num_rows(timeout_s)
 
+    def num_batches(self, *, timeout_s: float | None = None) -> int:
+        """Batches of a ``for`` loop over the current epoch from its start, on each rank: the steps of a scheduler.
+
+        Of planned packs (``plan_packs=True``), which differ from epoch to epoch; or of rows that are all samples, with
+        ``shuffle=RowShuffle(only_kept=True)``. Waits until the rows are counted.
+
+        :raises ConfigError: AD443, where the number is not known before the epoch ends.
+        :raises PrefetchTimeoutError: if it is not known in time.
+        """
+        from asyncdata.loader.steps import checked_plan, num_batches
+
+        is_planned = checked_plan(self._engine)
+        found = self.peek(1, timeout_s=timeout_s) if is_planned else self.num_rows(timeout_s=timeout_s)
+        return num_batches(self._engine, found)
+
     def report(
         self,
         samples_or_groups: Iterable[Sample] | Iterable[Group],
@@ -341,6 +356,14 @@ class AsyncDataLoader(BaseLoader):
         self.start()
         with self._waiting():
             return await anyio.to_thread.run_sync(self._engine.num_rows, timeout_s, abandon_on_cancel=True)
+
+    async def num_batches(self, *, timeout_s: float | None = None) -> int:
+        """Like :meth:`DataLoader.num_batches`."""
+        from asyncdata.loader.steps import checked_plan, num_batches
+
+        is_planned = checked_plan(self._engine)
+        wait = self.peek(1, timeout_s=timeout_s) if is_planned else self.num_rows(timeout_s=timeout_s)
+        return num_batches(self._engine, await wait)
 
     async def report(
         self,

@@ -457,6 +457,7 @@ class WholeLoader(RuleBasedStateMachine):
         if not self.packs_nothing:
             wanted |= {"packs_total": now.num_packs}
         assert {name: getattr(found, name) for name in wanted} == wanted, self.failed(found, wanted)
+        assert self.names["loader"].policy_version == now.version, self.failed(now.version)
         if "" in self.parts and self.packs_nothing and now.is_exact:
             windows = self.parts[""].windows(found.epoch)
             at = sum(map(len, windows[: found.window])) + found.row

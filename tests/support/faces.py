@@ -25,6 +25,10 @@ class Awaited:
             return found
         return lambda *args, **kwargs: self.runner.run(found(*args, **kwargs))
 
+    policy_version = property(
+        lambda self: self.loader.policy_version, lambda self, version: setattr(self.loader, "policy_version", version)
+    )
+
     def __iter__(self):
         return self._stepped(aiter(self.loader))
 
