@@ -13,7 +13,7 @@ import functools
 import heapq
 import operator
 import random
-from collections.abc import Sequence  # noqa: TC003 - msgspec reads it
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec

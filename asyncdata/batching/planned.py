@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.batching.length_grouping import LengthGrouping
-from asyncdata.batching.packs import Counts, Packs
+from asyncdata.batching.packs import Counts, Int32, Int64, Pack, Packs
 from asyncdata.batching.rules import PACKINGS, Dealt, PackRules
 from asyncdata.batching.xtuner_packing import XTunerPacking
 from asyncdata.core.errors import ConfigError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from asyncdata.batching.packers import Packer, Packing
-    from asyncdata.batching.packs import Int32, Int64, Pack
     from asyncdata.order.shuffle import RowShuffle
 
 _MAX_PIECES = 1 << 26

@@ -13,13 +13,12 @@ import msgspec
 
 from asyncdata.checkpoint.matching import describe_change, find_changes, setting_of
 from asyncdata.checkpoint.restore import saved_digest
-from asyncdata.checkpoint.snapshot import load_with_header
+from asyncdata.checkpoint.snapshot import Snapshot, load_with_header
 from asyncdata.core.plain_values import unpacked
 from asyncdata.core.types import Position
 
 if TYPE_CHECKING:
     from asyncdata.checkpoint.saved_mixture import SavedMixture
-    from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.delivery.outcomes.memory import OutcomeState
     from asyncdata.delivery.stream_digest import StreamDigest
 

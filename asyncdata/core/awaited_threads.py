@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from asyncdata.core.log import get_logger
 from asyncdata.core.threads import started
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
 
 _EXIT_TIMEOUT_S = 60.0
 _log = get_logger(__name__)

@@ -10,13 +10,9 @@ import ctypes
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from asyncdata.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _functions: list[Callable[[], object]] = []
 _watched: set[int] = set()

@@ -28,10 +28,8 @@ from __future__ import annotations
 
 import os
 import traceback
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Any
 
 _MAX_MESSAGE, _MAX_REASONS = 20_000, 10
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # of the whole package

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.file_refs import FileRefs  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.core.file_refs import FileRefs
 from asyncdata.core.specs import LINES, ReaderSpec, StoreSpec, TokenizeSpec
 
 if TYPE_CHECKING:

@@ -7,13 +7,10 @@ from __future__ import annotations
 import contextvars
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from asyncdata.core.errors import WorkerError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def started(target: Callable[[], object], name: str) -> threading.Thread:

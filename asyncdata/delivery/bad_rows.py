@@ -11,14 +11,13 @@ import msgspec
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import BadRowError, TooManyBadRowsError
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import RowError
+from asyncdata.core.messages import Failed, RowError, Tokenized
 from asyncdata.tokenization.account import MAX_KEYS, NOT_WRITTEN
 from asyncdata.tokenization.rows import excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.core.messages import Failed, Tokenized
     from asyncdata.core.types import SourceLocation
 
 _EXCERPT_BYTES = 400

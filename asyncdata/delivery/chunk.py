@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import ConfigError
-from asyncdata.core.messages import Column, RowError
+from asyncdata.core.errors import BadRowError, ConfigError
+from asyncdata.core.messages import Column, Data, RowError, Tokenized
 from asyncdata.core.row_codes import EXCLUDED_REASON, JOURNAL_REASON, is_elsewhere, num_expected_elsewhere
 from asyncdata.core.types import Position, SourceLocation, Tokens
-from asyncdata.delivery.bad_rows import bad_row_error
+from asyncdata.delivery.bad_rows import BadRowPolicy, bad_row_error
 from asyncdata.delivery.stream_digest import sums_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.core.columns import MediaRef
-    from asyncdata.core.errors import BadRowError
-    from asyncdata.core.messages import Data, Tokenized
-    from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.mixture import MergeRecord
 
 Ids = np.ndarray[Any, np.dtype[np.uint64]]

@@ -6,7 +6,7 @@ Replacing the ledger is the commit; putting the old one back is the rollback.
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -22,8 +22,6 @@ from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.delivery.stream_digest import StreamDigest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
-
     from asyncdata.delivery.chunk import BadRow
     from asyncdata.delivery.items import Run
 

@@ -16,15 +16,12 @@ cut. The digest finds faults, not attacks: it is not a cryptographic hash.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
 
 from asyncdata.order.permutation import GOLDEN, MASK, Words, mix, mix_one
-
-if TYPE_CHECKING:
-    from typing import Self
 
 Numbers = np.ndarray[Any, Any]
 

@@ -8,7 +8,7 @@ import time
 import warnings
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, Never, cast
 
 from asyncdata.core.callbacks import identity
 from asyncdata.core.ends import check_platform
@@ -17,18 +17,17 @@ from asyncdata.core.file_refs import all_sizes
 from asyncdata.core.imports import is_loaded_instance
 from asyncdata.core.log import events_owner, owning_events
 from asyncdata.core.settings import opening_until, whole_number
-from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
+from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Policy, Ranks
 from asyncdata.loader.waits import progress_of
 from asyncdata.telemetry.settings import NoRecorder, Telemetry
 from asyncdata.workers.pool.popen import EarlyForkServer
-from asyncdata.workers.ray.settings import local_workers_of
+from asyncdata.workers.ray.settings import RayExecutor, local_workers_of
 
 # Modules that need numpy are imported in the methods, so that the fork server starts before this process loads them.
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
-    from typing import Literal, Never
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.xtuner_packing import LoaderPacking
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
-    from asyncdata.loader.config import Policy
     from asyncdata.loader.engine import Engine
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.statistics import Statistics
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
     from asyncdata.sources.resolve import Paths
     from asyncdata.telemetry.recorder import Recorder
     from asyncdata.tokenization.base import TokenizeFn
-    from asyncdata.workers.ray.settings import RayExecutor
 
 _CLOSE_TIMEOUT_S = 5.0
 """The longest time that closing the service takes."""

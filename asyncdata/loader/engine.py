@@ -16,14 +16,14 @@ from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
 from asyncdata.core.settings import checked_timeout
-from asyncdata.core.types import Position
+from asyncdata.core.types import Group, Position
 from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
-from asyncdata.delivery.ledger import is_key_of
+from asyncdata.delivery.ledger import Ledger, Request, RowKey, is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
 from asyncdata.loader.at_exit import begun, open_at_exit
 from asyncdata.loader.background_proof import provers_of
-from asyncdata.loader.executors import check_cluster, executor_of, limits_of
+from asyncdata.loader.executors import TuningLimits, check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
@@ -31,7 +31,7 @@ from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacki
 from asyncdata.loader.waits import Waits
 from asyncdata.read_ahead.calls import Calls
 from asyncdata.read_ahead.source import ReadAhead
-from asyncdata.tokenization.base import has_media
+from asyncdata.tokenization.base import TokenizeFn, has_media
 from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
@@ -41,15 +41,12 @@ if TYPE_CHECKING:
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.messages import Job
-    from asyncdata.core.types import Group
-    from asyncdata.delivery.ledger import Ledger, Request, RowKey
     from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.exclusions import RowKeys
-    from asyncdata.loader.executors import TuningLimits
     from asyncdata.loader.loader_media import LoaderMedia
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
@@ -60,7 +57,6 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Source
     from asyncdata.sources.growing import Listing
     from asyncdata.sources.resolve import Paths
-    from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.workers.pool.pool import Pool
     from asyncdata.workers.pool.popen import EarlyForkServer
 

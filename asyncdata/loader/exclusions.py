@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.types import Position, Sample, SourceLocation
-from asyncdata.delivery.ledger import journal_key
+from asyncdata.core.types import Group, Position, Sample, SourceLocation
+from asyncdata.delivery.ledger import GroupFile, Ledger, RowKey, Served, journal_key
 from asyncdata.loader.row_places import RowPlaces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
-
     from asyncdata.batching.packs import Pack
-    from asyncdata.core.types import Group
-    from asyncdata.delivery.ledger import GroupFile, Ledger, RowKey, Served
     from asyncdata.loader.opened_source import OpenedPart
 
 _GAP, _NOT_TRAINED = 2, -100

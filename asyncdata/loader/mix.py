@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import naming_settings
-from asyncdata.loader.config import LoaderConfig
+from asyncdata.loader.config import BadRows, LoaderConfig, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from asyncdata.loader.config import BadRows, Policy
     from asyncdata.order.mixture import Node
     from asyncdata.order.shuffle import RowShuffle, Shuffle
     from asyncdata.sources.base import Source

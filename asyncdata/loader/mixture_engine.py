@@ -9,12 +9,12 @@ from msgspec import structs
 
 from asyncdata.checkpoint.saved_mixture import MixtureMatch, SavedMixture, SavedPart
 from asyncdata.core.errors import AsyncDataError, ConfigError, SourceError
-from asyncdata.core.file_refs import ObjectRefs, joined
+from asyncdata.core.file_refs import FileRefs, ObjectRefs, joined
 from asyncdata.core.messages import Job
 from asyncdata.delivery.mixture import MergeRecord, MixturePoint, MixtureState, PartCursor
 from asyncdata.loader.engine import Engine, Matched
 from asyncdata.loader.opening import opened_part
-from asyncdata.loader.statistics import SourceStatistics
+from asyncdata.loader.statistics import SourceStatistics, Statistics
 from asyncdata.order.mixture import has_end, targets_of
 from asyncdata.read_ahead.mixture import MixtureReadAhead, PartCalls
 from asyncdata.tokenization.base import describe
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from asyncdata.checkpoint.snapshot import Snapshot
-    from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.types import Position
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.delivery.outcomes.memory import OutcomeState
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.loader.packing_choice import PackingChoice
-    from asyncdata.loader.statistics import Statistics
     from asyncdata.tokenization.part_functions import PartFunctions
 
 _ALIGNMENT = 64

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.loader.opened_source import OpenedSource, job_of, with_block_cache
-from asyncdata.order.shuffle import RowShuffle
+from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.read_ahead.windows.growing_windows import GrowingOrder, GrowingWindows
 from asyncdata.sources.base import room_of
 
 if TYPE_CHECKING:
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.opened_source import Place
-    from asyncdata.order.shuffle import Shuffle
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.windows.base import Windows
     from asyncdata.sources.growing import GrowingBlocks

@@ -12,12 +12,12 @@ import msgspec
 from asyncdata.batching.planned import PlannedOrder
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.digest import canonical, digest
-from asyncdata.core.errors import ConfigError, LoaderClosedError
+from asyncdata.core.errors import BadRowError, ConfigError, LoaderClosedError
 from asyncdata.core.files import cache_folder, check_ours
 from asyncdata.core.log import get_logger
 from asyncdata.core.specs import REMOTE_LINES, ReaderSpec
 from asyncdata.core.temporary_folder import TemporaryFolder
-from asyncdata.delivery.bad_rows import without_text
+from asyncdata.delivery.bad_rows import BadRowPolicy, without_text
 from asyncdata.loader.opened_source import OpenedSource, job_of, with_block_cache
 from asyncdata.order.order import RowOrder
 from asyncdata.order.shuffle import RowShuffle
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.batching.rules import PackRules
-    from asyncdata.core.errors import BadRowError
     from asyncdata.core.messages import Job
-    from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.opened_source import Place
     from asyncdata.order.rank_share import Share

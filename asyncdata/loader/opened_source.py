@@ -14,7 +14,7 @@ from asyncdata.core.specs import BlockCacheSpec
 from asyncdata.read_ahead.canaries import Canaries
 from asyncdata.read_ahead.source import Supply
 from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
-from asyncdata.sources.base import Files
+from asyncdata.sources.base import Blocks, Files
 from asyncdata.tokenization.base import describe, fingerprints_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.row_index.row_index import RowIndex
     from asyncdata.read_ahead.windows.base import Windows
-    from asyncdata.sources.base import Blocks
     from asyncdata.sources.growing import GrowingBlocks
     from asyncdata.sources.stream import StreamOrder
 

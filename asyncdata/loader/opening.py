@@ -11,9 +11,9 @@ from asyncdata.core.imports import is_loaded_instance
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.loader.opened_source import OpenedPart, OpenedSource, job_of, with_block_cache
 from asyncdata.order.order import Order
-from asyncdata.order.shuffle import RowShuffle
+from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.read_ahead.windows.block_windows import BlockWindows
-from asyncdata.sources.base import room_of
+from asyncdata.sources.base import Blocks, Source, room_of
 from asyncdata.sources.resolve import described, warn_about_files
 
 if TYPE_CHECKING:
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.opened_source import Place
     from asyncdata.order.rank_share import Share
-    from asyncdata.order.shuffle import Shuffle
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.windows.base import Windows
-    from asyncdata.sources.base import Blocks, Source
     from asyncdata.sources.stream import RowStream
     from asyncdata.sources.text.jsonl import JsonlSource
 

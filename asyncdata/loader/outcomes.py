@@ -6,7 +6,7 @@ import base64
 import binascii
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,18 +16,14 @@ import numpy as np
 from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError, WorkerError
 from asyncdata.core.log import get_logger
 from asyncdata.core.rank_answers import rank_answers
-from asyncdata.core.types import Position
-from asyncdata.delivery.chunk import NO_IDS, row_ids
+from asyncdata.core.types import Group, Position, Sample
+from asyncdata.delivery.chunk import NO_IDS, Ids, row_ids
 from asyncdata.delivery.ledger import grouped
 from asyncdata.delivery.outcomes.memory import MAX_SCORE, OutcomeMemory, OutcomeState, RowReport
 from asyncdata.delivery.outcomes.policy import PassRate, policy_of
 from asyncdata.loader.row_places import RowPlaces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
-    from asyncdata.core.types import Group, Sample
-    from asyncdata.delivery.chunk import Ids
     from asyncdata.delivery.outcomes.policy import Bools, Outcomes, OutcomeTable, Policy
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.sources.base import Blocks

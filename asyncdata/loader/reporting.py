@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING
 
 import anyio
 
 from asyncdata.core.awaited_threads import started_and_awaited
 from asyncdata.core.threads import call_soon_in_this_loop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def reporting(report: Callable[[], int], before: Future[int] | None) -> Future[int]:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from asyncdata.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from asyncdata.core.awaited_threads import started_and_awaited
 from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.threads import call_soon_in_this_loop
 from asyncdata.read_ahead.calls import Promise
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 _END_TIMEOUT_S = 5.0

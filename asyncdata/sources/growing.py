@@ -16,7 +16,7 @@ from asyncdata.core.file_refs import FileRef, base_name
 from asyncdata.core.imports import resolve_path
 from asyncdata.core.log import get_logger
 from asyncdata.core.settings import Count, Number, prepared
-from asyncdata.core.specs import LINES, REMOTE_LINES, ReaderSpec
+from asyncdata.core.specs import LINES, REMOTE_LINES, ReaderSpec, StoreSpec
 from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.fingerprint import data_fingerprint, file_digest, stamp
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Job
     from asyncdata.core.read_counts import ReadCounts
-    from asyncdata.core.specs import StoreSpec
 
 _log = get_logger(__name__)
 _PIECE_BYTES = 1 << 16

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from asyncdata.core.errors import SourceError
 from asyncdata.core.log import get_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _log = get_logger(__name__)
 _SPLITS = {"train": "train training", "validation": "validation valid dev val", "test": "test testing eval evaluation"}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.imports import resolve_path
 from asyncdata.tokenization.base import TokenizeFn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def resolved(tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> TokenizeFn | Callable[..., Any]:

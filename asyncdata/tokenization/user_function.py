@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -19,8 +19,6 @@ from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.tokenization.spans import NOT_TRAINED, encode_spans, trained_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from asyncdata.core.columns import Column
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 

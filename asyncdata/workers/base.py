@@ -8,12 +8,11 @@ import msgspec
 
 from asyncdata.core import errors
 from asyncdata.core.errors import AsyncDataError, WorkerError
-from asyncdata.core.messages import Failed, Scan, Short
+from asyncdata.core.messages import Failed, Reply, Request, Scan, Short
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.core.messages import Reply, Request
     from asyncdata.workers.slots import Slots
 
 

@@ -20,7 +20,7 @@ from asyncdata.core.messages import Failed, Index, Permute, Scan, Scanned, Short
 from asyncdata.core.read_counts import ReadCounts
 from asyncdata.core.row_codes import EXCLUDED, TOO_LONG, is_elsewhere
 from asyncdata.core.shortage import ShortageError, is_shortage, short_of
-from asyncdata.sources.reader import FileChangedError
+from asyncdata.sources.reader import BlockReader, BlockRows, FileChangedError, WideReader
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.part_functions import PartTokenizers
 from asyncdata.tokenization.rows import RowFault, WrongIdsError, excerpt
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from asyncdata.core.messages import Block, Job, OrderPacks, PackRows, Reply, Request, Unread
-    from asyncdata.sources.reader import BlockReader, BlockRows, WideReader
     from asyncdata.tokenization.base import BatchTokenizer, MediaTokenizer
 
 _NONE: frozenset[int] = frozenset()

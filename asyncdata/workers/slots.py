@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 import mmap
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.messages import NO_SLOT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NUM_SLOTS = 3
 """One for the window that is delivered, one for the window that is read, and one for the canaries."""

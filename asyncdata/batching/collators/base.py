@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from asyncdata.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 IGNORE = -100
 """The label of a token that is not trained on, which is torch's ``ignore_index``."""

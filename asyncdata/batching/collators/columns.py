@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from asyncdata.batching.collators.base import IGNORE, Document
+from asyncdata.batching.collators.base import IGNORE, Batch, Document, Integers
 from asyncdata.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.batching.collators.base import Batch, Integers
     from asyncdata.core.columns import Column
 
 Keys = Literal["all", "transformers", "verl"]

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from asyncdata.batching.collators.base import (
     IGNORE,
+    Batch,
     Document,
     Integers,
     Positive,
@@ -19,16 +21,10 @@ from asyncdata.batching.collators.base import (
     joined_tokens,
     source_ids,
 )
-from asyncdata.batching.collators.columns import add_columns, columns_in, filled_items, needed_dummy
+from asyncdata.batching.collators.columns import Keys, add_columns, columns_in, filled_items, needed_dummy
 from asyncdata.batching.collators.torch_tensors import sequence_context, to_torch
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncdata.batching.collators.base import Batch
-    from asyncdata.batching.collators.columns import Keys
 
 
 class _Layout(NamedTuple):

@@ -14,7 +14,7 @@ import contextlib
 import threading
 import weakref
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from asyncdata.batching.collators.torch_tensors import map_leaves, need_cuda, to_torch
 from asyncdata.checkpoint import snapshot as snapshots
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterator, Mapping
     from types import TracebackType
-    from typing import Self
 
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.loader import DataLoader

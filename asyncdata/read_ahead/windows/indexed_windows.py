@@ -7,28 +7,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncdata.batching.planned import PlannedOrder, refuse_too_many
+from asyncdata.batching.planned import PlannedEpoch, PlannedOrder, refuse_too_many
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Permuted, Tokenize
+from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Permuted, Tokenize, Tokenized
 from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG, expected_elsewhere, is_elsewhere
-from asyncdata.core.types import Position
-from asyncdata.order.order import ROWS_PER_WINDOW
-from asyncdata.order.rank_share import row_of_epoch
-from asyncdata.read_ahead.calls import Promise
+from asyncdata.core.types import Position, SourceLocation
+from asyncdata.order.order import ROWS_PER_WINDOW, RowOrder
+from asyncdata.order.rank_share import Share, row_of_epoch
+from asyncdata.read_ahead.calls import Calls, Promise
 from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
 from asyncdata.read_ahead.windows.planned_epochs import PlannedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.batching.planned import PlannedEpoch
     from asyncdata.batching.rules import Dealt
-    from asyncdata.core.messages import Tokenized
-    from asyncdata.core.types import SourceLocation
-    from asyncdata.order.order import RowOrder
-    from asyncdata.order.rank_share import Share
-    from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.row_index.builder import Indexer
     from asyncdata.read_ahead.row_index.row_index import Places, RowIndex
     from asyncdata.sources.base import Blocks

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from asyncdata.checkpoint.snapshot import StreamState
 from asyncdata.core.errors import SourceChangedError, SourceError
-from asyncdata.sources.stream import MAX_WINDOW_ROWS, Rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from asyncdata.sources.stream import Int32, Int64, RowStream, StreamOrder
+from asyncdata.sources.stream import MAX_WINDOW_ROWS, Int32, Int64, Rows, RowStream, StreamOrder
 
 
 class WindowRows(NamedTuple):

@@ -9,26 +9,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import anyio.to_thread
 import numpy as np
 
+from asyncdata.checkpoint.snapshot import StreamState
 from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceError, safe_cause
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Tokenize
-from asyncdata.core.types import Position
-from asyncdata.read_ahead.calls import Changes, Promise
+from asyncdata.core.types import Position, SourceLocation
+from asyncdata.read_ahead.calls import Calls, Changes, Promise
 from asyncdata.read_ahead.windows.base import Int64, OpenWindow, Windows, no_such_place
 from asyncdata.read_ahead.windows.stream_reader import StreamPass, WindowRows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from asyncdata.checkpoint.snapshot import StreamState
-    from asyncdata.core.types import SourceLocation
-    from asyncdata.read_ahead.calls import Calls
-    from asyncdata.sources.stream import RowStream, StreamOrder
+from asyncdata.sources.stream import RowStream, StreamOrder
 
 _log = get_logger(__name__)
 

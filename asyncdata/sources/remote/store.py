@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.file_refs import Address, ObjectsOfStore
+from asyncdata.core.file_refs import Address, FileRef, ObjectsOfStore
 from asyncdata.core.imports import resolve_path
 from asyncdata.core.settings import prepared
 from asyncdata.core.specs import ReadLimits, StoreSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Self
 
-    from asyncdata.core.file_refs import FileRef
     from asyncdata.sources.remote.address import GivenAddress
 
 STORE_OF_SCHEME = dict.fromkeys(

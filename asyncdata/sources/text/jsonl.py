@@ -8,9 +8,9 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.core.file_refs import FileRef, all_sizes
+from asyncdata.core.file_refs import FileRef, FileRefs, all_sizes
 from asyncdata.core.settings import Settings
-from asyncdata.core.specs import ReaderSpec
+from asyncdata.core.specs import ReaderSpec, StoreSpec
 from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.fingerprint import stamp
 from asyncdata.sources.paths import find_files, noting, open_regular
@@ -19,8 +19,6 @@ from asyncdata.sources.remote.address import names_objects, shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from asyncdata.core.file_refs import FileRefs
-    from asyncdata.core.specs import StoreSpec
     from asyncdata.sources.remote.listing import Objects
     from asyncdata.sources.splits import Splits
     from asyncdata.sources.text.text_stream import TextStream

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 Ranges = list[tuple[int, int]]
 """Half-open ranges of code points: sorted, disjoint and not adjacent."""

@@ -27,7 +27,7 @@ import msgspec
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.encoders.character_sets import NUM_PUBLIC, is_known, points_of, ranges_of
 from asyncdata.tokenization.encoders.equivalence_records import Proof, alone, find, keep, proof_path, subject_of
-from asyncdata.tokenization.encoders.fast_backends import SWEEP_VERSION, load_backend, one_by_one
+from asyncdata.tokenization.encoders.fast_backends import SWEEP_VERSION, FlatEncoder, FlatIds, load_backend, one_by_one
 from asyncdata.tokenization.encoders.hf_encoder import TokenLengths, flat_ids, ids_around, lengths_of, separator_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from asyncdata.tokenization.encoders.equivalence_records import Subject
-    from asyncdata.tokenization.encoders.fast_backends import FlatEncoder, FlatIds
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 CONTEXTS = (

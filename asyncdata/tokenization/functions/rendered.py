@@ -21,7 +21,7 @@ from asyncdata.tokenization.functions.labelled import (
     RowTokenizer,
 )
 from asyncdata.tokenization.functions.of_chat import trained_messages
-from asyncdata.tokenization.functions.tokenizer_settings import Name  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.tokenization.functions.tokenizer_settings import Name
 from asyncdata.tokenization.row_fields import TURN_FLAGS, RowReader, TurnFlag
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.spans import NOT_TRAINED, trained_runs

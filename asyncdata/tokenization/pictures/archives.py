@@ -7,11 +7,8 @@ import posixpath
 import re
 import tarfile
 import zipfile
+from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _ARCHIVE = re.compile(r"(?i)(.+?\.(?:zip|tar))/(.+)", re.DOTALL)
 _KEPT = 8

@@ -16,14 +16,13 @@ import msgspec
 
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Failed, Short
+from asyncdata.core.messages import Failed, Reply, Request, Short
 from asyncdata.core.shortage import is_shortage
 from asyncdata.workers.base import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    from asyncdata.core.messages import Reply, Request
     from asyncdata.workers.base import Crashed, OnReply
     from asyncdata.workers.slots import Slots
 

@@ -32,7 +32,7 @@ from asyncdata.core.imports import resolve_path
 from asyncdata.core.messages import HEADER, Ready, Request, decode_job, decode_request, decode_spec, frame, pieces
 from asyncdata.core.read_counts import READ_COUNTS, ReadCounts
 from asyncdata.core.shortage import is_shortage
-from asyncdata.tokenization.base import open_spec
+from asyncdata.tokenization.base import BatchTokenizer, open_spec
 from asyncdata.tokenization.encoders import idle_work
 from asyncdata.tokenization.encoders.fast_backends import give_back_memory
 from asyncdata.workers.pool.process_messages import (
@@ -42,6 +42,7 @@ from asyncdata.workers.pool.process_messages import (
     PROGRESS,
     PROGRESS_BYTES,
     STATUS_SHORT,
+    Answer,
     ForkedWorker,
     Loaded,
     NotForked,
@@ -55,8 +56,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Data, Job
     from asyncdata.core.specs import TokenizeSpec
-    from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.workers.pool.process_messages import Answer
 
 _FORK_FDS = 2
 _PAUSE_MS = 250

@@ -17,12 +17,12 @@ import msgspec
 
 from asyncdata.core.errors import SourceError, WorkerError
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Ready, Short, decode_reply, encode
+from asyncdata.core.messages import Job, Ready, Reply, Short, decode_reply, encode
 from asyncdata.core.settings import prepared
 from asyncdata.core.threads import call_soon_in_this_loop
 from asyncdata.workers.base import error_of, takes_samples
 from asyncdata.workers.pool.pool import Lane, Pool, Transport
-from asyncdata.workers.pool.worker import Worker
+from asyncdata.workers.pool.worker import Call, Lost, Worker
 from asyncdata.workers.ray.actor import Began, in_slot, to_send
 from asyncdata.workers.ray.cluster import WATCH, connect, is_lost, kill, new_actors, room_for, run_until_lost
 from asyncdata.workers.ray.node_proof import difference, node_name, terms_of
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncdata.core.messages import Job, Reply
     from asyncdata.workers.pool.process_pool import Processes
-    from asyncdata.workers.pool.worker import Call, Lost
     from asyncdata.workers.ray.settings import RayExecutor
 
 _log = get_logger(__name__)

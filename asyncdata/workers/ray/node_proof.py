@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import msgspec
 
 from asyncdata.core.errors import AsyncDataError, ConfigError
-from asyncdata.core.file_refs import ObjectRefs
+from asyncdata.core.file_refs import FileRef, FileRefs, ObjectRefs
 from asyncdata.core.imports import resolve_path
 from asyncdata.core.messages import Job, decode_spec, encode
 from asyncdata.core.specs import TokenizeSpec
@@ -17,11 +17,6 @@ from asyncdata.core.version import __version__
 from asyncdata.sources.fingerprint import file_digest
 from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.part_functions import PartFunctions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from asyncdata.core.file_refs import FileRef, FileRefs
 
 Fingerprints = list[dict[str, str]]
 
