@@ -6,7 +6,7 @@ import sys
 import weakref
 from typing import Any
 
-from asyncdata.core.ends import at_exit, watch_end
+from asyncdata.core.threads import at_exit, watch_end
 
 open_at_exit: weakref.WeakSet[Any] = weakref.WeakSet()
 """Their engines."""
@@ -22,7 +22,7 @@ def _close_all() -> None:
     for engine in list(open_at_exit):
         if engine.service.is_here:
             engine.close()
-    if (threads := sys.modules.get("asyncdata.core.awaited_threads")) is not None:
+    if (threads := sys.modules.get("asyncdata.core.threads")) is not None:
         threads.end_all()
 
 

@@ -11,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Never, cast
 
 from asyncdata.core.callbacks import identity
-from asyncdata.core.ends import check_platform
 from asyncdata.core.errors import ConfigError, LoaderClosedError, redacted
 from asyncdata.core.file_refs import all_sizes
 from asyncdata.core.imports import is_loaded_instance
 from asyncdata.core.log import events_owner, owning_events
 from asyncdata.core.settings import opening_until, whole_number
+from asyncdata.core.threads import check_platform
 from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Policy, Ranks
 from asyncdata.loader.waits import progress_of
 from asyncdata.telemetry.settings import NoRecorder, Telemetry

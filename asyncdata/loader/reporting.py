@@ -7,8 +7,7 @@ from concurrent.futures import Future, wait
 
 import anyio
 
-from asyncdata.core.awaited_threads import started_and_awaited
-from asyncdata.core.threads import call_soon_in_this_loop
+from asyncdata.core.threads import call_soon_in_this_loop, started_and_awaited
 
 
 def reporting(report: Callable[[], int], before: Future[int] | None) -> Future[int]:

@@ -9,9 +9,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
-from asyncdata.core.awaited_threads import started_and_awaited
 from asyncdata.core.errors import AsyncDataError, WorkerError
-from asyncdata.core.threads import call_soon_in_this_loop
+from asyncdata.core.threads import call_soon_in_this_loop, started_and_awaited
 from asyncdata.read_ahead.calls import Promise
 
 T = TypeVar("T")

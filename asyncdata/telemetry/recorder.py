@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 from msgspec.structs import replace
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.ends import at_exit
 from asyncdata.core.errors import AsyncDataError, BadRowError, EndOfData, LoaderClosedError, redacted
 from asyncdata.core.log import events_owner, get_logger, observe_events, stop_observing
-from asyncdata.core.threads import started
+from asyncdata.core.threads import at_exit, started
 from asyncdata.core.types import Group, Position
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.items import Failure

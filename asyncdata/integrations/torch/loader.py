@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from asyncdata.batching.collators.torch_tensors import map_leaves, need_cuda, to_torch
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import save_at
-from asyncdata.core.ends import at_exit
 from asyncdata.core.errors import ConfigError, WorkerError
 from asyncdata.core.imports import missing_package
-from asyncdata.core.threads import started
+from asyncdata.core.threads import at_exit, started
 from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
 from asyncdata.loader.measurements import epochs_of
 
