@@ -13,10 +13,9 @@ from asyncdata.batching.planned import PlannedOrder
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import BadRowError, ConfigError, LoaderClosedError
-from asyncdata.core.files import cache_folder, check_ours
+from asyncdata.core.files import TemporaryFolder, cache_folder, check_ours
 from asyncdata.core.log import get_logger
 from asyncdata.core.specs import REMOTE_LINES, ReaderSpec
-from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.delivery.bad_rows import BadRowPolicy, without_text
 from asyncdata.loader.opened_source import OpenedSource, job_of, with_block_cache
 from asyncdata.order.order import RowOrder

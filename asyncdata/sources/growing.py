@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError
 from asyncdata.core.file_refs import FileRef, base_name
+from asyncdata.core.files import TemporaryFolder
 from asyncdata.core.imports import resolve_path
 from asyncdata.core.log import get_logger
 from asyncdata.core.settings import Count, Number, prepared
 from asyncdata.core.specs import LINES, REMOTE_LINES, ReaderSpec, StoreSpec
-from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.fingerprint import data_fingerprint, file_digest, stamp
 

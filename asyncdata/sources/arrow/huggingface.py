@@ -17,11 +17,11 @@ import numpy as np
 from asyncdata.core.digest import canonical, digest, digest_each
 from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, redacted, safe_cause
 from asyncdata.core.file_refs import FileRef, FileRefs
+from asyncdata.core.files import TemporaryFolder
 from asyncdata.core.imports import missing_package
 from asyncdata.core.messages import Block, Job
 from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec
-from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.arrow.dataset_reader import ArrowFile, ArrowReader, Part, write_arrow
 from asyncdata.sources.arrow.rows_to_json import RowWriter
