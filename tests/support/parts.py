@@ -25,10 +25,9 @@ _NAMES = {
     "core.columns": "Columns bfloat16_bits declared",
     "core.digest": "canonical",
     "core.errors": "by_reason redacted safe_cause shortened user_traceback",
-    "core.file_refs": "Address FileRef HTTP ObjectRefs ObjectsOfStore Pin",
+    "core.file_refs": "Address FileRef HTTP ObjectRefs ObjectsOfStore Pin line_number line_number_within",
     "core.files": "TemporaryFolder cache_folder check_ours remove_left_over replace_file",
     "core.imports": "resolve_path tag_of",
-    "core.line_numbers": "line_number line_number_within",
     "core.log": "get_logger observe_events owning_events stop_observing",
     "core.messages": (
         "Block Column Failed HEADER Indexed Job MAX_FRAME_BYTES Overflow Permute Permuted Ready RowError "
