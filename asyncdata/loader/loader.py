@@ -14,9 +14,8 @@ import anyio
 import anyio.to_thread
 
 from asyncdata.core.callbacks import identity
-from asyncdata.core.errors import EndOfData, PrefetchTimeoutError
+from asyncdata.core.errors import EndOfData, PrefetchTimeoutError, is_shortage
 from asyncdata.core.settings import checked_timeout
-from asyncdata.core.shortage import is_shortage
 from asyncdata.core.threads import call_soon_in_this_loop
 from asyncdata.loader.base import BaseLoader
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from asyncdata.core.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError
+from asyncdata.core.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError, short_of
 from asyncdata.core.log import get_logger
-from asyncdata.core.shortage import short_of
 from asyncdata.core.threads import call_soon_in_this_loop, started
 from asyncdata.delivery.items import Failure
 

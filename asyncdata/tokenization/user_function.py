@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from asyncdata.core.digest import canonical, digest
-from asyncdata.core.errors import ConfigError, user_traceback
+from asyncdata.core.errors import ConfigError, raise_if_shortage, user_traceback
 from asyncdata.core.imports import resolve_path
 from asyncdata.core.settings import Settings
-from asyncdata.core.shortage import raise_if_shortage
 from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.tokenization.spans import NOT_TRAINED, encode_spans, trained_runs
 

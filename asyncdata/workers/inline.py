@@ -9,11 +9,10 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from asyncdata.core.errors import WorkerError
+from asyncdata.core.errors import WorkerError, is_shortage, short_of
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Job, Reply, Short
 from asyncdata.core.read_counts import ReadCounts
-from asyncdata.core.shortage import is_shortage, short_of
 from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn, open_tokenize_fn
 from asyncdata.workers.base import ExecutorStatistics, WorkerState
 from asyncdata.workers.pool.pool import Lane, Pool, Transport, with_reader

@@ -24,7 +24,9 @@ _NAMES = {
     "core.checksummed_file": "unpack_file",
     "core.columns": "Columns bfloat16_bits declared",
     "core.digest": "canonical",
-    "core.errors": "by_reason redacted safe_cause shortened user_traceback",
+    "core.errors": (
+        "ShortageError by_reason is_shortage raise_if_shortage redacted safe_cause short_of shortened user_traceback"
+    ),
     "core.file_refs": "Address FileRef HTTP ObjectRefs ObjectsOfStore Pin line_number line_number_within",
     "core.files": "TemporaryFolder cache_folder check_ours remove_left_over replace_file",
     "core.imports": "resolve_path tag_of",
@@ -35,7 +37,6 @@ _NAMES = {
     ),
     "core.plain_values": "from_builtins to_builtins unpacked",
     "core.settings": "Settings prepared",
-    "core.shortage": "ShortageError is_shortage raise_if_shortage short_of",
     "core.specs": "ReadLimits ReaderSpec StoreSpec TokenizeSpec",
     "core.threads": "call_soon_in_this_loop",
     "core.types": "SampleRange",

@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 
 from asyncdata.core.columns import Column
-from asyncdata.core.errors import ConfigError
+from asyncdata.core.errors import ConfigError, raise_if_shortage
 from asyncdata.core.imports import resolve_path
 from asyncdata.core.plain_values import BLOCKS, from_builtins, to_builtins
-from asyncdata.core.shortage import raise_if_shortage
 from asyncdata.integrations.slime.groups import pieces, split
 from asyncdata.integrations.slime.sample import package_of, resolve_sample_type
 from asyncdata.integrations.slime.torch_data import tensors_from_plain, tensors_to_plain

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jinja2 import Environment, Template, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from asyncdata.core.errors import ConfigError
-from asyncdata.core.shortage import raise_if_shortage
+from asyncdata.core.errors import ConfigError, raise_if_shortage
 from asyncdata.tokenization.chat_template.calls import Fitting
 from asyncdata.tokenization.chat_template.jinja_environment import Generation, make_environment, normalized
 from asyncdata.tokenization.chat_template.programs import NOTHING_PROVEN, Program, Shapes

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import msgspec
 
-from asyncdata.core.errors import ConfigError, user_traceback
+from asyncdata.core.errors import ConfigError, raise_if_shortage, user_traceback
 from asyncdata.core.imports import missing_package, resolve_path
-from asyncdata.core.shortage import raise_if_shortage
 from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.chat_template.calls import fit_calls
 from asyncdata.tokenization.functions.labelled import (

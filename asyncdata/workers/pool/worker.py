@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 import msgspec
 
-from asyncdata.core.errors import WorkerError
+from asyncdata.core.errors import WorkerError, is_shortage
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed, Reply, Request, Short
-from asyncdata.core.shortage import is_shortage
 from asyncdata.workers.base import WorkerState
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, NamedTuple, Never
 
+from asyncdata.core.errors import is_shortage
 from asyncdata.core.imports import resolve_path
 from asyncdata.core.messages import HEADER, Ready, Request, decode_job, decode_request, decode_spec, frame, pieces
 from asyncdata.core.read_counts import READ_COUNTS, ReadCounts
-from asyncdata.core.shortage import is_shortage
 from asyncdata.core.threads import end_with_parent
 from asyncdata.tokenization.base import BatchTokenizer, open_spec
 from asyncdata.tokenization.encoders import idle_work
