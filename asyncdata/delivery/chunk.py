@@ -9,8 +9,16 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import BadRowError, ConfigError
-from asyncdata.core.messages import Column, Data, RowError, Tokenized
-from asyncdata.core.row_codes import EXCLUDED_REASON, JOURNAL_REASON, is_elsewhere, num_expected_elsewhere
+from asyncdata.core.messages import (
+    EXCLUDED_REASON,
+    JOURNAL_REASON,
+    Column,
+    Data,
+    RowError,
+    Tokenized,
+    is_elsewhere,
+    num_expected_elsewhere,
+)
 from asyncdata.core.types import Position, SourceLocation, Tokens
 from asyncdata.delivery.bad_rows import BadRowPolicy, bad_row_error
 from asyncdata.delivery.stream_digest import sums_of

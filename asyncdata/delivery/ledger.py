@@ -15,8 +15,8 @@ from msgspec import structs
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError
+from asyncdata.core.messages import EXCLUDED_REASON
 from asyncdata.core.plain_values import unpacked
-from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.delivery.stream_digest import StreamDigest

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncdata.core.log import get_logger
-from asyncdata.core.row_codes import ON_PURPOSE, is_mass
+from asyncdata.core.messages import ON_PURPOSE, is_mass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from asyncdata.core.errors import AsyncDataError, NoSamplesError, by_reason
-from asyncdata.core.row_codes import EXCLUDED_REASON
+from asyncdata.core.messages import EXCLUDED_REASON
 from asyncdata.core.types import Position, SampleRange
 from asyncdata.delivery.chunk import BadRow, Chunk
 from asyncdata.delivery.items import AlreadyAcked, ChunkEnd, Failure, Item, Run

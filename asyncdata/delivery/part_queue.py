@@ -12,7 +12,7 @@ import numpy as np
 
 from asyncdata.core.errors import AsyncDataError, NoSamplesError, by_reason
 from asyncdata.core.log import get_logger
-from asyncdata.core.row_codes import EXCLUDED_REASON
+from asyncdata.core.messages import EXCLUDED_REASON
 from asyncdata.delivery.channel import Channel, Exclusions
 from asyncdata.delivery.items import Failure
 

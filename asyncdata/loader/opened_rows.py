@@ -15,7 +15,7 @@ from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import BadRowError, ConfigError, LoaderClosedError
 from asyncdata.core.files import TemporaryFolder, cache_folder, check_ours
 from asyncdata.core.log import get_logger
-from asyncdata.core.specs import REMOTE_LINES, ReaderSpec
+from asyncdata.core.messages import REMOTE_LINES, ReaderSpec
 from asyncdata.delivery.bad_rows import BadRowPolicy, without_text
 from asyncdata.loader.opened_source import OpenedSource, job_of, with_block_cache
 from asyncdata.order.order import RowOrder

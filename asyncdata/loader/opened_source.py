@@ -9,8 +9,7 @@ import msgspec
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.files import cache_folder, check_ours
-from asyncdata.core.messages import Job
-from asyncdata.core.specs import BlockCacheSpec
+from asyncdata.core.messages import BlockCacheSpec, Job
 from asyncdata.read_ahead.canaries import Canaries
 from asyncdata.read_ahead.source import Supply
 from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES

@@ -12,8 +12,7 @@ from msgspec import structs
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Job, Overflow, RowError, Scan, Scanned, Tokenize, Tokenized
-from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG
+from asyncdata.core.messages import NOT_IN_SLOT, TOO_LONG, Job, Overflow, RowError, Scan, Scanned, Tokenize, Tokenized
 from asyncdata.delivery.bad_rows import error_at
 from asyncdata.order.shuffle import Shuffle
 from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES

@@ -11,8 +11,7 @@ import numpy as np
 
 from asyncdata.core.errors import SourceChangedError, SourceError
 from asyncdata.core.file_refs import FileRef, FileRefs, ObjectRefs, all_sizes
-from asyncdata.core.messages import Block
-from asyncdata.core.specs import LINES, REMOTE_LINES, BlockCacheSpec, ReaderSpec, StoreSpec
+from asyncdata.core.messages import LINES, REMOTE_LINES, Block, BlockCacheSpec, ReaderSpec, StoreSpec
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.fingerprint import data_fingerprint, edited, file_digest, is_same, stamp
 from asyncdata.sources.remote.address import commits_in

@@ -14,8 +14,8 @@ import numpy as np
 from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.file_refs import FileRef, FileRefs
+from asyncdata.core.messages import LINES
 from asyncdata.core.settings import Settings
-from asyncdata.core.specs import LINES
 from asyncdata.core.types import SourceLocation
 from asyncdata.order.permutation import feistel_permutation, order_keys, shuffled_rows
 from asyncdata.sources.row_json import encode_row

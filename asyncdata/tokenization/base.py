@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.imports import resolve_path, tag_of
-from asyncdata.core.specs import TokenizeSpec
+from asyncdata.core.messages import TokenizeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.messages import TokenizeSpec
 from asyncdata.core.settings import prepared
-from asyncdata.core.specs import TokenizeSpec
 from asyncdata.tokenization.base import BatchTokenizer, describe, fingerprints_of, open_spec, open_tokenize_fn
 from asyncdata.tokenization.resolve import resolved
 

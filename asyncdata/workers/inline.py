@@ -11,8 +11,7 @@ import msgspec
 
 from asyncdata.core.errors import WorkerError, is_shortage, short_of
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Job, Reply, Short
-from asyncdata.core.read_counts import ReadCounts
+from asyncdata.core.messages import Job, ReadCounts, Reply, Short
 from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn, open_tokenize_fn
 from asyncdata.workers.base import ExecutorStatistics, WorkerState
 from asyncdata.workers.pool.pool import Lane, Pool, Transport, with_reader

@@ -16,9 +16,20 @@ import msgspec
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, ShortageError, SourceError, is_shortage, short_of, user_traceback
 from asyncdata.core.imports import resolve_path
-from asyncdata.core.messages import Failed, Index, Permute, Scan, Scanned, Short, Tokenize, Tokenized
-from asyncdata.core.read_counts import ReadCounts
-from asyncdata.core.row_codes import EXCLUDED, TOO_LONG, is_elsewhere
+from asyncdata.core.messages import (
+    EXCLUDED,
+    TOO_LONG,
+    Failed,
+    Index,
+    Permute,
+    ReadCounts,
+    Scan,
+    Scanned,
+    Short,
+    Tokenize,
+    Tokenized,
+    is_elsewhere,
+)
 from asyncdata.sources.reader import BlockReader, BlockRows, FileChangedError, WideReader
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.part_functions import PartTokenizers

@@ -32,12 +32,12 @@ _NAMES = {
     "core.imports": "resolve_path tag_of",
     "core.log": "get_logger observe_events owning_events stop_observing",
     "core.messages": (
-        "Block Column Failed HEADER Indexed Job MAX_FRAME_BYTES Overflow Permute Permuted Ready RowError "
-        "Scan Scanned Tokenize Tokenized decode_job decode_reply"
+        "Block Column Failed HEADER Indexed Job MAX_FRAME_BYTES Overflow Permute Permuted ReadLimits "
+        "ReaderSpec Ready RowError Scan Scanned StoreSpec Tokenize TokenizeSpec Tokenized decode_job "
+        "decode_reply"
     ),
     "core.plain_values": "from_builtins to_builtins unpacked",
     "core.settings": "Settings prepared",
-    "core.specs": "ReadLimits ReaderSpec StoreSpec TokenizeSpec",
     "core.threads": "call_soon_in_this_loop",
     "core.types": "SampleRange",
     "delivery.bad_rows": "_REASONS bad_row_error without_text",

@@ -15,7 +15,7 @@ from asyncdata.cli.output import fields, is_terminal, shown_path
 from asyncdata.cli.rows import OrderView
 from asyncdata.cli.shown_text import LossMask, lines_of, plain_text, shown_row, styled_text
 from asyncdata.core.errors import ConfigError, printable
-from asyncdata.core.row_codes import is_mass
+from asyncdata.core.messages import is_mass
 from asyncdata.core.types import Position
 from asyncdata.report.page import Samples, write_page
 from asyncdata.report.run_page import inspected_page

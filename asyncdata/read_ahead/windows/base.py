@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import SnapshotError
-from asyncdata.core.messages import NO_SLOT, Tokenize, Tokenized
-from asyncdata.core.row_codes import EXCLUDED
+from asyncdata.core.messages import EXCLUDED, NO_SLOT, Tokenize, Tokenized
 
 if TYPE_CHECKING:
     from collections.abc import Set

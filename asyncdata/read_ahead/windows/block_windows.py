@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from asyncdata.core.messages import Block, Failed, Overflow, Reply, Scan, Scanned, Tokenize, Tokenized
-from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG
+from asyncdata.core.messages import (
+    NOT_IN_SLOT,
+    TOO_LONG,
+    Block,
+    Failed,
+    Overflow,
+    Reply,
+    Scan,
+    Scanned,
+    Tokenize,
+    Tokenized,
+)
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.read_ahead.calls import Calls, checked
 from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place

@@ -10,8 +10,18 @@ import numpy as np
 from asyncdata.batching.planned import PlannedEpoch, PlannedOrder, refuse_too_many
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Permuted, Tokenize, Tokenized
-from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG, expected_elsewhere, is_elsewhere
+from asyncdata.core.messages import (
+    NO_SLOT,
+    NOT_IN_SLOT,
+    TOO_LONG,
+    Overflow,
+    Permute,
+    Permuted,
+    Tokenize,
+    Tokenized,
+    expected_elsewhere,
+    is_elsewhere,
+)
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.order.order import ROWS_PER_WINDOW, RowOrder
 from asyncdata.order.rank_share import Share, row_of_epoch

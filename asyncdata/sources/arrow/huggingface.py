@@ -19,9 +19,8 @@ from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, 
 from asyncdata.core.file_refs import FileRef, FileRefs
 from asyncdata.core.files import TemporaryFolder
 from asyncdata.core.imports import missing_package
-from asyncdata.core.messages import Block, Job
+from asyncdata.core.messages import Block, Job, ReaderSpec
 from asyncdata.core.settings import Settings
-from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.arrow.dataset_reader import ArrowFile, ArrowReader, Part, write_arrow
 from asyncdata.sources.arrow.rows_to_json import RowWriter

@@ -11,9 +11,8 @@ import numpy as np
 
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.imports import missing_package
-from asyncdata.core.messages import Block
+from asyncdata.core.messages import Block, ReaderSpec, StoreSpec
 from asyncdata.core.settings import Settings
-from asyncdata.core.specs import ReaderSpec, StoreSpec
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.arrow.parquet_reader import MAGIC, footer_digest, leaves_of, load_footer, ranges_file
 from asyncdata.sources.arrow.rows_to_json import RowWriter, is_same_form, shown_type

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from asyncdata.core.file_refs import FileRef
-    from asyncdata.core.messages import Block, Job, Overflow
-    from asyncdata.core.read_counts import ReadCounts
+    from asyncdata.core.messages import Block, Job, Overflow, ReadCounts
 
 
 MAGIC = b"PAR1"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from asyncdata.core.file_refs import FileRef
-    from asyncdata.core.read_counts import ReadCounts
+    from asyncdata.core.messages import ReadCounts
 
     Found = dict[Block, BlockRows | Callable[[], BlockRows]]
 

@@ -12,8 +12,8 @@ import msgspec
 
 from asyncdata.core.errors import SourceError
 from asyncdata.core.file_refs import HTTP, Address, ObjectRefs, joined
+from asyncdata.core.messages import StoreSpec
 from asyncdata.core.settings import prepared
-from asyncdata.core.specs import StoreSpec
 from asyncdata.sources.paths import refuse_repeats
 from asyncdata.sources.remote.address import GivenAddress, is_address, texts_of
 from asyncdata.sources.remote.reads import Reads

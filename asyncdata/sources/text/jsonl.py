@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.file_refs import FileRef, FileRefs, all_sizes
+from asyncdata.core.messages import ReaderSpec, StoreSpec
 from asyncdata.core.settings import Settings
-from asyncdata.core.specs import ReaderSpec, StoreSpec
 from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.fingerprint import stamp
 from asyncdata.sources.paths import find_files, noting, open_regular

@@ -21,8 +21,7 @@ import anyio.to_thread
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import HEADER, MAX_FRAME_BYTES
-from asyncdata.core.read_counts import READ_COUNTS
+from asyncdata.core.messages import HEADER, MAX_FRAME_BYTES, READ_COUNTS
 from asyncdata.workers.pool.popen import AlivePipe, Ends, no_room
 from asyncdata.workers.pool.process_messages import PROGRESS_BYTES, STATUS_SHORT, read_counts_at
 from asyncdata.workers.slots import NUM_SLOTS

@@ -29,8 +29,18 @@ from typing import TYPE_CHECKING, NamedTuple, Never
 
 from asyncdata.core.errors import is_shortage
 from asyncdata.core.imports import resolve_path
-from asyncdata.core.messages import HEADER, Ready, Request, decode_job, decode_request, decode_spec, frame, pieces
-from asyncdata.core.read_counts import READ_COUNTS, ReadCounts
+from asyncdata.core.messages import (
+    HEADER,
+    READ_COUNTS,
+    ReadCounts,
+    Ready,
+    Request,
+    decode_job,
+    decode_request,
+    decode_spec,
+    frame,
+    pieces,
+)
 from asyncdata.core.threads import end_with_parent
 from asyncdata.tokenization.base import BatchTokenizer, open_spec
 from asyncdata.tokenization.encoders import idle_work
@@ -54,8 +64,7 @@ from asyncdata.workers.request_handler import Handler, not_opened
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from asyncdata.core.messages import Data, Job
-    from asyncdata.core.specs import TokenizeSpec
+    from asyncdata.core.messages import Data, Job, TokenizeSpec
 
 _FORK_FDS = 2
 _PAUSE_MS = 250

@@ -11,8 +11,7 @@ import msgspec
 from asyncdata.core.errors import AsyncDataError, ConfigError
 from asyncdata.core.file_refs import FileRef, FileRefs, ObjectRefs
 from asyncdata.core.imports import resolve_path
-from asyncdata.core.messages import Job, decode_spec, encode
-from asyncdata.core.specs import TokenizeSpec
+from asyncdata.core.messages import Job, TokenizeSpec, decode_spec, encode
 from asyncdata.core.version import __version__
 from asyncdata.sources.fingerprint import file_digest
 from asyncdata.tokenization.base import fingerprints_of
