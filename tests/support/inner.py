@@ -13,7 +13,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "bytes_of_an_index_block": "loader.opened_rows._INDEX_BLOCK_BYTES",
         "most_bytes_held_of_parquet": "sources.arrow.parquet_reader._HELD_BYTES",
         "most_bytes_of_a_snapshot": "checkpoint.snapshot.MAX_FILE_BYTES",
-        "most_files_of_lines": "core.line_numbers._MAX_FILES",
+        "most_files_of_lines": "core.file_refs._MAX_FILES",
         "most_growth_of_an_encoder": "tokenization.encoders.fast_backends.MAX_GROWTH_BYTES",
         "most_heads": "sources.remote.listing._MAX_HEADS",
         "most_moments": "telemetry.call_times._MAX_MOMENTS",
@@ -26,7 +26,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "most_scans_of_an_array": "sources.text.json_array._MAX_SCANS",
         "piece_bytes_of_an_array": "sources.text.json_array._PIECE_BYTES",
         "ranks_at_start": "read_ahead.windows.block_windows._RANKS_AT_START",
-        "step_bytes_of_lines": "core.line_numbers._STEP_BYTES",
+        "step_bytes_of_lines": "core.file_refs._STEP_BYTES",
         # Times
         "again_to_ray_s": "workers.ray.cluster._AGAIN_S",
         "beat_s": "workers.request_handler._BEAT_S",
@@ -77,7 +77,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "private_bytes": "tokenization.encoders.fast_backends.private_bytes",
         "part_is_asked": "read_ahead.calls.Changes.offer",
         "read_a_row_of_an_array": "sources.text.json_array.read_row",
-        "remembered_lines": "core.line_numbers._counts",
+        "remembered_lines": "core.file_refs._counts",
         "reply_of_a_shared_index": "read_ahead.row_index.shared_builder.SharedIndexer._checked",
         "restart_of_deliveries": "delivery.coordinator.Coordinator.restart",
         "rows_per_window": (
