@@ -22,8 +22,7 @@ from asyncdata.batching.rules import PACKINGS, Dealt, PackRules
 from asyncdata.batching.xtuner_packing import XTunerPacking
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import OrderPacks, Packed, PackRows, Permuted
-from asyncdata.order.order import RowOrder
-from asyncdata.order.permutation import TorchGenerator, feistel_permutation, order_keys
+from asyncdata.order.order import RowOrder, TorchGenerator, feistel_permutation, order_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from asyncdata.batching.packers import Packing
 from asyncdata.batching.packs import Counts, Pack, Packs, Positive
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
-from asyncdata.order.permutation import TorchGenerator
+from asyncdata.order.order import TorchGenerator
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]

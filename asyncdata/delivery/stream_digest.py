@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 import numpy as np
 
-from asyncdata.order.permutation import GOLDEN, MASK, Words, mix, mix_one
+from asyncdata.order.order import GOLDEN, MASK, Words, mix, mix_one
 
 Numbers = np.ndarray[Any, Any]
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Job
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.opened_source import Place
-    from asyncdata.order.rank_share import Share
+    from asyncdata.order.order import Share
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.windows.base import Windows
     from asyncdata.sources.base import Blocks, Source

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.order.permutation import order_keys, shuffled_rows
+from asyncdata.order.order import order_keys, shuffled_rows
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -17,7 +17,7 @@ from asyncdata.core.file_refs import FileRef, FileRefs
 from asyncdata.core.messages import LINES
 from asyncdata.core.settings import Settings
 from asyncdata.core.types import SourceLocation
-from asyncdata.order.permutation import feistel_permutation, order_keys, shuffled_rows
+from asyncdata.order.order import feistel_permutation, order_keys, shuffled_rows
 from asyncdata.sources.row_json import encode_row
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from asyncdata.integrations.slime.records import remember
 from asyncdata.integrations.slime.sample import groups_of, package_of, resolve_sample_type
 from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix import Mix
-from asyncdata.order.rank_share import row_of_epoch
+from asyncdata.order.order import row_of_epoch
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.sources.arrow.parquet import ParquetSource
 from asyncdata.sources.row_json import python_value

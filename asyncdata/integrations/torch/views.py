@@ -19,7 +19,7 @@ import msgspec
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.integrations.torch.process import from_torch_state, refuse_async, refuse_in_torch_worker, to_torch_state
 from asyncdata.loader.loader import DataLoader
-from asyncdata.order.rank_share import row_of_epoch
+from asyncdata.order.order import row_of_epoch
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.tokenization.functions.untokenized import RowFn
 

@@ -17,7 +17,7 @@ from asyncdata.core.errors import ConfigError, NoSamplesError
 from asyncdata.core.types import Position, Sample
 from asyncdata.delivery.ledger import Ledger, Request, RestartPoint, RowKey
 from asyncdata.loader.batches.sample_batches import Batch, Batching, BatchShare, PackTotals
-from asyncdata.order.rank_share import row_of_epoch
+from asyncdata.order.order import row_of_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

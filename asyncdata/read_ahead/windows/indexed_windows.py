@@ -23,8 +23,7 @@ from asyncdata.core.messages import (
     is_elsewhere,
 )
 from asyncdata.core.types import Position, SourceLocation
-from asyncdata.order.order import ROWS_PER_WINDOW, RowOrder
-from asyncdata.order.rank_share import Share, row_of_epoch
+from asyncdata.order.order import ROWS_PER_WINDOW, RowOrder, Share, row_of_epoch
 from asyncdata.read_ahead.calls import Calls, Promise
 from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
 from asyncdata.read_ahead.windows.planned_epochs import PlannedRows

@@ -11,7 +11,7 @@ from asyncdata.batching.rules import Dealt
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import Packed, Permuted
 from asyncdata.core.types import Position
-from asyncdata.order.rank_share import row_of_epoch
+from asyncdata.order.order import row_of_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
