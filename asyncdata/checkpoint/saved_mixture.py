@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from asyncdata.checkpoint.matching import check
+from asyncdata.checkpoint.restore import check
 from asyncdata.checkpoint.snapshot import (
     Snapshot,
     StreamState,

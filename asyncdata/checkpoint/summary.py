@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.checkpoint.matching import describe_change, find_changes, setting_of
-from asyncdata.checkpoint.restore import saved_digest
+from asyncdata.checkpoint.restore import describe_change, find_changes, saved_digest, setting_of
 from asyncdata.checkpoint.snapshot import Snapshot, load_with_header
 from asyncdata.core.plain_values import unpacked
 from asyncdata.core.types import Position

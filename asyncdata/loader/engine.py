@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec import structs
 
-from asyncdata.checkpoint.matching import check
-from asyncdata.checkpoint.restore import epoch_to_begin, ledger_at_row, ledger_of
+from asyncdata.checkpoint.restore import check, epoch_to_begin, ledger_at_row, ledger_of
 from asyncdata.checkpoint.snapshot import Snapshot
 from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError

@@ -13,7 +13,7 @@ _NAMES = {
     "batching.planned": "PlannedOrder pack_rows",
     "batching.rules": "PackRules",
     "batching.xtuner_packing": "proxy_cost",
-    "checkpoint.matching": "content_changes describe_change find_changes setting_of",
+    "checkpoint.restore": "content_changes describe_change find_changes setting_of",
     "checkpoint.snapshot": "SCHEMA Snapshot StreamState from_state_dict to_state_dict",
     "checkpoint.summary": "describe_file",
     "cli.commands.run": "Delivered Progress Reading combined_digest read_record",
