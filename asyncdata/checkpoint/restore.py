@@ -13,9 +13,9 @@ from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotMismatchEr
 from asyncdata.core.log import get_logger
 from asyncdata.core.settings import prepared
 from asyncdata.core.types import Position
+from asyncdata.delivery.chunk import StreamDigest
 from asyncdata.delivery.ledger import Counters, Ledger, Returned, Served
 from asyncdata.delivery.rollout_buffer import record_of
-from asyncdata.delivery.stream_digest import StreamDigest
 from asyncdata.order.order import ROWS_PER_WINDOW
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import BadRowError, EndOfData, LoaderClosedError, TooManyBadRowsError
 from asyncdata.core.types import Group, Sample, SampleRange
 from asyncdata.delivery.channel import Channel, Entry, Exclusions
+from asyncdata.delivery.chunk import StreamDigest
 from asyncdata.delivery.ledger import Counters, DeliveryRules, Ledger, Request, State, not_tracked
 from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped, upcoming
 from asyncdata.delivery.rollout_buffer import Chooser, first_in_first_out, validate_groups, without
-from asyncdata.delivery.stream_digest import StreamDigest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

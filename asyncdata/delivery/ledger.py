@@ -19,7 +19,7 @@ from asyncdata.core.messages import EXCLUDED_REASON
 from asyncdata.core.plain_values import unpacked
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.bad_rows import BadRowPolicy
-from asyncdata.delivery.stream_digest import StreamDigest
+from asyncdata.delivery.chunk import StreamDigest
 
 if TYPE_CHECKING:
     from asyncdata.delivery.chunk import BadRow
