@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.opened_source import Place
     from asyncdata.read_ahead.calls import Calls
-    from asyncdata.read_ahead.windows.base import Windows
+    from asyncdata.read_ahead.windows.block_windows import Windows
     from asyncdata.sources.growing import GrowingBlocks
     from asyncdata.sources.text.jsonl import JsonlSource
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asyncdata.order.order import Order, RowOrder
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.row_index.row_index import RowIndex
-    from asyncdata.read_ahead.windows.base import Windows
+    from asyncdata.read_ahead.windows.block_windows import Windows
     from asyncdata.sources.growing import GrowingBlocks
     from asyncdata.sources.stream import StreamOrder
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.opened_source import Place
     from asyncdata.order.order import Share
     from asyncdata.read_ahead.calls import Calls
-    from asyncdata.read_ahead.windows.base import Windows
+    from asyncdata.read_ahead.windows.block_windows import Windows
     from asyncdata.sources.stream import RowStream
     from asyncdata.sources.text.jsonl import JsonlSource
 

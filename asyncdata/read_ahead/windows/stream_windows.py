@@ -20,7 +20,7 @@ from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Tokenize
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.read_ahead.calls import Calls, Changes, Promise
-from asyncdata.read_ahead.windows.base import Int64, OpenWindow, Windows, no_such_place
+from asyncdata.read_ahead.windows.block_windows import Int64, OpenWindow, Windows, no_such_place
 from asyncdata.read_ahead.windows.stream_reader import StreamPass, WindowRows
 from asyncdata.sources.stream import RowStream, StreamOrder
 
