@@ -15,13 +15,13 @@ import numpy as np
 
 from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError, WorkerError
 from asyncdata.core.log import get_logger
-from asyncdata.core.rank_answers import rank_answers
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.chunk import NO_IDS, Ids, row_ids
 from asyncdata.delivery.ledger import grouped
 from asyncdata.delivery.outcomes.memory import MAX_SCORE, OutcomeMemory, OutcomeState, RowReport
 from asyncdata.delivery.outcomes.policy import PassRate, policy_of
 from asyncdata.loader.row_places import RowPlaces
+from asyncdata.read_ahead.rank_calls import rank_answers
 
 if TYPE_CHECKING:
     from asyncdata.delivery.outcomes.policy import Bools, Outcomes, OutcomeTable, Policy
