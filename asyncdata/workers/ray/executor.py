@@ -23,9 +23,8 @@ from asyncdata.core.threads import call_soon_in_this_loop
 from asyncdata.workers.base import error_of, takes_samples
 from asyncdata.workers.pool.pool import Lane, Pool, Transport
 from asyncdata.workers.pool.worker import Call, Lost, Worker
-from asyncdata.workers.ray.actor import Began, in_slot, to_send
+from asyncdata.workers.ray.actor import Began, difference, in_slot, node_name, terms_of, to_send
 from asyncdata.workers.ray.cluster import WATCH, connect, is_lost, kill, new_actors, room_for, run_until_lost
-from asyncdata.workers.ray.node_proof import difference, node_name, terms_of
 from asyncdata.workers.slots import anonymous_slots
 
 if TYPE_CHECKING:
