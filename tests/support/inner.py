@@ -28,7 +28,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "ranks_at_start": "read_ahead.windows.block_windows._RANKS_AT_START",
         "step_bytes_of_lines": "core.file_refs._STEP_BYTES",
         # Times
-        "again_to_ray_s": "workers.ray.cluster._AGAIN_S",
+        "again_to_ray_s": "workers.ray.executor._AGAIN_S",
         "beat_s": "workers.request_handler._BEAT_S",
         "close_of_telemetry_s": "telemetry.recorder._CLOSE_TIMEOUT_S",
         "end_of_calls_s": "read_ahead.rank_calls._END_TIMEOUT_S",
