@@ -82,7 +82,6 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "restart_of_deliveries": "delivery.coordinator.Coordinator.restart",
         "rows_per_window": (
             "order.order.ROWS_PER_WINDOW",
-            "order.order.ROWS_PER_WINDOW",
             "read_ahead.windows.indexed_windows.ROWS_PER_WINDOW",
         ),
         "single_object": "sources.remote.listing._single",
