@@ -121,7 +121,7 @@ _NAMES = {
     "tokenization.token_text": "Piece TokenTexts",
     "tokenization.tokenizer_files": "PATTERNS TokenizerFiles",
     "tokenization.user_function": "FunctionTokenizer",
-    "workers.base": "Crashed WorkerState",
+    "workers.base": "Crashed NUM_SLOTS WorkerState",
     "workers.inline": "InlineExecutor",
     "workers.machine": "available_memory cpu_times num_usable_cpus process_memory resident_memory",
     "workers.pool.popen": "EarlyForkServer",
@@ -131,7 +131,6 @@ _NAMES = {
     "workers.ray.executor": "ClusterExecutor",
     "workers.ray.settings": "local_workers_of",
     "workers.request_handler": "Handler",
-    "workers.slots": "NUM_SLOTS",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

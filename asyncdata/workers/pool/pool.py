@@ -17,9 +17,8 @@ import msgspec
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.messages import Failed, Job, Ready, Reply, Request, Scan, Short
-from asyncdata.workers.base import MAX_LOSSES, Crashed, ExecutorStatistics, WorkerState, takes_samples
+from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState, takes_samples
 from asyncdata.workers.pool.worker import Backlog, Call, Health, Lost, Patience, Worker, new_patience, pause
-from asyncdata.workers.slots import NUM_SLOTS, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -23,8 +23,8 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import HEADER, MAX_FRAME_BYTES, READ_COUNTS, Failed, Short
+from asyncdata.workers.base import NUM_SLOTS
 from asyncdata.workers.pool.popen import AlivePipe, Ends, no_room
-from asyncdata.workers.slots import NUM_SLOTS
 
 PROGRESS = struct.Struct("<Qi")  # the id of the request that is being worked on (0: none), and its row (-1: all)
 PROGRESS_BYTES = 64  # one cache line each, so that workers do not disturb one another

@@ -22,8 +22,7 @@ from asyncdata.workers.base import WorkerState
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    from asyncdata.workers.base import Crashed, OnReply
-    from asyncdata.workers.slots import Slots
+    from asyncdata.workers.base import Crashed, OnReply, Slots
 
 _log = get_logger(__name__)
 MAX_WAIT_S = 1.0

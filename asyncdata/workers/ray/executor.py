@@ -25,11 +25,10 @@ from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Job, Ready, Reply, Short, decode_reply, encode
 from asyncdata.core.settings import prepared
 from asyncdata.core.threads import call_soon_in_this_loop
-from asyncdata.workers.base import error_of, takes_samples
+from asyncdata.workers.base import anonymous_slots, error_of, takes_samples
 from asyncdata.workers.pool.pool import Lane, Pool, Transport
 from asyncdata.workers.pool.worker import Call, Lost, Worker, pause
 from asyncdata.workers.ray.actor import Began, RemoteWorker, difference, in_slot, node_name, terms_of, to_send
-from asyncdata.workers.slots import anonymous_slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
