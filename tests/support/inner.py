@@ -22,7 +22,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "most_pieces_of_a_plan": "batching.planned._MAX_PIECES",
         "most_places_of_a_hub": "sources.remote.hub_store._MAX_PLACES",
         "most_quiet_proofs": "loader.proving._MOST_QUIET",
-        "most_rows_of_a_stream_window": "read_ahead.windows.stream_reader.MAX_WINDOW_ROWS",
+        "most_rows_of_a_stream_window": "read_ahead.windows.stream_windows.MAX_WINDOW_ROWS",
         "most_scans_of_an_array": "sources.text.json_array._MAX_SCANS",
         "piece_bytes_of_an_array": "sources.text.json_array._PIECE_BYTES",
         "ranks_at_start": "read_ahead.windows.block_windows._RANKS_AT_START",
