@@ -261,7 +261,7 @@ def _leaves_no_room_for_a_process(_: Opening) -> None:
 def _answers_everywhere(_: Opening) -> None:
     """To every socket of the process that opens it, so that the true answers come too late."""
     from asyncdata.core.messages import frame
-    from asyncdata.workers.pool.processes import Loaded
+    from asyncdata.workers.pool.process_messages import Loaded
 
     _write_to_every_socket(bytes(frame(0, Loaded(""))))
 

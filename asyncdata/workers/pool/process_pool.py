@@ -19,7 +19,7 @@ from asyncdata.workers.base import error_of
 from asyncdata.workers.machine import resident_memory
 from asyncdata.workers.pool.pool import Lane, Transport, with_reader
 from asyncdata.workers.pool.popen import EarlyForkServer, StartedForkServer, new_ends, no_room
-from asyncdata.workers.pool.processes import (
+from asyncdata.workers.pool.process_messages import (
     COMMAND,
     FORK,
     PROGRESS,
@@ -27,16 +27,13 @@ from asyncdata.workers.pool.processes import (
     REAP,
     SHARE,
     Answer,
-    ChildProcess,
-    Executed,
-    Forked,
     ForkedWorker,
     Loaded,
     NotForked,
     Reaped,
-    SharedResources,
     decode_answer,
 )
+from asyncdata.workers.pool.processes import ChildProcess, Executed, Forked, SharedResources
 from asyncdata.workers.pool.worker import Call, Lost, Worker, died_starting, new_patience, pause
 
 if TYPE_CHECKING:

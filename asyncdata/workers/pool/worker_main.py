@@ -45,7 +45,7 @@ from asyncdata.core.threads import end_with_parent
 from asyncdata.tokenization.base import BatchTokenizer, open_spec
 from asyncdata.tokenization.encoders import idle_work
 from asyncdata.tokenization.encoders.fast_backends import give_back_memory
-from asyncdata.workers.pool.processes import (
+from asyncdata.workers.pool.process_messages import (
     COMMAND,
     FORK,
     MAX_FDS,
