@@ -101,9 +101,9 @@ _NAMES = {
     "tokenization.chat_template.programs": "ADD NOTHING_PROVEN Program Shapes Step",
     "tokenization.chat_template.template": "ChatTemplate choose_templates",
     "tokenization.column_writer": "ColumnWriter",
-    "tokenization.encoders.character_sets": "CharacterFinder is_known num_points points_of ranges_of",
     "tokenization.encoders.equivalence_records": (
-        "Proof ProvenTexts Subject answered ask_for asked_for proof_path subject_of"
+        "CharacterFinder Proof ProvenTexts Subject answered ask_for asked_for is_known num_points points_of "
+        "proof_path ranges_of subject_of"
     ),
     "tokenization.encoders.equivalence_sweep": "GrowingProof OffsetCheck Sweep",
     "tokenization.encoders.fast_backends": "BoundedEncoder FAST_BACKENDS FlatIds load_backend version_of",
