@@ -20,7 +20,7 @@ from asyncdata.delivery.chunk import NO_IDS, Ids, row_ids
 from asyncdata.delivery.ledger import grouped
 from asyncdata.delivery.outcomes.memory import MAX_SCORE, OutcomeMemory, OutcomeState, RowReport
 from asyncdata.delivery.outcomes.policy import PassRate, policy_of
-from asyncdata.loader.row_places import RowPlaces
+from asyncdata.loader.exclusions import RowPlaces
 from asyncdata.read_ahead.rank_calls import rank_answers
 
 if TYPE_CHECKING:
