@@ -283,7 +283,7 @@ class AsyncDataLoader(BaseLoader):
         if self._engine.config.ranks.world_size == 1:
             return report()
 
-        from asyncdata.loader.reporting import reporting, settled
+        from asyncdata.loader.outcomes import reporting, settled
 
         before, self._reporting = self._reporting, (now := reporting(report, self._reporting))
         await settled(now)
@@ -295,7 +295,7 @@ class AsyncDataLoader(BaseLoader):
 
     async def _reported(self, reporting: Future[int]) -> None:
         """Wait for a report: what an epoch leaves out depends on it."""
-        from asyncdata.loader.reporting import settled
+        from asyncdata.loader.outcomes import settled
 
         with anyio.move_on_after(self._engine.config.timeout_s):
             await settled(reporting)
