@@ -18,7 +18,7 @@ from asyncdata.core.imports import resolve_path
 from asyncdata.core.messages import RowError
 from asyncdata.delivery.bad_rows import error_at
 from asyncdata.loader.loader import DataLoader
-from asyncdata.loader.mix_file import mix_of_file
+from asyncdata.loader.mix import mix_of_file
 from asyncdata.order.shuffle import Shuffle
 from asyncdata.tokenization.base import TokenizeFn, resolved
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn

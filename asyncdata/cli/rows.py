@@ -26,7 +26,7 @@ from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.loader.config import BadRows, LoaderConfig
 from asyncdata.loader.loader import DataLoader
-from asyncdata.loader.mix_file import mix_of_file
+from asyncdata.loader.mix import mix_of_file
 from asyncdata.loader.recognised_dialects import with_dialects
 from asyncdata.order.order import Order
 from asyncdata.order.shuffle import RowShuffle, Shuffle

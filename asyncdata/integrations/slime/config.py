@@ -21,8 +21,7 @@ from asyncdata.integrations.slime.miles_chats import refuse_own_encoders, tool_f
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.integrations.slime.sample import package_of, resolve_sample_type
 from asyncdata.loader.config import LoaderConfig, place_of
-from asyncdata.loader.mix import Mix
-from asyncdata.loader.mix_file import mix_of_file
+from asyncdata.loader.mix import Mix, mix_of_file
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.arrow.parquet import ParquetSource
 from asyncdata.sources.base import Source
