@@ -16,12 +16,16 @@ from asyncdata.batching.collators.base import (
     Batch,
     Document,
     Integers,
+    Keys,
     Positive,
+    add_columns,
+    columns_in,
+    filled_items,
     joined_labels,
     joined_tokens,
+    needed_dummy,
     source_ids,
 )
-from asyncdata.batching.collators.columns import Keys, add_columns, columns_in, filled_items, needed_dummy
 from asyncdata.batching.collators.torch_tensors import sequence_context, to_torch
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
