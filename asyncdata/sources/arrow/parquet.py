@@ -18,12 +18,12 @@ from asyncdata.sources.arrow.parquet_reader import MAGIC, footer_digest, leaves_
 from asyncdata.sources.arrow.rows_to_json import RowWriter, is_same_form, shown_type
 from asyncdata.sources.base import Files
 from asyncdata.sources.fingerprint import stamp_of
-from asyncdata.sources.no_data import why_no_data
 from asyncdata.sources.paths import find_files, noting, open_regular
 from asyncdata.sources.remote.address import names_objects, shown
 from asyncdata.sources.remote.listing import find_objects
 from asyncdata.sources.remote.reads import Reads
 from asyncdata.sources.remote.store import ObjectStamp
+from asyncdata.sources.splits import why_no_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

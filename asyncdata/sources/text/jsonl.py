@@ -311,7 +311,7 @@ def _refuse_others(path: str, head: bytes) -> None:
         raise SourceError(f"AD123 {path} is Parquet, not JSONL")
 
     if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] not in {b"", b"{", b"["}:
-        from asyncdata.sources.no_data import why_no_data
+        from asyncdata.sources.splits import why_no_data
 
         if what := why_no_data(_bare(path), head):
             raise SourceError(f"AD123 {path} is {what}")
