@@ -17,7 +17,7 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import BadRowError, EndOfData, LoaderClosedError, TooManyBadRowsError
 from asyncdata.core.types import Group, Sample, SampleRange
 from asyncdata.delivery.channel import Channel, Entry, Exclusions
-from asyncdata.delivery.chunk import StreamDigest
+from asyncdata.delivery.chunk import Chunk, StreamDigest
 from asyncdata.delivery.ledger import Counters, DeliveryRules, Ledger, Request, State, not_tracked
 from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped, upcoming
 from asyncdata.delivery.rollout_buffer import Chooser, first_in_first_out, validate_groups, without
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import RowError, Tokenized
     from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.items import Failure
     from asyncdata.delivery.ledger import GroupFile, IsOf, Returned
     from asyncdata.delivery.media_queue import MediaQueue, Wanted

@@ -19,10 +19,9 @@ from asyncdata.core.messages import EXCLUDED_REASON
 from asyncdata.core.plain_values import unpacked
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.bad_rows import BadRowPolicy
-from asyncdata.delivery.chunk import StreamDigest
+from asyncdata.delivery.chunk import BadRow, StreamDigest
 
 if TYPE_CHECKING:
-    from asyncdata.delivery.chunk import BadRow
     from asyncdata.delivery.items import Run
 
     IsOf = Callable[[Group, Mapping["RowKey", Position]], object]

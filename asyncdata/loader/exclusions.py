@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,6 @@ from asyncdata.core.types import Group, Position, Sample, SourceLocation
 from asyncdata.delivery.ledger import GroupFile, Ledger, RowKey, Served, journal_key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from asyncdata.batching.packs import Pack
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.loader.opened_source import OpenedPart

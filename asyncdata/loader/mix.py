@@ -9,7 +9,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -19,8 +19,6 @@ from asyncdata.core.settings import naming_settings, unknown_setting
 from asyncdata.loader.config import BadRows, LoaderConfig, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from asyncdata.order.mixture import Node
     from asyncdata.order.shuffle import RowShuffle, Shuffle
     from asyncdata.sources.base import Source

@@ -15,10 +15,10 @@ from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import BadRowError, ConfigError, LoaderClosedError
 from asyncdata.core.files import TemporaryFolder, cache_folder, check_ours
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import REMOTE_LINES, ReaderSpec
+from asyncdata.core.messages import REMOTE_LINES, Job, ReaderSpec
 from asyncdata.delivery.bad_rows import BadRowPolicy, without_text
 from asyncdata.loader.opened_source import OpenedSource, job_of, with_block_cache
-from asyncdata.order.order import RowOrder
+from asyncdata.order.order import RowOrder, Share
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.read_ahead.row_index.builder import Indexer
 from asyncdata.read_ahead.row_index.index_file import IndexFile, hold_rows, make_room
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.batching.rules import PackRules
-    from asyncdata.core.messages import Job
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.opened_source import Place
-    from asyncdata.order.order import Share
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.windows.block_windows import Windows
     from asyncdata.sources.base import Blocks, Source

@@ -12,7 +12,7 @@ from asyncdata.core.files import cache_folder, check_ours
 from asyncdata.core.messages import BlockCacheSpec, Job
 from asyncdata.read_ahead.canaries import Canaries
 from asyncdata.read_ahead.source import Supply
-from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
+from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES, Windows
 from asyncdata.sources.base import Blocks, Files
 from asyncdata.tokenization.base import describe, fingerprints_of
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from asyncdata.order.order import Order, RowOrder
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.row_index.row_index import RowIndex
-    from asyncdata.read_ahead.windows.block_windows import Windows
     from asyncdata.sources.growing import GrowingBlocks
     from asyncdata.sources.stream import StreamOrder
 

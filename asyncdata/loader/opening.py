@@ -10,9 +10,9 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.imports import is_loaded_instance
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.loader.opened_source import OpenedPart, OpenedSource, job_of, with_block_cache
-from asyncdata.order.order import Order
+from asyncdata.order.order import Order, Share
 from asyncdata.order.shuffle import RowShuffle, Shuffle
-from asyncdata.read_ahead.windows.block_windows import BlockWindows
+from asyncdata.read_ahead.windows.block_windows import BlockWindows, Windows
 from asyncdata.sources.base import Blocks, Source, room_of
 from asyncdata.sources.resolve import described, warn_about_files
 
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.rules import PackRules
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.opened_source import Place
-    from asyncdata.order.order import Share
     from asyncdata.read_ahead.calls import Calls
-    from asyncdata.read_ahead.windows.block_windows import Windows
     from asyncdata.sources.stream import RowStream
     from asyncdata.sources.text.jsonl import JsonlSource
 

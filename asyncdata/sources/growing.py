@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -16,15 +17,10 @@ from asyncdata.core.file_refs import FileRef, base_name
 from asyncdata.core.files import TemporaryFolder
 from asyncdata.core.imports import resolve_path
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import LINES, REMOTE_LINES, ReaderSpec, StoreSpec
+from asyncdata.core.messages import LINES, REMOTE_LINES, Job, ReadCounts, ReaderSpec, StoreSpec
 from asyncdata.core.settings import Count, Number, prepared
 from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.fingerprint import data_fingerprint, file_digest, stamp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from asyncdata.core.messages import Job, ReadCounts
 
 _log = get_logger(__name__)
 _PIECE_BYTES = 1 << 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from asyncdata.core.errors import ConfigError
@@ -17,8 +17,6 @@ from asyncdata.core.imports import resolve_path, tag_of
 from asyncdata.core.messages import TokenizeSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncdata.core.errors import SourceChangedError, SourceError
-from asyncdata.core.messages import BlockCacheSpec, ReaderSpec, StoreSpec
+from asyncdata.core.messages import BlockCacheSpec, ReadCounts, ReaderSpec, StoreSpec
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.base import FileBlocks, Files
 from asyncdata.sources.fingerprint import SameFile, shrunk
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from io import FileIO
 
     from asyncdata.core.file_refs import FileRef, FileRefs
-    from asyncdata.core.messages import ReadCounts
 
 _PIECE_BYTES = 256 * 1024
 _INPUT_BYTES = {"gzip": 64 * 1024, "zstd": 8 * 1024}

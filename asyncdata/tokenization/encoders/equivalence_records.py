@@ -13,7 +13,7 @@ import os
 import platform
 import unicodedata
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,6 @@ from asyncdata.core.version import __version__
 from asyncdata.tokenization.encoders.fast_backends import PROOFS, SWEEP_VERSION, lock_path, open_lock, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 

@@ -28,6 +28,7 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.encoders.equivalence_records import (
     NUM_PUBLIC,
     Proof,
+    Subject,
     alone,
     find,
     is_known,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
-    from asyncdata.tokenization.encoders.equivalence_records import Subject
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 CONTEXTS = (

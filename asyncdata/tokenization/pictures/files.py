@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,8 +26,6 @@ from urllib.parse import quote, urlsplit
 from asyncdata.tokenization.rows import RowFault, json_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from asyncdata.tokenization.pictures.settings import Processor
     from asyncdata.tokenization.pictures.transformers_processor import Planned
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -36,8 +36,6 @@ from asyncdata.workers.base import takes_samples
 from asyncdata.workers.request_handler import Handler, not_opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from asyncdata.core.messages import Reply, Request
 
 
