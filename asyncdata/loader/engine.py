@@ -20,12 +20,11 @@ from asyncdata.core.version import __version__
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import Ledger, Request, RowKey, is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
-from asyncdata.loader.at_exit import begun, open_at_exit
 from asyncdata.loader.background_proof import provers_of
 from asyncdata.loader.executors import TuningLimits, check_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
-from asyncdata.loader.service import Service
+from asyncdata.loader.service import Service, begun, open_at_exit
 from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacking, numbers_of
 from asyncdata.loader.waits import Waits
 from asyncdata.read_ahead.calls import Calls
