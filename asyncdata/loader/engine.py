@@ -101,14 +101,12 @@ class Engine:
         choice = PackingChoice.of(config, packing, length_grouping, is_filtered=buffer_filter is not None)
         chosen_filter = filter_of(buffer_filter)
         self._function = (early.function if early is not None else None) or resolved(tokenize_fn)
+        limits = limits_of(config)
+        self._executor = executor_of(config, limits, self._function, early, self._num_parts)
+        self._calls = Calls(self._executor)
         self.parts = self._opened(source, choice)
         job, slot_bytes, self._row_index = self._layout()
         check_cluster(config, job)
-        limits = limits_of(config)
-        self._executor = executor_of(config, limits, self._function, early, len(self.parts))
-        self._calls = Calls(self._executor)
-        for number, part in enumerate(self.parts):
-            part.open(self._calls_of(number), partial(self._restart_position, part.name))
         self._scans = self._shared_scans()
         if choice.share is None and self._scans is None:
             self._warn_of_ranks()
@@ -154,16 +152,19 @@ class Engine:
     mix_by = ""
     """Of a mixture, what its targets are shares of: ``rows`` or ``tokens``."""
 
+    @property
+    def _num_parts(self) -> int:
+        return 1
+
     def _opened(self, source: Any, choice: PackingChoice) -> list[OpenedPart]:
-        return [opened_part("", source, self.config, self._function, choice.plan, choice.share)]
+        restart_point = partial(self._restart_position, "")
+        args = "", source, self.config, self._function, self._calls, restart_point, choice.plan, choice.share
+        return [opened_part(*args)]
 
     def _layout(self) -> tuple[Job, int, RowIndex | None]:
         """The workers' job, the memory of a slot, and the row index, if there is one."""
         source = self.parts[0].source
         return source.job, source.slot_bytes, source.index
-
-    def _calls_of(self, part: int) -> Calls:
-        return self._calls
 
     def _coroutines(self) -> list[Callable[[], Awaitable[None]]]:
         """What runs as long as the service."""
