@@ -13,7 +13,7 @@ from jinja2 import Environment, Template, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from asyncdata.core.errors import ConfigError, raise_if_shortage
-from asyncdata.tokenization.chat_template.conversation import Fitting
+from asyncdata.tokenization.chat_template.calls import Fitting
 from asyncdata.tokenization.chat_template.jinja_environment import Generation, make_environment, normalized
 from asyncdata.tokenization.chat_template.programs import NOTHING_PROVEN, Program, Shapes
 from asyncdata.tokenization.rows import RowFault

@@ -10,7 +10,7 @@ import msgspec
 from asyncdata.core.errors import ConfigError, raise_if_shortage, user_traceback
 from asyncdata.core.imports import missing_package, resolve_path
 from asyncdata.tokenization.account import Account
-from asyncdata.tokenization.chat_template.conversation import fit_calls
+from asyncdata.tokenization.chat_template.calls import fit_calls
 from asyncdata.tokenization.functions.chat import trained_messages
 from asyncdata.tokenization.functions.labelled import (
     NOTHING_TRAINED,
