@@ -12,7 +12,8 @@ from asyncdata.core.files import cache_folder, check_ours
 from asyncdata.core.messages import BlockCacheSpec, Job
 from asyncdata.read_ahead.canaries import Canaries
 from asyncdata.read_ahead.source import Supply
-from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES, Windows
+from asyncdata.read_ahead.windows.base import Windows
+from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
 from asyncdata.sources.base import Blocks, Files
 from asyncdata.tokenization.base import describe, fingerprints_of
 

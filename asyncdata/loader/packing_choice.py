@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.order.order import Share
-    from asyncdata.read_ahead.windows.block_windows import Windows
+    from asyncdata.read_ahead.windows.base import Windows
 
 
 class PackingChoice(NamedTuple):

@@ -21,7 +21,7 @@ from asyncdata.delivery.bad_rows import MassDrops, NotesLog, located, rows_by_re
 from asyncdata.delivery.chunk import IS_EXCLUDED, IS_IN_JOURNAL, WAS_SERVED, Chunk, is_excluded, row_ids
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.ledger import is_key_of, key_in_part
-from asyncdata.read_ahead.windows.block_windows import leaving_out, no_such_place
+from asyncdata.read_ahead.windows.base import leaving_out, no_such_place
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import DeliveryRules, Ledger, RowKey
     from asyncdata.read_ahead.calls import Calls, Later
     from asyncdata.read_ahead.canaries import Canaries
-    from asyncdata.read_ahead.windows.block_windows import OpenWindow, Windows
+    from asyncdata.read_ahead.windows.base import OpenWindow, Windows
 
 _NOTHING = Tokenized(tokens=b"", token_ends=b"", kept=b"", columns={}, drops={}, errors=[], busy_s=0.0)
 """The reply for rows that need no work."""

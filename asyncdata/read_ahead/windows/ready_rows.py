@@ -18,7 +18,7 @@ from asyncdata.core.messages import Column, Data, RowError, Tokenized, Unread
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from asyncdata.read_ahead.windows.block_windows import Int64
+    from asyncdata.read_ahead.windows.base import Int64
 
 _SUMS = "\0token_sums"
 """The name of a column that no tokenize function can give."""
