@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from asyncdata.cli.rows import InspectedRow
     from asyncdata.core.types import Sample
     from asyncdata.telemetry.records import DroppedRow, SampleRecord, TokenizerName
-    from asyncdata.tokenization.functions.chat import OfChat
+    from asyncdata.tokenization.functions.of_chat import OfChat
     from asyncdata.tokenization.functions.tokenizer_settings import Templates
     from asyncdata.tokenization.token_text import Piece
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.tokenization.functions.chat import Chats
 from asyncdata.tokenization.functions.labelled import Drafting, RowTokenizer, accepted
+from asyncdata.tokenization.functions.of_chat import Chats
 from asyncdata.tokenization.functions.prompt_reader import PromptTokenizer
 from asyncdata.tokenization.pictures.chats import Places, expanded, with_places
 from asyncdata.tokenization.pictures.files import held

@@ -11,7 +11,6 @@ from asyncdata.core.errors import ConfigError, raise_if_shortage, user_traceback
 from asyncdata.core.imports import missing_package, resolve_path
 from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.chat_template.calls import fit_calls
-from asyncdata.tokenization.functions.chat import trained_messages
 from asyncdata.tokenization.functions.labelled import (
     NOTHING_TRAINED,
     TURN_LEFT_OUT,
@@ -20,6 +19,7 @@ from asyncdata.tokenization.functions.labelled import (
     OfAnyLength,
     RowTokenizer,
 )
+from asyncdata.tokenization.functions.of_chat import trained_messages
 from asyncdata.tokenization.functions.tokenizer_settings import Name
 from asyncdata.tokenization.row_fields import TURN_FLAGS, RowReader, TurnFlag
 from asyncdata.tokenization.rows import RowFault
