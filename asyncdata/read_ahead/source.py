@@ -17,10 +17,11 @@ import numpy as np
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.messages import Failed, RowError, Tokenize, Tokenized, is_elsewhere
 from asyncdata.core.types import Position
-from asyncdata.delivery.bad_rows import MassDrops, NotesLog, located, rows_by_reason
+from asyncdata.delivery.bad_rows import NotesLog, located
 from asyncdata.delivery.chunk import IS_EXCLUDED, IS_IN_JOURNAL, WAS_SERVED, Chunk, is_excluded, row_ids
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.ledger import is_key_of, key_in_part
+from asyncdata.delivery.mass_drops import MassDrops, rows_by_reason
 from asyncdata.read_ahead.windows.base import leaving_out, no_such_place
 from asyncdata.workers.base import Crashed, error_of
 
