@@ -17,6 +17,7 @@ from asyncdata.core.log import get_logger
 from asyncdata.core.settings import checked_timeout
 from asyncdata.core.types import Group, Position
 from asyncdata.core.version import __version__
+from asyncdata.delivery.channel import Exclusions
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import Ledger, Request, RowKey, is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
@@ -114,14 +115,13 @@ class Engine:
         self.batching = choice.batching(config, collate_fn, self.parts[0].windows, functions)
         self.batching.without = lambda packs, excluded: self.row_keys.without(packs, excluded)
         self.outcomes = self._checked_outcomes(is_packed=self.batching.is_packed)
-        memory = self._memory("")
         self._media = self._made_media(functions)
         self.coordinator = _coordinator_class(config)(
             config.delivery_rules(self.parts[0].bad_rows, packs=self.batching.is_packed),
             buffer_filter=chosen_filter,
             begin_packs=self.batching.begin,
             mixture=self._start_of_mixture(),
-            outcomes=None if memory is None else memory.exclusions,
+            outcomes=self._decisions(""),
             media=None if self._media is None else self._media.queue,
             on_room=lambda: self.service.tell_soon(),
         )
@@ -175,7 +175,7 @@ class Engine:
         return None
 
     def _made_read_ahead(self) -> ReadAhead | MixtureReadAhead:
-        return ReadAhead(self.parts[0].supply(self._memory("")), self.coordinator, epochs=self.config.epochs)
+        return ReadAhead(self.parts[0].supply(self._decisions("")), self.coordinator, epochs=self.config.epochs)
 
     def _made_media(self, functions: list[Any]) -> LoaderMedia | None:
         if not any(map(has_media, functions)):
@@ -224,6 +224,11 @@ class Engine:
     def _memory(self, part: str) -> PartOutcomes | None:
         """What is remembered of the rows of a part; None if nothing is."""
         return None if self.outcomes is None else self.outcomes.parts.get(part)
+
+    def _decisions(self, part: str) -> Exclusions | None:
+        """Which rows of a part are left out by their outcomes."""
+        memory = self._memory(part)
+        return None if memory is None else memory.exclusions
 
     @property
     def executor(self) -> Pool:

@@ -109,7 +109,7 @@ class MixtureEngine(Engine):
         return MixturePoint(MergeRecord((), MixtureState()))
 
     def _made_read_ahead(self) -> MixtureReadAhead:
-        supplies = [part.supply(self._memory(part.name)) for part in self.parts]
+        supplies = [part.supply(self._decisions(part.name)) for part in self.parts]
         args = self._node, self.config.seed, supplies, self._calls, self.coordinator
         return MixtureReadAhead(*args, epochs=self.config.epochs)
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from asyncdata.batching.rules import PackRules
     from asyncdata.core.types import Position
     from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.delivery.channel import Exclusions
     from asyncdata.loader.config import Cache, LoaderConfig
-    from asyncdata.loader.outcomes import PartOutcomes
     from asyncdata.order.order import Order, RowOrder, Share
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.row_index.row_index import RowIndex
@@ -103,12 +103,12 @@ class OpenedPart:
         self.calls, self.bad_rows = opening.calls, opening.bad_rows
         self._function_fingerprints: dict[str, str] | None = None
 
-    def supply(self, memory: PartOutcomes | None) -> Supply:
+    def supply(self, decisions: Exclusions | None) -> Supply:
         """What it is read with.
 
-        :param memory: what is remembered of its rows.
+        :param decisions: which rows are left out by their outcomes.
         """
-        source, decisions = self.source, None if memory is None else memory.exclusions
+        source = self.source
         canaries = Canaries(source.files, self.calls, source.job.stride, source.canary_blocks)
         num_files = len(source.files.files)
         return Supply(self.name, self.windows, canaries, self.calls, num_files, self.bad_rows, decisions)
