@@ -10,8 +10,9 @@ from asyncdata.core.errors import FilterError, InvalidGroupError, SnapshotError
 from asyncdata.core.log import get_logger
 from asyncdata.integrations.adapters import KEY
 from asyncdata.integrations.slime.groups import SAMPLES, GroupRecord, Opened, Stored
+from asyncdata.integrations.slime.records import from_record, to_record
 from asyncdata.integrations.slime.rollout_ledger import Entry
-from asyncdata.integrations.slime.sample import containers_of, from_record, to_record
+from asyncdata.integrations.slime.sample import containers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
