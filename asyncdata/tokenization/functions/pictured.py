@@ -77,7 +77,7 @@ class _Pictured(RowTokenizer):
 
     def thumbnails(self, raw: Buffer) -> list[tuple[str, str]]:
         """Small copies of the pictures of a row that yields a sample."""
-        from asyncdata.tokenization.pictures.files import thumbnails_of
+        from asyncdata.tokenization.pictures.thumbnails import thumbnails_of
 
         drafting = self._read_again(raw)
         return thumbnails_of(drafting.of, self._processor.num_tokens(drafting.of), self._settings)

@@ -9,80 +9,23 @@ import binascii
 import http.client
 import io
 import os
-import posixpath
 import re
-import tarfile
 import threading
 import time
 import urllib.request
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
+from asyncdata.tokenization.pictures.archives import member_of
 from asyncdata.tokenization.rows import RowFault, json_type
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from asyncdata.tokenization.pictures.settings import Processor
-    from asyncdata.tokenization.pictures.transformers_processor import Planned
-
-
-_ARCHIVE = re.compile(r"(?i)(.+?\.(?:zip|tar))/(.+)", re.DOTALL)
-_KEPT = 8
-
-Member = tuple[int, "Callable[[], bytes]"]
-"""The number of a member's bytes, and what reads them."""
-
-
-def member_of(path: str) -> Member | None:
-    """The member of a zip or tar file at a path such as ``a.zip/b.png``; None if the path leads through no such file.
-
-    :raises OSError: if there is no such member; otherwise what the readers of archives raise.
-    """
-    start = 0
-    while found := _ARCHIVE.match(path, start):
-        start, archive = found.end(1), path[: found.end(1)]
-        if os.path.isfile(archive):
-            about = os.stat(archive)
-            members = _members(archive, (about.st_mtime_ns, about.st_size), os.getpid())
-            member = members.get(posixpath.normpath(found[2]))
-            if member is None:
-                raise FileNotFoundError(f"{archive} has no member {found[2]!r:.200}")
-
-            return member
-    return None
-
-
-@lru_cache(_KEPT)
-def _members(archive: str, state: tuple[int, int], process: int) -> dict[str, Member]:
-    """The members by their names.
-
-    :param state: of the file: one that has changed is read again; so it is in a forked ``process``.
-    """
-    if not archive.lower().endswith(".tar"):
-        zipped = zipfile.ZipFile(archive)
-        return {
-            posixpath.normpath(each.filename): (each.file_size, partial(zipped.read, each)) for each in zipped.filelist
-        }
-
-    found: dict[str, Member] = {}
-    with tarfile.open(archive, "r:") as tar:
-        while each := tar.next():
-            if each.isreg() and not each.issparse():
-                read = partial(_read_member, archive, each.offset_data, each.size)
-                found[posixpath.normpath(each.name)] = each.size, read
-            tar.members = []  # type: ignore[attr-defined]  # they would take more memory than what is kept
-    return found
-
-
-def _read_member(path: str, start: int, num_bytes: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(start)
-        return file.read(num_bytes)
-
 
 _ORIENTATION, _SWAPS_SIDES = 274, 5
 _CHAINED = re.compile(r"(?:zip|tar)://([^:]+)::(?:file://)?([^:]+)")
@@ -356,34 +299,3 @@ class _Follower(urllib.request.HTTPRedirectHandler):
             raise
 
         return super().redirect_request(req, fp, code, msg, headers, url)
-
-
-_MAX_SIDE, _MAX_PICTURES, _QUALITY = 160, 12, 70
-"""Pixels of a side, and pictures of a row: about 5 KB each."""
-
-
-def thumbnails_of(planned: Planned, num_tokens: Sequence[int], settings: Processor) -> list[tuple[str, str]]:
-    """A caption and a ``data:`` address of a JPEG for each picture; the address is empty where it cannot be decoded.
-
-    The JPEG is written anew from the pixels, so nothing else of a file comes into the page.
-
-    :param num_tokens: tokens that stand for each picture.
-    """
-    found = []
-    for number, picture in enumerate(planned.pictures[:_MAX_PICTURES]):
-        facts = [picture.path or picture.name]
-        address = ""
-        try:
-            image = turned(picture, settings)
-            facts.append(f"{image.width} x {image.height} pixels")
-            image.thumbnail((_MAX_SIDE, _MAX_SIDE))
-            image.save(written := io.BytesIO(), "JPEG", quality=_QUALITY)
-            address = f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
-        except RowFault as fault:
-            facts.append(f"{fault.code} {fault.reason}")
-        if planned.grids is not None:
-            facts.append(f"grid {' x '.join(map(str, planned.grids[number].tolist()))}")
-        found.append((", ".join([*facts, f"{num_tokens[number]:,} tokens"]), address))
-    if num_left := len(planned.pictures) - len(found):
-        found.append((f"{num_left:,} more pictures", ""))
-    return found

@@ -1,0 +1,46 @@
+"""Small copies of a row's pictures, for a page that shows the row."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import TYPE_CHECKING
+
+from asyncdata.tokenization.pictures.files import turned
+from asyncdata.tokenization.rows import RowFault
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdata.tokenization.pictures.settings import Processor
+    from asyncdata.tokenization.pictures.transformers_processor import Planned
+
+_MAX_SIDE, _MAX_PICTURES, _QUALITY = 160, 12, 70
+"""Pixels of a side, and pictures of a row: about 5 KB each."""
+
+
+def thumbnails_of(planned: Planned, num_tokens: Sequence[int], settings: Processor) -> list[tuple[str, str]]:
+    """A caption and a ``data:`` address of a JPEG for each picture; the address is empty where it cannot be decoded.
+
+    The JPEG is written anew from the pixels, so nothing else of a file comes into the page.
+
+    :param num_tokens: tokens that stand for each picture.
+    """
+    found = []
+    for number, picture in enumerate(planned.pictures[:_MAX_PICTURES]):
+        facts = [picture.path or picture.name]
+        address = ""
+        try:
+            image = turned(picture, settings)
+            facts.append(f"{image.width} x {image.height} pixels")
+            image.thumbnail((_MAX_SIDE, _MAX_SIDE))
+            image.save(written := io.BytesIO(), "JPEG", quality=_QUALITY)
+            address = f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
+        except RowFault as fault:
+            facts.append(f"{fault.code} {fault.reason}")
+        if planned.grids is not None:
+            facts.append(f"grid {' x '.join(map(str, planned.grids[number].tolist()))}")
+        found.append((", ".join([*facts, f"{num_tokens[number]:,} tokens"]), address))
+    if num_left := len(planned.pictures) - len(found):
+        found.append((f"{num_left:,} more pictures", ""))
+    return found
