@@ -22,7 +22,7 @@ from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import Ledger, Request, RowKey, is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
 from asyncdata.loader.background_proof import provers_of
-from asyncdata.loader.executors import TuningLimits, check_cluster, executor_of, limits_of
+from asyncdata.loader.executors import TuningLimits, connect_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service, begun, open_at_exit
@@ -107,7 +107,7 @@ class Engine:
         self._calls = Calls(self._executor)
         self.parts = self._opened(source, choice)
         job, slot_bytes, self._row_index = self._layout()
-        check_cluster(config, job)
+        connect_cluster(self._executor, config, job)
         self._scans = self._shared_scans()
         if choice.share is None and self._scans is None:
             self._warn_of_ranks()

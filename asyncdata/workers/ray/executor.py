@@ -364,12 +364,9 @@ class _Actors(Transport):
     :ivar num_bytes_in: bytes of answers that came into this process; ``num_bytes_out`` of requests.
     :ivar memory: the bytes of a slot.
     :ivar waiting: those that have no process yet, by number.
-    :raises ConfigError: if there is no cluster.
     """
 
     def __init__(self, settings: RayExecutor, row_timeout_s: float, num_actors: int, first: int) -> None:
-        connect(settings)
-        self._make = new_actors(settings)
         self.settings, self.row_timeout_s = settings, row_timeout_s
         self.lane = Lane(self._start, first, num_actors, settings.num_workers, max_starts=math.inf)
         self.lanes = [self.lane]
@@ -377,10 +374,21 @@ class _Actors(Transport):
         self.memory: Callable[[int], memoryview]
         self.waiting: dict[int, _ActorWorker] = {}
         self._job: Job
+        self._make: Callable[[bytes], Any] | None = None
         self._terms = b""
         self._call_soon: Any = None
 
+    def connect(self) -> None:
+        """Connect with the cluster, if that has not been done.
+
+        :raises ConfigError: if there is none, or for options that cannot be.
+        """
+        if self._make is None:
+            connect(self.settings)
+            self._make = new_actors(self.settings)
+
     def prepare(self, slot_bytes: int, num_parts: int) -> Sequence[memoryview]:
+        self.connect()
         return anonymous_slots(slot_bytes, num_parts)
 
     async def begin(self, group: TaskGroup, job: Job) -> None:
@@ -389,6 +397,7 @@ class _Actors(Transport):
         group.start_soon(run_until_lost)
 
     async def _start(self, number: int) -> Worker:
+        assert self._make is not None, "prepare() comes first"
         return _ActorWorker(number, self._make(self._terms), self)
 
     async def finished(self, future: Future[Any]) -> Future[Any]:
@@ -432,7 +441,6 @@ class ClusterExecutor(Pool):
 
     :param local: the worker processes; None: there are none.
     :param row_timeout_s: an actor that makes no progress for so many seconds counts as hung, and is killed.
-    :raises ConfigError: if there is no cluster.
     """
 
     answers_with_samples = True
