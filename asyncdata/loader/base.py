@@ -8,7 +8,7 @@ import time
 import warnings
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Never, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, cast
 
 from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError, LoaderClosedError, redacted
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
 
+    from typing_extensions import TypeVar
+
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.checkpoint.snapshot import Snapshot
@@ -48,12 +50,18 @@ if TYPE_CHECKING:
     from asyncdata.telemetry.recorder import Recorder
     from asyncdata.tokenization.base import TokenizeFn
 
+    B_co = TypeVar("B_co", default=list[Sample], covariant=True)
+else:
+    from typing import TypeVar
+
+    B_co = TypeVar("B_co", covariant=True)  # a default needs Python 3.13
+
 _CLOSE_TIMEOUT_S = 5.0
 """The longest time that closing the service takes."""
 
 
-class BaseLoader:
-    """A loader without the calls that wait for data.
+class BaseLoader(Generic[B_co]):
+    """A loader without the calls that wait for data. ``B_co`` is what its loop yields: what ``collate_fn`` returns.
 
     :ivar group_size: samples of a group.
     """
@@ -65,7 +73,7 @@ class BaseLoader:
         source: Source | Paths | Mix,
         *,
         tokenize_fn: TokenizeFn | Callable[..., Any] | str | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[Any]], B_co] | None = None,
         buffer_filter: BufferFilter | str | None = None,
         packing: LoaderPacking | None = None,
         length_grouping: LengthGrouping | None = None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import anyio
 import anyio.to_thread
@@ -17,10 +17,10 @@ from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import EndOfData, PrefetchTimeoutError, is_shortage
 from asyncdata.core.settings import checked_timeout
 from asyncdata.core.threads import call_soon_in_this_loop
-from asyncdata.loader.base import BaseLoader
+from asyncdata.loader.base import B_co, BaseLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
     from types import TracebackType
     from typing import Self, TypeVar
@@ -37,7 +37,7 @@ _GRACE_S = 1.0
 other."""
 
 
-class DataLoader(BaseLoader):
+class DataLoader(BaseLoader[B_co]):
     """Samples for a plain loop. Safe to call from several threads, and inside a running event loop.
 
     ::
@@ -49,7 +49,8 @@ class DataLoader(BaseLoader):
     :param tokenize_fn: a description such as :class:`~asyncdata.PromptTokenizeFn`, a function of a row (a dict), or its
         import path ``pkg.mod:fn``.
     :param collate_fn: makes a batch of the ``for`` loop from the list of its samples; by default, that list. With
-        ``packing`` it gets a list of packs, each a list of :class:`~asyncdata.Document`.
+        ``packing`` it gets a list of packs, each a list of :class:`~asyncdata.Document`. What it returns is the type of
+        a batch for a type checker: ``DataLoader[...]``.
     :param packing: joins samples into sequences of one length: :class:`~asyncdata.SoftPacking` or another; then
         ``batch_size`` counts packs.
     :param length_grouping: puts packs, or samples, of similar cost into the same step.
@@ -180,7 +181,7 @@ class DataLoader(BaseLoader):
         finally:
             self._engine.waits.end(wait)
 
-    def __iter__(self) -> Epoch:
+    def __iter__(self) -> Epoch[B_co]:
         return Epoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
 
     def _next_samples(self, batches: SampleBatches) -> Batch | None:
@@ -235,7 +236,7 @@ class DataLoader(BaseLoader):
         self._close("the loader was closed at the end of its `with`")
 
 
-class AsyncDataLoader(BaseLoader):
+class AsyncDataLoader(BaseLoader[B_co]):
     """Samples for an ``await``-based loop, on asyncio or trio. The parameters are as for :class:`DataLoader`.
 
     ::
@@ -368,7 +369,7 @@ class AsyncDataLoader(BaseLoader):
         finally:
             waits.end(wait, request.ready_at)
 
-    def __aiter__(self) -> AsyncEpoch:
+    def __aiter__(self) -> AsyncEpoch[B_co]:
         return AsyncEpoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
 
     async def _next_samples(self, batches: SampleBatches) -> Batch | None:
@@ -425,7 +426,7 @@ class AsyncDataLoader(BaseLoader):
         await self.aclose()
 
 
-class _Batches:
+class _Batches(Generic[B_co]):
     """Batches until the end of the loader's current epoch.
 
     :param step: takes the samples that ``batches`` requests next, and returns the batch made of them; None at the end.
@@ -436,13 +437,15 @@ class _Batches:
         self._step = step
 
 
-class Epoch(_Batches):
+class Epoch(_Batches[B_co]):
     """Batches for ``for``."""
+
+    _step: Callable[[Any], tuple[B_co, ...] | None]
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> B_co:
         # An interrupt after the step would lose the batch. CPython can raise one after a call of a C function, so there
         # is none here.
         while (batch := self._step(self._batches)) is not None:
@@ -452,13 +455,15 @@ class Epoch(_Batches):
         raise StopIteration
 
 
-class AsyncEpoch(_Batches):
+class AsyncEpoch(_Batches[B_co]):
     """Batches for ``async for``."""
+
+    _step: Callable[[Any], Awaitable[tuple[B_co, ...] | None]]
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> B_co:
         while (batch := await self._step(self._batches)) is not None:
             if batch:
                 return batch[0]
