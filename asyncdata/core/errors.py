@@ -91,6 +91,13 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def excerpt(raw: bytes | memoryview) -> str:
+    """The first 80 characters of a row, escaped so that they fit on one line of a log."""
+    text = bytes(raw[:320]).decode("utf-8", "backslashreplace")
+    shown = text[:80].encode("unicode_escape").decode("ascii")
+    return shown + ("..." if len(text) > 80 or len(raw) > 320 else "")
+
+
 def safe_cause(error: BaseException) -> BaseException | None:
     """``error``, to be the cause of ours; None if it would show what is redacted, as tracebacks print it as it is."""
     found: BaseException | None = error

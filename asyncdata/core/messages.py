@@ -389,6 +389,12 @@ class RowError(msgspec.Struct, frozen=True, array_like=True):
 Unread = tuple[int, int, str | None]
 """How many rows have an unread key, the first of them, and the beginning of its value; None: it is only counted."""
 
+MAX_KEYS = 20
+"""Unread keys that are named of a source. Rows may have any number of them."""
+
+NOT_WRITTEN = "_not_written"
+"""How the notes end of rows of which a template does not write something."""
+
 
 class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The samples of a request, as packed columns.

@@ -14,7 +14,15 @@ from zlib import crc32
 import msgspec
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import ConfigError, ShortageError, SourceError, is_shortage, short_of, user_traceback
+from asyncdata.core.errors import (
+    ConfigError,
+    ShortageError,
+    SourceError,
+    excerpt,
+    is_shortage,
+    short_of,
+    user_traceback,
+)
 from asyncdata.core.imports import resolve_path
 from asyncdata.core.messages import (
     EXCLUDED,
@@ -33,7 +41,7 @@ from asyncdata.core.messages import (
 from asyncdata.sources.reader import BlockReader, BlockRows, FileChangedError, WideReader
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.part_functions import PartTokenizers
-from asyncdata.tokenization.rows import RowFault, WrongIdsError, excerpt
+from asyncdata.tokenization.rows import RowFault, WrongIdsError
 from asyncdata.workers.scan_blocks import PIECE_BYTES, bytes_of, index_blocks, permute, pieces, scanned, scanned_into
 
 if TYPE_CHECKING:
