@@ -11,7 +11,7 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from asyncdata import Sample, SoftPacking, Status
+from asyncdata import AsyncDataLoader, Sample, SoftPacking, Status
 from asyncdata.errors import ConfigError, FilterError, LoaderClosedError
 from tests.support.faces import Awaited
 from tests.support.loaders import make
