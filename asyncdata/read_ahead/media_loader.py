@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from asyncdata.core.messages import NO_SLOT, Overflow, RowError, Tokenize, Tokenized
 from asyncdata.core.row_codes import NOT_IN_SLOT
 from asyncdata.delivery.items import Failure
+from asyncdata.read_ahead.calls import SENT
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
@@ -32,10 +33,9 @@ class MediaLoader:
 
     async def run(self) -> None:
         """Ask for what there is room for, and workers, until cancelled."""
-        while True:
-            await self._calls.turn(self._ask)
+        await self._calls.turn(self._ask)
 
-    def _ask(self) -> int | None:
+    def _ask(self) -> object:
         channel = self._coordinator.channel
         wanted = self._coordinator.next_media(channel)
         if wanted is None:
@@ -51,7 +51,8 @@ class MediaLoader:
             is_load=True,
             rows=[ref.row] if ref.row else [],
         )
-        return self._calls.submit(request, partial(self._on_reply, channel, wanted), max_losses=2)
+        self._calls.submit(request, partial(self._on_reply, channel, wanted), max_losses=2)
+        return SENT
 
     def _on_reply(self, channel: Channel, wanted: Wanted, reply: Reply | Crashed) -> None:
         if isinstance(reply, Crashed):
