@@ -7,6 +7,7 @@ in how they wait if no samples are ready.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from asyncdata.loader.base import BaseLoader
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
     from types import TracebackType
     from typing import Self, TypeVar
 
@@ -220,7 +222,7 @@ class DataLoader(BaseLoader):
         while (samples := self._serve_data(request, timeout_s)) is None:
             request.wake = lambda: released.put(None)
             while request.held:  # the coordinator lets go before it wakes
-                with self._waiting(request):
+                with _holding(self, request):
                     released.get()
         return samples
 
@@ -438,7 +440,7 @@ class AsyncDataLoader(BaseLoader):
             released, call_soon = anyio.Event(), call_soon_in_this_loop()
             request.wake = partial(call_soon, released.set)
             while request.held:
-                with self._waiting(request):
+                with _holding(self, request):
                     await released.wait()
         return samples
 
@@ -573,6 +575,13 @@ class AsyncEpoch(_Batches):
                 return batch[0]
 
         raise StopAsyncIteration
+
+
+def _holding(loader: BaseLoader, request: Request) -> AbstractContextManager[None]:
+    """While a call waits for the trainer. That is shown only where it may be for ever."""
+    from asyncdata.delivery.ledger import AT_END
+
+    return loader._waiting(request) if request.held.startswith(AT_END) else nullcontext()  # noqa: SLF001 - a part of it
 
 
 async def _in_a_thread(close: Callable[[str], None], reason: str) -> None:
