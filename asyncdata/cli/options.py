@@ -29,7 +29,7 @@ from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from asyncdata.tokenization.functions.text import TextTokenizeFn
 from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.rows import RowFault, decode_object
-from asyncdata.tokenization.user_function import XTunerTokenizeFn, is_of_xtuner
+from asyncdata.tokenization.xtuner_function import XTunerTokenizeFn, is_of_xtuner
 
 if TYPE_CHECKING:
     from types import SimpleNamespace
@@ -190,7 +190,7 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
         raise ConfigError(f"{kind.__name__} cannot be made of the settings {settings}: {error}") from error
 
 
-def loader_of(args: SimpleNamespace, **knobs: Any) -> DataLoader:
+def loader_of(args: SimpleNamespace, **knobs: Any) -> DataLoader[Any]:
     """The loader that the options describe, not yet started. ``--loader`` precedes ``knobs``."""
     given: dict[str, Any] = {}
     for name, path in _KNOBS.items():

@@ -10,7 +10,7 @@ import time
 from contextlib import nullcontext
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import anyio
 import anyio.to_thread
@@ -20,10 +20,10 @@ from asyncdata.core.errors import EndOfData, PrefetchTimeoutError
 from asyncdata.core.settings import checked_timeout
 from asyncdata.core.shortage import is_shortage
 from asyncdata.core.threads import call_soon_in_this_loop
-from asyncdata.loader.base import BaseLoader
+from asyncdata.loader.base import B_co, BaseLoader
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
     from types import TracebackType
@@ -41,7 +41,7 @@ _GRACE_S = 1.0
 other."""
 
 
-class DataLoader(BaseLoader):
+class DataLoader(BaseLoader[B_co]):
     """Samples for a plain loop. Safe to call from several threads, and inside a running event loop.
 
     ::
@@ -53,7 +53,8 @@ class DataLoader(BaseLoader):
     :param tokenize_fn: a description such as :class:`~asyncdata.PromptTokenizeFn`, a function of a row (a dict), or its
         import path ``pkg.mod:fn``.
     :param collate_fn: makes a batch of the ``for`` loop from the list of its samples; by default, that list. With
-        ``packing`` it gets a list of packs, each a list of :class:`~asyncdata.Document`.
+        ``packing`` it gets a list of packs, each a list of :class:`~asyncdata.Document`. What it returns is the type of
+        a batch for a type checker: ``DataLoader[...]``.
     :param packing: joins samples into sequences of one length: :class:`~asyncdata.SoftPacking` or another; then
         ``batch_size`` counts packs.
     :param length_grouping: puts packs, or samples, of similar cost into the same step.
@@ -118,7 +119,7 @@ class DataLoader(BaseLoader):
             group needs work or is out.
         :raises ConfigError: AD438, for numbers that cannot work.
         """
-        return self._take(0, None, self._regroup, request=self._finished(num_groups, at_least))
+        return self._take(0, None, self._regroup, request=self._request(num_groups, at_least, finished=True))
 
     def peek(self, num_groups: int, *, timeout_s: float | None = None) -> list[Sample]:
         """The samples of the stream that come next, one for each group, without delivering them.
@@ -253,7 +254,7 @@ class DataLoader(BaseLoader):
         finally:
             self._engine.waits.end(wait)
 
-    def __iter__(self) -> Epoch:
+    def __iter__(self) -> Epoch[B_co]:
         return Epoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
 
     def _next_samples(self, batches: SampleBatches) -> Batch | None:
@@ -308,7 +309,7 @@ class DataLoader(BaseLoader):
         self._close("the loader was closed at the end of its `with`")
 
 
-class AsyncDataLoader(BaseLoader):
+class AsyncDataLoader(BaseLoader[B_co]):
     """Samples for an ``await``-based loop, on asyncio or trio. The parameters are as for :class:`DataLoader`.
 
     ::
@@ -343,7 +344,7 @@ class AsyncDataLoader(BaseLoader):
 
     async def take_finished(self, num_groups: int, *, at_least: int = 0) -> list[Group]:
         """Like :meth:`DataLoader.take_finished`. If it is cancelled, no group is consumed."""
-        return await self._take(0, None, self._regroup, request=self._finished(num_groups, at_least))
+        return await self._take(0, None, self._regroup, request=self._request(num_groups, at_least, finished=True))
 
     async def peek(self, num_groups: int, *, timeout_s: float | None = None) -> list[Sample]:
         """Like :meth:`DataLoader.peek`."""
@@ -479,7 +480,7 @@ class AsyncDataLoader(BaseLoader):
         finally:
             waits.end(wait, request.ready_at)
 
-    def __aiter__(self) -> AsyncEpoch:
+    def __aiter__(self) -> AsyncEpoch[B_co]:
         return AsyncEpoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
 
     async def _next_samples(self, batches: SampleBatches) -> Batch | None:
@@ -536,7 +537,7 @@ class AsyncDataLoader(BaseLoader):
         await self.aclose()
 
 
-class _Batches:
+class _Batches(Generic[B_co]):
     """Batches until the end of the loader's current epoch.
 
     :param step: takes the samples that ``batches`` requests next, and returns the batch made of them; None at the end.
@@ -547,13 +548,15 @@ class _Batches:
         self._step = step
 
 
-class Epoch(_Batches):
+class Epoch(_Batches[B_co]):
     """Batches for ``for``."""
+
+    _step: Callable[[Any], tuple[B_co, ...] | None]
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> B_co:
         # An interrupt after the step would lose the batch. CPython can raise one after a call of a C function, so there
         # is none here.
         while (batch := self._step(self._batches)) is not None:
@@ -563,13 +566,15 @@ class Epoch(_Batches):
         raise StopIteration
 
 
-class AsyncEpoch(_Batches):
+class AsyncEpoch(_Batches[B_co]):
     """Batches for ``async for``."""
+
+    _step: Callable[[Any], Awaitable[tuple[B_co, ...] | None]]
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> B_co:
         while (batch := await self._step(self._batches)) is not None:
             if batch:
                 return batch[0]
@@ -577,7 +582,7 @@ class AsyncEpoch(_Batches):
         raise StopAsyncIteration
 
 
-def _holding(loader: BaseLoader, request: Request) -> AbstractContextManager[None]:
+def _holding(loader: BaseLoader[Any], request: Request) -> AbstractContextManager[None]:
     """While a call waits for the trainer. That is shown only where it may be for ever."""
     from asyncdata.delivery.ledger import AT_END
 
