@@ -222,7 +222,7 @@ class WholeLoader(RuleBasedStateMachine):
     :ivar states: the model's; the loader's are ``states`` in the script.
     """
 
-    num_steps = 0
+    num_steps, has_other_data = 0, False
 
     def __init__(self) -> None:
         super().__init__()
@@ -765,6 +765,7 @@ class WholeLoader(RuleBasedStateMachine):
             )
             self.write(old, data)
             part = part._replace(files=[data, *part.files[1:]], known={})
+            self.has_other_data = True  # groups of before keep the paths that they had
         else:
             self.file_names[""][0], allow = f"0{old}", "same_rows=True"
             self.run(f"(folder / {old!r}).rename(folder / {f'0{old}'!r})")
@@ -809,7 +810,7 @@ class WholeLoader(RuleBasedStateMachine):
         if not closes_first or not self.states:
             self.save()
         self.end()
-        if moves and self.world.kind != "store":
+        if moves and self.world.kind != "store" and not self.has_other_data:
             self.run("folder = folder.rename(folder.with_name(folder.name + '.'))")
         at = len(self.states) - 1 - number % len(self.states)
         if reweighs and "" not in self.parts:
