@@ -139,6 +139,11 @@ class Wanted(NamedTuple):
     num_reserved: int = 0
 
     @property
+    def is_of_unknown_size(self) -> bool:
+        """Whether the plan says nothing of its media."""
+        return len(self.ref.counts) == 1 and self.is_counted
+
+    @property
     def is_counted(self) -> bool:
         """Whether its plan has only counted its tokens: the load gives all fields of the row."""
         return any(name == IDS for name, _ in self.ref.counts)
@@ -290,7 +295,7 @@ class MediaQueue:
 
         wanted, number = self._staged[0]
         num_bytes = wanted.ref.num_media
-        if wanted.is_counted:  # the first is loaded alone
+        if wanted.is_of_unknown_size:  # the first is loaded alone
             rate = self.budget.token_bytes
             num_bytes = math.ceil(num_bytes / 4 * rate) if rate else self.budget.max_bytes
         is_room = self.budget.held + self._num_reserved + num_bytes <= self.budget.max_bytes
@@ -341,7 +346,8 @@ class MediaQueue:
         if wanted.is_counted:
             arrays = _Whole(loaded)
             arrays.row = Chunk(_copied(reply), Position(0), 1, cast("Any", None), ends_epoch=False)
-            self.budget.token_bytes = max(self.budget.token_bytes, _num_bytes(arrays) / len(tokens))
+            if wanted.is_of_unknown_size:
+                self.budget.token_bytes = max(self.budget.token_bytes, _num_bytes(arrays) / len(tokens))
         arrays.media = wanted.ref
         self.budget.hold(arrays, reply.busy_s)
         return arrays
@@ -415,7 +421,9 @@ class MediaQueue:
                 setattr(sample, name, getattr(whole, name))
             ref = ref._replace(num_media=_num_bytes(found))
         if isinstance(found, RowError):
-            counts = () if any(name == IDS for name, _ in ref.counts) else ref.counts
+            counts = ref.counts
+            if any(name == IDS for name, _ in counts):
+                counts, sample.tokens = (), np.zeros(len(sample.tokens), np.int32)
             found = Columns({self._columns[name]: self._columns[name].zeros(count) for name, count in counts})
             sample.labels = np.full(len(sample.tokens), _NOT_TRAINED, np.int32)
         planned = sample.columns if isinstance(sample.columns, Columns) else Columns({})
