@@ -36,7 +36,7 @@ class _Argument(click.Argument):
     section = "Arguments"
 
     def __init__(self, name: str, about: str, **how: Any) -> None:
-        super().__init__([name], **how)
+        super().__init__([name], type=click.Path(), **how)
         self._about = about
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
@@ -90,6 +90,7 @@ def option(words: str, about: str, kind: Any = None, **how: Any) -> _Option:
     *names, last = words.split()
     if last.isupper():
         how["metavar"] = last
+        kind = kind or {"FILE": click.Path(), "DIR": click.Path()}.get(last)
     else:
         names.append(last)
         how.setdefault("is_flag", kind is None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import shell_complete
 
 from asyncdata.cli.arguments import as_options, commands
 from asyncdata.cli.output import Output, StdoutError, discard, guarded_streams, logging_to_stderr, writing_stdout
@@ -15,6 +17,10 @@ from asyncdata.core.imports import resolve_path
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import SimpleNamespace
+
+
+_COMPLETE = "_ASYNCDATA_COMPLETE"
+"""The variable by which a shell asks for the script that completes, and for completions."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
 
         try:
+            if instruction := os.environ.get(_COMPLETE):
+                return shell_complete(commands, {}, "asyncdata", _COMPLETE, instruction)
+
             # `_run` handles the errors of commands; an OSError here is one of writing --help or --version.
             with writing_stdout(), commands.make_context("asyncdata", words, obj=_run) as context:
                 return int(commands.invoke(context))

@@ -54,7 +54,7 @@ class QueueFeeder:
 
     def __init__(
         self,
-        loader: DataLoader,
+        loader: DataLoader[Any],
         room: int,
         *,
         partition: str = "train",

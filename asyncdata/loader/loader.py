@@ -7,21 +7,22 @@ in how they wait if no samples are ready.
 from __future__ import annotations
 
 import time
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import anyio
 import anyio.to_thread
 
-from asyncdata.core.callbacks import identity
+from asyncdata.core.callbacks import alone, identity
 from asyncdata.core.errors import EndOfData, PrefetchTimeoutError
 from asyncdata.core.settings import checked_timeout
 from asyncdata.core.shortage import is_shortage
 from asyncdata.core.threads import call_soon_in_this_loop
-from asyncdata.loader.base import BaseLoader
+from asyncdata.loader.base import B_co, BaseLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
     from types import TracebackType
     from typing import Self, TypeVar
@@ -38,7 +39,7 @@ _GRACE_S = 1.0
 other."""
 
 
-class DataLoader(BaseLoader):
+class DataLoader(BaseLoader[B_co]):
     """Samples for a plain loop. Safe to call from several threads, and inside a running event loop.
 
     ::
@@ -50,11 +51,14 @@ class DataLoader(BaseLoader):
     :param tokenize_fn: a description such as :class:`~asyncdata.PromptTokenizeFn`, a function of a row (a dict), or its
         import path ``pkg.mod:fn``.
     :param collate_fn: makes a batch of the ``for`` loop from the list of its samples; by default, that list. With
-        ``packing`` it gets a list of packs, each a list of :class:`~asyncdata.Document`.
+        ``packing`` it gets a list of packs, each a list of :class:`~asyncdata.Document`. What it returns is the type of
+        a batch for a type checker: ``DataLoader[...]``.
     :param packing: joins samples into sequences of one length: :class:`~asyncdata.SoftPacking` or another; then
         ``batch_size`` counts packs.
     :param length_grouping: puts packs, or samples, of similar cost into the same step.
     :param buffer_filter: chooses among the groups given back; a function of (buffer, num_groups) or its import path.
+    :param too_old: what ``max_policy_lag`` does with groups that were given back: ``reset`` makes them prompts again;
+        ``drop``; or a function of the group, called under the loader's lock, that returns one of these, or ``keep``.
 
     All other parameters are settings, which :class:`~asyncdata.LoaderConfig` explains.
 
@@ -72,9 +76,48 @@ class DataLoader(BaseLoader):
         """
         return self._take(self._num_groups(num_samples), None, identity, timeout_s)
 
-    def get_samples(self, num_groups: int, *, timeout_s: float | None = None) -> list[Group]:
-        """Exactly ``num_groups`` groups of ``n_samples_per_prompt`` samples; otherwise like :meth:`get_next_batch`."""
-        return self._take(self._groups(num_groups), None, self._regroup, timeout_s)
+    def get_samples(
+        self, num_groups: int, *, at_least: int | None = None, timeout_s: float | None = None
+    ) -> list[Group]:
+        """Exactly ``num_groups`` groups of ``n_samples_per_prompt`` samples; otherwise like :meth:`get_next_batch`.
+
+        :param at_least: fewer are enough, but not fewer than this: those that are ready. At the end, those left.
+        """
+        request = self._request(num_groups, at_least)
+        return self._take(self._groups(num_groups), None, self._regroup, timeout_s, request)
+
+    def groups(self, *, max_out: int, max_finished: int | None = None) -> Iterator[Group]:
+        """Groups that need work, one by one, for a ``for`` loop whose groups end in other threads.
+
+        Groups are tracked from now on: say where each ends by :meth:`consume`, :meth:`drop` or :meth:`add_samples`.
+        Those given back come first, but for the finished ones, whose samples are all completed or truncated: these are
+        for :meth:`take_finished`. A loop that is left goes on at the next call. With ``epochs=``, it ends when no group
+        is left that needs work, and none is out.
+
+        :param max_out: at most so many groups are out, of this and of all other calls; the next one waits until one
+            ends. That is no wait for data, and ``timeout_s`` does not count it.
+        :param max_finished: no group is served while so many finished ones wait to be taken; None: any number may.
+        :raises ConfigError: AD438, for a limit that cannot work.
+        :raises BadRowError: if the next row is bad, under ``bad_rows="raise"``.
+        """
+        return Epoch(self._work(max_out, max_finished), self._next_group)
+
+    def _next_group(self, work: Callable[[], Request]) -> tuple[Group] | None:
+        try:
+            return self._take(1, None, alone, request=work())
+        except EndOfData:
+            return None
+
+    def take_finished(self, num_groups: int, *, at_least: int = 0) -> list[Group]:
+        """At most ``num_groups`` of the finished groups that were given back, first in, first out.
+
+        Finished is a group whose samples are all completed or truncated. They are out until :meth:`consume`.
+
+        :param at_least: wait for so many of them. There are fewer once no more can come: the data is at its end, and no
+            group needs work or is out.
+        :raises ConfigError: AD438, for numbers that cannot work.
+        """
+        return self._take(0, None, self._regroup, request=self._finished(num_groups, at_least))
 
     def peek(self, num_groups: int, *, timeout_s: float | None = None) -> list[Sample]:
         """The samples of the stream that come next, one for each group, without delivering them.
@@ -104,6 +147,21 @@ class DataLoader(BaseLoader):
         self.start()
         with self._waiting():
             return self._engine.num_rows(timeout_s)
+
+    def num_batches(self, *, timeout_s: float | None = None) -> int:
+        """Batches of a ``for`` loop over the current epoch from its start, on each rank: the steps of a scheduler.
+
+        Of planned packs (``plan_packs=True``), which differ from epoch to epoch; or of rows that are all samples, with
+        ``shuffle=RowShuffle(only_kept=True)``. Waits until the rows are counted.
+
+        :raises ConfigError: AD443, where the number is not known before the epoch ends.
+        :raises PrefetchTimeoutError: if it is not known in time.
+        """
+        from asyncdata.loader.steps import checked_plan, num_batches
+
+        is_planned = checked_plan(self._engine)
+        found = self.peek(1, timeout_s=timeout_s) if is_planned else self.num_rows(timeout_s=timeout_s)
+        return num_batches(self._engine, found)
 
     def report(
         self,
@@ -135,20 +193,23 @@ class DataLoader(BaseLoader):
         last_epoch: int | None,
         finish: Callable[[list[Sample]], T],
         timeout_s: float | None = None,
+        request: Request | None = None,
     ) -> T:
         """Take samples, and return ``finish(samples)``. Until the caller has that, they count as not delivered."""
         self._check()
         self._recorder.called()
         timeout_s = checked_timeout(timeout_s)
         coordinator = self._engine.coordinator
-        request = samples = None
+        samples = None
         try:
-            samples = coordinator.take_ready(num_groups, last_epoch)
+            if request is None:
+                samples = coordinator.take_ready(num_groups, last_epoch)
             if samples is None:
                 self._begin()
-                from asyncdata.delivery.ledger import Request
+                if request is None:
+                    from asyncdata.delivery.ledger import Request
 
-                request = Request(num_groups, last_epoch)
+                    request = Request(num_groups, last_epoch)
                 samples = self._serve(request, timeout_s)
             return finish(samples)
         except BaseException as error:  # also an interrupt between the commit and the caller
@@ -157,8 +218,18 @@ class DataLoader(BaseLoader):
             raise
 
     def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
+        released: SimpleQueue[None] = SimpleQueue()
+        while (samples := self._serve_data(request, timeout_s)) is None:
+            request.wake = lambda: released.put(None)
+            while request.held:  # the coordinator lets go before it wakes
+                with self._waiting(request):
+                    released.get()
+        return samples
+
+    def _serve_data(self, request: Request, timeout_s: float | None) -> list[Sample] | None:
+        """The samples; None if the request waits for the trainer, which is no wait for data."""
         samples = self._engine.coordinator.poll(request)
-        if samples is not None:
+        if samples is not None or request.held:
             return samples
 
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
@@ -170,7 +241,7 @@ class DataLoader(BaseLoader):
             while True:
                 # Poll before waiting: the samples may have become ready before ``wake`` was set.
                 samples = self._engine.coordinator.poll(request)
-                if samples is not None:
+                if samples is not None or request.held:
                     return samples
 
                 left_s = None if timeout_s is None else began + timeout_s - time.monotonic()
@@ -182,7 +253,7 @@ class DataLoader(BaseLoader):
         finally:
             self._engine.waits.end(wait)
 
-    def __iter__(self) -> Epoch:
+    def __iter__(self) -> Epoch[B_co]:
         return Epoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
 
     def _next_samples(self, batches: SampleBatches) -> Batch | None:
@@ -237,7 +308,7 @@ class DataLoader(BaseLoader):
         self._close("the loader was closed at the end of its `with`")
 
 
-class AsyncDataLoader(BaseLoader):
+class AsyncDataLoader(BaseLoader[B_co]):
     """Samples for an ``await``-based loop, on asyncio or trio. The parameters are as for :class:`DataLoader`.
 
     ::
@@ -253,9 +324,26 @@ class AsyncDataLoader(BaseLoader):
         """Like :meth:`DataLoader.get_next_batch`. If it is cancelled, no sample is consumed."""
         return await self._take(self._num_groups(num_samples), None, identity, timeout_s)
 
-    async def get_samples(self, num_groups: int, *, timeout_s: float | None = None) -> list[Group]:
+    async def get_samples(
+        self, num_groups: int, *, at_least: int | None = None, timeout_s: float | None = None
+    ) -> list[Group]:
         """Like :meth:`DataLoader.get_samples`. If it is cancelled, no sample is consumed."""
-        return await self._take(self._groups(num_groups), None, self._regroup, timeout_s)
+        request = self._request(num_groups, at_least)
+        return await self._take(self._groups(num_groups), None, self._regroup, timeout_s, request)
+
+    def groups(self, *, max_out: int, max_finished: int | None = None) -> AsyncIterator[Group]:
+        """Like :meth:`DataLoader.groups`, for ``async for``. If a step is cancelled, no group is consumed."""
+        return AsyncEpoch(self._work(max_out, max_finished), self._next_group)
+
+    async def _next_group(self, work: Callable[[], Request]) -> tuple[Group] | None:
+        try:
+            return await self._take(1, None, alone, request=work())
+        except EndOfData:
+            return None
+
+    async def take_finished(self, num_groups: int, *, at_least: int = 0) -> list[Group]:
+        """Like :meth:`DataLoader.take_finished`. If it is cancelled, no group is consumed."""
+        return await self._take(0, None, self._regroup, request=self._finished(num_groups, at_least))
 
     async def peek(self, num_groups: int, *, timeout_s: float | None = None) -> list[Sample]:
         """Like :meth:`DataLoader.peek`."""
@@ -270,6 +358,14 @@ class AsyncDataLoader(BaseLoader):
         self.start()
         with self._waiting():
             return await anyio.to_thread.run_sync(self._engine.num_rows, timeout_s, abandon_on_cancel=True)
+
+    async def num_batches(self, *, timeout_s: float | None = None) -> int:
+        """Like :meth:`DataLoader.num_batches`."""
+        from asyncdata.loader.steps import checked_plan, num_batches
+
+        is_planned = checked_plan(self._engine)
+        wait = self.peek(1, timeout_s=timeout_s) if is_planned else self.num_rows(timeout_s=timeout_s)
+        return num_batches(self._engine, await wait)
 
     async def report(
         self,
@@ -314,6 +410,7 @@ class AsyncDataLoader(BaseLoader):
         last_epoch: int | None,
         finish: Callable[[list[Sample]], T],
         timeout_s: float | None = None,
+        request: Request | None = None,
     ) -> T:
         self._check()
         self._recorder.called()
@@ -321,14 +418,16 @@ class AsyncDataLoader(BaseLoader):
         if self._reporting is not None:
             await self._reported(self._reporting)
         coordinator = self._engine.coordinator
-        request = samples = None
+        samples = None
         try:
-            samples = coordinator.take_ready(num_groups, last_epoch)
+            if request is None:
+                samples = coordinator.take_ready(num_groups, last_epoch)
             if samples is None:
                 self._begin()
-                from asyncdata.delivery.ledger import Request
+                if request is None:
+                    from asyncdata.delivery.ledger import Request
 
-                request = Request(num_groups, last_epoch)
+                    request = Request(num_groups, last_epoch)
                 samples = await self._serve(request, timeout_s)
             return finish(samples)
         except BaseException as error:
@@ -337,8 +436,18 @@ class AsyncDataLoader(BaseLoader):
             raise
 
     async def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
+        while (samples := await self._serve_data(request, timeout_s)) is None:
+            released, call_soon = anyio.Event(), call_soon_in_this_loop()
+            request.wake = partial(call_soon, released.set)
+            while request.held:
+                with self._waiting(request):
+                    await released.wait()
+        return samples
+
+    async def _serve_data(self, request: Request, timeout_s: float | None) -> list[Sample] | None:
+        """Like :meth:`DataLoader._serve_data`."""
         samples = self._engine.coordinator.poll(request)
-        if samples is not None:
+        if samples is not None or request.held:
             return samples
 
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
@@ -358,7 +467,7 @@ class AsyncDataLoader(BaseLoader):
                 with anyio.move_on_after(limit_s):
                     while True:
                         samples = self._engine.coordinator.poll(request)
-                        if samples is not None:
+                        if samples is not None or request.held:
                             return samples
 
                         with self._waiting(request):
@@ -370,7 +479,7 @@ class AsyncDataLoader(BaseLoader):
         finally:
             waits.end(wait, request.ready_at)
 
-    def __aiter__(self) -> AsyncEpoch:
+    def __aiter__(self) -> AsyncEpoch[B_co]:
         return AsyncEpoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
 
     async def _next_samples(self, batches: SampleBatches) -> Batch | None:
@@ -427,7 +536,7 @@ class AsyncDataLoader(BaseLoader):
         await self.aclose()
 
 
-class _Batches:
+class _Batches(Generic[B_co]):
     """Batches until the end of the loader's current epoch.
 
     :param step: takes the samples that ``batches`` requests next, and returns the batch made of them; None at the end.
@@ -438,13 +547,15 @@ class _Batches:
         self._step = step
 
 
-class Epoch(_Batches):
+class Epoch(_Batches[B_co]):
     """Batches for ``for``."""
+
+    _step: Callable[[Any], tuple[B_co, ...] | None]
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> B_co:
         # An interrupt after the step would lose the batch. CPython can raise one after a call of a C function, so there
         # is none here.
         while (batch := self._step(self._batches)) is not None:
@@ -454,13 +565,15 @@ class Epoch(_Batches):
         raise StopIteration
 
 
-class AsyncEpoch(_Batches):
+class AsyncEpoch(_Batches[B_co]):
     """Batches for ``async for``."""
+
+    _step: Callable[[Any], Awaitable[tuple[B_co, ...] | None]]
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> B_co:
         while (batch := await self._step(self._batches)) is not None:
             if batch:
                 return batch[0]

@@ -1,8 +1,9 @@
 """Builds the documentation as a site: ``python docs/site/build.py FOLDER [VERSION]``; needs the extra ``docs``.
 
 The pages are those of this folder, in which ``reference.py`` has put what is made from the code, the changelog, and the
-examples, which the search leaves out. Their order in the navigation is that of ``docs/index.md``. Nothing is loaded
-from the network. A link that leads nowhere, and a page that is not in the index, are errors.
+examples. The search leaves the last two out, and prefers guides to the reference. The order of the pages is that of
+``docs/index.md``. Nothing is loaded from the network. A link that leads nowhere, and a page that is not in the index,
+are errors. With a ``Repository`` under ``[project.urls]`` in ``pyproject.toml``, pages link to the source there.
 
 With a version, such as ``0.1``, the site is built into a folder of that name, beside those of other versions. Each page
 has a menu of all versions, and the start page leads to the newest.
@@ -19,10 +20,24 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+_BOOSTS = {
+    "how-to": 4,
+    "troubleshooting.md": 4,
+    "install.md": 4,
+    "faq.md": 3,
+    "explanation": 2,
+    "tutorial": 2,
+    "reference": 0.5,
+}
+"""How much more a hit counts on the pages of a folder, and on a page."""
+
+_NO_SEARCH = "---\nsearch:\n  exclude: true\n---\n\n"
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_SOURCE = re.compile(r"\[(`asyncdata/[^`]+`)\]\((?:\.\./)+([^)]+)\)")
 _CELL_CODE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")  # GitHub needs the backslash, and the site would show it
 
 
@@ -33,6 +48,7 @@ def main(site: Path, version: str = "") -> None:
         gather(folder / "docs")
         settings = (ROOT / "docs/site/mkdocs.yml").read_text()
         settings += "\nextra:\n  version: {provider: mike}\n" if version else ""
+        settings += f"\nrepo_url: {repository()}\nedit_uri: blob/main/docs/\n" if repository() else ""
         (folder / "mkdocs.yml").write_text(f"{settings}\ndocs_dir: docs\nnav:\n{navigation(folder / 'docs')}")
         target = str((site / version).resolve())
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", target]
@@ -55,14 +71,23 @@ def gather(target: Path) -> None:
     """Put all pages into one folder."""
     shutil.copytree(ROOT / "docs", target, ignore=shutil.ignore_patterns("site", "ruff.toml"))
     shutil.copy(ROOT / "docs/site/tables.css", target)
-    shutil.copy(ROOT / "CHANGELOG.md", target / "changelog.md")
+    (target / "changelog.md").write_text(_NO_SEARCH + (ROOT / "CHANGELOG.md").read_text())
     for program in sorted((ROOT / "examples").rglob("*.py")):
         page = (target / program.relative_to(ROOT)).with_suffix(".md")
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(page_of(program))
     for page in target.rglob("*.md"):
         text = _CELL_CODE.sub(lambda code: code[0].replace("\\|", "|"), page.read_text())
+        if boost := _BOOSTS.get(page.relative_to(target).parts[0]):
+            text = f"---\nsearch:\n  boost: {boost}\n---\n\n{text}"
+        text = _SOURCE.sub(rf"[\1]({repository()}/blob/main/\2)" if repository() else r"\1", text)
         page.write_text(_LINK.sub(lambda link, at=page: relinked(link, at, target), text))
+
+
+def repository() -> str:
+    """The address of the code's host; empty until the owner names one."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
+    return str(urls.get("Repository", ""))
 
 
 def relinked(link: re.Match[str], page: Path, target: Path) -> str:
@@ -88,8 +113,7 @@ def page_of(program: Path) -> str:
     """The page of an example: its docstring's first line as the title, and its text."""
     text = program.read_text()
     title = (ast.get_docstring(ast.parse(text)) or program.stem).splitlines()[0].rstrip(".")
-    no_search = "---\nsearch:\n  exclude: true\n---\n\n"
-    return f"{no_search}# {title}\n\n`{program.relative_to(ROOT)}`\n\n````python\n{text}````\n"
+    return f"{_NO_SEARCH}# {title}\n\n`{program.relative_to(ROOT)}`\n\n````python\n{text}````\n"
 
 
 def navigation(docs: Path) -> str:

@@ -108,13 +108,15 @@ def api(shown: dict[str, str], name: str) -> str:
         return "\n\n".join(api(shown, f"{name}.{one}") for one in sorted(found.exports or ()))
 
     found = found.final_target if found.is_alias else found
+    source = found.relative_package_filepath
+    head = f"### `{found.name}`\n\nSource: [`{source}`](../../{source})"
     if not found.is_class:
         value = f"```python3\n{found.name} = {found.value}\n```" if found.is_attribute else _signature(found)
-        return f"### `{found.name}`\n\n{value}\n\n{_docstring(found)}"
+        return f"{head}\n\n{value}\n\n{_docstring(found)}"
 
     init = found.all_members.get("__init__")
     parts = [
-        f"### `{found.name}`",
+        head,
         _signature(init, found.name) if init is not None else "",
         _docstring(found),
     ]

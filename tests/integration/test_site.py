@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_every_page_of_the_docs_and_every_example_is_in_the_site(site):
 
 
 def test_each_public_name_has_its_docstring_and_is_found_by_the_search(site):
-    page = (site / "reference/api/index.html").read_text()
+    page = "".join(page.read_text() for page in site.glob("reference/*/index.html"))
     index = json.loads((site / "search/search_index.json").read_text())
     found = {entry["location"] for entry in index["docs"]}
     modules = (asyncdata, asyncdata.errors, asyncdata.filters, asyncdata.xtuner)
@@ -56,6 +57,36 @@ def test_each_public_name_has_its_docstring_and_is_found_by_the_search(site):
     assert {"how-to/use-it-with-trl/", "explanation/measurements/", "faq/#where-is-the-quick-start"} <= found
     assert not [place for place in found if place.startswith("examples/")]
     assert ":class:`" not in page
+
+
+FIRST_HITS = {
+    "install": "install/",
+    "resume": "how-to/resume-after-a-crash/",
+    "packing": "explanation/packing/",
+    "sharegpt": "how-to/train-on-the-right-tokens/#rows-of-other-trainers",
+    "multi node": "faq/#how-do-i-train-on-multiple-gpus-or-nodes",
+    "S3 credentials": "how-to/read-from-object-stores/#pass-credentials-and-settings",
+    "loss mask": "how-to/train-on-the-right-tokens/",
+    "curriculum": "explanation/mixtures/#a-curriculum-weights-planned-before-the-run",
+    "out of memory": "troubleshooting/#out-of-memory",
+    "slow first batch": "troubleshooting/#the-first-batch-is-slow",
+    "wandb": "how-to/look-at-a-run/#wandb",
+    "num_workers": "how-to/autotune-the-workers/#leave-out-num_workers",
+    "ParquetSource": "reference/sources/#parquetsource",
+    "AsyncDataLoader": "reference/loaders/#asyncdataloader",
+}
+"""What new users look for, and where they find it."""
+
+
+def test_the_search_of_the_site_finds_the_right_place_first(site):
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs node")
+    command = [node, "tests/support/search.js", str(site), *FIRST_HITS]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line)[0] for line in done.stdout.splitlines()]
+    assert dict(zip(FIRST_HITS, found, strict=True)) == FIRST_HITS
 
 
 def test_no_page_loads_anything_from_another_server(site):

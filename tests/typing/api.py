@@ -74,18 +74,21 @@ async def outcomes() -> None:
         loader.track()
         loader.consume(groups[:1])
         dropped: int = loader.drop(groups[1:], "stale")
+        async for group in loader.groups(max_out=8, max_finished=4):
+            assert_type(group, list[ad.Sample])
+        assert_type(await loader.take_finished(4, at_least=1), list[list[ad.Sample]])
+        loader.policy_version = 1
         rows: list[int] = ad.balance(groups, ranks=8, token_budget=4096)[dropped][0]
         del rows
         async for batch in loader:
-            del batch
+            assert_type(batch, list[ad.Sample])
 
 
 def fine_tune() -> None:
     with ad.DataLoader(ad.JsonlSource("prompts.jsonl"), tokenize_fn=tokenize, batch_size=32, epochs=1) as loader:
         loader.set_epoch(1)
         for batch in loader:
-            sample: ad.Sample = batch[0]
-            assert_type(sample.response, str)
+            assert_type(batch, list[ad.Sample])
 
         assert_type(loader.get_next_batch(32), list[ad.Sample])
         assert_type(loader.get_samples(8), list[list[ad.Sample]])
@@ -157,5 +160,11 @@ def collators() -> None:
     ad.DataLoader("a", tokenize_fn=texts, batch_size=4, packing=chosen(False), collate_fn=longest)
     with ad.DataLoader("a", tokenize_fn=prompts, batch_size=32, collate_fn=token_counts) as loader:
         for batch in loader:
-            counts: list[int] = batch
-            del counts
+            assert_type(batch, list[int])
+    packed = ad.PackedCollator(max_length=512)
+    loader_of_packs = ad.DataLoader("a", tokenize_fn=texts, packing=chosen(True), collate_fn=packed, batch_size=1)
+    for arrays in loader_of_packs:
+        assert_type(arrays["input_ids"], Any)
+    plain: ad.DataLoader[list[list[ad.Document]]] = ad.DataLoader("a", tokenize_fn=texts, packing=chosen(True))
+    for packs in plain:
+        assert_type(packs[0][0], ad.Document)

@@ -245,7 +245,7 @@ def test_the_source_files_tests_and_codes_that_a_page_names_exist(page):
 def declared_and_documented() -> dict[str, tuple[list[str], list[str]]]:
     """What the source has, and what the reference has, by what it is."""
     errors, snapshots, configuration = read("errors.md"), read("snapshot-format.md"), read("configuration.md")
-    api = read("api.md")
+    api = "".join(page.read_text("utf-8") for page in (DOCS / "reference").glob("*.md"))
     used = {code for path in PACKAGE.rglob("*.py") for code in re.findall(r"\bAD\d{3}\b", path.read_text("utf-8"))}
     in_tree = re.findall(r"\b[A-Z]\w+(?=[ \n])", errors.split("```")[1])
     settings = [name for kind in (asyncdata.LoaderConfig, *STRUCTS.values()) for name in kind.__struct_fields__]

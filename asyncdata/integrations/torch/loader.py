@@ -78,7 +78,7 @@ class StatefulDataLoader:
 
     def __init__(
         self,
-        loader: DataLoader,
+        loader: DataLoader[Any],
         *,
         device: Any = None,
         pin_memory: bool | None = None,
@@ -335,7 +335,7 @@ class _Fetch:
     :ivar is_over: whether it was fetched, or its error is known.
     """
 
-    def __init__(self, loader: DataLoader, batches: Iterator[Any], transfer: Transfer) -> None:
+    def __init__(self, loader: DataLoader[Any], batches: Iterator[Any], transfer: Transfer) -> None:
         self.before = loader.state_dict()
         self.epoch = loader.epoch
         self.progress = epochs_of(loader._engine)  # noqa: SLF001

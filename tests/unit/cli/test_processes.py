@@ -33,6 +33,18 @@ def run(data, run_json, demo_tokenizer):
     return lambda *words: run_json("run", data, "--tokenizer", demo_tokenizer, "--num-workers", 0, *words)[0]
 
 
+# Completion
+
+
+@pytest.mark.parametrize(("words", "completed"), [("rep", "plain,report"), ("run data --tokenizer ", "file,")])
+def test_a_shell_completes_a_command_and_a_path(words, completed, monkeypatch, capsys):
+    monkeypatch.setenv("_ASYNCDATA_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"asyncdata {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" "))))
+    assert main([]) == 0
+    assert capsys.readouterr().out.splitlines() == [completed]
+
+
 # Runs
 
 
