@@ -124,9 +124,10 @@ class DataLoader(BaseLoader[B_co]):
         """The samples of the stream that come next, one for each group, without delivering them.
 
         To warm sandboxes or prefix caches. They have the ``index``, ``source`` and tokens with which they will be
-        delivered; pictures and other media are not loaded. Groups that were given back, which come first, are not
-        among them. With several ranks, they are of all ranks; with packing, they are packed next. There
-        are fewer if the data ends, or if a row stops the run: the call that comes to it raises; and with
+        delivered; pictures and other media are not loaded, and tokens that come with them are -1 until then. Groups
+        that were given back, which come first, are not among them. With several ranks, they are of all ranks; with
+        packing, they are packed next. There are fewer if the data ends, or if a row stops the run: the call that comes
+        to it raises; and with
         ``Outcomes(policy=...)`` at an epoch's end, as what the next one leaves out is not decided before a call takes.
 
         :param num_groups: more than the read-ahead has are read first.

@@ -571,6 +571,8 @@ class WholeLoader(RuleBasedStateMachine):
         wanted = [(group.number, *group.told[1:3], group.response) for group in self.model.peek(number)]
         found = self.names["found"][0]
         names = [(s.group_index, s.source_name or "", tuple(s.tokens.tolist()), s.response) for s in found]
+        if self.world.has_pictures:  # of these, the plan has only counted the tokens
+            wanted = [(*g[:2], (-1,) * len(g[2]) if g[2][0] % 2 else g[2], g[3]) for g in wanted]
         is_all = self.world.rules.drop_above is None
         assert names == (wanted if is_all else wanted[: len(names)]), self.failed(names, wanted)
 
