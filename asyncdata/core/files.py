@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import stat
+import sys
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +18,11 @@ from asyncdata.core.errors import ConfigError
 if TYPE_CHECKING:
     import io
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+def path_of(fd: int) -> str:
+    """A path that opens the file of a descriptor again, for a library that takes paths alone."""
+    return f"/proc/self/fd/{fd}" if sys.platform == "linux" else f"/dev/fd/{fd}"
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = 0) -> io.BufferedReader:

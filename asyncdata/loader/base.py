@@ -105,7 +105,8 @@ class BaseLoader(Generic[B_co]):
         **unknown: Never,
     ) -> None:
         knobs = {name: value for name, value in locals().items() if name in LoaderConfig.__struct_fields__}
-        check_platform()
+        if num_workers != 0 or executor is not None:
+            check_platform()
         early = EarlyForkServer.for_workers(num_workers if executor is None else local_workers_of(executor))
         try:
             if is_loaded_instance(source, "asyncdata.loader.mix:Mix"):
