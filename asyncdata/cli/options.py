@@ -29,7 +29,7 @@ from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from asyncdata.tokenization.functions.text import TextTokenizeFn
 from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.rows import RowFault, decode_object
-from asyncdata.tokenization.user_function import XTunerTokenizeFn, is_of_xtuner
+from asyncdata.tokenization.xtuner_function import XTunerTokenizeFn, is_of_xtuner
 
 if TYPE_CHECKING:
     from types import SimpleNamespace

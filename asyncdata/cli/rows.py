@@ -125,6 +125,9 @@ def _tokenized(tokenize: BatchTokenizer, raw: bytes) -> Chunk:
     out = ColumnWriter()
     try:
         tokenize([raw], out)
+        if out.has_kept(0) and (whole := getattr(tokenize, "whole", None)):  # it was only counted
+            out = ColumnWriter()
+            whole([raw], out)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a panic in Rust is not an Exception

@@ -7,6 +7,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import Counter
+from importlib import metadata
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def made_on_first_use(
-    module: str, package: str, makers: Mapping[str, tuple[type, str] | Callable[[], type]]
+    module: str, package: str, makers: Mapping[str, tuple[type, str] | tuple[type, str, str] | Callable[[], type]]
 ) -> Callable[[str], type]:
     """The ``__getattr__`` of a module with classes that inherit from classes of ``package``.
 
@@ -33,8 +35,8 @@ def made_on_first_use(
 
     :param module: the module's ``__name__``.
     :param package: the name by which pip knows it.
-    :param makers: the name of each class -> our base class and, as ``package.module:Class``, that of the package; or
-        what imports the package and makes the class.
+    :param makers: the name of each class -> our base class, and as ``package.module:Class`` that of the package, and
+        its method that ours replaces, if its constructor calls one; or what imports the package and makes the class.
     """
 
     def find(name: str) -> type:
@@ -54,16 +56,45 @@ def made_on_first_use(
     return find
 
 
-def _joined(name: str, ours: type, theirs: str) -> type:
+def _joined(name: str, ours: type, theirs: str, *replaced: str) -> type:
     place, _, attribute = theirs.partition(":")
-    found = importlib.import_module(place)
-    if not hasattr(found, attribute):
-        raise ImportError(f"cannot import name {attribute!r} from {place!r}")
+    found = need(importlib.import_module(place), attribute)
+    for method in replaced:
+        need(found, method)
+    return type(name, (ours, found), {"__doc__": ours.__doc__})
 
-    return type(name, (ours, getattr(found, attribute)), {"__doc__": ours.__doc__})
+
+# Names and settings of frameworks
 
 
-# Settings
+def need(owner: Any, name: str) -> Any:
+    """An attribute of a framework's module, class or object.
+
+    Everything that an adapter touches and the framework does not promise is asked for here, so that another version of
+    the framework is refused by name, and nothing is passed over.
+
+    :raises ConfigError: AD644, if it has none; it names both versions.
+    """
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        pass
+
+    kind = owner if isinstance(owner, type | ModuleType) else type(owner)
+    place = kind.__name__ if isinstance(kind, ModuleType) else f"{kind.__module__}.{kind.__qualname__}"
+    package = place.partition(".")[0]
+    try:
+        found = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        found = "of unknown version"
+    run = f"asyncdata was run with {package} {RUN_WITH[package]}" if package in RUN_WITH else "asyncdata needs it"
+    raise ConfigError(
+        f"AD644 {place} of {package} {found} has no {name!r}: {run}. Install that version, or a newer asyncdata"
+    )
+
+
+RUN_WITH = {"torchtitan": "0.3.0", "transformers": "5.24.0", "trl": "1.16.0", "verl": "0.9.1"}
+"""The versions with which the tests of the adapters were run last."""
 
 
 def refuse(settings: Any, reasons: Mapping[str, str], message: str) -> None:

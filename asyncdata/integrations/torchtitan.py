@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from asyncdata.batching.collators.packed import PackedCollator
 from asyncdata.batching.packers import SoftPacking
 from asyncdata.core.errors import ConfigError
-from asyncdata.integrations.adapters import made_on_first_use
+from asyncdata.integrations.adapters import made_on_first_use, need
 from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epochs
 from asyncdata.loader.config import Ranks
 from asyncdata.loader.loader import DataLoader
@@ -73,7 +73,7 @@ class _Loader:
 
         loader = DataLoader(
             config.dataset,
-            tokenize_fn=_tokenize_fn(config, getattr(tokenizer, "tokenizer_path", None), context),
+            tokenize_fn=_tokenize_fn(config, _folder_of(tokenizer), context),
             packing=packing,
             collate_fn=_Collator(length, context, is_flat=num_tokens_per_batch is not None),
             batch_size=local_batch_size,
@@ -106,6 +106,12 @@ class _Loader:
     def close(self) -> None:
         """Close the loader."""
         self._batches.close()
+
+
+def _folder_of(tokenizer: Any) -> Any:
+    """The folder of torchtitan's tokenizer; None for none, and for one of the user's own."""
+    is_own = type(tokenizer).__module__.partition(".")[0] != "torchtitan"
+    return getattr(tokenizer, "tokenizer_path", None) if is_own else need(tokenizer, "tokenizer_path")
 
 
 def _tokenize_fn(config: Any, tokenizer: str | None, length: int) -> Any:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.core.errors import ConfigError, EndOfData, SnapshotError
 from asyncdata.core.imports import missing_package
 from asyncdata.core.log import get_logger
+from asyncdata.integrations.adapters import RUN_WITH, need
 from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epochs
 from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
 from asyncdata.integrations.torch.views import row_of
@@ -119,6 +120,8 @@ def attach(
 
     _attach_evaluation(trainer, {name: one for name, one in evaluated.items() if one is not None})
     args.ignore_data_skip = True  # the loader's state does that, without reading
+    for name in ("train", "log", "get_train_dataloader", "get_eval_dataloader"):
+        need(trainer, name)
     trainer.get_train_dataloader = lambda: batches
     # A class of its own: transformers makes the callback again from its class, and that must find the same batches.
     found = {"batches": batches, "epochs": epochs, "starts_new": starts_new}
@@ -173,7 +176,8 @@ def _pictures(value: Any) -> Any:
 
 def _callback_of(trainer: Any) -> Any:
     """The callback of an earlier call, which this one replaces."""
-    found = [type(callback) for callback in trainer.callback_handler.callbacks if isinstance(callback, _StateCallback)]
+    callbacks = need(need(trainer, "callback_handler"), "callbacks")
+    found = [type(callback) for callback in callbacks if isinstance(callback, _StateCallback)]
     return found[0] if found else _StateCallback
 
 
@@ -280,9 +284,11 @@ class _StateCallback:
     batches: Any
     epochs: _Epochs | None
     starts_new: bool
+    is_asked = False
 
     def state(self) -> dict[str, Any]:
         """What transformers writes to ``trainer_state.json``."""
+        self.is_asked = True
         known = {} if self.epochs is None else {"num_batches": self.epochs.num_batches}
         return {"args": {}, "attributes": {"saved": self.batches.state_dict(), **known}}
 
@@ -307,6 +313,18 @@ class _StateCallback:
             )
 
         state.stateful_callbacks.setdefault(CALLBACK, self.state())
+        self.is_asked = False
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Refuse a version of transformers that has saved a checkpoint without asking for the state."""
+        if args.should_save and not self.is_asked:
+            raise ConfigError(
+                f"AD644 this version of transformers has saved step {state.global_step} without the loader's state: "
+                f"asyncdata was run with transformers {RUN_WITH['transformers']}. Install that version, or a newer "
+                "asyncdata"
+            )
+
+        self.is_asked = False
 
 
 class _Batches:
@@ -367,6 +385,7 @@ class _RepeatedPrompts:
         self._part = slice(args.process_index * size, (args.process_index + 1) * size)
         self._before: dict[str, Any] | None = None
         self._num_used = 0
+        need(trainer, "_step")
 
     def __iter__(self) -> Iterator[list[Any]]:
         while True:
@@ -405,8 +424,8 @@ class _RepeatedPrompts:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.loader.load_state_dict(from_torch_state({key: state[key] for key in state if key != "num_used"}))
         self._before, self._num_used = None, state["num_used"]
-        if hasattr(self._trainer, "_step"):  # TRL samples completions where it is a multiple: not yet, in mid-block
-            self._trainer._step = self._num_used  # noqa: SLF001 - nothing public tells it
+        # TRL samples completions where it is a multiple: not yet, in mid-block.
+        self._trainer._step = self._num_used  # noqa: SLF001 - nothing public tells it
 
 
 # From which checkpoint a training continues, and for how many steps

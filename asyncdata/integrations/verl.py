@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError
-from asyncdata.integrations.adapters import KEY, OfView, key_of, made_on_first_use, refuse, report_keys
+from asyncdata.integrations.adapters import KEY, OfView, key_of, made_on_first_use, need, refuse, report_keys
 from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView, view_of_rows
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 
@@ -186,12 +186,6 @@ def report_in_v1_trainer() -> None:
     if module is None:
         return
 
-    if not hasattr(module.PPOTrainer, "_compute_advantage"):
-        raise ConfigError(
-            "AD447 data.asyncdata.outcomes: the trainer of this version of verl has no _compute_advantage, where "
-            "scores are taken from. Leave outcomes out, or use the version that the page on verl names"
-        )
-
     def sampled(trainer: Any, batch: Any, *_: Any, **__: Any) -> None:
         if isinstance(trainer.train_dataset, VerlRows):
             pairs = zip(batch.keys, batch.tags, strict=True)
@@ -200,19 +194,21 @@ def report_in_v1_trainer() -> None:
 
     def left_out(buffer: Any, partition_id: str, uids: Collection[str]) -> None:
         """Only with a filter: then verl makes sure that rollouts have their scores by now."""
-        rows = getattr(getattr(buffer.refill_fn, "__self__", None), "train_dataset", None)
-        if partition_id != "val" and buffer.filter_groups_metric is not None and isinstance(rows, VerlRows):
-            keys = [key for key in buffer.partitions[partition_id] if key.partition("_")[0] in uids]
+        if partition_id == "val" or need(buffer, "filter_groups_metric") is None:
+            return
+
+        rows = need(need(need(buffer, "refill_fn"), "__self__"), "train_dataset")
+        if isinstance(rows, VerlRows):
+            keys = [key for key in need(buffer, "partitions")[partition_id] if key.partition("_")[0] in uids]
             rows.on_sampled(keys, partition_id, module.tq)
 
-    _call_before(module.PPOTrainer, "_compute_advantage", sampled)
-    if hasattr(getattr(module, "ReplayBuffer", None), "_clear_groups"):  # of versions whose filter is there
-        _call_before(module.ReplayBuffer, "_clear_groups", left_out)
+    _call_before(need(module, "PPOTrainer"), "_compute_advantage", sampled)
+    _call_before(need(module, "ReplayBuffer"), "_clear_groups", left_out)
 
 
 def _call_before(kind: type, name: str, report: Callable[..., None]) -> None:
     """Have a method of verl, which has no hook there, call ``report`` with the same arguments first."""
-    method = getattr(kind, name)
+    method = need(kind, name)
     if getattr(method, "reports_to_asyncdata", False):
         return
 
@@ -340,5 +336,5 @@ def _decoded(item: Any) -> Any:
 
 
 __getattr__ = made_on_first_use(
-    __name__, "verl", {"RLDataset": (VerlRows, "verl.utils.dataset.rl_dataset:RLHFDataset")}
+    __name__, "verl", {"RLDataset": (VerlRows, "verl.utils.dataset.rl_dataset:RLHFDataset", "_read_files_and_tokenize")}
 )

@@ -21,7 +21,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, SnapshotError
-from asyncdata.integrations.adapters import OfView, made_on_first_use, refuse
+from asyncdata.integrations.adapters import OfView, made_on_first_use, need, refuse
 from asyncdata.integrations.torch.process import refuse_in_torch_worker
 from asyncdata.integrations.torch.views import LoaderRowView, SamplerPlaces, view_of_rows
 from asyncdata.integrations.verl import (
@@ -100,7 +100,8 @@ class VerlSFTRows(OfView):
         self.dataframe = RowsByThemselves(self._view, _Row)
         self.tools = RowsByThemselves(self._view, lambda row: row.get(self.tools_key))
         self.enable_thinking = RowsByThemselves(self._view, lambda row: row.get(*thinking))
-        extract = importlib.import_module("verl.utils.tokenizer.chat_template").extract_system_prompt_and_generation
+        templates = importlib.import_module("verl.utils.tokenizer.chat_template")
+        extract = need(templates, "extract_system_prompt_and_generation")
         self.system_prompt, self.generation_prompt = extract(self.tokenizer, **self.apply_chat_template_kwargs)
 
     def _row(self, sample: Sample) -> dict[str, Any]:
@@ -214,5 +215,13 @@ def _refuse_workers() -> None:
 
 
 __getattr__ = made_on_first_use(
-    __name__, "verl", {"SFTDataset": (VerlSFTRows, "verl.utils.dataset.multiturn_sft_dataset:MultiTurnSFTDataset")}
+    __name__,
+    "verl",
+    {
+        "SFTDataset": (
+            VerlSFTRows,
+            "verl.utils.dataset.multiturn_sft_dataset:MultiTurnSFTDataset",
+            "_read_files_and_process",
+        )
+    },
 )

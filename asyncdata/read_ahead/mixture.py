@@ -397,6 +397,7 @@ class MixtureReadAhead:
         elif self._blocked is None or self._blocked[0] != number:
             self._unblock()
             self._blocked = number, time.monotonic()
+            self._parts[number].calls.changed()  # it may begin an epoch now that a call waits for it
 
     def _unblock(self) -> None:
         if self._blocked is not None:

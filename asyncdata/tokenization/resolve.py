@@ -34,7 +34,8 @@ def resolved(tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> TokenizeFn |
     if isinstance(found, TokenizeFn):
         return found.resolve()
 
-    from asyncdata.tokenization.user_function import XTunerTokenizeFn, declared_of, is_of_xtuner
+    from asyncdata.tokenization.user_function import declared_of
+    from asyncdata.tokenization.xtuner_function import XTunerTokenizeFn, is_of_xtuner
 
     if not is_of_xtuner(found):
         declared_of(found)  # refuses what are no columns

@@ -196,6 +196,14 @@ def test_a_report_counts_while_a_call_waits_for_the_first_row_of_the_epoch(tmp_p
         assert sorted(ids(waiting.result(NEVER_S))) == [0, 2, 4, 6]
 
 
+@pytest.mark.parametrize("seed", [2, 8])
+def test_a_part_whose_turn_comes_while_a_call_waits_begins_its_next_epoch(tmp_path, seed):
+    """With room for no more than one sample, nothing else happens after the sample before it is merged."""
+    mix = Mix({name: write_rows(tmp_path / f"{name}.jsonl", 3) for name in ("few", "many")}, quota=4)
+    settings = {"seed": seed, "buffer_size": 1, "limits": Limits(max_ready_bytes=40)}
+    assert on_ranks(2, mix, 30, **settings) == alone(mix, 30, **settings)
+
+
 # Ranks that tell each other what they left out
 
 

@@ -21,7 +21,6 @@ from asyncdata import (
     SourceLocation,
 )
 from asyncdata.errors import ConfigError, NoSamplesError, PrefetchTimeoutError
-from tests.support.faces import FACES
 from tests.support.loaders import gated, make
 from tests.support.loading import NUM_ROWS, ids, write_rows
 from tests.support.pages import run_command
@@ -35,24 +34,6 @@ def rows(tmp_path):
 
 
 # What comes next
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("face", FACES)
-def test_what_comes_next_is_seen_and_not_delivered(rows, face, num_workers):
-    with FACES[face](rows, num_workers=num_workers, buffer_size=16, n_samples_per_prompt=2, epochs=2) as loader:
-        for number in (5, 40, 0, NUM_ROWS):  # the last more than the read-ahead has, and into the second epoch
-            before, seen = loader.state_dict(), loader.peek(number)
-            assert loader.state_dict()["position"] == before["position"]
-            assert loader.state_dict()["counters"] == before["counters"]
-            delivered = [group[0] for group in loader.get_samples(number)]
-            assert [(each.index, each.source, each.prompt) for each in seen] == [
-                (each.index, each.source, each.prompt) for each in delivered
-            ]
-        left = 2 * NUM_ROWS - 45 - NUM_ROWS
-        assert len(loader.peek(10_000)) == left
-        assert len(loader.get_samples(left)) == left
-        assert loader.peek(3) == []
 
 
 def test_what_comes_next_ends_before_a_bad_row_which_is_raised_where_it_is_delivered(tmp_path):

@@ -5,11 +5,9 @@ import os
 import threading
 
 import pytest
-from structlog.testing import capture_logs
 
 from asyncdata import JsonlSource, Mix, Part, RayExecutor, RowShuffle, Shuffle
 from asyncdata.errors import ConfigError, SnapshotMismatchError, SourceChangedError, SourceError
-from tests.support.faults import until
 from tests.support.loaders import make
 from tests.support.loading import SHUFFLE, ids, order_of
 from tests.support.stores import HttpHost
@@ -89,19 +87,6 @@ def test_an_epoch_covers_the_whole_lines_that_are_there_when_it_begins_and_each_
             loader.load_state_dict(in_1)
             assert ids(loader.get_next_batch(90)) == second[-90:]
             assert state_of(loader)["counters"]["digest"]["num_samples"] == 100 + num_rows
-
-
-def test_a_state_has_what_its_epoch_covers_where_the_next_one_covers_more_and_is_known(folder):
-    path = folder / "m.jsonl"
-    with capture_logs() as logs, make(growing(path), buffer_size=7, shuffle=False) as loader:
-        loader.get_next_batch(60)
-        append(path, 100, 50)
-        loader.get_next_batch(37)
-        until(lambda: any(log["event"] == "source.listed" and log["epoch"] == 1 for log in logs))
-        state = state_of(loader)
-        with make(growing(path), shuffle=False) as other:
-            other.load_state_dict(state)
-            assert ids(other.get_next_batch(153)) == ids(loader.get_next_batch(153)) == [97, 98, 99, *range(150)]
 
 
 @pytest.mark.parametrize("has_folder", [False, True])

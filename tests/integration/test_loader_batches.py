@@ -91,28 +91,6 @@ def test_a_batch_must_be_whole_groups_and_a_number_of_groups_a_number(make, path
             iter(loader)
 
 
-@pytest.mark.parametrize(
-    ("knobs", "sizes"),
-    [
-        ({"batch_size": 64}, [64, 64, 64, 8]),
-        ({"batch_size": 100}, [100, 100]),
-        ({"batch_size": 64, "drop_last": True}, [64, 64, 64]),
-    ],
-    ids=["a short last batch", "no empty batch", "the short batch is dropped"],
-)
-def test_a_loop_is_one_epoch_and_the_next_loop_the_next_until_there_are_no_more(make, path, knobs, sizes):
-    expected = order_of(path, 3)
-    with make(path, **knobs, epochs=3) as loader:
-        epochs = [[ids(batch) for batch in loader] for _ in range(5)]
-        dropped = loader.statistics().dropped_total
-
-    assert [list(map(len, batches)) for batches in epochs] == [sizes] * 3 + [[]] * 2
-    for number, batches in enumerate(epochs[:3]):
-        start = number * NUM_ROWS
-        assert [row for batch in batches for row in batch] == expected[start : start + sum(sizes)]
-    assert dropped == ({"drop_last": 3 * 8} if "drop_last" in knobs else {})
-
-
 def test_nothing_is_asked_before_the_first_batch_is_wanted(make, path):
     with make(path, batch_size=64) as loader:
         loop = iter(loader)
@@ -158,38 +136,6 @@ def test_a_batch_whose_collate_fn_raises_is_not_consumed(make, path, size, knobs
 
     assert seen == [number for number in order_of(path, 2) for _ in range(size)]
     assert num_calls == len(seen) // 10, "every batch is collated once"
-
-
-def test_what_is_dropped_at_an_epochs_end_does_not_come_again_with_what_is_not_acknowledged(make, path):
-    knobs = {"batch_size": 64, "drop_last": True, "commit": "on_ack"}
-    expected = order_of(path, 2)
-    with make(path, **knobs) as loader:
-        first, *_ = list(loader)
-        states = [loader.state_dict()]
-        loader.ack(first)
-        assert ids(loader.get_next_batch(10)) == expected[NUM_ROWS : NUM_ROWS + 10]
-        states.append(loader.state_dict())
-    for state, owed in zip(states, (expected[:192], expected[64:192]), strict=True):
-        with make(path, **knobs) as loader:
-            loader.load_state_dict(state)
-            assert ids(loader.get_next_batch(len(owed) + 10)) == owed + expected[NUM_ROWS : NUM_ROWS + 10]
-            assert loader.statistics().dropped_total == {"drop_last": 8}
-
-
-def test_what_comes_again_and_fills_no_batch_is_dropped_with_the_rest_of_its_epoch_and_never_delivered(make, path):
-    knobs = {"batch_size": 64, "drop_last": True, "commit": "on_ack"}
-    with make(path, **knobs) as loader:
-        first, second, _ = list(loader)
-        loader.ack([*first, *second[:-2]])
-        state = loader.state_dict()
-    expected = order_of(path, 2)
-    for _ in range(2):
-        with make(path, **knobs) as loader:
-            loader.load_state_dict(state)
-            assert [ids(batch) for batch in loader] == [expected[126:190]]
-            assert loader.statistics().dropped_total == {"drop_last": 8 + 2}
-            state = loader.state_dict()
-            assert ids(next(iter(loader))) == expected[NUM_ROWS : NUM_ROWS + 64]
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])

@@ -92,25 +92,6 @@ def test_a_report_is_counted_whole_or_not_at_all(data):
 # What a snapshot has
 
 
-def test_a_row_is_scored_anew_in_each_epoch_of_its_part(data):
-    with make(mix_of(data), Outcomes()) as loader:
-        one, again = [s for s in loader.get_next_batch(150) if (s.source_name, int(s.tokens[0])) == ("chat", 3)][:2]
-        assert one.position.epoch == again.position.epoch, "the mixture's own"
-        assert [loader.report([sample], [0.5]) for sample in (one, again, one)] == [1, 1, 0]
-
-
-def test_what_is_not_acknowledged_comes_again_though_its_part_leaves_out_more_by_now(data):
-    with make(mix_of(data), OUTCOMES, commit="on_ack") as loader:
-        for _ in range(10):
-            step(loader)
-        loader.ack()
-        owed = [entry for _ in range(12) for entry in step(loader)]
-        state = json.loads(json.dumps(loader.state_dict()))
-    with make(mix_of(data), OUTCOMES, commit="on_ack") as loader:
-        loader.load_state_dict(state)
-        assert entries(loader.get_next_batch(len(owed))) == owed
-
-
 def test_a_part_that_comes_back_has_its_memory_again(data):
     def mix(*names):
         return Mix({name: data / f"{name}.jsonl" for name in names}, quota=4, on_mix_change="apply")

@@ -196,42 +196,6 @@ def test_nested_mixtures_have_dotted_names_and_shares_of_their_share_and_the_tem
 # Ends
 
 
-def epochs_of(mix):
-    """The two epochs of a loader."""
-    with make(mix, batch_size=8, epochs=2, collate_fn=entries) as loader:
-        return [[entry for batch in loader for entry in batch] for _ in range(2)]
-
-
-def test_max_epochs_bound_how_often_a_part_repeats_in_every_epoch_of_the_mixture(data):
-    mix = mix_of(data, {"chat": 3, "math": 1}, part={"when_done": "leave"})
-    mix.parts["chat"].when_done, mix.parts["chat"].max_epochs = "repeat", 2
-
-    assert [Counter(part for part, _ in epoch) for epoch in epochs_of(mix)] == [{"chat": 46, "math": 97}] * 2
-
-
-@pytest.mark.parametrize("by", ["rows", "tokens"])
-def test_a_stage_ends_at_its_position_also_after_a_restart(data, by):
-    stages = {0: {"math": 1}, 13: {"math": 1, "chat": 3}, 40: {"code": 2, "math": 1}}
-    mix = mix_of(data, by=by, quota=7, stages=stages)
-
-    whole = delivered(mix, 60)
-    assert [{name for name, _ in some} for some in (whole[:13], whole[13:40], whole[40:])] == list(
-        map(set, stages.values())
-    )
-    for cut in (12, 13, 14, 17, 40, 41, 46):
-        assert restored(mix, state_after(mix, cut), 60 - cut) == whole[cut:]
-
-
-def test_a_part_that_stops_ends_the_epoch(data):
-    mix = mix_of(data, {"chat": 1, "math": 1})
-    mix.parts["chat"].when_done = "stop"
-    first, second = epochs_of(mix)
-
-    assert sorted(own(first, "chat")) == sorted(own(second, "chat")) == list(range(23))
-    assert 22 <= len(own(first, "math")) <= 25
-    assert not set(own(first, "math")) & set(own(second, "math")), "it continues within its own epoch"
-
-
 def test_a_part_without_a_sample_is_named(data):
     (data / "none.jsonl").write_text("")
     dropped = mix_of(data)

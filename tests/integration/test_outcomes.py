@@ -59,12 +59,6 @@ def run(loader, num_steps):
     return taken, states
 
 
-def essence(state):
-    """What must be the same, however fast the workers are: rows that are left out at a chunk's end may count later."""
-    counters, memory = state["counters"], state["outcomes"]
-    return counters["digest"], counters["num_groups"], memory["memory"], memory["num_rows"]
-
-
 # What is left out
 
 
@@ -167,39 +161,7 @@ def test_rows_that_are_left_out_are_not_tokenized(tmp_path, monkeypatch):
     assert 440 <= len(log.read_bytes()) <= 400 + 40 + ahead + canaries
 
 
-# One order
-
-
 # Resume
-
-
-def test_a_resume_at_any_step_continues_the_run(rows):
-    with remembering(rows) as loader:
-        taken, states = run(loader, 40)
-
-    for number in (25, 14, 12, 2):
-        with remembering(rows) as loader:
-            loader.load_state_dict(states[number])
-            rest, later = run(loader, 3)
-        with remembering(rows) as loader:
-            loader.load_state_dict(later[-1])
-            assert [*rest, step(loader)] == taken[number : number + 4]
-        assert list(map(essence, later)) == list(map(essence, states[number : number + 4]))
-
-
-def test_groups_that_are_served_again_are_counted_once(rows, tmp_path):
-    settings = {"n_samples_per_prompt": 2, "commit": "on_ack", "outcomes": Outcomes(policy=SOLVED)}
-    with make(rows, **settings) as loader:
-        groups = loader.get_samples(4)
-        assert loader.report(groups[:3], [1.0, 0.5, 0.0]) == 6
-        loader.ack(groups[:1])
-        state = loader.state_dict()
-    with make(rows, **settings) as loader:
-        loader.load_state_dict(state)
-        again = loader.get_samples(3)
-        assert ids(group[0] for group in again) == ids(group[0] for group in groups[1:])
-        assert loader.report(again, [1.0] * 3) == 2
-        assert loader.statistics().outcome_repeated_total == 4
 
 
 def test_a_resume_keeps_the_numbers_of_scores_that_were_not_counted(rows):

@@ -164,17 +164,6 @@ def test_set_epoch_after_a_batch_that_failed_counts_none_of_its_rows(tmp_path):
         assert before["num_bad_rows"] == before["num_samples"] == 0
 
 
-def test_what_waits_at_an_epochs_end_goes_on_in_the_next_and_the_last_one_leaves_nothing(path):
-    with make(path, packing=SOFT, epochs=3, batch_size=2) as loader:
-        found = [list(loader) for _ in range(3)]
-        now = loader.statistics()
-        assert list(loader) == []
-    batches = sum(found, [])
-    assert tokens_of(batches) == Counter({row: 3 * size for row, size in enumerate(SIZES)})
-    assert tokens_of(found[0]) != EACH_ONCE, "the first one ends before its last packs are full"
-    assert (now.packed_tokens_total, now.packs_total) == (3 * NUM_TOKENS, sum(len(batch.packs) for batch in batches))
-
-
 def test_a_loop_runs_on_until_a_hard_pack_is_full_unless_its_epoch_was_named(few):
     with make(few, packing=HARD) as loader:
         assert [[len(batch.tokens) for batch in loader] for _ in range(2)] == [[MAX_LENGTH]] * 2

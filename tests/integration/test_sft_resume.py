@@ -16,7 +16,6 @@ from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking
 from asyncdata.errors import PrefetchTimeoutError
 from asyncdata.xtuner import XTunerPacking
 from tests.support.check_points import interrupted_at
-from tests.support.combinations import each_value
 from tests.support.ranks import (
     GROUPING,
     HARD,
@@ -214,22 +213,6 @@ def check_once(path: Path, run: Run, num_epochs: int, *, leaves_out: bool = Fals
     assert not repeated, f"{len(repeated)} repeated, of rows {sorted({token // STRIDE for token in repeated})[:9]}"
     assert missing.total() == run.num_left_out, f"of rows {sorted({token // STRIDE for token in missing})[:9]}"
     assert leaves_out or not missing
-
-
-STAGES: list[list[tuple[Stage, int | None]]] = [
-    [((2, 1, 2), 9), ((4, 1, 2), 5), ((8, 1, 2), None)],
-    [((2, 1, 2), 7), ((2, 2, 2), 3), ((4, 2, 1), None)],
-    [((8, 1, 1), 3), ((3, 1, 3), 0), ((2, 1, 1), 11), ((1, 5, 1), 2), ((3, 2, 1), None)],
-]
-ELASTIC = {" to ".join(f"{w}x{b}x{a}" for (w, b, a), _ in stages): stages for stages in STAGES}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("knobs", "stages"), each_value(PACKED | UNPACKED, ELASTIC))
-def test_ranks_and_batches_may_change_at_a_restart_and_no_sample_is_repeated_or_missing(packed_rows, knobs, stages):
-    found = through(packed_rows, stages, epochs=2, round_up=False, **knobs)
-
-    check_once(packed_rows, found, 2, leaves_out=is_xtuners(knobs))
 
 
 @pytest.mark.parametrize("seed", range(20))

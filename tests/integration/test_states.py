@@ -3,7 +3,6 @@
 import copy
 import gzip
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -174,29 +173,6 @@ def test_a_restore_that_is_held_up_half_way_delivers_nothing_twice(path, monkeyp
             loader.load_state_dict(state)
             loader.load_state_dict(state)
             assert ids(loader.get_next_batch(400)) == order_of(path, 5)[10:410]
-
-
-def test_the_usual_trainers_loop_goes_on_where_it_was_killed(path):
-    def train(state: dict[str, Any] | None, num_batches: int) -> Iterator[tuple[list[int], dict[str, Any]]]:
-        with make(path, batch_size=9, epochs=3) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            for epoch in range(loader.epoch, 3):
-                loader.set_epoch(epoch)
-                for batch in loader:
-                    yield ids(batch), loader.state_dict()
-                    num_batches -= 1
-                    if num_batches == 0:
-                        return
-
-    seen: list[int] = []
-    state: dict[str, Any] | None = None
-    for num_batches in (1, 5, 11, 12, 4, 99):
-        for batch, after in train(state, num_batches):
-            seen += batch
-            state = after
-
-    assert seen == order_of(path, 3)
 
 
 @pytest.mark.asyncio

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
 
-from asyncdata import AsyncDataLoader, SoftPacking
+from asyncdata import SoftPacking
 from asyncdata.errors import ConfigError
 from tests.support.loaders import make
-from tests.support.loading import SHUFFLE, write_rows
-from tests.support.tokenize_fns import row_id
+from tests.support.loading import write_rows
 
 NUM_ROWS, SIZE = 24, 2
 
@@ -17,40 +15,6 @@ NUM_ROWS, SIZE = 24, 2
 @pytest.fixture
 def rows(tmp_path):
     return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
-def numbers(groups):
-    return [group[0].group_index for group in groups]
-
-
-def test_a_loop_that_generates_without_end_loses_nothing_when_its_process_dies(rows):
-    """Of eight groups, two are trained, one is stale, one is given back with half an answer; the others are out."""
-
-    async def first_run():
-        async with AsyncDataLoader(rows, tokenize_fn=row_id, shuffle=SHUFFLE, num_workers=0) as loader:
-            loader.track()
-            groups = await loader.get_samples(8)
-            loader.consume([groups[1], groups[4]])
-            loader.drop([groups[2]], "stale")
-            groups[6][0].response = "half an ans"
-            loader.add_samples([groups[6]])
-            return loader.state_dict(), groups
-
-    async def second_run(state):
-        async with AsyncDataLoader(rows, tokenize_fn=row_id, shuffle=SHUFFLE, num_workers=0) as loader:
-            loader.load_state_dict(state)
-            loader.track()
-            again = await loader.get_samples(6)
-            return again, loader.statistics()
-
-    state, groups = anyio.run(first_run)
-    again, now = anyio.run(second_run, state)
-    assert numbers(again) == [6, 0, 3, 5, 7, 8]
-    assert again[0][0].response == "half an ans"
-    assert [group[0].tokens.tolist() for group in again[1:5]] == [groups[n][0].tokens.tolist() for n in (0, 3, 5, 7)]
-    assert now.dropped_groups_total == {"stale": 1}
-    assert now.to_dict()["asyncdata_dropped_groups_stale_total"] == 1
-    assert now.tracked_groups == 6
 
 
 def test_what_was_served_before_is_not_tracked_and_a_sample_or_a_copy_stands_for_its_group(rows):

@@ -121,8 +121,14 @@ def trainer_of(**changes):
         def train(self, resume_from_checkpoint=None, trial=None):
             self.trained.append((resume_from_checkpoint, self.args.max_steps))
 
+        def get_train_dataloader(self):
+            raise AssertionError("it is replaced")
+
         def get_eval_dataloader(self, eval_dataset=None):
             return eval_dataset
+
+        def log(self, logs, start_time=None):
+            self.logged.append(logs)
 
     callbacks = []
     return Trainer(
@@ -131,8 +137,10 @@ def trainer_of(**changes):
         add_callback=callbacks.append,
         remove_callback=lambda kind: None,
         trained=[],
+        logged=[],
         **sizes,
         **groups,
+        **{"_step": 0} if groups else {},
     )
 
 

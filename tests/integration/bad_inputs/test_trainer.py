@@ -197,6 +197,8 @@ def test_68_a_function_or_source_that_asks_its_own_loader_is_refused_and_does_no
     with make(IterableSource(rows), timeout_s=None, event_loop=backend) as loader:
         with pytest.raises(ConfigError, match="^AD504 the loader is called"):
             loader.get_next_batch(1)
+    with make(path) as other, make(path, lambda row: [row["id"], *ids(other.get_next_batch(1))]) as loader:
+        assert len(loader.get_next_batch(3)) == 3, "another loader may be asked, as the error says"
 
 
 @pytest.mark.thorough

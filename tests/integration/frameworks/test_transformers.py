@@ -51,6 +51,36 @@ def test_the_trainer_skips_no_batches_and_asks_the_loader(loader):
     assert not hasattr(trainer.get_train_dataloader(), "__len__")
 
 
+@pytest.mark.parametrize(
+    "name", ["train", "log", "get_train_dataloader", "get_eval_dataloader", "callback_handler", "_step"]
+)
+def test_a_version_without_a_name_that_is_touched_is_refused(rows, name):
+    trainer = trainer_of(num_generations=2)
+
+    class Renamed(type(trainer)):
+        def __getattribute__(self, asked):
+            if asked == name:
+                raise AttributeError(asked)
+            return super().__getattribute__(asked)
+
+    trainer.__class__ = Renamed
+    with DataLoader(rows, **KNOBS) as loader, pytest.raises(ConfigError, match=f"AD644 .*Renamed of .* no '{name}': "):
+        attach(trainer, loader)
+
+
+def test_a_checkpoint_that_was_saved_without_asking_for_the_state_is_an_error(loader):
+    trainer = attached(loader)
+    kept, state = trainer.callback_handler.callbacks[-1], SimpleNamespace(stateful_callbacks={}, global_step=0)
+    kept.on_train_begin(trainer.args, state, None)
+    trainer.args.should_save = True
+    kept.state()
+    kept.on_save(trainer.args, state, None)
+    with pytest.raises(ConfigError, match="AD644 this version of transformers has saved step 0 without the loader's"):
+        kept.on_save(trainer.args, state, None)
+    trainer.args.should_save = False  # as on the other ranks
+    kept.on_save(trainer.args, state, None)
+
+
 def test_prompts_of_one_epoch_come_to_an_end(rows):
     with DataLoader(rows, epochs=1, **KNOBS) as loader:
         batches = list(attached(loader, num_generations=2).get_train_dataloader())

@@ -8,6 +8,7 @@ That a killed run continues with the next row is in ``test_in_checkouts.py``.
 import base64
 import io
 import json
+import pkgutil
 from contextlib import closing
 
 import numpy as np
@@ -22,9 +23,10 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 from torch.utils.data import DistributedSampler
 
+from asyncdata.integrations import verl, verl_sft
 from asyncdata.integrations.adapters import key_of, report_keys
 from asyncdata.integrations.torch.views import SamplerPlaces
-from tests.support.adapters import KNOBS, NUM_ROWS, number_of, numbers_of, verl_rows, verl_sft_rows
+from tests.support.adapters import KNOBS, NUM_ROWS, made_late, number_of, numbers_of, verl_rows, verl_sft_rows
 from tests.support.frameworks import verl_sft as sft
 from tests.support.frameworks.killed_runs import needs
 from tests.support.frameworks.verl import PACKAGES
@@ -186,13 +188,24 @@ def test_without_outcomes_a_batch_is_left_alone(path):
         assert statistics(rows).outcome_rows == 0
 
 
-def test_a_trainer_of_use_v1_without_the_place_for_scores_is_refused(path, monkeypatch):
+@pytest.mark.parametrize(
+    "place",
+    [
+        "trainer.ppo.v1.trainer_base:PPOTrainer._compute_advantage",
+        "trainer.ppo.v1.trainer_base:ReplayBuffer._clear_groups",
+        "utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize",
+        "utils.dataset.multiturn_sft_dataset:MultiTurnSFTDataset._read_files_and_process",
+    ],
+)
+def test_a_version_without_a_name_that_is_touched_is_refused(path, monkeypatch, place):
     needs(*PACKAGES)
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
-    monkeypatch.delattr(PPOTrainer, "_compute_advantage")
-    with pytest.raises(ConfigError, match="AD447 data.asyncdata.outcomes: .* no _compute_advantage"):
-        scored(path, {})
+    kind, _, name = place.rpartition(".")
+    kind = pkgutil.resolve_name(f"verl.{kind}")
+    monkeypatch.delattr(kind, name)
+    for module, ours in ((verl, "RLDataset"), (verl_sft, "SFTDataset")):
+        made_late(monkeypatch, module, ours)
+    with pytest.raises(ConfigError, match=f"AD644 verl.*{kind.__name__} of verl .* no '{name}': .* with verl 0"):
+        assert verl_sft.SFTDataset if "sft" in place else scored(path, {})
 
 
 def test_a_row_of_a_mixture_is_reported_to_its_part(tmp_path):

@@ -110,7 +110,10 @@ def test_an_observer_is_told_the_events_of_its_owner_and_those_of_none():
     def observe(_: str, name: str, __: object) -> None:
         seen.append(name)
 
+    left: list[str] = []
+    other_observer = lambda _, name, __: left.append(name)  # noqa: E731
     observe_events(observe, one)
+    observe_events(other_observer, other)
     try:
         with owning_events(one):
             log.info("of.one")
@@ -124,8 +127,11 @@ def test_an_observer_is_told_the_events_of_its_owner_and_those_of_none():
     finally:
         stop_observing(observe)
     log.info("of.none_later")
+    stop_observing(other_observer)
+    log.info("of.none_at_last")
 
     assert seen == ["of.one", "of.one_from_elsewhere", "of.none"]
+    assert left == ["of.another", "of.another_from_elsewhere", "of.none", "of.none_later"]
 
 
 # Tracebacks
