@@ -291,6 +291,7 @@ class Engine:
             canaries=list(self.service.canaries),
             packing=self.batching.saved(ledger),
             group_drops=ledger.group_drops or msgspec.UNSET,
+            rollouts=msgspec.UNSET if ledger.rollouts is None else ledger.rollouts.saved(),
             **self._saved(ledger, position, outcomes),
         )
 
@@ -403,8 +404,8 @@ class Engine:
         :param other_data: parts that have other data now: which of their rows were excluded is not known any more.
         :param files: of each other part.
         """
-        size, packs = self.config.n_samples_per_prompt, self.coordinator.ledger.packs
-        ledger = ledger_of(saved, digest=self.config.digest, group_size=size, files=files, packs=packs)
+        size, now = self.config.n_samples_per_prompt, self.coordinator.ledger
+        ledger = ledger_of(saved, now, digest=self.config.digest, group_size=size, files=files)
         known = {
             key: place for key, place in ledger.excluded.items() if not any(is_key_of(part, key) for part in other_data)
         }
