@@ -10,14 +10,12 @@ import json
 import os
 import sysconfig
 import warnings
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncdata.core.errors import ConfigError, SourceError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ("CHAT_TEMPLATE", "docstring_prompts", "tokenizer_folder", "write_docstring_prompts")
 

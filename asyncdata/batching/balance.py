@@ -15,18 +15,16 @@ others wait: so its companions are filled up to its cost, before the rest is dea
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import chain, count
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers import SoftPacking
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import whole_number
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 Bins = list[list[int]]
 Dealt = list[list[list[int]]]

@@ -13,7 +13,7 @@ import functools
 import heapq
 import operator
 import random
-from collections.abc import Sequence  # noqa: TC003 - msgspec reads it
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,7 +21,7 @@ import numpy as np
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
-from asyncdata.order.permutation import TorchGenerator, order_keys, shuffled_rows
+from asyncdata.order.order import TorchGenerator, order_keys, shuffled_rows
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 Costs = np.ndarray[Any, np.dtype[np.float64]]

@@ -27,17 +27,15 @@ from asyncdata.batching.packs import (
     restored,
     wrong_state,
 )
-from asyncdata.batching.rules import Dealt
+from asyncdata.batching.rules import Dealt, PackRules
 from asyncdata.core.errors import ConfigError, SnapshotError
-from asyncdata.core.types import Position
+from asyncdata.core.types import Position, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from asyncdata.batching.packers import Packer
     from asyncdata.batching.packs import Counts, Pack, Piece
-    from asyncdata.batching.rules import PackRules
-    from asyncdata.core.types import Sample
     from asyncdata.delivery.ledger import RestartPoint
 
     Fresh = list[tuple[Place, Sample]]

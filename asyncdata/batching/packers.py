@@ -14,8 +14,9 @@ import copy
 import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 import numpy as np
@@ -23,10 +24,6 @@ import numpy as np
 from asyncdata.batching.packs import Counts, Pack, Piece, Positive, refuse_wrong_pieces, restored, wrong_state
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Count, Description
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Self
 
 Overlong = Literal["error", "drop", "truncate"]
 

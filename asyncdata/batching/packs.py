@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from asyncdata.core.errors import SnapshotError
 from asyncdata.core.settings import Count, Number, prepared
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 Int32 = np.ndarray[Any, np.dtype[np.int32]]

@@ -17,19 +17,18 @@ import msgspec
 import numpy as np
 
 from asyncdata.batching.length_grouping import LengthGrouping
-from asyncdata.batching.packs import Counts, Packs
+from asyncdata.batching.packs import Counts, Int32, Int64, Pack, Packs
 from asyncdata.batching.rules import PACKINGS, Dealt, PackRules
 from asyncdata.batching.xtuner_packing import XTunerPacking, proxy_cost
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import OrderPacks, Packed, PackRows, Permuted
-from asyncdata.order.order import RowOrder
-from asyncdata.order.permutation import TorchGenerator, feistel_permutation, order_keys
+from asyncdata.order.order import RowOrder, TorchGenerator, feistel_permutation, order_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from asyncdata.batching.packers import Packer, Packing
-    from asyncdata.batching.packs import Float64, Int32, Int64, Pack
+    from asyncdata.batching.packs import Float64
     from asyncdata.order.shuffle import RowShuffle
 
 _MAX_PIECES = 1 << 26

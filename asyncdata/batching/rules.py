@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from asyncdata.batching.length_grouping import LengthGrouping  # noqa: TC001 - msgspec reads it
+from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers import HardPacking, SinglePacking, SoftPacking
-from asyncdata.batching.packs import Positive  # noqa: TC001 - msgspec reads it
+from asyncdata.batching.packs import Positive
 from asyncdata.batching.xtuner_packing import XTunerPacking
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Count, Description

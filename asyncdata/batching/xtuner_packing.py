@@ -7,21 +7,17 @@ all lengths before the first pack; :class:`~asyncdata.SoftPacking` needs none an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from asyncdata.batching.packers import Packing
-from asyncdata.batching.packs import Counts, Packs, Positive
+from asyncdata.batching.packs import Counts, Pack, Packs, Positive
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
-from asyncdata.order.permutation import TorchGenerator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from asyncdata.batching.packs import Pack
+from asyncdata.order.order import TorchGenerator
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]

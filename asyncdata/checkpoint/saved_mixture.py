@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import msgspec
 
-from asyncdata.checkpoint.matching import check
-from asyncdata.checkpoint.snapshot import StreamState  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.checkpoint.restore import check
+from asyncdata.checkpoint.snapshot import (
+    Snapshot,
+    StreamState,
+)
 from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
 from asyncdata.core.types import Position
 from asyncdata.delivery.mixture import MixtureState, PartCursor, end_code, end_of
-from asyncdata.delivery.outcomes.memory import OutcomeState  # noqa: TC001 - msgspec reads the annotations
-from asyncdata.order.mixture import NodeState, adapted
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from asyncdata.checkpoint.snapshot import Snapshot
-    from asyncdata.order.mixture import Node
+from asyncdata.delivery.outcomes.memory import OutcomeState
+from asyncdata.order.mixture import Node, NodeState, adapted
 
 _log = get_logger(__name__)
 _NAME_END = "\n"

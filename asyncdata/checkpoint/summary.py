@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.checkpoint.matching import describe_change, find_changes, setting_of
-from asyncdata.checkpoint.restore import saved_digest
-from asyncdata.checkpoint.snapshot import load_with_header
+from asyncdata.checkpoint.restore import describe_change, find_changes, saved_digest, setting_of
+from asyncdata.checkpoint.snapshot import Snapshot, load_with_header
 from asyncdata.core.plain_values import unpacked
 from asyncdata.core.types import Position
 
 if TYPE_CHECKING:
     from asyncdata.checkpoint.saved_mixture import SavedMixture
-    from asyncdata.checkpoint.snapshot import Snapshot
+    from asyncdata.delivery.chunk import StreamDigest
     from asyncdata.delivery.outcomes.memory import OutcomeState
-    from asyncdata.delivery.stream_digest import StreamDigest
 
 
 def describe_file(path: str | os.PathLike[str]) -> dict[str, Any]:

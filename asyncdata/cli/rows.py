@@ -26,15 +26,14 @@ from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.loader.config import BadRows, LoaderConfig
 from asyncdata.loader.loader import DataLoader
-from asyncdata.loader.mix_file import mix_of_file
+from asyncdata.loader.mix import mix_of_file
 from asyncdata.loader.recognised_dialects import with_dialects
 from asyncdata.order.order import Order
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.resolve import described
-from asyncdata.tokenization.base import fingerprints_of, has_fingerprint, open_tokenize_fn
+from asyncdata.tokenization.base import fingerprints_of, has_fingerprint, open_tokenize_fn, resolved
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.untokenized import RowFn
-from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:

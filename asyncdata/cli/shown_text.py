@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.line_numbers import line_number
+from asyncdata.core.file_refs import line_number
 from asyncdata.report.page import Run, ShownSample, ShownText
 from asyncdata.telemetry.records import MAX_VALUE, BadRowRecord
 from asyncdata.tokenization.chat_template.conversation import Conversation

@@ -9,17 +9,15 @@ import io
 import os
 import struct
 import time
+from collections.abc import Iterable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 
 from asyncdata.core.errors import SnapshotError
 from asyncdata.core.files import open_regular, refuse_foreign
 from asyncdata.core.settings import prepared
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MAX_FILE_BYTES = 16 << 30
 """A larger file is refused before memory is taken for it: 200 000 samples of 8k tokens need less."""

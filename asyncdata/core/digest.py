@@ -5,13 +5,11 @@ They are pinned in tests: a changed digest would refuse every existing snapshot.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def digest(*parts: bytes | str) -> str:

@@ -10,16 +10,14 @@ threads and tasks know it by a context variable, and objects that the trainer's 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncdata.core.errors import printable_lines, redacted
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Observer = Callable[[str, str, dict[str, Any]], object]
+Observer = Callable[[str, str, dict[str, Any]], object]
 
 events_owner: ContextVar[object] = ContextVar("asyncdata_events_owner", default=None)
 """Stands for the loader for which the current code runs; None: for no one loader."""

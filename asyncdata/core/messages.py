@@ -2,18 +2,182 @@
 
 Every value is a msgspec Struct of numbers, text and packed bytes. Every request has the ``slot`` that it refers to,
 and the ``part`` of the mixture that it is for. Nothing here needs numpy, so that a worker starts without it. Packed
-integers are in native byte order: both ends are on one machine.
-"""
+integers are in native byte order: both ends are on one machine."""
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from asyncdata.core.file_refs import FileRefs  # noqa: TC001 - msgspec reads the annotations
-from asyncdata.core.specs import LINES, ReaderSpec, StoreSpec, TokenizeSpec
+from asyncdata.core.file_refs import FileRefs
+
+
+class TokenizeSpec(msgspec.Struct, frozen=True):
+    """A tokenize function by its import path, so that a worker can make its own.
+
+    ``settings`` is None for a plain function, else the arguments of the class at ``path``.
+    """
+
+    path: str
+    settings: dict[str, Any] | None = None
+
+
+class ReaderSpec(msgspec.Struct, frozen=True):
+    """How a worker reads blocks: the class at the import path ``path``, made of the job and ``settings``.
+
+    :ivar tag: the reader's fixed name in the keys of row indexes, so that the class may move to another module; empty:
+        ``path`` is that name.
+    """
+
+    path: str
+    settings: dict[str, Any] = {}
+    tag: str = ""
+
+    @property
+    def identity(self) -> str:
+        """The reader's name in keys."""
+        return self.tag or self.path
+
+
+class ReadLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a store is read.
+
+    :ivar max_reads: requests in flight at a time, in each process that reads.
+    :ivar max_bytes: bytes in flight at a time.
+    :ivar retry_timeout_s: seconds from a request's first try in which it may be tried again.
+    """
+
+    max_reads: Annotated[int, msgspec.Meta(ge=1)] = 256
+    max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 256 << 20
+    retry_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 120.0
+
+
+class BlockCacheSpec(msgspec.Struct, frozen=True):
+    """Where blocks of objects are kept on the local disk, and how many bytes of them."""
+
+    folder: str
+    max_bytes: int
+
+
+class StoreSpec(msgspec.Struct, frozen=True):
+    """How a process that reads opens a store: the class at the import path ``path``, made of ``url`` and ``options``.
+
+    Both may give access to the store, so neither is shown.
+    """
+
+    path: str
+    url: str
+    options: dict[str, Any] = {}
+    limits: ReadLimits = ReadLimits()
+    cache: BlockCacheSpec | None = None
+
+    def __repr__(self) -> str:
+        return f"StoreSpec({self.path!r}, ...)"
+
+    def with_cache(self, kept: BlockCacheSpec) -> StoreSpec:
+        """The same store, whose blocks are kept there."""
+        return msgspec.structs.replace(self, cache=kept)
+
+
+LINES = ReaderSpec("asyncdata.sources.text.line_scanner:LineReader", tag="lines")
+"""The reader of lines that end with a line feed."""
+
+REMOTE_LINES = ReaderSpec("asyncdata.sources.remote.line_reader:RemoteLineReader", tag="lines")
+"""The same of objects in stores."""
+
+
+NOT_IN_SLOT = -1
+"""The start of a row whose text is not, or not completely, in the slot: it is read by its place."""
+
+TOO_LONG = -1
+"""The length of a row that is longer than ``max_row_bytes``."""
+
+EXCLUDED = -2
+"""The length of a row that is left out: it is not read, and a reply says nothing of it."""
+
+EXCLUDED_REASON = "excluded"
+"""The reason under which such rows are counted."""
+
+JOURNAL_REASON = "journal"
+"""The reason of a row that killed workers before, according to the journal in the snapshot."""
+
+ON_PURPOSE = frozenset({EXCLUDED_REASON, JOURNAL_REASON, "drop_last"})
+"""Reasons of rows that a setting leaves out by name, or of which the log has told before."""
+
+_MASS_SHARE, _MASS_LEAST = 0.05, 20
+
+
+def reason_mark(number: int) -> int:
+    """How the row index marks a row that yields no sample, for reason ``number`` of its reply."""
+    return min(number + 2, 255) if number else 1
+
+
+def is_mass(num_dropped: Any, num_rows: Any) -> Any:
+    """Whether so many rows must not be dropped without a word."""
+    return (num_dropped >= _MASS_LEAST) & (num_dropped > _MASS_SHARE * num_rows)
+
+
+def expected_elsewhere(num_tokens: Any) -> Any:
+    """The expected number of tokens of a row that another rank tokenizes."""
+    return -1 - num_tokens
+
+
+def is_elsewhere(expected: Any) -> Any:
+    """Whether another rank tokenizes the row."""
+    return expected < 0
+
+
+def num_expected_elsewhere(expected: Any) -> Any:
+    """The number of tokens that :func:`expected_elsewhere` was given."""
+    return -1 - expected
+
+
+READ_COUNTS = struct.Struct("=QQQQ")
+
+
+class ReadCounts:
+    """How many requests were answered or tried again, and what the local disk had. Any thread may count.
+
+    :param memory: 32 bytes, with the counts so far; None: memory of its own. One process writes there at a time.
+    """
+
+    def __init__(self, memory: memoryview | None = None) -> None:
+        self._numbers = memoryview(bytearray(READ_COUNTS.size) if memory is None else memory).cast("B").cast("Q")
+        self._lock = threading.Lock()
+
+    @property
+    def num_reads(self) -> int:
+        """Requests that were answered."""
+        return self._numbers[0]
+
+    @property
+    def num_retried(self) -> int:
+        """Tries that failed and were followed by another."""
+        return self._numbers[1]
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that were read from the local disk instead."""
+        return self._numbers[2]
+
+    @property
+    def num_cache_failures(self) -> int:
+        """Blocks that could not be read from the local disk or kept there, or were damaged."""
+        return self._numbers[3]
+
+    def add_cached(self, *, has_failed: bool = False) -> None:
+        """Count one block of the local disk."""
+        with self._lock:
+            self._numbers[2 + has_failed] += 1
+
+    def add(self, *, is_retry: bool) -> None:
+        """Count one request."""
+        with self._lock:
+            self._numbers[is_retry] += 1
+
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -226,6 +390,12 @@ class RowError(msgspec.Struct, frozen=True, array_like=True):
 
 Unread = tuple[int, int, str | None]
 """How many rows have an unread key, the first of them, and the beginning of its value; None: it is only counted."""
+
+MAX_KEYS = 20
+"""Unread keys that are named of a source. Rows may have any number of them."""
+
+NOT_WRITTEN = "_not_written"
+"""How the notes end of rows of which a template does not write something."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -8,6 +8,7 @@ import math
 import operator
 import os
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -18,10 +19,8 @@ from asyncdata.core.errors import ConfigError
 
 KindT = TypeVar("KindT")
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
-    InitT = TypeVar("InitT", bound=Callable[..., None])
+InitT = TypeVar("InitT", bound=Callable[..., None])
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]

@@ -1,19 +1,25 @@
-"""Threads of the library: daemons, whose names begin with ``asyncdata``, and which may find no room. And how a thread
-wakes an event loop without waiting for it, which is the one thing that anyio has no name for.
+"""Threads of the library: daemons, whose names begin with ``asyncdata``, and which may find no room.
+
+How a thread wakes an event loop without waiting for it, which is the one thing that anyio has no name for; and what is
+done when a process ends. A child that ``multiprocessing`` has forked ends without ``atexit``.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextvars
+import ctypes
+import os
+import signal
 import sys
 import threading
+import time
+import weakref
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
-from asyncdata.core.errors import WorkerError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from asyncdata.core.errors import ConfigError, WorkerError
+from asyncdata.core.log import get_logger
 
 
 def started(target: Callable[[], object], name: str) -> threading.Thread:
@@ -63,3 +69,89 @@ def _quietly(
             return
 
     return call
+
+
+_EXIT_TIMEOUT_S = 60.0
+_log = get_logger(__name__)
+_awaited: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()
+"""The threads, and what is said of one that does not end."""
+
+
+def started_and_awaited(target: Callable[[], object], name: str, if_stuck: str) -> threading.Thread:
+    """As :func:`~asyncdata.core.threads.started`.
+
+    :param if_stuck: what is logged if the thread is still there at the end of the process.
+    """
+    thread = started(target, name)
+    _awaited[thread] = if_stuck
+    return thread
+
+
+def end_all() -> None:
+    """At exit, after loaders have ended theirs: wait for the threads, up to a minute for all of them together."""
+    until = time.monotonic() + _EXIT_TIMEOUT_S
+    for thread, message in list(_awaited.items()):
+        thread.join(max(0.0, until - time.monotonic()))
+        if thread.is_alive():
+            _freeze(thread)
+            _log.warning("process.left_thread", name=thread.name, reason=message)
+
+
+def _freeze(thread: threading.Thread) -> None:
+    """Never let a thread return from C++. Until Python 3.14, the interpreter ends a thread that returns to it while it
+    is ending itself, and C++ then aborts the process.
+    """
+    libc = ctypes.CDLL(None)
+    libc.signal(signal.SIGURG, ctypes.cast(libc.pause, ctypes.c_void_p))  # its handler never returns
+    signal.pthread_kill(thread.ident or 0, signal.SIGURG)
+
+
+_functions: list[Callable[[], object]] = []
+_watched: set[int] = set()
+"""The processes that are watched: this one, and those that it was forked from."""
+
+
+def at_exit(function: Callable[[], object]) -> None:
+    """Call ``function`` when the process ends, before those that were given earlier."""
+    atexit.register(function)
+    _functions.append(function)
+
+
+def watch_end() -> None:
+    """There is something to end in this process."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or process.parent_process() is None or os.getpid() in _watched:
+        return
+
+    from multiprocessing.util import Finalize
+
+    _watched.add(os.getpid())
+    Finalize(None, _end_all, exitpriority=0)
+
+
+def _end_all() -> None:
+    for function in reversed(_functions):
+        function()
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def check_platform(*, has_workers: bool) -> None:
+    """Refuse worker processes on a system other than Linux.
+
+    :raises ConfigError: with what to do there.
+    """
+    if sys.platform != "linux" and has_workers:
+        raise ConfigError(
+            f"asyncdata's workers need Linux, and this is {sys.platform}: they share memory by memfd, and die with the "
+            "trainer by a signal of Linux. Set num_workers=0, which uses a thread of this process; or run it in a "
+            "container, or in WSL 2"
+        )
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when the thread of ``parent`` that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call
+        os._exit(0)

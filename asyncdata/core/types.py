@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import msgspec
 import numpy as np
 
-from asyncdata.core.line_numbers import line_number, line_number_within
+from asyncdata.core.file_refs import line_number, line_number_within
 from asyncdata.core.plain_values import TEXT, from_builtins, to_builtins
 from asyncdata.core.settings import prepared
 

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import BadRowError, TooManyBadRowsError
+from asyncdata.core.errors import BadRowError, TooManyBadRowsError, excerpt
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import RowError
-from asyncdata.tokenization.account import MAX_KEYS, NOT_WRITTEN
-from asyncdata.tokenization.rows import excerpt
+from asyncdata.core.messages import MAX_KEYS, NOT_WRITTEN, Failed, RowError, Tokenized
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.core.messages import Failed, Tokenized
     from asyncdata.core.types import SourceLocation
 
 _EXCERPT_BYTES = 400

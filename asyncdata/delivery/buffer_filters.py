@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Sequence  # noqa: TC003 - msgspec reads it
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any, Literal
 

@@ -14,23 +14,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import EndOfData, LoaderClosedError
-from asyncdata.core.types import Sample, SampleRange
-from asyncdata.delivery.channel import Channel
+from asyncdata.core.errors import BadRowError, EndOfData, LoaderClosedError, TooManyBadRowsError
+from asyncdata.core.types import Group, Sample, SampleRange
+from asyncdata.delivery.channel import Channel, Entry, Exclusions
+from asyncdata.delivery.chunk import Chunk, StreamDigest
 from asyncdata.delivery.ledger import Counters, DeliveryRules, Ledger, Request, State, not_tracked
 from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped, upcoming
 from asyncdata.delivery.rollout_buffer import Chooser, first_in_first_out, validate_groups, without
-from asyncdata.delivery.stream_digest import StreamDigest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from asyncdata.core.errors import BadRowError, TooManyBadRowsError
     from asyncdata.core.messages import RowError, Tokenized
-    from asyncdata.core.types import Group
     from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.channel import Entry, Exclusions
-    from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.items import Failure
     from asyncdata.delivery.ledger import GroupFile, IsOf, Returned
     from asyncdata.delivery.media_queue import MediaQueue, Wanted

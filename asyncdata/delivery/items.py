@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Set
 
 import msgspec
 
-from asyncdata.core.errors import AsyncDataError  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.core.errors import AsyncDataError
+from asyncdata.core.types import Position
 from asyncdata.delivery.chunk import BadRow, Chunk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Set
-
-    from asyncdata.core.types import Position
 
 
 class Run(msgspec.Struct, frozen=True, eq=False):

@@ -6,7 +6,7 @@ Replacing the ledger is the commit; putting the old one back is the rollback.
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -15,16 +15,13 @@ from msgspec import structs
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError
+from asyncdata.core.messages import EXCLUDED_REASON
 from asyncdata.core.plain_values import unpacked
-from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.core.types import FINISHED, Group, Position, Sample
 from asyncdata.delivery.bad_rows import BadRowPolicy
-from asyncdata.delivery.stream_digest import StreamDigest
+from asyncdata.delivery.chunk import BadRow, StreamDigest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
-
-    from asyncdata.delivery.chunk import BadRow
     from asyncdata.delivery.items import Run
 
     Choose = Callable[[Sequence["Returned"], int], list["Returned"]]

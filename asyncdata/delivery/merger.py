@@ -12,9 +12,8 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.types import Position
-from asyncdata.delivery.chunk import Chunk, Drop, Note
+from asyncdata.delivery.chunk import Chunk, Drop, Note, sums_of
 from asyncdata.delivery.mixture import NOTHING, Counted, MergeRecord, MixtureState, end_code, end_of
-from asyncdata.delivery.stream_digest import sums_of
 from asyncdata.order.mixture import ScheduleCursor
 
 if TYPE_CHECKING:

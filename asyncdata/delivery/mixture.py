@@ -5,18 +5,14 @@ A row of a mixture is a sample, or the end of an epoch of one of its parts, wher
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from asyncdata.core.types import Position
-from asyncdata.order.mixture import NodeState, ScheduleCursor
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncdata.order.mixture import Node
+from asyncdata.order.mixture import Node, NodeState, ScheduleCursor
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 NOTHING = np.empty(0, np.int64)

@@ -6,23 +6,17 @@ nothing, and putting the old ledger back undoes it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import msgspec
 
 from asyncdata.core.errors import AsyncDataError, NoSamplesError, by_reason
-from asyncdata.core.row_codes import EXCLUDED_REASON
+from asyncdata.core.messages import EXCLUDED_REASON
 from asyncdata.core.types import Position, SampleRange
-from asyncdata.delivery.chunk import BadRow
-from asyncdata.delivery.items import AlreadyAcked, ChunkEnd, Failure, Run
-from asyncdata.delivery.ledger import Counters, journal_key
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from asyncdata.delivery.chunk import Chunk
-    from asyncdata.delivery.items import Item
-    from asyncdata.delivery.ledger import Ledger
+from asyncdata.delivery.chunk import BadRow, Chunk
+from asyncdata.delivery.items import AlreadyAcked, ChunkEnd, Failure, Item, Run
+from asyncdata.delivery.ledger import Counters, Ledger, journal_key
 
 POISON_CODES = frozenset({"AD422", "AD423"})
 """Codes of rows that hung or killed their worker. They may not do so again, so a snapshot names them in its journal."""

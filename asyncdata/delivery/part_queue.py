@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncdata.core.errors import NoSamplesError, by_reason
+from asyncdata.core.errors import AsyncDataError, NoSamplesError, by_reason
 from asyncdata.core.log import get_logger
-from asyncdata.core.row_codes import EXCLUDED_REASON
-from asyncdata.delivery.channel import Channel
+from asyncdata.core.messages import EXCLUDED_REASON
+from asyncdata.delivery.channel import Channel, Exclusions
 from asyncdata.delivery.items import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from asyncdata.core.errors import AsyncDataError
-    from asyncdata.delivery.channel import Exclusions
     from asyncdata.delivery.chunk import BadRow, Chunk
     from asyncdata.delivery.ledger import DeliveryRules
     from asyncdata.delivery.mixture import PartCursor

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 
-from asyncdata.core.errors import ConfigError, QuarantineError
+from asyncdata.core.errors import BadRowError, ConfigError, QuarantineError
 from asyncdata.core.files import open_regular, refuse_others
 from asyncdata.core.log import get_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from asyncdata.core.errors import BadRowError
 
 _log = get_logger(__name__)
 _MAX_LINE_BYTES = 1 << 20

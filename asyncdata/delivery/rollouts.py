@@ -19,7 +19,7 @@ import msgspec
 from msgspec import structs
 
 from asyncdata.core.errors import AsyncDataError, FilterError
-from asyncdata.core.settings import Count, Number  # noqa: TC001 - msgspec reads it
+from asyncdata.core.settings import Count, Number
 from asyncdata.core.types import FINISHED
 from asyncdata.delivery.buffer_filters import VERSION_KEY, reset_response, versions_of
 from asyncdata.delivery.ledger import Ledger, Request, Returned, counted

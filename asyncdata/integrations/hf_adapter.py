@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import abc
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime.config import settings_of
 from asyncdata.integrations.slime.loader_feed import LoaderFeed, media_process
 from asyncdata.integrations.slime.rollout_ledger import Numbering
 from asyncdata.integrations.slime.sample import resolve_sample_type
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ("AsyncDatasetAdapter", "HFDatasetAdapterBase")
 

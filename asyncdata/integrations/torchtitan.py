@@ -18,8 +18,10 @@ another number of data-parallel ranks.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
+from asyncdata.batching.collators.base import Document
 from asyncdata.batching.collators.packed import PackedCollator
 from asyncdata.batching.packers import SoftPacking
 from asyncdata.core.errors import ConfigError
@@ -28,14 +30,9 @@ from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epo
 from asyncdata.loader.config import Ranks
 from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix import Mix
+from asyncdata.tokenization.base import resolved
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
-from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from asyncdata.batching.collators.base import Document
 
 __all__ = ("AsyncDataLoader",)  # noqa: F822 - made below on first use, so that torchtitan is not imported before
 

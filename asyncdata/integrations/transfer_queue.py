@@ -13,18 +13,14 @@ so that what it has and what the loader's state has can be brought together, whi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from asyncdata.core.errors import ConfigError, EndOfData
 from asyncdata.core.imports import missing_package
-from asyncdata.core.types import Position
+from asyncdata.core.types import Group, Position, Sample
 from asyncdata.integrations.torch.process import refuse_async
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from asyncdata.core.types import Group, Sample
-    from asyncdata.loader.loader import DataLoader
+from asyncdata.loader.loader import DataLoader
 
 __all__ = ("QueueFeeder", "fields_of")
 

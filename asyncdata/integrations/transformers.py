@@ -17,9 +17,9 @@ import json
 import math
 import re
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from asyncdata.core.errors import ConfigError, EndOfData, SnapshotError
 from asyncdata.core.imports import missing_package
@@ -32,9 +32,6 @@ from asyncdata.loader.measurements import epochs_of
 from asyncdata.order.shuffle import RowShuffle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Literal
-
     from asyncdata.core.types import Sample
     from asyncdata.loader.loader import DataLoader
 

@@ -18,7 +18,7 @@ import functools
 import os
 import sys
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.callbacks import identity
@@ -28,8 +28,6 @@ from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView, v
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
     from asyncdata.core.types import Sample
     from asyncdata.tokenization.base import TokenizeFn
 

@@ -16,15 +16,13 @@ XTuner's own sampler repeats the prompts, gives groups of its replay buffer back
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from asyncdata.core.errors import SnapshotError
 from asyncdata.integrations.adapters import OfView, made_on_first_use
 from asyncdata.integrations.torch.views import LoaderOrderView, view_of_rows
 from asyncdata.tokenization.functions.prompt import PromptRowFn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 __all__ = ("PromptDataloader", "PromptDataloaderConfig")  # noqa: F822 - the second is made below, as it imports XTuner
 

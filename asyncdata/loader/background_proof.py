@@ -173,7 +173,7 @@ def _not_proven(folder: str, error: Exception) -> None:
 
 
 def _log_proof(folder: str, proof: Proof) -> None:
-    from asyncdata.tokenization.encoders.character_sets import num_points
+    from asyncdata.tokenization.encoders.equivalence_records import num_points
 
     backend, seconds = proof.subject.backend, proof.seconds
     if proof.refusal:

@@ -8,27 +8,26 @@ import time
 import warnings
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, cast
 
 from asyncdata.core.callbacks import identity
-from asyncdata.core.ends import check_platform
 from asyncdata.core.errors import ConfigError, LoaderClosedError, redacted
 from asyncdata.core.file_refs import all_sizes
 from asyncdata.core.imports import is_loaded_instance
 from asyncdata.core.log import events_owner, owning_events
 from asyncdata.core.settings import opening_until, whole_number
-from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
+from asyncdata.core.threads import check_platform
+from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Policy, Ranks
 from asyncdata.loader.waits import progress_of
 from asyncdata.telemetry.settings import NoRecorder, Telemetry
 from asyncdata.workers.pool.popen import EarlyForkServer
-from asyncdata.workers.ray.settings import local_workers_of
+from asyncdata.workers.ray.settings import RayExecutor, local_workers_of
 
 # Modules that need numpy are imported in the methods, so that the fork server starts before this process loads them.
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
-    from typing import Literal, Never
 
     from typing_extensions import TypeVar
 
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
-    from asyncdata.loader.config import Policy
     from asyncdata.loader.engine import Engine
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.statistics import Statistics
@@ -51,7 +49,6 @@ if TYPE_CHECKING:
     from asyncdata.sources.resolve import Paths
     from asyncdata.telemetry.recorder import Recorder
     from asyncdata.tokenization.base import TokenizeFn
-    from asyncdata.workers.ray.settings import RayExecutor
 
     B_co = TypeVar("B_co", default=list[Sample], covariant=True)
 else:

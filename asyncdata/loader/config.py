@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -31,8 +31,6 @@ from asyncdata.telemetry.settings import Telemetry
 from asyncdata.workers.ray.settings import RayExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.ledger import DeliveryRules
 

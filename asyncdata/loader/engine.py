@@ -9,30 +9,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec import structs
 
-from asyncdata.checkpoint.matching import check
-from asyncdata.checkpoint.restore import epoch_to_begin, ledger_at_row, ledger_of
+from asyncdata.checkpoint.restore import check, epoch_to_begin, ledger_at_row, ledger_of
 from asyncdata.checkpoint.snapshot import Snapshot
 from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
 from asyncdata.core.settings import checked_timeout
-from asyncdata.core.types import Position
+from asyncdata.core.types import Group, Position
 from asyncdata.core.version import __version__
+from asyncdata.delivery.channel import Exclusions
 from asyncdata.delivery.coordinator import Coordinator
-from asyncdata.delivery.ledger import is_key_of
+from asyncdata.delivery.ledger import Ledger, Request, RowKey, is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
-from asyncdata.loader.at_exit import begun, open_at_exit
 from asyncdata.loader.background_proof import provers_of
-from asyncdata.loader.executors import check_cluster, executor_of, limits_of
+from asyncdata.loader.executors import TuningLimits, connect_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
-from asyncdata.loader.service import Service
+from asyncdata.loader.service import Service, begun, open_at_exit
 from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacking, numbers_of
 from asyncdata.loader.waits import Waits
 from asyncdata.read_ahead.calls import Calls
 from asyncdata.read_ahead.source import ReadAhead
-from asyncdata.tokenization.base import has_media
-from asyncdata.tokenization.resolve import resolved
+from asyncdata.tokenization.base import TokenizeFn, has_media, resolved
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
@@ -41,15 +39,12 @@ if TYPE_CHECKING:
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.messages import Job
-    from asyncdata.core.types import Group
-    from asyncdata.delivery.ledger import Ledger, Request, RowKey
     from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.exclusions import RowKeys
-    from asyncdata.loader.executors import TuningLimits
     from asyncdata.loader.loader_media import LoaderMedia
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
@@ -60,7 +55,6 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Source
     from asyncdata.sources.growing import Listing
     from asyncdata.sources.resolve import Paths
-    from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.workers.pool.pool import Pool
     from asyncdata.workers.pool.popen import EarlyForkServer
 
@@ -108,14 +102,12 @@ class Engine:
         choice = PackingChoice.of(config, packing, length_grouping, is_filtered=buffer_filter is not None)
         chosen_filter = filter_of(buffer_filter)
         self._function = (early.function if early is not None else None) or resolved(tokenize_fn)
+        limits = limits_of(config)
+        self._executor = executor_of(config, limits, self._function, early, self._num_parts)
+        self._calls = Calls(self._executor)
         self.parts = self._opened(source, choice)
         job, slot_bytes, self._row_index = self._layout()
-        check_cluster(config, job)
-        limits = limits_of(config)
-        self._executor = executor_of(config, limits, self._function, early, len(self.parts))
-        self._calls = Calls(self._executor)
-        for number, part in enumerate(self.parts):
-            part.open(self._calls_of(number), partial(self._restart_position, part.name))
+        connect_cluster(self._executor, config, job)
         self._scans = self._shared_scans()
         if choice.share is None and self._scans is None:
             self._warn_of_ranks()
@@ -123,14 +115,13 @@ class Engine:
         self.batching = choice.batching(config, collate_fn, self.parts[0].windows, functions)
         self.batching.without = lambda packs, excluded: self.row_keys.without(packs, excluded)
         self.outcomes = self._checked_outcomes(is_packed=self.batching.is_packed)
-        memory = self._memory("")
         self._media = self._made_media(functions)
         self.coordinator = _coordinator_class(config)(
             config.delivery_rules(self.parts[0].bad_rows, packs=self.batching.is_packed),
             buffer_filter=chosen_filter,
             begin_packs=self.batching.begin,
             mixture=self._start_of_mixture(),
-            outcomes=None if memory is None else memory.exclusions,
+            outcomes=self._decisions(""),
             media=None if self._media is None else self._media.queue,
             on_room=lambda: self.service.tell_soon(),
         )
@@ -161,16 +152,19 @@ class Engine:
     mix_by = ""
     """Of a mixture, what its targets are shares of: ``rows`` or ``tokens``."""
 
+    @property
+    def _num_parts(self) -> int:
+        return 1
+
     def _opened(self, source: Any, choice: PackingChoice) -> list[OpenedPart]:
-        return [opened_part("", source, self.config, self._function, choice.plan, choice.share)]
+        restart_point = partial(self._restart_position, "")
+        args = "", source, self.config, self._function, self._calls, restart_point, choice.plan, choice.share
+        return [opened_part(*args)]
 
     def _layout(self) -> tuple[Job, int, RowIndex | None]:
         """The workers' job, the memory of a slot, and the row index, if there is one."""
         source = self.parts[0].source
         return source.job, source.slot_bytes, source.index
-
-    def _calls_of(self, part: int) -> Calls:
-        return self._calls
 
     def _coroutines(self) -> list[Callable[[], Awaitable[None]]]:
         """What runs as long as the service."""
@@ -181,7 +175,7 @@ class Engine:
         return None
 
     def _made_read_ahead(self) -> ReadAhead | MixtureReadAhead:
-        return ReadAhead(self.parts[0].supply(self._memory("")), self.coordinator, epochs=self.config.epochs)
+        return ReadAhead(self.parts[0].supply(self._decisions("")), self.coordinator, epochs=self.config.epochs)
 
     def _made_media(self, functions: list[Any]) -> LoaderMedia | None:
         if not any(map(has_media, functions)):
@@ -230,6 +224,11 @@ class Engine:
     def _memory(self, part: str) -> PartOutcomes | None:
         """What is remembered of the rows of a part; None if nothing is."""
         return None if self.outcomes is None else self.outcomes.parts.get(part)
+
+    def _decisions(self, part: str) -> Exclusions | None:
+        """Which rows of a part are left out by their outcomes."""
+        memory = self._memory(part)
+        return None if memory is None else memory.exclusions
 
     @property
     def executor(self) -> Pool:

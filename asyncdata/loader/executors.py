@@ -24,6 +24,21 @@ _FIRST_WORKERS = 1
 delay the first batch; if it is needed, it is added soon."""
 
 
+def connect_cluster(executor: Pool, config: LoaderConfig, job: Job) -> None:
+    """Connect with the cluster, if the configuration has one.
+
+    :raises ConfigError: AD496, for what needs a disk of this machine; or if there is no cluster.
+    """
+    if config.executor is None:
+        return
+
+    check_cluster(config, job)
+    from asyncdata.workers.ray.executor import ClusterExecutor
+
+    assert isinstance(executor, ClusterExecutor)
+    executor.actors.connect()
+
+
 def check_cluster(config: LoaderConfig, job: Job) -> None:
     """Refuse what needs a disk of this machine.
 

@@ -15,9 +15,8 @@ import anyio
 import anyio.to_thread
 
 from asyncdata.core.callbacks import alone, identity
-from asyncdata.core.errors import EndOfData, PrefetchTimeoutError
+from asyncdata.core.errors import EndOfData, PrefetchTimeoutError, is_shortage
 from asyncdata.core.settings import checked_timeout
-from asyncdata.core.shortage import is_shortage
 from asyncdata.core.threads import call_soon_in_this_loop
 from asyncdata.loader.base import B_co, BaseLoader
 
@@ -380,7 +379,7 @@ class AsyncDataLoader(BaseLoader[B_co]):
         if self._engine.config.ranks.world_size == 1:
             return report()
 
-        from asyncdata.loader.reporting import reporting, settled
+        from asyncdata.loader.outcomes import reporting, settled
 
         before, self._reporting = self._reporting, (now := reporting(report, self._reporting))
         await settled(now)
@@ -392,7 +391,7 @@ class AsyncDataLoader(BaseLoader[B_co]):
 
     async def _reported(self, reporting: Future[int]) -> None:
         """Wait for a report: what an epoch leaves out depends on it."""
-        from asyncdata.loader.reporting import settled
+        from asyncdata.loader.outcomes import settled
 
         with anyio.move_on_after(self._engine.config.timeout_s):
             await settled(reporting)

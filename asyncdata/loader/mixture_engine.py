@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -9,12 +10,12 @@ from msgspec import structs
 
 from asyncdata.checkpoint.saved_mixture import MixtureMatch, SavedMixture, SavedPart
 from asyncdata.core.errors import AsyncDataError, ConfigError, SourceError
-from asyncdata.core.file_refs import ObjectRefs, joined
+from asyncdata.core.file_refs import FileRefs, ObjectRefs, joined
 from asyncdata.core.messages import Job
 from asyncdata.delivery.mixture import MergeRecord, MixturePoint, MixtureState, PartCursor
 from asyncdata.loader.engine import Engine, Matched
 from asyncdata.loader.opening import opened_part
-from asyncdata.loader.statistics import SourceStatistics
+from asyncdata.loader.statistics import SourceStatistics, Statistics
 from asyncdata.order.mixture import has_end, targets_of
 from asyncdata.read_ahead.mixture import MixtureReadAhead, PartCalls
 from asyncdata.tokenization.base import describe
@@ -23,15 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from asyncdata.checkpoint.snapshot import Snapshot
-    from asyncdata.core.file_refs import FileRefs
     from asyncdata.core.types import Position
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.delivery.outcomes.memory import OutcomeState
-    from asyncdata.loader.config import LoaderConfig
-    from asyncdata.loader.mix import Mix
+    from asyncdata.loader.mix import Mix, NamedPart
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.loader.packing_choice import PackingChoice
-    from asyncdata.loader.statistics import Statistics
     from asyncdata.tokenization.part_functions import PartFunctions
 
 _ALIGNMENT = 64
@@ -46,6 +44,10 @@ class MixtureEngine(Engine):
     _function: PartFunctions
     _read_ahead: MixtureReadAhead
 
+    @property
+    def _num_parts(self) -> int:
+        return len(self._function.functions)
+
     def _opened(self, source: Mix, choice: PackingChoice) -> list[OpenedPart]:
         if choice.plan is not None:
             raise ConfigError(
@@ -57,8 +59,8 @@ class MixtureEngine(Engine):
         parts: list[OpenedPart] = []
         try:
             for leaf, function in zip(source.leaves(), self._function.functions, strict=True):
-                own = leaf.part.config(self.config, leaf.name)
-                parts.append(_opened_part(leaf.name, leaf.part.source, own, function))
+                calls = PartCalls(self._executor, len(parts), self._num_parts)
+                parts.append(self._opened_part(leaf, function, calls))
                 if parts[-1].source.growth is not None:
                     raise ConfigError(f"AD471 part {leaf.name!r} grows, and a part of a mixture cannot: leave it out")
 
@@ -72,6 +74,16 @@ class MixtureEngine(Engine):
 
         self.mix_by, self._may_change = self._node.by, source.on_mix_change == "apply"
         return parts
+
+    def _opened_part(self, leaf: NamedPart, function: Any, calls: PartCalls) -> OpenedPart:
+        config = leaf.part.config(self.config, leaf.name)
+        # The parts have one exchange, which divides their windows; each rank makes their row indexes by itself.
+        alone = structs.replace(config, ranks=structs.replace(config.ranks, exchange=None))
+        restart_point = partial(self._restart_position, leaf.name)
+        try:
+            return opened_part(leaf.name, leaf.part.source, alone, function, calls, restart_point)
+        except (SourceError, ConfigError) as error:
+            raise of_part(error, leaf.name) from error
 
     def _check_end(self) -> None:
         if self.config.epochs is not None and not has_end(self._node):
@@ -93,14 +105,11 @@ class MixtureEngine(Engine):
         most = max(part.source.slot_bytes for part in self.parts)
         return job, -(-most // _ALIGNMENT) * _ALIGNMENT, None
 
-    def _calls_of(self, part: int) -> PartCalls:
-        return PartCalls(self._executor, part, len(self.parts))
-
     def _start_of_mixture(self) -> MixturePoint:
         return MixturePoint(MergeRecord((), MixtureState()))
 
     def _made_read_ahead(self) -> MixtureReadAhead:
-        supplies = [part.supply(self._memory(part.name)) for part in self.parts]
+        supplies = [part.supply(self._decisions(part.name)) for part in self.parts]
         args = self._node, self.config.seed, supplies, self._calls, self.coordinator
         return MixtureReadAhead(*args, epochs=self.config.epochs)
 
@@ -206,15 +215,6 @@ class MixtureEngine(Engine):
                 **({} if memory is None else memory.numbers()),
             )
         return structs.replace(super().statistics(), by_source=by_source)
-
-
-def _opened_part(name: str, source: Any, config: LoaderConfig, function: Any) -> OpenedPart:
-    # The parts have one exchange, which divides their windows; each rank makes their row indexes by itself.
-    alone = structs.replace(config, ranks=structs.replace(config.ranks, exchange=None))
-    try:
-        return opened_part(name, source, alone, function)
-    except (SourceError, ConfigError) as error:
-        raise of_part(error, name) from error
 
 
 def of_part(error: AsyncDataError, name: str) -> AsyncDataError:

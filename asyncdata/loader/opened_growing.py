@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.loader.opened_source import OpenedSource, job_of, with_block_cache
-from asyncdata.order.shuffle import RowShuffle
+from asyncdata.loader.opened_source import OpenedSource, Opening, with_block_cache
+from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.read_ahead.windows.growing_windows import GrowingOrder, GrowingWindows
 from asyncdata.sources.base import room_of
 
 if TYPE_CHECKING:
-    from asyncdata.loader.config import LoaderConfig
-    from asyncdata.loader.opened_source import Place
-    from asyncdata.order.shuffle import Shuffle
-    from asyncdata.read_ahead.calls import Calls
-    from asyncdata.read_ahead.windows.base import Windows
     from asyncdata.sources.growing import GrowingBlocks
     from asyncdata.sources.text.jsonl import JsonlSource
 
@@ -27,9 +22,7 @@ _NO_FOLDER = (
 _NO_CLUSTER = "workers on other machines: leave executor out"
 
 
-def opened_growing(
-    source: JsonlSource, shuffle: Shuffle | RowShuffle, config: LoaderConfig, function: Any
-) -> OpenedSource:
+def opened_growing(source: JsonlSource, shuffle: Shuffle | RowShuffle, opening: Opening) -> OpenedSource:
     """Windows of blocks, of those that an epoch covers. There are no canaries: other rows would be the first ones.
 
     :raises ConfigError: AD311, for settings that need to know all rows, or all ranks, in advance.
@@ -37,6 +30,7 @@ def opened_growing(
     if isinstance(shuffle, RowShuffle):
         raise ConfigError(f"{_REFUSED} an order of single rows, whose index has all rows: use shuffle=True")
 
+    config = opening.config
     has_no_folder = config.ranks.world_size > 1 and not isinstance(source.grows, str)
     if config.executor is not None or has_no_folder:
         raise ConfigError(f"{_REFUSED} {_NO_FOLDER if has_no_folder else _NO_CLUSTER}")
@@ -44,9 +38,7 @@ def opened_growing(
     files = with_block_cache(cast("GrowingBlocks", source.open(shuffle.block_bytes)), config.cache)
     order = GrowingOrder(shuffle, config.seed, files.num_blocks)
     num_blocks = order.max_window_blocks
-    job = job_of(files, config, function, room_of(files, num_blocks))
+    job = opening.job(files, room_of(files, num_blocks))
 
-    def open_windows(calls: Calls, _: Place) -> Windows:
-        return GrowingWindows(files, order, calls, job.stride)
-
-    return OpenedSource(files, order, job, num_blocks * job.stride, 0, open_windows, files.close, growth=files)
+    windows = GrowingWindows(files, order, opening.calls, job.stride)
+    return OpenedSource(files, order, job, num_blocks * job.stride, 0, windows, files.close, growth=files)

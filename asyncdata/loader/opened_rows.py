@@ -12,13 +12,12 @@ import msgspec
 from asyncdata.batching.planned import PlannedOrder
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.digest import canonical, digest
-from asyncdata.core.errors import ConfigError, LoaderClosedError
-from asyncdata.core.files import cache_folder, check_ours
+from asyncdata.core.errors import BadRowError, ConfigError, LoaderClosedError
+from asyncdata.core.files import TemporaryFolder, cache_folder, check_ours
 from asyncdata.core.log import get_logger
-from asyncdata.core.specs import REMOTE_LINES, ReaderSpec
-from asyncdata.core.temporary_folder import TemporaryFolder
+from asyncdata.core.messages import REMOTE_LINES, Job, ReaderSpec
 from asyncdata.delivery.bad_rows import without_text
-from asyncdata.loader.opened_source import OpenedSource, job_of, with_block_cache
+from asyncdata.loader.opened_source import OpenedSource, Opening, with_block_cache
 from asyncdata.order.order import RowOrder
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.read_ahead.row_index.builder import Indexer
@@ -32,14 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.batching.rules import PackRules
-    from asyncdata.core.errors import BadRowError
-    from asyncdata.core.messages import Job
-    from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.loader.opened_source import Place
-    from asyncdata.order.rank_share import Share
-    from asyncdata.read_ahead.calls import Calls
-    from asyncdata.read_ahead.windows.base import Windows
     from asyncdata.sources.base import Blocks, Source
 
     Function = Any
@@ -74,19 +66,12 @@ def index_identity(files: Blocks, job: Job, check: str, function: Function) -> s
     return digest(canonical(what))
 
 
-def opened_rows(
-    source: Source,
-    shuffle: RowShuffle,
-    config: LoaderConfig,
-    function: Any,
-    bad_rows: BadRowPolicy,
-    plan: PackRules | None,
-    share: Share | None,
-) -> OpenedSource:
-    """Open the source; :func:`asyncdata.loader.opening.opened_source` says more."""
-    files = with_block_cache(_open_rows(source, plan), config.cache)
-    rows = RowOrder(shuffle, config.seed) if plan is None else PlannedOrder(plan, shuffle, config.seed)
-    return _IndexedSource(files, rows, config, function, bad_rows, share).opened()
+def opened_rows(source: Source, shuffle: RowShuffle, opening: Opening) -> OpenedSource:
+    """Open the source; :func:`asyncdata.loader.opening.opened_part` says more."""
+    plan, seed = opening.plan, opening.config.seed
+    files = with_block_cache(_open_rows(source, plan), opening.config.cache)
+    order = RowOrder(shuffle, seed) if plan is None else PlannedOrder(plan, shuffle, seed)
+    return _IndexedSource(files, order, opening).opened()
 
 
 def _open_rows(source: Source, plan: PackRules | None) -> Blocks:
@@ -143,28 +128,19 @@ def _needs_rows(files: RowStream, plan: PackRules | None) -> str:
 class _IndexedSource:
     """Rows ordered one by one, over the row index."""
 
-    def __init__(
-        self,
-        files: Blocks,
-        order: RowOrder | PlannedOrder,
-        config: LoaderConfig,
-        function: Any,
-        bad_rows: BadRowPolicy,
-        share: Share | None,
-    ) -> None:
-        shuffle = order.shuffle
+    def __init__(self, files: Blocks, order: RowOrder | PlannedOrder, opening: Opening) -> None:
+        config, shuffle = opening.config, order.shuffle
         self._files = files
         self._order = order
-        self._share = share
-        self._job = job_of(files, config, function, _INDEX_BLOCK_BYTES)
-        self._identity = index_identity(files, self._job, shuffle.looks_at, function)
+        self._opening = opening
+        self._job = opening.job(files, _INDEX_BLOCK_BYTES)
+        self._identity = index_identity(files, self._job, shuffle.looks_at, opening.function)
         self._folder = _index_folder(config)
         self._ranks = ranks = config.ranks
         self._is_shared = ranks.exchange is not None and ranks.world_size > 1
         if self._folder and not self._identity:
             _log.info("index.not_stored", reason=_NO_VERSION)
         self._remove: Callable[[], object] = no_op
-        self._leave: Callable[[], object] = no_op
         self._refuse_foreign()
         self._make_room(config.cache.max_row_index_bytes)
         # A rank that reads few of the rows fetches these from the store; to copy all of them, it would fetch all.
@@ -174,8 +150,8 @@ class _IndexedSource:
             spooled = {"inner": files.reader.path, "settings": files.reader.settings, "folder": self._index.spool}
             reader = ReaderSpec("asyncdata.sources.spool:SpoolReader", spooled)
             self._job = msgspec.structs.replace(self._job, reader=reader)
-        self._bad_rows = bad_rows
         self._num_bad_rows = 0
+        self._indexer = self._made_indexer()
 
     def opened(self) -> OpenedSource:
         """Its description."""
@@ -183,17 +159,14 @@ class _IndexedSource:
         # Any block of an array except the first would need the array to be read up to there at every start.
         canary_blocks = 1 if any(files.are_arrays) else _MAX_CANARY_BLOCKS
         slot_bytes = min(_MAX_CANARY_BLOCKS, files.num_blocks) * job.stride
-        return OpenedSource(files, self._order, job, slot_bytes, canary_blocks, self._open, self._close, self._index)
+        args = files, self._order, self._opening.calls, self._index, self._indexer, self._opening.share
+        windows = IndexedWindows(*args, restart_point=self._opening.restart_point)
+        return OpenedSource(files, self._order, job, slot_bytes, canary_blocks, windows, self._close, self._index)
 
-    def _open(self, calls: Calls, restart_point: Place) -> Windows:
-        indexer = self._indexer(calls)
-        self._leave = indexer.leave
-        args = self._files, self._order, calls, self._index, indexer, self._share
-        return IndexedWindows(*args, restart_point=restart_point)
-
-    def _indexer(self, calls: Calls) -> Indexer:
-        files, check, excerpts, ranks = self._files, self._order.shuffle.looks_at, self._bad_rows.shows_row, self._ranks
-        settings = files, calls, self._index, check, self._file(), self._pass_over
+    def _made_indexer(self) -> Indexer:
+        files, check, ranks = self._files, self._order.shuffle.looks_at, self._ranks
+        excerpts = self._opening.bad_rows.shows_row
+        settings = files, self._opening.calls, self._index, check, self._file(), self._pass_over
         if not self._is_shared:
             return Indexer(*settings, shows_rows=excerpts)
 
@@ -210,14 +183,14 @@ class _IndexedSource:
         )
 
     def _close(self) -> None:
-        self._leave()
+        self._indexer.leave()
         if not self._index.is_complete:  # calls may wait for it
             self._index.fail(LoaderClosedError("the loader was closed before its rows were counted"))
         self._files.close()
         self._remove()
 
     def _pass_over(self, error: BadRowError) -> None:
-        policy = self._bad_rows
+        policy = self._opening.bad_rows
         error = error if policy.shows_row else without_text(error)
         if not policy.is_raised:
             policy.pass_over(error)

@@ -3,40 +3,71 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.files import cache_folder, check_ours
-from asyncdata.core.messages import Job
-from asyncdata.core.specs import BlockCacheSpec
+from asyncdata.core.messages import BlockCacheSpec, Job
 from asyncdata.read_ahead.canaries import Canaries
 from asyncdata.read_ahead.source import Supply
+from asyncdata.read_ahead.windows.base import Windows
 from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
-from asyncdata.sources.base import Files
+from asyncdata.sources.base import Blocks, Files
 from asyncdata.tokenization.base import describe, fingerprints_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.batching.planned import PlannedOrder
+    from asyncdata.batching.rules import PackRules
     from asyncdata.core.types import Position
     from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.delivery.channel import Exclusions
     from asyncdata.loader.config import Cache, LoaderConfig
-    from asyncdata.loader.outcomes import PartOutcomes
-    from asyncdata.order.order import Order, RowOrder
+    from asyncdata.order.order import Order, RowOrder, Share
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.row_index.row_index import RowIndex
-    from asyncdata.read_ahead.windows.base import Windows
-    from asyncdata.sources.base import Blocks
     from asyncdata.sources.growing import GrowingBlocks
     from asyncdata.sources.stream import StreamOrder
 
-    Place = Callable[[], Position]
-    """Returns the first position that a restart would need now."""
-    Call = Callable[[], object]
     BlocksT = TypeVar("BlocksT", bound=Blocks)
+
+
+class Opening(NamedTuple):
+    """What one source of a loader is opened with: the only one, or a part of a mixture.
+
+    :ivar name: of the part; empty for the only one.
+    :ivar config: the loader's configuration, as it holds for it.
+    :ivar calls: what it asks workers for.
+    :ivar restart_point: returns the first position that a restart would need now.
+    :ivar bad_rows: what is done with its bad rows, also with those that the row index excludes.
+    :ivar plan: how packs are planned; None if they are not.
+    :ivar share: the rows that are tokenized here; None: all.
+    """
+
+    name: str
+    config: LoaderConfig
+    function: Any
+    calls: Calls
+    restart_point: Callable[[], Position]
+    bad_rows: BadRowPolicy
+    plan: PackRules | None = None
+    share: Share | None = None
+
+    def job(self, files: Blocks, block_bytes: int) -> Job:
+        """The workers' job: what they read, and by which function."""
+        return Job(
+            files=files.files,
+            tokenize=None if self.config.num_workers == 0 else describe(self.function),
+            max_row_bytes=files.max_row_bytes,
+            block_bytes=block_bytes,
+            slack_bytes=SLACK_BYTES,
+            reader=files.reader,
+            with_token_sums=self.config.digest == "tokens",
+            stores=list(getattr(files, "stores", ())),
+        )
 
 
 class OpenedSource(msgspec.Struct, frozen=True):
@@ -45,7 +76,7 @@ class OpenedSource(msgspec.Struct, frozen=True):
     :ivar order: as far as it is known before reading.
     :ivar slot_bytes: memory of a slot.
     :ivar canary_blocks: blocks from which canaries may be taken.
-    :ivar open: opens the windows of D. It is given the first position that a restart would need now, as a function.
+    :ivar windows: the windows of D.
     :ivar close: closes the source; removes files that were written only for this run.
     :ivar index: the row index; None if the order needs none.
     :ivar growth: what each epoch covers; None if all cover the same.
@@ -56,45 +87,28 @@ class OpenedSource(msgspec.Struct, frozen=True):
     job: Job
     slot_bytes: int
     canary_blocks: int
-    open: Callable[[Calls, Place], Windows]
-    close: Call
+    windows: Windows
+    close: Callable[[], object]
     index: RowIndex | None = None
     growth: GrowingBlocks | None = None
 
 
 class OpenedPart:
-    """One source of a loader, open: the only one, or a part of a mixture.
+    """One source of a loader, open, with what it was opened with."""
 
-    :ivar name: of the part; empty for the only one.
-    :ivar config: the loader's configuration, as it holds for it.
-    :ivar bad_rows: what is done with its bad rows.
-    :ivar calls: what it asks workers for; this and ``windows`` are set by :meth:`open`.
-    """
-
-    calls: Calls
-    windows: Windows
-
-    def __init__(
-        self, name: str, source: OpenedSource, config: LoaderConfig, function: Any, bad_rows: BadRowPolicy
-    ) -> None:
-        self.name = name
+    def __init__(self, opening: Opening, source: OpenedSource) -> None:
         self.source = source
-        self.config = config
-        self.function = function
-        self.bad_rows = bad_rows
+        self.windows = source.windows
+        self.name, self.function = opening.name, opening.function
+        self.calls, self.bad_rows = opening.calls, opening.bad_rows
         self._function_fingerprints: dict[str, str] | None = None
 
-    def open(self, calls: Calls, restart_point: Place) -> None:
-        """Open the windows; see :class:`OpenedSource`."""
-        self.calls = calls
-        self.windows = self.source.open(calls, restart_point)
-
-    def supply(self, memory: PartOutcomes | None) -> Supply:
+    def supply(self, decisions: Exclusions | None) -> Supply:
         """What it is read with.
 
-        :param memory: what is remembered of its rows.
+        :param decisions: which rows are left out by their outcomes.
         """
-        source, decisions = self.source, None if memory is None else memory.exclusions
+        source = self.source
         canaries = Canaries(source.files, self.calls, source.job.stride, source.canary_blocks)
         num_files = len(source.files.files)
         return Supply(self.name, self.windows, canaries, self.calls, num_files, self.bad_rows, decisions)
@@ -104,20 +118,6 @@ class OpenedPart:
         if self._function_fingerprints is None:  # once: the workers have loaded it, even if its files change later
             self._function_fingerprints = fingerprints_of(self.function)
         return {"data": self.source.files.fingerprint(), **self._function_fingerprints}
-
-
-def job_of(files: Blocks, config: LoaderConfig, function: Any, block_bytes: int) -> Job:
-    """The workers' job: what they read, and by which function."""
-    return Job(
-        files=files.files,
-        tokenize=None if config.num_workers == 0 else describe(function),
-        max_row_bytes=files.max_row_bytes,
-        block_bytes=block_bytes,
-        slack_bytes=SLACK_BYTES,
-        reader=files.reader,
-        with_token_sums=config.digest == "tokens",
-        stores=list(getattr(files, "stores", ())),
-    )
 
 
 def with_block_cache(files: BlocksT, cache: Cache) -> BlocksT:

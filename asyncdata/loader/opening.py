@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import structs
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.imports import is_loaded_instance
+from asyncdata.core.types import Position
 from asyncdata.delivery.bad_rows import BadRowPolicy
-from asyncdata.loader.opened_source import OpenedPart, OpenedSource, job_of, with_block_cache
-from asyncdata.order.order import Order
-from asyncdata.order.shuffle import RowShuffle
+from asyncdata.loader.opened_source import OpenedPart, OpenedSource, Opening, with_block_cache
+from asyncdata.order.order import Order, Share
+from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.read_ahead.windows.block_windows import BlockWindows
-from asyncdata.sources.base import room_of
+from asyncdata.sources.base import Source, room_of
 from asyncdata.sources.resolve import described, warn_about_files
 
 if TYPE_CHECKING:
     from asyncdata.batching.rules import PackRules
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.loader.opened_source import Place
-    from asyncdata.order.rank_share import Share
-    from asyncdata.order.shuffle import Shuffle
     from asyncdata.read_ahead.calls import Calls
-    from asyncdata.read_ahead.windows.base import Windows
-    from asyncdata.sources.base import Blocks, Source
     from asyncdata.sources.stream import RowStream
     from asyncdata.sources.text.jsonl import JsonlSource
 
@@ -37,13 +34,16 @@ def opened_part(
     source: Any,
     config: LoaderConfig,
     function: Any,
+    calls: Calls,
+    restart_point: Callable[[], Position],
     plan: PackRules | None = None,
     share: Share | None = None,
 ) -> OpenedPart:
-    """Open a source, and its quarantine; see :func:`opened_source`.
+    """Open a source, and its quarantine; see :class:`~asyncdata.loader.opened_source.Opening`.
 
-    :param name: of the part of a mixture; empty for the only source.
     :param source: what a loader takes as its source.
+    :raises SourceError: for files that cannot be read.
+    :raises ConfigError: for a setting that cannot work.
     """
     settings = config.bad_rows
     bad_rows = BadRowPolicy(settings.policy == "raise", settings.max, settings.excerpts)
@@ -52,33 +52,21 @@ def opened_part(
 
         quarantine = Quarantine.opened(settings.path if settings.policy == "quarantine" else None)
         bad_rows = bad_rows._replace(pass_over=quarantine.add)
-    opened = opened_source(described(source), config, function, bad_rows, plan, share)
+    opening = Opening(name, config, function, calls, restart_point, bad_rows, plan, share)
+    opened = _opened_source(described(source), opening)
     warn_about_files(opened.files)
-    return OpenedPart(name, opened, config, function, bad_rows)
+    return OpenedPart(opening, opened)
 
 
-def opened_source(
-    source: Source,
-    config: LoaderConfig,
-    function: Any,
-    bad_rows: BadRowPolicy,
-    plan: PackRules | None = None,
-    share: Share | None = None,
-) -> OpenedSource:
-    """Open the source, and decide how it is read.
-
-    :param bad_rows: what is done with bad rows that the row index excludes.
-    :param plan: how packs are planned; None if they are not.
-    :param share: the rows that are tokenized here; None: all.
-    :raises SourceError: for files that cannot be read.
-    :raises ConfigError: for a setting that cannot work.
-    """
+def _opened_source(source: Source, opening: Opening) -> OpenedSource:
+    """Open the source, and decide how it is read."""
+    config = opening.config
     shuffle: Shuffle | RowShuffle = config.order
-    if plan is not None:
+    if opening.plan is not None:
         from asyncdata.loader.opened_rows import shuffle_of_plan
 
-        shuffle = shuffle_of_plan(plan, config)
-    if share is not None and not (isinstance(shuffle, RowShuffle) and shuffle.only_kept):
+        shuffle = shuffle_of_plan(opening.plan, config)
+    if opening.share is not None and not (isinstance(shuffle, RowShuffle) and shuffle.only_kept):
         raise ConfigError(
             "AD453 a rank can leave rows to others only where every row is known to be one sample: use "
             "shuffle=RowShuffle(only_kept=True) or planned packs, or let every rank tokenize all rows"
@@ -87,43 +75,32 @@ def opened_source(
     if getattr(source, "grows", False):
         from asyncdata.loader.opened_growing import opened_growing
 
-        return opened_growing(cast("JsonlSource", source), shuffle, config, function)
+        return opened_growing(cast("JsonlSource", source), shuffle, opening)
 
     if isinstance(shuffle, RowShuffle):
         from asyncdata.loader.opened_rows import opened_rows
 
-        return opened_rows(source, shuffle, config, function, bad_rows, plan, share)
+        return opened_rows(source, shuffle, opening)
 
     files = with_block_cache(source.open(shuffle.block_bytes), config.cache)
     if is_loaded_instance(files, "asyncdata.sources.stream:RowStream"):
-        return _opened_stream(cast("RowStream", files), shuffle, config, function)
+        return _opened_stream(cast("RowStream", files), shuffle, opening)
 
-    return _opened_blocks(files, shuffle, config, function)
-
-
-def _opened_blocks(files: Blocks, shuffle: Shuffle, config: LoaderConfig, function: Any) -> OpenedSource:
-    """Windows of blocks. The rows of a window are not known before it is read."""
     order = Order(shuffle, config.seed, files.num_blocks, files.block_bytes)
     num_blocks = order.max_window_blocks
-    job = job_of(files, config, function, room_of(files, num_blocks))
-
-    def open_windows(calls: Calls, _: Place) -> Windows:
-        return BlockWindows(files, order, calls, job.stride)
-
+    job = opening.job(files, room_of(files, num_blocks))
+    windows = BlockWindows(files, order, opening.calls, job.stride)
     slot_bytes = num_blocks * job.stride + _LONG_ROWS_BYTES * bool(job.stores)
-    return OpenedSource(files, order, job, slot_bytes, num_blocks, open_windows, files.close)
+    return OpenedSource(files, order, job, slot_bytes, num_blocks, windows, files.close)
 
 
-def _opened_stream(stream: RowStream, shuffle: Shuffle, config: LoaderConfig, function: Any) -> OpenedSource:
+def _opened_stream(stream: RowStream, shuffle: Shuffle, opening: Opening) -> OpenedSource:
     """Windows of a stream, which is read from front to back. A slot has room for the longest allowed row."""
     from asyncdata.read_ahead.windows.stream_windows import StreamWindows
     from asyncdata.sources.stream import StreamOrder
 
-    order = StreamOrder(shuffle, config.seed, len(stream.files))
-    job = structs.replace(job_of(stream, config, function, shuffle.block_bytes), keeps_rows=True)
-
-    def open_windows(calls: Calls, restart_point: Place) -> Windows:
-        return StreamWindows(stream, order, calls, restart_point=restart_point)
-
+    order = StreamOrder(shuffle, opening.config.seed, len(stream.files))
+    job = structs.replace(opening.job(stream, shuffle.block_bytes), keeps_rows=True)
+    windows = StreamWindows(stream, order, opening.calls, restart_point=opening.restart_point)
     slot_bytes = max(order.window_bytes, stream.max_row_bytes) + 1
-    return OpenedSource(stream, order, job, slot_bytes, 0, open_windows, stream.close)
+    return OpenedSource(stream, order, job, slot_bytes, 0, windows, stream.close)

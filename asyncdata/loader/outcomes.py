@@ -6,34 +6,34 @@ import base64
 import binascii
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import anyio
 import msgspec
 import numpy as np
 
 from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError, WorkerError
 from asyncdata.core.log import get_logger
-from asyncdata.core.rank_answers import rank_answers
-from asyncdata.core.types import Position
-from asyncdata.delivery.chunk import NO_IDS, row_ids
+from asyncdata.core.threads import call_soon_in_this_loop, started_and_awaited
+from asyncdata.core.types import Group, Position, Sample
+from asyncdata.delivery.chunk import NO_IDS, Ids, row_ids
 from asyncdata.delivery.ledger import grouped
 from asyncdata.delivery.outcomes.memory import MAX_SCORE, OutcomeMemory, OutcomeState, RowReport
 from asyncdata.delivery.outcomes.policy import PassRate, policy_of
-from asyncdata.loader.row_places import RowPlaces
+from asyncdata.loader.exclusions import RowPlaces
+from asyncdata.read_ahead.rank_calls import rank_answers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
-    from asyncdata.core.types import Group, Sample
-    from asyncdata.delivery.chunk import Ids
     from asyncdata.delivery.outcomes.policy import Bools, Outcomes, OutcomeTable, Policy
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.sources.base import Blocks
 
     News = list[tuple[str, int, Ids]]
     Places = Callable[[], Mapping[str, Position]]
+
 
 _log = get_logger(__name__)
 Memories = dict[str, OutcomeMemory]
@@ -530,3 +530,27 @@ def _score(sample: Sample, value: Any) -> float:
         raise InvalidGroupError(f"AD482 the score of {sample!r} must be a finite number, got {value!r}")
 
     return score
+
+
+def reporting(report: Callable[[], int], before: Future[int] | None) -> Future[int]:
+    """The result of a report that a thread makes, after one that was made before."""
+    result: Future[int] = Future()
+
+    def run() -> None:
+        if before is not None:
+            wait([before])
+        try:
+            result.set_result(report())
+        except BaseException as error:  # for who waits
+            result.set_exception(error)
+
+    stuck = "AD486 the other ranks did not come to a report of scores: this process ends without it"
+    started_and_awaited(run, "asyncdata-report", stuck)
+    return result
+
+
+async def settled(result: Future[int]) -> None:
+    """Wait until it is there, or its error."""
+    ready, call_soon = anyio.Event(), call_soon_in_this_loop()
+    result.add_done_callback(lambda _: call_soon(ready.set))
+    await ready.wait()

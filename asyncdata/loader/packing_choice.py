@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.rules import PackRules
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.order.rank_share import Share
+    from asyncdata.order.order import Share
     from asyncdata.read_ahead.windows.base import Windows
 
 
@@ -129,7 +129,7 @@ def _share_of(config: LoaderConfig, rules: PackRules | None) -> Share | None:
     if not (is_planned or (isinstance(order, RowShuffle) and order.only_kept and is_known)):
         return None
 
-    from asyncdata.order.rank_share import Share
+    from asyncdata.order.order import Share
 
     size = (config.batch_size or 1) // config.n_samples_per_prompt
     return Share(rank=config.ranks.rank, world_size=config.ranks.world_size, batch_size=max(1, size))

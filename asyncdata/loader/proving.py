@@ -8,7 +8,7 @@ import threading
 
 import msgspec
 
-from asyncdata.core.ends import end_with_parent
+from asyncdata.core.threads import end_with_parent
 from asyncdata.tokenization.encoders.equivalence_records import Proof, alone, answered, asked_for, find, to_prove
 from asyncdata.tokenization.encoders.equivalence_sweep import FIRST, GrowingProof
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles

@@ -1,7 +1,7 @@
 """The service: one daemon thread with its own event loop, which runs the executor and the read-ahead.
 
 The loaders communicate with it through the coordinator, under its lock. Only four things are scheduled in its loop
-from other threads: room that the read-ahead waits for, a restart, tokenize functions to be opened again, and the close.
+from other threads: room that the read-ahead waits for, a restart, tokenize functions to be opened again, the close.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from asyncdata.core.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError
+from asyncdata.core.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError, short_of
 from asyncdata.core.log import get_logger
-from asyncdata.core.shortage import short_of
-from asyncdata.core.threads import call_soon_in_this_loop, started
+from asyncdata.core.threads import at_exit, call_soon_in_this_loop, started, watch_end
 from asyncdata.delivery.items import Failure
 
 if TYPE_CHECKING:
@@ -32,6 +32,28 @@ if TYPE_CHECKING:
     from asyncdata.read_ahead.source import ReadAhead
     from asyncdata.workers.pool.pool import Pool
     from asyncdata.workers.pool.popen import EarlyForkServer
+
+
+open_at_exit: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Their engines."""
+
+
+def begun(engine: Any) -> None:
+    """It is to be closed when the process ends."""
+    open_at_exit.add(engine)
+    watch_end()
+
+
+def _close_all() -> None:
+    for engine in list(open_at_exit):
+        if engine.service.is_here:
+            engine.close()
+    if (threads := sys.modules.get("asyncdata.core.threads")) is not None:
+        threads.end_all()
+
+
+at_exit(_close_all)
+
 
 _log = get_logger(__name__)
 _CLOSE_TIMEOUT_S = 5.0

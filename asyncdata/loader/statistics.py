@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.workers.base import WorkerState  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.workers.base import (
+    ExecutorStatistics,
+    WorkerState,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.loader.batches.sample_batches import PackTotals
     from asyncdata.sources.base import Blocks
-    from asyncdata.workers.base import ExecutorStatistics
 
 _OF_OUTCOMES = (
     *("outcome_rows", "outcome_scores_total", "outcome_repeated_total", "outcome_late_total"),

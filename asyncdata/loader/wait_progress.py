@@ -9,16 +9,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.log import get_logger
 from asyncdata.core.threads import started
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _log = get_logger(__name__)
 _PATIENCE_S = 2.0

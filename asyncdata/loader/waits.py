@@ -7,14 +7,13 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Literal
 
     from asyncdata.loader.wait_progress import WaitProgress
 

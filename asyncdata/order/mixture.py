@@ -22,19 +22,16 @@ The state has a few numbers for each part. Arithmetic is exact.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from math import gcd, lcm
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from asyncdata.order.permutation import order_keys, shuffled_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
+from asyncdata.order.order import order_keys, shuffled_rows
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from asyncdata.core.errors import AsyncDataError, SnapshotMismatchError
-from asyncdata.core.messages import Scanned, Tokenized
+from asyncdata.core.messages import Data, Scanned, Tokenized
 from asyncdata.read_ahead.windows.block_windows import BlockWindow
 
 if TYPE_CHECKING:
-    from asyncdata.core.messages import Data
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.sources.base import Blocks
 

@@ -6,8 +6,7 @@ from array import array
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncdata.core.messages import NO_SLOT, Overflow, RowError, Tokenize, Tokenized
-from asyncdata.core.row_codes import NOT_IN_SLOT
+from asyncdata.core.messages import NO_SLOT, NOT_IN_SLOT, Overflow, RowError, Tokenize, Tokenized
 from asyncdata.delivery.items import Failure
 from asyncdata.workers.base import Crashed, error_of
 

@@ -4,17 +4,41 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from asyncdata.core.awaited_threads import started_and_awaited
-from asyncdata.core.errors import AsyncDataError, WorkerError
-from asyncdata.core.threads import call_soon_in_this_loop
+import msgspec
+
+from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError
+from asyncdata.core.threads import call_soon_in_this_loop, started_and_awaited
 from asyncdata.read_ahead.calls import Promise
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+MessageT = TypeVar("MessageT")
+
+
+def rank_answers(
+    answers: Sequence[bytes], decode: Callable[[bytes], MessageT], world_size: int, name: str
+) -> list[MessageT]:
+    """The messages of all ranks.
+
+    :param name: of the setting that has the exchange.
+    :raises ConfigError: AD487, if they are none.
+    """
+    try:
+        if not all(isinstance(answer, bytes | bytearray | memoryview) for answer in answers):
+            raise TypeError(f"they are of the type {type(answers[0]).__name__}")
+
+        messages = list(map(decode, answers))
+    except (msgspec.DecodeError, TypeError) as error:
+        raise ConfigError(f"AD487 {name} did not return the bytes of each rank: {error}") from error
+
+    if len(messages) != world_size:
+        raise ConfigError(f"AD487 {name} returned the bytes of {len(messages)} ranks; world_size is {world_size}")
+
+    return messages
+
 
 T = TypeVar("T")
 _END_TIMEOUT_S = 5.0

@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import AsyncDataError
-from asyncdata.core.messages import Failed, RowError, Tokenize, Tokenized
-from asyncdata.core.row_codes import is_elsewhere
+from asyncdata.core.messages import Failed, RowError, Tokenize, Tokenized, is_elsewhere
 from asyncdata.core.types import Position
 from asyncdata.delivery.bad_rows import NotesLog, located
 from asyncdata.delivery.chunk import IS_EXCLUDED, IS_IN_JOURNAL, WAS_SERVED, Chunk, is_excluded, row_ids

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from asyncdata.core.row_codes import ON_PURPOSE, is_mass
+from asyncdata.core.messages import ON_PURPOSE, is_mass
 from asyncdata.core.settings import prepared
 from asyncdata.telemetry.reader import difference
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
 from asyncdata.core.errors import SourceChangedError, SourceError
 from asyncdata.core.file_refs import FileRef, FileRefs, ObjectRefs, all_sizes
-from asyncdata.core.messages import Block
-from asyncdata.core.specs import LINES, REMOTE_LINES
+from asyncdata.core.messages import LINES, REMOTE_LINES, Block, BlockCacheSpec, ReaderSpec, StoreSpec
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.fingerprint import data_fingerprint, edited, file_digest, is_same, stamp
 from asyncdata.sources.remote.address import commits_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from asyncdata.core.specs import BlockCacheSpec, ReaderSpec, StoreSpec
 
 _MAX_DIGESTED_FILES = 32
 """Of more, the content is not looked at when a loader starts: that is to be over at once."""

@@ -8,19 +8,14 @@ unchanged file. Runs without numpy.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from asyncdata.core.digest import ListDigest, digest
 from asyncdata.core.errors import SourceChangedError, SourceError
-from asyncdata.core.file_refs import FileRef, ObjectRefs, all_sizes, base_name
+from asyncdata.core.file_refs import FileRef, FileRefs, ObjectRefs, all_sizes, base_name
 from asyncdata.sources.reader import FileChangedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Self
-
-    from asyncdata.core.file_refs import FileRefs
 
 MAX_LISTED_FILES = 1000
 """With more files than this, a fingerprint has only their combined digest, so that snapshots stay small."""

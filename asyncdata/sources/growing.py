@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -13,20 +14,13 @@ from msgspec.structs import replace
 
 from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError
 from asyncdata.core.file_refs import FileRef, base_name
+from asyncdata.core.files import TemporaryFolder
 from asyncdata.core.imports import resolve_path
 from asyncdata.core.log import get_logger
+from asyncdata.core.messages import LINES, REMOTE_LINES, Job, ReadCounts, ReaderSpec, StoreSpec
 from asyncdata.core.settings import Count, Number, prepared
-from asyncdata.core.specs import LINES, REMOTE_LINES, ReaderSpec
-from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.fingerprint import data_fingerprint, file_digest, stamp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from asyncdata.core.messages import Job
-    from asyncdata.core.read_counts import ReadCounts
-    from asyncdata.core.specs import StoreSpec
 
 _log = get_logger(__name__)
 _PIECE_BYTES = 1 << 16

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Sequence
 
-    from asyncdata.core.messages import Block, Overflow
-    from asyncdata.core.read_counts import ReadCounts
+    from asyncdata.core.messages import Block, Overflow, ReadCounts
 
 
 class FileChangedError(Exception):

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.file_refs import ObjectRefs
 from asyncdata.core.log import get_logger
-from asyncdata.sources.base import Source
+from asyncdata.sources.base import Blocks, Source
 from asyncdata.sources.paths import is_saved_dataset
 from asyncdata.sources.text.jsonl import CODING_OF_SUFFIX, JsonlSource
 
 if TYPE_CHECKING:
-    from asyncdata.sources.base import Blocks
     from asyncdata.sources.stream import RowStream
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable  # noqa: TC003 - msgspec reads the annotations
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,18 +13,14 @@ import numpy as np
 
 from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.core.file_refs import FileRef
+from asyncdata.core.file_refs import FileRef, FileRefs
+from asyncdata.core.messages import LINES, Block
 from asyncdata.core.settings import Settings
-from asyncdata.core.specs import LINES
 from asyncdata.core.types import SourceLocation
-from asyncdata.order.permutation import feistel_permutation, order_keys, shuffled_rows
+from asyncdata.order.order import feistel_permutation, order_keys, shuffled_rows
 from asyncdata.sources.row_json import encode_row
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
-
-    from asyncdata.core.file_refs import FileRefs
-    from asyncdata.core.messages import Block
     from asyncdata.order.shuffle import Shuffle
     from asyncdata.sources.base import Blocks
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncdata.core.errors import redacted
-from asyncdata.order.permutation import GOLDEN, MASK, Words, mix, mix_one
+from asyncdata.order.order import GOLDEN, MASK, Words, mix, mix_one
 from asyncdata.telemetry.call_times import Histogram
 from asyncdata.telemetry.records import (
     MAX_OF_REASON,

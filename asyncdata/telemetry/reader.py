@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import nsmallest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,9 +29,6 @@ from asyncdata.telemetry.records import (
     SampleRecord,
     decode,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 _Keyed = TypeVar("_Keyed", SampleRecord, DroppedRow)
 

@@ -13,32 +13,28 @@ import time
 import weakref
 from collections import Counter, deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.ends import at_exit
 from asyncdata.core.errors import AsyncDataError, BadRowError, EndOfData, LoaderClosedError, redacted
 from asyncdata.core.log import events_owner, get_logger, observe_events, stop_observing
-from asyncdata.core.threads import started
-from asyncdata.core.types import Position
+from asyncdata.core.threads import at_exit, started
+from asyncdata.core.types import Group, Position
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.items import Failure
 from asyncdata.telemetry.call_times import CallTimes, CpuWatch, Rollouts
 from asyncdata.telemetry.chunk_watch import ChunkWatch, PackWatch, cut
-from asyncdata.telemetry.records import MAX_VALUE, End, Event, Interval, encode
+from asyncdata.telemetry.records import MAX_VALUE, End, Event, Interval, Record, RunStart, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import Any, Concatenate, ParamSpec, TypeVar
 
     from asyncdata.batching.packs import Pack
-    from asyncdata.core.types import Group
     from asyncdata.delivery.channel import Channel, Entry
     from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.ledger import Ledger
-    from asyncdata.telemetry.records import Record, RunStart
     from asyncdata.telemetry.settings import Telemetry
     from asyncdata.workers.pool.pool import Pool
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 
 from asyncdata.core.errors import printable, redacted
+from asyncdata.core.messages import MAX_KEYS, NOT_WRITTEN
 from asyncdata.tokenization.rows import LIST_OF_OBJECTS, RowFault, decode_object
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
 Buffer = bytes | memoryview
 Message = dict[str, Any]
-
-MAX_KEYS = 20
-"""Unread keys that are named of a source. Rows may have any number of them."""
 
 _SHOWN = 80
 _Other = bool | int | float | None | Annotated[str, msgspec.Meta(max_length=0)]
@@ -130,9 +128,6 @@ def _begins_with_system(value: Any) -> bool:
 
 
 # What a template does not write
-
-NOT_WRITTEN = "_not_written"
-"""How the notes end of rows of which a template does not write something."""
 
 _MARK, _TEXT, _ID = "Zq7wXk3Vb", "Hj4tRm8Yd", "a1b2c3d4e"
 _ASKS, _SAYS = {"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "It is."}

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.messages import TokenizeSpec
 from asyncdata.core.settings import prepared
-from asyncdata.core.specs import TokenizeSpec
-from asyncdata.tokenization.base import describe, fingerprints_of, open_spec, open_tokenize_fn
-from asyncdata.tokenization.resolve import resolved
+from asyncdata.tokenization.base import BatchTokenizer, describe, fingerprints_of, open_spec, open_tokenize_fn, resolved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.rows import (
@@ -16,9 +17,6 @@ from asyncdata.tokenization.rows import (
     json_type,
     missing_key,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Set
 
 Buffer = bytes | memoryview
 Message = dict[str, Any]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import ConfigError, shortened
+from asyncdata.core.errors import ConfigError, excerpt, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -95,13 +95,6 @@ def is_empty(value: Any) -> bool:
 def _encodable(text: str) -> str:
     """Escape lone surrogates that a message quotes from a row; a frame cannot contain them."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def excerpt(raw: Buffer, limit: int = 80) -> str:
-    """The first characters of a row, escaped so that they fit on one line of a log."""
-    text = bytes(raw[: limit * 4]).decode("utf-8", "backslashreplace")
-    shown = text[:limit].encode("unicode_escape").decode("ascii")
-    return shown + ("..." if len(text) > limit or len(raw) > limit * 4 else "")
 
 
 def json_type(value: Any) -> str:

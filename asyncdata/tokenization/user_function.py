@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.core.errors import user_traceback
-from asyncdata.core.shortage import raise_if_shortage
+from asyncdata.core.errors import raise_if_shortage, user_traceback
 from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.tokenization.spans import NOT_TRAINED, encode_spans, trained_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from asyncdata.core.columns import Column
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 

@@ -9,26 +9,20 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from asyncdata.core.errors import WorkerError
+from asyncdata.core.errors import WorkerError, is_shortage, short_of
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Short
-from asyncdata.core.read_counts import ReadCounts
-from asyncdata.core.shortage import is_shortage, short_of
-from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.workers.base import ExecutorStatistics, WorkerState
+from asyncdata.core.messages import Job, ReadCounts, Reply, Short
+from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn, open_tokenize_fn
+from asyncdata.workers.base import ExecutorStatistics, WorkerState, anonymous_slots
 from asyncdata.workers.pool.pool import Lane, Pool, Transport, with_reader
-from asyncdata.workers.pool.worker import Worker
+from asyncdata.workers.pool.worker import Call, Lost, Worker
 from asyncdata.workers.request_handler import Handler
-from asyncdata.workers.slots import anonymous_slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from anyio.abc import TaskGroup
 
-    from asyncdata.core.messages import Job, Reply
-    from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn
-    from asyncdata.workers.pool.worker import Call, Lost
 
 _log = get_logger(__name__)
 _NEVER_S = float("inf")

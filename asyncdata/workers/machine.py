@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _ROOT = Path("/")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -15,23 +15,40 @@ from zlib import crc32
 import msgspec
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import ConfigError, SourceError, user_traceback
+from asyncdata.core.errors import (
+    ConfigError,
+    ShortageError,
+    SourceError,
+    excerpt,
+    is_shortage,
+    short_of,
+    user_traceback,
+)
 from asyncdata.core.imports import resolve_path
-from asyncdata.core.messages import Failed, Index, Permute, Scan, Scanned, Short, Tokenize, Tokenized
-from asyncdata.core.read_counts import ReadCounts
-from asyncdata.core.row_codes import EXCLUDED, TOO_LONG, is_elsewhere
-from asyncdata.core.shortage import ShortageError, is_shortage, short_of
-from asyncdata.sources.reader import FileChangedError
+from asyncdata.core.messages import (
+    EXCLUDED,
+    TOO_LONG,
+    Failed,
+    Index,
+    Permute,
+    ReadCounts,
+    Scan,
+    Scanned,
+    Short,
+    Tokenize,
+    Tokenized,
+    is_elsewhere,
+)
+from asyncdata.sources.reader import BlockReader, BlockRows, FileChangedError, WideReader
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.part_functions import PartTokenizers
-from asyncdata.tokenization.rows import RowFault, WrongIdsError, excerpt
+from asyncdata.tokenization.rows import RowFault, WrongIdsError
 from asyncdata.workers.scan_blocks import PIECE_BYTES, bytes_of, index_blocks, permute, pieces, scanned, scanned_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from asyncdata.core.messages import Block, Job, OrderPacks, PackRows, Reply, Request, Unread
-    from asyncdata.sources.reader import BlockReader, BlockRows, WideReader
     from asyncdata.tokenization.base import BatchTokenizer, MediaTokenizer
 
 _NONE: frozenset[int] = frozenset()

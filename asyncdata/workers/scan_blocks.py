@@ -13,9 +13,8 @@ from collections import deque
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.messages import Indexed, Overflow, Permuted, Scanned
-from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG, reason_mark
-from asyncdata.core.shortage import ShortageError
+from asyncdata.core.errors import ShortageError
+from asyncdata.core.messages import NOT_IN_SLOT, TOO_LONG, Indexed, Overflow, Permuted, Scanned, reason_mark
 from asyncdata.sources.spool import write_part
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowDecoder, RowFault, WrongIdsError

@@ -288,6 +288,7 @@ def test_packs_have_a_gap_and_are_otherwise_the_same_also_where_nothing_is_left_
     gap = cut[2][0] if how == "grouped" else cut[2][0][0]
     assert (gap.tokens.tolist(), gap.labels.tolist()) == ([0, 0], [-100, -100])
     if how != "grouped":
+        assert len(cut[2][0]) == 1 < len(whole[5][0]), "one gap, however many samples are gone"
         assert (PackedCollator()(cut[2])["labels"][0] == -100).all()
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import Status
+from asyncdata import Sample, Status
 from asyncdata.errors import ConfigError, InvalidGroupError, SnapshotError
 from tests.support.loaders import make
 from tests.support.loading import ids, order_of, write_rows
@@ -29,6 +29,21 @@ def numbers(groups):
 
 
 # Giving back
+
+
+def test_what_is_given_back_comes_first_each_once_and_then_the_order_goes_on(path):
+    mine = Sample(prompt="mine", tokens=np.array([9, 9], np.int32), metadata={"a": 1})
+    with make(path) as loader:
+        groups = loader.get_samples(6)
+        groups[1][0].response = "half a"
+        loader.add_samples([groups[1], groups[4], [mine]])
+        assert loader.statistics().buffered_groups == 3
+        again = loader.get_samples(4)
+        after = loader.get_samples(1)
+
+    assert again[:3] == [groups[1], groups[4], [mine]]  # the very samples: equality is identity
+    assert again[0][0].response == "half a"
+    assert [ids(group)[0] for group in [*again[3:], *after]] == order_of(path)[6:8]
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,16 @@ def test_media_that_are_loaded_ahead_move_no_place(data, kind, workers):
     assert [continued(0, 4), continued(1, 200, is_read_ahead)] == wanted
 
 
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_state_after_a_smaller_batch_of_samples_that_came_again_goes_on_with_the_schedule(data, number):
+    """Packs that waited for the rest of a batch fill smaller ones after a restart, without a new sample."""
+    settings = {"packing": HardPacking(max_length=16), "length_grouping": LengthGrouping(window=8)}
+    mix = mix_of(data, OLD)
+    _, states = batches(mix, number=number, batch_size=2, **settings)
+    wanted, states = batches(mix, number=12, state=states[-1], batch_size=1, **settings)
+    assert batches(mix, number=11, state=states[0], batch_size=1, **settings)[0] == wanted[1:]
+
+
 def test_a_batch_that_was_waited_for_in_vain_moves_no_place(data):
     """Some of its samples were packed when the time was over."""
     is_open = threading.Event()

@@ -11,7 +11,7 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from asyncdata import AsyncDataLoader, SoftPacking, Status
+from asyncdata import AsyncDataLoader, Sample, SoftPacking, Status
 from asyncdata.errors import ConfigError, FilterError, LoaderClosedError
 from tests.support.faces import Awaited
 from tests.support.loaders import make
@@ -40,6 +40,8 @@ def test_what_was_served_before_is_not_tracked_and_a_sample_or_a_copy_stands_for
         loader.consume([list(groups[1])])
         with pytest.raises(ConfigError, match="AD437 consume takes .* once: group 0 was not served, or"):
             loader.consume([*groups[2:], *early])
+        with pytest.raises(ConfigError, match="AD437 .*: group without a number was not served"):
+            loader.consume([[Sample(), Sample()]])
         assert loader.drop([*groups[2:], *early], "stale") == 1
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.extra import numpy as np_st
 
 from asyncdata import Position, Sample, SourceLocation, Status
-from asyncdata.checkpoint.matching import check
+from asyncdata.checkpoint.restore import check
 from asyncdata.checkpoint.snapshot import load, save
 from asyncdata.checkpoint.summary import describe
 from asyncdata.core.checksummed_file import pack

@@ -6,7 +6,7 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdata.delivery.stream_digest import StreamDigest
+from asyncdata.delivery.chunk import StreamDigest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

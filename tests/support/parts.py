@@ -13,7 +13,7 @@ _NAMES = {
     "batching.planned": "PlannedOrder pack_rows",
     "batching.rules": "PackRules",
     "batching.xtuner_packing": "proxy_cost",
-    "checkpoint.matching": "content_changes describe_change find_changes setting_of",
+    "checkpoint.restore": "content_changes describe_change find_changes setting_of",
     "checkpoint.snapshot": "SCHEMA Snapshot StreamState from_state_dict to_state_dict",
     "checkpoint.summary": "describe_file",
     "cli.commands.run": "Delivered Progress Reading combined_digest read_record",
@@ -24,26 +24,25 @@ _NAMES = {
     "core.checksummed_file": "unpack_file",
     "core.columns": "Columns bfloat16_bits declared",
     "core.digest": "canonical",
-    "core.errors": "by_reason redacted safe_cause shortened user_traceback",
-    "core.file_refs": "Address FileRef HTTP ObjectRefs ObjectsOfStore Pin",
-    "core.files": "cache_folder check_ours remove_left_over replace_file",
+    "core.errors": (
+        "ShortageError by_reason is_shortage raise_if_shortage redacted safe_cause short_of shortened user_traceback"
+    ),
+    "core.file_refs": "Address FileRef HTTP ObjectRefs ObjectsOfStore Pin line_number line_number_within",
+    "core.files": "TemporaryFolder cache_folder check_ours remove_left_over replace_file",
     "core.imports": "resolve_path tag_of",
-    "core.line_numbers": "line_number line_number_within",
     "core.log": "get_logger observe_events owning_events stop_observing",
     "core.messages": (
-        "Block Column Failed HEADER Indexed Job MAX_FRAME_BYTES Overflow Permute Permuted Ready RowError "
-        "Scan Scanned Tokenize Tokenized decode_job decode_reply"
+        "Block Column Failed HEADER Indexed Job MAX_FRAME_BYTES Overflow Permute Permuted ReadLimits "
+        "ReaderSpec Ready RowError Scan Scanned StoreSpec Tokenize TokenizeSpec Tokenized decode_job "
+        "decode_reply"
     ),
     "core.plain_values": "from_builtins to_builtins unpacked",
     "core.settings": "Settings prepared",
-    "core.shortage": "ShortageError is_shortage raise_if_shortage short_of",
-    "core.specs": "ReadLimits ReaderSpec StoreSpec TokenizeSpec",
-    "core.temporary_folder": "TemporaryFolder",
     "core.threads": "call_soon_in_this_loop",
     "core.types": "SampleRange",
     "delivery.bad_rows": "_REASONS bad_row_error without_text",
     "delivery.channel": "Channel",
-    "delivery.chunk": "Chunk row_ids",
+    "delivery.chunk": "Chunk StreamDigest row_ids sums_of",
     "delivery.coordinator": "Coordinator",
     "delivery.ledger": "Counters DeliveryRules Ledger RestartPoint Returned",
     "delivery.mass_drops": "MassDrops",
@@ -51,7 +50,6 @@ _NAMES = {
     "delivery.outcomes.policy": "policy_of",
     "delivery.quarantine": "Quarantine read_quarantine",
     "delivery.rollout_buffer": "filter_of validate_groups",
-    "delivery.stream_digest": "StreamDigest sums_of",
     "integrations.slime.config": "Options PREFIX settings_of",
     "integrations.slime.media": "import_by_path",
     "integrations.slime.miles_buffer": "TrackingBuffer",
@@ -63,8 +61,7 @@ _NAMES = {
     "loader.config": "STRUCTS",
     "loader.executors": "TuningLimits check_cluster limits_of",
     "loader.measurements": "measurements",
-    "loader.mix": "part_seed",
-    "loader.mix_file": "mix_of_file",
+    "loader.mix": "mix_of_file part_seed",
     "loader.opened_rows": "index_identity",
     "loader.scan_sharing": "shared_scans",
     "loader.statistics": "explain_timeout",
@@ -104,9 +101,9 @@ _NAMES = {
     "tokenization.chat_template.programs": "ADD NOTHING_PROVEN Program Shapes Step",
     "tokenization.chat_template.template": "ChatTemplate choose_templates",
     "tokenization.column_writer": "ColumnWriter",
-    "tokenization.encoders.character_sets": "CharacterFinder is_known num_points points_of ranges_of",
     "tokenization.encoders.equivalence_records": (
-        "Proof ProvenTexts Subject answered ask_for asked_for proof_path subject_of"
+        "CharacterFinder Proof ProvenTexts Subject answered ask_for asked_for is_known num_points points_of "
+        "proof_path ranges_of subject_of"
     ),
     "tokenization.encoders.equivalence_sweep": "GrowingProof OffsetCheck Sweep",
     "tokenization.encoders.fast_backends": "BoundedEncoder FAST_BACKENDS FlatIds load_backend version_of",
@@ -123,17 +120,16 @@ _NAMES = {
     "tokenization.token_text": "Piece TokenTexts",
     "tokenization.tokenizer_files": "PATTERNS TokenizerFiles",
     "tokenization.user_function": "FunctionTokenizer",
-    "workers.base": "Crashed WorkerState",
+    "workers.base": "Crashed NUM_SLOTS WorkerState",
     "workers.inline": "InlineExecutor",
     "workers.machine": "available_memory cpu_times num_usable_cpus process_memory resident_memory",
     "workers.pool.popen": "EarlyForkServer",
     "workers.pool.processes": "Connection",
     "workers.pool.worker_main": "descriptors why_not_shared",
+    "workers.ray.actor": "NodeFiles Terms check_function node_name terms_of",
     "workers.ray.executor": "ClusterExecutor",
-    "workers.ray.node_proof": "NodeFiles Terms check_function node_name terms_of",
     "workers.ray.settings": "local_workers_of",
     "workers.request_handler": "Handler",
-    "workers.slots": "NUM_SLOTS",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from asyncdata import SourceLocation
 from asyncdata.core.file_refs import FileRef
-from asyncdata.order.permutation import order_keys, shuffled_rows
+from asyncdata.order.order import order_keys, shuffled_rows
 from asyncdata.sources.stream import Rows, RowStream
 
 if TYPE_CHECKING:

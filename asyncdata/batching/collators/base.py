@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -10,7 +12,8 @@ import numpy as np
 from asyncdata.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from asyncdata.core.columns import Column
+
 
 IGNORE = -100
 """The label of a token that is not trained on, which is torch's ``ignore_index``."""
@@ -95,3 +98,162 @@ def _labels(document: Document) -> Integers:
         )
 
     return given if labels is not None else np.where(np.asarray(loss_mask, bool), tokens, IGNORE)
+
+
+Keys = Literal["all", "transformers", "verl"]
+"""How a batch has items: ``all``: with their counts. ``transformers``: without, and only if there are any, so that the
+batch is a call of a model. ``verl``: as ``multi_modal_inputs``, a list with a dict of each row's items.
+"""
+
+
+_MROPE = "mrope"
+"""The column of positions in time, height and width, as models of Qwen count them. It becomes a batch's positions."""
+
+_VERL = "multi_modal_inputs"
+
+
+def columns_in(documents: Sequence[Any]) -> list[Column]:
+    """The columns that the samples of these documents declare, by name.
+
+    :raises ConfigError: AD452, if two samples declare one name differently, or one has arrays that none declares.
+    """
+    found: dict[str, Column] = {}
+    for columns in map(_columns_of, documents):
+        declared = getattr(columns, "declared", {})
+        if columns and not declared:
+            raise ConfigError("AD452 sample.columns is what a tokenize function declares; put other values into extra")
+
+        for name, column in declared.items():
+            if found.setdefault(name, column) != column:
+                raise ConfigError(f"AD452 a batch has two kinds of the column {name!r}: {found[name]} and {column}")
+    return [found[name] for name in sorted(found)]
+
+
+def filled_items(documents: Sequence[Any]) -> set[str]:
+    """The columns of which one of the documents has an item."""
+    names = [column.name for column in columns_in(documents) if column.per == "item"]
+    return {name for name in names for document in documents if len((_columns_of(document) or {}).get(name, ()))}
+
+
+def needed_dummy(dummy: Any, documents: Sequence[Any]) -> list[Document]:
+    """The dummy without a token that is trained, if there is one and the documents lack a kind of its items."""
+    if dummy is None or filled_items([dummy]) <= filled_items(documents):
+        return []
+
+    return [Document(dummy.tokens, np.full(len(dummy.tokens), IGNORE), None, dummy)]
+
+
+def add_columns(
+    batch: Batch,
+    rows: Sequence[Sequence[Any]],
+    is_token: Integers,
+    shift: str = "none",
+    *,
+    keys: Keys = "all",
+    packed: bool = False,
+) -> None:
+    """Add the columns of the documents to the batch; nothing if they have none.
+
+    :param rows: the documents of each row.
+    :param is_token: bool of shape (num_rows, width): where the rows' tokens are.
+    :param shift: how the batch's labels are shifted; see :class:`~asyncdata.PackedCollator`.
+    :param packed: rows have several documents. With ``mrope``, positions then have the batch's own first, which tell
+        documents apart.
+    :raises ConfigError: AD452, for a name that the batch has already, and for a document that is a piece of a sample
+        which has items.
+    """
+    documents = list(chain.from_iterable(rows))
+    for column in columns_in(documents):
+        if column.name in batch or (keys == "verl" and column.name == _VERL):
+            raise ConfigError(f"AD452 the batch has {column.name!r} already; give the column another name")
+
+        if column.name == _MROPE and (column.per, column.shape, column.numpy.kind) != ("token", (3,), "i"):
+            raise ConfigError(
+                f"AD452 mrope becomes position_ids: declare Column('mrope', 'int64', shape=(3,)), not {column}"
+            )
+
+        if column.per == "token":
+            values = [np.concatenate([_of_tokens(document, column, shift) for document in row]) for row in rows]
+            if shift == "pack":
+                values = [value[1:] if column.follows == "labels" else value[:-1] for value in values]
+            array = column.padding(is_token.size).reshape(*is_token.shape, *column.shape)
+            array[is_token] = np.concatenate(values)
+            batch[column.name] = array.view(column.numpy)
+        elif column.per == "sample":
+            values = [_value(document, column) for document in documents]
+            array = np.stack([column.padding(1)[0] if each is None else each for each in values])
+            batch[column.name] = array.view(column.numpy)
+        else:
+            _add_items(batch, column, [_items(document, column) for document in documents], keys)
+    if keys == "verl":
+        batch.setdefault(_VERL, [{} for _ in documents])
+    if _MROPE in batch:
+        _add_mrope(batch, keys, packed=packed)
+
+
+def _add_items(batch: Batch, column: Column, items: list[Integers], keys: Keys) -> None:
+    if keys == "verl":
+        inputs = batch.setdefault(_VERL, [{} for _ in items])
+        for values, found in zip(items, inputs, strict=True):
+            found.update({column.name: values.view(column.numpy)} if len(values) else {})
+        return
+
+    if keys == "all" or any(map(len, items)):
+        batch[column.name] = np.concatenate(items).view(column.numpy)
+    if keys == "all":
+        batch[f"{column.name}_counts"] = np.array(list(map(len, items)), np.int64)
+
+
+def _add_mrope(batch: Batch, keys: Keys, *, packed: bool) -> None:
+    """Put the three positions of each token in place of ``position_ids``, or after it."""
+    mrope = batch.pop(_MROPE).astype(np.int64).transpose(2, 0, 1)
+    own = [batch["position_ids"][None]] if packed or keys == "verl" else []
+    positions = np.concatenate([*own, mrope])
+    batch["position_ids"] = np.ascontiguousarray(positions.swapaxes(0, 1)) if keys == "verl" else positions
+
+
+def _columns_of(document: Any) -> Any:
+    sample = document.sample if isinstance(document, Document) else document
+    return getattr(sample, "columns", None)
+
+
+def _value(document: Any, column: Column) -> Any:
+    return (_columns_of(document) or {}).get(column.name)
+
+
+def _of_tokens(document: Any, column: Column, shift: str) -> Integers:
+    """The values of a document's tokens; padding, if it lacks the column."""
+    value: Integers | None = _value(document, column)
+    num_tokens = len(document.tokens)
+    if value is None and column.name == _MROPE:  # a text: all three count its tokens
+        return np.repeat(np.arange(num_tokens, dtype=column.numpy)[:, None], 3, 1)
+
+    if value is None:
+        return column.padding(num_tokens)
+
+    start = document.start if isinstance(document, Document) else 0
+    if len(value) < start + num_tokens:
+        raise ConfigError(
+            f"AD452 a document has {num_tokens} tokens, and {column.name} only {max(0, len(value) - start)} values for "
+            "them; a column has one for each token of its sample"
+        )
+
+    value = value[start : start + num_tokens]
+    if shift == "document" and column.follows == "labels":
+        return np.concatenate([value[1:], column.padding(1)])
+
+    return value
+
+
+def _items(document: Any, column: Column) -> Integers:
+    value: Integers | None = _value(document, column)
+    if value is None:
+        return column.padding(0)
+
+    if len(value) and isinstance(document, Document) and len(document.tokens) < len(document.sample.tokens):
+        raise ConfigError(
+            f"AD452 a document is a piece of a sample with {len(value)} items of {column.name}, which belong to the "
+            "whole sample; use a packing that cuts no samples, such as SoftPacking, or drop longer ones (max_length)"
+        )
+
+    return value

@@ -5,30 +5,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from asyncdata.batching.collators.base import (
     IGNORE,
+    Batch,
     Document,
     Integers,
+    Keys,
     Positive,
+    add_columns,
+    columns_in,
+    filled_items,
     joined_labels,
     joined_tokens,
+    needed_dummy,
     source_ids,
 )
-from asyncdata.batching.collators.columns import add_columns, columns_in, filled_items, needed_dummy
 from asyncdata.batching.collators.torch_tensors import sequence_context, to_torch
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncdata.batching.collators.base import Batch
-    from asyncdata.batching.collators.columns import Keys
 
 
 class _Layout(NamedTuple):

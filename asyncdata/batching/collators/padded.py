@@ -9,12 +9,16 @@ import numpy as np
 from asyncdata.batching.collators.base import (
     IGNORE,
     Document,
+    Keys,
     Positive,
+    add_columns,
+    columns_in,
+    filled_items,
     joined_labels,
     joined_tokens,
+    needed_dummy,
     source_ids,
 )
-from asyncdata.batching.collators.columns import Keys, add_columns, columns_in, filled_items, needed_dummy
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 

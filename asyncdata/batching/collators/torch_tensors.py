@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.imports import missing_package
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def to_torch(batch: Any, *, pin_memory: bool = False) -> Any:

@@ -15,11 +15,10 @@ from asyncdata.cli.output import fields, is_terminal, shown_path
 from asyncdata.cli.rows import OrderView
 from asyncdata.cli.shown_text import LossMask, lines_of, plain_text, shown_row, styled_text
 from asyncdata.core.errors import ConfigError, printable
-from asyncdata.core.row_codes import is_mass
+from asyncdata.core.messages import MAX_KEYS, NOT_WRITTEN, is_mass
 from asyncdata.core.types import Position
 from asyncdata.report.page import Samples, write_page
 from asyncdata.report.run_page import inspected_page
-from asyncdata.tokenization.account import MAX_KEYS, NOT_WRITTEN
 from asyncdata.tokenization.chat_template.programs import seen_shapes
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn

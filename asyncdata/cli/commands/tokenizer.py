@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.output import fields, shown_path
 from asyncdata.core.errors import ConfigError, printable
-from asyncdata.tokenization.encoders.character_sets import num_points
-from asyncdata.tokenization.encoders.equivalence_records import alone, find, proof_path, subject_of
+from asyncdata.tokenization.encoders.equivalence_records import alone, find, num_points, proof_path, subject_of
 from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof, known_points, make
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence  # noqa: TC003 - msgspec reads the annotations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import (
+    Container,
+    Iterable,
+    Sequence,
+)
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from asyncdata.core.errors import SnapshotError
 from asyncdata.core.settings import Count, prepared
-from asyncdata.delivery.chunk import is_excluded
-from asyncdata.delivery.outcomes.policy import OutcomeTable
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
-
-    from asyncdata.delivery.chunk import Ids
-    from asyncdata.delivery.outcomes.policy import Policy
+from asyncdata.delivery.chunk import Ids, is_excluded
+from asyncdata.delivery.outcomes.policy import OutcomeTable, Policy
 
 MAX_SCORE = 1e30
 """Larger scores, of either sign, are refused: their sums could not be stored."""

@@ -9,7 +9,7 @@ import msgspec
 from asyncdata.core.errors import FilterError, InvalidGroupError, SnapshotError
 from asyncdata.core.log import get_logger
 from asyncdata.integrations.adapters import KEY
-from asyncdata.integrations.slime.groups import SAMPLES, GroupRecord
+from asyncdata.integrations.slime.groups import SAMPLES, GroupRecord, Opened, Stored
 from asyncdata.integrations.slime.records import from_record, to_record
 from asyncdata.integrations.slime.rollout_ledger import Entry
 from asyncdata.integrations.slime.sample import containers_of
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from asyncdata.integrations.adapters import Scored
-    from asyncdata.integrations.slime.groups import Opened, Stored
     from asyncdata.integrations.slime.media import Process
 
     BufferFilter = Callable[[Any, None, list[Any], int], list[Any]]

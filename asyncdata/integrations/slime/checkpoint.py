@@ -10,8 +10,9 @@ digest of slime's file: if slime has continued in the same folder, the snapshot 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -27,9 +28,6 @@ from asyncdata.core.version import __version__
 from asyncdata.integrations.slime import torch_data
 from asyncdata.integrations.slime.groups import GroupStore
 from asyncdata.integrations.slime.rollout_ledger import Moment, Numbering
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 _log = get_logger(__name__)
 _FORMAT = snapshots.to_state_dict(Snapshot(position=(0, 0, 0)))["format"]

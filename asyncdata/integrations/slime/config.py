@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -21,16 +21,13 @@ from asyncdata.integrations.slime.miles_chats import refuse_own_encoders, tool_f
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.integrations.slime.sample import package_of, resolve_sample_type
 from asyncdata.loader.config import LoaderConfig, place_of
-from asyncdata.loader.mix_file import mix_of_file
+from asyncdata.loader.mix import Mix, mix_of_file
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.arrow.parquet import ParquetSource
+from asyncdata.sources.base import Source
 from asyncdata.sources.resolve import described
 from asyncdata.sources.text.jsonl import JsonlSource
-from asyncdata.tokenization.functions.tokenizer_settings import BackendName  # noqa: TC001 - msgspec reads the annotations
-
-if TYPE_CHECKING:
-    from asyncdata.loader.mix import Mix
-    from asyncdata.sources.base import Source
+from asyncdata.tokenization.functions.tokenizer_settings import BackendName
 
 PREFIX = "asyncdata_"
 NO_TOKENIZER = "none"

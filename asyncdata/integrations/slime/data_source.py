@@ -18,7 +18,8 @@ from __future__ import annotations
 import copy
 import operator
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -29,8 +30,9 @@ from asyncdata.core.settings import whole_number
 from asyncdata.delivery.ledger import not_out, not_tracked
 from asyncdata.integrations.slime import checkpoint as slime_checkpoint
 from asyncdata.integrations.slime.buffer import BadGroupError, GroupKeeper, group_index_of, pop_first, scores_of, take
+from asyncdata.integrations.slime.checkpoint import Found
 from asyncdata.integrations.slime.config import dump_tokenizer, settings_of
-from asyncdata.integrations.slime.feeds import feed_of
+from asyncdata.integrations.slime.feeds import Feed, feed_of
 from asyncdata.integrations.slime.groups import GroupStore
 from asyncdata.integrations.slime.loader_feed import LoaderFeed, media_process
 from asyncdata.integrations.slime.media import import_by_path
@@ -42,12 +44,6 @@ from asyncdata.integrations.slime.sample import (
     resolve_sample_type,
     tells_rollouts,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from asyncdata.integrations.slime.checkpoint import Found
-    from asyncdata.integrations.slime.feeds import Feed
 
 __all__ = ("AsyncDataSource", "BadGroupError", "ReadOnlyDataSource", "ReadOnlyError", "report_outcomes", "source_with")
 

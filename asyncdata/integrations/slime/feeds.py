@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, NoSamplesError
 from asyncdata.core.log import get_logger
-from asyncdata.integrations.slime.checkpoint import refuse_change
+from asyncdata.integrations.slime.checkpoint import Kind, refuse_change
 from asyncdata.integrations.slime.rollout_ledger import Numbering
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from asyncdata.integrations.adapters import Scored
-    from asyncdata.integrations.slime.checkpoint import Kind
     from asyncdata.integrations.slime.config import SlimeSettings
 
 _log = get_logger(__name__)

@@ -13,8 +13,9 @@ import json
 import os
 import re
 import struct
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -24,9 +25,6 @@ from asyncdata.core.files import remove_left_overs, replace_file, sync_folder
 from asyncdata.core.log import get_logger
 from asyncdata.core.plain_values import Block
 from asyncdata.core.settings import prepared
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 FILE_BYTES = 1 << 20
 """A smaller group is stored in the snapshot itself: syncing a separate file would cost more than writing it again."""

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.core.errors import ConfigError, LoaderClosedError, NoSamplesError, SnapshotMismatchError
 from asyncdata.integrations.adapters import KEY, key_of, report_scores
-from asyncdata.integrations.slime.checkpoint import refuse_change
+from asyncdata.integrations.slime.checkpoint import Kind, refuse_change
 from asyncdata.integrations.slime.feeds import Feed, leave_epoch, refuse_beyond
-from asyncdata.integrations.slime.media import INPUTS, process_of, to_worker, unpack
+from asyncdata.integrations.slime.media import INPUTS, Process, process_of, to_worker, unpack
 from asyncdata.integrations.slime.records import remember
 from asyncdata.integrations.slime.sample import groups_of, package_of, resolve_sample_type
 from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix import Mix
-from asyncdata.order.rank_share import row_of_epoch
+from asyncdata.order.order import row_of_epoch
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.sources.arrow.parquet import ParquetSource
 from asyncdata.sources.row_json import python_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from typing import TypeVar
-
     from asyncdata.core.types import Sample
     from asyncdata.integrations.adapters import Scored
-    from asyncdata.integrations.slime.checkpoint import Kind
     from asyncdata.integrations.slime.config import SlimeSettings
-    from asyncdata.integrations.slime.media import Process
     from asyncdata.integrations.slime.rollout_ledger import Numbering
 
     T = TypeVar("T")

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from asyncdata.core.columns import Column
-from asyncdata.core.errors import ConfigError
+from asyncdata.core.errors import ConfigError, raise_if_shortage
 from asyncdata.core.imports import resolve_path
 from asyncdata.core.plain_values import BLOCKS, from_builtins, to_builtins
-from asyncdata.core.shortage import raise_if_shortage
 from asyncdata.integrations.slime.groups import pieces, split
 from asyncdata.integrations.slime.sample import package_of, resolve_sample_type
 from asyncdata.integrations.slime.torch_data import tensors_from_plain, tensors_to_plain
 from asyncdata.tokenization.rows import RowFault
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Process = Callable[[dict[str, list[Any]]], Any]
+Process = Callable[[dict[str, list[Any]]], Any]
 
 INPUTS = Column("multimodal_inputs", "uint64", "item", phase="load")
 """Carries the inputs. Its items have 8 bytes, so that arrays in it are aligned."""

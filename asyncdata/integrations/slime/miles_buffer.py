@@ -14,14 +14,12 @@ finished and not trained, are in the checkpoints of the data source (see ``track
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.adapters import made_on_first_use
 from asyncdata.integrations.slime.data_source import source_with
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ("AsyncDataBuffer", "TrackingBuffer")  # noqa: F822 - AsyncDataBuffer is made below, as it imports miles
 

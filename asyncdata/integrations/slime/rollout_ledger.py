@@ -38,15 +38,13 @@ served is trained by rollout r, dropped and counted, or in the snapshot.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from asyncdata.core.errors import SnapshotError
 from asyncdata.delivery.ledger import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 MAX_ROLLOUTS = 3
 """Rollouts that are remembered until they are saved. Drivers are at most one rollout ahead of the saved one."""

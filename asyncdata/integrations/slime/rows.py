@@ -13,7 +13,7 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime import miles_chats
 from asyncdata.sources.row_json import python_value
 from asyncdata.tokenization.account import Account
-from asyncdata.tokenization.encoders.text_encoder import open_encoder
+from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
 from asyncdata.tokenization.encoders.transformers_tokenizer import CodedTokenizer, coded_digest, coded_folder
 from asyncdata.tokenization.functions.labelled import Draft, Drafting, RowTokenizer
 from asyncdata.tokenization.functions.tokenizer_settings import (
@@ -25,9 +25,9 @@ from asyncdata.tokenization.functions.tokenizer_settings import (
     parse_date,
     templates_digest,
 )
-from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.row_fields import RowReader, Tools
 from asyncdata.tokenization.rows import RowFault, decode_value
-from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
+from asyncdata.tokenization.tokenizer_files import TokenizerFiles, TokenizerFolder, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
-    from asyncdata.tokenization.encoders.text_encoder import Encoder
-    from asyncdata.tokenization.row_fields import Tools
-    from asyncdata.tokenization.tokenizer_files import TokenizerFolder
 
 Buffer = bytes | memoryview
 

@@ -9,17 +9,14 @@ import copy
 import dataclasses
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
+from asyncdata.core.types import Sample
 from asyncdata.core.types import Status as _Status
 from asyncdata.integrations.slime.torch_data import with_items
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from asyncdata.core.types import Sample
 
 _PACKAGES = ("slime", "miles")
 _CURRENT = "_current_rollout_id"

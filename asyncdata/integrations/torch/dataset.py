@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
 
 from asyncdata.batching.collators.torch_tensors import to_torch
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.torch.process import from_torch_state, ranks, refuse_in_torch_worker, to_torch_state
 from asyncdata.loader.config import LoaderConfig
 from asyncdata.loader.loader import DataLoader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
 
 
 class LoaderDataset:

@@ -14,15 +14,14 @@ import contextlib
 import threading
 import weakref
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from asyncdata.batching.collators.torch_tensors import map_leaves, need_cuda, to_torch
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import save_at
-from asyncdata.core.ends import at_exit
 from asyncdata.core.errors import ConfigError, WorkerError
 from asyncdata.core.imports import missing_package
-from asyncdata.core.threads import started
+from asyncdata.core.threads import at_exit, started
 from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
 from asyncdata.loader.measurements import epochs_of
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterator, Mapping
     from types import TracebackType
-    from typing import Self
 
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.loader import DataLoader

@@ -6,15 +6,13 @@ import ctypes
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.loader.config import Ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 _KEY = "asyncdata"
 _HEAD_BYTES = 512

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.integrations.torch.process import from_torch_state, refuse_async, refuse_in_torch_worker, to_torch_state
 from asyncdata.loader.loader import DataLoader
-from asyncdata.order.rank_share import row_of_epoch
+from asyncdata.order.order import row_of_epoch
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.tokenization.functions.untokenized import RowFn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeVar
-
     from asyncdata.core.types import Sample
     from asyncdata.tokenization.base import TokenizeFn
 

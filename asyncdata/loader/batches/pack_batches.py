@@ -10,26 +10,21 @@ import msgspec
 from msgspec import structs
 
 from asyncdata.batching.collators.base import Document
-from asyncdata.batching.online import OnlinePacks, place_of
-from asyncdata.batching.packs import Counts, Delivered, PackState, restored
+from asyncdata.batching.online import OnlinePacks, OnlineProgress, place_of
+from asyncdata.batching.packs import Counts, Delivered, Pack, PackState, Place, restored
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, NoSamplesError
-from asyncdata.core.types import Position
-from asyncdata.delivery.ledger import Request, RestartPoint
-from asyncdata.loader.batches.sample_batches import Batching, BatchShare, PackTotals
-from asyncdata.order.rank_share import row_of_epoch
+from asyncdata.core.types import Position, Sample
+from asyncdata.delivery.ledger import Ledger, Request, RestartPoint, RowKey
+from asyncdata.loader.batches.sample_batches import Batch, Batching, BatchShare, PackTotals
+from asyncdata.order.order import row_of_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from asyncdata.batching.online import OnlineProgress
-    from asyncdata.batching.packs import Pack, Place
     from asyncdata.batching.planned import PlannedEpoch
     from asyncdata.batching.rules import PackRules
-    from asyncdata.core.types import Sample
     from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.ledger import Ledger, RowKey
-    from asyncdata.loader.batches.sample_batches import Batch
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.read_ahead.windows.indexed_windows import IndexedWindows
 

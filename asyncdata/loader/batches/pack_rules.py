@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers import SinglePacking
 from asyncdata.batching.rules import PackRules
-from asyncdata.batching.xtuner_packing import XTunerPacking
+from asyncdata.batching.xtuner_packing import LoaderPacking, XTunerPacking
 from asyncdata.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.loader.config import LoaderConfig
 
 

@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from asyncdata.core.errors import ConfigError, NoSamplesError
-from asyncdata.delivery.ledger import RestartPoint
+from asyncdata.core.errors import ConfigError, EndOfData, NoSamplesError
+from asyncdata.delivery.ledger import Ledger, RestartPoint, RowKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from asyncdata.batching.packs import Counts, Pack, PackState
-    from asyncdata.core.errors import EndOfData
     from asyncdata.core.types import Sample
     from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.ledger import Ledger, RowKey
     from asyncdata.loader.config import LoaderConfig
 
 Batch = tuple[Any, ...]

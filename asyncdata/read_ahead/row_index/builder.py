@@ -12,8 +12,7 @@ import numpy as np
 
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Failed, Index, Indexed, RowError
-from asyncdata.core.row_codes import reason_mark
+from asyncdata.core.messages import Failed, Index, Indexed, RowError, reason_mark
 from asyncdata.delivery.bad_rows import error_at, located
 from asyncdata.delivery.mass_drops import MassDrops
 from asyncdata.read_ahead.calls import Changes, checked

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import NoSamplesError, PrefetchTimeoutError, by_reason
-from asyncdata.order.permutation import TorchGenerator
+from asyncdata.order.order import TorchGenerator
 from asyncdata.read_ahead.row_index.index_file import rows_of
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ import msgspec
 
 from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError
 from asyncdata.core.messages import Indexed
-from asyncdata.core.rank_answers import rank_answers
 from asyncdata.read_ahead.calls import checked
-from asyncdata.read_ahead.rank_calls import RankCalls
+from asyncdata.read_ahead.rank_calls import RankCalls, rank_answers
 from asyncdata.read_ahead.row_index.builder import Indexer
 from asyncdata.sources.spool import is_whole, part_path
 

@@ -8,14 +8,12 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import SnapshotError
-from asyncdata.core.messages import NO_SLOT
-from asyncdata.core.row_codes import EXCLUDED
+from asyncdata.core.messages import EXCLUDED, NO_SLOT, Tokenize, Tokenized
 
 if TYPE_CHECKING:
     from collections.abc import Set
 
     from asyncdata.checkpoint.snapshot import StreamState
-    from asyncdata.core.messages import Tokenize, Tokenized
     from asyncdata.core.types import Position, SourceLocation
     from asyncdata.read_ahead.windows.shared_scans import SharedScans
 

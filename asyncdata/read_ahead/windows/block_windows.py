@@ -8,20 +8,27 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from asyncdata.core.messages import Failed, Overflow, Scan, Scanned, Tokenize
-from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG
-from asyncdata.core.types import Position
-from asyncdata.read_ahead.calls import checked
+from asyncdata.core.messages import (
+    NOT_IN_SLOT,
+    TOO_LONG,
+    Block,
+    Failed,
+    Overflow,
+    Reply,
+    Scan,
+    Scanned,
+    Tokenize,
+    Tokenized,
+)
+from asyncdata.core.types import Position, SourceLocation
+from asyncdata.read_ahead.calls import Calls, checked
 from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
 from asyncdata.workers.base import Crashed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from asyncdata.core.messages import Block, Reply, Tokenized
-    from asyncdata.core.types import SourceLocation
     from asyncdata.order.order import Order
-    from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.windows.ready_rows import ReadyRows
     from asyncdata.read_ahead.windows.shared_scans import SharedScans
     from asyncdata.sources.base import Blocks

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.order.order import Order
-from asyncdata.read_ahead.windows.block_windows import BlockWindows
+from asyncdata.read_ahead.windows.block_windows import BlockWindow, BlockWindows
 
 if TYPE_CHECKING:
     from asyncdata.core.types import Position
     from asyncdata.read_ahead.calls import Calls
-    from asyncdata.read_ahead.windows.block_windows import BlockWindow
     from asyncdata.sources.growing import GrowingBlocks
 
 

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.core.messages import Column, Tokenized
+from asyncdata.core.messages import Column, Data, RowError, Tokenized, Unread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from asyncdata.core.messages import Data, RowError, Unread
     from asyncdata.read_ahead.windows.base import Int64
 
 _SUMS = "\0token_sums"

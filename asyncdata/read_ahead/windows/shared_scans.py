@@ -14,25 +14,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import anyio
 import msgspec
 
 from asyncdata.core.errors import AsyncDataError, ConfigError
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Data, Failed, decode_reply, encode
-from asyncdata.core.rank_answers import rank_answers
+from asyncdata.core.messages import Data, Failed, Reply, decode_reply, encode
 from asyncdata.read_ahead.calls import Changes
-from asyncdata.read_ahead.rank_calls import RankCalls, has_left
+from asyncdata.read_ahead.rank_calls import RankCalls, has_left, rank_answers
 from asyncdata.workers.base import Crashed
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from asyncdata.core.messages import Reply
 
 _FIRST_PAUSE_S, _PAUSE_S = 0.001, 0.02
 """Before a call of a rank that has nothing to send: after a call that brought something, and at most. Each is twice as

@@ -19,7 +19,7 @@ from asyncdata.core.files import path_of
 from asyncdata.core.settings import prepared
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
 from asyncdata.sources.fingerprint import SameFile
-from asyncdata.sources.reader import FileChangedError
+from asyncdata.sources.reader import BlockRows, FileChangedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from asyncdata.core.messages import Block, Job, Overflow
-    from asyncdata.sources.reader import BlockRows
 
 _PIECE_BYTES, _FIRST_ROWS, _MAX_ROWS = 4 << 20, 16, 256  # converted at once; rows before it is known how long they are
 

@@ -16,12 +16,11 @@ import numpy as np
 
 from asyncdata.core.digest import canonical, digest, digest_each
 from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, redacted, safe_cause
-from asyncdata.core.file_refs import FileRef
+from asyncdata.core.file_refs import FileRef, FileRefs
+from asyncdata.core.files import TemporaryFolder
 from asyncdata.core.imports import missing_package
-from asyncdata.core.messages import Block, Job
+from asyncdata.core.messages import Block, Job, ReaderSpec
 from asyncdata.core.settings import Settings
-from asyncdata.core.specs import ReaderSpec
-from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.arrow.dataset_reader import ArrowFile, ArrowReader, Part, write_arrow
 from asyncdata.sources.arrow.rows_to_json import RowWriter
@@ -30,15 +29,13 @@ from asyncdata.sources.fingerprint import stamp
 from asyncdata.sources.paths import is_saved_dataset
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.sources.row_json import json_value, without_padding
-from asyncdata.sources.stream import ExampleStream, plain_state
+from asyncdata.sources.stream import ExampleStream, Rows, StreamOrder, plain_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
     import datasets
 
-    from asyncdata.core.file_refs import FileRefs
-    from asyncdata.sources.stream import Rows, StreamOrder
 
 _ROOM = 4
 _ROWS_PER_BATCH = 1000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,29 +11,26 @@ import numpy as np
 
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.imports import missing_package
-from asyncdata.core.messages import Block
+from asyncdata.core.messages import Block, ReaderSpec, StoreSpec
 from asyncdata.core.settings import Settings
-from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.arrow.parquet_reader import MAGIC, footer_digest, leaves_of, load_footer, ranges_file
 from asyncdata.sources.arrow.rows_to_json import RowWriter, is_same_form, shown_type
 from asyncdata.sources.base import Files
 from asyncdata.sources.fingerprint import stamp_of
-from asyncdata.sources.no_data import why_no_data
 from asyncdata.sources.paths import find_files, noting, open_regular
 from asyncdata.sources.remote.address import names_objects, shown
 from asyncdata.sources.remote.listing import find_objects
 from asyncdata.sources.remote.reads import Reads
 from asyncdata.sources.remote.store import ObjectStamp
+from asyncdata.sources.splits import why_no_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from concurrent.futures import Future
 
     import pyarrow as pa
 
     from asyncdata.core.file_refs import FileRef
-    from asyncdata.core.specs import StoreSpec
 
 _READER = "asyncdata.sources.arrow.parquet_reader:ParquetReader"
 _REMOTE_READER = "asyncdata.sources.arrow.parquet_reader:RemoteParquetReader"

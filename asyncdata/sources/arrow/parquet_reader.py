@@ -16,7 +16,7 @@ from asyncdata.core.digest import digest
 from asyncdata.core.files import path_of
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
 from asyncdata.sources.fingerprint import OpenFiles, SameFile
-from asyncdata.sources.reader import FileChangedError
+from asyncdata.sources.reader import BlockRows, FileChangedError
 from asyncdata.sources.remote.reads import Reads
 from asyncdata.sources.remote.store import ObjectStamp
 
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from asyncdata.core.file_refs import FileRef
-    from asyncdata.core.messages import Block, Job, Overflow
-    from asyncdata.core.read_counts import ReadCounts
-    from asyncdata.sources.reader import BlockRows
+    from asyncdata.core.messages import Block, Job, Overflow, ReadCounts
 
 
 MAGIC = b"PAR1"

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Self
 from urllib.parse import unquote
 
 import msgspec
 
 from asyncdata.core.errors import ConfigError, redacted
 from asyncdata.core.file_refs import HTTP, Address
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Self
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _CUT_ADDRESS = re.compile(r"(?:s3a?|gs|az|abfss?|https?|hf):/[^/]")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.file_refs import Address
 from asyncdata.sources.remote.address import GivenAddress
 from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 _TAGS = ("etag", "checksum", "sha256", "md5hash", "content_md5", "crc32c", "md5")
 _VERSIONS = ("versionid", "version_id", "generation")

@@ -9,18 +9,16 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote, unquote, urljoin
 
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.file_refs import Address
 from asyncdata.sources.remote.address import GivenAddress
 from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError, is_throttled, kind_of_status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 _KEY = re.compile(r"([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?", re.DOTALL)
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -7,7 +7,7 @@ from array import array
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncdata.core.messages import Block
+from asyncdata.core.messages import Block, Job, Overflow, ReadCounts
 from asyncdata.sources.reader import BlockRows
 from asyncdata.sources.remote.reads import Reads, coalesced
 from asyncdata.sources.remote.store import ObjectStamp
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from asyncdata.core.file_refs import FileRef
-    from asyncdata.core.messages import Job, Overflow
-    from asyncdata.core.read_counts import ReadCounts
 
     Found = dict[Block, BlockRows | Callable[[], BlockRows]]
 

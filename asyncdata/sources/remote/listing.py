@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from asyncdata.core.errors import SourceError
-from asyncdata.core.file_refs import HTTP, Address, joined
+from asyncdata.core.file_refs import HTTP, Address, ObjectRefs, joined
+from asyncdata.core.messages import StoreSpec
 from asyncdata.core.settings import prepared
 from asyncdata.sources.paths import refuse_repeats
 from asyncdata.sources.remote.address import GivenAddress, is_address, texts_of
 from asyncdata.sources.remote.reads import Reads
 from asyncdata.sources.remote.store import ObjectStamp, collected, quoted, store_spec
 from asyncdata.sources.splits import Splits
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from asyncdata.core.file_refs import ObjectRefs
-    from asyncdata.core.specs import StoreSpec
 
 _MANIFEST = ".manifest.jsonl"
 _MAGIC = re.compile(r"[*?[]")

@@ -14,8 +14,9 @@ import re
 import socket
 import threading
 import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from asyncdata.core.errors import ConfigError, redacted
@@ -23,9 +24,6 @@ from asyncdata.core.file_refs import HTTP, Address
 from asyncdata.core.imports import from_clone, resolve_path
 from asyncdata.sources.remote.address import GivenAddress
 from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError, is_throttled, kind_of_status, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 ResultT = TypeVar("ResultT")
 

@@ -8,31 +8,24 @@ import random
 import threading
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from contextvars import copy_context
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import LoaderClosedError, SourceChangedError, SourceError
+from asyncdata.core.file_refs import Address, ObjectRefs, ObjectsOfStore
 from asyncdata.core.log import get_logger
-from asyncdata.core.read_counts import ReadCounts
+from asyncdata.core.messages import ReadCounts, ReadLimits, StoreSpec
 from asyncdata.core.settings import opening_until
-from asyncdata.core.specs import ReadLimits
 from asyncdata.sources.remote.address import GivenAddress
 from asyncdata.sources.remote.block_cache import BlockCache
-from asyncdata.sources.remote.store import StoreError, collected, open_store, store_spec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
-
-    from asyncdata.core.file_refs import Address, ObjectRefs, ObjectsOfStore
-    from asyncdata.core.specs import StoreSpec
-    from asyncdata.sources.remote.store import ObjectStamp, Store
+from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError, collected, open_store, store_spec
 
 ResultT = TypeVar("ResultT")
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.file_refs import Address, ObjectsOfStore
+from asyncdata.core.file_refs import Address, FileRef, ObjectsOfStore
 from asyncdata.core.imports import resolve_path
+from asyncdata.core.messages import ReadLimits, StoreSpec
 from asyncdata.core.settings import prepared
-from asyncdata.core.specs import ReadLimits, StoreSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Self
 
-    from asyncdata.core.file_refs import FileRef
     from asyncdata.sources.remote.address import GivenAddress
 
 STORE_OF_SCHEME = dict.fromkeys(
@@ -162,7 +160,7 @@ def store_spec(given: GivenAddress, storage_options: Mapping[str, Any]) -> Store
     """How to open the bucket of an address.
 
     :param storage_options: passed through to the store, but for the fields of
-        :class:`~asyncdata.core.specs.ReadLimits`, and ``store``, the import path of another class for it.
+        :class:`~asyncdata.core.messages.ReadLimits`, and ``store``, the import path of another class for it.
     :raises ConfigError: for a limit that is out of range.
     """
     path = storage_options.get("store") or STORE_OF_SCHEME.get(given.address.scheme, _ANY_SCHEME)

@@ -8,9 +8,9 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.core.file_refs import FileRef, all_sizes
+from asyncdata.core.file_refs import FileRef, FileRefs, all_sizes
+from asyncdata.core.messages import ReaderSpec, StoreSpec
 from asyncdata.core.settings import Settings
-from asyncdata.core.specs import ReaderSpec
 from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.fingerprint import stamp
 from asyncdata.sources.paths import find_files, noting, open_regular
@@ -19,8 +19,6 @@ from asyncdata.sources.remote.address import names_objects, shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from asyncdata.core.file_refs import FileRefs
-    from asyncdata.core.specs import StoreSpec
     from asyncdata.sources.remote.listing import Objects
     from asyncdata.sources.splits import Splits
     from asyncdata.sources.text.text_stream import TextStream
@@ -313,7 +311,7 @@ def _refuse_others(path: str, head: bytes) -> None:
         raise SourceError(f"AD123 {path} is Parquet, not JSONL")
 
     if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] not in {b"", b"{", b"["}:
-        from asyncdata.sources.no_data import why_no_data
+        from asyncdata.sources.splits import why_no_data
 
         if what := why_no_data(_bare(path), head):
             raise SourceError(f"AD123 {path} is {what}")

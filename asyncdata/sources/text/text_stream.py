@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncdata.core.errors import SourceChangedError, SourceError
-from asyncdata.core.specs import ReaderSpec
+from asyncdata.core.messages import BlockCacheSpec, ReadCounts, ReaderSpec, StoreSpec
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.base import FileBlocks, Files
 from asyncdata.sources.fingerprint import SameFile, shrunk
 from asyncdata.sources.reader import FileChangedError, unreadable
 from asyncdata.sources.remote.reads import ObjectFile, Reads
 from asyncdata.sources.remote.store import ObjectStamp
-from asyncdata.sources.stream import MAX_ROW_BYTES, Rows, RowStream
+from asyncdata.sources.stream import MAX_ROW_BYTES, Int64, Rows, RowStream, StreamOrder
 from asyncdata.sources.text.json_array import ArrayScan
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from io import FileIO
 
     from asyncdata.core.file_refs import FileRef, FileRefs
-    from asyncdata.core.read_counts import ReadCounts
-    from asyncdata.core.specs import BlockCacheSpec, StoreSpec
-    from asyncdata.sources.stream import Int64, StreamOrder
 
 _PIECE_BYTES = 256 * 1024
 _INPUT_BYTES = {"gzip": 64 * 1024, "zstd": 8 * 1024}

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.tokenization.chat_template.conversation import Conversation
-from asyncdata.tokenization.chat_template.programs import Shapes
+from asyncdata.tokenization.chat_template.programs import Program, Shapes
 from asyncdata.tokenization.chat_template.texts import Texts
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.spans import Span, common_prefix, common_suffix, join
@@ -28,7 +28,6 @@ from asyncdata.tokenization.spans import Span, common_prefix, common_suffix, joi
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.tokenization.chat_template.programs import Program
     from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat
     from asyncdata.tokenization.chat_template.template import ChatTemplate
 

@@ -7,16 +7,14 @@ name and arguments are words that no template has.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cached_property
 from itertools import product
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from asyncdata.tokenization.rows import RowFault, decode_value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 Message = dict[str, Any]
 

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateError, Undefined, nodes
-from jinja2.compiler import CodeGenerator
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -15,7 +15,6 @@ from jinja2.utils import Namespace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jinja2.compiler import Frame
     from jinja2.parser import Parser
 
 Message = dict[str, Any]

@@ -15,22 +15,18 @@ the guards.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
-from jinja2.runtime import Macro
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from asyncdata.tokenization.chat_template.jinja_environment import Generation, make_environment, normalized
 from asyncdata.tokenization.chat_template.symbolic_values import Text, Trace, UnprovenError, Value, is_plain, stand_in
 from asyncdata.tokenization.rows import RowFault
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from jinja2.runtime import Context
 
 Message = dict[str, Any]
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import Undefined
 
 from asyncdata.tokenization.chat_template.programs import ADD, Pieces, Program, Step
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
 
 MARKS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
 """Characters that mark places in a chat while it is rendered: code points that will never be assigned."""

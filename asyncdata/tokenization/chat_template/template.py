@@ -9,14 +9,13 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import Environment, Template, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from asyncdata.core.errors import ConfigError
-from asyncdata.core.shortage import raise_if_shortage
+from asyncdata.core.errors import ConfigError, raise_if_shortage
 from asyncdata.tokenization.chat_template.calls import Fitting
 from asyncdata.tokenization.chat_template.jinja_environment import Generation, make_environment, normalized
-from asyncdata.tokenization.chat_template.programs import NOTHING_PROVEN, Shapes
+from asyncdata.tokenization.chat_template.programs import NOTHING_PROVEN, Program, Shapes
 from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from jinja2 import Environment, Template
-
-    from asyncdata.tokenization.chat_template.programs import Program
     from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat, SymbolicTemplate
 
 Message = dict[str, Any]

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from asyncdata.tokenization.chat_template.symbolic_values import MARKS, UnprovenError, has_symbol, symbols_in
+from asyncdata.tokenization.chat_template.symbolic_values import MARKS, Trace, UnprovenError, has_symbol, symbols_in
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.spans import common_prefix
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncdata.tokenization.chat_template.symbolic_values import Trace
 
 
 class Texts:

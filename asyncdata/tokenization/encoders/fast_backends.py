@@ -11,15 +11,12 @@ import ctypes
 import os
 import re
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import accumulate, count
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from asyncdata.core.files import cache_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FAST_BACKENDS = ("gigatoken", "fastokens")
 """In the order in which "auto" prefers them. The first loads in half the time and two thirds of the memory of the

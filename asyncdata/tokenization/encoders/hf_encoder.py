@@ -13,19 +13,17 @@ import unicodedata
 from array import array
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
 from asyncdata.tokenization.encoders.fast_backends import EncodedTexts, FlatIds, one_by_one
-from asyncdata.tokenization.spans import Offsets
+from asyncdata.tokenization.spans import Offsets, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import Self
 
     from numpy import ndarray
     from tokenizers import AddedToken, Encoding, Tokenizer
 
-    from asyncdata.tokenization.spans import Span
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
     Array = ndarray[Any, Any]

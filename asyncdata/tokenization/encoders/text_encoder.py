@@ -10,11 +10,11 @@ from array import array
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from asyncdata.core.errors import ConfigError
+from asyncdata.core.errors import ConfigError, excerpt
 from asyncdata.tokenization.encoders import fast_backends, idle_work
 from asyncdata.tokenization.encoders.fast_backends import BoundedEncoder, EncodedTexts, FlatIds
 from asyncdata.tokenization.encoders.hf_encoder import NOWHERE, HfEncoder, LengthsById, Located, TokenLengths
-from asyncdata.tokenization.rows import WrongIdsError, excerpt
+from asyncdata.tokenization.rows import WrongIdsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

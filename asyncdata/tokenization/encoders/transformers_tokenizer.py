@@ -9,7 +9,8 @@ from __future__ import annotations
 import fnmatch
 import os
 from array import array
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError
@@ -19,9 +20,6 @@ from asyncdata.tokenization.encoders.fast_backends import one_by_one
 from asyncdata.tokenization.encoders.hf_encoder import Located
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.tokenizer_files import TokenizerFolder, download
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _PATTERNS = (
     *("*.py", "tokenizer*", "*token*.json", "config.json", "vocab*", "merges.txt", "*.model", "*.tiktoken", "*.jinja"),

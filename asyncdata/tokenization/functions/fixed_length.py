@@ -27,7 +27,7 @@ from asyncdata.tokenization.functions.labelled import (
 from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault
-from asyncdata.tokenization.spans import encode_spans, join, token_spans
+from asyncdata.tokenization.spans import Offsets, Span, encode_spans, join, token_spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
-    from asyncdata.tokenization.spans import Offsets, Span
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from asyncdata.core.shortage import raise_if_shortage
+from asyncdata.core.errors import raise_if_shortage
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.media import MEDIA_LEFT_OUT, without_media
 from asyncdata.tokenization.rows import MediaFault, RowFault

@@ -27,7 +27,7 @@ from asyncdata.tokenization.functions.tokenizer_settings import (
     templates_digest,
 )
 from asyncdata.tokenization.media import ReadChat
-from asyncdata.tokenization.row_fields import TURN_FLAGS, TurnFlag
+from asyncdata.tokenization.row_fields import TURN_FLAGS, RowReader, TurnFlag
 from asyncdata.tokenization.rows import RowFault, decode_value
 from asyncdata.tokenization.spans import join
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
-    from asyncdata.tokenization.row_fields import RowReader
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 Message = dict[str, Any]

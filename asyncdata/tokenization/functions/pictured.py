@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.tokenization.functions.labelled import RowTokenizer, accepted
+from asyncdata.tokenization.functions.labelled import Drafting, RowTokenizer, accepted
 from asyncdata.tokenization.functions.of_chat import Chats
 from asyncdata.tokenization.functions.prompt_reader import PromptTokenizer
-from asyncdata.tokenization.pictures.chats import expanded, with_places
+from asyncdata.tokenization.pictures.chats import Places, expanded, with_places
 from asyncdata.tokenization.pictures.files import held
 from asyncdata.tokenization.pictures.transformers_processor import OpenProcessor
 from asyncdata.tokenization.rows import MediaFault, RowFault, decode_value, is_empty
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
-    from asyncdata.tokenization.functions.labelled import Drafting
-    from asyncdata.tokenization.pictures.chats import Places
     from asyncdata.tokenization.pictures.settings import Processor, ProcessorConfig
 
 

@@ -11,7 +11,7 @@ from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.labelled import NOTHING_TRAINED, Draft, Drafting, RowTokenizer, predicted
 from asyncdata.tokenization.functions.of_chat import VARIABLES, ChatDrafts, OfChat, assistants, num_alike
-from asyncdata.tokenization.functions.tokenizer_settings import Name  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.tokenization.functions.tokenizer_settings import Name
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_object, is_empty, json_type
 from asyncdata.tokenization.spans import common_prefix

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.functions.tokenizer_settings import (
     TEMPLATE_ARGUMENTS,
     Name,
@@ -121,6 +120,7 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
+        from asyncdata.tokenization.account import Account
         from asyncdata.tokenization.functions.prompt_reader import PromptTokenizer
         from asyncdata.tokenization.row_fields import RowReader
 

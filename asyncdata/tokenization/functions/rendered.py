@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import msgspec
 
-from asyncdata.core.errors import ConfigError, user_traceback
+from asyncdata.core.errors import ConfigError, raise_if_shortage, user_traceback
 from asyncdata.core.imports import missing_package, resolve_path
-from asyncdata.core.shortage import raise_if_shortage
 from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.chat_template.calls import fit_calls
 from asyncdata.tokenization.functions.labelled import (
@@ -21,7 +20,7 @@ from asyncdata.tokenization.functions.labelled import (
     RowTokenizer,
 )
 from asyncdata.tokenization.functions.of_chat import trained_messages
-from asyncdata.tokenization.functions.tokenizer_settings import Name  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.tokenization.functions.tokenizer_settings import Name
 from asyncdata.tokenization.row_fields import TURN_FLAGS, RowReader, TurnFlag
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.spans import NOT_TRAINED, trained_runs

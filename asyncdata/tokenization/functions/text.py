@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.labelled import Draft, Drafting, Encoded, OfAnyLength, RowTokenizer
-from asyncdata.tokenization.functions.tokenizer_settings import Name  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.tokenization.functions.tokenizer_settings import Name
 from asyncdata.tokenization.row_fields import RowReader
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from asyncdata.core.digest import digest
 from asyncdata.core.settings import Description
@@ -11,7 +11,6 @@ from asyncdata.tokenization.rows import RowFault, decode_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Self
 
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.tokenization.media import PART_KEYS, medium_of
-from asyncdata.tokenization.pictures.files import picture_of
+from asyncdata.tokenization.pictures.files import Picture, picture_of
 from asyncdata.tokenization.rows import MEDIA_KEYS, RowFault, is_empty
 from asyncdata.tokenization.spans import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from asyncdata.tokenization.pictures.files import Picture
     from asyncdata.tokenization.pictures.settings import Processor
 
 Message = dict[str, Any]

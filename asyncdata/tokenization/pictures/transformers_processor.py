@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncdata.core.imports import missing_package
-from asyncdata.tokenization.pictures.files import size_of, turned
-from asyncdata.tokenization.pictures.settings import GRID, MROPE
+from asyncdata.tokenization.pictures.files import Picture, size_of, turned
+from asyncdata.tokenization.pictures.settings import GRID, MROPE, Processor, ProcessorConfig
 from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.core.columns import Column
-    from asyncdata.tokenization.pictures.files import Picture
-    from asyncdata.tokenization.pictures.settings import Processor, ProcessorConfig
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -16,19 +16,16 @@ import msgspec
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, WorkerError
-from asyncdata.core.messages import Failed, Ready, Scan, Short
-from asyncdata.workers.base import MAX_LOSSES, Crashed, ExecutorStatistics, WorkerState, takes_samples
-from asyncdata.workers.pool.worker import Backlog, Health, Lost, new_patience, pause
-from asyncdata.workers.slots import NUM_SLOTS, Slots
+from asyncdata.core.messages import Failed, Job, Ready, Reply, Request, Scan, Short
+from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState, takes_samples
+from asyncdata.workers.pool.worker import Backlog, Call, Health, Lost, Patience, Worker, new_patience, pause
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from anyio.abc import TaskGroup
 
-    from asyncdata.core.messages import Job, Reply, Request
     from asyncdata.workers.base import OnReply
-    from asyncdata.workers.pool.worker import Call, Patience, Worker
 
 _MAX_REQUESTS = 2
 """Requests that a worker has at a time: one to work on, and one queued, so that it never waits for the next one."""

@@ -276,8 +276,10 @@ class EarlyForkServer:
     def tell(self, tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> None:
         """Load ``tokenize_fn`` in the fork server. Errors are ignored here; the loader's own checks report them."""
         from asyncdata.core.messages import frame
-        from asyncdata.tokenization.base import describe  # imported while the fork server boots
-        from asyncdata.tokenization.resolve import resolved
+        from asyncdata.tokenization.base import (
+            describe,  # imported while the fork server boots
+            resolved,
+        )
 
         with contextlib.suppress(AsyncDataError):
             self.function = resolved(tokenize_fn)

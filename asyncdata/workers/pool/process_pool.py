@@ -14,11 +14,11 @@ import anyio
 
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Failed, Ready, Short, decode_reply, frame
+from asyncdata.core.messages import Failed, Job, Ready, Reply, Short, decode_reply, frame
 from asyncdata.workers.base import error_of
 from asyncdata.workers.machine import resident_memory
 from asyncdata.workers.pool.pool import Lane, Transport, with_reader
-from asyncdata.workers.pool.popen import StartedForkServer, new_ends, no_room
+from asyncdata.workers.pool.popen import EarlyForkServer, StartedForkServer, new_ends, no_room
 from asyncdata.workers.pool.process_messages import (
     COMMAND,
     FORK,
@@ -26,6 +26,7 @@ from asyncdata.workers.pool.process_messages import (
     PROGRESS_BYTES,
     REAP,
     SHARE,
+    Answer,
     ForkedWorker,
     Loaded,
     NotForked,
@@ -33,7 +34,7 @@ from asyncdata.workers.pool.process_messages import (
     decode_answer,
 )
 from asyncdata.workers.pool.processes import ChildProcess, Executed, Forked, SharedResources
-from asyncdata.workers.pool.worker import Worker, died_starting, new_patience, pause
+from asyncdata.workers.pool.worker import Call, Lost, Worker, died_starting, new_patience, pause
 
 if TYPE_CHECKING:
     import mmap
@@ -41,10 +42,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncdata.core.messages import Job, Reply
-    from asyncdata.workers.pool.popen import EarlyForkServer
-    from asyncdata.workers.pool.process_messages import Answer
-    from asyncdata.workers.pool.worker import Call, Lost
 
 _PATIENCE_S = 10.0
 """The fork server answers within milliseconds. After this time it is taken to hang."""

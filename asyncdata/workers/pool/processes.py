@@ -12,7 +12,8 @@ import struct
 import subprocess
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -20,16 +21,10 @@ import anyio.to_thread
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import HEADER, MAX_FRAME_BYTES
-from asyncdata.core.read_counts import READ_COUNTS
-from asyncdata.workers.pool.popen import AlivePipe, no_room
+from asyncdata.core.messages import HEADER, MAX_FRAME_BYTES, READ_COUNTS
+from asyncdata.workers.base import NUM_SLOTS
+from asyncdata.workers.pool.popen import AlivePipe, Ends, no_room
 from asyncdata.workers.pool.process_messages import PROGRESS_BYTES, STATUS_SHORT, read_counts_at
-from asyncdata.workers.slots import NUM_SLOTS
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from asyncdata.workers.pool.popen import Ends
 
 _log = get_logger(__name__)
 _SCRATCH_BYTES = 16 * 1024

@@ -14,18 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 import msgspec
 
-from asyncdata.core.errors import WorkerError
+from asyncdata.core.errors import WorkerError, is_shortage
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Failed, Short
-from asyncdata.core.shortage import is_shortage
+from asyncdata.core.messages import Failed, Reply, Request, Short
 from asyncdata.workers.base import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    from asyncdata.core.messages import Reply, Request
-    from asyncdata.workers.base import Crashed, OnReply
-    from asyncdata.workers.slots import Slots
+    from asyncdata.workers.base import Crashed, OnReply, Slots
 
 _log = get_logger(__name__)
 MAX_WAIT_S = 1.0

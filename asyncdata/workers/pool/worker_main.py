@@ -27,12 +27,22 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, NamedTuple, Never
 
-from asyncdata.core.ends import end_with_parent
+from asyncdata.core.errors import is_shortage
 from asyncdata.core.imports import resolve_path
-from asyncdata.core.messages import HEADER, Ready, Request, decode_job, decode_request, decode_spec, frame, pieces
-from asyncdata.core.read_counts import READ_COUNTS, ReadCounts
-from asyncdata.core.shortage import is_shortage
-from asyncdata.tokenization.base import open_spec
+from asyncdata.core.messages import (
+    HEADER,
+    READ_COUNTS,
+    ReadCounts,
+    Ready,
+    Request,
+    decode_job,
+    decode_request,
+    decode_spec,
+    frame,
+    pieces,
+)
+from asyncdata.core.threads import end_with_parent
+from asyncdata.tokenization.base import BatchTokenizer, open_spec
 from asyncdata.tokenization.encoders import idle_work
 from asyncdata.tokenization.encoders.fast_backends import give_back_memory
 from asyncdata.workers.pool.process_messages import (
@@ -42,6 +52,7 @@ from asyncdata.workers.pool.process_messages import (
     PROGRESS,
     PROGRESS_BYTES,
     STATUS_SHORT,
+    Answer,
     ForkedWorker,
     Loaded,
     NotForked,
@@ -53,10 +64,7 @@ from asyncdata.workers.request_handler import Handler, not_opened
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from asyncdata.core.messages import Data, Job
-    from asyncdata.core.specs import TokenizeSpec
-    from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.workers.pool.process_messages import Answer
+    from asyncdata.core.messages import Data, Job, TokenizeSpec
 
 _FORK_FDS = 2
 _PAUSE_MS = 250

@@ -33,7 +33,7 @@ def loader(path: str, tokenizer: str, backend: str = "hf", kind: str = "prompt",
 
     source: Any = path
     if path.endswith(".mix.json"):
-        from asyncdata.loader.mix_file import mix_of_file
+        from asyncdata.loader.mix import mix_of_file
 
         source = mix_of_file(path)
     if tokenizer == BYTES:

@@ -28,9 +28,8 @@ from asyncdata import AsyncDataLoader
 from asyncdata.core.messages import Tokenized
 from asyncdata.loader.service import Service
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.workers.base import MAX_LOSSES, Crashed, ExecutorStatistics, WorkerState
+from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
 from asyncdata.workers.request_handler import Handler
-from asyncdata.workers.slots import NUM_SLOTS, Slots
 from tests.faults.support.liveness import SimulatedThreads, Watcher
 
 if TYPE_CHECKING:

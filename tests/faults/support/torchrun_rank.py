@@ -25,7 +25,7 @@ DIVIDED = {"asyncdata.read_ahead.windows.block_windows._RANKS_AT_START": 1}
 SOON = {
     "asyncdata.read_ahead.windows.shared_scans._PATIENCE_S": 0.5,
     "asyncdata.read_ahead.rank_calls._END_TIMEOUT_S": 0.5,
-    "asyncdata.core.awaited_threads._EXIT_TIMEOUT_S": 0.5,
+    "asyncdata.core.threads._EXIT_TIMEOUT_S": 0.5,
 }
 
 

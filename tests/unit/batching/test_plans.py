@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking
 from asyncdata.errors import ConfigError
-from asyncdata.order.order import RowOrder
-from asyncdata.order.rank_share import Share
+from asyncdata.order.order import RowOrder, Share
 from asyncdata.xtuner import XTunerPacking
 from tests.support.examples import in_ci
 from tests.support.parts import PackRules, PlannedOrder, SinglePacking, pack_rows

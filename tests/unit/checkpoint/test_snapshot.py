@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncdata import Sample, Status
-from asyncdata.checkpoint.matching import check
+from asyncdata.checkpoint.restore import check
 from asyncdata.checkpoint.snapshot import load, save
 from asyncdata.checkpoint.summary import describe
 from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError, SnapshotVersionError

@@ -18,7 +18,7 @@ from tests.support.parts import TemporaryFolder
 ROOT = Path(__file__).parents[3]
 OWNER = """
 import sys
-from asyncdata.core.temporary_folder import TemporaryFolder
+from asyncdata.core.files import TemporaryFolder
 folder = TemporaryFolder("rows")
 open(f"{folder.path}/copy", "w").write("rows")
 print(folder.path, flush=True)
@@ -119,7 +119,7 @@ def test_what_is_not_surely_left_stays(place, monkeypatch):
     "lacks",
     [
         "import fcntl; fcntl.flock = lambda *_: (_ for _ in ()).throw(OSError(95, 'Operation not supported'))",
-        "import asyncdata.core.temporary_folder; asyncdata.core.temporary_folder._BOOT_ID = '/of no machine'",
+        "import asyncdata.core.files; asyncdata.core.files._BOOT_ID = '/of no machine'",
     ],
     ids=["locks", "a name of the machine"],
 )
@@ -141,7 +141,7 @@ def test_where_it_cannot_be_told_whether_a_folder_is_in_use_it_is_never_taken_fo
 )
 def test_there_it_is_removed_by_its_owner_alone(place, monkeypatch, name, lacks):
     new = Mock(side_effect=lacks) if name == "lock" else lacks
-    monkeypatch.setattr(f"asyncdata.core.temporary_folder.{name}", new)
+    monkeypatch.setattr(f"asyncdata.core.files.{name}", new)
     folder, other = TemporaryFolder("rows"), TemporaryFolder("rows")
     assert set(place.iterdir()) == {Path(folder.path), Path(other.path)}
 

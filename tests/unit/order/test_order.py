@@ -14,9 +14,19 @@ from hypothesis import strategies as st
 
 from asyncdata import RowShuffle, Shuffle
 from asyncdata.errors import ConfigError
-from asyncdata.order.order import ROWS_PER_WINDOW, Order, RowOrder
-from asyncdata.order.permutation import GOLDEN, MASK, TorchGenerator, feistel_permutation, mix, mix_one, shuffled_rows
-from asyncdata.order.rank_share import Share
+from asyncdata.order.order import (
+    GOLDEN,
+    MASK,
+    ROWS_PER_WINDOW,
+    Order,
+    RowOrder,
+    Share,
+    TorchGenerator,
+    feistel_permutation,
+    mix,
+    mix_one,
+    shuffled_rows,
+)
 from tests.support.examples import in_ci
 
 # These are promises to every snapshot there is. A change that moves one of them makes every run start anew: make a

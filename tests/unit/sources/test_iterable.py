@@ -9,7 +9,7 @@ import pytest
 
 from asyncdata import DataLoader, IterableSource, Shuffle
 from asyncdata.errors import ConfigError
-from asyncdata.order.permutation import order_keys, shuffled_rows
+from asyncdata.order.order import order_keys, shuffled_rows
 from tests.support.parts import MAX_ROW_BYTES, StreamOrder
 from tests.support.reading_rows import AS_IT_LIES, read_until_fault, rows_of, samples_of
 from tests.support.streams import texts_of

@@ -15,7 +15,8 @@ import pytest
 
 from asyncdata import DataLoader, JsonlSource, LoaderConfig, PromptTokenizeFn, RayExecutor
 from asyncdata.errors import ConfigError, WorkerError
-from asyncdata.workers.ray import cluster, executor
+from asyncdata.workers.ray import executor
+from asyncdata.workers.ray import executor as cluster
 from tests.support.executors import Client
 from tests.support.inner import change
 from tests.support.loading import write_rows
