@@ -18,7 +18,7 @@ except ImportError as error:
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from asyncdata import ChatTokenizeFn, DataLoader, PackedCollator, SoftPacking
-from asyncdata.batching.collators.torch_tensors import to_torch
+from asyncdata.integrations.torch import to_torch
 
 os.chdir(tempfile.mkdtemp(prefix="asyncdata-pictures-"))
 

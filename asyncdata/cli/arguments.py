@@ -289,6 +289,15 @@ _REPORT = (
     _Argument("folder", "the folder of the run's telemetry", required=False),
     option("--demo", "record a short run of data that every Python has, in place of FOLDER"),
     option("-o --output FILE", "the report", default="report.html"),
+    option(
+        "--serve", "show the report in the browser while the run goes on, in place of writing a file; Ctrl-C ends it"
+    ),
+    option(
+        "--port N",
+        "for --serve: the port on 127.0.0.1; no other machine can reach it (any that is free)",
+        _Integer(0, 65535),
+        default=0,
+    ),
     option("--samples N", "at most this many samples in the report", _FROM_0, default=1000),
 )
 _DEMO = (
@@ -384,8 +393,9 @@ _COMMANDS = [
     ),
     _Command(
         "report:report",
-        "Write the report of a run, from its telemetry: samples, waits, lengths, drops, the mix. It is one HTML "
-        "file that loads nothing: a browser opens it from its file, also without a network.",
+        "Write the report of a run, from its telemetry: waits, drops, samples, lengths, the mix. It is one HTML "
+        "file that loads nothing: a browser opens it from its file, also without a network. With --serve, the page is "
+        "on this machine's own address, and renews itself while the run goes on.",
         *_REPORT,
         checks=(one_of("FOLDER", "--demo"),),
     ),

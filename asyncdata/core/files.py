@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 import weakref
 from contextlib import contextmanager, suppress
@@ -21,6 +22,11 @@ from asyncdata.core.errors import ConfigError
 if TYPE_CHECKING:
     import io
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+def path_of(fd: int) -> str:
+    """A path that opens the file of a descriptor again, for a library that takes paths alone."""
+    return f"/proc/self/fd/{fd}" if sys.platform == "linux" else f"/dev/fd/{fd}"
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = 0) -> io.BufferedReader:

@@ -137,15 +137,16 @@ def _end_all() -> None:
 _PR_SET_PDEATHSIG = 1
 
 
-def check_platform() -> None:
-    """Refuse a system other than Linux.
+def check_platform(*, has_workers: bool) -> None:
+    """Refuse worker processes on a system other than Linux.
 
     :raises ConfigError: with what to do there.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" and has_workers:
         raise ConfigError(
-            f"asyncdata needs Linux, and this is {sys.platform}: its workers share memory by memfd, and die with the "
-            "trainer by a signal of Linux. On macOS or Windows, run it in a container or in WSL 2"
+            f"asyncdata's workers need Linux, and this is {sys.platform}: they share memory by memfd, and die with the "
+            "trainer by a signal of Linux. Set num_workers=0, which uses a thread of this process; or run it in a "
+            "container, or in WSL 2"
         )
 
 

@@ -104,7 +104,7 @@ class BaseLoader(Generic[B_co]):
         **unknown: Never,
     ) -> None:
         knobs = {name: value for name, value in locals().items() if name in LoaderConfig.__struct_fields__}
-        check_platform()
+        check_platform(has_workers=num_workers != 0 or executor is not None)
         early = EarlyForkServer.for_workers(num_workers if executor is None else local_workers_of(executor))
         try:
             if is_loaded_instance(source, "asyncdata.loader.mix:Mix"):

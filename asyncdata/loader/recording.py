@@ -26,6 +26,7 @@ from asyncdata.telemetry.records import (
 )
 from asyncdata.tokenization.base import resolved
 from asyncdata.tokenization.part_functions import PartFunctions
+from asyncdata.workers.machine import resident_memory
 
 if TYPE_CHECKING:
     from asyncdata.loader.engine import Engine
@@ -97,6 +98,7 @@ class _Subject:
             pack_length=packing.get("max_length", 0),
             config=self._shown(knobs),
             tokenizer=", ".join(sorted({self._name(function) for function in self._functions.values()})),
+            tokenize_fns={part: self._name(function) for part, function in self._functions.items() if part},
             tokenizers=self._tokenizers(),
             shows_rows=self.shows_rows,
             interval_s=config.telemetry.interval_s,
@@ -116,12 +118,16 @@ class _Subject:
     def interval(self) -> Interval:
         now = self._engine.statistics()
         states = [worker.state for worker in now.workers]
+        is_local = self._engine.config.executor is None  # an actor's process is of another machine
+        own = [worker.pid for worker in now.workers if worker.pid and is_local]
         parts = {name: SourceCounts(**_numbers(SourceCounts, source)) for name, source in now.by_source.items()}
         state: dict[str, Any] = {
             "place": Place(now.epoch, now.window, now.row),
             "ready": max(0, now.ready_samples),  # less than 0 while a state is loaded
             "has_no_room": now.ready_samples + now.in_flight_rows >= now.capacity_samples,
             "workers": len(states),
+            "memory_bytes": resident_memory(os.getpid()),
+            "worker_memory_bytes": sum(map(resident_memory, own)),
             **{each: states.count(each) for each in ("busy", "starting")},
         }
         return Interval(at=0.0, elapsed_s=0.0, **_numbers(Interval, now) | state | {"by_source": parts})

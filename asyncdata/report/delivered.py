@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ _MAX_SOURCES = 8
 
 _MAX_PACKS = 4
 """Packs whose documents are shown."""
+
+_MAX_MOMENTS = 40
+"""Lines of the table of steps and rows."""
 
 _NEXT = dict(zip(EDGES, EDGES[1:], strict=False))
 
@@ -130,6 +134,33 @@ def _row_of(document: Document) -> list[str]:
         return [f"{document.path}:{at}", tokens]
 
     return [f"{document.path}, byte {document.byte_offset:,}" if document.byte_offset >= 0 else document.path, tokens]
+
+
+# Steps and rows
+
+
+def steps_section(run: Run) -> Section:
+    """Which step had come to which row: some moments of the run."""
+    title = "Steps and rows"
+    moments = [
+        (number, after)
+        for number, start in enumerate(run.stream)
+        for before, after in itertools.pairwise(start.intervals)
+        if after.samples > before.samples
+    ]
+    if not moments:
+        return Section("steps", title, [Note("No interval with a delivery was recorded.")])
+
+    rows = [
+        [f"{number}", f"{moment.calls:,}", f"{moment.samples:,}", ":".join(map(str, moment.place))]
+        for number, moment in moments[:: -(-len(moments) // _MAX_MOMENTS)]
+    ]
+    note = Note(
+        "A call is a step of a loop. Positions grow along the order, so a step's rows are between two lines. "
+        "asyncdata sample --step N prints the rows of one step, --position one row."
+    )
+    head = ["start", "calls in this start", "samples delivered", "position of the next"]
+    return Section("steps", title, [note, Table("steps-table", "Moments of the run", head, rows)])
 
 
 # What was left out

@@ -246,6 +246,7 @@ class SampleList(NamedTuple):
     """The samples, which the page's program shows."""
 
     samples: Samples
+    is_folded: bool = False
     form: str = "samples"
 
 
@@ -260,10 +261,11 @@ class Section(NamedTuple):
     blocks: Sequence[Block]
 
 
-def render(title: str, about: Sequence[str], sections: Sequence[Section]) -> bytes:
+def render(title: str, about: Sequence[str], sections: Sequence[Section], renewed_s: int = 0) -> bytes:
     """The page, as UTF-8.
 
     :param about: a few facts for the head of the page.
+    :param renewed_s: seconds after which it loads itself again, if it is served; 0: never.
     """
     lists = [block for section in sections for block in section.blocks if isinstance(block, SampleList)]
     program = _asset("page.js")
@@ -273,6 +275,7 @@ def render(title: str, about: Sequence[str], sections: Sequence[Section]) -> byt
         .render(
             title=title,
             about=about,
+            renewed_s=renewed_s,
             sections=sections,
             style=_asset("page.css"),
             program=program,

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.report.delivered import left_out_section, lengths_section, mix_section, rates_section, rollouts_section
+from asyncdata.report.delivered import (
+    left_out_section,
+    lengths_section,
+    mix_section,
+    rates_section,
+    rollouts_section,
+    steps_section,
+)
 from asyncdata.report.figures import OverTime, origins, steps_of
 from asyncdata.report.page import Note, Rows, SampleList, Section, Table, render
 from asyncdata.report.waiting import overview, ranks_section, waits_section
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
 
     from asyncdata.report.page import Block, Samples
     from asyncdata.telemetry.reader import Run
-    from asyncdata.telemetry.records import BadRowRecord, End, Event
+    from asyncdata.telemetry.records import BadRowRecord, End, Event, RunStart
 
 MAX_ROWS = 500
 """Of the tables of bad rows and of events; the first bad rows, and the last events."""
@@ -39,12 +46,15 @@ def inspected_page(paths: Sequence[str], facts: Sequence[tuple[str, str]], sampl
     return render("Inspected rows", about, sections)
 
 
-def run_page(name: str, run: Run, samples: Samples, place_of: Callable[[BadRowRecord], str]) -> bytes:
+def run_page(
+    name: str, run: Run, samples: Samples, place_of: Callable[[BadRowRecord], str], *, renewed_s: int = 0
+) -> bytes:
     """The report: the page of ``asyncdata report``.
 
     :param name: of the run.
     :param samples: of the run, for the page.
     :param place_of: the file and line of a bad row, as text.
+    :param renewed_s: seconds after which a page that is served loads itself again; 0: never.
     """
     header = run.header
     began = datetime.fromtimestamp(run.starts[0].header.at, UTC)
@@ -54,11 +64,12 @@ def run_page(name: str, run: Run, samples: Samples, place_of: Callable[[BadRowRe
     over_time = OverTime(steps_of(run.stream, origins(run)[0]))
     sections = [
         overview(run),
-        Section("samples", "Samples", sample_blocks(samples, empty, is_redacted=not shows)),
         waits_section(run),
+        left_out_section(run),
+        Section("samples", "Samples", sample_blocks(samples, empty, is_redacted=not shows, is_folded=True)),
+        steps_section(run),
         ranks_section(run),
         lengths_section(run, over_time),
-        left_out_section(run),
         mix_section(run, over_time),
         rates_section(over_time),
         rollouts_section(run, over_time),
@@ -66,16 +77,17 @@ def run_page(name: str, run: Run, samples: Samples, place_of: Callable[[BadRowRe
         _events(run),
         _configuration(run),
     ]
-    return render(name, [fact for fact in about if fact], sections)
+    about += [f"renewed every {renewed_s} s, but not while the samples are unfolded"] if renewed_s else []
+    return render(name, [fact for fact in about if fact], sections, renewed_s)
 
 
-def sample_blocks(samples: Samples, empty: str, *, is_redacted: bool = False) -> list[Block]:
+def sample_blocks(samples: Samples, empty: str, *, is_redacted: bool = False, is_folded: bool = False) -> list[Block]:
     """The list of samples, or why there is none."""
     if not samples.shown:
         left = samples.num_left_out
         return [Note(f"None of {left:,} samples was asked for." if left else empty)]
 
-    return [*([Note(empty)] if is_redacted else []), SampleList(samples)]
+    return [*([Note(empty)] if is_redacted else []), SampleList(samples, is_folded)]
 
 
 def bad_rows_of(run: Run) -> list[BadRowRecord]:
@@ -137,7 +149,7 @@ def _values(event: Event) -> str:
 def _configuration(run: Run) -> Section:
     header = run.header
     rows = [
-        ("tokenize function", header.tokenizer),
+        *(_functions(header)),
         ("files", _listed(header.files, header.num_files)),
         ("size of the files", f"{header.num_bytes:,} bytes"),
         ("parts of the mixture", ", ".join(header.sources)),
@@ -163,6 +175,14 @@ def _configuration(run: Run) -> Section:
     table = Table("starts-table", _first(len(run.starts), "loader starts"), head, starts)
     note = Note("Settings that are not listed have their default.")
     return Section("configuration", "Configuration", [Rows([row for row in rows if row[1]]), note, table])
+
+
+def _functions(header: RunStart) -> list[tuple[str, str]]:
+    """The tokenize function; of a mixture with several, that of each part."""
+    if len(set(header.tokenize_fns.values())) < 2:
+        return [("tokenize function", header.tokenizer)]
+
+    return [(f"tokenize function of {part}", function) for part, function in header.tokenize_fns.items()]
 
 
 def _time(at: float) -> str:

@@ -200,14 +200,39 @@ def _total_tiles(run: Run, ranks: list[RankFigures]) -> list[Tile]:
     starts = len(run.generations)
     dropped = sum(totals.dropped.values())
     groups = f"in {totals.groups:,} groups, " if run.header.group_size > 1 else ""
+    workers = f"{totals.workers:,} worker{'s' * (totals.workers != 1)}"
+    tokens_about = "of prompts, each counted once" if run.header.group_size > 1 else "of the samples"
     return [
         Tile("Samples delivered", f"{totals.samples:,}", f"{groups}epoch {totals.place.epoch}"),
-        Tile("Tokens", short(totals.tokens), "of prompts, each counted once"),
+        Tile("Tokens", short(totals.tokens), tokens_about),
+        *_trained_tiles(run),
         Tile("Rows dropped", f"{dropped:,}", f"of which {totals.bad_rows:,} are bad rows"),
         Tile("Time", duration(seconds), f"in {starts:,} starts" if starts > 1 else "in one start"),
-        Tile("Ranks", f"{len(ranks):,}", f"{totals.workers:,} workers each"),
+        Tile("Ranks", f"{len(ranks):,}", f"{workers}{' each' * (len(ranks) > 1)}"),
+        *_memory_tiles(run),
         *_media_tiles(run),
     ]
+
+
+def _trained_tiles(run: Run) -> list[Tile]:
+    """The share of trained tokens, in the samples that were recorded with labels."""
+    labelled = [sample for sample in run.samples() if sample.num_trained >= 0]
+    if not (num_tokens := sum(sample.num_tokens for sample in labelled)):
+        return []
+
+    share = sum(sample.num_trained for sample in labelled) / num_tokens
+    return [Tile("Trained tokens", percent(share), f"of the tokens of {len(labelled):,} recorded samples")]
+
+
+def _memory_tiles(run: Run) -> list[Tile]:
+    """The most memory that the processes of a rank had at a recorded moment, where it is known."""
+    moments = [moment for start in run.starts for moment in start.intervals if moment.memory_bytes]
+    if not moments:
+        return []
+
+    most = max(moments, key=lambda moment: moment.memory_bytes + moment.worker_memory_bytes)
+    about = f"of the trainer's process, and {short(most.worker_memory_bytes)}B of its workers: the most of a rank"
+    return [Tile("Memory", f"{short(most.memory_bytes)}B", about)]
 
 
 def _media_tiles(run: Run) -> list[Tile]:

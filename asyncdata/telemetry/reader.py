@@ -34,7 +34,7 @@ _Keyed = TypeVar("_Keyed", SampleRecord, DroppedRow)
 
 _STATE = (
     *("kind", "at", "place", "begins", "by_source", "waiting_s", "ready", "capacity", "in_flight", "has_no_room"),
-    *("workers", "busy", "starting", "buffered", "indexed_rows", "pack"),
+    *("workers", "busy", "starting", "memory_bytes", "worker_memory_bytes", "buffered", "indexed_rows", "pack"),
 )
 _TOTALS = [name for name in Interval.__struct_fields__ if name not in _STATE]
 _SOURCE_TOTALS = ("samples", "tokens", "dropped", "noted", "wait_s")

@@ -103,6 +103,7 @@ class RunStart(_Record, frozen=True, kw_only=True, tag="run"):
     :ivar config: the settings that have not their default, by name. Nothing in it gives access to a store. Where rows
         are not shown, it has no text.
     :ivar tokenizer: the tokenize function; only its kind where rows are not shown.
+    :ivar tokenize_fns: the same of each part of a mixture.
     :ivar tokenizers: of each part of a mixture whose rows are shown, the tokenizer of ``ids``, where it has one.
     :ivar shows_rows: False: the file has no text of any row.
     :ivar interval_s: seconds between two intervals, at most.
@@ -131,6 +132,7 @@ class RunStart(_Record, frozen=True, kw_only=True, tag="run"):
     pack_length: Count = 0
     config: dict[str, Any] = {}
     tokenizer: str = ""
+    tokenize_fns: dict[str, str] = {}
     tokenizers: dict[str, TokenizerName] = {}
     shows_rows: bool = True
     interval_s: Amount = 0.0
@@ -270,6 +272,8 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar ready: samples that a call would get at once, of ``capacity``; ``in_flight``: rows that workers have.
     :ivar has_no_room: whether the workers wait for the trainer: the read-ahead is full.
     :ivar workers: worker processes; ``busy``: those with a request; ``starting``: those that are not ready yet.
+    :ivar memory_bytes: resident memory of the loader's process; ``worker_memory_bytes``: of its workers on this
+        machine, where pages that they share count in each. 0: not known.
     :ivar work_s: start: seconds that workers needed for tokenizing, as they report.
     :ivar restarts: start: workers that were replaced.
     :ivar buffered: groups given back that wait to be served.
@@ -321,6 +325,8 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     workers: Count = 0
     busy: Count = 0
     starting: Count = 0
+    memory_bytes: Count = 0
+    worker_memory_bytes: Count = 0
     work_s: Amount = 0.0
     restarts: Count = 0
     buffered: Count = 0

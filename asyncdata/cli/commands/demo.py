@@ -100,13 +100,18 @@ def _prove(args: SimpleNamespace, output: Output, folder: Path) -> tuple[int, Ou
     paced = ["--snapshot", str(folder / "run.snapshot"), "--snapshot-every", str(every), "--step-s", f"{step_s:.6f}"]
     paced += [] if args.telemetry is None else ["--telemetry", args.telemetry]
 
-    output.say(f"\n2  A run of {_EPOCHS} epochs with {num_workers} workers; it will be killed with SIGKILL", "bold")
+    output.say(
+        f"\n2  A run of {_EPOCHS} epochs with {num_workers} workers, slowed down; it will be killed with SIGKILL",
+        "bold",
+    )
     least_ahead = every * _BATCH_SIZE // 3
     words = [*paced, "--num-workers", str(num_workers)]
     killed = _delivered(data, "killed", words, lambda now: _may_be_killed(now, least_ahead))
     output.say(f"{_INDENT}killed after {len(killed):,} samples", "bold red")
 
-    output.say(f"\n3  A new process continues from the snapshot, with {num_workers + 1} workers", "bold")
+    output.say(
+        f"\n3  A new process continues from the snapshot, with {num_workers + 1} workers, slowed down too", "bold"
+    )
     resumed = _delivered(data, "resumed", [*paced, "--num-workers", str(num_workers + 1), "--resume"])
     resumed_at = resumed[0].index if resumed else len(killed)
     output.say(f"{_INDENT}resumed at sample {resumed_at:,}")

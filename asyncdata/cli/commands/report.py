@@ -7,6 +7,8 @@ import math
 import os
 import tempfile
 import threading
+import time
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.demo import docstring_prompts, tokenizer_folder
 from asyncdata.report.page import Samples, write_page
 from asyncdata.report.run_page import bad_rows_of, run_page
+from asyncdata.report.serving import ReportServer
 from asyncdata.telemetry.reader import read
 from asyncdata.telemetry.records import SampleRecord
 
@@ -34,11 +37,17 @@ _STAGES = {1500: {"function": 0.4, "class": 0.4, "module": 0.2}}
 _NUM_ROWS = 2500
 _NUM_STEPS = 300
 _STEP_S = 0.01
+_RENEWED_S = 5
+"""Seconds after which a served page renews itself, while the run goes on; more if it takes long to make."""
+
 _BROKEN_ROW = '{"messages": [{"role": "user", "content": "this row is cut off'
 
 
 def report(args: SimpleNamespace, output: Output) -> int:
     """The command."""
+    if args.serve and not args.demo:
+        return _serve(args, output)
+
     folder = os.path.dirname(os.path.abspath(args.output))
     if not os.access(folder, os.W_OK):  # before a run is recorded or read
         raise ConfigError(
@@ -62,6 +71,31 @@ def report(args: SimpleNamespace, output: Output) -> int:
         "num_starts": len(found.starts),
     }
     output.put(record, lambda _: fields(_lines(args.output, record)))
+    return 0
+
+
+def _serve(args: SimpleNamespace, output: Output) -> int:
+    """Serve the report until Ctrl-C."""
+    folder = Path(args.folder)
+
+    def page() -> bytes:
+        began = time.monotonic()
+        found = read(folder)
+        is_live = any(start.end is None for start in found.generations[-1])
+        name = os.path.normpath(args.folder)
+        samples = _samples(found, args.samples)
+        seconds = max(_RENEWED_S, 10 * round(time.monotonic() - began))  # a large run is read for less of the time
+        return run_page(name, found, samples, place_of, renewed_s=seconds if is_live else 0)
+
+    def state() -> tuple[tuple[str, int, int], ...]:
+        paths = [(path, path.stat()) for path in sorted(folder.glob("rank-*.jsonl"))]
+        return tuple((path.name, stat.st_size, stat.st_mtime_ns) for path, stat in paths)
+
+    with ReportServer(args.port, page, state) as server:
+        server.page()  # what cannot be read is refused now, by name
+        output.put({"address": f"http://{server.address}"}, lambda record: f"{record['address']}  Ctrl-C ends it\n")
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
     return 0
 
 

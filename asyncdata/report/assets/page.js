@@ -165,6 +165,10 @@ function marked(parent, text, words) {
   parent.append(text.slice(from));
 }
 
+function unfold() {
+  if (byId("folded")) byId("folded").open = true;
+}
+
 function turn(by) {
   first += by;
   show();
@@ -188,6 +192,7 @@ if (byId("filters")) {
   document.addEventListener("keydown", (event) => {
     if (event.key !== "/" || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
     event.preventDefault();
+    unfold();
     byId("text").focus();
   });
   find();
@@ -291,6 +296,15 @@ theme.addEventListener("change", () => {
     // A page that is opened from a file may keep nothing in some browsers.
   }
 });
+
+// A page that is served renews itself, unless samples are being read.
+
+const renewedS = Number(document.documentElement.dataset.renewed ?? 0);
+if (renewedS) {
+  setInterval(() => {
+    if (!byId("folded")?.open && !document.hidden) location.reload();
+  }, 1000 * renewedS);
+}
 
 const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
 const seen = new IntersectionObserver(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.core.file_refs import FileRef
+from asyncdata.core.files import path_of
 from asyncdata.core.settings import prepared
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
 from asyncdata.sources.fingerprint import SameFile
@@ -207,7 +208,7 @@ class ArrowFile:
         import pyarrow as pa
 
         self._same = SameFile(file)
-        self._map = pa.memory_map(f"/proc/self/fd/{self._same.fd}")
+        self._map = pa.memory_map(path_of(self._same.fd))
         try:
             with pa.ipc.open_stream(self._map) as reader:
                 self.table: pa.Table = reader.read_all()

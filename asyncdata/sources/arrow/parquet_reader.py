@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.digest import digest
+from asyncdata.core.files import path_of
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
 from asyncdata.sources.fingerprint import OpenFiles, SameFile
 from asyncdata.sources.reader import BlockRows, FileChangedError
@@ -233,7 +234,7 @@ class _LocalFile(ParquetFile):
                 )
 
             self._same.check()
-            self._file = pa.OSFile(f"/proc/self/fd/{fd}")  # not by its name, which may belong to another file now
+            self._file = pa.OSFile(path_of(fd))  # not by its name, which may belong to another file now
             self._parquet: Any = pq.ParquetFile(
                 self._file, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True
             )

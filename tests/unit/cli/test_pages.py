@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import re
+import signal
+import urllib.error
+import urllib.request
 
 import pytest
 
-from asyncdata.telemetry.records import encode
+from asyncdata.telemetry.records import End, encode
+from tests.support.commands import asyncdata_process
 from tests.support.html_page import read_page
 from tests.support.parts import MAX_SAMPLES, Event, main
-from tests.support.telemetry_files import BEGAN, write_run
+from tests.support.telemetry_files import BEGAN, interval, start, write, write_run
 
 # Rows
 
@@ -36,6 +40,42 @@ def test_the_demo_has_samples_packs_drops_a_mixture_and_a_bad_row(tmp_path):
     assert found.tables["bad-rows-table"][1][0] == "AD101"
     assert {sample["source"] for sample in found.data if sample["state"] == "kept"} == {"function", "class", "module"}
     assert all(0 < sample["trained"] < sample["tokens"] for sample in found.data if sample["state"] == "kept")
+
+
+# Served while the run goes on
+
+
+def test_a_served_report_is_on_loopback_alone_renews_itself_until_the_run_ends_and_ends_with_ctrl_c(tmp_path):
+    def got(host=None):
+        asked = urllib.request.Request(address, headers={"Host": host} if host else {})
+        with urllib.request.urlopen(asked) as answer:
+            return answer.read()
+
+    file = tmp_path / "rank-00000-0000.jsonl"
+    write(file, [start(), interval(0, 0, 0, 0, 0), interval(0, 0, 1, 20, 20)])
+    process = asyncdata_process("report", tmp_path, "--serve")
+    try:
+        address = process.stdout.readline().split()[0]
+        assert address.startswith("http://127.0.0.1:")
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            got("attacker.example")
+        assert b'data-renewed="5"' in got()
+        assert tile(got(), "Samples delivered") == "80"
+        with file.open("ab") as more:
+            for record in (interval(0, 0, 2, 40, 40), End(at=BEGAN + 30, reason="closed")):
+                more.write(encode(record) + b"\n")
+        assert b"data-renewed=" not in got()
+        assert tile(got(), "Samples delivered") == "160"
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def tile(page, name):
+    """The figure of a tile."""
+    return read_page(page).shown("overview").partition(f"{name}\n")[2].splitlines()[0]
 
 
 # Damaged telemetry: a page that counts the damage, or a named error

@@ -12,7 +12,7 @@ from tests.support.parts import MAX_ROWS, BadRowRecord, Event
 from tests.support.report_pages import HOSTILE, page_of, write_hostile_run, written_page
 from tests.support.telemetry_files import BEGAN, start, write
 
-SECTIONS = "overview samples waits ranks lengths left-out mix rates rollouts bad-rows events configuration"
+SECTIONS = "overview waits left-out samples steps ranks lengths mix rates rollouts bad-rows events configuration"
 
 
 @pytest.fixture
