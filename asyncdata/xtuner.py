@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from asyncdata.batching.collators.packed import XTunerCollator
 from asyncdata.batching.xtuner_packing import XTunerPacking
-from asyncdata.tokenization.user_function import XTunerTokenizeFn
+from asyncdata.tokenization.xtuner_function import XTunerTokenizeFn
 
 __all__ = ("XTunerCollator", "XTunerPacking", "XTunerTokenizeFn")

@@ -19,7 +19,7 @@ import numpy as np
 from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packs import Counts, Int32, Int64, Pack, Packs
 from asyncdata.batching.rules import PACKINGS, Dealt, PackRules
-from asyncdata.batching.xtuner_packing import XTunerPacking
+from asyncdata.batching.xtuner_packing import XTunerPacking, proxy_cost
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import OrderPacks, Packed, PackRows, Permuted
 from asyncdata.order.order import RowOrder, TorchGenerator, feistel_permutation, order_keys
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from asyncdata.batching.packers import Packer, Packing
+    from asyncdata.batching.packs import Float64, Int32, Int64, Pack
     from asyncdata.order.shuffle import RowShuffle
 
 _MAX_PIECES = 1 << 26
@@ -89,15 +90,18 @@ class PlannedOrder:
         """The first epoch that has the same packs as ``epoch``, perhaps in another order."""
         return 0 if self.plan.is_shuffled or self.shuffle.method == "none" else epoch
 
-    def request_packs(self, num_tokens: Int32, sizes: Int64, epoch: int) -> PackRows:
+    def request_packs(self, num_tokens: Int32, sizes: Int64, epoch: int, costs: Float64) -> PackRows:
         """The request to pack the rows.
 
         :param num_tokens: int32 of shape (num_rows,): the tokens of each row that has a number, in their order.
         :param sizes: int64 of shape (num_data_sets,): how many of the rows each data set has.
+        :param costs: float64 of shape (num_rows,): as the tokenize function says, NaN where it does not; or empty.
         """
         method = "none" if self.plan.is_shuffled else self.shuffle.method
         packing, weights = _described(self.plan.packing), self.plan.weights
-        return PackRows(num_tokens.tobytes(), sizes.tobytes(), packing, weights, method, self.seed, epoch)
+        return PackRows(
+            num_tokens.tobytes(), sizes.tobytes(), packing, weights, method, self.seed, epoch, costs=costs.tobytes()
+        )
 
     def request_order(self, packs: Packs, dealt: Dealt, epoch: int) -> OrderPacks:
         """The request to order the packs."""
@@ -181,7 +185,9 @@ def answer(request: PackRows | OrderPacks) -> Packed | Permuted:
     packing = PACKINGS[settings.pop("type")](**settings)
     lengths, sizes = np.frombuffer(request.lengths, np.int32), np.frombuffer(request.sizes, np.int64)
     rows = _arranged(len(lengths), request.method, request.seed, request.epoch)
-    packs = pack_rows(packing, lengths, sizes, rows, request.weights)
+    own = np.frombuffer(request.costs, np.float64)
+    of_rows = np.where(np.isnan(own), proxy_cost(lengths.astype(np.int64)), own) if len(own) else None
+    packs = pack_rows(packing, lengths, sizes, rows, request.weights, of_rows)
     refuse_too_many(len(packs.rows))
     offsets, rows_of_pieces, starts, stops, costs = (column.tobytes() for column in packs[:5])
     return Packed(offsets, rows_of_pieces, starts, stops, costs, packs.counts.samples, packs.counts.tokens)
@@ -193,6 +199,7 @@ def pack_rows(
     sizes: Int64,
     rows: Int64,
     weights: tuple[float, float] | None = None,
+    costs: Float64 | None = None,
 ) -> Packs:
     """The packs of an epoch.
 
@@ -200,6 +207,7 @@ def pack_rows(
     :param sizes: int64 of shape (num_data_sets,): how many rows each data set has.
     :param rows: int64 of shape (num_rows,): the order in which rows are packed, if the packing is not XTuner's.
     :param weights: the cost of a token, and of the square of a document's; None: XTuner's, or the tokens'.
+    :param costs: float64 of shape (num_rows,): XTuner's cost of each row; None: that of text.
     :raises ConfigError: AD450, for a row that is longer than it may be.
     """
     if not isinstance(packing, XTunerPacking):
@@ -209,7 +217,8 @@ def pack_rows(
 
     kept, counts = np.flatnonzero(lengths), Counts()
     ends = np.searchsorted(kept, np.cumsum(sizes))
-    packs = packing.plan(np.split(lengths[kept], ends[:-1]))
+    own = None if costs is None else np.split(costs[kept], ends[:-1])
+    packs = packing.plan(np.split(lengths[kept], ends[:-1]), own)
     num_packed = int((packs.stops - packs.starts).sum(dtype=np.int64))
     counts.add("empty", samples=len(lengths) - len(kept))
     counts.add("tail", tokens=int(lengths.sum(dtype=np.int64)) - num_packed)

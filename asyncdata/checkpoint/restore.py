@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.file_refs import FileRefs
+    from asyncdata.delivery.rollouts import Rollouts
 
 
 _OUTCOMES = "outcomes"
@@ -256,15 +257,13 @@ _log = get_logger(__name__)
 _DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
-def ledger_of(
-    saved: Snapshot, *, digest: str, group_size: int, files: Mapping[str, FileRefs], packs: Any = None
-) -> Ledger:
+def ledger_of(saved: Snapshot, now: Ledger, *, digest: str, group_size: int, files: Mapping[str, FileRefs]) -> Ledger:
     """The ledger that ``saved`` was taken of; what was leased then waits in the buffer.
 
+    :param now: the present one: the progress of packing is restored later, and rules for rollouts are those of now.
     :param digest: what the running digest is of from now on.
     :param group_size: samples of a group.
     :param files: those of now of each part that has the same rows. Groups are of the files' present paths from now on.
-    :param packs: the progress of packing, which is restored later.
     :raises ConfigError: if groups in the snapshot have another number of samples.
     :raises SnapshotError: if a value in it cannot be read.
     """
@@ -282,8 +281,19 @@ def ledger_of(
         group_drops=dict(saved.group_drops or {}),
         excluded=excluded | {(file, offset): Position(*place) for file, offset, *place in saved.excluded_late or ()},
         served=saved.served or Served(),
-        packs=packs._replace(delivered=saved.packing.delivered) if packs and saved.packing else packs,
+        rollouts=_rollouts(saved, now),
+        packs=now.packs._replace(delivered=saved.packing.delivered) if now.packs and saved.packing else now.packs,
     )
+
+
+def _rollouts(saved: Snapshot, now: Ledger) -> Rollouts | None:
+    if not saved.rollouts and now.rollouts is None:
+        return None
+
+    from asyncdata.delivery.rollouts import Rollouts, RolloutState  # only where groups are tracked or have versions
+
+    state: RolloutState = saved.rollouts or RolloutState()
+    return state.restored(now.rollouts or Rollouts())
 
 
 def _counters(saved: Snapshot, of: str) -> Counters:

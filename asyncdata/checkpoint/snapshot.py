@@ -76,6 +76,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         read yet; unset if that cannot be known.
     :ivar group_drops: groups that were dropped, by reason; unset if there are none.
     :ivar growth: ``GrowthState``: what the epochs of a source that grows cover; unset for any other.
+    :ivar rollouts: a :class:`RolloutState`: whether groups are tracked, and the version of the policy; unset: neither.
     :ivar mixture: a :class:`SavedMixture`: how far each part of a mixture was delivered; unset for a single source.
     """
 
@@ -100,6 +101,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     rows_left: Count | msgspec.UnsetType = msgspec.UNSET
     group_drops: dict[str, Count] | msgspec.UnsetType = msgspec.UNSET
     growth: Any = msgspec.UNSET
+    rollouts: Any = msgspec.UNSET
     mixture: Any = msgspec.UNSET
 
 
@@ -107,6 +109,7 @@ SECTIONS = {
     "packing": "asyncdata.batching.packs:PackState",
     "outcomes": "asyncdata.delivery.outcomes.memory:OutcomeState",
     "growth": "asyncdata.sources.growing:GrowthState",
+    "rollouts": "asyncdata.delivery.rollouts:RolloutState",
     "mixture": "asyncdata.checkpoint.saved_mixture:SavedMixture",
     "served": "asyncdata.delivery.ledger:Served",
 }

@@ -31,9 +31,10 @@ from asyncdata.loader.recognised_dialects import with_dialects
 from asyncdata.order.order import Order
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.resolve import described
-from asyncdata.tokenization.base import fingerprints_of, has_fingerprint, open_tokenize_fn, resolved
+from asyncdata.tokenization.base import fingerprints_of, has_fingerprint, open_tokenize_fn
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.untokenized import RowFn
+from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:
@@ -124,6 +125,9 @@ def _tokenized(tokenize: BatchTokenizer, raw: bytes) -> Chunk:
     out = ColumnWriter()
     try:
         tokenize([raw], out)
+        if out.has_kept(0) and (whole := getattr(tokenize, "whole", None)):  # it was only counted
+            out = ColumnWriter()
+            whole([raw], out)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a panic in Rust is not an Exception

@@ -14,3 +14,8 @@ def no_op(*_: object) -> None:
 def identity(value: T) -> T:
     """The callback that returns what it is given."""
     return value
+
+
+def alone(value: T) -> tuple[T]:
+    """The callback that returns what it is given as the only one of a tuple."""
+    return (value,)

@@ -313,7 +313,8 @@ class PackRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     ``lengths`` is int32, a row's tokens; ``sizes`` (int64) how many of the rows each data set has. ``packing`` is a
     packing's name and settings. The rows come in the order of ``method``, ``seed`` and ``epoch``, as in a RowShuffle.
-    ``weights``, linear and quadratic, say what a pack costs; without them it costs what the packing says.
+    ``weights``, linear and quadratic, say what a pack costs; without them it costs what its rows do, by ``costs``, as
+    in :class:`Indexed`, or, without these, what the packing says.
     """
 
     lengths: bytes
@@ -325,6 +326,7 @@ class PackRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
     epoch: int
     slot: int = NO_SLOT
     part: int = 0
+    costs: bytes = b""
 
 
 class OrderPacks(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -461,7 +463,8 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     sample: ``row_codes.reason_mark`` says for which reason of ``drops``; 1 also for a bad row.
     It is empty where all are good. ``drops`` counts rows that yield no sample, by reason; ``errors`` has the bad ones.
     ``num_tokens``, int32 of that shape, has each row's tokens, 0 for no sample; it is empty without a
-    tokenizing pass.
+    tokenizing pass. ``costs``, float64 of that shape, is what the tokenize function says that each row costs, NaN where
+    it says nothing; it is empty if it says nothing of any.
     """
 
     counts: bytes
@@ -472,6 +475,7 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     drops: dict[str, int] = {}
     errors: list[RowError] = []
     num_tokens: bytes = b""
+    costs: bytes = b""
 
 
 class Permuted(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -92,6 +92,10 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
+FINISHED = Status.COMPLETED, Status.TRUNCATED
+"""Of a response that has come to its end."""
+
+
 class Packed(Protocol):
     """Many samples in packed columns, from which a sample's fields are decoded."""
 

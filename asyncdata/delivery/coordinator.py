@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import GroupFile, IsOf, Returned
     from asyncdata.delivery.media_queue import MediaQueue, Wanted
     from asyncdata.delivery.rollout_buffer import BufferFilter
+    from asyncdata.delivery.rollouts import Rollouts
 
     FilesOf = Callable[[Iterable[Group]], Iterable[GroupFile] | None]
 
@@ -71,6 +72,7 @@ class Coordinator:
         self._chooser, self._is_over_budget = Chooser(buffer_filter), False
         self._lock = self.lock = threading.RLock()
         self._requests: deque[Request] = deque()
+        self._held: list[Request] = []  # requests that wait for the trainer, in no queue
         self._closed, self._wants_request = "", False
         self._wanted_room, self._room_from = 0, 0  # before so many samples are taken, the wanted room cannot be there
 
@@ -101,7 +103,8 @@ class Coordinator:
         """The fast path of :meth:`poll`, if the request ends within the current run of samples; otherwise None."""
         before = after = self._state
         ledger, run, num_taken = before.ledger, before.run, before.num_taken
-        if run is None or ledger.buffer or self._requests or self._closed or self.failed or self.rules.commit_on_ack:
+        is_plain = ledger.rollouts is None and not self.rules.commit_on_ack and not ledger.buffer
+        if run is None or not is_plain or self._requests or self._closed or self.failed:
             return None
 
         try:
@@ -143,17 +146,45 @@ class Coordinator:
             if self._closed:
                 raise LoaderClosedError(self._closed)
 
-            if self._requests and self._requests[0] is not request:
+            if request.may_be_held and self._hold(request):
+                return None
+
+            may_overtake = request.takes_finished and self.channel.media is None
+            if self._requests and self._requests[0] is not request and not may_overtake:
                 if request not in self._requests:
                     self._requests.append(request)
                 return None
 
             samples = self._serve(request)
-            if samples is None:
-                self._queue(request)
-            elif self._requests:
+            if samples is not None:
                 self._leave(request)
+            elif not (request.may_be_held and self._hold(request)):
+                self._queue(request)
             return samples
+
+    def _hold(self, request: Request) -> bool:
+        """Whether a request waits for the trainer now. Then it is in no queue, until :meth:`_release`."""
+        request.held = request.held_by(self.ledger, self.rules)
+        if request.held:
+            request.chosen = None
+            self._leave(request)
+            self._held += [request] * (request not in self._held)
+        return bool(request.held)
+
+    def _release(self) -> None:
+        """After a change, wake the requests that do not wait for the trainer any more."""
+        for request in list(self._held):
+            if self._closed or not request.held_by(self.ledger, self.rules):
+                self._held.remove(request)
+                request.held = ""
+                request.wake()
+
+    def _choose_again(self) -> None:
+        """After the buffer has changed. Requests may have chosen what is gone, or wait for what is there now."""
+        for request in self._requests:
+            request.chosen, request.ready_at = None, 0.0
+            request.wake()
+        self._release()
 
     def settle(self) -> None:
         """Roll back the deliveries in ``failed``.
@@ -177,6 +208,8 @@ class Coordinator:
                 if self._state is after and self.channel.remembers(before.ledger.head):
                     self._state = before
             self._leave(request)
+            self._held = [one for one in self._held if one is not request]
+            self._release()
 
     def commit(self, request: Request, packs: object) -> bool:
         """Commit what a request for packs was served, together with the progress of packing after it.
@@ -208,10 +241,7 @@ class Coordinator:
 
     def _serve(self, request: Request) -> list[Sample] | None:
         if request.is_peek:
-            ledger, size, last_epoch = self.ledger, self.rules.samples_per_group, self.rules.last_epoch(None)
-            items = self.channel.items(ledger.head)
-            ranges = upcoming(items, ledger, request.num_groups, size, last_epoch, self._has_all_decided)
-            return None if ranges is None else [sample for one in ranges for sample in one.samples()[::size]]
+            return self._peek(request.num_groups)
 
         chosen = self._chosen(request)
         if chosen is None or not self._are_loaded(request):
@@ -219,11 +249,24 @@ class Coordinator:
 
         ledger = self.ledger
         last_epoch = self.rules.last_epoch(request.last_epoch)
-        number = request.num_groups - len(chosen)
-        delivery = self._deliver(ledger, number, last_epoch, may_be_fewer=request.may_be_fewer)
+        number, least = 0 if request.takes_finished else request.num_groups - len(chosen), request.num_missing
+        delivery = self._deliver(ledger, number, last_epoch, at_least=least, may_be_fewer=request.may_be_fewer)
         if delivery is None:
             return None
 
+        if delivery.is_last and request.may_be_held and ledger.num_out:  # what is out may be given back
+            request.passed = delivery.passed
+            self._commit(request, delivery.ledger)
+            return None
+
+        return self._delivered(request, chosen, delivery, is_end=last_epoch != request.last_epoch)
+
+    def _delivered(self, request: Request, chosen: list[Returned], delivery: Delivery, *, is_end: bool) -> list[Sample]:
+        """The samples of a delivery, which is committed.
+
+        :param is_end: whether the delivery is the data's last one, if it is the last of its epoch.
+        """
+        ledger = self.ledger
         if delivery.is_last and self.rules.drop_last:
             delivery, chosen = dropped(delivery), []
             request.chosen = chosen
@@ -233,12 +276,16 @@ class Coordinator:
         after = delivery.ledger
         if chosen:
             after = _structs.replace(after, buffer=without(after.buffer, chosen))
-        if self.rules.commit_on_ack and samples:
+        if ledger.rollouts is not None:
+            ledger.rollouts.stamp(samples)
+        if self._is_tracked and samples:
             after = after.with_lease(ledger, chosen, samples, self.rules.samples_per_group)
         request.served, request.passed = (self._state, after), delivery.passed
         if not request.is_for_packs:
             self._commit(request, after)
-        if delivery.is_last and last_epoch != request.last_epoch:
+            if request.takes_finished:
+                self._choose_again()
+        if delivery.is_last and is_end:
             request.commit = None  # the groups are in the error: delivered
             size = self.rules.samples_per_group
             groups = [samples[i : i + size] for i in range(0, len(samples), size)]
@@ -250,10 +297,15 @@ class Coordinator:
 
         return samples
 
+    def _peek(self, num_groups: int) -> list[Sample] | None:
+        ledger, size, last_epoch = self.ledger, self.rules.samples_per_group, self.rules.last_epoch(None)
+        ranges = upcoming(self.channel.items(ledger.head), ledger, num_groups, size, last_epoch, self._has_all_decided)
+        return None if ranges is None else [sample for one in ranges for sample in one.samples()[::size]]
+
     def _chosen(self, request: Request) -> list[Returned] | None:
         """The groups of the buffer that a request is served; None while their media are loaded."""
         if request.chosen is None:
-            request.chosen = self._chooser.choose(self.ledger.buffer, request.num_groups)
+            request.chosen = request.choose(self.ledger.buffer, self._chooser.choose)
         if self.channel.media is None:
             return request.chosen
 
@@ -305,14 +357,10 @@ class Coordinator:
             self.channel.media.attach(sample_range, samples)
         return samples
 
-    def _deliver(
-        self, ledger: Ledger, num_groups: int, last_epoch: int | None, *, may_be_fewer: bool = False
-    ) -> Delivery | None:
+    def _deliver(self, ledger: Ledger, num_groups: int, last_epoch: int | None, **limits: Any) -> Delivery | None:
         items, size = self.channel.items(ledger.head), self.rules.samples_per_group
         try:
-            return deliver(
-                items, ledger, num_groups, samples_per_group=size, last_epoch=last_epoch, may_be_fewer=may_be_fewer
-            )
+            return deliver(items, ledger, num_groups, samples_per_group=size, last_epoch=last_epoch, **limits)
         except BadRowStop as stop:
             raise self._stopped_by(stop) from None
 
@@ -332,6 +380,7 @@ class Coordinator:
         request.commit = (self._state, after)
         self._state = after  # the commit, as in take_ready
         self._offer_room(self._wanted_room)
+        self._release()
 
     def _offer_room(self, num_rows: int) -> None:
         """Call ``on_room``, if :meth:`reserve` found no room and there is room for ``num_rows`` rows now."""
@@ -344,7 +393,7 @@ class Coordinator:
         if not self._requests:
             self._requests.append(request)
             self.channel.demanded_at = time.monotonic()
-        self.channel.demand = request.num_groups - len(request.chosen or ())
+        self.channel.demand = request.num_missing
         self._offer_room(1)
         if self._wants_request or self.channel.media is not None:
             self._on_room()
@@ -378,7 +427,8 @@ class Coordinator:
             returned = validate_groups(groups, self.rules.samples_per_group, self.ledger.buffer)
             ledger = self.ledger.with_returned(returned, is_of)
             files = ledger.group_files.union(files_of(item.group for item in returned) or ())
-            self._state = State(_structs.replace(ledger, group_files=files))
+            self._state = State(self._judged(_structs.replace(ledger, group_files=files)))
+            self._choose_again()
             return len(returned)
 
     def acknowledge(self, keys: Iterable[int] | None) -> None:
@@ -386,13 +436,23 @@ class Coordinator:
         with self._lock:
             self._chooser.refuse_calls()
             self._state = State(self.ledger.acknowledged(keys))
+            self._release()
 
-    def track(self) -> None:
-        """Keep groups that are served from now on until they are acknowledged, as under ``commit="on_ack"``."""
+    @property
+    def _is_tracked(self) -> bool:
+        rollouts = self._state.ledger.rollouts
+        return self.rules.commit_on_ack or (rollouts is not None and rollouts.tracked)
+
+    def set_rollouts(self, rollouts: Rollouts) -> None:
+        """Groups are tracked from now on, or the policy has another version."""
         with self._lock:
             self._chooser.refuse_calls()
-            self.rules = _structs.replace(self.rules, commit_on_ack=True)
-            self._state = State(self.ledger)  # a new one, which `take_ready` of another thread notices
+            self._state = State(self._judged(_structs.replace(self.ledger, rollouts=rollouts)))
+            self._choose_again()
+
+    def _judged(self, ledger: Ledger) -> Ledger:
+        """The ledger after its groups that are too old were reset or dropped."""
+        return ledger if ledger.rollouts is None else self._chooser.calling(ledger.rollouts.judged, ledger)
 
     def end_groups(self, call: str, keys: Iterable[int], reason: str | None = None) -> int:
         """Tracked groups are over; return how many were out. See :meth:`~asyncdata.delivery.ledger.Ledger.ended`.
@@ -401,12 +461,13 @@ class Coordinator:
         """
         with self._lock:
             self._chooser.refuse_calls()
-            if not self.rules.commit_on_ack:
+            if not self._is_tracked:
                 raise not_tracked("track")
 
             before = self.ledger
             after = before.ended(call, keys, reason)
             self._state = State(after)
+            self._release()
             return before.num_out - after.num_out
 
     def exclude(self, change: Callable[[Ledger], Ledger]) -> None:
@@ -423,9 +484,7 @@ class Coordinator:
             self._chooser.refuse_calls()
             self._state = State(_structs.replace(change(self.ledger), head=0, offset=0, taken=0))
             self.channel, self._wanted_room, self._wants_request = self._new_channel(), 0, False
-            for request in self._requests:
-                request.chosen, request.ready_at = None, 0.0
-                request.wake()
+            self._choose_again()
 
     def _new_channel(self) -> Channel:
         ledger = self.ledger
@@ -512,7 +571,7 @@ class Coordinator:
             if not self._has_enough(request, num_before):
                 return
 
-            num_before += request.num_groups
+            num_before += request.num_missing
             if not request.ready_at:
                 request.ready_at = time.monotonic()
                 request.wake()
@@ -524,7 +583,7 @@ class Coordinator:
             return channel.is_stopped
 
         last_epoch = self.rules.last_epoch(first.last_epoch)
-        is_enough = self.num_ready - num_before >= first.num_groups - len(first.chosen or ())
+        is_enough = self.num_ready - num_before >= first.num_missing
         is_end = channel.is_stopped or (last_epoch is not None and channel.ended_epoch >= last_epoch)
         return is_enough or is_end or (first.is_peek and self._has_all_decided)
 
@@ -534,3 +593,4 @@ class Coordinator:
             self._closed = self._closed or reason
             for request in self._requests:
                 request.wake()
+            self._release()

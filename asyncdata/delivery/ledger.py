@@ -17,13 +17,14 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError
 from asyncdata.core.messages import EXCLUDED_REASON
 from asyncdata.core.plain_values import unpacked
-from asyncdata.core.types import Group, Position, Sample
+from asyncdata.core.types import FINISHED, Group, Position, Sample
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.delivery.chunk import BadRow, StreamDigest
 
 if TYPE_CHECKING:
     from asyncdata.delivery.items import Run
 
+    Choose = Callable[[Sequence["Returned"], int], list["Returned"]]
     IsOf = Callable[[Group, Mapping["RowKey", Position]], object]
 
 _FILE_BITS, _SMALL_BYTES = 24, 4096
@@ -78,10 +79,12 @@ class Returned(msgspec.Struct, eq=False, gc=False):
 
     :ivar opened: the group; None: it was restored, and was not needed yet.
     :ivar kept: its samples as builtins; or packed, as bytes or as their base64 text.
+    :ivar finished: what ``is_finished`` has found.
     """
 
     opened: Group | None
     kept: bytes | str | list[dict[str, Any]]
+    finished: bool | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.kept, bytes) and len(self.kept) < _SMALL_BYTES:
@@ -100,6 +103,13 @@ class Returned(msgspec.Struct, eq=False, gc=False):
                 raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
 
         return self.opened
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether each response has come to its end. The group does not change while it is here."""
+        if self.finished is None:
+            self.finished = all(sample.status in FINISHED for sample in self.group)
+        return self.finished
 
     @property
     def record(self) -> str | list[dict[str, Any]]:
@@ -210,6 +220,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         not delivered again, and keeps its number. From there on it is left out.
     :ivar group_files: the files that groups in ``buffer`` and ``leases`` are of: the part, the number, and the path.
     :ivar served: what was served before a restart; see :meth:`reached`.
+    :ivar rollouts: whether groups are tracked, and which are too old, a value of ``delivery.rollouts``; None: neither.
     :ivar packs: the progress of packing, an immutable value of ``asyncdata.batching``; None if nothing is packed.
     :ivar head: number of the channel's next item.
     :ivar offset: samples of that item that are delivered.
@@ -226,6 +237,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     excluded: dict[RowKey, Position] = {}
     group_files: frozenset[GroupFile] = frozenset()
     served: Served = Served()
+    rollouts: Any = None
     packs: Any = None
     head: int = 0
     offset: int = 0
@@ -417,6 +429,9 @@ class Request:
         packing (:meth:`~asyncdata.delivery.coordinator.Coordinator.commit`). Until then nothing is delivered.
     :param may_be_fewer: take the samples before what stops the stream, which is raised at the next call.
     :param is_peek: the caller only looks at what comes next: nothing is delivered.
+    :param at_least: the caller takes fewer groups if no more are ready, but not fewer than this; None: exactly
+        ``num_groups``.
+    :ivar held: why it waits for the trainer, and not for data; empty: it does not.
     :ivar packed: the samples of the packs that are delivered next, if they have media: those that it waits for, and
         those whose media are loaded ahead.
     :ivar wake: called, from any thread, when the caller should poll again.
@@ -428,8 +443,10 @@ class Request:
     """
 
     __slots__ = (
-        "chosen commit is_for_packs is_peek last_epoch may_be_fewer num_groups packed passed ready_at served wake"
+        "at_least chosen commit held is_for_packs is_peek last_epoch may_be_fewer num_groups packed passed ready_at "
+        "served wake"
     ).split()
+    may_be_held = takes_finished = False
 
     def __init__(
         self,
@@ -439,8 +456,9 @@ class Request:
         is_for_packs: bool = False,
         may_be_fewer: bool = False,
         is_peek: bool = False,
+        at_least: int | None = None,
     ) -> None:
-        self.num_groups = num_groups
+        self.num_groups, self.at_least, self.held = num_groups, num_groups if at_least is None else at_least, ""
         self.last_epoch = last_epoch
         self.is_for_packs, self.may_be_fewer, self.is_peek = is_for_packs, may_be_fewer, is_peek
         self.packed: tuple[list[Sample], list[Sample]] | None = None
@@ -450,6 +468,19 @@ class Request:
         self.served: tuple[State, Ledger] | None = None
         self.passed: list[BadRow] = []
         self.commit: tuple[State, State] | None = None
+
+    def choose(self, buffer: Sequence[Returned], choose: Choose) -> list[Returned]:
+        """The groups of the buffer that it is served; ``choose`` asks the buffer filter."""
+        return choose(buffer, self.num_groups)
+
+    def held_by(self, ledger: Ledger, rules: DeliveryRules) -> str:
+        """Why it has to wait for the trainer now."""
+        return ""
+
+    @property
+    def num_missing(self) -> int:
+        """Groups of the stream without which it cannot be served."""
+        return 0 if self.takes_finished else self.at_least - len(self.chosen or ())
 
     @property
     def before(self) -> Ledger:

@@ -14,22 +14,26 @@ import weakref
 from collections import Counter, deque
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import msgspec
 import numpy as np
 
 from asyncdata.core.callbacks import identity
 from asyncdata.core.columns import Columns, decoded
-from asyncdata.core.messages import RowError, Tokenized
+from asyncdata.core.messages import Column, RowError, Tokenized
+from asyncdata.core.types import Position, Sample, SampleRange
 from asyncdata.delivery.bad_rows import bad_row_error
+from asyncdata.delivery.chunk import Chunk
 from asyncdata.delivery.items import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
 
-    from asyncdata.core.columns import Column, MediaRef
+    from asyncdata.core.columns import Column as Declared
+    from asyncdata.core.columns import MediaRef
     from asyncdata.core.errors import BadRowError
-    from asyncdata.core.types import Position, Sample, SampleRange, Tokens
+    from asyncdata.core.types import Tokens
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.items import Item
     from asyncdata.delivery.ledger import Returned
@@ -38,7 +42,14 @@ _OTHER_TOKENS = (
     "the row has other tokens than when it was planned: plan() does not do the same each time, or the file has changed"
 )
 _OTHER_COLUMN = "the row has another %s than when it was planned: what it names has changed"
+_OTHER_LENGTH = (
+    "the row has %d tokens, and had %d when they were counted: the function's two states do not agree, or what the row "
+    "says of its media is wrong"
+)
 _NOT_TRAINED = -100
+_OF_ROW = ("prompt", "tokens", "labels", "label", "metadata", "extra")
+IDS = "input_ids"
+"""Stands among the columns that a load gives where the plan has only counted tokens."""
 
 
 class MediaBudget:
@@ -47,12 +58,13 @@ class MediaBudget:
     :param on_free: called, in any thread, when arrays are freed.
     :ivar num_loaded: samples whose media were loaded; ``num_bytes``: their bytes; ``load_s``: seconds of work.
     :ivar num_failed: samples whose media could not be loaded.
+    :ivar token_bytes: the most bytes that media had for each token, of samples whose plan says nothing of their size.
     """
 
     def __init__(self, max_bytes: int, on_free: Callable[[], object]) -> None:
         self.max_bytes = max_bytes
         self.num_loaded = self.num_bytes = self.num_failed = 0
-        self.load_s = 0.0
+        self.load_s = self.token_bytes = 0.0
         self._on_free = on_free
         self._held = 0
         self._lock = threading.Lock()
@@ -89,12 +101,30 @@ class Wanted(NamedTuple):
     :ivar key: what knows it here.
     :ivar planned: gives the columns that it has.
     :ivar tokens: those that it must have; None: a rollout may have changed them.
+    :ivar num_reserved: bytes that are reserved for it.
     """
 
     key: Hashable
     ref: MediaRef
     planned: Callable[[], Mapping[str, Any]]
     tokens: Tokens | None = None
+    num_reserved: int = 0
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its plan has only counted its tokens: the load gives all fields of the row."""
+        return any(name == IDS for name, _ in self.ref.counts)
+
+
+class _Whole(Columns):
+    """The arrays of a sample whose plan has only counted its tokens, and all that the row has beside them.
+
+    :ivar row: a chunk of this sample alone.
+    """
+
+    __slots__ = ("row",)
+
+    row: Chunk
 
 
 class _Staged(NamedTuple):
@@ -121,7 +151,7 @@ class MediaQueue:
     def __init__(
         self,
         budget: MediaBudget,
-        columns: Mapping[str, Column],
+        columns: Mapping[str, Declared],
         policies: Mapping[str, BadRowPolicy],
         emit: Callable[[Item], object],
         *,
@@ -151,7 +181,8 @@ class MediaQueue:
         if not counts:
             return None
 
-        num_bytes = sum(self._columns[name].num_bytes(count) for name, count in counts.items())
+        sizes = {name: 4 if name == IDS else self._columns[name].num_bytes(1) for name in counts}
+        num_bytes = sum(count * sizes[name] for name, count in counts.items())
         own, number = chunk.own(sample)
         ref: MediaRef = own.media_ref(number, num_bytes)._replace(counts=tuple(counts.items()))
         return ref
@@ -224,26 +255,32 @@ class MediaQueue:
         :param demand: how many more samples a call waits for.
         """
         if self._returned:
-            wanted = self._returned.popleft()
-            self._num_reserved += wanted.ref.num_media
-            return wanted
+            return self._reserved(self._returned.popleft(), 0)
 
         if not self._staged:
             return None
 
         wanted, number = self._staged[0]
-        is_room = self.budget.held + self._num_reserved + wanted.ref.num_media <= self.budget.max_bytes
+        num_bytes = wanted.ref.num_media
+        if wanted.is_counted:  # the first is loaded alone
+            rate = self.budget.token_bytes
+            num_bytes = math.ceil(num_bytes / 4 * rate) if rate else self.budget.max_bytes
+        is_room = self.budget.held + self._num_reserved + num_bytes <= self.budget.max_bytes
         if not (is_room or number - self._num_dropped - num_taken < demand or wanted.key in self.needed):
             return None
 
         self._staged.popleft()
-        self._num_reserved += wanted.ref.num_media
         self._missing.add(wanted.key)
+        return self._reserved(wanted, num_bytes)
+
+    def _reserved(self, wanted: Wanted, num_bytes: int) -> Wanted:
+        wanted = wanted._replace(num_reserved=max(num_bytes, wanted.ref.num_media))
+        self._num_reserved += wanted.num_reserved
         return wanted
 
     def put(self, wanted: Wanted, found: Tokenized | RowError) -> None:
         """The media of a sample are loaded, or cannot be."""
-        self._num_reserved -= wanted.ref.num_media
+        self._num_reserved -= wanted.num_reserved
         columns = found if isinstance(found, RowError) else self._loaded(wanted, found)
         self.budget.num_failed += isinstance(columns, RowError)
         self._found[wanted.key] = columns
@@ -256,7 +293,10 @@ class MediaQueue:
             return reply.errors[0]
 
         tokens = np.frombuffer(reply.tokens, np.int32)
-        if wanted.tokens is not None and not np.array_equal(tokens, wanted.tokens):
+        if wanted.is_counted and wanted.tokens is not None and len(tokens) != len(wanted.tokens):
+            return RowError(0, "AD424", _OTHER_LENGTH % (len(tokens), len(wanted.tokens)))
+
+        if not wanted.is_counted and wanted.tokens is not None and not np.array_equal(tokens, wanted.tokens):
             return RowError(0, "AD424", _OTHER_TOKENS)
 
         # Each sample has a reply of its own, so its memory is free when the sample is.
@@ -266,7 +306,12 @@ class MediaQueue:
             if column.phase == "plan" and name in planned and not np.array_equal(found[name], planned[name]):
                 return RowError(0, "AD424", _OTHER_COLUMN % name)
 
-        arrays = Columns({column: found[name] for name, column in found.declared.items() if column.phase == "load"})
+        loaded = {column: found[name] for name, column in found.declared.items() if column.phase == "load"}
+        arrays = Columns(loaded)
+        if wanted.is_counted:
+            arrays = _Whole(loaded)
+            arrays.row = Chunk(_copied(reply), Position(0), 1, cast("Any", None), ends_epoch=False)
+            self.budget.token_bytes = max(self.budget.token_bytes, _num_bytes(arrays) / len(tokens))
         arrays.media = wanted.ref
         self.budget.hold(arrays, reply.busy_s)
         return arrays
@@ -334,8 +379,14 @@ class MediaQueue:
 
         If they could not be loaded, it keeps its length, as its pack is made: nothing of it is trained.
         """
+        if isinstance(found, _Whole):
+            whole = Sample(SampleRange(found.row, 0, 1, 0, 0, 1), 0)
+            for name in _OF_ROW:
+                setattr(sample, name, getattr(whole, name))
+            ref = ref._replace(num_media=_num_bytes(found))
         if isinstance(found, RowError):
-            found = Columns({self._columns[name]: self._columns[name].zeros(count) for name, count in ref.counts})
+            counts = () if any(name == IDS for name, _ in ref.counts) else ref.counts
+            found = Columns({self._columns[name]: self._columns[name].zeros(count) for name, count in counts})
             sample.labels = np.full(len(sample.tokens), _NOT_TRAINED, np.int32)
         planned = sample.columns if isinstance(sample.columns, Columns) else Columns({})
         sample.columns = planned.with_media(found, ref)
@@ -372,6 +423,20 @@ class MediaQueue:
         """The run is delivered, and will not be again."""
         for sample in range(run.start, run.stop):
             self._found.pop((id(run.chunk), sample), None)
+
+
+def _copied(reply: Tokenized) -> Tokenized:
+    """The reply without arrays, in memory of its own: what is kept of a row must not keep its pixels."""
+    texts = {
+        name: Column(bytes(one.data), bytes(one.ends))
+        for name, one in reply.columns.items()
+        if not name.startswith("@")
+    }
+    return msgspec.structs.replace(reply, tokens=bytes(reply.tokens), token_ends=bytes(reply.token_ends), columns=texts)
+
+
+def _num_bytes(arrays: Columns) -> int:
+    return sum(array.nbytes for array in arrays.values())
 
 
 def _wanted_of(samples: Iterable[Sample]) -> dict[Position | None, Wanted]:

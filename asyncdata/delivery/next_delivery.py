@@ -57,33 +57,37 @@ def deliver(
     *,
     samples_per_group: int = 1,
     last_epoch: int | None = None,
+    at_least: int | None = None,
     may_be_fewer: bool = False,
 ) -> Delivery | None:
     """Take the next ``num_groups`` samples of the stream; each becomes a group. None if they are not ready yet.
 
     :param items: the channel's ready items, from ``ledger.head`` on.
     :param last_epoch: do not go beyond this epoch; there are fewer samples if it ends.
+    :param at_least: so many are enough if no more are ready; None: all.
     :param may_be_fewer: take the samples before what stops the stream, which is then raised at the next call.
     :raises BadRowStop: if a bad row that may not be passed over comes before the last requested sample.
     :raises NoSamplesError: if an epoch ends without a sample.
     :raises AsyncDataError: the error that ended the stream.
     """
+    least = num_groups if at_least is None else at_least
     if last_epoch is not None and ledger.position.epoch > last_epoch:
-        return Delivery([], 0, ledger, [], is_last=num_groups > 0)
+        return Delivery([], 0, ledger, [], is_last=least > 0)
 
     walk = _Walk(ledger, num_groups, samples_per_group)
     for item in items:
         if walk.need == 0 and not walk.may_pass(item):
             break
 
-        if may_be_fewer and walk.ranges and (isinstance(item, Failure) or (isinstance(item, BadRow) and item.stops)):
+        is_enough = num_groups - walk.need >= least or (may_be_fewer and walk.ranges)
+        if is_enough and (isinstance(item, Failure) or (isinstance(item, BadRow) and item.stops)):
             return walk.result()
 
         walk.step(item)
         if last_epoch is not None and walk.position.epoch > last_epoch:
-            return walk.result(is_last=walk.need > 0)
+            return walk.result(is_last=num_groups - walk.need < least)
 
-    return None if walk.need else walk.result()
+    return walk.result() if num_groups - walk.need >= least else None
 
 
 def upcoming(

@@ -12,8 +12,9 @@ from asyncdata.delivery.ledger import Returned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TypeVar
 
-if TYPE_CHECKING:
+    T = TypeVar("T")
     BufferFilter = Callable[[list[Group], int], list[Group]]
 
 
@@ -74,9 +75,13 @@ class Chooser:
 
     def choose(self, buffer: Sequence[Returned], num_groups: int) -> list[Returned]:
         """Choose groups by the filter; see :func:`choose`."""
+        return self.calling(choose, buffer, num_groups, self._filter)
+
+    def calling(self, function: Callable[..., T], *args: Any) -> T:
+        """Call what calls a function of the user's."""
         self._is_choosing = True
         try:
-            return choose(buffer, num_groups, self._filter)
+            return function(*args)
         finally:
             self._is_choosing = False
 

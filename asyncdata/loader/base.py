@@ -75,6 +75,7 @@ class BaseLoader(Generic[B_co]):
         tokenize_fn: TokenizeFn | Callable[..., Any] | str | None = None,
         collate_fn: Callable[[list[Any]], B_co] | None = None,
         buffer_filter: BufferFilter | str | None = None,
+        too_old: Literal["reset", "drop"] | Callable[[Group], str] = "reset",
         packing: LoaderPacking | None = None,
         length_grouping: LengthGrouping | None = None,
         seed: int = 42,
@@ -99,6 +100,7 @@ class BaseLoader(Generic[B_co]):
         outcomes: Outcomes | Mapping[str, Any] | None = None,
         telemetry: Telemetry | Mapping[str, Any] | str | os.PathLike[str] = Telemetry(),
         progress: Literal["auto", "bar", "lines", "log", "none"] = "auto",
+        max_policy_lag: int | None = None,
         **unknown: Never,
     ) -> None:
         knobs = {name: value for name, value in locals().items() if name in LoaderConfig.__struct_fields__}
@@ -134,6 +136,10 @@ class BaseLoader(Generic[B_co]):
                 self._progress.close()
             raise
 
+        if config.max_policy_lag is not None:
+            from asyncdata.loader.rollouts import set_lag
+
+            set_lag(self._engine, too_old)
         self._measured = time.monotonic(), 0.0  # the last metrics(), and the wait by then
         self._pack_length = getattr(packing, "max_length", 0)
         self.group_size = config.n_samples_per_prompt
@@ -186,7 +192,9 @@ class BaseLoader(Generic[B_co]):
         self._check()
         if self._loops_only:
             self._refuse_call("track")
-        self._engine.coordinator.track()
+        from asyncdata.loader.rollouts import set_rollouts
+
+        set_rollouts(self._engine.coordinator, tracked=True)
 
     def consume(self, groups: Iterable[Sample] | Iterable[Group]) -> None:
         """Tracked groups were trained: no state has them any more. To be called before the state of that step is taken.
@@ -209,6 +217,23 @@ class BaseLoader(Generic[B_co]):
             raise ConfigError(f"AD437 drop() takes a reason, such as 'stale', got {reason!r}")
 
         return self._end("drop", groups, reason)
+
+    @property
+    def policy_version(self) -> int | None:
+        """The version of the policy that generates from now on: a whole number that grows. None: not known.
+
+        A sample has the version that its response begins with in ``extra["policy_version"]``, and the tokens of its
+        prompt are counted in ``extra["prompt_length"]``, for ``max_policy_lag``. States have it.
+        """
+        rollouts = self._engine.coordinator.ledger.rollouts
+        return None if rollouts is None else rollouts.version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        from asyncdata.loader.rollouts import set_version
+
+        self._check()
+        set_version(self._engine.coordinator, version)
 
     def _end(self, call: str, groups: Any, reason: str | None = None) -> int:
         self._check()
@@ -454,7 +479,28 @@ class BaseLoader(Generic[B_co]):
 
     def _waiting(self, request: Request | None = None) -> AbstractContextManager[None]:
         """During the block, a call waits; that is shown if it lasts."""
-        return self._progress.waiting(lambda: self._engine.describe_wait(request))
+        return self._progress.waiting(lambda: (request and request.held) or self._engine.describe_wait(request))
+
+    def _request(self, num_groups: int, at_least: int | None) -> Request | None:
+        """The request of a call that takes fewer groups, too; None for exactly so many."""
+        if at_least is None:
+            return None
+
+        from asyncdata.loader.rollouts import request_of
+
+        return request_of(self._groups(num_groups), at_least)
+
+    def _work(self, max_out: int, max_finished: int | None) -> Callable[[], Request]:
+        """Makes the requests of a loop over groups, which are tracked from now on."""
+        from asyncdata.loader.rollouts import work_of
+
+        self.track()
+        return work_of(max_out, max_finished)
+
+    def _finished(self, num_groups: int, at_least: int) -> Request:
+        from asyncdata.loader.rollouts import finished_of
+
+        return finished_of(self._groups(num_groups), at_least)
 
     def _num_groups(self, num_samples: int) -> int:
         if self._loops_only:

@@ -205,6 +205,8 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     :ivar progress: how a wait of more than two seconds is shown: a ``bar`` on stderr, or in a notebook; ``lines`` on
         stderr; the event ``loader.waiting``, with ``log``; or not at all. ``auto`` is ``bar`` on rank 0 if stderr is a
         terminal or this is a notebook, and ``log`` elsewhere.
+    :ivar max_policy_lag: how many versions older than ``policy_version`` a response in the rollout buffer may be; then
+        ``too_old`` says what is done with its group. None: any age.
     """
 
     seed: int = 42
@@ -229,6 +231,7 @@ class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     outcomes: Outcomes | None = None
     telemetry: Telemetry = Telemetry()
     progress: Literal["auto", "bar", "lines", "log", "none"] = "auto"
+    max_policy_lag: AtLeast0 | None = None
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> LoaderConfig:

@@ -30,7 +30,8 @@ from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacki
 from asyncdata.loader.waits import Waits
 from asyncdata.read_ahead.calls import Calls
 from asyncdata.read_ahead.source import ReadAhead
-from asyncdata.tokenization.base import TokenizeFn, has_media, resolved
+from asyncdata.tokenization.base import TokenizeFn, has_media
+from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
@@ -290,6 +291,7 @@ class Engine:
             canaries=list(self.service.canaries),
             packing=self.batching.saved(ledger),
             group_drops=ledger.group_drops or msgspec.UNSET,
+            rollouts=msgspec.UNSET if ledger.rollouts is None else ledger.rollouts.saved(),
             **self._saved(ledger, position, outcomes),
         )
 
@@ -402,8 +404,8 @@ class Engine:
         :param other_data: parts that have other data now: which of their rows were excluded is not known any more.
         :param files: of each other part.
         """
-        size, packs = self.config.n_samples_per_prompt, self.coordinator.ledger.packs
-        ledger = ledger_of(saved, digest=self.config.digest, group_size=size, files=files, packs=packs)
+        size, now = self.config.n_samples_per_prompt, self.coordinator.ledger
+        ledger = ledger_of(saved, now, digest=self.config.digest, group_size=size, files=files)
         known = {
             key: place for key, place in ledger.excluded.items() if not any(is_key_of(part, key) for part in other_data)
         }

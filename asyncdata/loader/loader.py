@@ -7,20 +7,21 @@ in how they wait if no samples are ready.
 from __future__ import annotations
 
 import time
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic
 
 import anyio
 import anyio.to_thread
 
-from asyncdata.core.callbacks import identity
+from asyncdata.core.callbacks import alone, identity
 from asyncdata.core.errors import EndOfData, PrefetchTimeoutError, is_shortage
 from asyncdata.core.settings import checked_timeout
 from asyncdata.core.threads import call_soon_in_this_loop
 from asyncdata.loader.base import B_co, BaseLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
     from types import TracebackType
     from typing import Self, TypeVar
@@ -55,6 +56,8 @@ class DataLoader(BaseLoader[B_co]):
         ``batch_size`` counts packs.
     :param length_grouping: puts packs, or samples, of similar cost into the same step.
     :param buffer_filter: chooses among the groups given back; a function of (buffer, num_groups) or its import path.
+    :param too_old: what ``max_policy_lag`` does with groups that were given back: ``reset`` makes them prompts again;
+        ``drop``; or a function of the group, called under the loader's lock, that returns one of these, or ``keep``.
 
     All other parameters are settings, which :class:`~asyncdata.LoaderConfig` explains.
 
@@ -72,9 +75,48 @@ class DataLoader(BaseLoader[B_co]):
         """
         return self._take(self._num_groups(num_samples), None, identity, timeout_s)
 
-    def get_samples(self, num_groups: int, *, timeout_s: float | None = None) -> list[Group]:
-        """Exactly ``num_groups`` groups of ``n_samples_per_prompt`` samples; otherwise like :meth:`get_next_batch`."""
-        return self._take(self._groups(num_groups), None, self._regroup, timeout_s)
+    def get_samples(
+        self, num_groups: int, *, at_least: int | None = None, timeout_s: float | None = None
+    ) -> list[Group]:
+        """Exactly ``num_groups`` groups of ``n_samples_per_prompt`` samples; otherwise like :meth:`get_next_batch`.
+
+        :param at_least: fewer are enough, but not fewer than this: those that are ready. At the end, those left.
+        """
+        request = self._request(num_groups, at_least)
+        return self._take(self._groups(num_groups), None, self._regroup, timeout_s, request)
+
+    def groups(self, *, max_out: int, max_finished: int | None = None) -> Iterator[Group]:
+        """Groups that need work, one by one, for a ``for`` loop whose groups end in other threads.
+
+        Groups are tracked from now on: say where each ends by :meth:`consume`, :meth:`drop` or :meth:`add_samples`.
+        Those given back come first, but for the finished ones, whose samples are all completed or truncated: these are
+        for :meth:`take_finished`. A loop that is left goes on at the next call. With ``epochs=``, it ends when no group
+        is left that needs work, and none is out.
+
+        :param max_out: at most so many groups are out, of this and of all other calls; the next one waits until one
+            ends. That is no wait for data, and ``timeout_s`` does not count it.
+        :param max_finished: no group is served while so many finished ones wait to be taken; None: any number may.
+        :raises ConfigError: AD438, for a limit that cannot work.
+        :raises BadRowError: if the next row is bad, under ``bad_rows="raise"``.
+        """
+        return Epoch(self._work(max_out, max_finished), self._next_group)
+
+    def _next_group(self, work: Callable[[], Request]) -> tuple[Group] | None:
+        try:
+            return self._take(1, None, alone, request=work())
+        except EndOfData:
+            return None
+
+    def take_finished(self, num_groups: int, *, at_least: int = 0) -> list[Group]:
+        """At most ``num_groups`` of the finished groups that were given back, first in, first out.
+
+        Finished is a group whose samples are all completed or truncated. They are out until :meth:`consume`.
+
+        :param at_least: wait for so many of them. There are fewer once no more can come: the data is at its end, and no
+            group needs work or is out.
+        :raises ConfigError: AD438, for numbers that cannot work.
+        """
+        return self._take(0, None, self._regroup, request=self._finished(num_groups, at_least))
 
     def peek(self, num_groups: int, *, timeout_s: float | None = None) -> list[Sample]:
         """The samples of the stream that come next, one for each group, without delivering them.
@@ -103,6 +145,21 @@ class DataLoader(BaseLoader[B_co]):
         self.start()
         with self._waiting():
             return self._engine.num_rows(timeout_s)
+
+    def num_batches(self, *, timeout_s: float | None = None) -> int:
+        """Batches of a ``for`` loop over the current epoch from its start, on each rank: the steps of a scheduler.
+
+        Of planned packs (``plan_packs=True``), which differ from epoch to epoch; or of rows that are all samples, with
+        ``shuffle=RowShuffle(only_kept=True)``. Waits until the rows are counted.
+
+        :raises ConfigError: AD443, where the number is not known before the epoch ends.
+        :raises PrefetchTimeoutError: if it is not known in time.
+        """
+        from asyncdata.loader.steps import checked_plan, num_batches
+
+        is_planned = checked_plan(self._engine)
+        found = self.peek(1, timeout_s=timeout_s) if is_planned else self.num_rows(timeout_s=timeout_s)
+        return num_batches(self._engine, found)
 
     def report(
         self,
@@ -134,20 +191,23 @@ class DataLoader(BaseLoader[B_co]):
         last_epoch: int | None,
         finish: Callable[[list[Sample]], T],
         timeout_s: float | None = None,
+        request: Request | None = None,
     ) -> T:
         """Take samples, and return ``finish(samples)``. Until the caller has that, they count as not delivered."""
         self._check()
         self._recorder.called()
         timeout_s = checked_timeout(timeout_s)
         coordinator = self._engine.coordinator
-        request = samples = None
+        samples = None
         try:
-            samples = coordinator.take_ready(num_groups, last_epoch)
+            if request is None:
+                samples = coordinator.take_ready(num_groups, last_epoch)
             if samples is None:
                 self._begin()
-                from asyncdata.delivery.ledger import Request
+                if request is None:
+                    from asyncdata.delivery.ledger import Request
 
-                request = Request(num_groups, last_epoch)
+                    request = Request(num_groups, last_epoch)
                 samples = self._serve(request, timeout_s)
             return finish(samples)
         except BaseException as error:  # also an interrupt between the commit and the caller
@@ -156,8 +216,18 @@ class DataLoader(BaseLoader[B_co]):
             raise
 
     def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
+        released: SimpleQueue[None] = SimpleQueue()
+        while (samples := self._serve_data(request, timeout_s)) is None:
+            request.wake = lambda: released.put(None)
+            while request.held:  # the coordinator lets go before it wakes
+                with self._waiting(request):
+                    released.get()
+        return samples
+
+    def _serve_data(self, request: Request, timeout_s: float | None) -> list[Sample] | None:
+        """The samples; None if the request waits for the trainer, which is no wait for data."""
         samples = self._engine.coordinator.poll(request)
-        if samples is not None:
+        if samples is not None or request.held:
             return samples
 
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
@@ -169,7 +239,7 @@ class DataLoader(BaseLoader[B_co]):
             while True:
                 # Poll before waiting: the samples may have become ready before ``wake`` was set.
                 samples = self._engine.coordinator.poll(request)
-                if samples is not None:
+                if samples is not None or request.held:
                     return samples
 
                 left_s = None if timeout_s is None else began + timeout_s - time.monotonic()
@@ -252,9 +322,26 @@ class AsyncDataLoader(BaseLoader[B_co]):
         """Like :meth:`DataLoader.get_next_batch`. If it is cancelled, no sample is consumed."""
         return await self._take(self._num_groups(num_samples), None, identity, timeout_s)
 
-    async def get_samples(self, num_groups: int, *, timeout_s: float | None = None) -> list[Group]:
+    async def get_samples(
+        self, num_groups: int, *, at_least: int | None = None, timeout_s: float | None = None
+    ) -> list[Group]:
         """Like :meth:`DataLoader.get_samples`. If it is cancelled, no sample is consumed."""
-        return await self._take(self._groups(num_groups), None, self._regroup, timeout_s)
+        request = self._request(num_groups, at_least)
+        return await self._take(self._groups(num_groups), None, self._regroup, timeout_s, request)
+
+    def groups(self, *, max_out: int, max_finished: int | None = None) -> AsyncIterator[Group]:
+        """Like :meth:`DataLoader.groups`, for ``async for``. If a step is cancelled, no group is consumed."""
+        return AsyncEpoch(self._work(max_out, max_finished), self._next_group)
+
+    async def _next_group(self, work: Callable[[], Request]) -> tuple[Group] | None:
+        try:
+            return await self._take(1, None, alone, request=work())
+        except EndOfData:
+            return None
+
+    async def take_finished(self, num_groups: int, *, at_least: int = 0) -> list[Group]:
+        """Like :meth:`DataLoader.take_finished`. If it is cancelled, no group is consumed."""
+        return await self._take(0, None, self._regroup, request=self._finished(num_groups, at_least))
 
     async def peek(self, num_groups: int, *, timeout_s: float | None = None) -> list[Sample]:
         """Like :meth:`DataLoader.peek`."""
@@ -269,6 +356,14 @@ class AsyncDataLoader(BaseLoader[B_co]):
         self.start()
         with self._waiting():
             return await anyio.to_thread.run_sync(self._engine.num_rows, timeout_s, abandon_on_cancel=True)
+
+    async def num_batches(self, *, timeout_s: float | None = None) -> int:
+        """Like :meth:`DataLoader.num_batches`."""
+        from asyncdata.loader.steps import checked_plan, num_batches
+
+        is_planned = checked_plan(self._engine)
+        wait = self.peek(1, timeout_s=timeout_s) if is_planned else self.num_rows(timeout_s=timeout_s)
+        return num_batches(self._engine, await wait)
 
     async def report(
         self,
@@ -313,6 +408,7 @@ class AsyncDataLoader(BaseLoader[B_co]):
         last_epoch: int | None,
         finish: Callable[[list[Sample]], T],
         timeout_s: float | None = None,
+        request: Request | None = None,
     ) -> T:
         self._check()
         self._recorder.called()
@@ -320,14 +416,16 @@ class AsyncDataLoader(BaseLoader[B_co]):
         if self._reporting is not None:
             await self._reported(self._reporting)
         coordinator = self._engine.coordinator
-        request = samples = None
+        samples = None
         try:
-            samples = coordinator.take_ready(num_groups, last_epoch)
+            if request is None:
+                samples = coordinator.take_ready(num_groups, last_epoch)
             if samples is None:
                 self._begin()
-                from asyncdata.delivery.ledger import Request
+                if request is None:
+                    from asyncdata.delivery.ledger import Request
 
-                request = Request(num_groups, last_epoch)
+                    request = Request(num_groups, last_epoch)
                 samples = await self._serve(request, timeout_s)
             return finish(samples)
         except BaseException as error:
@@ -336,8 +434,18 @@ class AsyncDataLoader(BaseLoader[B_co]):
             raise
 
     async def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
+        while (samples := await self._serve_data(request, timeout_s)) is None:
+            released, call_soon = anyio.Event(), call_soon_in_this_loop()
+            request.wake = partial(call_soon, released.set)
+            while request.held:
+                with self._waiting(request):
+                    await released.wait()
+        return samples
+
+    async def _serve_data(self, request: Request, timeout_s: float | None) -> list[Sample] | None:
+        """Like :meth:`DataLoader._serve_data`."""
         samples = self._engine.coordinator.poll(request)
-        if samples is not None:
+        if samples is not None or request.held:
             return samples
 
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
@@ -357,7 +465,7 @@ class AsyncDataLoader(BaseLoader[B_co]):
                 with anyio.move_on_after(limit_s):
                     while True:
                         samples = self._engine.coordinator.poll(request)
-                        if samples is not None:
+                        if samples is not None or request.held:
                             return samples
 
                         with self._waiting(request):

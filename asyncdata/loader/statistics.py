@@ -92,7 +92,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar tracked_groups: groups that were served and are neither acknowledged, consumed, dropped nor given back; 0 if
         groups are not tracked.
     :ivar dropped_groups_total: tracked groups that the trainer has dropped, by reason; under ``excluded``, groups that
-        were given back, and their row is excluded.
+        were given back, and their row is excluded; under ``too_old``, those of ``max_policy_lag``.
+    :ivar too_old_groups_total: groups that ``max_policy_lag`` has found too old: ``reset``, ``drop``.
     :ivar ready_samples: samples that a call would get without waiting.
     :ivar in_flight_rows: rows that workers have, or that wait for earlier rows.
     :ivar capacity_samples: the channel's capacity.
@@ -150,6 +151,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     leased_requests: int
     tracked_groups: int = 0
     dropped_groups_total: dict[str, int] = {}
+    too_old_groups_total: dict[str, int] = {}
     ready_samples: int
     in_flight_rows: int
     capacity_samples: int
@@ -245,6 +247,7 @@ def numbers_of(
         "leased_requests": len(ledger.leases),
         "tracked_groups": ledger.num_out,
         "dropped_groups_total": dict(ledger.group_drops),
+        "too_old_groups_total": {} if ledger.rollouts is None else dict(ledger.rollouts.counts),
         "ready_samples": channel.num_produced - ledger.taken,
         "in_flight_rows": channel.num_rows_in_flight,
         "capacity_samples": channel.capacity,

@@ -434,7 +434,8 @@ def _shown(chunk: Chunk, sample: int, tokens: Tokens) -> dict[str, Any]:
     }
     is_cut = len(tokens) > _MAX_TOKENS or any(len(text) > most for text, most in texts.values())
     shown: dict[str, Any] = {name: cut(text, most) for name, (text, most) in texts.items()}
-    return {**shown, "ids": tokens[:_MAX_TOKENS].tolist(), "is_cut": is_cut}
+    are_known = "input_ids" not in (chunk.value("media", sample) or ())  # else the load gives them
+    return {**shown, "ids": tokens[:_MAX_TOKENS].tolist() if are_known else [], "is_cut": is_cut}
 
 
 def _json(value: Any) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Buffer = bytes | memoryview
 
-_COLUMNS = ("prompt", "prompt_text", "label", "metadata", "extra", "spans", "media", "row")
+_COLUMNS = ("prompt", "prompt_text", "label", "metadata", "extra", "spans", "media", "row", "cost")
 
 
 class ColumnWriter:
@@ -24,11 +24,19 @@ class ColumnWriter:
 
     :param progress: called with the index of a row in the request before a user's function gets it.
     :param numbers: the index in the request of each row that is written; None if they are the same.
+    :param only_counts: keep nothing of a sample but how many tokens it has, and its cost.
     """
 
-    def __init__(self, progress: Callable[[int], None] = lambda _: None, numbers: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        progress: Callable[[int], None] = lambda _: None,
+        numbers: Sequence[int] | None = None,
+        *,
+        only_counts: bool = False,
+    ) -> None:
         self._progress = progress
         self._numbers = numbers
+        self._only_counts = only_counts
         self._tokens = _Pieces()
         self._kept = array("i")
         self._columns: dict[str, _Pieces] = {}
@@ -49,7 +57,9 @@ class ColumnWriter:
         :raises TypeError: for a token that is not an int, or a column that a sample does not have.
         """
         ids = tokens if isinstance(tokens, array) else array("i", tokens)
-        self._tokens.append(ids, len(ids))
+        if self._only_counts:
+            columns = {name: value for name, value in columns.items() if name == "cost"}
+        self._tokens.append(b"" if self._only_counts else ids, len(ids))
         for name, value in columns.items():
             self._column(name).append(value, len(value))
         self._kept.append(self._number(row))
@@ -66,8 +76,8 @@ class ColumnWriter:
         :param columns: ``{name: values}`` with one value for each row; an empty value means no value. Values are bytes
             or strings.
         """
-        self._tokens.append_all(tokens, ends)
-        for name, values in columns.items():
+        self._tokens.append_all(b"" if self._only_counts else tokens, ends)
+        for name, values in () if self._only_counts else columns.items():
             data, lengths = _end_to_end(values)
             if data:
                 self._column(name).append_all(data, accumulate(lengths))

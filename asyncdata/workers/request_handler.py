@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from array import array
+from functools import partial
 from itertools import accumulate, cycle
 from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
@@ -182,7 +183,7 @@ class _PartHandler:
             return self._scan(request)
 
         if isinstance(request, Index):
-            return index_blocks(request, self._reader, self._write)
+            return index_blocks(request, self._reader, partial(self._write, only_counts=True))
 
         return self._tokenize(request) if isinstance(request, Tokenize) else self._compute(request)
 
@@ -275,24 +276,27 @@ class _PartHandler:
         lengths: array[int],
         lost: frozenset[int] = _NONE,
         tokenizer: BatchTokenizer | None = None,
+        *,
+        only_counts: bool = False,
     ) -> ColumnWriter:
-        tokenizer = tokenizer or self.tokenizer
+        new_writer = partial(ColumnWriter, only_counts=only_counts)
+        tokenizer = tokenizer or (getattr(self.tokenizer, "count", None) if only_counts else None) or self.tokenizer
         too_long: list[int] = []
         if TOO_LONG in lengths:
             too_long = [row for row, length in enumerate(lengths) if length == TOO_LONG and row not in lost]
         bad = lost.union(too_long)
         good = [row for row in range(len(rows)) if row not in bad] if bad else range(len(rows))
         try:
-            out = ColumnWriter(self._progress, good if bad else None)
+            out = new_writer(self._progress, good if bad else None)
             tokenizer([rows[row] for row in good] if bad else rows, out)
         except WrongIdsError as error:  # the encoder is wrong, so no result of this request can be trusted
             error.row = self._row_with_wrong_ids(rows, good)
             raise
         except BaseException:  # a panic in Rust is not an Exception
             # One row has failed the whole batch. Row by row, only that row is bad.
-            out = ColumnWriter(self._progress)
+            out = new_writer(self._progress)
             for row in good:
-                self._write_one(row, rows[row], out, tokenizer)
+                self._write_one(row, rows[row], out, tokenizer, new_writer(numbers=[row]))
         limit = self._job.max_row_bytes
         for row in too_long:
             out.fail_at(row, RowFault("AD108", f"the row is longer than max_row_bytes ({limit})"))
@@ -311,8 +315,9 @@ class _PartHandler:
                 continue
         return -1
 
-    def _write_one(self, row: int, raw: bytes | memoryview, out: ColumnWriter, tokenizer: BatchTokenizer) -> None:
-        one = ColumnWriter(numbers=[row])
+    def _write_one(
+        self, row: int, raw: bytes | memoryview, out: ColumnWriter, tokenizer: BatchTokenizer, one: ColumnWriter
+    ) -> None:
         self._progress(row)
         try:
             tokenizer([raw], one)

@@ -5,6 +5,7 @@ No numpy.
 
 from __future__ import annotations
 
+import math
 import random
 from array import array
 from bisect import bisect_right
@@ -122,7 +123,7 @@ def index_blocks(request: Index, reader: BlockReader, write: _Write) -> Indexed:
 
     :param write: runs the tokenize function over rows, except those in a set of row numbers.
     """
-    rows, found = _FoundRows(), ColumnWriter()
+    rows, found = _FoundRows(), ColumnWriter(only_counts=True)
     checked = _checked(request, reader, rows, found, write)
     if request.spool:
         offsets = write_part(request.spool, checked, is_kept=request.is_kept)
@@ -130,7 +131,9 @@ def index_blocks(request: Index, reader: BlockReader, write: _Write) -> Indexed:
         deque(checked, 0)
         offsets = rows.offsets
     reply = found.finish(0, 0.0)
-    num_tokens = _num_tokens(reply, len(rows.lengths)) if request.check == "samples" else b""
+    is_counted = request.check == "samples"
+    num_tokens = _num_tokens(reply, len(rows.lengths)) if is_counted else b""
+    costs = _costs(reply, len(rows.lengths)) if is_counted and "cost" in reply.columns else b""
     marks = bytearray(len(rows.lengths)) if reply.drops or reply.errors or request.lost else bytearray()
     for row in request.lost:
         marks[row] = _NO_SAMPLE
@@ -148,6 +151,7 @@ def index_blocks(request: Index, reader: BlockReader, write: _Write) -> Indexed:
         drops={reason: len(numbers) // 4 for reason, numbers in reply.drops.items()},
         errors=reply.errors,
         num_tokens=num_tokens,
+        costs=costs,
     )
 
 
@@ -184,6 +188,16 @@ def _num_tokens(reply: Tokenized, num_rows: int) -> bytes:
         counts[row] = end - start
         start = end
     return counts.tobytes()
+
+
+def _costs(reply: Tokenized, num_rows: int) -> bytes:
+    """The cost of each row, as bytes of float64; NaN where it has none of its own."""
+    costs, column, start = array("d", [math.nan]) * num_rows, reply.columns["cost"], 0
+    for row, end in zip(array("i", reply.kept), array("I", column.ends), strict=True):
+        if end > start:
+            costs[row] = float(column.data[start:end])
+        start = end
+    return costs.tobytes()
 
 
 def _decode(raw: list[Buffer], lengths: array[int], passed: frozenset[int]) -> ColumnWriter:

@@ -415,9 +415,15 @@ def test_what_a_function_of_two_phases_does_wrong_is_a_bad_row(tmp_path, name):
         loader.get_next_batch(1)
 
 
-def test_columns_of_the_load_need_a_load(tmp_path):
-    with pytest.raises(ConfigError, match="AD420.*phase load .pixels., and no load"):
-        loader_of(write_rows(tmp_path / "rows.jsonl"), 0, without_load)
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_columns_of_the_load_without_a_load_are_those_of_another_call(tmp_path, is_planned):
+    path, knobs = write_rows(tmp_path / "rows.jsonl"), {"plan_packs": is_planned}
+    with_load = [str(batch) for batch, _ in packs_of(path, fn=NumberedMedia(), **knobs)]
+    assert [str(batch) for batch, _ in packs_of(path, fn=without_load, **knobs)] == with_load
+    few = {"limits": Limits(max_media_bytes=100), "batch_size": 4}
+    with loader_of(write_rows(tmp_path / "good.jsonl"), fn=without_load, **few) as loader:
+        for batch in loader:
+            assert loader.statistics().media_held_bytes <= 100 + 48 * len(list(map(check, batch)))
 
 
 def test_media_that_fail_are_counted(tmp_path):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import BadRows, DataLoader, JsonlSource, RowShuffle
+from asyncdata import BadRows, DataLoader, HardPacking, JsonlSource, Ranks, RowShuffle
 from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
 from tests.support.inner import change
 from tests.support.loading import write_rows
@@ -155,6 +155,33 @@ def test_a_snapshot_of_another_order_of_rows_is_refused(path, shuffle, others):
     for other in others:
         with loader(path, other) as data, pytest.raises(SnapshotMismatchError, match=r"order\."):
             data.load_state_dict(state)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shuffle": RowShuffle(only_kept=True), "n_samples_per_prompt": 2},
+        {"shuffle": "full", "plan_packs": True, "packing": HardPacking(max_length=8)},
+    ],
+    ids=["kept rows", "planned packs"],
+)
+def test_the_number_of_batches_is_that_of_a_loop(path, settings, drop_last, world_size):
+    ranks = Ranks(world_size=world_size)
+    with loader(path, function=drops_odd, batch_size=4, drop_last=drop_last, ranks=ranks, **settings) as steps:
+        for _ in range(2):
+            assert steps.num_batches() == len(list(steps))
+
+
+def test_the_number_of_batches_is_refused_where_rows_may_be_dropped(path):
+    for settings in (
+        {"shuffle": "full"},
+        {"shuffle": True},
+        {"shuffle": RowShuffle(only_kept=True), "batch_size": None},
+    ):
+        with loader(path, **{"batch_size": 4} | settings) as steps, pytest.raises(ConfigError, match="AD443"):
+            steps.num_batches()
 
 
 def test_seeking_goes_to_any_row_of_any_epoch(path):

@@ -1,13 +1,22 @@
-"""Tracked groups: what is refused, and what a run that dies leaves. ``test_whole_loader.py`` holds the rest."""
+"""Tracked groups: loops over them, what is refused and what a run that dies leaves. ``test_whole_loader.py`` holds the
+rest.
+"""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+import anyio
+import anyio.lowlevel
+import numpy as np
 import pytest
 
-from asyncdata import SoftPacking
-from asyncdata.errors import ConfigError
+from asyncdata import AsyncDataLoader, SoftPacking, Status
+from asyncdata.errors import ConfigError, FilterError, LoaderClosedError
+from tests.support.faces import Awaited
 from tests.support.loaders import make
 from tests.support.loading import write_rows
+from tests.support.tokenize_fns import row_id
 
 NUM_ROWS, SIZE = 24, 2
 
@@ -15,6 +24,10 @@ NUM_ROWS, SIZE = 24, 2
 @pytest.fixture
 def rows(tmp_path):
     return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+
+
+def numbers(groups):
+    return [group[0].group_index for group in groups]
 
 
 def test_what_was_served_before_is_not_tracked_and_a_sample_or_a_copy_stands_for_its_group(rows):
@@ -58,3 +71,167 @@ def test_groups_of_the_buffer_that_are_out_and_excluded_may_be_consumed_or_given
         loader.add_samples([second])
         now = loader.statistics()
         assert (now.tracked_groups, now.dropped_groups_total) == (1, {"excluded": 1})
+
+
+# Groups one by one
+
+
+def finished(groups):
+    for sample in (sample for group in groups for sample in group):
+        sample.response, sample.response_length, sample.status = "Yes", 1, Status.COMPLETED
+        sample.tokens = np.append(sample.tokens, np.int32(9))
+    return groups
+
+
+def test_a_loop_goes_on_as_groups_end_in_other_tasks_and_is_over_when_none_is_left(rows):
+    """Even groups are finished at once, odd ones at the second time; the trainer is told the end by a short batch."""
+
+    async def work(loader, group):
+        await anyio.lowlevel.checkpoint()
+        if group[0].group_index % 2 == 0 or group[0].response:
+            loader.add_samples(finished([group]))
+        else:
+            group[0].response = "so far"
+            loader.add_samples([group])
+
+    async def run():
+        most, batches = [], []
+        async with AsyncDataLoader(rows, tokenize_fn=row_id, epochs=1, num_workers=0) as loader:
+
+            async def begin():
+                async for group in loader.groups(max_out=5, max_finished=4):
+                    most.append(loader.statistics().tracked_groups)
+                    tasks.start_soon(work, loader, group)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(begin)
+                while not batches or len(batches[-1]) == 3:
+                    batches.append(await loader.take_finished(3, at_least=3))
+                    loader.consume(batches[-1])
+            return most, batches
+
+    most, batches = anyio.run(run)
+    assert len(most) == NUM_ROWS + NUM_ROWS // 2
+    assert max(most) <= 5
+    assert sorted(number for batch in batches for number in numbers(batch)) == list(range(NUM_ROWS))
+
+
+def test_to_wait_for_groups_that_are_out_is_no_wait_for_data_and_ends_with_the_loader(rows):
+    async def run():
+        told = []
+
+        async def take(groups):
+            try:
+                told.append(await anext(groups))
+            except LoaderClosedError as error:
+                told.append(error)
+
+        async with (
+            AsyncDataLoader(rows, tokenize_fn=row_id, num_workers=0) as loader,
+            anyio.create_task_group() as tasks,
+        ):
+            await loader.peek(4)
+            before, groups = loader.statistics().waits_total, loader.groups(max_out=1)
+            await take(groups)
+            tasks.start_soon(take, groups)
+            await anyio.wait_all_tasks_blocked()
+            assert (len(told), loader.statistics().waits_total) == (1, before)
+            loader.consume([told[0]])
+            await anyio.wait_all_tasks_blocked()
+            assert (len(told), loader.statistics().tracked_groups) == (2, 1)
+            tasks.start_soon(take, groups)
+            await anyio.wait_all_tasks_blocked()
+            await loader.aclose()
+        return told[2]
+
+    assert isinstance(anyio.run(run), LoaderClosedError)
+
+
+def test_a_plain_loop_waits_for_other_threads(rows):
+    with make(rows, epochs=1) as loader, ThreadPoolExecutor(2) as threads:
+        served = []
+        for group in loader.groups(max_out=2):
+            served.append(group)
+            threads.submit(loader.consume, [group])
+        assert numbers(served) == list(range(NUM_ROWS))
+
+
+def test_finished_groups_are_in_the_state_and_taken_first_in_first_out(rows):
+    with make(rows) as loader:
+        first, second, third = (next(loader.groups(max_out=3)) for _ in range(3))
+        loader.add_samples(finished([third]))
+        loader.add_samples([second, *finished([first])])
+        assert numbers(next(loader.groups(max_out=9)) for _ in range(2)) == [1, 3]
+        state = loader.state_dict()
+    with Awaited(rows) as loader:
+        loader.load_state_dict(state)
+        taken = loader.take_finished(5)
+        assert [(number, group[0].response) for number, group in zip(numbers(taken), taken, strict=True)] == [
+            (2, "Yes"),
+            (0, "Yes"),
+        ]
+        loader.consume(taken)
+        assert numbers(loader.get_samples(3)) == [1, 3, 4]
+
+
+def test_fewer_groups_are_taken_where_they_are_enough(rows):
+    with make(rows, epochs=1) as loader:
+        loader.get_samples(NUM_ROWS - 3)
+        loader.peek(3)
+        assert len(loader.get_samples(8, at_least=2)) == 3
+
+
+def test_limits_that_cannot_work_are_refused(rows):
+    with make(rows) as loader:
+        for call in (
+            lambda: loader.groups(max_out=0),
+            lambda: loader.groups(max_out=1, max_finished=0),
+            lambda: loader.take_finished(2, at_least=3),
+            lambda: loader.get_samples(2, at_least=0),
+            lambda: setattr(loader, "policy_version", 0.5),
+            lambda: make(rows, max_policy_lag=1, too_old="later"),
+            lambda: make(rows, max_policy_lag=1, packing=SoftPacking(max_length=64), batch_size=1),
+        ):
+            with pytest.raises(ConfigError, match="AD438"):
+                call()
+
+
+# Versions of the policy
+
+
+def test_a_group_that_is_too_old_is_the_prompt_that_it_was(rows):
+    with make(rows, max_policy_lag=0) as loader:
+        (group,) = loader.get_samples(1)
+        prompt = group[0].tokens.tolist()
+        loader.policy_version = 3
+        loader.add_samples(finished([group]))
+        assert loader.take_finished(1) == []
+        ((sample,),) = loader.get_samples(1)
+        assert (sample.tokens.tolist(), sample.response, sample.status) == (prompt, "", Status.PENDING)
+        assert (sample.extra["policy_version"], loader.policy_version) == (3, 3)
+        state = loader.state_dict()
+    with make(rows) as loader:
+        loader.load_state_dict(state)
+        assert loader.policy_version == 3
+        assert loader.statistics().too_old_groups_total == {"reset": 1}
+
+
+def test_a_function_decides_what_is_done_with_a_group_that_is_too_old(rows):
+    words = {0: "keep", 1: "drop", 2: "reset", 3: "burn"}
+    with make(rows, max_policy_lag=0, too_old=lambda group: words[group[0].group_index]) as loader:
+        loader.add_samples(finished(loader.get_samples(3)))
+        loader.policy_version = 1
+        assert numbers(loader.take_finished(9)) == [0]
+        now = loader.statistics()
+        assert now.too_old_groups_total == {"drop": 1, "reset": 1}
+        assert now.dropped_groups_total == {"too_old": 1}
+        loader.get_samples(1)
+        groups = finished(loader.get_samples(2))
+        loader.add_samples(groups[:1])
+        with pytest.raises(FilterError, match="AD431 too_old returned 'burn'"):
+            loader.policy_version = 2
+        assert loader.policy_version == 1
+        loader.add_samples(groups[1:])
+        with pytest.raises(FilterError, match="AD431 too_old raised KeyError"):
+            words.clear()
+            loader.policy_version = 2

@@ -123,6 +123,8 @@ def worlds(draw: Any) -> World:
     tracks = not is_packed and draw(st.sampled_from([False, False, True]))
     stops = not is_mixture and draw(st.sampled_from([False, False, False, True]))
     rules = Rules(
+        max_lag=None if is_packed else draw(st.sampled_from([None, None, 0, 1])),
+        too_old=draw(st.sampled_from(["reset", "drop"])),
         size=1 if is_packed else draw(st.sampled_from([1, 1, 2])),
         epochs=draw(st.sampled_from([None, None, None, 1, 3])) if mixing.has_end or not is_mixture else None,
         drop_last=draw(st.sampled_from([False, False, True])),
@@ -171,7 +173,11 @@ events = st.one_of(
     event("take_and_cancel", number=few, num_steps=st.integers(0, 6)),
     *often(2, "loop", number=st.integers(1, 5)),
     *often(2, "peek", number=st.integers(0, 20)),
-    *often(5, "give_back", picks=picks, response=st.sampled_from(["", "so far"])),
+    *often(5, "give_back", picks=picks, response=st.sampled_from(["", "so far"]), is_finished=st.booleans()),
+    event("take_some", number=few, at_least=few),
+    *often(4, "work", number=few, max_out=st.integers(1, 12), max_finished=st.sampled_from([None, None, 1, 3])),
+    *often(2, "take_finished", number=few),
+    event("begin_version", ahead=st.integers(-1, 2)),
     event("give_what_is_made_by_hand"),
     event("acknowledge", picks=picks),
     event("acknowledge_all"),
@@ -204,7 +210,7 @@ events = st.one_of(
 
 OF_GROUPS = (
     "take_in_no_time", "take_and_cancel", "give_back", "give_what_is_made_by_hand", "acknowledge", "acknowledge_all",
-    "track", "consume", "drop",
+    "track", "consume", "drop", "take_some", "work", "take_finished", "begin_version",
 )  # fmt: skip
 OF_HELD = "give_back", "acknowledge", "acknowledge_all", "consume", "drop", "report", "report_all", "exclude"
 
@@ -368,6 +374,10 @@ class WholeLoader(RuleBasedStateMachine):
             policy = f"PassRate(drop_above={rules.drop_above}, revisit_every={rules.revisit_every})"
             told = ", exchange=told_by.of(rank)" if many else ""
             settings["outcomes"] = f"Outcomes(policy={policy}{told})"
+        self.model.is_tracked, self.model.now.tracks, self.model.now.version = rules.is_tracked, False, None
+        if rules.max_lag is not None and not many:
+            settings |= {"max_policy_lag": rules.max_lag, "too_old": repr(rules.too_old)}
+            self.model.now.version = 0
         if rules.packing is not None:
             length, window, across = rules.packing
             soft = f"SoftPacking(max_length={length}, window_samples={window}, window_tokens=1, across_epochs={across})"
@@ -440,12 +450,14 @@ class WholeLoader(RuleBasedStateMachine):
         wanted = {
             "tracked_groups": len(self.model.out), "buffered_groups": len(now.buffer),
             "dropped_groups_total": {reason: n for reason, n in now.group_drops.items() if n},
+            "too_old_groups_total": dict(now.too_old),
         }  # fmt: skip
         if self.packs_nothing and now.is_exact:
             wanted |= {"groups_total": now.number, "samples_total": now.number * size, "tokens_total": now.num_tokens}
         if not self.packs_nothing:
             wanted |= {"packs_total": now.num_packs}
         assert {name: getattr(found, name) for name in wanted} == wanted, self.failed(found, wanted)
+        assert self.names["loader"].policy_version == now.version, self.failed(now.version)
         if "" in self.parts and self.packs_nothing and now.is_exact:
             windows = self.parts[""].windows(found.epoch)
             at = sum(map(len, windows[: found.window])) + found.row
@@ -474,6 +486,49 @@ class WholeLoader(RuleBasedStateMachine):
     def taken(self, number: int) -> tuple[list[Any], str]:
         groups, error = self.model.take(number)
         return self.expected(groups), error
+
+    def take_some(self, number: int, at_least: int) -> None:
+        """As many as are ready, but some."""
+        least, most = sorted((number, at_least))
+        call = f"told(held[0], lambda: loader.get_samples({most}, at_least={least}))"
+        self.check(call, lambda: self.taken_some(most, least))
+
+    def taken_some(self, number: int, least: int) -> tuple[list[Any], str]:
+        num_found = len(self.names["found"][0])
+        assert num_found <= number
+        told = self.model.take(number, enough=max(num_found, least))
+        return self.expected(told.groups), told.error
+
+    def work(self, number: int, max_out: int, max_finished: int | None) -> None:
+        """A loop over groups would wait where the model says so: only there is the number known before."""
+        if self.world.grows and self.world.rules.epochs is not None:
+            return
+
+        limits = f"max_out={max_out}, max_finished={max_finished}"
+        before = self.model.now
+        self.model.now, is_tracked = before.copy(), self.model.is_tracked
+        groups, why = self.model.work(number, max_out, max_finished)
+        self.model.now, self.model.is_tracked = before, is_tracked
+        number = len(groups) if why == "held" else number
+        call = f"worked(held[0], loader, {number}, {limits})"
+        self.check(call, lambda: self.worked(number, max_out, max_finished))
+        if why == "held":
+            self.run(f"assert is_held(loader, {limits})")
+
+    def worked(self, number: int, max_out: int, max_finished: int | None) -> tuple[list[Any], str]:
+        groups, error = self.model.work(number, max_out, max_finished)
+        return self.expected(groups), error
+
+    def take_finished(self, number: int) -> None:
+        self.check(f"taken(held[0], loader.take_finished({number}))", lambda: self.finished(number))
+
+    def finished(self, number: int) -> list[Any]:
+        return self.expected(self.model.take_finished(number))
+
+    def begin_version(self, ahead: int) -> None:
+        version = max(0, (self.model.now.version or 0) + ahead)
+        self.run(f"loader.policy_version = {version}")
+        self.model.begin_version(version)
 
     def take_in_no_time(self, number: int) -> None:
         self.take_or_not(number, f"told(held[0], lambda: loader.get_samples({number}, timeout_s=0.0))")
@@ -521,13 +576,14 @@ class WholeLoader(RuleBasedStateMachine):
 
     # Groups after their delivery.
 
-    def give_back(self, picks: list[int], response: str) -> None:
+    def give_back(self, picks: list[int], response: str, is_finished: bool) -> None:
         chosen = self.chosen(picks)
         if self.serves_groups and chosen:
+            values = f"{response!r}, Status.{'COMPLETED' if is_finished else 'ABORTED'}"
             for group in chosen:
-                self.run(f"for sample in held[0][{group.ident!r}]: sample.response = {response!r}")
+                self.run(f"for sample in held[0][{group.ident!r}]: sample.response, sample.status = {values}")
             self.run(f"loader.add_samples({self.text(chosen, method='pop')})")
-            self.model.give_back([group._replace(response=response) for group in chosen])
+            self.model.give_back([group._replace(response=response, is_finished=is_finished) for group in chosen])
 
     def give_what_is_made_by_hand(self) -> None:
         if self.serves_groups:
@@ -550,11 +606,12 @@ class WholeLoader(RuleBasedStateMachine):
     def track(self) -> None:
         if self.serves_groups:
             self.run("loader.track()")
-            self.model.is_tracked = True
+            self.model.track()
 
     def consume(self, picks: list[int]) -> None:
         if chosen := self.serves_groups and self.chosen(picks):
-            is_out = self.model.is_tracked and all(group in self.model.out for group in chosen)
+            out = {group.ident for group in self.model.out}
+            is_out = self.model.is_tracked and all(group.ident in out for group in chosen)
             self.check(f"outcome(lambda: loader.consume({self.text(chosen)}))[1]", "" if is_out else "ConfigError")
             if is_out:
                 self.model.end(chosen)
@@ -713,7 +770,6 @@ class WholeLoader(RuleBasedStateMachine):
             self.run(f"(folder / {old!r}).rename(folder / {f'0{old}'!r})")
         self.parts[""] = part
         self.open(knobs)
-        self.model.is_tracked = self.world.rules.is_tracked
         load = "loader.load_state_dict(json.loads(states[-1])"
         error = ["SnapshotMismatchError"] * len(self.groups)
         self.check(f"every(loaders, lambda _, loader: outcome(lambda: {load}))[1])", error)
@@ -759,7 +815,6 @@ class WholeLoader(RuleBasedStateMachine):
         if reweighs and "" not in self.parts:
             first, *rest = self.model.mixing.weights
             self.model.mixing = self.model.mixing._replace(weights=(first + 1, *rest))
-        self.model.is_tracked = self.world.rules.is_tracked
         if kills and self.world.kind != "store" and not self.world.grows:
             return self.kill(at, 1 + number, others, knobs)
 
@@ -768,22 +823,46 @@ class WholeLoader(RuleBasedStateMachine):
 
     def kill(self, at: int, number: int, first: Knobs, then: Knobs) -> None:
         """A process resumes, saves a file, takes more samples, and is killed; the next one restores the file."""
-        lines = [
-            *self.opening(first),
-            f"every(loaders, lambda _, loader: loader.load_state_dict(json.loads({self.names['states'][at]!r})))",
-            f"found = start_of(loader), looped(held, loaders, {number}, {self.world.rules.size})",
-            "every(loaders, lambda rank, loader: loader.save(f'{folder}.{rank}'))",
-            f"looped(held, loaders, 2, {self.world.rules.size})",
-        ]
-        self.run(f"place, found = killed(folder, {lines})")
+        lines = self.opening(first)
         self.model.restore(self.states[at])
-        wanted = self.looped(number, *self.names["place"])
+        lines.append(
+            f"every(loaders, lambda _, loader: loader.load_state_dict(json.loads({self.names['states'][at]!r})))"
+        )
+        works = self.serves_groups and not self.world.rules.bad_row_stops
+        if works:
+            told = self.model.work(2 * number, 3 + number, None)
+            wanted: Any = self.expected(told.groups), told.error.replace("held", "")
+            asked = len(told.groups) + (told.error not in ("", "held"))
+            lines.append(f"found = worked(held[0], loader, {asked}, max_out=99)")
+            lines += self.ended(told.groups)
+        else:
+            lines.append(f"found = start_of(loader), looped(held, loaders, {number}, {self.world.rules.size})")
+        lines.append("every(loaders, lambda rank, loader: loader.save(f'{folder}.{rank}'))")
+        more = "told(held[0], lambda: loader.get_samples(3))" if works else "looped(held, loaders, 2, 1)"
+        self.run(f"found = killed(folder, {[*lines, more]})")
+        if not works:
+            self.run("place, found = found")
+            wanted = self.looped(number, *self.names["place"])
         self.run(f"assert found == {wanted!r}, found")
-        self.model.restore(self.model.saved())
+        saved = self.model.saved()
         self.open(then)
+        self.model.restore(saved)
         self.run("every(loaders, lambda _, loader: loader.restore(f'{folder}.0'))")
         self.run("for path in folder.parent.glob(f'{folder.name}.*'): path.unlink()")
         self.restored = self.progress, self.names["loader"].epoch
+
+    def ended(self, groups: list[model.Group]) -> list[str]:
+        """The first group is trained, the second dropped; the third is finished, the fourth is to be gone on with."""
+        lines = [f"loader.consume({self.text(groups[:1])})", f"loader.drop({self.text(groups[1:2])}, 'stale')"]
+        self.model.end(groups[:1])
+        self.model.end(groups[1:2], "stale")
+        for group, word in zip(groups[2:4], ("COMPLETED", "ABORTED"), strict=False):
+            one = f"held[0].pop({group.ident!r})"
+            lines.append(f"group = {one}")
+            lines.append(f"for sample in group: sample.response, sample.status = 'so far', Status.{word}")
+            lines.append("loader.add_samples([group])")
+            self.model.give_back([group._replace(response="so far", is_finished=word == "COMPLETED")])
+        return lines
 
 
 @pytest.fixture(scope="module", autouse=True)

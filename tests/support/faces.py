@@ -25,9 +25,18 @@ class Awaited:
             return found
         return lambda *args, **kwargs: self.runner.run(found(*args, **kwargs))
 
+    policy_version = property(
+        lambda self: self.loader.policy_version, lambda self, version: setattr(self.loader, "policy_version", version)
+    )
+
     def __iter__(self):
+        return self._stepped(aiter(self.loader))
+
+    def groups(self, **limits):
+        return self._stepped(aiter(self.loader.groups(**limits)))
+
+    def _stepped(self, loop):
         """An ``async for``, step by step."""
-        loop = aiter(self.loader)
 
         async def step():
             return await anext(loop)

@@ -49,6 +49,8 @@ class Rules(NamedTuple):
     drop_above: float | None = None  # the outcome memory's
     revisit_every: int | None = None
     packing: Packing | None = None
+    max_lag: int | None = None  # max_policy_lag
+    too_old: str = "reset"
     is_planned: bool = False  # an epoch's packs are known before its rows are read, and so is its last batch
 
 
@@ -61,6 +63,8 @@ class Group(NamedTuple):
     own_epoch: int
     response: str = ""
     name: str = ""
+    is_finished: bool = False
+    version: int | None = None
 
     @property
     def ident(self) -> Any:
@@ -68,11 +72,15 @@ class Group(NamedTuple):
 
     @property
     def told(self) -> tuple[Any, ...]:
-        """What a trainer sees of it: its number or name, part, tokens, number of pictures, and response."""
+        """What a trainer sees of it: number or name, part, tokens, number of pictures, response, version."""
         part, tokens, pictures = (
             ("", (7, 7), 0) if self.row is None else (self.row.part, self.row.tokens, self.row.num_pictures)
         )
-        return self.ident, part, tokens, pictures, self.response
+        return self.ident, part, tokens, pictures, self.response, self.version
+
+    @property
+    def has_response(self) -> bool:
+        return bool(self.response or self.is_finished)
 
 
 class Lease(NamedTuple):
@@ -101,6 +109,7 @@ class State:
     :ivar again: groups of the stream that were out when the state was taken: they come again, with their numbers.
     :ivar memory: of each row, the last epoch in which it has scores, and these by attempt.
     :ivar left_out: of each part and epoch that has begun, the rows that the outcome memory leaves out.
+    :ivar version: the policy's; ``too_old``: groups that were too old, by what was done.
     :ivar is_exact: whether no row is passed a second time, so that counters are known.
     :ivar digest: of the samples of a single source: their number, the sum that tells which positions were
         delivered, and the sum that tells in which order.
@@ -123,6 +132,9 @@ class State:
     num_bad: int = 0
     drops: Counter[str] = field(default_factory=Counter)
     group_drops: Counter[str] = field(default_factory=Counter)
+    tracks: bool = False
+    version: int | None = None
+    too_old: Counter[str] = field(default_factory=Counter)
     is_exact: bool = True
     digest: tuple[int, int, int] = (0, 0, 0)
     packer: Packer | None = None
@@ -229,23 +241,29 @@ class Model:
 
     # Calls that take.
 
-    def take(self, number: int, last_epoch: int | None = None) -> Told:
-        """So many groups: the buffer's, those that come again, then the stream's. It happens wholly, or not at all."""
+    def take(
+        self, number: int, last_epoch: int | None = None, enough: int | None = None, *, works: bool = False
+    ) -> Told:
+        """So many groups: the buffer's, those that come again, then the stream's. It happens wholly, or not at all.
+
+        :param enough: so many were ready, and fewer were wanted; ``works``: only groups that need work.
+        """
         before, self.now = self.now, self.now.copy()
         try:
-            return self._take(number, last_epoch)
+            return self._take(number, last_epoch, number if enough is None else enough, works=works)
         except Stop as stop:
             self.now = before
             return Told([], str(stop))
 
-    def _take(self, number: int, last_epoch: int | None) -> Told:
+    def _take(self, number: int, last_epoch: int | None, enough: int, *, works: bool) -> Told:
         rules, now = self.rules, self.now
-        chosen = list(dict.fromkeys(self.choose(list(now.buffer), number)))[:number]
+        offered = [group for group in now.buffer if not (works and group.is_finished)]
+        chosen = list(dict.fromkeys(self.choose(offered, number)))[:number]
         end = min((end for end in (rules.epochs, None if last_epoch is None else last_epoch + 1) if end), default=None)
         found: list[Group] = []
-        while len(chosen) + len(found) < number and (group := self._next(end)) is not None:
+        while len(chosen) + len(found) < enough and (group := self._next(end)) is not None:
             found.append(group)
-        is_short = len(chosen) + len(found) < number
+        is_short = len(chosen) + len(found) < enough
         if is_short and rules.drop_last:
             now.drops["drop_last"] += len(found)
             chosen, found = [], []
@@ -253,7 +271,35 @@ class Model:
         if self.is_tracked and (chosen or found):
             now.leases.append(Lease(tuple(chosen), tuple(found)))
         is_end = is_short and rules.epochs is not None and (last_epoch is None or last_epoch >= rules.epochs)
-        return Told([*chosen, *found], "EndOfData" if is_end else "")
+        return Told([self._stamped(group) for group in (*chosen, *found)], "EndOfData" if is_end else "")
+
+    def _stamped(self, group: Group) -> Group:
+        """A response that begins now is of the present version."""
+        has_none = self.now.version is None or group.has_response
+        return group if has_none else group._replace(version=self.now.version)
+
+    def work(self, number: int, max_out: int, max_finished: int | None) -> Told:
+        """So many groups that need work, one by one. It is ``held`` where one has to wait; or at its ``end``."""
+        self.track()
+        found: list[Group] = []
+        while len(found) < number:
+            is_full = max_finished is not None and sum(group.is_finished for group in self.now.buffer) >= max_finished
+            if is_full or len(self.out) >= max_out:
+                return Told(found, "held")
+
+            told = self.take(1, works=True)
+            if told.error:
+                return Told(found, told.error if told.error != "EndOfData" else "held" if self.out else "end")
+            found += told.groups
+        return Told(found)
+
+    def take_finished(self, number: int) -> list[Group]:
+        now = self.now
+        found = [group for group in now.buffer if group.is_finished][:number]
+        now.buffer = [group for group in now.buffer if group not in found]
+        if self.is_tracked and found:
+            now.leases.append(Lease(tuple(found), ()))
+        return found
 
     def peek(self, number: int) -> list[Group]:
         """What comes next of the stream. With an outcome memory there may be fewer: nothing is delivered or decided."""
@@ -359,6 +405,29 @@ class Model:
     def out(self) -> list[Group]:
         return [group for lease in self.now.leases for group in (*lease.from_buffer, *lease.fresh)]
 
+    def track(self) -> None:
+        self.is_tracked = self.now.tracks = True
+
+    def begin_version(self, version: int) -> None:
+        """What is too old in the buffer is a prompt again, or dropped."""
+        self.now.version = version
+        self._judge()
+
+    def _judge(self) -> None:
+        now, kept = self.now, list[Group]()
+        oldest = None if self.rules.max_lag is None or now.version is None else now.version - self.rules.max_lag
+        for group in now.buffer:
+            if oldest is None or not group.has_response or group.version is None or group.version >= oldest:
+                kept.append(group)
+                continue
+
+            now.too_old[self.rules.too_old] += 1
+            if self.rules.too_old == "reset":
+                kept.append(group._replace(response="", is_finished=False, version=None))
+            else:
+                now.group_drops["too_old"] += 1
+        now.buffer = kept
+
     def end(self, groups: list[Group], reason: str = "") -> int:
         """Groups are over: trained, given back, or dropped for a reason; how many of them were out."""
         now, over = self.now, {group.ident for group in groups}
@@ -375,6 +444,7 @@ class Model:
         kept = [group for group in groups if group.row is None or group.row.key not in self.now.excluded]
         self.now.group_drops["excluded"] += len(groups) - len(kept)
         self.now.buffer += kept
+        self._judge()
 
     def exclude(self, keys: set[Key]) -> int:
         """These rows come no more, from wherever. The others keep their order, and groups their numbers."""
@@ -457,8 +527,11 @@ class Model:
         return row.key in self.now.excluded or row.key in left_out or row.fate not in (KEPT, BAD)
 
     def restore(self, state: State) -> None:
-        """Other weights hold from here on, and no part goes back or forward."""
-        self.now = state.copy()
+        """Other weights hold from here on, and no part goes back or forward. What tracks goes on to track."""
+        tracks, version, self.now = self.now.tracks, self.now.version, state.copy()
+        self.now.tracks |= tracks
+        self.is_tracked |= self.now.tracks
+        self.now.version = version if state.version is None else state.version
         if self.now.schedule.mixing != self.mixing:
             self.now.schedule.mixing = self.mixing
             self.now.schedule.begin_anew()

@@ -103,11 +103,13 @@ two_phases.columns = (PIXELS,)  # type: ignore[attr-defined]
 two_phases.load = _load  # type: ignore[attr-defined]
 
 
-def without_load(row: dict[str, Any]) -> list[int]:
-    return [1]
+def without_load(row: dict[str, Any]) -> dict[str, Any]:
+    """As :class:`NumberedMedia`, by a function without a load."""
+    tokens, items = _tokens(row), row.get("items", 3)
+    return {"input_ids": tokens, "labels": tokens, "size": items, "pixels": media_of(row["id"], items)}
 
 
-without_load.columns = (PIXELS,)  # type: ignore[attr-defined]
+without_load.columns = (SIZE, PIXELS)  # type: ignore[attr-defined]
 
 
 def media_of(number: int, items: int) -> Any:

@@ -31,6 +31,7 @@ from asyncdata import (
     Sample,
     Shuffle,
     SoftPacking,
+    Status,
 )
 from asyncdata.errors import AsyncDataError, EndOfData
 from tests.support.exchanges import Meeting
@@ -40,10 +41,11 @@ from tests.support.planned_media import PIXELS, media_of
 from tests.support.stores import FAST, http_host
 
 __all__ = [
-    "FAST", "Awaited", "BadRows", "DataLoader", "HardPacking", "JsonlSource", "Limits", "Meeting", "Mix", "Outcomes",
-    "Part", "PassRate", "Path", "Ranks", "RowShuffle", "Shuffle", "SoftPacking", "by_fate", "by_hand", "cancelled",
-    "end", "every", "gzip", "http_host", "json", "killed", "known", "looped", "newest", "oldest_but_one", "outcome",
-    "pictured", "recorded", "same_state", "start_of", "stored", "tempfile", "told", "write_parquet",
+    "FAST", "Awaited", "BadRows", "DataLoader", "HardPacking", "JsonlSource", "Limits", "Meeting", "Mix",
+    "Outcomes", "Part", "PassRate", "Path", "Ranks", "RowShuffle", "Shuffle", "SoftPacking", "Status", "by_fate",
+    "by_hand", "cancelled", "end", "every", "gzip", "http_host", "is_held", "json", "killed", "known", "looped",
+    "newest", "oldest_but_one", "outcome", "pictured", "recorded", "same_state", "start_of", "stored", "taken",
+    "tempfile", "told", "worked", "write_parquet",
 ]  # fmt: skip
 
 
@@ -118,14 +120,17 @@ def by_hand(name: str, size: int) -> list[Sample]:
 
 
 def known(group: Any) -> tuple[Any, ...]:
-    """A group as the model knows it: its number, or name if it was made by hand; part, tokens, pictures, response."""
+    """A group as the model knows it: its number, or name if it was made by hand; part, tokens, pictures, response, and
+    the version of the policy.
+    """
     first = group[0]
     number = first.extra["name"] if first.group_index is None else first.group_index
     (tokens,) = {tuple(sample.tokens.tolist()) for sample in group}
     (response,) = {sample.response for sample in group}
+    (version,) = {sample.extra.get("policy_version") for sample in group}
     if first.group_index is not None:
         assert [sample.index for sample in group] == [number * len(group) + place for place in range(len(group))]
-    return number, first.source_name or "", tokens, num_pictures(group), response
+    return number, first.source_name or "", tokens, num_pictures(group), response, version
 
 
 def num_pictures(group: Any) -> int:
@@ -173,6 +178,34 @@ def cancelled(held: dict[Any, Any], loader: Awaited, number: int, num_steps: int
 
     groups, error = outcome(lambda: loader.runner.run(take()))
     return ([], "cancelled") if groups is None else told(held, lambda: groups) if not error else (groups, error)
+
+
+def worked(held: dict[Any, Any], loader: Any, number: int, **limits: Any) -> tuple[list[Any], str]:
+    """So many groups of a loop over groups that need work, which may be at its end before."""
+    groups, error = list[Any](), ""
+    try:
+        groups.extend(islice(loader.groups(**limits), number))
+        error = "end" if len(groups) < number else ""
+    except AsyncDataError as failure:
+        error = type(failure).__name__
+    return taken(held, groups), error
+
+
+def is_held(loader: Any, **limits: Any) -> bool:
+    """Whether an awaited loop over groups serves none while its event loop runs some steps."""
+    if not isinstance(loader, Awaited):
+        return True
+
+    async def step() -> Any:
+        task = asyncio.ensure_future(anext(loader.loader.groups(**limits)))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            return await task
+        return None
+
+    return loader.runner.run(step()) is None
 
 
 def every(loaders: list[Any], call: Any) -> list[Any]:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 
 class Characters:
@@ -66,3 +72,71 @@ class Numbered:
         ids = [*range(first, first + item["tokens"])]
         masked = len(ids) // 3
         return {"input_ids": ids, "labels": [-100] * masked + ids[masked:], "num_tokens": len(ids)}
+
+
+class Pictured:
+    """With the two states, attributes and results of XTuner's function for Qwen3-VL; its pictures are files of numbers.
+
+    A picture of ``[w, h]`` is ``w * h`` tokens. Rows: ``{"id": 3, "text": "abc", "pictures": [["3.json", [2, 4]]]}``.
+
+    :param log: a file to which each file that is opened is written, with the state.
+    """
+
+    img_context_token_id = 9
+    image_processor = SimpleNamespace(temporal_patch_size=1, patch_size=2)
+
+    def __init__(self, log: str = "", max_length: int | None = None, visual_pack_weight: float = 0.0) -> None:
+        self.log, self.max_length, self.visual_pack_weight = log, max_length, visual_pack_weight
+        self.state = "runtime"
+
+    def set_state(self, state: str) -> None:
+        self.state = state
+
+    def hash(self) -> str:
+        return f"pictured {self.max_length}"
+
+    def __call__(self, item: dict[str, Any], media_root: str = "") -> dict[str, Any]:
+        if self.state == "runtime":
+            found = [self._opened(Path(media_root, name)) for name, _ in item["pictures"]]
+            sizes = [size for size, _ in found]
+        else:
+            sizes = [size or [0, 0] for _, size in item["pictures"]]
+        counts = [w * h for w, h in sizes]
+        ids = [9] * sum(counts) + [item["id"] * 1000 + ord(letter) for letter in item["text"]]
+        is_cut = self.max_length is not None and self.max_length < sum(counts)
+        ids = ids[: self.max_length]
+        if self.state == "cache":
+            number = 0 if 0 in counts or is_cut else len(ids)
+            flops = round(number / 128) ** 2 + self.visual_pack_weight * sum((n / 128) ** 2 for n in counts)
+            return {"num_tokens": number, "num_img_tokens": counts or [0], "proxy_attn_flops": flops}
+
+        assert not is_cut, "a picture is cut"
+        labels = [-100 if token == 9 else token for token in ids]
+        result = {"input_ids": ids, "labels": labels, "num_tokens": len(ids), "num_img_tokens": counts or [0]}
+        result |= {"position_ids": np.tile(np.arange(len(ids)), (3, 1, 1)), "id": item["id"]}
+        if counts:
+            result["pixel_values"] = np.concatenate([pixels for _, pixels in found])
+            result["image_grid_thw"] = np.array([[1, h, w] for w, h in sizes])
+        return result
+
+    def _opened(self, path: Path) -> tuple[list[int], Any]:
+        with open(self.log or os.devnull, "a") as log:
+            log.write(f"{self.state} {path.name}\n")
+        (w, h), value = json.loads(path.read_text())
+        return [w, h], np.full((w * h, 12), value, np.float32)
+
+
+def write_pictured(folder: Path, num_rows: int = 40, sizes: dict[int, Any] | None = None) -> str:
+    """Rows of :class:`Pictured`, every fifth without a picture, and their pictures.
+
+    :param sizes: what rows say of their picture's size, where that is not true.
+    """
+    rows = []
+    for number in range(num_rows):
+        size = [1 + number % 3, 2 + number % 4]
+        folder.joinpath(f"{number}.json").write_text(json.dumps([size, number]))
+        pictures = [[f"{number}.json", (sizes or {}).get(number, size)]] if number % 5 else []
+        rows.append({"id": number, "text": "abcdefg"[: 1 + number % 7], "pictures": pictures})
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)

@@ -74,6 +74,10 @@ async def outcomes() -> None:
         loader.track()
         loader.consume(groups[:1])
         dropped: int = loader.drop(groups[1:], "stale")
+        async for group in loader.groups(max_out=8, max_finished=4):
+            assert_type(group, list[ad.Sample])
+        assert_type(await loader.take_finished(4, at_least=1), list[list[ad.Sample]])
+        loader.policy_version = 1
         rows: list[int] = ad.balance(groups, ranks=8, token_budget=4096)[dropped][0]
         del rows
         async for batch in loader:

@@ -1,8 +1,8 @@
 """slime and miles: a data source for their rollouts, with their checkpoints, and their dataset adapter.
 
-``AsyncDataSource`` and ``ReadOnlyDataSource`` are what ``--data-source-path`` names, and ``AsyncDataBuffer`` is what
-miles' ``--custom-async-data-buffer-path`` names. They are imported when they are asked for: a worker imports only the
-module of its tokenize function.
+``AsyncDataSource`` and ``ReadOnlyDataSource`` are what ``--data-source-path`` names, ``generate_fully_async`` is what
+slime's ``--rollout-function-path`` and ``AsyncDataBuffer`` what miles' ``--custom-async-data-buffer-path`` names. They
+are imported when they are asked for: a worker imports only the module of its tokenize function.
 """
 
 from __future__ import annotations
@@ -18,17 +18,30 @@ if TYPE_CHECKING:
         ReadOnlyError,
         report_outcomes,
     )
+    from asyncdata.integrations.slime.fully_async import generate_fully_async
     from asyncdata.integrations.slime.miles_buffer import AsyncDataBuffer as AsyncDataBuffer
 
-__all__ = ("AsyncDataSource", "BadGroupError", "ReadOnlyDataSource", "ReadOnlyError", "report_outcomes")
+_SOURCE = "AsyncDataSource", "BadGroupError", "ReadOnlyDataSource", "ReadOnlyError", "report_outcomes"
+_MODULES = {
+    **dict.fromkeys(_SOURCE, "data_source"),
+    "generate_fully_async": "fully_async",
+    "AsyncDataBuffer": "miles_buffer",
+}
+__all__ = (
+    "AsyncDataSource",
+    "BadGroupError",
+    "ReadOnlyDataSource",
+    "ReadOnlyError",
+    "generate_fully_async",
+    "report_outcomes",
+)
 
 
 def __getattr__(name: str) -> Any:
-    module = "data_source" if name in __all__ else "miles_buffer"
-    if name not in (*__all__, "AsyncDataBuffer"):  # the latter is not in __all__, as it needs miles
+    if name not in _MODULES:  # AsyncDataBuffer is not in __all__, as it needs miles
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     return value
 
 

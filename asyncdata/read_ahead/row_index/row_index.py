@@ -82,6 +82,7 @@ class RowIndex:
         self._rows: tuple[Any, _Grown] = np.empty((0, 3), np.int32), _Grown((3,), np.int32)
         self._no_objects, self._left_out = _LeftOut(), _LeftOut()
         self._part: tuple[int, Any] = (-1, None)
+        self._costs: list[tuple[int, Any]] = []  # of the rows from this one on
         self._changed = threading.Condition()
         self.num_found = 0
         self.excluded: dict[str, int] = {}
@@ -107,6 +108,8 @@ class RowIndex:
             self._no_objects.extend(self.num_found + np.flatnonzero(are_none))
             are_out = rows[:, 2] < 0 if self._shuffle.only_kept else are_none
             self._left_out.extend(self.num_found + np.flatnonzero(are_out))
+        if found.costs:
+            self._costs.append((self.num_found, np.frombuffer(found.costs, np.float64)))
         self.num_found += len(rows)
         self._num_blocks += len(counts)
         for reason, number in found.drops.items():
@@ -238,6 +241,20 @@ class RowIndex:
         """Number of tokens of the rows of these numbers, int32, of the same shape."""
         found: np.ndarray[Any, np.dtype[np.int32]] = np.maximum(self._found(self._numbered(numbers))[:, 2], 0)
         return found
+
+    @property
+    def costs(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """What each numbered row costs, float64 of shape (num_rows,), NaN where the function does not say; empty if it
+        says nothing of any.
+        """
+        if not self._costs:
+            return np.empty(0)
+
+        found = np.full(self.num_found, np.nan)
+        for first, some in self._costs:
+            found[first : first + len(some)] = some
+        costs: np.ndarray[Any, np.dtype[np.float64]] = found[self._numbered(np.arange(self.num_rows))]
+        return costs
 
     @property
     def rows_of_files(self) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -112,7 +112,7 @@ class PlannedRows:
         if not index.num_rows:
             raise index.no_samples()
 
-        request = self._order.request_packs(index.num_tokens, index.rows_of_files, epoch)
+        request = self._order.request_packs(index.num_tokens, index.rows_of_files, epoch, index.costs)
         packs = packs_of(await self._calls.ask(request, Packed))
         if packs.num_packs == 0:
             num_tokens = int(index.num_tokens.sum(dtype=np.int64))

@@ -78,6 +78,26 @@ def of_miles(tmp_path_factory, small_tokenizer):
     return run_driver("miles_async", folder, tokenizer=str(small_tokenizer), runs=runs)
 
 
+def test_each_group_of_slimes_own_asynchronous_rollout_is_trained_once_or_in_the_checkpoint(
+    tmp_path_factory, small_tokenizer
+):
+    checkout("ASYNCDATA_SLIME", "slime/rollout/fully_async_rollout.py", ("torch", "ray", "transformers"))
+    runs = {
+        "no kill": {"seed": 1, "num_kills": 0, "latest_kill": 1},
+        "nothing unused": {"seed": 2, "num_kills": 14, "latest_kill": 40},
+        "aborted": {"seed": 3, "num_kills": 14, "latest_kill": 40, "aborts": 0.1},
+        "saved every third rollout": {"seed": 4, "num_kills": 14, "latest_kill": 100, "save_every": 3},
+    }
+    folder = tmp_path_factory.mktemp("slime")
+    found = run_driver("slime_async", folder, tokenizer=str(small_tokenizer), runs=runs)
+    for name, given in runs.items():
+        outcome = miles_async.outcome_of(found[name])
+        assert outcome.num_kills >= given["num_kills"] // 2, name  # threads: a life may come to the end before its kill
+        assert len(outcome.trained) == miles_async.NUM_ROLLOUTS * miles_async.BATCH, name
+        assert (outcome.num_lost, outcome.num_repeated, outcome.drops) == (0, 0, {}), name
+        assert outcome.left, "some groups are always on their way"
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_each_group_of_a_killed_run_is_trained_once_or_dropped_and_counted_or_in_the_checkpoint(of_miles, name):
     outcome = miles_async.outcome_of(of_miles[name])

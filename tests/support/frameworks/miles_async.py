@@ -55,23 +55,26 @@ class Run:
     """
 
     def __init__(self, folder, log, seed, kill_at, aborts, **given):
-        from miles.rollout.base_types import RolloutFnConstructorInput
-        from miles.rollout.fully_async_rollout import FullyAsyncRolloutFn
-        from miles.utils.misc import load_function
-
         self._log_file = log.open("a")
         self._kill_at, self.aborts = kill_at, aborts
         self._num_steps = 0
         self.chance = random.Random(seed)
         self.version = 1
         self.save_every = given.pop("save_every")
-        places = {"save": str(folder), "load": str(folder)}
-        self.args = args_for(folder.parent / "prompts.jsonl", **{**DEFAULTS, **given, **places})
-        self.source = load_function(self.args.data_source_path)(self.args)
+        self.given = {**given, "save": str(folder), "load": str(folder)}
         self.start = last_saved(folder) + 1
+        self._start(folder)
         self.source.load(self.start - 1)
-        self.rollout = FullyAsyncRolloutFn(RolloutFnConstructorInput(args=self.args, data_source=self.source))
         self.log("start", self.start, self.source.sample_group_index)
+
+    def _start(self, folder):
+        from miles.rollout.base_types import RolloutFnConstructorInput
+        from miles.rollout.fully_async_rollout import FullyAsyncRolloutFn
+        from miles.utils.misc import load_function
+
+        self.args = args_for(folder.parent / "prompts.jsonl", **{**DEFAULTS, **self.given})
+        self.source = load_function(self.args.data_source_path)(self.args)
+        self.rollout = FullyAsyncRolloutFn(RolloutFnConstructorInput(args=self.args, data_source=self.source))
 
     def log(self, *event):
         self._log_file.write(json.dumps(event) + "\n")
@@ -141,7 +144,7 @@ def last_saved(folder):
     return max((int(re.findall(r"_(\d+)\.pt", name)[0]) for name in names), default=-1)
 
 
-def _chain(folder, *, seed, num_kills, latest_kill, **settings):
+def _chain(run, folder, *, seed, num_kills, latest_kill, **settings):
     """Processes until one comes to the end; the events of each."""
     folder.mkdir()
     write_prompts(folder / "prompts.jsonl", NUM_ROWS)
@@ -154,7 +157,7 @@ def _chain(folder, *, seed, num_kills, latest_kill, **settings):
 
         def work(log=log, kill_at=kill_at):
             global present
-            present = Run(folder / "checkpoints", log, chance.randint(0, 999), kill_at, **settings)
+            present = run(folder / "checkpoints", log, chance.randint(0, 999), kill_at, **settings)
             asyncio.run(present.train_async())
             present.log("metrics", present.metrics)
 
@@ -165,12 +168,12 @@ def _chain(folder, *, seed, num_kills, latest_kill, **settings):
             return events
 
 
-def _left(folder, settings):
+def _left(kind, folder, settings):
     """What the last checkpoint has."""
     answer = folder / "left.json"
 
     def work():
-        run = Run(folder / "checkpoints", folder / "log.left", 0, None, **settings)
+        run = kind(folder / "checkpoints", folder / "log.left", 0, None, **settings)
         statistics, prefix = run.source.statistics(), "asyncdata_dropped_groups_"
         found = {
             "served": run.source.sample_group_index,
@@ -189,14 +192,19 @@ def drive(folder, runs, tokenizer):
     with importable("miles"):
         import miles.rollout.fully_async_rollout  # noqa: F401 - once, for all forks
 
-        found = {}
-        for number, (name, settings) in enumerate(runs.items()):
-            place = folder / f"run {number}"
-            given = {"aborts": 0.0, "save_every": 1, "hf_checkpoint": tokenizer, **settings}
-            kills = {key: given.pop(key) for key in ("seed", "num_kills", "latest_kill")}
-            events = _chain(place, **kills, **given)
-            found[name] = {"events": events, "left": _left(place, given)}
-        return found
+        return driven(folder, runs, tokenizer, Run)
+
+
+def driven(folder, runs, tokenizer, run):
+    """Each run, killed and continued until its end: the events of its processes, and what the last checkpoint has."""
+    found = {}
+    for number, (name, settings) in enumerate(runs.items()):
+        place = folder / f"run {number}"
+        given = {"aborts": 0.0, "save_every": 1, "hf_checkpoint": tokenizer, **settings}
+        kills = {key: given.pop(key) for key in ("seed", "num_kills", "latest_kill")}
+        events = _chain(run, place, **kills, **given)
+        found[name] = {"events": events, "left": _left(run, place, given)}
+    return found
 
 
 def outcome_of(found):

@@ -25,7 +25,7 @@ def refusal(**knobs: object) -> str:
     return str(caught.value)
 
 
-OBJECTS = ("self", "source", "tokenize_fn", "collate_fn", "buffer_filter", "packing", "length_grouping")
+OBJECTS = ("self", "source", "tokenize_fn", "collate_fn", "buffer_filter", "too_old", "packing", "length_grouping")
 
 
 def arguments(loader: type) -> dict[str, inspect.Parameter]:

@@ -161,3 +161,21 @@ def test_the_data_buffer_is_miles_own_class_with_ours_before_it(monkeypatch):
     name = "miles.rollout.fully_async_data_buffer"
     with stand_ins({"miles": {}, "miles.rollout": {}, name: {"DefaultDataBuffer": Plain}}):
         assert slime.AsyncDataBuffer.__mro__[1:3] == (TrackingBuffer, Plain)
+
+
+def test_what_slimes_asynchronous_rollout_returns_is_trained_and_all_else_is_in_the_checkpoint(prompts, given):
+    def theirs(args, rollout_id, data_buffer, evaluation):
+        first, second, third = data_buffer.get_samples(3)
+        data_buffer.add_samples([second])
+        return [list(first)]  # as asyncio.gather makes it; the third is in its queue
+
+    modules = {"slime": {"__path__": []}, "slime.rollout": {"__path__": []}}
+    modules["slime.rollout.fully_async_rollout"] = {"generate_rollout_fully_async": theirs}
+    with stand_ins(modules), source_of(prompts, **given) as source:
+        assert numbers_of(slime.generate_fully_async(source.args, 7, source)) == [0]
+        assert numbers_of(slime.generate_fully_async(source.args, 8, source)) == [1]
+        source.save(7)
+        source.load(7)
+        assert numbers_of(source.buffer) == [1, 2, 4, 3], "what was out, and what was given back"
+        with pytest.raises(ConfigError, match="that is a InMemory: pass --data-source-path"):
+            slime.generate_fully_async(source.args, 9, InMemory(1))
