@@ -20,13 +20,14 @@ from asyncdata.delivery.bad_rows import error_at
 from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix import mix_of_file
 from asyncdata.order.shuffle import Shuffle
-from asyncdata.tokenization.base import TokenizeFn, resolved
+from asyncdata.tokenization.base import TokenizeFn
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
 from asyncdata.tokenization.functions.dialects import fitting
 from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
 from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
 from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from asyncdata.tokenization.functions.text import TextTokenizeFn
+from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.tokenization.xtuner_function import XTunerTokenizeFn, is_of_xtuner
 

@@ -31,9 +31,10 @@ from asyncdata.loader.recognised_dialects import with_dialects
 from asyncdata.order.order import Order
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.resolve import described
-from asyncdata.tokenization.base import fingerprints_of, has_fingerprint, open_tokenize_fn, resolved
+from asyncdata.tokenization.base import fingerprints_of, has_fingerprint, open_tokenize_fn
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.untokenized import RowFn
+from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacki
 from asyncdata.loader.waits import Waits
 from asyncdata.read_ahead.calls import Calls
 from asyncdata.read_ahead.source import ReadAhead
-from asyncdata.tokenization.base import TokenizeFn, has_media, resolved
+from asyncdata.tokenization.base import TokenizeFn, has_media
+from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping

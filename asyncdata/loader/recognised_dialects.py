@@ -18,10 +18,10 @@ from asyncdata.order.shuffle import Shuffle
 from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
 from asyncdata.sources.resolve import described
 from asyncdata.sources.stream import RowStream, StreamOrder
-from asyncdata.tokenization.base import named
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
 from asyncdata.tokenization.functions.dialects import DIALECTS, fitting
 from asyncdata.tokenization.part_functions import PartFunctions
+from asyncdata.tokenization.resolve import named
 from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.workers.base import error_of
 from asyncdata.workers.request_handler import Handler

@@ -24,8 +24,8 @@ from asyncdata.telemetry.records import (
     SourceCounts,
     TokenizerName,
 )
-from asyncdata.tokenization.base import resolved
 from asyncdata.tokenization.part_functions import PartFunctions
+from asyncdata.tokenization.resolve import resolved
 from asyncdata.workers.machine import resident_memory
 
 if TYPE_CHECKING:

@@ -276,10 +276,8 @@ class EarlyForkServer:
     def tell(self, tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> None:
         """Load ``tokenize_fn`` in the fork server. Errors are ignored here; the loader's own checks report them."""
         from asyncdata.core.messages import frame
-        from asyncdata.tokenization.base import (
-            describe,  # imported while the fork server boots
-            resolved,
-        )
+        from asyncdata.tokenization.base import describe
+        from asyncdata.tokenization.resolve import resolved
 
         with contextlib.suppress(AsyncDataError):
             self.function = resolved(tokenize_fn)
