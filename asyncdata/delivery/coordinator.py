@@ -119,7 +119,9 @@ class Coordinator:
 
                 counters, size = ledger.counters, self.rules.samples_per_group
                 index, group_index = counters.num_samples + num_taken * size, counters.num_groups + num_taken
-                samples = self._samples(SampleRange(run.chunk, start, stop, index, group_index, size))
+                samples = (taken := SampleRange(run.chunk, start, stop, index, group_index, size)).samples()
+                if self.channel.media is not None:
+                    self.channel.media.attach(taken, samples)
                 after = State(ledger, run, num_taken + num_groups)
                 self._state = after  # the commit: one assignment, so that an interrupt comes before or after it
                 if self._wanted_room and ledger.taken + after.num_taken >= self._room_from:

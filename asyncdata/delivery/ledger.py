@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     IsOf = Callable[[Group, Mapping["RowKey", Position]], object]
 
 _FILE_BITS, _SMALL_BYTES = 24, 4096
+AT_END = "the data is at its end"
+"""So begins why a request is held that may wait for ever."""
 RowKey = tuple[int, int]
 """The number of a row's file, in a mixture with its part, and the row's offset there."""
 GroupFile = tuple[str, int, str]

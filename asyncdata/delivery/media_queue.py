@@ -21,6 +21,7 @@ import numpy as np
 
 from asyncdata.core.callbacks import identity
 from asyncdata.core.columns import Columns, decoded
+from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Column, RowError, Tokenized
 from asyncdata.core.types import Position, Sample, SampleRange
 from asyncdata.delivery.bad_rows import bad_row_error
@@ -28,7 +29,7 @@ from asyncdata.delivery.chunk import Chunk
 from asyncdata.delivery.items import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 
     from asyncdata.core.columns import Column as Declared
     from asyncdata.core.columns import MediaRef
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.items import Item
     from asyncdata.delivery.ledger import Returned
 
+_log = get_logger(__name__)
 _OTHER_TOKENS = (
     "the row has other tokens than when it was planned: plan() does not do the same each time, or the file has changed"
 )
@@ -66,32 +68,58 @@ class MediaBudget:
         self.num_loaded = self.num_bytes = self.num_failed = 0
         self.load_s = self.token_bytes = 0.0
         self._on_free = on_free
-        self._held = 0
+        self._held: dict[int, int] = {}  # bytes, by the id of the array that owns them
         self._lock = threading.Lock()
         self._freed: deque[int] = deque()  # arrays are freed in any thread, and a deque needs no lock
+        self._sum, self._is_told = 0, False
 
     @property
     def held(self) -> int:
         """Bytes of arrays that are in memory."""
         with self._lock:
             while self._freed:
-                self._held -= self._freed.popleft()
-            return self._held
+                self._sum -= self._held.pop(self._freed.popleft())
+            return self._sum
 
     def hold(self, arrays: Columns, load_s: float) -> None:
         """Count the bytes of these arrays until no view of them is left."""
         self.num_loaded, self.load_s = self.num_loaded + 1, self.load_s + load_s
-        for array in arrays.values():
-            base = array
-            while isinstance(base.base, np.ndarray):
-                base = base.base
-            with self._lock:
-                self._held += base.nbytes
-            self.num_bytes += base.nbytes
-            weakref.finalize(base, self._free, base.nbytes).atexit = False
+        self.num_bytes += sum(map(self._keep, arrays.values()))
 
-    def _free(self, num_bytes: int) -> None:
-        self._freed.append(num_bytes)
+    def counted(self, collate: Callable[[list[Any]], Any], names: Collection[str]) -> Callable[[list[Any]], Any]:
+        """``collate``, so that the arrays of these names in its batches count, too, as long as they are held."""
+
+        def counting(items: list[Any]) -> Any:
+            batch = collate(items)
+            for array in _arrays_in(batch, names):
+                self._keep(array)
+            return batch
+
+        return counting
+
+    def _keep(self, array: Any) -> int:
+        """Count an array, NumPy's or torch's, and return its bytes."""
+        while isinstance(getattr(array, "base", None), np.ndarray):
+            array = array.base
+        num_bytes = int(array.nbytes)
+        _ = self.held  # ids of arrays that are free may be given again
+        with self._lock:
+            is_new = id(array) not in self._held
+            self._held[id(array)] = num_bytes
+            self._sum += num_bytes if is_new else 0
+        if is_new:
+            weakref.finalize(array, self._free, id(array)).atexit = False
+        return num_bytes
+
+    def tell_if_over(self) -> None:
+        """Say once that more is held than the limit, and more is loaded, as a call waits for it."""
+        held = self.held
+        if held > self.max_bytes and not self._is_told:
+            self._is_told = True
+            _log.warning("media.over_limit", held_bytes=held, limit_bytes=self.max_bytes)
+
+    def _free(self, key: int) -> None:
+        self._freed.append(key)
         self._on_free()
 
 
@@ -109,6 +137,11 @@ class Wanted(NamedTuple):
     planned: Callable[[], Mapping[str, Any]]
     tokens: Tokens | None = None
     num_reserved: int = 0
+
+    @property
+    def is_of_unknown_size(self) -> bool:
+        """Whether the plan says nothing of its media."""
+        return len(self.ref.counts) == 1 and self.is_counted
 
     @property
     def is_counted(self) -> bool:
@@ -262,13 +295,15 @@ class MediaQueue:
 
         wanted, number = self._staged[0]
         num_bytes = wanted.ref.num_media
-        if wanted.is_counted:  # the first is loaded alone
+        if wanted.is_of_unknown_size:  # the first is loaded alone
             rate = self.budget.token_bytes
             num_bytes = math.ceil(num_bytes / 4 * rate) if rate else self.budget.max_bytes
         is_room = self.budget.held + self._num_reserved + num_bytes <= self.budget.max_bytes
         if not (is_room or number - self._num_dropped - num_taken < demand or wanted.key in self.needed):
             return None
 
+        if not is_room:
+            self.budget.tell_if_over()
         self._staged.popleft()
         self._missing.add(wanted.key)
         return self._reserved(wanted, num_bytes)
@@ -311,7 +346,8 @@ class MediaQueue:
         if wanted.is_counted:
             arrays = _Whole(loaded)
             arrays.row = Chunk(_copied(reply), Position(0), 1, cast("Any", None), ends_epoch=False)
-            self.budget.token_bytes = max(self.budget.token_bytes, _num_bytes(arrays) / len(tokens))
+            if wanted.is_of_unknown_size:
+                self.budget.token_bytes = max(self.budget.token_bytes, _num_bytes(arrays) / len(tokens))
         arrays.media = wanted.ref
         self.budget.hold(arrays, reply.busy_s)
         return arrays
@@ -385,7 +421,9 @@ class MediaQueue:
                 setattr(sample, name, getattr(whole, name))
             ref = ref._replace(num_media=_num_bytes(found))
         if isinstance(found, RowError):
-            counts = () if any(name == IDS for name, _ in ref.counts) else ref.counts
+            counts = ref.counts
+            if any(name == IDS for name, _ in counts):
+                counts, sample.tokens = (), np.zeros(len(sample.tokens), np.int32)
             found = Columns({self._columns[name]: self._columns[name].zeros(count) for name, count in counts})
             sample.labels = np.full(len(sample.tokens), _NOT_TRAINED, np.int32)
         planned = sample.columns if isinstance(sample.columns, Columns) else Columns({})
@@ -423,6 +461,19 @@ class MediaQueue:
         """The run is delivered, and will not be again."""
         for sample in range(run.start, run.stop):
             self._found.pop((id(run.chunk), sample), None)
+
+
+def _arrays_in(batch: Any, names: Collection[str]) -> Iterator[Any]:
+    """The arrays of these names in dicts, lists, and objects of XTuner; those of samples count already."""
+    if isinstance(batch, list | tuple):
+        for one in batch:
+            yield from _arrays_in(one, names)
+    elif isinstance(batch, dict) or type(batch).__name__ == "SequenceContext":
+        for name, value in (batch if isinstance(batch, dict) else vars(batch)).items():
+            if name in names and hasattr(value, "nbytes"):
+                yield value
+            elif not hasattr(value, "nbytes"):
+                yield from _arrays_in(value, names)
 
 
 def _copied(reply: Tokenized) -> Tokenized:

@@ -22,7 +22,7 @@ from asyncdata.core.errors import AsyncDataError, FilterError
 from asyncdata.core.settings import Count, Number
 from asyncdata.core.types import FINISHED
 from asyncdata.delivery.buffer_filters import VERSION_KEY, reset_response, versions_of
-from asyncdata.delivery.ledger import Ledger, Request, Returned, counted
+from asyncdata.delivery.ledger import AT_END, Ledger, Request, Returned, counted
 from asyncdata.delivery.rollout_buffer import record_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class WorkRequest(Request):
             return f"{num_finished} groups are finished, as many as max_finished: take some by take_finished()"
 
         if ledger.num_out and not num_work and _is_over(ledger, rules):
-            return f"the data is at its end, and {ledger.num_out} groups are out: consume, drop or give them back"
+            return f"{AT_END}, and {ledger.num_out} groups are out: consume, drop or give them back"
 
         return ""
 

@@ -220,10 +220,9 @@ class BaseLoader(Generic[B_co]):
 
     @property
     def policy_version(self) -> int | None:
-        """The version of the policy that generates from now on: a whole number that grows. None: not known.
+        """The version of the policy from now on: a whole number that grows; None: not known. States have it.
 
-        A sample has the version that its response begins with in ``extra["policy_version"]``, and the tokens of its
-        prompt are counted in ``extra["prompt_length"]``, for ``max_policy_lag``. States have it.
+        A sample has that with which its response began in ``extra["policy_version"]``.
         """
         rollouts = self._engine.coordinator.ledger.rollouts
         return None if rollouts is None else rollouts.version
@@ -481,14 +480,14 @@ class BaseLoader(Generic[B_co]):
         """During the block, a call waits; that is shown if it lasts."""
         return self._progress.waiting(lambda: (request and request.held) or self._engine.describe_wait(request))
 
-    def _request(self, num_groups: int, at_least: int | None) -> Request | None:
+    def _request(self, num_groups: int, at_least: int | None, *, finished: bool = False) -> Request | None:
         """The request of a call that takes fewer groups, too; None for exactly so many."""
         if at_least is None:
             return None
 
         from asyncdata.loader.rollouts import request_of
 
-        return request_of(self._groups(num_groups), at_least)
+        return request_of(self._groups(num_groups), at_least, finished=finished)
 
     def _work(self, max_out: int, max_finished: int | None) -> Callable[[], Request]:
         """Makes the requests of a loop over groups, which are tracked from now on."""
@@ -496,11 +495,6 @@ class BaseLoader(Generic[B_co]):
 
         self.track()
         return work_of(max_out, max_finished)
-
-    def _finished(self, num_groups: int, at_least: int) -> Request:
-        from asyncdata.loader.rollouts import finished_of
-
-        return finished_of(self._groups(num_groups), at_least)
 
     def _num_groups(self, num_samples: int) -> int:
         if self._loops_only:

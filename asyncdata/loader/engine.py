@@ -184,7 +184,9 @@ class Engine:
         from asyncdata.loader.loader_media import LoaderMedia
 
         limit, is_planned = self.config.limits.max_media_bytes, self.batching.is_planned
-        return LoaderMedia(self.parts, limit, is_planned=is_planned, on_free=lambda: self.service.tell_soon())
+        media = LoaderMedia(self.parts, limit, is_planned=is_planned, on_free=lambda: self.service.tell_soon())
+        self.batching.collate = media.counted(self.batching.collate)
+        return media
 
     def _restart_position(self, part: str) -> Position:
         """The first position of a part that a restart would need now."""

@@ -7,6 +7,7 @@ in how they wait if no samples are ready.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic
@@ -23,6 +24,7 @@ from asyncdata.loader.base import B_co, BaseLoader
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
     from types import TracebackType
     from typing import Self, TypeVar
 
@@ -116,15 +118,16 @@ class DataLoader(BaseLoader[B_co]):
             group needs work or is out.
         :raises ConfigError: AD438, for numbers that cannot work.
         """
-        return self._take(0, None, self._regroup, request=self._finished(num_groups, at_least))
+        return self._take(0, None, self._regroup, request=self._request(num_groups, at_least, finished=True))
 
     def peek(self, num_groups: int, *, timeout_s: float | None = None) -> list[Sample]:
         """The samples of the stream that come next, one for each group, without delivering them.
 
         To warm sandboxes or prefix caches. They have the ``index``, ``source`` and tokens with which they will be
-        delivered; pictures and other media are not loaded. Groups that were given back, which come first, are not
-        among them. With several ranks, they are of all ranks; with packing, they are packed next. There
-        are fewer if the data ends, or if a row stops the run: the call that comes to it raises; and with
+        delivered; pictures and other media are not loaded, and tokens that come with them are -1 until then. Groups
+        that were given back, which come first, are not among them. With several ranks, they are of all ranks; with
+        packing, they are packed next. There are fewer if the data ends, or if a row stops the run: the call that comes
+        to it raises; and with
         ``Outcomes(policy=...)`` at an epoch's end, as what the next one leaves out is not decided before a call takes.
 
         :param num_groups: more than the read-ahead has are read first.
@@ -220,7 +223,7 @@ class DataLoader(BaseLoader[B_co]):
         while (samples := self._serve_data(request, timeout_s)) is None:
             request.wake = lambda: released.put(None)
             while request.held:  # the coordinator lets go before it wakes
-                with self._waiting(request):
+                with _holding(self, request):
                     released.get()
         return samples
 
@@ -341,7 +344,7 @@ class AsyncDataLoader(BaseLoader[B_co]):
 
     async def take_finished(self, num_groups: int, *, at_least: int = 0) -> list[Group]:
         """Like :meth:`DataLoader.take_finished`. If it is cancelled, no group is consumed."""
-        return await self._take(0, None, self._regroup, request=self._finished(num_groups, at_least))
+        return await self._take(0, None, self._regroup, request=self._request(num_groups, at_least, finished=True))
 
     async def peek(self, num_groups: int, *, timeout_s: float | None = None) -> list[Sample]:
         """Like :meth:`DataLoader.peek`."""
@@ -438,7 +441,7 @@ class AsyncDataLoader(BaseLoader[B_co]):
             released, call_soon = anyio.Event(), call_soon_in_this_loop()
             request.wake = partial(call_soon, released.set)
             while request.held:
-                with self._waiting(request):
+                with _holding(self, request):
                     await released.wait()
         return samples
 
@@ -577,6 +580,13 @@ class AsyncEpoch(_Batches[B_co]):
                 return batch[0]
 
         raise StopAsyncIteration
+
+
+def _holding(loader: BaseLoader[Any], request: Request) -> AbstractContextManager[None]:
+    """While a call waits for the trainer. That is shown only where it may be for ever."""
+    from asyncdata.delivery.ledger import AT_END
+
+    return loader._waiting(request) if request.held.startswith(AT_END) else nullcontext()  # noqa: SLF001 - a part of it
 
 
 async def _in_a_thread(close: Callable[[str], None], reason: str) -> None:

@@ -33,6 +33,10 @@ class LoaderMedia:
         self._policies = {part.name: part.bad_rows for part in parts}
         self._numbers = {part.name: number for number, part in enumerate(parts)}
 
+    def counted(self, collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """``collate``, so that the media in its batches count as long as they are held."""
+        return self.budget.counted(collate, {name for name, one in self._columns.items() if one.phase == "load"})
+
     def queue(self, channel: Channel) -> MediaQueue:
         """What waits in a channel."""
         return MediaQueue(self.budget, self._columns, self._policies, channel.emit, for_packs=not self._is_planned)

@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from asyncdata.loader.engine import Engine
 
 
-def request_of(num_groups: int, at_least: Any) -> Request:
-    """A request for at least so many groups, and for at most ``num_groups``."""
-    return Request(num_groups, at_least=_number("at_least", at_least, 1, num_groups))
+def request_of(num_groups: int, at_least: Any, *, finished: bool) -> Request:
+    """A request for at least so many groups, and for at most ``num_groups``.
+
+    :param finished: those of the buffer that are finished.
+    """
+    kind, fewest = (FinishedRequest, 0) if finished else (Request, 1)
+    return kind(num_groups, at_least=_number("at_least", at_least, fewest, num_groups))
 
 
 def work_of(max_out: Any, max_finished: Any) -> Callable[[], Request]:
@@ -29,11 +33,6 @@ def work_of(max_out: Any, max_finished: Any) -> Callable[[], Request]:
     if max_finished is not None:
         max_finished = _number("max_finished", max_finished, 1)
     return partial(WorkRequest, _number("max_out", max_out, 1), max_finished)
-
-
-def finished_of(num_groups: int, at_least: Any) -> Request:
-    """A request for finished groups."""
-    return FinishedRequest(num_groups, at_least=_number("at_least", at_least, 0, num_groups))
 
 
 def set_version(coordinator: Coordinator, version: Any) -> None:

@@ -59,6 +59,9 @@ _log = get_logger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
 _serving: ContextVar[Service | None] = ContextVar("asyncdata_serving", default=None)
 """The service that the current thread runs, or works for."""
+_forks: list[None] = []
+"""One for each fork that led to this process."""
+os.register_at_fork(after_in_child=partial(_forks.append, None))
 
 
 class Service:
@@ -100,7 +103,7 @@ class Service:
         self._stop: anyio.Event | None = None
         self._is_closed = False
         self._fatal_error: AsyncDataError | None = None
-        self._pid = os.getpid()
+        self._pid, self._num_forks = os.getpid(), len(_forks)
         self._log = _log.owned()
 
     def start(self) -> None:
@@ -127,14 +130,14 @@ class Service:
     @property
     def is_here(self) -> bool:
         """Whether this is the process that made the loader. In a forked child, locks may never be released."""
-        return os.getpid() == self._pid
+        return self._num_forks == len(_forks)
 
     def check_process(self) -> None:
         """Refuse a forked child.
 
         :raises LoaderForkedError: if this is not the process that made the loader.
         """
-        if os.getpid() != self._pid:
+        if self._num_forks != len(_forks):  # no call of the system: every call of a loader comes here
             raise LoaderForkedError(
                 f"AD503 the loader was made in process {self._pid} and is used in its forked child {os.getpid()}; its "
                 "thread and workers are not there. Make it after the fork."

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from asyncdata.workers.base import Crashed, Executor, OnReply
 
 T = TypeVar("T")
+SENT: Any = object()
+"""What a look finds that has sent something and waits on."""
 
 
 class Promise(Generic[T]):
@@ -55,19 +57,19 @@ class Promise(Generic[T]):
 
 
 class Look(Promise[T]):
-    """A coroutine that waits until ``look`` finds something; it may send what it finds."""
+    """A coroutine that waits until ``look`` finds something but :data:`SENT`; it may send what it finds."""
 
     def __init__(self, look: Callable[[], T | None]) -> None:
         self._look = look
         self._is_looking = self._is_due = False
 
     def again(self) -> bool:
-        """Look once more, unless it has found something; return whether it has now."""
+        """Look once more, unless it has found something; return whether it has found or sent something now."""
         self._is_due = not self.is_kept
         if self._is_looking or self.is_kept:  # it has made this change itself
             return False
 
-        self._is_looking = True
+        self._is_looking, has_sent = True, False
         while self._is_due:
             self._is_due = False
             try:
@@ -76,27 +78,37 @@ class Look(Promise[T]):
                 self.keep(None, error)
                 break
 
-            if found is not None:
+            has_sent = has_sent or found is SENT
+            if found is not None and found is not SENT:
                 self.keep(found)
                 break
 
         self._is_looking = False
-        return self.is_kept
+        return has_sent or self.is_kept
 
 
 class Changes:
-    """Call it after a change: who waits for one looks then."""
+    """Call it after a change: who waits for one looks then, in turn, until nobody finds or sends any more."""
 
     def __init__(self) -> None:
         self._looks: deque[Look[Any]] = deque()
 
     def __call__(self) -> None:
-        for look in [*self._looks]:
-            look.again()
+        while any(map(self._looks_again, [*self._looks])):
+            pass
 
     def offer(self) -> bool:
-        """Let the first who finds something go on; return whether there was one."""
-        return any(look.again() for look in [*self._looks])
+        """Let the first who finds or sends something do so; return whether there was one."""
+        return any(map(self._looks_again, [*self._looks]))
+
+    def _looks_again(self, look: Look[Any]) -> bool:
+        """Let one look; if it has found or sent something, the others come first the next time."""
+        if not look.again():
+            return False
+
+        self._looks.remove(look)
+        self._looks.append(look)
+        return True
 
     @property
     def num_waiting(self) -> int:
@@ -104,8 +116,8 @@ class Changes:
         return sum(not look.is_kept for look in self._looks)
 
     async def until(self, look: Callable[[], T | None]) -> T:
-        """What ``look`` finds that is not None; it is called now, and after each change."""
-        return await self.next(look, Look.again)
+        """What ``look`` finds that is neither None nor :data:`SENT`; it is called now, and after each change."""
+        return await self.next(look, lambda _: self())
 
     async def next(self, look: Callable[[], T | None], then: Callable[[Look[T]], object] = bool) -> T:
         """The same, without a look before the next change.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from asyncdata.core.messages import NO_SLOT, NOT_IN_SLOT, Overflow, RowError, Tokenize, Tokenized
 from asyncdata.delivery.items import Failure
+from asyncdata.read_ahead.calls import SENT
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
@@ -31,10 +32,9 @@ class MediaLoader:
 
     async def run(self) -> None:
         """Ask for what there is room for, and workers, until cancelled."""
-        while True:
-            await self._calls.turn(self._ask)
+        await self._calls.turn(self._ask)
 
-    def _ask(self) -> int | None:
+    def _ask(self) -> object:
         channel = self._coordinator.channel
         wanted = self._coordinator.next_media(channel)
         if wanted is None:
@@ -50,7 +50,8 @@ class MediaLoader:
             is_load=True,
             rows=[ref.row] if ref.row else [],
         )
-        return self._calls.submit(request, partial(self._on_reply, channel, wanted), max_losses=2)
+        self._calls.submit(request, partial(self._on_reply, channel, wanted), max_losses=2)
+        return SENT
 
     def _on_reply(self, channel: Channel, wanted: Wanted, reply: Reply | Crashed) -> None:
         if isinstance(reply, Crashed):

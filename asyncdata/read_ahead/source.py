@@ -1,8 +1,8 @@
 """Reads one source ahead: order -> window -> chunks -> workers -> channel.
 
-One coroutine sends: for each window, for each chunk, it waits for room and a worker. A reply fills its place in its own
-callback, as it has no sequence, and a tick of the loop for each of them would take the GIL from a busy trainer. How
-rows are cut into chunks does not change D.
+One coroutine sends, window after window: what it waits with sends a chunk whenever there is room and a worker. A reply
+fills its place in its own callback. So neither costs a tick of the loop, each of which takes the GIL from a busy
+trainer. How rows are cut into chunks does not change D.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from asyncdata.delivery.chunk import IS_EXCLUDED, IS_IN_JOURNAL, WAS_SERVED, Chu
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.ledger import is_key_of, key_in_part
 from asyncdata.delivery.mass_drops import MassDrops, rows_by_reason
+from asyncdata.read_ahead.calls import SENT
 from asyncdata.read_ahead.windows.base import leaving_out, no_such_place
 from asyncdata.workers.base import Crashed, error_of
 
@@ -191,7 +192,6 @@ class ReadAhead:
             # A window that is placed needs no worker.
             turn = self._calls.changes.until if window.is_placed else self._calls.turn
             is_over = await turn(partial(self._send_next, window))
-            self._read_on(window)
 
     def _read_on(self, window: OpenWindow) -> None:
         """Read the next window while this one is tokenized."""
@@ -200,7 +200,7 @@ class ReadAhead:
             self._ahead = self._opening(epoch, number)
 
     def _send_next(self, window: OpenWindow) -> bool | None:
-        """Send the next rows, if there is room; return whether they end the epoch."""
+        """Send the next rows, if there is room; after the last known ones, return whether they end the epoch."""
         channel = self._channel
         if channel is not self._coordinator.channel:  # a restart is about to cancel this
             return None
@@ -213,7 +213,12 @@ class ReadAhead:
         most = self._most_placed if window.is_placed else self.pacer.num_rows
         size = min(most, window.num_rows - self._row)
         entry = self._coordinator.reserve(channel, size, min_rows=(size + 1) // 2)
-        return None if entry is None else self._send(window, entry)
+        if entry is None:
+            return None
+
+        is_over = self._send(window, entry)
+        self._read_on(window)
+        return SENT if self._row < window.num_rows else is_over
 
     @property
     def _most_placed(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import raise_if_shortage, user_traceback
@@ -27,7 +28,8 @@ class FunctionTokenizer:
     A result is None (dropped), a list of token ids, or a dict with ``input_ids`` (or ``tokens``) and, if wanted,
     ``labels``, ``prompt``, ``label``, ``metadata`` and any other key with a JSON value, which is stored in
     ``sample.extra``. What the function declares as ``columns`` is an array (see :class:`~asyncdata.Column`); where it
-    has a ``load``, ``media`` says how many values that will give of each of its columns. Without one, the arrays of the
+    has a ``load``, ``media`` says how many values that will give of each of its columns; a plan with ``num_tokens``
+    instead of ids leaves all fields to the load. Without one, the arrays of the
     phase ``load`` are let go, and the function is called again for them. A label is the token itself if it is trained,
     and -100 otherwise. A mask such as ``loss_mask``, 0 or 1 for each token, makes
     the labels. A result of type ``str`` is the reason to drop the row.
@@ -121,6 +123,11 @@ class FunctionTokenizer:
         if not self._loaded or not isinstance(result, Mapping) or "media" not in result:
             return self._read(result, self._columns)
 
+        if "num_tokens" in result and result.keys().isdisjoint(("input_ids", "tokens")):
+            number = index(result["num_tokens"])
+            counts = _media_counts(result["media"], self._loaded) | {"input_ids": number}
+            return Result(not_known(number), {"media": json_text(counts)}) if number else "num_tokens_0"
+
         found = self._read({name: value for name, value in result.items() if name != "media"}, self._columns)
         if not isinstance(found, str):
             found.columns["media"] = json_text(_media_counts(result["media"], self._loaded))
@@ -156,13 +163,24 @@ class FunctionTokenizer:
                 if isinstance(found, str):
                     raise TypeError(f"the plan drops the row now: {found}")
 
-                out.keep(row, found.tokens, **(found.columns if values is None else self._arrays(dict(values), found)))
+                if values is not None:
+                    found = self._with_media(dict(values), found)
+                out.keep(row, found.tokens, **found.columns)
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 out.fail(row, RowFault("AD425", f"load returned other media than were planned: {error}", raw))
 
-    def _arrays(self, values: dict[str, Any], plan: Result) -> dict[str, bytes]:
-        """What load has returned, as far as it was planned."""
+    def _with_media(self, values: dict[str, Any], plan: Result) -> Result:
+        """What load has returned, as far as it was planned: arrays, and a sample where the plan has only counted."""
         counts = json.loads(plan.columns.get("media", b"{}"))
+        whole = Result(plan.tokens, {})
+        if counts.pop("input_ids", None):
+            fields = {name: values.pop(name) for name in [*values] if name not in self._loaded}
+            found = self._read(fields, self._columns)
+            if isinstance(found, str) or len(found.tokens) != len(plan.tokens):
+                number = found if isinstance(found, str) else f"{len(found.tokens)} tokens"
+                raise ValueError(f"{number}, and the plan has counted {len(plan.tokens)}")
+
+            whole = found
         if values.keys() != counts.keys():
             raise ValueError(f"{sorted(values)}, and the plan's media has {sorted(counts)}")
 
@@ -174,7 +192,7 @@ class FunctionTokenizer:
                 raise ValueError(f"{name} has {len(data):,} bytes, and {count} values were planned")
 
             arrays[column.key] = data
-        return arrays
+        return whole._replace(columns=whole.columns | arrays)
 
 
 class Result(NamedTuple):
@@ -182,6 +200,11 @@ class Result(NamedTuple):
 
     tokens: array[int]
     columns: dict[str, bytes]
+
+
+def not_known(number: int) -> array[int]:
+    """Stands for so many tokens that are only counted: -1 is no id, so nobody trains it by mistake."""
+    return array("i", [-1]) * number
 
 
 def declared_of(function: Any) -> tuple[Column, ...]:

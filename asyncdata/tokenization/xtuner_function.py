@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from array import array
 from collections.abc import Mapping
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,14 @@ from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.imports import resolve_path
 from asyncdata.core.settings import Settings
-from asyncdata.tokenization.user_function import FunctionTokenizer, Result, declared_of, json_text, read_sample
+from asyncdata.tokenization.user_function import (
+    FunctionTokenizer,
+    Result,
+    declared_of,
+    json_text,
+    not_known,
+    read_sample,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,7 +175,7 @@ class _TwoStates:
         self._whole(rows, out)
 
     def count(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
-        """Write how many tokens each row has, as so many zeros, and its cost."""
+        """Write how many tokens each row has, and its cost."""
         self._made.set_state("cache")
         try:
             self._counts(rows, out)
@@ -299,4 +305,4 @@ def _read_count(result: Any, columns: Sequence[Column] = ()) -> Result | str:
     number = index(number)
     cost, of_text = result.get("proxy_attn_flops"), round(number / 128) ** 2
     costs = {} if cost is None or cost == of_text else {"cost": json_text(float(cost))}
-    return Result(array("i", bytes(4 * number)), {"media": json_text({"input_ids": number}), **costs})
+    return Result(not_known(number), {"media": json_text({"input_ids": number}), **costs})

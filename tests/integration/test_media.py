@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import gzip
+import itertools
 import json
 import pickle
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import structlog
 
 from asyncdata import (
     BadRows,
@@ -90,6 +92,29 @@ def test_what_is_loaded_ahead_stays_within_the_limit_which_a_held_batch_counts_f
         del held, batch
         gc.collect()
         assert loader.statistics().media_held_bytes <= 480
+
+
+@pytest.mark.parametrize("collate", [None, PaddedCollator(), lambda samples: {"a": [PaddedCollator()(samples)]}])
+def test_batches_that_are_held_count_and_are_said_once(tmp_path, collate):
+    path, size = write_rows(tmp_path / "rows.jsonl", num_rows=200), 4 * 48
+    with (
+        structlog.testing.capture_logs() as logs,
+        loader_of(
+            path, 0, batch_size=5, shuffle=False, collate_fn=collate, limits=Limits(max_media_bytes=960)
+        ) as loader,
+    ):
+        batches, held = iter(loader), []
+        held += itertools.islice(batches, 3)
+        gc.collect()
+        assert not [log for log in logs if log["event"] == "media.over_limit"]
+        for number, batch in enumerate(batches, 4):
+            held.append(batch)
+            assert loader.statistics().media_held_bytes >= number * size
+        (said,) = [log for log in logs if log["event"] == "media.over_limit"]
+        assert (said["held_bytes"] > 960, said["limit_bytes"]) == (True, 960)
+        del batch, held
+        gc.collect()
+        assert loader.statistics().media_held_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -246,7 +271,7 @@ def test_media_of_packs_made_as_samples_come_are_loaded_ahead_within_the_limit(t
             for batch in loader:
                 num_delivered += int(np.count_nonzero(batch["pixels_counts"]))
                 now = loader.statistics()
-                assert now.media_held_bytes <= (480 if limit > 1 else 0)
+                assert now.media_held_bytes <= (480 if limit > 1 else 0) + batch["pixels"].nbytes
                 assert limit > 1 or now.media_loaded_total == num_delivered
                 if limit > 1 and num_delivered < 100:  # without a call
                     until(lambda: loader.statistics().media_loaded_total > num_delivered)  # noqa: B023

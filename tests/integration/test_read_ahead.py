@@ -26,6 +26,7 @@ from asyncdata.errors import (
 from tests.faults.support.simulated_sources import WAYS, Outcome, simulate_way
 from tests.support import worker_fns
 from tests.support.faults import until
+from tests.support.inner import change, real
 from tests.support.loading import NEVER_S, ids, write_rows
 from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13, row_id
 
@@ -99,6 +100,25 @@ def test_room_is_filled_again_and_a_batch_may_be_larger_than_all_of_it(numbered)
             until(lambda: loader.statistics().ready_samples == 8)
             assert ids(loader.get_next_batch(number)) == list(range(taken, taken + number))
         until(lambda: loader.statistics().ready_samples == 8)
+
+
+def test_rows_go_to_workers_between_the_scans_of_the_next_window(numbered, monkeypatch):
+    """All scans of a window were once sent at once: the only worker did nothing else, and calls waited."""
+    kinds, submit = "", real("submit")
+
+    def noting(executor, request, *args):
+        nonlocal kinds
+        kinds += type(request).__name__[0]  # Scan or Tokenize
+        return submit(executor, request, *args)
+
+    change(monkeypatch, submit=noting)
+    windows = Shuffle(enabled=False, block_bytes=64, window_blocks=512)  # of 8 scans each
+    with make(numbered(9000), shuffle=windows, buffer_size=64) as loader:
+        assert ids(loader.get_next_batch(9000)) == [*range(9000)]
+
+    scans_between_rows = [len(scans) for scans in kinds.split("T")][1:200]  # while there is room for the rows behind
+    assert sum(scans_between_rows) >= 16
+    assert max(scans_between_rows) <= 2, "one, and the canaries'"
 
 
 def test_what_fails_comes_after_the_rows_before_it_and_at_every_later_call(tmp_path):

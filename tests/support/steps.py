@@ -57,15 +57,22 @@ def by_fate(row: dict[str, Any]) -> Any:
 
 
 def pictured(row: dict[str, Any]) -> Any:
-    """The same with pictures, which are loaded when it is known that the row is a sample: a row may fail only then."""
+    """The same with pictures, which are loaded when it is known that the row is a sample: a row may fail only then.
+
+    Of every other row the plan only counts the tokens.
+    """
     kept = by_fate(row | {"fate": "kept"} if row["fate"] == "fails" else row)
-    return {"input_ids": kept, "media": {"pixels": row["id"] % 3}} if isinstance(kept, list) else kept
+    if not isinstance(kept, list):
+        return kept
+    tokens = {"num_tokens": len(kept)} if row["id"] % 2 else {"input_ids": kept}
+    return tokens | {"media": {"pixels": row["id"] % 3}}
 
 
 def load_pictures(row: dict[str, Any], plan: dict[str, Any]) -> Any:
     """As many as the row's number says, each of numbers of its own."""
-    by_fate(row)
-    return {"pixels": media_of(row["id"], plan["media"]["pixels"])}
+    kept = by_fate(row)
+    tokens = {"input_ids": kept} if "num_tokens" in plan else {}
+    return tokens | {"pixels": media_of(row["id"], plan["media"]["pixels"])}
 
 
 pictured.columns, pictured.load = (PIXELS,), load_pictures  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from asyncdata.core.messages import (
     Tokenized,
 )
 from asyncdata.core.types import Position, SourceLocation
-from asyncdata.read_ahead.calls import Calls, checked
+from asyncdata.read_ahead.calls import SENT, Calls, Promise, checked
 from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
 from asyncdata.workers.base import Crashed
 
@@ -160,8 +161,8 @@ def _joined(parts: list[bytes]) -> Int32:
 class BlockWindows(Windows):
     """Windows of blocks, which workers scan into slots.
 
-    Scans that are answered with samples are sent only as fast as workers take them: until then, they would keep workers
-    from the rows that are needed sooner.
+    Where there are many, scans are sent only as fast as workers take them: until then, they would keep workers from the
+    rows that are needed sooner.
 
     :param stride: bytes of a slot that one block takes.
     """
@@ -194,9 +195,14 @@ class BlockWindows(Windows):
         window = self._window(epoch, number, await self._calls.slot())
         window.is_last = number + 1 == self._order.num_windows
         self._is_at_start = False
-        scans = [self._calls.later(self._scan, window, (epoch, number), *scan) for scan in enumerate(window.scans())]
-        for scan in scans:
-            await scan
+        scans = deque(window.scans())
+        if len(scans) == 1 or scans[0].with_samples:
+            later = [self._calls.later(self._scan, window, (epoch, number), *scan) for scan in enumerate(scans)]
+            for scan in later:
+                await scan
+        else:
+            for part, reply in enumerate(await self._calls.turn(partial(self._send_next, scans, []))):
+                window.add(part, checked(await reply, Scanned))
         self.num_blank += window.num_blank
         recent = list(self._sizes.items())[-_KEPT_SIZES:]
         self._sizes = dict([*recent, ((epoch, number), window.num_rows)])  # a new dict, as other threads read it
@@ -215,6 +221,11 @@ class BlockWindows(Windows):
             ready, per_scan = ReadyRows(self._buffers), min(_MAX_BLOCKS_PER_SCAN, -(-len(blocks) // num_scans))
         arrange = partial(self._order.rows, epoch, number)
         return BlockWindow(self._source, blocks, slot, self._stride, arrange, ready, per_scan)
+
+    def _send_next(self, scans: deque[Scan], replies: list[Promise[Reply | Crashed]]) -> list[Promise[Reply | Crashed]]:
+        """Send one scan at a time: meanwhile rows of the window before are sent, which are needed sooner."""
+        replies.append(self._calls.asked(scans.popleft()))
+        return SENT if scans else replies
 
     async def _scan(self, window: BlockWindow, place: tuple[int, int], part: int, scan: Scan) -> None:
         reply: Reply | Crashed | None = None
