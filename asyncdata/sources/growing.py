@@ -107,7 +107,8 @@ class GrowingBlocks(FileBlocks):
                 before = list(self.refs)
                 refs = before if self._is_new else self._grown(before)
                 refs = self._agreed(epoch, refs, [] if self._is_new else before) if self._shared else refs
-                self._tell(refs)
+                if epoch > max(self._listings, default=-1):  # else the workers know more
+                    self._tell(refs)
                 found = Listing.of(refs)
                 self._listings, self._is_new = {**self._listings, epoch: found}, False
                 num_bytes = sum(ref.num_bytes for ref in refs)
@@ -164,7 +165,9 @@ class GrowingBlocks(FileBlocks):
             raise SourceError(f"AD311 the ranks cannot agree by {path} what epoch {epoch} covers: {error}") from error
 
         here, paths = {ref.path for ref in self._find()}, [ref.path for ref in found]
-        if paths[: len(before)] != [ref.path for ref in before] or not here.issuperset(paths):
+        # Of an earlier epoch there are fewer.
+        is_other = any(path != ref.path for path, ref in zip(paths, before, strict=False))
+        if is_other or not here.issuperset(paths):
             raise SourceChangedError(
                 f"AD311 {path} was written by a rank, or a run, that has other files than this one, or in another "
                 f"order: {len(paths)} files, of which the first is {paths[0]}; here {len(refs)} files, of which the "

@@ -8,6 +8,7 @@ import pytest
 
 from asyncdata import JsonlSource, Mix, Part, RayExecutor, RowShuffle, Shuffle
 from asyncdata.errors import ConfigError, SnapshotMismatchError, SourceChangedError, SourceError
+from tests.support.faults import until
 from tests.support.loaders import make
 from tests.support.loading import SHUFFLE, ids, order_of
 from tests.support.stores import HttpHost
@@ -112,6 +113,27 @@ def test_an_earlier_epoch_covers_what_it_had_or_is_refused_once_a_state_has_forg
                     with pytest.raises(ConfigError, match=r"AD311 set_epoch\(0\).*here 1, .*grows="):
                         one.set_epoch(0)
                     assert ids(one.get_next_batch(1)) == [31]
+
+
+@pytest.mark.parametrize("name", ["m.jsonl", "n.jsonl"])
+def test_an_epoch_that_was_forgotten_is_that_of_the_folder_and_later_ones_have_all_their_rows(folder, tmp_path, name):
+    knobs = {"buffer_size": 7, "batch_size": 1, "shuffle": Shuffle(enabled=False, block_bytes=999)}
+    source = JsonlSource(str(folder), grows=str(tmp_path / "run/files"))
+
+    def epoch_of(loader):
+        return [row for batch in loader for row in ids(batch)]
+
+    with make(source, **knobs) as loader, make(source, **knobs) as other:
+        assert epoch_of(loader) == [*range(100)]
+        until(lambda: state_of(loader)["growth"][-1]["epoch"] == 1)  # what the next one covers is known
+        append(folder / name, 100, 70)
+        assert epoch_of(loader) == [*range(100)]
+        assert ids(loader.get_next_batch(1)) == [0]
+        other.load_state_dict(state_of(loader))
+        other.get_next_batch(1)
+        for one in (loader, other):
+            one.set_epoch(0)
+            assert [epoch_of(one) for _ in range(3)] == [[*range(100)], [*range(100)], [*range(170)]]
 
 
 def test_a_file_that_comes_with_a_name_that_is_no_utf8_is_named(folder):
