@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, FilterError, InvalidGroupError
@@ -12,6 +13,7 @@ from asyncdata.delivery.ledger import Returned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType
     from typing import TypeVar
 
     T = TypeVar("T")
@@ -90,6 +92,13 @@ class Chooser:
 
         :raises ConfigError: if the filter is running.
         """
+        if not self._is_choosing:
+            return
+
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001 - a KeyboardInterrupt may have left the mark
+        while frame and not (frame.f_code is Chooser.calling.__code__ and frame.f_locals["self"] is self):
+            frame = frame.f_back
+        self._is_choosing = frame is not None
         if self._is_choosing:
             raise ConfigError(
                 f"AD504 the buffer filter {_name(self._filter)} calls the loader that asks it; a filter only chooses "

@@ -41,6 +41,6 @@ CALLBACKS: dict[str, Way] = {
     f"{READ_AHEAD}.windows.block_windows:BlockWindows._scan": Way(at=(1, 3)),
     f"{READ_AHEAD}.windows.indexed_windows:IndexedWindows.more": Way(FULL),
     f"{READ_AHEAD}.windows.indexed_windows:IndexedWindows._permutation": Way(SLIME),
-    f"{READ_AHEAD}.windows.planned_epochs:PlannedRows._packs_of": Way(PLANNED, at=(1, 2)),
+    f"{READ_AHEAD}.windows.indexed_windows:PlannedRows._packs_of": Way(PLANNED, at=(1, 2)),
     f"{READ_AHEAD}.windows.stream_windows:StreamWindows._read": Way(source="stream"),
 }
