@@ -881,7 +881,10 @@ def steps_are_counted(request: pytest.FixtureRequest) -> Any:
 # With the profile "long" that is up to a million steps.
 TestWholeLoader = WholeLoader.TestCase
 TestWholeLoader.settings = settings(
-    # A failure is its script, as it came: to look for a shorter one takes minutes, which CI does not have.
+    # A failure is its script, as it came: to look for a shorter one takes minutes, which CI does not have. And the same
+    # steps each time: other ones are for `tox -e soak`.
+    derandomize=settings.get_current_profile_name() == "ci",
+    database=None,
     phases=(Phase.generate,) if settings.get_current_profile_name() == "ci" else tuple(Phase),
     max_examples=in_ci(30).max_examples,
     stateful_step_count=50,
