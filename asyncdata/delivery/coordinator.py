@@ -586,7 +586,8 @@ class Coordinator:
 
         last_epoch = self.rules.last_epoch(first.last_epoch)
         is_enough = self.num_ready - num_before >= first.num_missing
-        is_end = channel.is_stopped or (last_epoch is not None and channel.ended_epoch >= last_epoch)
+        ended_epoch = max(channel.ended_epoch, self._state.ledger.position.epoch - 1)  # it may begin at the end
+        is_end = channel.is_stopped or (last_epoch is not None and ended_epoch >= last_epoch)
         return is_enough or is_end or (first.is_peek and self._has_all_decided)
 
     def close(self, reason: str) -> None:

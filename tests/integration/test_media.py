@@ -26,7 +26,7 @@ from asyncdata import (
     Part,
     SoftPacking,
 )
-from asyncdata.errors import BadRowError, ConfigError, SourceChangedError, TooManyBadRowsError
+from asyncdata.errors import BadRowError, ConfigError, EndOfData, SourceChangedError, TooManyBadRowsError
 from tests.support.delays import delayed
 from tests.support.faults import until
 from tests.support.planned_media import NumberedMedia, media_of, two_phases, without_load, write_rows
@@ -404,6 +404,22 @@ def test_a_function_of_two_phases_gives_media_and_a_group_given_back_gets_them_a
         again = loader.get_next_batch(3)
     assert list(map(row_of, again)) == [1, 2, 3]
     assert all(np.array_equal(one.columns["pixels"], media_of(row_of(one), 2)) for one in again)
+
+
+def test_a_state_of_the_end_of_the_data_has_what_was_given_back_with_its_media(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", num_rows=8)
+    with loader_of(path, 0, two_phases, shuffle=False) as loader:
+        samples = loader.get_next_batch(8)
+        with pytest.raises(EndOfData):
+            loader.get_next_batch(1)
+        loader.add_samples([samples[5:6]])
+        state = loader.state_dict()
+    with loader_of(path, 0, two_phases, shuffle=False, timeout_s=30) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(EndOfData) as end:
+            loader.get_next_batch(3)
+    assert [row_of(sample) for group in end.value.groups for sample in group] == [5]
+    assert np.array_equal(end.value.groups[0][0].columns["pixels"], media_of(5, 2))
 
 
 @pytest.mark.thorough
