@@ -315,7 +315,9 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class TemporaryFolder:
-    """A new folder for this user alone.
+    """A new folder in ``TMPDIR``, for this user alone. Those that a killed process left go when the next one is made.
+
+    Its owner holds a lock on it, which ends with the process, however it ends.
 
     :param kind: letters, a part of its name.
     :ivar path: where it is.

@@ -89,6 +89,9 @@ REMOTE_LINES = ReaderSpec("asyncdata.sources.remote.line_reader:RemoteLineReader
 """The same of objects in stores."""
 
 
+# A column of int32 says two things of a row: a number that is not negative, or that the row is a special case. Every
+# function below takes an int, or an array of numpy.
+
 NOT_IN_SLOT = -1
 """The start of a row whose text is not, or not completely, in the slot: it is read by its place."""
 

@@ -90,7 +90,19 @@ def _steps(number: int) -> Words:
 
 
 class StreamDigest(msgspec.Struct, frozen=True):
-    """The samples of the stream that were delivered, as three sums modulo 2^64.
+    """The samples of the stream that were delivered: which, in which order, and with which tokens.
+
+    Each sample has two 64-bit words: ``p``, a mix of its position, and ``c``, a mix of its number of tokens and, if
+    asked for, the CRC-32 of its tokens. The digest has three sums, modulo 2^64:
+
+    - the sum of all ``p``: which positions were delivered;
+    - the sum of the running sums of ``p``: in which order, as in Fletcher's checksum (J. G. Fletcher, "An arithmetic
+      checksum for serial transmissions", 1982);
+    - the sum of all ``p * c``, with ``p`` made odd: which tokens, a multilinear hash (D. Lemire and O. Kaser, "Strongly
+      universal string hashing is fast", 2014).
+
+    The sums over a part of a chunk follow from running sums, so it makes no difference where batches, chunks and runs
+    are cut. The digest finds faults, not attacks: it is not a cryptographic hash.
 
     :ivar of: ``positions``: the sums cover positions and numbers of tokens; ``tokens``: the tokens, too.
     :ivar num_samples: samples that the digest covers. The ``n`` samples of a group count once.

@@ -72,7 +72,7 @@ class Coordinator:
         self._chooser, self._is_over_budget = Chooser(buffer_filter), False
         self._lock = self.lock = threading.RLock()
         self._requests: deque[Request] = deque()
-        self._held: list[Request] = []  # requests that wait for the trainer, in no queue
+        self._held: dict[Request, None] = {}  # requests that wait for the trainer, in no queue
         self._closed, self._wants_request = "", False
         self._wanted_room, self._room_from = 0, 0  # before so many samples are taken, the wanted room cannot be there
 
@@ -170,14 +170,14 @@ class Coordinator:
         if request.held:
             request.chosen = None
             self._leave(request)
-            self._held += [request] * (request not in self._held)
+            self._held[request] = None
         return bool(request.held)
 
     def _release(self) -> None:
         """After a change, wake the requests that do not wait for the trainer any more."""
         for request in list(self._held):
             if self._closed or not request.held_by(self.ledger, self.rules):
-                self._held.remove(request)
+                del self._held[request]
                 request.held = ""
                 request.wake()
 
@@ -210,7 +210,7 @@ class Coordinator:
                 if self._state is after and self.channel.remembers(before.ledger.head):
                     self._state = before
             self._leave(request)
-            self._held = [one for one in self._held if one is not request]
+            self._held.pop(request, None)
             self._release()
 
     def commit(self, request: Request, packs: object) -> bool:

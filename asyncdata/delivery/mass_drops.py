@@ -25,7 +25,7 @@ _MAX_FILES = 1 << 16
 _MAX_REASONS = 30
 """A tokenize function may make up a reason for each row: those after the first ones are counted together."""
 _OTHER = "other reasons"
-_COUNT_DROPPED_S = 0.25
+_COUNT_LINES_S = 0.25
 """Longest time for which counting the lines of a file may delay the samples, once a file and reason."""
 
 _log = get_logger(__name__)
@@ -141,7 +141,7 @@ class MassDrops:
     def _tell(self, reason: str, num_dropped: int, num_rows: int, place: SourceLocation, **path: str) -> None:
         counts = {"num_dropped": num_dropped, "num_rows": num_rows}
         self._log.warning(
-            "rows.dropped", **self._source, **path, reason=reason, **counts, example=place.described(_COUNT_DROPPED_S)
+            "rows.dropped", **self._source, **path, reason=reason, **counts, example=place.described(_COUNT_LINES_S)
         )
 
 

@@ -141,12 +141,7 @@ class Wanted(NamedTuple):
     @property
     def is_of_unknown_size(self) -> bool:
         """Whether the plan says nothing of its media."""
-        return len(self.ref.counts) == 1 and self.is_counted
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether its plan has only counted its tokens: the load gives all fields of the row."""
-        return any(name == IDS for name, _ in self.ref.counts)
+        return len(self.ref.counts) == 1 and _is_counted(self.ref)
 
 
 class _Whole(Columns):
@@ -328,10 +323,10 @@ class MediaQueue:
             return reply.errors[0]
 
         tokens = np.frombuffer(reply.tokens, np.int32)
-        if wanted.is_counted and wanted.tokens is not None and len(tokens) != len(wanted.tokens):
+        if _is_counted(wanted.ref) and wanted.tokens is not None and len(tokens) != len(wanted.tokens):
             return RowError(0, "AD424", _OTHER_LENGTH % (len(tokens), len(wanted.tokens)))
 
-        if not wanted.is_counted and wanted.tokens is not None and not np.array_equal(tokens, wanted.tokens):
+        if not _is_counted(wanted.ref) and wanted.tokens is not None and not np.array_equal(tokens, wanted.tokens):
             return RowError(0, "AD424", _OTHER_TOKENS)
 
         # Each sample has a reply of its own, so its memory is free when the sample is.
@@ -343,7 +338,7 @@ class MediaQueue:
 
         loaded = {column: found[name] for name, column in found.declared.items() if column.phase == "load"}
         arrays = Columns(loaded)
-        if wanted.is_counted:
+        if _is_counted(wanted.ref):
             arrays = _Whole(loaded)
             arrays.row = Chunk(_copied(reply), Position(0), 1, cast("Any", None), ends_epoch=False)
             if wanted.is_of_unknown_size:
@@ -422,7 +417,7 @@ class MediaQueue:
             ref = ref._replace(num_media=_num_bytes(found))
         if isinstance(found, RowError):
             counts = ref.counts
-            if any(name == IDS for name, _ in counts):
+            if _is_counted(ref):
                 counts, sample.tokens = (), np.zeros(len(sample.tokens), np.int32)
             found = Columns({self._columns[name]: self._columns[name].zeros(count) for name, count in counts})
             sample.labels = np.full(len(sample.tokens), _NOT_TRAINED, np.int32)
@@ -461,6 +456,11 @@ class MediaQueue:
         """The run is delivered, and will not be again."""
         for sample in range(run.start, run.stop):
             self._found.pop((id(run.chunk), sample), None)
+
+
+def _is_counted(ref: MediaRef) -> bool:
+    """Whether the plan has only counted the tokens of a row: the load gives all its fields."""
+    return any(name == IDS for name, _ in ref.counts)
 
 
 def _arrays_in(batch: Any, names: Collection[str]) -> Iterator[Any]:

@@ -147,8 +147,7 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return ledger
 
         oldest = self.version - self.max_lag
-        is_old = [_version(item.group) < oldest for item in ledger.buffer]
-        words = [self._verdict(item.group) if old else "" for item, old in zip(ledger.buffer, is_old, strict=True)]
+        words = [self._verdict(item.group) if _version(item.group) < oldest else "" for item in ledger.buffer]
         verdicts = zip(ledger.buffer, words, strict=True)
         buffer = tuple(_reset(item) if word == "reset" else item for item, word in verdicts if word != "drop")
         counts = self.counts

@@ -293,7 +293,18 @@ _MAX_DEPTH = 8
 
 
 def mix_of_file(path: str | os.PathLike[str]) -> Mix:
-    """The mixture that a file describes. Paths in it are relative to its folder.
+    """The mixture that a file describes: TOML, YAML or JSON. Paths in it are relative to its folder.
+
+    ::
+
+        quota = 1000
+
+        [parts.math]
+        source = "math/*.jsonl"
+        weight = 5
+
+        [parts.web]
+        mix = "web.toml"                # another such file, or its content
 
     :raises ConfigError: if it cannot be read, or describes none.
     """

@@ -98,6 +98,9 @@ def order_keys(seed: int, epoch: int, stream: str) -> list[int]:
 def feistel_permutation(ids: Indices, size: int, keys: list[int]) -> Indices:
     """Where a keyed permutation of ``range(size)`` sends ``ids``; time and memory are O(len(ids)), whatever
     ``size``.
+
+    A Feistel network that walks cycles (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002); its
+    round function, and the key by which rows are sorted, is the finaliser of splitmix64.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     step: Callable[[Words], Words] = functools.partial(_feistel, half=half, keys=keys)
@@ -194,7 +197,10 @@ class RowOrder:
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one of several ranks tokenizes.
+    """What one of several ranks tokenizes, where all ranks read the same D: its own, so that no row is tokenized twice.
+
+    The rows of other ranks keep their places in D, as samples of no tokens. So positions, counters and numbers are
+    those of all ranks together, and a snapshot of any of them fits every other, also with another number of ranks.
 
     What is dealt out is single rows, or, where packs are planned, packs. Of any ``world_size * n`` of them in a row,
     each rank has ``n``. Those that fill no batch of all ranks, at an epoch's end, are every rank's: the batch may be
