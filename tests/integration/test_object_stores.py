@@ -472,7 +472,7 @@ def long_rows(kind: str) -> bytes:
 def ranges_of(host: HttpHost) -> list[tuple[int, int]]:
     """The parts of the object that were asked for, without the look at its start."""
     asked = (byte_range(request, 1 << 40) for request in host.requests if request.method == "GET")
-    return [found for found in asked if found is not None and found != (0, 4096)]
+    return [found for found in asked if found is not None and found != (0, 32768)]
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
