@@ -193,7 +193,7 @@ WRONG_KNOBS: dict[str, list[Any]] = {
 @pytest.mark.parametrize("name", WRONG_KNOBS)
 def test_a_wrong_value_is_refused_and_its_knob_named(name):
     for value in WRONG_KNOBS[name]:
-        assert refusal(**{name: value}).removeprefix("`").startswith(name)
+        assert refusal(**{name: value}).startswith(f"{name}=") or f"`{name}`" in refusal(**{name: value})
 
 
 def test_a_config_is_a_value_that_cannot_be_changed():
