@@ -67,7 +67,7 @@ class Merger:
     def merge(self, max_samples: int) -> MergedChunk | None:
         """The next samples, as many as are ready, or the end of a part's epoch; None if the next sample is missing."""
         before, self._before = self._before or self._state(), None
-        leaves, is_end = self._chosen_before(max_samples) if self._choices else self._chosen(max_samples)
+        leaves, is_end = self._chosen(max_samples)
         if len(leaves):
             return self._samples(before, leaves)
 
@@ -96,43 +96,32 @@ class Merger:
 
     # What is next: the parts of samples, or none where no part has a weight.
 
-    def _chosen_before(self, max_samples: int) -> tuple[Numbers, bool]:
-        """The parts of samples that come again; and whether an end comes again instead."""
-        left: dict[int, int] = {}
-        leaves: list[int] = []
-        self.blocked = -1
-        for code in self._choices[:max_samples]:
-            part = code if code >= 0 else end_of(code)[0]
-            if part >= 0 and part not in left:
-                left[part] = self._queues[part].available()
-            if code < 0:  # if the part has a sample there now, its data have changed, and the end is passed over
-                is_known = part < 0 or left[part] > 0 or self._queues[part].is_at_end
-                self.blocked = -1 if is_known else part
-                return np.array(leaves, np.int64), is_known
-
-            if not left[part]:
-                self.blocked = part
-                break
-
-            left[part] -= 1
-            leaves.append(part)
-        return np.array(leaves, np.int64), False
-
     def _chosen(self, max_samples: int) -> tuple[Numbers, bool]:
-        """The parts of the samples that can be taken now; and whether no part has a weight after them."""
-        if not self._cursor.node.is_by_rows:
+        """The parts of the samples that can be taken now; and, if there are none, whether an end comes instead."""
+        if not (self._choices or self._cursor.node.is_by_rows):
             return self._chosen_by_tokens(max_samples)
 
-        wanted = min(max_samples, self._ready.num_samples + 1)
-        leaves = self._cursor.plan(wanted)
-        number = len(leaves)
-        missing = np.flatnonzero(leaves < 0)
-        if len(missing):
-            number = int(missing[0])
-        number = self._num_there(leaves[:number])
-        is_over = number == len(leaves) < wanted or (number < len(leaves) and leaves[number] < 0)
-        self.blocked = int(leaves[number]) if number < len(leaves) else -1
-        return leaves[:number], is_over
+        wanted = 0 if self._choices else min(max_samples, self._ready.num_samples + 1)
+        leaves = self._cursor.plan(wanted) if wanted else np.array(self._choices[:max_samples], np.int64)
+        ends = np.flatnonzero(leaves < 0)
+        number = self._num_there(leaves[: ends[0]] if len(ends) else leaves)
+        self.blocked = -1
+        if number == len(leaves):
+            return leaves, number < wanted
+
+        code, leaves = int(leaves[number]), leaves[:number]
+        part = code if code >= 0 else end_of(code)[0]
+        is_end = code < 0 and (part < 0 or self._is_end_known(part, leaves))
+        self.blocked = -1 if is_end else part
+        return leaves, is_end
+
+    def _is_end_known(self, part: int, leaves: Numbers) -> bool:
+        """Whether an end that comes again is there, after these samples.
+
+        If the part has a sample there now, its data have changed, and the end is passed over.
+        """
+        queue = self._queues[part]
+        return queue.is_at_end or queue.available() > np.count_nonzero(leaves == part)
 
     def _num_there(self, leaves: Numbers) -> int:
         """How many of the next samples are ready, up to the first that is not."""
