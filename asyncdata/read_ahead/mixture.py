@@ -25,9 +25,8 @@ from msgspec.structs import replace
 
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.delivery.items import Failure
-from asyncdata.delivery.merger import Merger
+from asyncdata.delivery.merger import Merger, PartQueue, ReadyAhead
 from asyncdata.delivery.mixture import PartCursor
-from asyncdata.delivery.part_queue import PartQueue, ReadyAhead
 from asyncdata.order.mixture import shares_of
 from asyncdata.read_ahead.calls import Calls, Changes
 from asyncdata.read_ahead.source import ReadAhead
