@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Job
     from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
+    from asyncdata.loader.autotune import Tuner
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
@@ -127,10 +128,8 @@ class Engine:
             on_room=lambda: self.service.tell_soon(),
         )
         self._read_ahead = self._made_read_ahead()
-        self._executor.watch(self._read_ahead.changed)
         self.waits = Waits()
-        if limits.max_workers > limits.min_workers:
-            self._tune(limits)
+        self._tuner = self._made_tuner(limits) if limits.max_workers > limits.min_workers else None
         self.service = Service(
             job,
             self._read_ahead,
@@ -170,7 +169,8 @@ class Engine:
     def _coroutines(self) -> list[Callable[[], Awaitable[None]]]:
         """What runs as long as the service."""
         media = None if self._media is None else self._media.loader(self._calls, self.coordinator)
-        return [one.run for one in (self._scans, media, *(part.windows for part in self.parts)) if one is not None]
+        windows = [part.windows for part in self.parts]
+        return [one.run for one in (self._scans, media, self._tuner, *windows) if one is not None]
 
     def _start_of_mixture(self) -> Any:
         return None
@@ -531,11 +531,11 @@ class Engine:
             **({} if self._media is None else self._media.numbers(self.coordinator.channel)),
         )
 
-    def _tune(self, limits: TuningLimits) -> None:
-        """Have workers added while the trainer waits for them."""
+    def _made_tuner(self, limits: TuningLimits) -> Tuner:
+        """It adds workers while the trainer waits for them."""
         from asyncdata.loader.autotune import Tuner
 
-        Tuner(
+        return Tuner(
             limits,
             self._executor,
             self._read_ahead,

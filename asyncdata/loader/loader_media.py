@@ -10,8 +10,8 @@ from asyncdata.core.columns import declared_columns
 from asyncdata.core.messages import NO_SLOT, NOT_IN_SLOT, Overflow, RowError, Tokenize, Tokenized
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.media_queue import MediaBudget, MediaQueue
-from asyncdata.read_ahead.calls import SENT
 from asyncdata.workers.base import Crashed, error_of
+from asyncdata.workers.changes import SENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -28,9 +28,10 @@ from asyncdata.delivery.items import Failure
 from asyncdata.delivery.merger import Merger, PartQueue, ReadyAhead
 from asyncdata.delivery.mixture import PartCursor
 from asyncdata.order.mixture import shares_of
-from asyncdata.read_ahead.calls import Calls, Changes
+from asyncdata.read_ahead.calls import Calls
 from asyncdata.read_ahead.source import ReadAhead
 from asyncdata.workers.base import MAX_LOSSES
+from asyncdata.workers.changes import Changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +72,7 @@ class PartCalls(Calls):
         super().__init__(executor)
         self.slots = executor.slots.of_part(part, num_parts)
         self.slots.tell(self.changed)
-        self.turns = Changes()
+        self.changes, self.turns = Changes(), Changes()
         self.note: Callable[[], object] = bool
         self._part = part
 
@@ -262,6 +263,7 @@ class MixtureReadAhead:
         async with anyio.create_task_group() as group:
             for part in self._parts:
                 group.start_soon(part.reading.run)
+            group.start_soon(self._calls.changes.until, self._ask_due)
             while True:
                 try:
                     await self._calls.changes.until(self._merge)
@@ -275,7 +277,6 @@ class MixtureReadAhead:
     def changed(self) -> None:
         """A request was answered, a worker is free, there is room: merge, and let parts send."""
         self._calls.changes()
-        self._ask_due()
 
     def _note_and_ask(self, number: int) -> None:
         self._note(number)

@@ -24,10 +24,10 @@ from asyncdata.delivery.chunk import IS_EXCLUDED, IS_IN_JOURNAL, WAS_SERVED, Chu
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.ledger import is_key_of, key_in_part
 from asyncdata.delivery.mass_drops import MassDrops, rows_by_reason
-from asyncdata.read_ahead.calls import SENT
 from asyncdata.read_ahead.windows.base import leaving_out, no_such_place
 from asyncdata.read_ahead.windows.block_windows import BlockWindow
 from asyncdata.workers.base import Crashed, error_of
+from asyncdata.workers.changes import SENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

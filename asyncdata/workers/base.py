@@ -15,6 +15,8 @@ from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.messages import NO_SLOT, Failed, Reply, Request, Scan, Short
 
 if TYPE_CHECKING:
+    from asyncdata.workers.changes import Changes
+
     OnReply = Callable[["Reply | Crashed"], None]
 
 
@@ -101,9 +103,13 @@ class Executor(Protocol):
     :ivar num_workers: how many requests may run at the same time.
     :ivar answers_with_samples: whether it is to be asked for the samples with each scan of blocks: workers that share
         no memory need the text only once then.
+    :ivar changes: called after each change that may allow another request to be sent: one is finished, and its caller
+        was told, or it was dropped; a slot became free; the workers changed. An extra call does no harm; a missing one
+        makes a loader hang.
     """
 
     slots: Slots
+    changes: Changes
 
     @property
     def num_workers(self) -> int: ...
@@ -113,14 +119,6 @@ class Executor(Protocol):
 
     def memory(self, slot: int) -> memoryview:
         """The bytes of ``slot``, to fill it in this process. Any thread may call this."""
-        ...
-
-    def watch(self, on_change: Callable[[], object]) -> None:
-        """Call ``on_change`` after each change that may allow another request to be sent.
-
-        Such changes are: a request is finished, and its ``on_reply`` has returned or its reply was dropped; a slot
-        became free; the workers changed. An extra call does no harm; a missing call makes a loader hang.
-        """
         ...
 
     def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:

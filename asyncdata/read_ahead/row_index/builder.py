@@ -27,10 +27,11 @@ from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed, Index, Indexed, RowError, reason_mark
 from asyncdata.delivery.bad_rows import error_at, located
 from asyncdata.delivery.mass_drops import MassDrops
-from asyncdata.read_ahead.calls import Changes, checked
+from asyncdata.read_ahead.calls import checked
 from asyncdata.read_ahead.rank_calls import RankCalls, rank_answers
 from asyncdata.sources.spool import is_whole, part_path
 from asyncdata.workers.base import Crashed
+from asyncdata.workers.changes import Changes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator

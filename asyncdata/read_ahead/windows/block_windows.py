@@ -22,9 +22,10 @@ from asyncdata.core.messages import (
     Tokenized,
 )
 from asyncdata.core.types import Position, SourceLocation
-from asyncdata.read_ahead.calls import SENT, Calls, Promise, checked
+from asyncdata.read_ahead.calls import Calls, checked
 from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
 from asyncdata.workers.base import Crashed
+from asyncdata.workers.changes import SENT, Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

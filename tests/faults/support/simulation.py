@@ -29,6 +29,7 @@ from asyncdata.core.messages import Tokenized
 from asyncdata.loader.service import Service
 from asyncdata.tokenization.base import open_tokenize_fn
 from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
+from asyncdata.workers.changes import Changes
 from asyncdata.workers.request_handler import Handler
 from tests.faults.support.liveness import SimulatedThreads, Watcher
 
@@ -76,7 +77,8 @@ class SimulatedExecutor:
         self.function: Any = None
         self.num_asked = 0
         self.num_workers = num_workers
-        self.slots = Slots(NUM_SLOTS, lambda: self._on_change())
+        self.changes = Changes()
+        self.slots = Slots(NUM_SLOTS, self.changes)
         self._chance = chance
         self._trace = trace
         self._queue: deque[Asked] = deque()
@@ -84,7 +86,6 @@ class SimulatedExecutor:
         self._generation = 0
         self._memory: list[memoryview] = []
         self._wake = anyio.Event()
-        self._on_change: Callable[[], object] = bool
 
     def prepare(self, slot_bytes: int) -> None:
         self._memory = [memoryview(bytearray(slot_bytes)) for _ in range(NUM_SLOTS)]
@@ -138,10 +139,7 @@ class SimulatedExecutor:
             asked.on_reply(reply)
         if isinstance(reply, Crashed):
             self.slots.done(asked.request.slot)
-        self._on_change()
-
-    def watch(self, on_change: Callable[[], object]) -> None:
-        self._on_change = on_change
+        self.changes()
 
     def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
         self.num_asked += 1
@@ -163,7 +161,7 @@ class SimulatedExecutor:
     def set_num_workers(self, num_workers: int) -> None:
         self.num_workers = max(self.num_workers, num_workers)
         self._wake.set()
-        self._on_change()
+        self.changes()
 
     @property
     def is_busy(self) -> bool:
