@@ -93,10 +93,10 @@ class MediaLoader:
             is_load=True,
             rows=[ref.row] if ref.row else [],
         )
-        self._calls.submit(request, partial(self._on_reply, channel, wanted), max_losses=2)
+        self._calls.submit(request, max_losses=2).then(partial(self._loaded, channel, wanted))
         return SENT
 
-    def _on_reply(self, channel: Channel, wanted: Wanted, reply: Reply | Crashed) -> None:
+    def _loaded(self, channel: Channel, wanted: Wanted, reply: Reply | Crashed) -> None:
         if isinstance(reply, Crashed):
             self._coordinator.put_media(channel, wanted, RowError(0, reply.code, reply.reason))
         elif isinstance(reply, Tokenized):

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncdata.core.messages import Reply, Request
-    from asyncdata.workers.base import Crashed, Executor, OnReply
+    from asyncdata.workers.base import Crashed, Executor
+    from asyncdata.workers.changes import Asked
 
 T = TypeVar("T")
 
@@ -58,29 +59,23 @@ class Calls:
         """Something has changed: a reply came, a slot or a worker is free, there is room."""
         self.changes()
 
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
-        """Queue a request, as the executor does: for what has no sequence."""
-        return self.executor.submit(request, on_reply, max_losses)
-
-    def asked(self, request: Request, max_losses: int = MAX_LOSSES) -> Promise[Reply | Crashed]:
+    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Asked[Reply | Crashed]:
         """Send the request; await what this returns for the reply."""
-        reply: Promise[Reply | Crashed] = Promise()
-        self.submit(request, reply.keep, max_losses)
-        return reply
+        return self.executor.submit(request, max_losses)
 
     async def ask(self, request: Request, kind: type[T]) -> T:
         """The reply to ``request``.
 
         :raises AsyncDataError: if it is of another kind.
         """
-        return checked(await self.asked(request), kind)
+        return checked(await self.submit(request), kind)
 
     async def ask_again(self, request: Request) -> Reply | Crashed:
         """The reply to ``request``; a restart sends it again, and the coroutine waits on."""
         reply: Promise[Reply | Crashed] = Promise()
         self._lasting[reply] = request
         try:
-            self.submit(request, reply.keep)
+            self.submit(request).then(reply.keep)
             return await reply
         finally:
             del self._lasting[reply]
@@ -114,7 +109,7 @@ class Calls:
         """Ask again for what lasts."""
         for reply, request in self._lasting.items():
             if not reply.is_kept:
-                self.submit(request, reply.keep)
+                self.submit(request).then(reply.keep)
 
     def release_all(self) -> None:
         """Give back the slots of coroutines that a restart has cancelled."""

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import DeliveryRules, Ledger
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.read_ahead.source import Supply
-    from asyncdata.workers.base import Crashed, Executor, OnReply
+    from asyncdata.workers.base import Crashed, Executor
+    from asyncdata.workers.changes import Asked
 
 T = TypeVar("T")
 _MIN_CAPACITY = 2048
@@ -89,13 +90,10 @@ class PartCalls(Calls):
         self.changes()
         self.note()
 
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
-        request = replace(request, part=self._part)
-        return self.executor.submit(request, partial(self._answered, on_reply), max_losses)
-
-    def _answered(self, on_reply: OnReply, reply: Reply | Crashed) -> None:
-        on_reply(reply)
-        self.changed()
+    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Asked[Reply | Crashed]:
+        asked = super().submit(replace(request, part=self._part), max_losses)
+        asked.ended = self.changed
+        return asked
 
     async def turn(self, look: Callable[[], T | None]) -> T:
         """What ``look`` finds that is not None; it is called only when it is the part's turn."""

@@ -284,7 +284,9 @@ class ReadAhead:
     def _submit(self, part: _RowsInFlight, max_losses: int = 2) -> None:
         request = part.request()
         if not isinstance(request, Tokenized):
-            part.entry.request_id = self._calls.submit(request, partial(self._on_tokenized, part), max_losses)
+            asked = self._calls.submit(request, max_losses)
+            part.entry.request_id = asked.request_id
+            asked.then(partial(self._on_tokenized, part))
             return
 
         if request.busy_s:  # workers tokenized them with their window

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import anyio
 
+from asyncdata.core.callbacks import no_op
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
@@ -21,12 +23,13 @@ SENT: Any = object()
 
 
 class Promise(Generic[T]):
-    """A value, or an error, that comes later: await it, once.
+    """A value, or an error, that comes later: await it, once; or have a function called with the value.
 
     :ivar is_kept: whether it is there.
     """
 
     _event: anyio.Event | None = None
+    _then: Callable[[T], object] = staticmethod(no_op)
     _value: T | None = None
     _error: Exception | None = None
     is_kept = False
@@ -36,6 +39,12 @@ class Promise(Generic[T]):
         self._value, self._error, self.is_kept = value, error, True
         if self._event is not None:
             self._event.set()
+        if error is None:
+            self._then(cast("T", value))
+
+    def then(self, call: Callable[[T], object]) -> None:
+        """Call it with the value, as soon as that comes: without a tick of the loop."""
+        self._then = call
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self.is_kept:
@@ -45,6 +54,21 @@ class Promise(Generic[T]):
             raise self._error
 
         return cast("T", self._value)
+
+
+class Asked(Promise[T]):
+    """The reply to a request.
+
+    :ivar request_id: of the request, from 1 on.
+    :ivar ended: called once the reply was given to who has asked.
+    """
+
+    request_id = 0
+    ended: Callable[[], object] = staticmethod(no_op)
+
+    def keep(self, value: T | None, error: Exception | None = None) -> None:
+        super().keep(value, error)
+        self.ended()
 
 
 class Look(Promise[T]):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncdata.workers.base import OnReply
+    from asyncdata.workers.changes import Asked
 
 _MAX_REQUESTS = 2
 """Requests that a worker has at a time: one to work on, and one queued, so that it never waits for the next one."""
@@ -315,7 +315,7 @@ class Pool:
             is_culprit = call.request_id == lost.request_id
             call.num_losses += is_culprit and not lost.shortage
             is_row_known = is_culprit and lost.row >= 0 and lost.row == call.suspect
-            if call.on_reply is None:
+            if not call.is_wanted:
                 self._backlog.drop(call)
             elif is_culprit and lost.shortage:
                 self._backlog.hand_over(call, Short(lost.shortage, row=lost.row))
@@ -339,11 +339,11 @@ class Pool:
 
         return self._memory[slot]
 
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
-        request_id = self._backlog.submit(request, on_reply, max_losses)
+    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Asked[Reply | Crashed]:
+        call = self._backlog.submit(request, max_losses)
         self._dispatch()
         self.on_submit()
-        return request_id
+        return call
 
     def row_of(self, request_id: int) -> int:
         """The row of a request that a worker works on; 0 if none does, or on all at once. Any thread may ask."""
@@ -371,7 +371,7 @@ class Pool:
         self._backlog.forget()
         for worker in self._workers.values():
             for call in worker.calls:
-                call.on_reply = None
+                call.is_wanted = False
 
     @property
     def num_wanted(self) -> int:
