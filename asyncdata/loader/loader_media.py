@@ -14,7 +14,7 @@ from asyncdata.workers.base import Crashed, error_of
 from asyncdata.workers.changes import SENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from asyncdata.core.messages import Reply
     from asyncdata.delivery.channel import Channel
@@ -48,10 +48,6 @@ class LoaderMedia:
         """What waits in a channel."""
         return MediaQueue(self.budget, self._columns, self._policies, channel.emit, for_packs=not self._is_planned)
 
-    def loader(self, calls: Calls, coordinator: Coordinator) -> MediaLoader:
-        """What asks workers for them."""
-        return MediaLoader(calls, coordinator, self._numbers)
-
     def numbers(self, channel: Channel) -> dict[str, Any]:
         """Numbers for :class:`~asyncdata.Statistics`."""
         return {
@@ -63,23 +59,15 @@ class LoaderMedia:
             "media_failed_total": self.budget.num_failed,
         }
 
+    async def load(self, calls: Calls, coordinator: Coordinator) -> None:
+        """Ask for what there is room for, and workers, until cancelled: one sample a request, so that a picture that
+        kills its worker is known.
+        """
+        await calls.turn(partial(self._ask, calls, coordinator))
 
-class MediaLoader:
-    """Loads media, one sample a request, so that a picture that kills its worker is known.
-
-    :param parts: the number of each part of a mixture, by its name; a single source has none.
-    """
-
-    def __init__(self, calls: Calls, coordinator: Coordinator, parts: Mapping[str, int]) -> None:
-        self._calls, self._coordinator, self._parts = calls, coordinator, parts
-
-    async def run(self) -> None:
-        """Ask for what there is room for, and workers, until cancelled."""
-        await self._calls.turn(self._ask)
-
-    def _ask(self) -> object:
-        channel = self._coordinator.channel
-        wanted = self._coordinator.next_media(channel)
+    def _ask(self, calls: Calls, coordinator: Coordinator) -> object:
+        channel = coordinator.channel
+        wanted = coordinator.next_media(channel)
         if wanted is None:
             return None
 
@@ -89,17 +77,18 @@ class MediaLoader:
             array("i", [NOT_IN_SLOT]).tobytes(),
             array("i", [ref.num_bytes]).tobytes(),
             [] if ref.row else [Overflow(0, ref.file_id, ref.offset)],
-            part=self._parts[ref.part],
+            part=self._numbers[ref.part],
             is_load=True,
             rows=[ref.row] if ref.row else [],
         )
-        self._calls.submit(request, max_losses=2).then(partial(self._loaded, channel, wanted))
+        calls.submit(request, max_losses=2).then(partial(_loaded, coordinator, channel, wanted))
         return SENT
 
-    def _loaded(self, channel: Channel, wanted: Wanted, reply: Reply | Crashed) -> None:
-        if isinstance(reply, Crashed):
-            self._coordinator.put_media(channel, wanted, RowError(0, reply.code, reply.reason))
-        elif isinstance(reply, Tokenized):
-            self._coordinator.put_media(channel, wanted, reply)
-        else:
-            self._coordinator.fail(channel, Failure(error_of(reply)), overtakes=True)
+
+def _loaded(coordinator: Coordinator, channel: Channel, wanted: Wanted, reply: Reply | Crashed) -> None:
+    if isinstance(reply, Crashed):
+        coordinator.put_media(channel, wanted, RowError(0, reply.code, reply.reason))
+    elif isinstance(reply, Tokenized):
+        coordinator.put_media(channel, wanted, reply)
+    else:
+        coordinator.fail(channel, Failure(error_of(reply)), overtakes=True)

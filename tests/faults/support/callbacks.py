@@ -30,7 +30,7 @@ CALLBACKS: dict[str, Way] = {
     "asyncdata.loader.service:Service._begin": Way(),
     "asyncdata.workers.changes:Look.again": Way(at=(1, 4, 9)),
     f"{READ_AHEAD}.source:Canaries._tokenized": Way(),
-    "asyncdata.loader.loader_media:MediaLoader._loaded": Way({"tokenize_fn": two_phases}, at=(1, 9)),
+    "asyncdata.loader.loader_media:LoaderMedia._ask": Way({"tokenize_fn": two_phases}, at=(1, 9)),
     f"{READ_AHEAD}.mixture:MixtureReadAhead._bytes_limit": Way(source="mix", at=(1, 9)),
     f"{READ_AHEAD}.mixture:MixtureReadAhead.when_awaited": Way({"outcomes": SOLVED}, source="mix"),
     f"{READ_AHEAD}.mixture:MixtureReadAhead._note": Way(source="mix", at=(1, 9)),
