@@ -96,8 +96,7 @@ class OpenedPart:
     """One source of a loader, open, with what it was opened with."""
 
     def __init__(self, opening: Opening, source: OpenedSource) -> None:
-        self.source = source
-        self.windows = source.windows
+        self.source, self.windows = source, source.windows
         self.name, self.function = opening.name, opening.function
         self.calls, self.bad_rows = opening.calls, opening.bad_rows
         self._function_fingerprints: dict[str, str] | None = None

@@ -30,8 +30,6 @@ from asyncdata.workers.base import Crashed, error_of
 from asyncdata.workers.changes import SENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from asyncdata.core.messages import Reply
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Channel, Entry, Exclusions
@@ -68,8 +66,8 @@ class Feed(Protocol):
     @property
     def channel(self) -> Channel: ...
 
-    def when_awaited(self, channel: Channel, decide: Callable[[], object]) -> bool:
-        """Call ``decide`` if a call waits for a sample, and none is left; return whether it does."""
+    def is_awaited(self, channel: Channel) -> bool:
+        """Whether a call waits for a sample, and none is left."""
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
         """A place for at most ``max_rows`` rows; None if there is no room for ``min_rows``."""
@@ -209,9 +207,7 @@ class ReadAhead:
         if channel is not self._coordinator.channel:  # a restart is about to cancel this
             return None
 
-        # Which rows an epoch excludes is decided when a call waits for more than is left of the epoch before.
-        decide = channel.undecided(self._current[0])
-        if decide and (channel.num_rows_in_flight or not self._coordinator.when_awaited(channel, decide)):
+        if not self._is_decided(channel, self._current[0]):
             return None
 
         most = self._most_placed if window.is_placed else self.pacer.num_rows
@@ -223,6 +219,18 @@ class ReadAhead:
         is_over = self._send(window, entry)
         self._read_on(window)
         return SENT if self._row < window.num_rows else is_over
+
+    def _is_decided(self, channel: Channel, epoch: int) -> bool:
+        """Whether it is decided which rows ``epoch`` excludes: once a call waits for more than is left of the last."""
+        outcomes = channel.outcomes
+        if outcomes is None or outcomes.is_decided(epoch):
+            return True
+
+        with self._coordinator.lock:
+            is_time = not channel.num_rows_in_flight and self._coordinator.is_awaited(channel)
+            if is_time:
+                outcomes.decide(epoch)
+        return is_time
 
     @property
     def _most_placed(self) -> int:

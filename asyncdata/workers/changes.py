@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import anyio
 
-from asyncdata.core.callbacks import no_op
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
@@ -29,7 +27,7 @@ class Promise(Generic[T]):
     """
 
     _event: anyio.Event | None = None
-    _then: Callable[[T], object] = staticmethod(no_op)
+    _calls: tuple[Callable[[T], object], ...] = ()
     _value: T | None = None
     _error: Exception | None = None
     is_kept = False
@@ -39,12 +37,12 @@ class Promise(Generic[T]):
         self._value, self._error, self.is_kept = value, error, True
         if self._event is not None:
             self._event.set()
-        if error is None:
-            self._then(cast("T", value))
+        for call in self._calls if error is None else ():
+            call(cast("T", value))
 
     def then(self, call: Callable[[T], object]) -> None:
-        """Call it with the value, as soon as that comes: without a tick of the loop."""
-        self._then = call
+        """Call it with the value, as soon as that comes: without a tick of the loop. The last one is called first."""
+        self._calls = call, *self._calls
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self.is_kept:
@@ -60,15 +58,9 @@ class Asked(Promise[T]):
     """The reply to a request.
 
     :ivar request_id: of the request, from 1 on.
-    :ivar ended: called once the reply was given to who has asked.
     """
 
     request_id = 0
-    ended: Callable[[], object] = staticmethod(no_op)
-
-    def keep(self, value: T | None, error: Exception | None = None) -> None:
-        super().keep(value, error)
-        self.ended()
 
 
 class Look(Promise[T]):
