@@ -55,7 +55,7 @@ class MixtureEngine(Engine):
         parts: list[OpenedPart] = []
         try:
             for leaf, function in zip(source.leaves(), self._function.functions, strict=True):
-                calls = PartCalls(self._executor, len(parts), self._executor.num_parts)
+                calls = PartCalls(self._executor, len(parts))
                 parts.append(self._opened_part(leaf, function, calls))
                 if parts[-1].source.growth is not None:
                     raise ConfigError(f"AD471 part {leaf.name!r} grows, and a part of a mixture cannot: leave it out")

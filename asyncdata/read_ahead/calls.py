@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncdata.core.messages import Reply, Request
-    from asyncdata.workers.base import Crashed, Executor
+    from asyncdata.workers.base import Crashed
     from asyncdata.workers.changes import Asked
+    from asyncdata.workers.pool.pool import Pool
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class Calls:
 
     group: TaskGroup
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Pool) -> None:
         self.executor, self.slots = executor, executor.slots
         self.changes = executor.changes
         self._held: set[int] = set()

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import DeliveryRules, Ledger
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.read_ahead.source import Supply
-    from asyncdata.workers.base import Crashed, Executor
+    from asyncdata.workers.base import Crashed
     from asyncdata.workers.changes import Asked
+    from asyncdata.workers.pool.pool import Pool
 
 T = TypeVar("T")
 _MIN_CAPACITY = 2048
@@ -68,9 +69,9 @@ class PartCalls(Calls):
     :ivar note: called when the part may send more; the mixture sets it.
     """
 
-    def __init__(self, executor: Executor, part: int, num_parts: int) -> None:
+    def __init__(self, executor: Pool, part: int) -> None:
         super().__init__(executor)
-        self.slots = executor.slots.of_part(part, num_parts)
+        self.slots = executor.slots.of_part(part, executor.num_parts)
         self.slots.tell(self.changed)
         self.changes, self.turns = Changes(), Changes()
         self.note: Callable[[], object] = bool

@@ -110,10 +110,16 @@ class Transport(ABC):
 
 
 class Pool:
-    """An executor, as the service runs it; see :class:`~asyncdata.workers.base.Executor` as well.
+    """An executor: runs requests in any order, on any number of workers, in the service's thread.
 
     :param transports: its kinds of workers; workers of the first get work first.
     :param num_parts: parts of the mixture that it serves; each has slots of its own.
+    :ivar slots: which are free.
+    :ivar changes: called after each change that may allow another request to be sent: one is finished, and its caller
+        was told, or it was dropped; a slot became free; the workers changed. An extra call does no harm; a missing one
+        makes a loader hang.
+    :ivar answers_with_samples: whether it is to be asked for the samples with each scan of blocks: workers that share
+        no memory need the text only once then.
     :ivar num_answered: requests that workers have answered.
     :ivar on_submit: called after each :meth:`submit`.
     """
@@ -175,6 +181,7 @@ class Pool:
 
     @property
     def num_workers(self) -> int:
+        """How many requests may run at the same time."""
         return sum(lane.num_workers for lane in self._lanes if lane.max_workers)
 
     def set_num_workers(self, num_workers: int) -> None:
@@ -340,6 +347,11 @@ class Pool:
         return self._memory[slot]
 
     def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Asked[Reply | Crashed]:
+        """Queue a request; its reply comes once, unless :meth:`forget` comes first.
+
+        If a worker is lost while it processes the request, another one gets it. The request is answered with
+        :class:`Crashed` as soon as two workers in succession were lost at the same row, or ``max_losses`` in all.
+        """
         call = self._backlog.submit(request, max_losses)
         self._dispatch()
         self.on_submit()

@@ -67,7 +67,7 @@ class Call(Asked["Reply | Crashed"]):
 
 
 class SimulatedExecutor:
-    """Workers that take random times and die at random, in one thread; as the Executor protocol says."""
+    """Workers that take random times and die at random, in one thread; in the place of a Pool."""
 
     answers_with_samples = False
 
