@@ -24,7 +24,7 @@ from asyncdata.delivery.mixture import NOTHING, Counted, MergeRecord, MixtureSta
 from asyncdata.order.mixture import ScheduleCursor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from asyncdata.core.types import SourceLocation, Tokens
     from asyncdata.delivery.bad_rows import BadRowPolicy
@@ -227,16 +227,14 @@ class PartQueue(Channel):
             yield from ready.num_tokens[start:].tolist()
             start = 0
 
-    def take(self, number: int) -> list[Taken]:
+    def take(self, number: int) -> Iterator[Taken]:
         """Take the next ``number`` available samples, with the rows before each that yielded none."""
-        taken: list[Taken] = []
         while number:
             ready = self._ready[0]
             assert not isinstance(ready, EpochEnd), "these samples are available"
             stop = min(len(ready.samples), self._sample + number)
             number -= stop - self._sample
-            taken.append(self._cut(ready, stop, ready.chunk.num_rows if number else int(ready.rows[stop - 1]) + 1))
-        return taken
+            yield self._cut(ready, stop, ready.chunk.num_rows if number else int(ready.rows[stop - 1]) + 1)
 
     def take_rest(self) -> tuple[list[Taken], EpochEnd | None]:
         """Take the rows that are left of an epoch, or up to the cut, without a further sample; and the epoch's end."""
@@ -460,7 +458,7 @@ class MergedChunk(Chunk):
         self._chunks: list[Chunk] = []
         self._bad_rows: list[tuple[int, BadRow]] = []
 
-    def add(self, part: int, places: Numbers, takes: list[Taken]) -> None:
+    def add(self, part: int, places: Numbers, takes: Iterable[Taken]) -> None:
         """Add what is taken of a part, whose samples have these places in the chunk. What follows them comes last."""
         record = self.record
         places = np.append(places, self.num_samples)

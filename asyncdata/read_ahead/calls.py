@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Reply, Request
     from asyncdata.workers.base import Crashed
-    from asyncdata.workers.changes import Asked
     from asyncdata.workers.pool.pool import Pool
+    from asyncdata.workers.pool.worker import Call
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Calls:
         """Something has changed: a reply came, a slot or a worker is free, there is room."""
         self.changes()
 
-    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Asked[Reply | Crashed]:
+    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Call:
         """Send the request; await what this returns for the reply."""
         return self.executor.submit(request, max_losses)
 

@@ -35,16 +35,15 @@ from asyncdata.workers.changes import Changes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.core.messages import Reply, Request
+    from asyncdata.core.messages import Request
     from asyncdata.delivery.channel import Channel, Entry
     from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import DeliveryRules, Ledger
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.read_ahead.source import Supply
-    from asyncdata.workers.base import Crashed
-    from asyncdata.workers.changes import Asked
     from asyncdata.workers.pool.pool import Pool
+    from asyncdata.workers.pool.worker import Call
 
 T = TypeVar("T")
 _MIN_CAPACITY = 2048
@@ -90,7 +89,7 @@ class PartCalls(Calls):
         self.changes()
         self.note()
 
-    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Asked[Reply | Crashed]:
+    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Call:
         asked = super().submit(replace(request, part=self._part), max_losses)
         asked.then(lambda _: self.changed())  # called last: who asks is told before
         return asked

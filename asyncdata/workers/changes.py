@@ -54,15 +54,6 @@ class Promise(Generic[T]):
         return cast("T", self._value)
 
 
-class Asked(Promise[T]):
-    """The reply to a request.
-
-    :ivar request_id: of the request, from 1 on.
-    """
-
-    request_id = 0
-
-
 class Look(Promise[T]):
     """A coroutine that waits until ``look`` finds something but :data:`SENT`; it may send what it finds."""
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncdata.workers.changes import Asked
 
 _MAX_REQUESTS = 2
 """Requests that a worker has at a time: one to work on, and one queued, so that it never waits for the next one."""
@@ -346,7 +345,7 @@ class Pool:
 
         return self._memory[slot]
 
-    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Asked[Reply | Crashed]:
+    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Call:
         """Queue a request; its reply comes once, unless :meth:`forget` comes first.
 
         If a worker is lost while it processes the request, another one gets it. The request is answered with

@@ -17,7 +17,7 @@ from asyncdata.core.errors import WorkerError, is_shortage
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed, Reply, Request, Short
 from asyncdata.workers.base import WorkerState
-from asyncdata.workers.changes import Asked
+from asyncdata.workers.changes import Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -182,8 +182,8 @@ class Health:
         return MAX_WAIT_S if wait_s is None else wait_s
 
 
-class Call(Asked["Reply | Crashed"]):
-    """A request under way.
+class Call(Promise["Reply | Crashed"]):
+    """A request under way: await its reply, or have a function called with it.
 
     :ivar is_wanted: whether its reply is.
     :ivar num_losses: workers that were lost while they processed it.

@@ -29,7 +29,7 @@ from asyncdata.core.messages import Tokenized
 from asyncdata.loader.service import Service
 from asyncdata.tokenization.base import open_tokenize_fn
 from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
-from asyncdata.workers.changes import Asked, Changes
+from asyncdata.workers.changes import Changes, Promise
 from asyncdata.workers.request_handler import Handler
 from tests.faults.support.liveness import SimulatedThreads, Watcher
 
@@ -61,7 +61,7 @@ class WorkerKilled(Exception):  # noqa: N818 - it stands for a signal
     """What a tokenize function raises in place of bringing down its worker."""
 
 
-class Call(Asked["Reply | Crashed"]):
+class Call(Promise["Reply | Crashed"]):
     def __init__(self, request_id: int, request: Request, generation: int) -> None:
         self.request_id, self.request, self.generation = request_id, request, generation
 
