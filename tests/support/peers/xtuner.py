@@ -45,6 +45,10 @@ class Rows:
         return Numbered()({"number": self.first + int(row), "tokens": int(self.num_tokens[row])})
 
 
+class Pictured(Rows):
+    """One that XTuner takes for a data set with pictures."""
+
+
 class Mesh:
     """A mesh of ranks, seen from one of them."""
 
@@ -69,11 +73,18 @@ def dataset_of(folder: Path, lengths: list[list[int]], settings: dict[str, Any])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "_get_mmap_dir", lambda: folder)
         patch.setattr(packing, "tqdm", lambda items, **_: items)
-        if settings["kind"] == "hard":
-            return packing.HardPackDataset(sets, settings["max_length"], **shared)
+        kind, shared["pack_max_length"] = settings["kind"], settings["max_length"]
+        if kind in ("hard", "legacy"):
+            return vars(packing)["HardPackDataset" if kind == "hard" else "_LegacySoftPackDataset"](sets, **shared)
 
         shared |= {"pack_extra_buffer_size": settings["lookahead"], "pack_chunk_size": settings["slice_samples"]}
-        return packing.ExpandSoftPackDataset(sets, pack_workers=1, pack_max_length=settings["max_length"], **shared)
+        if kind == "expand_soft":
+            return packing.ExpandSoftPackDataset(sets, pack_workers=1, **shared)
+
+        patch.setattr(packing, "VLMJsonlDataset", Pictured)
+        for one, of_one in zip(sets, kind, strict=True):
+            one.__class__ = Pictured if of_one == "expand_soft" else Rows
+        return packing.MLLMPretrainHybridPackDataset(sets, pack_workers=1, **shared)
 
 
 def runs_of(tokens: list[int]) -> str:
