@@ -18,6 +18,7 @@ import numpy as np
 
 from asyncdata.batching.packers import Packing
 from asyncdata.batching.packs import Counts, Pack, Packs, Positive
+from asyncdata.batching.preset_packing import PresetPacking
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 from asyncdata.order.order import TorchGenerator
@@ -189,8 +190,8 @@ class XTunerPacking(Description, frozen=True, kw_only=True):
         return added
 
 
-LoaderPacking = Packing | XTunerPacking
-"""What a loader takes as its packing: XTuner's opens no packer, it plans."""
+LoaderPacking = Packing | XTunerPacking | PresetPacking
+"""What a loader takes as its packing: the last two open no packer, they plan."""
 
 
 def proxy_cost(lengths: Integers) -> Floats:
