@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from asyncdata.batching.packs import Counts, Packs, Positive
+from asyncdata.batching.packs import Counts, OfPacks, Packs, Positive
 from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.settings import Description
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.packs import Int32, Int64
 
 
-class PresetPacking(Description, frozen=True, kw_only=True):
+class PresetPacking(OfPacks, frozen=True, kw_only=True):
     """Packs and their order, as XTuner's ``pack_level="preset"`` and ``sampler_type="preset"`` have them.
 
     Every epoch has the same packs in the same order, which is cut to whole steps. A row is numbered by its line, so

@@ -17,10 +17,9 @@ import msgspec
 import numpy as np
 
 from asyncdata.batching.packers import Packing
-from asyncdata.batching.packs import Counts, Pack, Packs, Positive
+from asyncdata.batching.packs import Counts, OfPacks, Pack, Packs, Positive
 from asyncdata.batching.preset_packing import PresetPacking
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.settings import Description
 from asyncdata.order.order import TorchGenerator
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -31,7 +30,7 @@ Kind = Literal["expand_soft", "hard", "legacy"]
 _COST_UNIT = 128
 
 
-class XTunerPacking(Description, frozen=True, kw_only=True):
+class XTunerPacking(OfPacks, frozen=True, kw_only=True):
     """A plan that is the one of XTuner v1 for the same lengths, settings and seed.
 
     :ivar max_length: its ``pack_max_length``.

@@ -191,7 +191,7 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
         raise ConfigError(f"{kind.__name__} cannot be made of the settings {settings}: {error}") from error
 
 
-def loader_of(args: SimpleNamespace, **knobs: Any) -> DataLoader[Any]:
+def loader_of(args: SimpleNamespace, **knobs: Any) -> DataLoader[Any, Any]:
     """The loader that the options describe, not yet started. ``--loader`` precedes ``knobs``."""
     given: dict[str, Any] = {}
     for name, path in _KNOBS.items():

@@ -76,7 +76,7 @@ def test_batches_are_xtuners(tmp_path, case):
     packs = [
         [Document(np.array(ids, np.int32), np.array(labels)) for ids, labels in pack] for pack in case.given["packs"]
     ]
-    items = XTunerCollator(**case.given["settings"], shift="pack", overlong="truncate", output="tensors")(packs)
+    items = XTunerCollator(**case.given["settings"], shift="pack", truncate_packs=True, output="tensors")(packs)
     assert batch_of(items) == case.delivered(tmp_path)
 
 
@@ -104,7 +104,7 @@ def test_batches_with_pictures_are_xtuners(tmp_path, case):
     pytest.importorskip("PIL")
     family, settings, packs = case.given.values()
     expected = case.delivered(tmp_path)
-    collate = XTunerCollator(**settings, shift="pack", overlong="truncate", output="tensors")
+    collate = XTunerCollator(**settings, shift="pack", truncate_packs=True, output="tensors")
     ours = "QwenPictures" if family == "qwen3_vl" else "InternTiles"
     functions = [f"tests.support.xtuner_pictures:{ours}"]
     if family == "qwen3_vl" and folder_of("xtuner"):
@@ -126,7 +126,7 @@ def test_a_sequence_context_is_an_object_of_xtuners(monkeypatch):
 
 
 def loader_of(folder, rank, given):
-    collate = {"max_length": given["settings"]["max_length"], "shift": "pack", "overlong": "truncate"}
+    collate = {"max_length": given["settings"]["max_length"], "shift": "pack", "truncate_packs": True}
     return DataLoader(
         [str(path) for path in sorted(folder.glob("*.jsonl"))],
         tokenize_fn=XTunerTokenizeFn("tests.support.xtuner_fns:Numbered"),

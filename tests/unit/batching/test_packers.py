@@ -29,7 +29,7 @@ soft_packings = st.builds(
     st.sampled_from([1, 1, 3]),
     window_samples=st.integers(1, 12),
     window_tokens=st.none() | st.integers(1, 60),
-    overlong=st.sampled_from(["drop", "truncate"]),
+    overlong=st.sampled_from(["drop", "truncate_right"]),
 )
 hard_packings = st.builds(HardPacking, max_length=st.integers(1, 30), keep_tail=st.booleans())
 streams = st.lists(st.integers(1, 4) | st.integers(0, 40), max_size=120)
@@ -46,7 +46,7 @@ def kept_of(packing, lengths):
     multiple, kept = packing.segment_multiple_of, []
     for number, length in enumerate(lengths):
         stop = min(length, packing.max_length)
-        if length and (packing.overlong == "truncate" or length <= packing.max_length):
+        if length and (packing.overlong == "truncate_right" or length <= packing.max_length):
             kept.append(Waiting(number, -(-stop // multiple) * multiple, stop))
     return kept
 
