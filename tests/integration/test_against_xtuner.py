@@ -232,7 +232,8 @@ def test_a_preset_needs_every_row_and_a_state_is_of_its_packs_wherever_they_lie(
     with preset_loader(tmp_path, PRESET, packing=PresetPacking(**other)) as loader:
         loader.load_state_dict(state)
         assert packs_of(loader, 1) == ["0:0-3 1:2-5"]
-    with preset_loader(tmp_path, PRESET | {"order": [0, 1]}) as loader, pytest.raises(SnapshotMismatchError, match="AD603"):
+    other = PRESET | {"order": [0, 1]}
+    with preset_loader(tmp_path, other) as loader, pytest.raises(SnapshotMismatchError, match="AD603"):
         loader.load_state_dict(state)
     write_rows(jsonl_file, [[5, 6, 7, 0]])
     with preset_loader(tmp_path, PRESET) as loader, pytest.raises(ConfigError, match="AD453 .* 1 of 4 rows are no sam"):
