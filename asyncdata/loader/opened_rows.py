@@ -21,7 +21,7 @@ from asyncdata.delivery.bad_rows import without_text
 from asyncdata.loader.opened_source import OpenedSource, Opening, with_block_cache
 from asyncdata.order.order import RowOrder
 from asyncdata.order.shuffle import RowShuffle
-from asyncdata.read_ahead.row_index.builder import Indexer
+from asyncdata.read_ahead.row_index.builder import Indexer, SharedIndexer
 from asyncdata.read_ahead.row_index.index_file import IndexFile, hold_rows, make_room
 from asyncdata.read_ahead.row_index.row_index import RowIndex
 from asyncdata.read_ahead.windows.indexed_windows import IndexedWindows
@@ -175,8 +175,6 @@ class _IndexedSource:
         settings = files, self._opening.calls, self._index, check, self._file(), self._pass_over
         if not self._is_shared:
             return Indexer(*settings, shows_rows=excerpts)
-
-        from asyncdata.read_ahead.row_index.shared_builder import SharedIndexer
 
         return SharedIndexer(
             *settings,

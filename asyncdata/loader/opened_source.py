@@ -10,8 +10,7 @@ import msgspec
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.files import cache_folder, check_ours
 from asyncdata.core.messages import BlockCacheSpec, Job
-from asyncdata.read_ahead.canaries import Canaries
-from asyncdata.read_ahead.source import Supply
+from asyncdata.read_ahead.source import Canaries, Supply
 from asyncdata.read_ahead.windows.base import Windows
 from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
 from asyncdata.sources.base import Blocks, Files

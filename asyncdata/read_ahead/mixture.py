@@ -25,13 +25,13 @@ from msgspec.structs import replace
 
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.delivery.items import Failure
-from asyncdata.delivery.merger import Merger
+from asyncdata.delivery.merger import Merger, PartQueue, ReadyAhead
 from asyncdata.delivery.mixture import PartCursor
-from asyncdata.delivery.part_queue import PartQueue, ReadyAhead
 from asyncdata.order.mixture import shares_of
-from asyncdata.read_ahead.calls import Calls, Changes
+from asyncdata.read_ahead.calls import Calls
 from asyncdata.read_ahead.source import ReadAhead
 from asyncdata.workers.base import MAX_LOSSES
+from asyncdata.workers.changes import Changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import DeliveryRules, Ledger
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.read_ahead.source import Supply
-    from asyncdata.workers.base import Crashed, Executor, OnReply
+    from asyncdata.workers.base import Crashed, Executor
+    from asyncdata.workers.changes import Asked
 
 T = TypeVar("T")
 _MIN_CAPACITY = 2048
@@ -72,7 +73,7 @@ class PartCalls(Calls):
         super().__init__(executor)
         self.slots = executor.slots.of_part(part, num_parts)
         self.slots.tell(self.changed)
-        self.turns = Changes()
+        self.changes, self.turns = Changes(), Changes()
         self.note: Callable[[], object] = bool
         self._part = part
 
@@ -89,13 +90,10 @@ class PartCalls(Calls):
         self.changes()
         self.note()
 
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
-        request = replace(request, part=self._part)
-        return self.executor.submit(request, partial(self._answered, on_reply), max_losses)
-
-    def _answered(self, on_reply: OnReply, reply: Reply | Crashed) -> None:
-        on_reply(reply)
-        self.changed()
+    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Asked[Reply | Crashed]:
+        asked = super().submit(replace(request, part=self._part), max_losses)
+        asked.ended = self.changed
+        return asked
 
     async def turn(self, look: Callable[[], T | None]) -> T:
         """What ``look`` finds that is not None; it is called only when it is the part's turn."""
@@ -263,6 +261,7 @@ class MixtureReadAhead:
         async with anyio.create_task_group() as group:
             for part in self._parts:
                 group.start_soon(part.reading.run)
+            group.start_soon(self._calls.changes.until, self._ask_due)
             while True:
                 try:
                     await self._calls.changes.until(self._merge)
@@ -276,7 +275,6 @@ class MixtureReadAhead:
     def changed(self) -> None:
         """A request was answered, a worker is free, there is room: merge, and let parts send."""
         self._calls.changes()
-        self._ask_due()
 
     def _note_and_ask(self, number: int) -> None:
         self._note(number)

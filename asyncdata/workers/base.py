@@ -15,13 +15,13 @@ from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.messages import NO_SLOT, Failed, Reply, Request, Scan, Short
 
 if TYPE_CHECKING:
-    OnReply = Callable[["Reply | Crashed"], None]
+    from asyncdata.workers.changes import Asked, Changes
 
 
 class Crashed(NamedTuple):
     """Instead of a reply: too many workers were lost while they processed the request.
 
-    Its slot stays in use until ``on_reply`` returns, so that the same rows can be requested again.
+    Its slot stays in use until who asked was told, so that the same rows can be requested again.
 
     :ivar code: ``AD422`` (hung) or ``AD423`` (died).
     :ivar row: the row of the request that the last two workers processed; None if that is not known.
@@ -101,9 +101,13 @@ class Executor(Protocol):
     :ivar num_workers: how many requests may run at the same time.
     :ivar answers_with_samples: whether it is to be asked for the samples with each scan of blocks: workers that share
         no memory need the text only once then.
+    :ivar changes: called after each change that may allow another request to be sent: one is finished, and its caller
+        was told, or it was dropped; a slot became free; the workers changed. An extra call does no harm; a missing one
+        makes a loader hang.
     """
 
     slots: Slots
+    changes: Changes
 
     @property
     def num_workers(self) -> int: ...
@@ -115,16 +119,8 @@ class Executor(Protocol):
         """The bytes of ``slot``, to fill it in this process. Any thread may call this."""
         ...
 
-    def watch(self, on_change: Callable[[], object]) -> None:
-        """Call ``on_change`` after each change that may allow another request to be sent.
-
-        Such changes are: a request is finished, and its ``on_reply`` has returned or its reply was dropped; a slot
-        became free; the workers changed. An extra call does no harm; a missing call makes a loader hang.
-        """
-        ...
-
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
-        """Queue a request, and return its id; ``on_reply`` is called once, unless :meth:`forget` comes first.
+    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Asked[Reply | Crashed]:
+        """Queue a request; its reply comes once, unless :meth:`forget` comes first.
 
         If a worker is lost while it processes the request, another one gets it. The request is answered with
         :class:`Crashed` as soon as two workers in succession were lost at the same row, or ``max_losses`` in all.

@@ -26,8 +26,9 @@ from asyncdata.core.messages import (
 )
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.order.order import ROWS_PER_WINDOW, RowOrder, Share, row_of_epoch
-from asyncdata.read_ahead.calls import Calls, Promise
+from asyncdata.read_ahead.calls import Calls
 from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
+from asyncdata.workers.changes import Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
