@@ -445,8 +445,8 @@ class Coordinator:
         rollouts = self._state.ledger.rollouts
         return self.rules.commit_on_ack or (rollouts is not None and rollouts.tracked)
 
-    def set_rollouts(self, rollouts: Rollouts) -> None:
-        """Groups are tracked from now on, or the policy has another version."""
+    def set_rollouts(self, rollouts: Rollouts | None) -> None:
+        """Groups are tracked from now on, the policy has another version, or what was out waits in the buffer."""
         with self._lock:
             self._chooser.refuse_calls()
             self._state = State(self._judged(_structs.replace(self.ledger, rollouts=rollouts)))

@@ -344,7 +344,9 @@ class Engine:
             raise
 
         ledger = match.ledger
-        self.service.restart(partial(self._taking, match, ledger), match.canaries)
+        with self.coordinator.lock:
+            self.service.restart(partial(self._taking, match, ledger), match.canaries)
+            self.coordinator.set_rollouts(ledger.rollouts)  # what was out waits in the buffer now, and may be too old
         self._restored_epoch, self._restored = self.epoch, self._delivered()
         _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))
         return match.keeps_place

@@ -113,6 +113,7 @@ class PlannedRows:
         if not index.num_rows:
             raise index.no_samples()
 
+        plan.refuse_numbers(index.num_rows, index.num_found)
         request = self._order.request_packs(index.num_tokens, index.rows_of_files, epoch, index.costs)
         packs = packs_of(await self._calls.ask(request, Packed))
         if packs.num_packs == 0:

@@ -202,7 +202,7 @@ def test_a_loaders_samples_have_these_labels_and_its_packs_train_them(jsonl_file
         return {"tokens": [5, 6, 7], "loss_mask": [0, 1, 1], "kind": "x"}
 
     path = str(jsonl_file([{"a": 1}]))
-    packs = {"packing": asyncdata.SoftPacking(max_length=4), "collate_fn": asyncdata.PackedCollator(), "batch_size": 1}
+    packs = {"packing": asyncdata.SoftPacking(max_length=3), "collate_fn": asyncdata.PackedCollator(), "batch_size": 1}
     with DataLoader(path, tokenize_fn=answer_only, **INLINE) as loader:
         (sample,) = loader.get_next_batch(1)
     with DataLoader(path, tokenize_fn=answer_only, **packs, **INLINE) as loader:
