@@ -377,7 +377,7 @@ STOPS: dict[str, tuple[list[int], Knobs, type[Exception], str]] = {
         [100, 200, 300],
         {"packing": SoftPacking(max_length=64, overlong="drop")},
         NoSamplesError,
-        "AD401 epoch 0: no sample could be packed: 3 by overlong",
+        "AD401 epoch 0: no sample could be packed: 3 by overlong; give the packing a larger max_length",
     ),
     **{
         f"none has a token, {name}": ([0] * 30, knobs, NoSamplesError, "AD401")

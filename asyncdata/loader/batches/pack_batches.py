@@ -359,7 +359,8 @@ def _num_until(samples: list[Sample], last: Place | None) -> int:
 def _nothing_kept(progress: OnlineProgress) -> str:
     """The message for an epoch without a pack: all later epochs would be the same."""
     dropped = ", ".join(f"{number} by {reason}" for reason, number in sorted(progress.counts.samples.items()))
-    return f"AD401 epoch {progress.epoch}: no sample could be packed: {dropped or 'there was none'}"
+    way_out = "; give the packing a larger max_length" if "overlong" in progress.counts.samples else ""
+    return f"AD401 epoch {progress.epoch}: no sample could be packed: {dropped or 'there was none'}{way_out}"
 
 
 # Packs that were planned. D is the packs' rows in their order, so a batch is a slice of D.
