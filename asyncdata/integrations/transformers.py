@@ -211,18 +211,21 @@ def _of_this_rank(trainer: Any, loader: DataLoader[Any, Any] | StatefulDataLoade
             f"Ranks(rank={rank}, world_size={world_size})"
         )
 
-    return loader if isinstance(loader, StatefulDataLoader) else StatefulDataLoader(loader)
+    made = loader if isinstance(loader, StatefulDataLoader) else StatefulDataLoader(loader)
+    if made.is_packed and _parallelism(trainer, "cp_size") > 1:
+        raise ConfigError(
+            "the trainer has context parallelism, which keeps no boundaries in a sequence: the documents of a pack "
+            "would attend to each other. Leave out packing=, or set cp_size=1"
+        )
+
+    return made
 
 
 def _data_parallel(trainer: Any) -> tuple[int, int]:
     """The trainer's data-parallel rank, and their number. Successive processes of tensor and context parallelism get
     the same data. Up to transformers 5.10 a trainer does not know the tensor parallelism of accelerate.
     """
-    of_accelerate = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
-    tp, cp, sp = (
-        max(getattr(trainer, f"get_{name}", lambda: 1)(), getattr(of_accelerate, name, 1))
-        for name in ("tp_size", "cp_size", "sp_size")
-    )
+    tp, cp, sp = (_parallelism(trainer, name) for name in ("tp_size", "cp_size", "sp_size"))
     if sp > 1:
         raise ConfigError(
             f"the trainer has sequence parallelism (sp_size={sp}): it holds batches that it has not trained on, which "
@@ -230,6 +233,11 @@ def _data_parallel(trainer: Any) -> tuple[int, int]:
         )
 
     return trainer.args.process_index // (tp * cp), trainer.args.world_size // (tp * cp)
+
+
+def _parallelism(trainer: Any, name: str) -> int:
+    of_accelerate = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
+    return max(getattr(trainer, f"get_{name}", lambda: 1)(), getattr(of_accelerate, name, 1))
 
 
 def _attach_evaluation(trainer: Any, loaders: Mapping[str | None, Loader]) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
-from asyncdata import DataLoader, PreferenceCollator, PreferenceTokenizeFn, RowFn, RowShuffle
+from asyncdata import DataLoader, PreferenceCollator, PreferenceTokenizeFn, RowFn, RowShuffle, SoftPacking
 from asyncdata.errors import ConfigError, SnapshotError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -261,6 +261,12 @@ def test_with_max_steps_the_epoch_of_the_log_is_that_of_the_data_also_after_a_re
 def test_arguments_that_cannot_work_are_refused(loader, settings, given, message):
     with pytest.raises(ConfigError, match=message):
         attached(loader, given, **settings)
+
+
+def test_packs_under_context_parallelism_are_refused(rows):
+    with DataLoader(rows, packing=SoftPacking(max_length=8), batch_size=1, num_workers=0, tokenize_fn=len) as packed:
+        with pytest.raises(ConfigError, match="context parallelism, which keeps no boundaries .* Leave out packing="):
+            attached(packed, world_size=2, cp=2)
 
 
 def test_an_epoch_without_a_batch_is_refused(jsonl_file):
