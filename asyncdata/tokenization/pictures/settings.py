@@ -67,10 +67,19 @@ class Processor(Description, frozen=True):
                     "without scheme, path and patterns"
                 )
 
-    def keys(self, ignored: Collection[str]) -> dict[str, str]:
-        """``{field: key}`` of what a row may have beside its chat."""
-        reads_both = self.images_key == "images" and "image" not in ignored
-        return {"images": self.images_key, **({"image": "image"} if reads_both else {})}
+    def keys(self, kinds: Collection[str], ignored: Collection[str]) -> dict[str, str]:
+        """``{field: key}`` of what a row may have beside its chat, by two names for each of these kinds."""
+        found = {}
+        for kind in kinds:
+            many = f"{kind}s"
+            found[many] = self.key_of(kind)
+            if found[many] == many and kind not in ignored:
+                found[kind] = kind
+        return found
+
+    def key_of(self, kind: str) -> str:
+        """The key of a row's media of this kind."""
+        return str(getattr(self, f"{kind}s_key", f"{kind}s"))
 
     def config(self, tokenizer: str, revision: str | None) -> ProcessorConfig:
         """What the files of the processor say.
@@ -140,6 +149,11 @@ class ProcessorConfig:
     def is_qwen(self) -> bool:
         """Whether pixels are patches with a grid, and tokens have three positions."""
         return self.family in _QWEN
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of media that it takes."""
+        return ("image",)
 
     @property
     def types_name(self) -> str:
