@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -69,7 +70,11 @@ class _Pictured(RowTokenizer):
         kinds, texts = [each.medium.kind for each in planned], [each.text for each in planned]
         text, blocks = expanded(draft.text, draft.blocks, self._processor.marks, kinds, texts)
         drafts = [draft._replace(text=text, blocks=blocks)]
-        return found._replace(drafts=drafts, of=planned, notes=found.notes + places.notes)
+        return found._replace(
+            drafts=drafts,
+            of=planned,
+            notes=found.notes + places.notes + tuple(chain.from_iterable(each.notes for each in planned)),
+        )
 
     def thumbnails(self, raw: Buffer) -> list[tuple[str, str]]:
         """Small copies of the pictures of a row that yields a sample."""

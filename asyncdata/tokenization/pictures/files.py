@@ -91,6 +91,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _BYTES = ("bytes", "base64", "data")
 _SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
 _SETTINGS = {"image": _SIZES}
+_OF_KINDS = {"audio": ("input_audio", "array")}
 _BASE64 = re.compile(
     r"(?=.{64})(?=iVBORw0KGgo|/9j/|R0lGOD|UklGR|SUkqA|TU0AK|.{1024})[A-Za-z0-9+/\s]+={0,2}\s*", re.DOTALL
 )
@@ -122,18 +123,21 @@ def named_medium(kind: str, value: Any, name: str, settings: Processor) -> Mediu
     :raises RowFault: AD457, for anything else.
     """
     if isinstance(value, dict):
-        keys = (kind, f"{kind}_url", "url", "path", "source", *_BYTES)
+        keys = (kind, f"{kind}_url", *_OF_KINDS.get(kind, ()), "url", "path", "source", *_BYTES)
         given = [(key, value[key]) for key in keys if value.get(key)]
         if not given:
             raise RowFault(
                 "AD457", f"{name} is an object of {', '.join(map(ascii, value)) or 'nothing'}; need one of {keys}"
             )
 
-        if sized := [key for key in _SETTINGS[kind] if value.get(key)]:
+        if sized := [key for key in _SETTINGS.get(kind, ()) if value.get(key)]:
             way_out = f"the processor's files say it for all {NOUNS[kind]}s"
             raise RowFault("AD457", f"{name} has {sized[0]!r}, which is not read: leave it out; {way_out}")
 
         key, inner = min(given, key=lambda item: item[0] not in _BYTES)
+        if key == "array":
+            return Medium(kind, name, value=value)
+
         return (
             Medium(kind, name, data=_decoded(inner, name), value=value)
             if key in _BYTES

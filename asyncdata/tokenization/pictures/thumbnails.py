@@ -32,11 +32,12 @@ def thumbnails_of(planned: Sequence[Planned], num_tokens: Sequence[int], setting
         facts = [picture.path or picture.name]
         address = ""
         try:
-            image = turned(picture, settings)
-            facts.append(f"{image.width} x {image.height} pixels")
-            image.thumbnail((_MAX_SIDE, _MAX_SIDE))
-            image.save(written := io.BytesIO(), "JPEG", quality=_QUALITY)
-            address = f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
+            if picture.kind == "image":
+                image = turned(picture, settings)
+                facts.append(f"{image.width} x {image.height} pixels")
+                image.thumbnail((_MAX_SIDE, _MAX_SIDE))
+                image.save(written := io.BytesIO(), "JPEG", quality=_QUALITY)
+                address = f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
         except RowFault as fault:
             facts.append(f"{fault.code} {fault.reason}")
         if each.grid is not None:

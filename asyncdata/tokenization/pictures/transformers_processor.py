@@ -15,6 +15,7 @@ import numpy as np
 from asyncdata.core.imports import missing_package
 from asyncdata.tokenization.pictures.files import Medium, size_of, turned
 from asyncdata.tokenization.pictures.settings import GRID, MROPE, Processor, ProcessorConfig
+from asyncdata.tokenization.pictures.transformers_sounds import OpenSounds, processor_of_sounds
 from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:
@@ -31,12 +32,14 @@ class Planned(NamedTuple):
     :ivar text: what stands for it in the tokenized text.
     :ivar counts: how many values of each column of the phase ``load`` it has.
     :ivar grid: for Qwen: patches in time, height and width.
+    :ivar notes: of its row.
     """
 
     medium: Medium
     text: str
     counts: dict[str, int]
     grid: tuple[int, int, int] | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Kind(ABC):
@@ -68,6 +71,26 @@ class Kind(ABC):
 
         :raises RowFault: if it cannot be decoded, or is another than by its header.
         """
+
+
+class Sounds(Kind):
+    """Sounds, each alone."""
+
+    number = 3
+
+    def __init__(self, settings: Processor, config: ProcessorConfig, processor: Any) -> None:
+        self._sounds = OpenSounds(settings, config, processor)
+        self.mark = self.token = processor.audio_token
+
+    def plan(self, medium: Medium) -> Planned:
+        found = self._sounds.plan(medium)
+        return Planned(medium, found.text, found.counts, notes=found.notes)
+
+    def light(self, planned: Sequence[Planned]) -> dict[str, Array]:
+        return self._sounds.light([each.counts for each in planned])
+
+    def load(self, planned: Planned) -> dict[str, Array]:
+        return self._sounds.load(planned.medium)
 
 
 class Pictures(Kind):
@@ -126,9 +149,13 @@ class OpenProcessor:
     def __init__(self, settings: Processor, config: ProcessorConfig) -> None:
         self._config = config
         processor = _made(config)
-        self.kinds: dict[str, Kind] = {"image": Pictures(settings, config, processor)}
+        self.kinds: dict[str, Kind] = {}
+        if "image" in config.kinds:
+            self.kinds["image"] = Pictures(settings, config, processor)
+        if "audio" in config.kinds:
+            self.kinds["audio"] = Sounds(settings, config, processor)
         self._columns: dict[str, Column] = {column.name: column for column in config.columns(settings.dtype)}
-        self._merge = int(getattr(processor.image_processor, "merge_size", 1))
+        self._merge = int(getattr(getattr(processor, "image_processor", None), "merge_size", 1))
         ids = processor.tokenizer.convert_tokens_to_ids
         self._numbers = {ids(kind.token): kind.number for kind in self.kinds.values()}
 
@@ -163,6 +190,8 @@ class OpenProcessor:
         values |= self._light(planned)
         if self._config.is_qwen:
             values[MROPE] = mrope(types, _grids(planned), self._merge)
+        elif MROPE in self._columns:  # sounds are counted as text is
+            values[MROPE] = mrope(types, _grids([]), self._merge)
         columns = {
             self._columns[name].key: self._columns[name].encode(array, len(types)) for name, array in values.items()
         }
@@ -200,6 +229,9 @@ def _grids(planned: Sequence[Planned]) -> Array:
 
 def _made(config: ProcessorConfig) -> Any:
     """The processor, without what it has for videos, which would need torchvision."""
+    if "audio" in config.kinds:
+        return processor_of_sounds(config)
+
     try:
         import transformers
 

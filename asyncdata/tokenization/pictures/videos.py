@@ -172,7 +172,9 @@ def frames_of(video: Medium, header: Header, indices: Sequence[int], settings: P
 def _fitting(pixels: Array, header: Header, what: str) -> Array:
     if pixels.shape != (header.height, header.width, 3):
         size = f"{header.width} x {header.height}"
-        raise RowFault("AD457", f"{what} has a frame of {pixels.shape[1]} x {pixels.shape[0]}, and its first has {size}")
+        raise RowFault(
+            "AD457", f"{what} has a frame of {pixels.shape[1]} x {pixels.shape[0]}, and its first has {size}"
+        )
 
     return pixels
 
