@@ -160,6 +160,14 @@ def test_a_sound_may_be_named_in_all_ways_that_people_have(tmp_path, folders, so
     assert np.array_equal(sample.columns["input_features"], found[0].columns["input_features"])
 
 
+def test_a_setting_of_sounds_is_in_the_fingerprint_if_it_is_no_default(folders):
+    folder = folders["gemma4"]
+    made = [Processor(), Processor(long_sounds="refuse"), Processor(long_sounds="cut"), Processor(audios_key="voices")]
+    digests = [ChatTokenizeFn(folder, processor=each).settings_digest() for each in made]
+    assert digests[0] == digests[1]
+    assert len({*digests}) == 3
+
+
 def streamed(tmp_path, sound):
     """A FLAC file as a program writes it that does not know its length: 0 samples in its header."""
     path = write_sound(tmp_path / "streamed.flac")
@@ -237,6 +245,11 @@ BAD = {
         "AD130.*a turn .*'audio' beside its content",
     ),
     "a picture": (lambda *_: asks({"type": "image", "image": "a.png"}), {}, "AD130.*'image', which is not supported"),
+    "an unread column": (
+        lambda _, sound: asks() | {"audio": sound},
+        {"audios_key": "voices"},
+        "AD130 .*'audio', which is not read: Processor.audios_key='voices'. names",
+    ),
     "two columns": (
         lambda _, sound: asks(audio("")) | {"audio": sound, "audios": [sound]},
         {},

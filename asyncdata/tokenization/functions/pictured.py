@@ -55,9 +55,9 @@ class _Pictured(RowTokenizer):
         try:
             return super()._read(raw, fields)
         except MediaFault as fault:
-            key = self._settings.images_key
-            way_out = f"Processor(images_key={key!r}) names the key of pictures; a function of two phases loads videos"
-            reason = f"{fault.what}, which is not read: {way_out} and sounds; ignore_keys= leaves a key out"
+            keys = ", ".join(f"{kind}s_key={self._settings.key_of(kind)!r}" for kind in self._processor.kinds)
+            way_out = f"Processor({keys}) names the key of what is read; a function of two phases loads other media"
+            reason = f"{fault.what}, which is not read: {way_out}; ignore_keys= leaves a key out"
             raise RowFault("AD130", reason, raw) from None
 
     def planned(self, found: Drafting, places: Places) -> Drafting:

@@ -37,6 +37,7 @@ _TYPES = {"Gemma3Processor": "token_type_ids", "Gemma3nProcessor": "token_type_i
 _TYPES |= dict.fromkeys(("InternVLProcessor", "Qwen2AudioProcessor", _OMNI), "")
 _FAMILIES = (*_QWEN, "InternVLProcessor", "Gemma3Processor", *_SOUNDS)
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
+_ADDED = ("audios_key", "max_samples", "long_sounds")
 _FILES = ("processor_config.json", "preprocessor_config.json")
 
 
@@ -114,6 +115,11 @@ class Processor(Description, frozen=True):
     def columns(self, tokenizer: str, revision: str | None) -> tuple[Column, ...]:
         """What samples have beside their tokens."""
         return self.config(tokenizer, revision).columns(self.dtype)
+
+    @property
+    def unset(self) -> list[str]:
+        """The settings that were added later, and are their defaults: they are not in fingerprints."""
+        return [name for name in _ADDED if getattr(self, name) == getattr(Processor(), name)]
 
     def named(self, tokenizer: str, revision: str | None) -> Processor:
         """The same, named by what its files say, and not by where they are."""
