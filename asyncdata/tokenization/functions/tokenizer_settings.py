@@ -157,7 +157,7 @@ def _changed_settings(settings: msgspec.Struct) -> dict[str, Any]:
         default = field.default if make is msgspec.NODEFAULT else make()
         if type(value) is not type(default) or value != default:
             found = changed[field.encode_name] = msgspec.to_builtins(value)
-            for name in getattr(value, "unset", ()):
+            for name in getattr(value, "unset", list)():
                 del found[name]
     return changed
 

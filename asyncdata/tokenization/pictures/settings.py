@@ -116,7 +116,6 @@ class Processor(Description, frozen=True):
         """What samples have beside their tokens."""
         return self.config(tokenizer, revision).columns(self.dtype)
 
-    @property
     def unset(self) -> list[str]:
         """The settings that were added later, and are their defaults: they are not in fingerprints."""
         return [name for name in _ADDED if getattr(self, name) == getattr(Processor(), name)]

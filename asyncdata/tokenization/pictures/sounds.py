@@ -124,7 +124,7 @@ def _sound_file(what: str, file: Any) -> Any:
         return soundfile.SoundFile(file.fileno(), closefd=False)
     except soundfile.LibsndfileError as error:
         way_out = "WAV, FLAC, Ogg (Vorbis, Opus), MP3 and AIFF are read; convert others, such as M4A"
-        raise RowFault("AD457", f"{what} cannot be read: {error}; {way_out}") from None
+        raise RowFault("AD457", f"{what} cannot be read: {error.error_string} {way_out}") from None
 
 
 def _header(what: str, source: Any, wanted: Wanted, settings: Processor) -> _Header:
