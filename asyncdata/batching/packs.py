@@ -43,7 +43,8 @@ class OfPacks(Description, frozen=True):
 class Counts(msgspec.Struct, forbid_unknown_fields=True):
     """What was taken in and not packed, by reason.
 
-    :ivar samples: ``empty`` samples have no token; ``overlong`` ones were dropped whole.
+    :ivar samples: ``empty`` samples have no token; ``overlong`` ones were dropped whole; those that are ``not_named``
+        are in no pack of a ``PresetPacking``.
     :ivar tokens: of ``overlong`` samples; the ends of ``truncated`` ones; the ``tail`` that filled no hard pack.
     """
 

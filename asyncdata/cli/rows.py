@@ -19,7 +19,7 @@ from uuid import uuid4
 import msgspec
 import numpy as np
 
-from asyncdata.batching.xtuner_packing import XTunerPacking
+from asyncdata.batching.rules import PLANNED_PACKINGS
 from asyncdata.core.errors import BadRowError, ConfigError, NoSamplesError, SnapshotError, SourceChangedError
 from asyncdata.core.messages import RowError
 from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation
@@ -160,7 +160,7 @@ class OrderView:
         self._tokenize = None if self._function is None else open_tokenize_fn(self._function)
         packs = {"packing": packing, "length_grouping": length_grouping}
         has_packs = packing is not None or length_grouping is not None
-        self._is_planned = has_packs and (self._config.plan_packs or isinstance(packing, XTunerPacking))
+        self._is_planned = has_packs and (self._config.plan_packs or isinstance(packing, PLANNED_PACKINGS))
         order = self._config.order
         needs_samples = self._is_planned or (isinstance(order, RowShuffle) and order.only_kept)
         if needs_samples and self._function is None:

@@ -158,7 +158,7 @@ class DataLoader(BaseLoader[Item_co, B_co]):
         :raises ConfigError: AD443, where the number is not known before the epoch ends.
         :raises PrefetchTimeoutError: if it is not known in time.
         """
-        from asyncdata.loader.steps import checked_plan, num_batches
+        from asyncdata.loader.measurements import checked_plan, num_batches
 
         is_planned = checked_plan(self._engine)
         found = self.peek(1, timeout_s=timeout_s) if is_planned else self.num_rows(timeout_s=timeout_s)
@@ -362,7 +362,7 @@ class AsyncDataLoader(BaseLoader[Item_co, B_co]):
 
     async def num_batches(self, *, timeout_s: float | None = None) -> int:
         """Like :meth:`DataLoader.num_batches`."""
-        from asyncdata.loader.steps import checked_plan, num_batches
+        from asyncdata.loader.measurements import checked_plan, num_batches
 
         is_planned = checked_plan(self._engine)
         wait = self.peek(1, timeout_s=timeout_s) if is_planned else self.num_rows(timeout_s=timeout_s)

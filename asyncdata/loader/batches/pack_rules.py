@@ -8,8 +8,8 @@ from msgspec import structs
 
 from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers import SinglePacking
-from asyncdata.batching.rules import PackRules
-from asyncdata.batching.xtuner_packing import LoaderPacking, XTunerPacking
+from asyncdata.batching.rules import PLANNED_PACKINGS, PackRules
+from asyncdata.batching.xtuner_packing import LoaderPacking
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 
@@ -53,7 +53,7 @@ def rules_of(
         world_size=config.ranks.world_size,
         batch_size=config.batch_size,
         accumulation=config.ranks.gradient_accumulation,
-        is_planned=config.plan_packs or has_xtuners_order or isinstance(packing, XTunerPacking),
+        is_planned=config.plan_packs or has_xtuners_order or isinstance(packing, PLANNED_PACKINGS),
         round_up=not config.drop_last and config.ranks.round_up is not False,
     )
 

@@ -253,6 +253,13 @@ def test_a_plan_is_of_samples_with_tokens(lengths):
         XTunerPacking(max_length=10, seed=1).plan([np.array(lengths)])
 
 
+def test_kinds_of_data_sets_are_one_for_each_and_of_those_that_xtuner_joins():
+    with pytest.raises(ConfigError, match="kind names 1 data sets, and there are 2: each file is one"):
+        XTunerPacking(max_length=10, seed=1, kind=("hard",)).plan([np.array([3]), np.array([4])])
+    with pytest.raises(ConfigError, match="'legacy' is of all"):
+        XTunerPacking(max_length=10, seed=1, kind=("hard", "legacy"))
+
+
 def test_costs_of_a_plan_are_those_given_or_xtuners_for_text():
     lengths, packing = [np.array([640, 64, 65])], XTunerPacking(max_length=1000, seed=0)
 
