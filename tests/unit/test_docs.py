@@ -1,6 +1,8 @@
 """README.md and docs/: every example runs and prints what its page says, and the reference lists all there is."""
 
+import ast
 import asyncio
+import importlib
 import inspect
 import itertools
 import re
@@ -10,6 +12,7 @@ import tempfile
 import tomllib
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -23,6 +26,7 @@ from asyncdata.checkpoint.snapshot import Snapshot
 from asyncdata.cli.arguments import commands
 from asyncdata.core.checksummed_file import Header
 from asyncdata.delivery.ledger import Counters
+from asyncdata.errors import ConfigError
 from asyncdata.loader.config import STRUCTS
 from tests.benchmarks.run import FIGURES
 from tests.support.pages import HOME, Block, blocks_of, is_printed, reference, run_block, run_command
@@ -227,6 +231,22 @@ def test_a_page_opens_with_what_it_is_and_its_code_is_at_most_80_columns_wide(pa
     for block in blocks_of(page):
         if block.language in {"py", "python", "sh", "yaml", "toml"} and block.text not in readme:
             assert [line for line in block.text.splitlines() if len(line) > CODE_COLUMNS] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_code_of_a_page_that_is_not_run_takes_names_and_settings_that_there_are(page):
+    for block in blocks_of(page):
+        tree = ast.parse(block.text) if block.language == "py" else ast.Module([])
+        names = {name: getattr(asyncdata, name) for name in asyncdata.__all__}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("asyncdata"):
+                with suppress(ConfigError):  # a framework is not installed here
+                    module = importlib.import_module(str(node.module))
+                    names |= {one.name: getattr(module, one.name) for one in node.names}
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            takes = inspect.signature(names.get(ast.unparse(call.func), lambda **_: None)).parameters
+            if not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
+                assert {word.arg for word in call.keywords} - {None} <= takes.keys(), ast.unparse(call)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
