@@ -206,7 +206,7 @@ def _total_tiles(run: Run, ranks: list[RankFigures]) -> list[Tile]:
         Tile("Samples delivered", f"{totals.samples:,}", f"{groups}epoch {totals.place.epoch}"),
         Tile("Tokens", short(totals.tokens), tokens_about),
         *_trained_tiles(run),
-        Tile("Rows dropped", f"{dropped:,}", f"of which {totals.bad_rows:,} are bad rows"),
+        Tile("Rows dropped", f"{dropped:,}", f"bad rows among them: {totals.bad_rows:,}"),
         Tile("Time", duration(seconds), f"in {starts:,} starts" if starts > 1 else "in one start"),
         Tile("Ranks", f"{len(ranks):,}", f"{workers}{' each' * (len(ranks) > 1)}"),
         *_memory_tiles(run),

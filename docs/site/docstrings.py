@@ -62,7 +62,7 @@ def _fields(class_: Class) -> list[tuple[str, Any]]:
         for name, member in class_.attributes.items()
         if member.annotation is not None
         and (member.value is None or "class-attribute" in member.labels)
-        and "ClassVar" not in str(member.annotation)
+        and "instance-attribute" in member.labels  # griffe has no ClassVar in annotations
         and not name.startswith("_")
     ]
 
