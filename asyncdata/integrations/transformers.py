@@ -178,7 +178,7 @@ def _callback_of(trainer: Any) -> Any:
     return found[0] if found else _StateCallback
 
 
-def _batches_of(trainer: Any, loader: DataLoader[Any] | StatefulDataLoader, item: Callable[[Sample], Any]) -> Any:
+def _batches_of(trainer: Any, loader: DataLoader[Any, Any] | StatefulDataLoader, item: Callable[[Sample], Any]) -> Any:
     if _is_grouped(trainer):
         config = loader.config
         if _data_parallel(trainer)[1] != trainer.args.world_size:
@@ -202,7 +202,7 @@ def _is_grouped(trainer: Any) -> bool:
     return hasattr(trainer, "num_generations") and hasattr(trainer.args, "generation_batch_size")
 
 
-def _of_this_rank(trainer: Any, loader: DataLoader[Any] | StatefulDataLoader) -> StatefulDataLoader:
+def _of_this_rank(trainer: Any, loader: DataLoader[Any, Any] | StatefulDataLoader) -> StatefulDataLoader:
     given, (rank, world_size) = loader.config.ranks, _data_parallel(trainer)
     if (given.rank, given.world_size) != (rank, world_size):
         raise ConfigError(
@@ -389,7 +389,7 @@ class _RepeatedPrompts:
 
     is_over = False  # as in _Batches
 
-    def __init__(self, trainer: Any, loader: DataLoader[Any], item: Callable[[Sample], Any]) -> None:
+    def __init__(self, trainer: Any, loader: DataLoader[Any, Any], item: Callable[[Sample], Any]) -> None:
         args = trainer.args
         self.loader = loader
         self.is_counted = self.can_count = isinstance(loader.config.order, RowShuffle)

@@ -58,6 +58,11 @@ def _kind_of(part: dict[str, Any]) -> str | None:
     return kind if isinstance(kind, str) and any(word in kind.lower() for word in _KINDS) else None
 
 
+def kind_of(medium: str) -> str:
+    """``image``, ``video`` or ``audio``, of what :func:`medium_of` has found."""
+    return next(kind for kind in _KINDS if kind in medium.lower())
+
+
 def without_media(raw: Buffer, keys: Collection[str]) -> bytes:
     """The row without the values of ``keys``, and without the media in its chats.
 

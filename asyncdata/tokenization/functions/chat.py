@@ -111,6 +111,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         from asyncdata.tokenization.functions.pictured import PicturedChats
 
-        opened = PicturedChats(*args, self._adopted.keys(self.ignore_keys))
-        opened.open_processor(self._adopted, self._adopted.config(self.tokenizer, self.revision))
+        config = self._adopted.config(self.tokenizer, self.revision)
+        opened = PicturedChats(*args, self._adopted.keys(config.kinds, self.ignore_keys))
+        opened.open_processor(self._adopted, config)
         return opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,7 +11,7 @@ from asyncdata.tokenization.functions.labelled import Drafting, RowTokenizer, ac
 from asyncdata.tokenization.functions.of_chat import Chats
 from asyncdata.tokenization.functions.prompt_reader import PromptTokenizer
 from asyncdata.tokenization.pictures.chats import Places, expanded, with_places
-from asyncdata.tokenization.pictures.files import held
+from asyncdata.tokenization.pictures.files import NOUNS, held
 from asyncdata.tokenization.pictures.transformers_processor import OpenProcessor
 from asyncdata.tokenization.rows import MediaFault, RowFault, decode_value, is_empty
 
@@ -38,49 +39,49 @@ class _Pictured(RowTokenizer):
         super().__call__(rows, out)
 
     def places_of(self, messages: list[dict[str, Any]], fields: dict[str, Any], raw: Buffer) -> Places:
-        """The messages with places for pictures, and the pictures.
+        """The messages with places for media, and the media.
 
         :raises RowFault: if they do not go together.
         """
-        found = {name: decode_value(fields[name], raw) for name in ("images", "image") if fields.get(name) is not None}
-        given = [value for value in found.values() if not is_empty(value)]
-        if len(given) > 1:
-            way_out = "ignore_keys=('image',) leaves the second out"
-            raise RowFault("AD115", f"the row has pictures under 'images' and under 'image'; {way_out}", raw)
-
-        none: list[Any] | None = [] if [] in found.values() else None
-        places = with_places(messages, given[0] if given else none, self._settings)
+        places = with_places(
+            messages, {kind: _given(kind, fields, raw) for kind in self._processor.kinds}, self._settings
+        )
         if not self._is_loading:
             return places
 
-        return places._replace(pictures=[held(picture, self._settings) for picture in places.pictures])
+        return places._replace(media=[held(medium, self._settings) for medium in places.media])
 
     def _read(self, raw: Buffer, fields: dict[str, Any] | None) -> Drafting | str:
         try:
             return super()._read(raw, fields)
         except MediaFault as fault:
-            key = self._settings.images_key
-            way_out = f"Processor(images_key={key!r}) names the key of pictures; a function of two phases loads videos"
-            reason = f"{fault.what}, which is not read: {way_out} and sounds; ignore_keys= leaves a key out"
+            keys = ", ".join(f"{kind}s_key={self._settings.key_of(kind)!r}" for kind in self._processor.kinds)
+            way_out = f"Processor({keys}) names the key of what is read; a function of two phases loads other media"
+            reason = f"{fault.what}, which is not read: {way_out}; ignore_keys= leaves a key out"
             raise RowFault("AD130", reason, raw) from None
 
     def planned(self, found: Drafting, places: Places) -> Drafting:
-        """The drafting with the pictures' own texts.
+        """The drafting with the media's own texts.
 
-        :raises RowFault: if a picture cannot be read, or the template has not written its mark.
+        :raises RowFault: if a medium cannot be read, or the template has not written its mark.
         """
-        planned = self._processor.plan(places.pictures)
+        planned = self._processor.plan(places.media)
         (draft,) = found.drafts
-        text, blocks = expanded(draft.text, draft.blocks, self._processor.mark, planned.texts)
+        kinds, texts = [each.medium.kind for each in planned], [each.text for each in planned]
+        text, blocks = expanded(draft.text, draft.blocks, self._processor.marks, kinds, texts)
         drafts = [draft._replace(text=text, blocks=blocks)]
-        return found._replace(drafts=drafts, of=planned, notes=found.notes + places.notes)
+        return found._replace(
+            drafts=drafts,
+            of=planned,
+            notes=found.notes + places.notes + tuple(chain.from_iterable(each.notes for each in planned)),
+        )
 
     def thumbnails(self, raw: Buffer) -> list[tuple[str, str]]:
         """Small copies of the pictures of a row that yields a sample."""
         from asyncdata.tokenization.pictures.thumbnails import thumbnails_of
 
         drafting = self._read_again(raw)
-        return thumbnails_of(drafting.of, self._processor.num_tokens(drafting.of), self._settings)
+        return thumbnails_of(drafting.of, list(map(self._processor.num_tokens, drafting.of)), self._settings)
 
     def _read_again(self, raw: Buffer) -> Drafting:
         """The drafting of a row that was planned, with the bytes of its remote pictures, each fetched once.
@@ -105,9 +106,25 @@ class _Pictured(RowTokenizer):
                 drafting = self._read_again(raw)
                 assert self._encoder is not None, "chats have text"
                 (found,) = self._encoder.encode([drafting.drafts[0].text])
-                out.keep(row, accepted(found).ids, **self._processor.pixels(drafting.of))
+                out.keep(row, accepted(found).ids, **self._processor.load(drafting.of))
             except RowFault as fault:
                 out.fail(row, RowFault(fault.code, fault.reason, raw))
+
+
+def _given(kind: str, fields: dict[str, Any], raw: Buffer) -> Any:
+    """What the row has of a kind beside its chat; None: nothing; []: it says that it has none.
+
+    :raises RowFault: AD115, if that is under two keys.
+    """
+    names = [name for name in (f"{kind}s", kind) if fields.get(name) is not None]
+    found = [decode_value(fields[name], raw) for name in names]
+    given = [value for value in found if not is_empty(value)]
+    if len(given) > 1:
+        way_out = f"ignore_keys=({kind!r},) leaves the second out"
+        reason = f"the row has {NOUNS[kind]}s under {kind + 's'!r} and under {kind!r}; {way_out}"
+        raise RowFault("AD115", reason, raw)
+
+    return given[0] if given else [] if [] in found else None
 
 
 class PicturedChats(_Pictured, Chats):
@@ -121,7 +138,7 @@ class PicturedChats(_Pictured, Chats):
 
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
         encoded = self._fn.fit(drafting.drafts[0].encoded(found[0]))
-        if encoded is None or (encoded.is_cut and drafting.of.pictures):
+        if encoded is None or (encoded.is_cut and drafting.of):
             out.drop(row, "max_length")
         else:
             columns = {**drafting.columns, **self._processor.light(encoded.tokens, drafting.of)}
@@ -139,9 +156,11 @@ class PicturedPrompts(_Pictured, PromptTokenizer):
         if isinstance(found, str):
             return found
 
-        if places.pictures:
-            images = msgspec.json.encode({"images": [picture.value for picture in places.pictures]})
-            found = found._replace(columns={**found.columns, "extra": images})
+        if places.media:
+            said = {f"{medium.kind}s": list[Any]() for medium in places.media}
+            for medium in places.media:
+                said[f"{medium.kind}s"].append(medium.value)
+            found = found._replace(columns={**found.columns, "extra": msgspec.json.encode(said)})
         return self.planned(found, places)
 
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:

@@ -135,10 +135,11 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
 
         from asyncdata.tokenization.functions.pictured import PicturedPrompts
 
-        optional = {**optional, **self._adopted.keys(self.ignore_keys)}
+        config = self._adopted.config(self.tokenizer, self.revision)
+        optional = {**optional, **self._adopted.keys(config.kinds, self.ignore_keys)}
         row = RowReader(required, optional, decoded=["prompt"], account=account)
         opened = PicturedPrompts(self, row, *self._opened())
-        opened.open_processor(self._adopted, self._adopted.config(self.tokenizer, self.revision))
+        opened.open_processor(self._adopted, config)
         return opened
 
     def _opened(self) -> tuple[Encoder, Templates | None, int | None]:

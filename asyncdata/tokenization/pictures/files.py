@@ -1,5 +1,5 @@
-"""Pictures of a row: what names them, their size by their header, and their pixels; also on web servers that a user has
-allowed. Only the standard library reads those: it works in any process.
+"""Media of a row: what names them, and their files; also on web servers that a user has allowed. Only the standard
+library reads those: it works in any process. Of pictures also the sizes by their headers, and the pixels.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import os
 import posixpath
 import re
+import stat
 import tarfile
 import threading
 import time
@@ -19,10 +20,11 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
+from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.rows import RowFault, json_type
 
 if TYPE_CHECKING:
@@ -87,19 +89,23 @@ _ORIENTATION, _SWAPS_SIDES = 274, 5
 _CHAINED = re.compile(r"(?:zip|tar)://([^:]+)::(?:file://)?([^:]+)")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _BYTES = ("bytes", "base64", "data")
-_KEYS = ("image", "image_url", "url", "path", "source", *_BYTES)
 _SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
+_SETTINGS = {"image": _SIZES}
+_OF_KINDS = {"audio": ("input_audio", "array")}
 _BASE64 = re.compile(
     r"(?=.{64})(?=iVBORw0KGgo|/9j/|R0lGOD|UklGR|SUkqA|TU0AK|.{1024})[A-Za-z0-9+/\s]+={0,2}\s*", re.DOTALL
 )
 """Text that is no path: it begins as PNG, JPEG, GIF, WebP or TIFF do in base64, or is longer than any path without a
 dot."""
 _MAX_SHOWN = 200
+NOUNS = {"image": "picture", "video": "video", "audio": "sound"}
+"""What the kinds of media are called in errors."""
 
 
-class Picture(NamedTuple):
-    """A picture: its name for errors, its path, address or bytes, and what the row says of it."""
+class Medium(NamedTuple):
+    """A medium: its kind, its name for errors, its path, address or bytes, and what the row says of it."""
 
+    kind: str
     name: str
     path: str = ""
     url: str = ""
@@ -107,65 +113,69 @@ class Picture(NamedTuple):
     value: Any = None
 
 
-def picture_of(value: Any, name: str, settings: Processor) -> Picture:
-    """What a row says of a picture: a path, an address (``data:``, ``file:``, ``http:`` or ``https:``), or an object
+def named_medium(kind: str, value: Any, name: str, settings: Processor) -> Medium:
+    """What a row says of a medium: a path, an address (``data:``, ``file:``, ``http:`` or ``https:``), or an object
     with one of them, or base64 text, as sources give bytes.
 
-    An object ``{"bytes": ..., "path": ...}`` is how Hugging Face stores pictures, and ``{"source": {"data": ...}}`` how
+    An object ``{"bytes": ..., "path": ...}`` is how Hugging Face stores media, and ``{"source": {"data": ...}}`` how
     Anthropic's messages have them.
 
     :raises RowFault: AD457, for anything else.
     """
     if isinstance(value, dict):
-        given = [(key, value[key]) for key in _KEYS if value.get(key)]
+        keys = (kind, f"{kind}_url", *_OF_KINDS.get(kind, ()), "url", "path", "source", *_BYTES)
+        given = [(key, value[key]) for key in keys if value.get(key)]
         if not given:
             raise RowFault(
-                "AD457", f"{name} is an object of {', '.join(map(ascii, value)) or 'nothing'}; need one of {_KEYS}"
+                "AD457", f"{name} is an object of {', '.join(map(ascii, value)) or 'nothing'}; need one of {keys}"
             )
 
-        if sized := [key for key in _SIZES if value.get(key)]:
-            way_out = "the processor's files say the size of all pictures"
+        if sized := [key for key in _SETTINGS.get(kind, ()) if value.get(key)]:
+            way_out = f"the processor's files say it for all {NOUNS[kind]}s"
             raise RowFault("AD457", f"{name} has {sized[0]!r}, which is not read: leave it out; {way_out}")
 
         key, inner = min(given, key=lambda item: item[0] not in _BYTES)
+        if key == "array":
+            return Medium(kind, name, value=value)
+
         return (
-            Picture(name, data=_decoded(inner, name), value=value)
+            Medium(kind, name, data=_decoded(inner, name), value=value)
             if key in _BYTES
-            else picture_of(inner, name, settings)
+            else named_medium(kind, inner, name, settings)
         )
 
     if not isinstance(value, str):
         raise RowFault("AD457", f"{name} must be a path, an address or an object, got {json_type(value)}")
 
     if value.startswith("data:") or _BASE64.fullmatch(value):
-        return Picture(name, data=_decoded(value.partition(",")[2] or value, name), value=value)
+        return Medium(kind, name, data=_decoded(value.partition(",")[2] or value, name), value=value)
 
     scheme, chained = _SCHEME.match(value), _CHAINED.fullmatch(value)
     if scheme is None or chained is not None:
         path = value if chained is None else f"{chained[2]}/{chained[1]}"
-        return Picture(name, path=_path(path, name, settings.media_root), value=value)
+        return Medium(kind, name, path=_path(path, name, settings.media_root), value=value)
 
     if scheme[1].lower() in ("http", "https"):
-        return Picture(name, url=allowed(value, name, settings), value=value)
+        return Medium(kind, name, url=allowed(value, name, settings), value=value)
 
     path = value[scheme.end() :]
     if scheme[1].lower() != "file" or not path.startswith("/"):
         raise RowFault(
             "AD457",
-            f"{name} is at {without_query(value)[:200]!r}; pictures are read from paths, from file:///path without a "
-            "host, and by http(s) from Processor(allowed_hosts=...): download it, mount its store, or give an address "
-            "of https",
+            f"{name} is at {without_query(value)[:200]!r}; {NOUNS[kind]}s are read from paths, from file:///path "
+            "without a host, and by http(s) from Processor(allowed_hosts=...): download it, mount its store, or give "
+            "an address of https",
         )
 
-    return Picture(name, path=_path(path, name, settings.media_root), value=value)
+    return Medium(kind, name, path=_path(path, name, settings.media_root), value=value)
 
 
-def held(picture: Picture, settings: Processor) -> Picture:
-    """The picture with its bytes, if it is remote: what is read of it twice is then the same.
+def held(medium: Medium, settings: Processor) -> Medium:
+    """The medium with its bytes, if it is remote: what is read of it twice is then the same.
 
     :raises RowFault: AD457, if it cannot be fetched.
     """
-    return picture._replace(data=fetched(picture.url, picture.name, settings)) if picture.url else picture
+    return medium._replace(data=fetched(medium.url, medium.name, settings)) if medium.url else medium
 
 
 def _decoded(text: Any, name: str) -> bytes:
@@ -186,7 +196,7 @@ def _path(path: str, name: str, root: str | None) -> str:
     return found
 
 
-def size_of(picture: Picture, settings: Processor) -> tuple[int, int]:
+def size_of(picture: Medium, settings: Processor) -> tuple[int, int]:
     """Height and width of the picture as it is turned, by its header.
 
     :raises RowFault: AD457, if it cannot be read, or is beyond a limit.
@@ -197,7 +207,7 @@ def size_of(picture: Picture, settings: Processor) -> tuple[int, int]:
     return (width, height) if turn >= _SWAPS_SIDES else (height, width)
 
 
-def turned(picture: Picture, settings: Processor) -> Any:
+def turned(picture: Medium, settings: Processor) -> Any:
     """The picture in RGB, turned as it says.
 
     :raises RowFault: AD457, as above, or if its pixels cannot be decoded.
@@ -209,39 +219,62 @@ def turned(picture: Picture, settings: Processor) -> Any:
 
 
 @contextmanager
-def _opened(picture: Picture, settings: Processor) -> Iterator[Any]:
+def _opened(picture: Medium, settings: Processor) -> Iterator[Any]:
     """The picture as Pillow opens it; any error within the block is the row's."""
     from PIL import Image, UnidentifiedImageError
 
-    where = without_query(picture.url) if picture.url else picture.path
-    what = f"{picture.name} ({where[:_MAX_SHOWN] or 'bytes of the row'})"
-    if picture.data is None:
-        picture = held(picture, settings)
+    with opened(picture, settings) as (what, file):
+        try:
+            image = Image.open(file)
+        except UnidentifiedImageError:
+            raise RowFault("AD457", f"{what} cannot be read: it is no picture that Pillow knows") from None
+
+        with image:
+            check_size(what, *image.size, settings)
+            yield image
+
+
+def check_size(what: str, width: int, height: int, settings: Processor) -> None:
+    """Check the pixels of a picture, or of the frames of a video.
+
+    :raises RowFault: AD457, if they are beyond a limit.
+    """
+    if not 0 < width * height <= settings.max_pixels:
+        raise RowFault("AD457", f"{what} has {width} x {height} pixels; max_pixels={settings.max_pixels:,}")
+
+    if max(width, height) > settings.max_aspect * min(width, height):
+        raise RowFault("AD457", f"{what} is {width} x {height}, more than {settings.max_aspect} to 1")
+
+
+@contextmanager
+def opened(medium: Medium, settings: Processor) -> Iterator[tuple[str, IO[bytes]]]:
+    """What a medium is called in errors, with its place, and its file; any error within the block is the row's."""
+    where = without_query(medium.url) if medium.url else medium.path
+    what = f"{medium.name} ({where[:_MAX_SHOWN] or 'bytes of the row'})"
+    if medium.data is None:
+        medium = held(medium, settings)
     try:
-        member = member_of(picture.path) if picture.data is None else None
+        member = member_of(medium.path) if medium.data is None else None
         if member is not None:
             num_bytes = member[0]
+        elif medium.data is not None:
+            num_bytes = len(medium.data)
         else:
-            num_bytes = os.path.getsize(picture.path) if picture.data is None else len(picture.data)
+            about = os.stat(medium.path)
+            num_bytes = about.st_size if medium.kind == "image" else 0  # others are read in pieces
+            if not stat.S_ISREG(about.st_mode):
+                raise RowFault("AD457", f"{what} cannot be read: it is no file")
+
         if num_bytes > settings.max_bytes:
             raise RowFault("AD457", f"{what} has {num_bytes:,} bytes, more than max_bytes={settings.max_bytes:,}")
 
-        data = picture.data if member is None else member[1]()
+        data = medium.data if member is None else member[1]()
         # Pillow maps some files of a path into memory, and then turns a TIFF wrongly; one that shrinks would be fatal.
-        with open(picture.path, "rb") if data is None else io.BytesIO(data) as file, Image.open(file) as image:
-            width, height = image.size
-            if not 0 < width * height <= settings.max_pixels:
-                raise RowFault("AD457", f"{what} has {width} x {height} pixels; max_pixels={settings.max_pixels:,}")
-
-            if max(width, height) > settings.max_aspect * min(width, height):
-                raise RowFault("AD457", f"{what} is {width} x {height}, more than {settings.max_aspect} to 1")
-
-            yield image
-    except (RowFault, MemoryError):
+        with open(medium.path, "rb") if data is None else io.BytesIO(data) as file:
+            yield what, file
+    except (RowFault, MemoryError, ConfigError):
         raise
-    except UnidentifiedImageError:
-        raise RowFault("AD457", f"{what} cannot be read: it is no picture that Pillow knows") from None
-    except Exception as error:  # Pillow's readers raise what their formats suggest
+    except Exception as error:  # readers raise what their formats suggest
         raise RowFault("AD457", f"{what} cannot be read: {error!r:.200}") from error
 
 
@@ -282,14 +315,14 @@ def allowed(url: str, name: str, settings: Processor) -> str:
         raise RowFault(
             "AD457",
             f"{what}, and {host!r} is not in allowed_hosts={settings.allowed_hosts}: name it in "
-            "Processor(allowed_hosts=...), or download pictures before, and name paths",
+            "Processor(allowed_hosts=...), or download it before, and name paths",
         )
 
     return url
 
 
 def fetched(url: str, name: str, settings: Processor) -> bytes:
-    """The bytes of a picture at an address that is :func:`allowed`.
+    """The bytes of a medium at an address that is :func:`allowed`.
 
     Failures of the network and of an overloaded server are tried again, three tries in all.
 

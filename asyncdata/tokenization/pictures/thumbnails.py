@@ -19,7 +19,7 @@ _MAX_SIDE, _MAX_PICTURES, _QUALITY = 160, 12, 70
 """Pixels of a side, and pictures of a row: about 5 KB each."""
 
 
-def thumbnails_of(planned: Planned, num_tokens: Sequence[int], settings: Processor) -> list[tuple[str, str]]:
+def thumbnails_of(planned: Sequence[Planned], num_tokens: Sequence[int], settings: Processor) -> list[tuple[str, str]]:
     """A caption and a ``data:`` address of a JPEG for each picture; the address is empty where it cannot be decoded.
 
     The JPEG is written anew from the pixels, so nothing else of a file comes into the page.
@@ -27,20 +27,22 @@ def thumbnails_of(planned: Planned, num_tokens: Sequence[int], settings: Process
     :param num_tokens: tokens that stand for each picture.
     """
     found = []
-    for number, picture in enumerate(planned.pictures[:_MAX_PICTURES]):
+    for number, each in enumerate(planned[:_MAX_PICTURES]):
+        picture = each.medium
         facts = [picture.path or picture.name]
         address = ""
         try:
-            image = turned(picture, settings)
-            facts.append(f"{image.width} x {image.height} pixels")
-            image.thumbnail((_MAX_SIDE, _MAX_SIDE))
-            image.save(written := io.BytesIO(), "JPEG", quality=_QUALITY)
-            address = f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
+            if picture.kind == "image":
+                image = turned(picture, settings)
+                facts.append(f"{image.width} x {image.height} pixels")
+                image.thumbnail((_MAX_SIDE, _MAX_SIDE))
+                image.save(written := io.BytesIO(), "JPEG", quality=_QUALITY)
+                address = f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
         except RowFault as fault:
             facts.append(f"{fault.code} {fault.reason}")
-        if planned.grids is not None:
-            facts.append(f"grid {' x '.join(map(str, planned.grids[number].tolist()))}")
+        if each.grid is not None:
+            facts.append(f"grid {' x '.join(map(str, each.grid))}")
         found.append((", ".join([*facts, f"{num_tokens[number]:,} tokens"]), address))
-    if num_left := len(planned.pictures) - len(found):
+    if num_left := len(planned) - len(found):
         found.append((f"{num_left:,} more pictures", ""))
     return found
