@@ -308,6 +308,15 @@ def test_the_reference_in_the_repository_is_that_of_the_code(page):
     assert text == reference.filled(text), "it is stale: python docs/site/reference.py"
 
 
+def test_the_reference_says_what_each_class_of_settings_takes():
+    pages = "\n".join(page.read_text("utf-8") for page in (DOCS / "reference").glob("*.md"))
+    signatures = dict(re.findall(r"^```python3\n([A-Z]\w+)\((.*?)\)\n```", pages, re.M | re.S))
+    kinds = (getattr(module, name, None) for module in (asyncdata, asyncdata.xtuner) for name in module.__all__)
+    for kind in (kind for kind in kinds if hasattr(kind, "__struct_fields__")):
+        fields = [name for name in kind.__struct_fields__ if not name.startswith("_")]
+        assert re.findall(r"(?:^|[\n ])(\w+):", signatures[kind.__name__]) == fields, kind
+
+
 def test_the_reference_lists_all_there_is_and_nothing_else():
     for what, (declared, documented) in declared_and_documented().items():
         assert documented == declared, what
