@@ -70,6 +70,8 @@ def write_sound(
     """A sound of noise, as the end of its name says."""
     import soundfile
 
-    shape = round(seconds * rate), channels
-    soundfile.write(path, np.random.default_rng(seed).standard_normal(shape).astype(np.float32) / 10, rate, **settings)
+    noise = np.random.default_rng(seed).standard_normal((round(seconds * rate), channels)).astype(np.float32) / 10
+    with soundfile.SoundFile(path, "w", rate, channels, **settings) as file:
+        for start in range(0, len(noise), rate):  # libsndfile ends the process if it is given minutes of Ogg at once
+            file.write(noise[start : start + rate])
     return str(path)
