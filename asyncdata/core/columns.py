@@ -37,6 +37,10 @@ _TAKEN = frozenset(
 )
 
 
+FRAMES = "frames"
+"""Stands among the columns that a load gives for the bytes that it takes beside them; it has no values."""
+
+
 class Column(Description, frozen=True):
     """An array of numbers that a sample has beside its tokens, as a tokenize function declares it.
 

@@ -14,7 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncdata.core.imports import from_clone, missing_package
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.imports import from_clone
 from asyncdata.tokenization.pictures.files import Medium, check_size, named_medium, opened, size_of, turned
 from asyncdata.tokenization.rows import RowFault
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.pictures.settings import Processor
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-RULE = "frames of the header, or packets, 1"
-"""How frames are counted, for fingerprints."""
 
 _CONTAINERS = "mov,matroska,avi,mpegts,mpeg,h264,hevc,flv,asf,ogg,gif,ivf,mpegvideo,m4v"
 _OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"}
@@ -122,7 +120,7 @@ def _container(source: str | IO[bytes]) -> Any:
     try:
         import av
     except ImportError as error:
-        raise missing_package("a video", from_clone("video"), error) from error
+        raise ConfigError(f"AD457 videos need PyAV ({error}): pip install av, or {from_clone('video')}") from error
 
     if not isinstance(source, str):
         source.seek(0)
@@ -158,6 +156,9 @@ def frames_of(video: Medium, header: Header, indices: Sequence[int], settings: P
         source = file if isinstance(file, io.BytesIO) else video.path
         for read in (_jumping, _in_order):
             for index, frame in read(source, sorted(left)) if left else ():
+                if frame.is_corrupt:
+                    raise RowFault("AD457", f"{what} has a frame {index} that is damaged")
+
                 pixels = np.rot90(frame.to_ndarray(format="rgb24"), header.turn)
                 found[left.pop(index)] = _fitting(pixels, header, what)
         if left:
@@ -172,7 +173,9 @@ def frames_of(video: Medium, header: Header, indices: Sequence[int], settings: P
 def _fitting(pixels: Array, header: Header, what: str) -> Array:
     if pixels.shape != (header.height, header.width, 3):
         size = f"{header.width} x {header.height}"
-        raise RowFault("AD457", f"{what} has a frame of {pixels.shape[1]} x {pixels.shape[0]}, and its first has {size}")
+        raise RowFault(
+            "AD457", f"{what} has a frame of {pixels.shape[1]} x {pixels.shape[0]}, and its first has {size}"
+        )
 
     return pixels
 
@@ -207,7 +210,7 @@ def _jumping(source: Any, indices: list[int]) -> Iterator[tuple[int, Any]]:
                 flow = box.decode(stream)
             for frame in flow:
                 at = number.get(frame.pts, at)
-                if at == index:
+                if at == index and not frame.is_corrupt:  # it may lack what it was predicted from
                     yield index, frame
                 if at >= index:
                     break
