@@ -333,6 +333,9 @@ def test_prompts_have_videos_for_the_trainer_and_for_the_engine(tmp_path, folder
         ((first, second),) = loader.get_samples(1)
     assert first.extra == {"videos": [path], "images": [picture]}
     assert first.columns["pixel_values_videos"] is second.columns["pixel_values_videos"]
+    num_bytes = sum(first.columns[name].nbytes for name in ("pixel_values", "pixel_values_videos"))
+    frames = 2 * first.columns["video_grid_thw"][0, 0] * 96 * 64 * 3
+    assert first.columns.media.num_media == num_bytes + 2 * frames, "what is reserved has the frames, twice"
     assert len(first.columns["pixel_values"]) == first.columns["image_grid_thw"].prod()
 
 

@@ -129,10 +129,10 @@ def _container(source: str | IO[bytes]) -> Any:
 
 def _stream(box: Any) -> Any:
     """The video of a file, decoded by one thread: there are many workers."""
-    if not box.streams.video:
-        raise ValueError("it has no video")
+    stream = next(iter(box.streams.video), None)
+    if stream is None or stream.codec_context is None:
+        raise ValueError("it has no video, or none that can be decoded")
 
-    stream = box.streams.video[0]
     stream.codec_context.thread_count = 1
     return stream
 
