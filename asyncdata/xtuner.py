@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from asyncdata.batching.collators.packed import XTunerCollator
+from asyncdata.batching.preset_packing import PresetPacking
 from asyncdata.batching.xtuner_packing import XTunerPacking
 from asyncdata.tokenization.xtuner_function import XTunerTokenizeFn
 
-__all__ = ("XTunerCollator", "XTunerPacking", "XTunerTokenizeFn")
+__all__ = ("PresetPacking", "XTunerCollator", "XTunerPacking", "XTunerTokenizeFn")

@@ -33,10 +33,10 @@ def open_loader(options: argparse.Namespace) -> StatefulDataLoader:
     length = options.max_length
     loader = DataLoader(
         options.data,
-        tokenize_fn=ChatTokenizeFn(options.tokenizer, max_length=length),
+        tokenize_fn=ChatTokenizeFn(options.tokenizer),
         packing=SoftPacking(max_length=length),
         length_grouping=LengthGrouping(window=16),
-        collate_fn=PackedCollator(max_length=length, shift="document"),
+        collate_fn=PackedCollator(shift="document"),
         batch_size=2,
         num_workers=2,
         ranks=ranks(),

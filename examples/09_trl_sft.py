@@ -71,7 +71,7 @@ def train(chats: str, folder: str, *, resume: bool = False, killed_at: int | Non
     )
     loader = DataLoader(
         chats,
-        tokenize_fn=ChatTokenizeFn(tokenizer_folder(), max_length=LENGTH),
+        tokenize_fn=ChatTokenizeFn(tokenizer_folder()),
         packing=SoftPacking(max_length=LENGTH),
         collate_fn=rows,
         batch_size=1,

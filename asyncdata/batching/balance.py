@@ -36,7 +36,7 @@ def balance(
     token_budget: int,
     *,
     cost: Callable[[int], float] | Literal["attention"] | None = None,
-    overlong: Literal["error", "alone"] = "error",
+    over_budget: Literal["error", "alone"] = "error",
     allow_empty: bool = False,
 ) -> Dealt:
     """Deal rows to ranks and micro-batches, with nearly the same number of tokens, or the same cost, for each rank.
@@ -58,7 +58,7 @@ def balance(
         is ``24576 * n + n * n``, for a transformer of width 4096; for width h, ``lambda n: 6 * h * n + n * n``. A layer
         takes ``24 * h * h * n + 4 * h * n * n`` operations (D. Narayanan et al., "Efficient Large-Scale Language Model
         Training on GPU Clusters Using Megatron-LM", 2021), which is 4 h times as much.
-    :param overlong: what to do with a row that is longer: ``error``, or ``alone``: it is a micro-batch by itself.
+    :param over_budget: what to do with a row that is longer: ``error``, or ``alone``: it is a micro-batch by itself.
     :param allow_empty: micro-batches may have no rows, where there are fewer rows than micro-batches.
     :return: for each rank, its micro-batches, those with the most tokens first; with ``cost``, micro-batch k of all
         ranks cost about the same, and the costliest come first. Each is a list of the rows' numbers, counted from 0
@@ -68,7 +68,7 @@ def balance(
     """
     lengths = _lengths_of(groups)
     ranks, token_budget = _positive("ranks", ranks), _positive("token_budget", token_budget)
-    _refuse_overlong(lengths, token_budget, overlong)
+    _refuse_over_budget(lengths, token_budget, over_budget)
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])  # stable: of one length, the first comes first
     fewest = (_fewest if cost is None else _fewest_by_tokens)(lengths, order, ranks, token_budget)
     costs = [] if cost is None else _costs(lengths, cost)
@@ -275,13 +275,13 @@ def _positive(name: str, value: Any) -> int:
     return number
 
 
-def _refuse_overlong(lengths: Sequence[int], budget: int, overlong: str) -> None:
-    if overlong not in {"error", "alone"}:
-        raise ConfigError(f'AD454 overlong must be "error" or "alone", got {overlong!r}')
+def _refuse_over_budget(lengths: Sequence[int], budget: int, over_budget: str) -> None:
+    if over_budget not in {"error", "alone"}:
+        raise ConfigError(f'AD454 over_budget must be "error" or "alone", got {over_budget!r}')
 
     longest = max(range(len(lengths)), key=lengths.__getitem__, default=-1)
-    if longest >= 0 and lengths[longest] > budget and overlong == "error":
+    if longest >= 0 and lengths[longest] > budget and over_budget == "error":
         raise ConfigError(
             f"AD454 row {longest} has {lengths[longest]} tokens, more than token_budget={budget}: give a budget for "
-            'it, drop the row, or let it be a micro-batch by itself with overlong="alone"'
+            'it, drop the row, or let it be a micro-batch by itself with over_budget="alone"'
         )

@@ -21,11 +21,12 @@ from typing import Any, ClassVar, Literal, Self
 import msgspec
 import numpy as np
 
-from asyncdata.batching.packs import Counts, Pack, Piece, Positive, refuse_wrong_pieces, restored, wrong_state
+from asyncdata.batching.packs import Counts, OfPacks, Pack, Piece, Positive, refuse_wrong_pieces, restored, wrong_state
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.settings import Count, Description
+from asyncdata.core.settings import Count
 
-Overlong = Literal["error", "drop", "truncate"]
+Overlong = Literal["drop", "truncate_right", "error"]
+"""As the tokenize functions have it, but a packing cuts no left end."""
 
 # A key is (size << _SHIFT) + (_MASK - arrival): sorted by size, and of one size the oldest last, where it is found.
 _SHIFT = 48
@@ -90,7 +91,7 @@ class Packer(ABC):
 # Each sample is a pack.
 
 
-class SinglePacking(Description, frozen=True, kw_only=True):
+class SinglePacking(OfPacks, frozen=True, kw_only=True):
     """Each sample is a pack, in the order of arrival: no packing, for batches that are padded and grouped by length."""
 
     cuts: ClassVar[bool] = False
@@ -126,7 +127,7 @@ class _SinglePacker(Packer):
 # Samples end to end.
 
 
-class HardPacking(Description, frozen=True, kw_only=True):
+class HardPacking(OfPacks, frozen=True, kw_only=True):
     """Samples end to end, cut wherever ``max_length`` tokens are full: every pack is full, and samples are cut.
 
     With samples of m tokens on average, about m in ``max_length`` of them are cut. The order is the order of arrival.
@@ -204,7 +205,7 @@ class _HardPacker(Packer):
 # Whole samples.
 
 
-class SoftPacking(Description, frozen=True, kw_only=True):
+class SoftPacking(OfPacks, frozen=True, kw_only=True):
     """Whole samples into packs of at most ``max_length`` tokens; every sample exactly once.
 
     The window is the shortest run of arrivals, from the oldest waiting sample on, that has ``window_samples`` samples
@@ -215,8 +216,8 @@ class SoftPacking(Description, frozen=True, kw_only=True):
     :ivar max_length: tokens of a full pack.
     :ivar window_samples: samples of the window, at least.
     :ivar window_tokens: tokens of the window, at least; None: ``8 * max_length``. Fewer than two packs fill badly.
-    :ivar overlong: what to do with a sample longer than ``max_length``: ``error``, ``drop`` (counted), or ``truncate``
-        to its first ``max_length`` tokens (counted).
+    :ivar overlong: what to do with a sample longer than ``max_length``: drop it, counted as ``overlong``; cut its right
+        end, counted as ``truncated``; or raise an error.
     :ivar segment_multiple_of: each sample takes room up to the next multiple of this, as the collator's
         ``segment_multiple_of`` asks for.
     :ivar across_epochs: False: an epoch's packs hold all of its samples and no others, so a loop is an epoch. True:
@@ -230,7 +231,7 @@ class SoftPacking(Description, frozen=True, kw_only=True):
     max_length: Positive
     window_samples: Positive = 256
     window_tokens: Positive | None = None
-    overlong: Overlong = "error"
+    overlong: Overlong = "drop"
     segment_multiple_of: Positive = 1
     across_epochs: bool = False
 
@@ -244,7 +245,7 @@ class SoftPacking(Description, frozen=True, kw_only=True):
 
     def keeps(self, length: int) -> bool:
         """Whether a sample of ``length`` tokens is packed. Others are only counted."""
-        return 0 < length <= self.max_length or (length > 0 and self.overlong == "truncate")
+        return 0 < length <= self.max_length or (length > 0 and self.overlong == "truncate_right")
 
     def room_of(self, length: int) -> int:
         """The room that a sample of ``length`` tokens takes in a pack."""
@@ -310,7 +311,7 @@ class _SoftPacker(Packer):
                 if length > longest:
                     raise ConfigError(
                         f"AD450 sample {reference} has {length} tokens, more than the max_length={longest} of "
-                        'SoftPacking; limit it where it is tokenized, or set overlong="truncate" or "drop"'
+                        'SoftPacking; limit it where it is tokenized, or set overlong="drop" or "truncate_right"'
                     )
 
         return self._run(arrivals, packing.window_samples, packing.window_tokens or 8 * longest)

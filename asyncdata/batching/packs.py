@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from asyncdata.core.errors import SnapshotError
-from asyncdata.core.settings import Count, Number, prepared
+from asyncdata.core.settings import Count, Description, Number, prepared
+
+if TYPE_CHECKING:
+    from asyncdata.batching.collators.base import Document
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
@@ -27,10 +30,21 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 StateT = TypeVar("StateT")
 
 
+class OfPacks(Description, frozen=True):
+    """A packing: a batch is a list of packs, each a list of documents. Type checkers have it from here."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _item(self) -> list[Document]:
+            raise NotImplementedError
+
+
 class Counts(msgspec.Struct, forbid_unknown_fields=True):
     """What was taken in and not packed, by reason.
 
-    :ivar samples: ``empty`` samples have no token; ``overlong`` ones were dropped whole.
+    :ivar samples: ``empty`` samples have no token; ``overlong`` ones were dropped whole; those that are ``not_named``
+        are in no pack of a ``PresetPacking``.
     :ivar tokens: of ``overlong`` samples; the ends of ``truncated`` ones; the ``tail`` that filled no hard pack.
     """
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packs import Counts, Int32, Int64, Pack, Packs
+from asyncdata.batching.preset_packing import PresetPacking
 from asyncdata.batching.rules import PACKINGS, Dealt, PackRules
 from asyncdata.batching.xtuner_packing import XTunerPacking, proxy_cost
 from asyncdata.core.errors import ConfigError
@@ -25,7 +26,7 @@ from asyncdata.core.messages import OrderPacks, Packed, PackRows, Permuted
 from asyncdata.order.order import RowOrder, TorchGenerator, feistel_permutation, order_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from asyncdata.batching.packers import Packer, Packing
     from asyncdata.batching.packs import Float64
@@ -74,21 +75,25 @@ class PlannedOrder:
     """D for one seed, over rows whose tokens are counted. It is not known before they are.
 
     :param shuffle: the order in which rows are packed; XTuner's packing has its own. Rows without a sample are out.
+    :param names: of the files, for a packing that names them.
     """
 
-    def __init__(self, plan: PackRules, shuffle: RowShuffle, seed: int) -> None:
+    def __init__(self, plan: PackRules, shuffle: RowShuffle, seed: int, names: Sequence[str] = ()) -> None:
+        packing, self._names = plan.packing, list(names)
+        is_preset = isinstance(packing, PresetPacking)
+        self._packing = {"type": "PresetPacking", **packing.description()} if is_preset else _described(packing)
         self.plan = plan
         self.shuffle = shuffle
         self.seed = seed
 
     def description(self) -> dict[str, Any]:
         """The settings that a snapshot must have, too, as builtins: not the number of ranks or the sizes of batches."""
-        plan = {"packing": _described(self.plan.packing), "grouping": msgspec.to_builtins(self.plan.grouping)}
+        plan = {"packing": self._packing, "grouping": msgspec.to_builtins(self.plan.grouping)}
         return {**RowOrder(self.shuffle, self.seed).description(), **plan}
 
     def packs_of(self, epoch: int) -> int:
         """The first epoch that has the same packs as ``epoch``, perhaps in another order."""
-        return 0 if self.plan.is_shuffled or self.shuffle.method == "none" else epoch
+        return 0 if self.plan.has_own_packs or self.shuffle.method == "none" else epoch
 
     def request_packs(self, num_tokens: Int32, sizes: Int64, epoch: int, costs: Float64) -> PackRows:
         """The request to pack the rows.
@@ -97,15 +102,23 @@ class PlannedOrder:
         :param sizes: int64 of shape (num_data_sets,): how many of the rows each data set has.
         :param costs: float64 of shape (num_rows,): as the tokenize function says, NaN where it does not; or empty.
         """
-        method = "none" if self.plan.is_shuffled else self.shuffle.method
+        method = "none" if self.plan.has_own_packs else self.shuffle.method
         packing, weights = _described(self.plan.packing), self.plan.weights
         return PackRows(
-            num_tokens.tobytes(), sizes.tobytes(), packing, weights, method, self.seed, epoch, costs=costs.tobytes()
+            num_tokens.tobytes(),
+            sizes.tobytes(),
+            packing,
+            weights,
+            method,
+            self.seed,
+            epoch,
+            costs=costs.tobytes(),
+            names=self._names,
         )
 
     def request_order(self, packs: Packs, dealt: Dealt, epoch: int) -> OrderPacks:
         """The request to order the packs."""
-        grouping, is_shuffled = msgspec.to_builtins(self.plan.grouping), self.plan.is_shuffled
+        grouping, is_shuffled = msgspec.to_builtins(self.plan.grouping), isinstance(self.plan.packing, XTunerPacking)
         return OrderPacks(packs.costs.tobytes(), grouping, is_shuffled, *dealt, self.seed, epoch)
 
 
@@ -184,13 +197,20 @@ def answer(request: PackRows | OrderPacks) -> Packed | Permuted:
     settings = dict(request.packing)
     packing = PACKINGS[settings.pop("type")](**settings)
     lengths, sizes = np.frombuffer(request.lengths, np.int32), np.frombuffer(request.sizes, np.int64)
-    rows = _arranged(len(lengths), request.method, request.seed, request.epoch)
-    own = np.frombuffer(request.costs, np.float64)
-    of_rows = np.where(np.isnan(own), proxy_cost(lengths.astype(np.int64)), own) if len(own) else None
-    packs = pack_rows(packing, lengths, sizes, rows, request.weights, of_rows)
+    if isinstance(packing, PresetPacking):
+        packs = packing.plan(lengths, sizes, request.names)
+    else:
+        packs = _packed(packing, lengths, sizes, request)
     refuse_too_many(len(packs.rows))
     offsets, rows_of_pieces, starts, stops, costs = (column.tobytes() for column in packs[:5])
     return Packed(offsets, rows_of_pieces, starts, stops, costs, packs.counts.samples, packs.counts.tokens)
+
+
+def _packed(packing: Packing | XTunerPacking, lengths: Int32, sizes: Int64, request: PackRows) -> Packs:
+    rows = _arranged(len(lengths), request.method, request.seed, request.epoch)
+    own = np.frombuffer(request.costs, np.float64)
+    of_rows = np.where(np.isnan(own), proxy_cost(lengths.astype(np.int64)), own) if len(own) else None
+    return pack_rows(packing, lengths, sizes, rows, request.weights, of_rows)
 
 
 def pack_rows(

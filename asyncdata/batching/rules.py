@@ -9,14 +9,18 @@ import msgspec
 from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers import HardPacking, SinglePacking, SoftPacking
 from asyncdata.batching.packs import Positive
+from asyncdata.batching.preset_packing import PresetPacking
 from asyncdata.batching.xtuner_packing import XTunerPacking
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Count, Description
 
 PACKINGS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (XTunerPacking, SoftPacking, HardPacking, SinglePacking)
+    kind.__name__: kind for kind in (XTunerPacking, PresetPacking, SoftPacking, HardPacking, SinglePacking)
 }
 """The packings that can be planned, by name."""
+
+PLANNED_PACKINGS = XTunerPacking, PresetPacking
+"""Those that are always planned, and have the same packs in every epoch, whatever the order of rows."""
 
 
 class Dealt(NamedTuple):
@@ -29,16 +33,16 @@ class Dealt(NamedTuple):
 class PackRules(Description, frozen=True, kw_only=True):
     """The settings by which packs are made, ordered, and divided among the ranks.
 
-    :ivar packing: a :class:`~asyncdata.batching.packers.Packing`, or an ``XTunerPacking``, which is always planned.
+    :ivar packing: a :class:`~asyncdata.batching.packers.Packing`, or one that is always planned.
     :ivar grouping: how packs are ordered; None: in the order in which they are closed, and XTuner's are shuffled as by
         its ``ParallelSampler``.
     :ivar world_size: ranks that compute at the same time.
     :ivar batch_size: packs of each rank in a batch.
     :ivar accumulation: batches of each rank in an optimizer step, which the grouping balances.
     :ivar is_planned: the packs of an epoch are planned before its rows are read. All rows are packed by its end, and
-        an ``XTunerPacking`` has the same packs in every epoch.
+        :data:`PLANNED_PACKINGS` have the same packs in every epoch.
     :ivar round_up: with XTuner's packs or its grouping, repeat packs from the epoch's start until the last step is
-        full; otherwise leave that step out.
+        full; otherwise, and with the order of a ``PresetPacking``, leave that step out.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -67,6 +71,9 @@ class PackRules(Description, frozen=True, kw_only=True):
                 "plan"
             )
 
+        if isinstance(self.packing, PresetPacking) and self.grouping is not None:
+            raise ConfigError("AD453 PresetPacking has an order of its own: leave length_grouping out")
+
     @property
     def global_batch(self) -> int:
         """Packs of all ranks in a batch."""
@@ -78,9 +85,9 @@ class PackRules(Description, frozen=True, kw_only=True):
         return Dealt(self.world_size, self.batch_size * self.accumulation)
 
     @property
-    def is_shuffled(self) -> bool:
-        """Whether packs are XTuner's, which are shuffled if they are not grouped."""
-        return isinstance(self.packing, XTunerPacking)
+    def has_own_packs(self) -> bool:
+        """Whether the order of rows does not change the packs."""
+        return isinstance(self.packing, PLANNED_PACKINGS)
 
     @property
     def has_xtuners_order(self) -> bool:
@@ -106,10 +113,21 @@ class PackRules(Description, frozen=True, kw_only=True):
 
     # For packs that are planned.
 
+    def refuse_numbers(self, num_rows: int, num_found: int) -> None:
+        """Check that rows can be named by their lines, if they are.
+
+        :raises ConfigError: AD453, if some have no number.
+        """
+        if isinstance(self.packing, PresetPacking) and num_rows < num_found:
+            raise ConfigError(
+                f"AD453 PresetPacking names rows by their lines, and {num_found - num_rows} of {num_found} rows are no "
+                "samples, or are left out: every row of its files must be a sample"
+            )
+
     @property
     def weights(self) -> tuple[float, float] | None:
         """The cost of a token, and of the square of a document's tokens; None: packs have XTuner's costs."""
-        if self.grouping is None or (self.has_xtuners_order and self.is_shuffled):
+        if self.grouping is None or (self.has_xtuners_order and self.has_own_packs):
             return None
 
         return self.grouping.linear, self.grouping.quadratic
@@ -120,10 +138,10 @@ class PackRules(Description, frozen=True, kw_only=True):
         :param first: the first pack that is delivered with these settings. If it is in the middle of a batch of these
             settings, whole batches are counted from it.
         """
-        if not (self.is_shuffled or self.has_xtuners_order) or num_packs == 0:
+        if not (self.has_own_packs or self.has_xtuners_order) or num_packs == 0:
             return num_packs
 
-        batch = self.global_batch
+        batch, round_up = self.global_batch, self.round_up and not isinstance(self.packing, PresetPacking)
         first, unit = (0, batch * self.accumulation) if first % batch == 0 else (first, batch)
         left = max(0, num_packs - first)
-        return first + (-(-left // unit) if self.round_up else left // unit) * unit
+        return first + (-(-left // unit) if round_up else left // unit) * unit

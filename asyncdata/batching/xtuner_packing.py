@@ -1,12 +1,15 @@
 """The packs of XTuner v1 over known lengths, for those who must reproduce or continue one of its runs.
 
 ``soft`` there is a plan over shuffled slices of 10,000 samples: packs are filled from the end of a slice, and each is
-topped up with the shortest of the next samples. ``hard`` is an end-to-end concatenation of shuffled samples. Both need
-all lengths before the first pack; :class:`~asyncdata.SoftPacking` needs none and fills better.
+topped up with the shortest of the next samples. ``hard`` is an end-to-end concatenation of shuffled samples.
+``mllm_hybrid`` is both: hard packs of the texts, and then soft ones of the data sets with pictures. ``__legacy`` fills
+one pack after the other. All need all lengths before the first pack; :class:`~asyncdata.SoftPacking` needs none and
+fills better.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -14,23 +17,27 @@ import msgspec
 import numpy as np
 
 from asyncdata.batching.packers import Packing
-from asyncdata.batching.packs import Counts, Pack, Packs, Positive
+from asyncdata.batching.packs import Counts, OfPacks, Pack, Packs, Positive
+from asyncdata.batching.preset_packing import PresetPacking
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.settings import Description
 from asyncdata.order.order import TorchGenerator
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
+Kind = Literal["expand_soft", "hard", "legacy"]
+
 _COST_UNIT = 128
 
 
-class XTunerPacking(Description, frozen=True, kw_only=True):
+class XTunerPacking(OfPacks, frozen=True, kw_only=True):
     """A plan that is the one of XTuner v1 for the same lengths, settings and seed.
 
     :ivar max_length: its ``pack_max_length``.
     :ivar seed: its ``seed``.
-    :ivar kind: its ``pack_level``: ``expand_soft`` is what it calls ``soft`` by default.
+    :ivar kind: its ``pack_level``: ``expand_soft`` is what it calls ``soft`` by default, and ``legacy`` is
+        ``__legacy``. For ``mllm_hybrid``, the kind of each data set, ``hard`` or ``expand_soft``: the hard ones are
+        packed together, and the soft ones after them.
     :ivar join_datasets: its ``global_pack``: the data sets are shuffled and packed as one.
     :ivar lookahead: its ``pack_extra_buffer_size``, for ``expand_soft``.
     :ivar slice_samples: its ``pack_chunk_size``, for ``expand_soft``.
@@ -41,11 +48,16 @@ class XTunerPacking(Description, frozen=True, kw_only=True):
 
     max_length: Positive
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-    kind: Literal["expand_soft", "hard"] = "expand_soft"
+    kind: Kind | tuple[Kind, ...] = "expand_soft"
     join_datasets: bool = True
     lookahead: Annotated[int, msgspec.Meta(ge=0)] = 1000
     slice_samples: Positive = 10_000
     ties: Literal["stable", "numpy"] = "stable"
+
+    def check(self) -> None:
+        """Whether data sets of several kinds are of those that XTuner joins."""
+        if "legacy" in self.kind and self.kind != "legacy":
+            raise ConfigError("XTunerPacking: the kind of a data set is 'hard' or 'expand_soft'; 'legacy' is of all")
 
     def plan(self, lengths: Sequence[Integers], costs: Sequence[Floats] | None = None) -> Packs:
         """The packs of all data sets.
@@ -56,13 +68,51 @@ class XTunerPacking(Description, frozen=True, kw_only=True):
         """
         sizes = [_checked(of_one) for of_one in lengths]
         weights = [proxy_cost(of_one) for of_one in sizes] if costs is None else [np.asarray(c, float) for c in costs]
+        if isinstance(self.kind, str):
+            return self._packs(self.kind, sizes, weights)
+
+        if len(self.kind) != len(sizes):
+            raise ConfigError(
+                f"XTunerPacking: kind names {len(self.kind)} data sets, and there are {len(sizes)}: each file is one"
+            )
+
+        firsts, found = np.cumsum([0, *map(len, sizes)]), [Packs.of([], [], Counts())]
+        for kind in ("hard", "expand_soft"):
+            chosen = [number for number, of_one in enumerate(self.kind) if of_one == kind]
+            packs = self._packs(kind, [sizes[number] for number in chosen], [weights[number] for number in chosen])
+            rows = _joined([np.arange(firsts[number], firsts[number + 1]) for number in chosen])
+            offsets = sum(len(before.rows) for before in found) + packs.offsets[1:]
+            found.append(packs._replace(rows=rows[packs.rows].astype(np.int32), offsets=offsets))
+        offsets, packed, starts, stops, costs_of_packs = (np.concatenate([one[n] for one in found]) for n in range(5))
+        return Packs(offsets, packed, starts, stops, costs_of_packs, Counts())
+
+    def _packs(self, kind: str, sizes: list[Integers], weights: list[Floats]) -> Packs:
         if self.join_datasets:
             sizes, weights = [_joined(sizes)], [_joined(weights)]
-        if self.kind == "hard":
+        if kind == "hard":
             return self._hard(sizes)
 
         found: list[int] = []
-        return Packs.of(self._soft(sizes, weights, found), found, Counts())
+        packs = self._legacy(sizes, found) if kind == "legacy" else self._soft(sizes, weights, found)
+        return Packs.of(packs, found, Counts())
+
+    def _legacy(self, sizes: list[Integers], found: list[int]) -> Iterator[list[Pack]]:
+        """The packs of each data set, one filled after the other; their costs, the longest samples, go to ``found``."""
+        shuffler, first = random.Random(self.seed), 0
+        for lengths in sizes:
+            rows, sizes_of_rows = list(range(len(lengths))), lengths.tolist()
+            shuffler.shuffle(rows)
+            packs, room = list[Pack](), 0
+            for row in rows:
+                length = sizes_of_rows[row]
+                if length > room or not packs:
+                    packs.append([])
+                    room = self.max_length
+                packs[-1].append((first + row, 0, length))
+                room -= length
+            found += [max(stop for _, _, stop in pack) for pack in packs]
+            yield packs
+            first += len(lengths)
 
     def _hard(self, sizes: list[Integers]) -> Packs:
         """The samples of each data set end to end, cut at each ``max_length`` tokens; the cost is the longest piece."""
@@ -139,8 +189,8 @@ class XTunerPacking(Description, frozen=True, kw_only=True):
         return added
 
 
-LoaderPacking = Packing | XTunerPacking
-"""What a loader takes as its packing: XTuner's opens no packer, it plans."""
+LoaderPacking = Packing | XTunerPacking | PresetPacking
+"""What a loader takes as its packing: the last two open no packer, they plan."""
 
 
 def proxy_cost(lengths: Integers) -> Floats:

@@ -9,10 +9,7 @@ from typing import Any
 import msgspec
 
 from asyncdata.checkpoint.restore import check
-from asyncdata.checkpoint.snapshot import (
-    Snapshot,
-    StreamState,
-)
+from asyncdata.checkpoint.snapshot import Snapshot, StreamState
 from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
 from asyncdata.core.types import Position

@@ -147,7 +147,8 @@ def from_state_dict(state: Mapping[str, Any]) -> Snapshot:
     """
     try:
         if not isinstance(state, Mapping) or not _is_ours(state.get("format")):
-            raise SnapshotError(f"it is {_kind(state)}, not what asyncdata's state_dict() returns")
+            way_out = "; restore(path) loads a file" if isinstance(state, str | os.PathLike) else ""
+            raise SnapshotError(f"it is {_kind(state)}, not what asyncdata's state_dict() returns{way_out}")
 
         return _from_builtins(state)
     except SnapshotError as error:

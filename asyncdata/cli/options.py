@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers import HardPacking, SoftPacking
+from asyncdata.batching.preset_packing import PresetPacking
 from asyncdata.batching.xtuner_packing import XTunerPacking
 from asyncdata.cli.arguments import BAD_ROWS, has_tokenize_fn
 from asyncdata.cli.rows import MixtureView, OrderView
@@ -51,7 +52,7 @@ _CLASSES: dict[str, Any] = {
     "preference": PreferenceTokenizeFn,
     "babilong": FixedLengthTokenizeFn,
 }
-_PACKINGS = {kind.__name__: kind for kind in (SoftPacking, HardPacking, XTunerPacking)}
+_PACKINGS = {kind.__name__: kind for kind in (SoftPacking, HardPacking, XTunerPacking, PresetPacking)}
 _SETTINGS = ("prompt_key", "label_key", "metadata_key", "tool_key", "apply_chat_template", "max_length", "train_on")
 
 
@@ -190,7 +191,7 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
         raise ConfigError(f"{kind.__name__} cannot be made of the settings {settings}: {error}") from error
 
 
-def loader_of(args: SimpleNamespace, **knobs: Any) -> DataLoader[Any]:
+def loader_of(args: SimpleNamespace, **knobs: Any) -> DataLoader[Any, Any]:
     """The loader that the options describe, not yet started. ``--loader`` precedes ``knobs``."""
     given: dict[str, Any] = {}
     for name, path in _KNOBS.items():

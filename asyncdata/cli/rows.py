@@ -19,7 +19,7 @@ from uuid import uuid4
 import msgspec
 import numpy as np
 
-from asyncdata.batching.xtuner_packing import XTunerPacking
+from asyncdata.batching.rules import PLANNED_PACKINGS
 from asyncdata.core.errors import BadRowError, ConfigError, NoSamplesError, SnapshotError, SourceChangedError
 from asyncdata.core.messages import RowError
 from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation
@@ -160,7 +160,7 @@ class OrderView:
         self._tokenize = None if self._function is None else open_tokenize_fn(self._function)
         packs = {"packing": packing, "length_grouping": length_grouping}
         has_packs = packing is not None or length_grouping is not None
-        self._is_planned = has_packs and (self._config.plan_packs or isinstance(packing, XTunerPacking))
+        self._is_planned = has_packs and (self._config.plan_packs or isinstance(packing, PLANNED_PACKINGS))
         order = self._config.order
         needs_samples = self._is_planned or (isinstance(order, RowShuffle) and order.only_kept)
         if needs_samples and self._function is None:
@@ -355,12 +355,12 @@ class _Keeper:
             out.keep(number, array("i", bytes(4 * num_tokens)), prompt_text=raw.decode("latin-1").encode())
 
 
-def _go_to(loader: DataLoader[Any], position: Position) -> None:
+def _go_to(loader: DataLoader[Any, Any], position: Position) -> None:
     state = loader.state_dict()
     loader.load_state_dict({**state, "position": list(msgspec.structs.astuple(position)), "canaries": []})
 
 
-def _one_by_one(loader: DataLoader[Any]) -> Iterator[Sample | BadRowError]:
+def _one_by_one(loader: DataLoader[Any, Any]) -> Iterator[Sample | BadRowError]:
     """The samples from where the loader is, without an end, and the rows that the source refuses."""
     size = _BATCH
     while True:
@@ -374,7 +374,7 @@ def _one_by_one(loader: DataLoader[Any]) -> Iterator[Sample | BadRowError]:
             size = 1  # so that the samples before it are delivered
 
 
-def _in_packs(loader: DataLoader[Any], start: Position) -> Iterator[Sample]:
+def _in_packs(loader: DataLoader[Any, Any], start: Position) -> Iterator[Sample]:
     """The samples of planned packs, or of groups of like length, in an epoch, from ``start`` on."""
     loader.set_epoch(start.epoch)
     for batch in loader:
@@ -466,7 +466,7 @@ class MixtureView:
         needs_one = any(part.tokenize_fn is None for part in parts.values())
         self._default = RowFn() if tokenize_fn is None and needs_one else tokenize_fn
 
-    def loader(self, num_workers: int | None = 0) -> DataLoader[Any]:
+    def loader(self, num_workers: int | None = 0) -> DataLoader[Any, Any]:
         """A loader that delivers the mixture."""
         knobs = {**self._knobs, "num_workers": num_workers, "bad_rows": "skip"}
         return DataLoader(self._mix, tokenize_fn=self._default, **knobs)
@@ -518,7 +518,7 @@ def _all_rows(order: OrderView) -> Iterator[InspectedRow]:
         yield from order.rows(Position(epoch))
 
 
-def delivered(loader: DataLoader[Any], num_samples: int | None = None) -> Iterator[Sample]:
+def delivered(loader: DataLoader[Any, Any], num_samples: int | None = None) -> Iterator[Sample]:
     """The next samples, in order; without a number, endless."""
     left = num_samples
     while left is None or left > 0:

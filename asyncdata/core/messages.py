@@ -317,7 +317,7 @@ class PackRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ``lengths`` is int32, a row's tokens; ``sizes`` (int64) how many of the rows each data set has. ``packing`` is a
     packing's name and settings. The rows come in the order of ``method``, ``seed`` and ``epoch``, as in a RowShuffle.
     ``weights``, linear and quadratic, say what a pack costs; without them it costs what its rows do, by ``costs``, as
-    in :class:`Indexed`, or, without these, what the packing says.
+    in :class:`Indexed`, or, without these, what the packing says. ``names`` are those of the files, if they are needed.
     """
 
     lengths: bytes
@@ -330,6 +330,7 @@ class PackRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
     slot: int = NO_SLOT
     part: int = 0
     costs: bytes = b""
+    names: list[str] = []
 
 
 class OrderPacks(msgspec.Struct, frozen=True, tag=True, array_like=True):

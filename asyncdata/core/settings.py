@@ -68,7 +68,7 @@ def unknown_setting(
 
 def wrong_value(field: msgspec.structs.FieldInfo, value: Any, error: msgspec.ValidationError) -> str:
     """What an error says of a value that the field does not take; where it takes a few, which."""
-    reason = str(error)
+    reason = str(error).replace("`null`", "None").replace(" | null`", " | None`")
     if "enum" in reason and (choices := [repr(choice) for choice in _choices(field.type)]):
         reason = f"it must be {' or '.join(filter(None, (', '.join(choices[:-1]), choices[-1])))}"
     return f"{field.name}={value!r}: {reason}"

@@ -7,7 +7,6 @@ and a delivery takes items in that order. Nothing here waits or locks; the coord
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -66,6 +65,7 @@ class Channel:
     :param acked: positions that were acknowledged before a restart.
     :param outcomes: decides which rows an epoch excludes; None: no rows.
     :param media: makes the queue of what waits for its media; None: samples have none.
+    :ivar outcomes: as above; ``media``: that queue.
     :ivar demand: samples that a waiting request needs; they are read even beyond the capacity.
     :ivar demanded_at: when that request came, on the clock of ``time.monotonic()``.
     :ivar num_produced: samples ever made ready.
@@ -96,7 +96,7 @@ class Channel:
         self.num_ready_bytes = 0
         self._bad_rows, self._num_bad_rows = rules.bad_rows, num_bad_rows
         self._acked = acked
-        self._outcomes = outcomes
+        self.outcomes = outcomes
         self._epoch_groups = epoch_groups
         self._entries: deque[Entry] = deque()
         self._items: deque[Item] = deque()
@@ -187,14 +187,9 @@ class Channel:
             self.is_stopped = self._epoch_groups == 0  # the epochs after an empty epoch would be empty, too
             self._epoch_groups = 0
 
-    def undecided(self, epoch: int) -> Callable[[], object] | None:
-        """Decides which rows ``epoch`` excludes; None: that is decided."""
-        outcomes = self._outcomes
-        return None if outcomes is None or outcomes.is_decided(epoch) else partial(outcomes.decide, epoch)
-
     def excluded(self, epoch: int) -> Ids:
         """The ids of the rows that ``epoch`` excludes, ascending; none if that is not decided yet."""
-        return NO_IDS if self._outcomes is None else self._outcomes.excluded(epoch)
+        return NO_IDS if self.outcomes is None else self.outcomes.excluded(epoch)
 
     @property
     def _first_item(self) -> int:

@@ -445,8 +445,8 @@ class Coordinator:
         rollouts = self._state.ledger.rollouts
         return self.rules.commit_on_ack or (rollouts is not None and rollouts.tracked)
 
-    def set_rollouts(self, rollouts: Rollouts) -> None:
-        """Groups are tracked from now on, or the policy has another version."""
+    def set_rollouts(self, rollouts: Rollouts | None) -> None:
+        """Groups are tracked from now on, the policy has another version, or what was out waits in the buffer."""
         with self._lock:
             self._chooser.refuse_calls()
             self._state = State(self._judged(_structs.replace(self.ledger, rollouts=rollouts)))
@@ -522,14 +522,12 @@ class Coordinator:
         is_short = channel.num_produced - self._num_taken < channel.demand
         return bool(self._requests) and is_short and channel.num_rows_in_flight == 0
 
-    def when_awaited(self, channel: Channel, decide: Callable[[], object]) -> bool:
-        """Call ``decide`` if a call takes more than was read; if not, ``on_room`` is called once one does."""
+    def is_awaited(self, channel: Channel) -> bool:
+        """Whether a call takes more than was read; if not, ``on_room`` is called once one does."""
         with self._lock:
             takes = channel is self.channel and bool(self._requests) and not self._requests[0].is_peek
             is_awaited = takes and not channel.num_waiting and not self._has_enough()
             self._wants_request = not is_awaited
-            if is_awaited:
-                decide()
             self._wake_ready()  # a call that only looks gets what there is
             return is_awaited
 

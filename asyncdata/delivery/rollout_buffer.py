@@ -169,7 +169,8 @@ def validate_groups(groups: Any, samples_per_group: int, buffer: Sequence[Return
 
 def _check_shape(number: int, group: Any, samples_per_group: int) -> None:
     if not isinstance(group, list) or not all(isinstance(sample, Sample) for sample in group):
-        raise InvalidGroupError(f"AD432 group {number} must be a list of Sample, got {_shape(group)}")
+        way_out = "; a group of one sample is [sample]" if isinstance(group, Sample) else ""
+        raise InvalidGroupError(f"AD432 group {number} must be a list of Sample, got {_shape(group)}{way_out}")
 
     if len(group) != samples_per_group:
         raise InvalidGroupError(

@@ -145,13 +145,13 @@ KEY = "asyncdata_row"
 # ruff: noqa: SLF001 - the memory of outcomes is a part of this library, and this is the only place that needs it
 
 
-def key_of(loader: DataLoader[Any], sample: Sample) -> list[Any] | None:
+def key_of(loader: DataLoader[Any, Any], sample: Sample) -> list[Any] | None:
     """The key of a sample's row, of numbers and text; None if the loader remembers no scores."""
     outcomes = loader._engine.outcomes
     return None if outcomes is None else outcomes.key_of(sample)
 
 
-def report_scores(loader: DataLoader[Any], scored: Iterable[Scored], attempts: int) -> int:
+def report_scores(loader: DataLoader[Any, Any], scored: Iterable[Scored], attempts: int) -> int:
     """Remember scores; return how many were new. Scores that are no finite numbers are left out.
 
     :param attempts: of a row in an epoch.
@@ -169,7 +169,7 @@ def report_scores(loader: DataLoader[Any], scored: Iterable[Scored], attempts: i
     return loader._engine.count(reports, attempts)
 
 
-def report_keys(loader: DataLoader[Any], keys: Iterable[Any], scores: Iterable[float]) -> int:
+def report_keys(loader: DataLoader[Any, Any], keys: Iterable[Any], scores: Iterable[float]) -> int:
     """The same for a batch that has all rollouts of its rows.
 
     :param keys: of each score.

@@ -22,7 +22,7 @@ _UNITS = {"seconds": "s", "bytes": "By"}
 _THINGS = frozenset("samples groups tokens rows lines packs requests waits workers restarts changes".split())
 
 
-def observe(loader: BaseLoader[Any], meter: Any = None, attributes: Mapping[str, str] | None = None) -> None:
+def observe(loader: BaseLoader[Any, Any], meter: Any = None, attributes: Mapping[str, str] | None = None) -> None:
     """Report the loader's statistics with every export of ``meter``, until the loader is garbage-collected.
 
     The instruments are called as the fields of :class:`~asyncdata.Statistics`: ``asyncdata.samples`` is the counter of
@@ -50,7 +50,7 @@ def observe(loader: BaseLoader[Any], meter: Any = None, attributes: Mapping[str,
 
 
 def _observed(
-    watched: weakref.ref[BaseLoader[Any]],
+    watched: weakref.ref[BaseLoader[Any, Any]],
     field: str,
     number: str,
     attributes: dict[str, str],

@@ -61,7 +61,7 @@ class _Loader:
         **_: Any,
     ) -> None:
         length, context = num_tokens_per_batch or seq_len, max_context_length or seq_len
-        packing = config.packing or SoftPacking(max_length=length, overlong="drop")
+        packing = config.packing or SoftPacking(max_length=length)
         if packing.max_length != length:
             raise ConfigError(
                 f"AD640 packing has max_length={packing.max_length}, and a batch of torchtitan has rows of {length} "

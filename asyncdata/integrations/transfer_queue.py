@@ -50,7 +50,7 @@ class QueueFeeder:
 
     def __init__(
         self,
-        loader: DataLoader[Any],
+        loader: DataLoader[Any, Any],
         room: int,
         *,
         partition: str = "train",

@@ -178,7 +178,7 @@ def _callback_of(trainer: Any) -> Any:
     return found[0] if found else _StateCallback
 
 
-def _batches_of(trainer: Any, loader: DataLoader[Any] | StatefulDataLoader, item: Callable[[Sample], Any]) -> Any:
+def _batches_of(trainer: Any, loader: DataLoader[Any, Any] | StatefulDataLoader, item: Callable[[Sample], Any]) -> Any:
     if _is_grouped(trainer):
         config = loader.config
         if _data_parallel(trainer)[1] != trainer.args.world_size:
@@ -202,7 +202,7 @@ def _is_grouped(trainer: Any) -> bool:
     return hasattr(trainer, "num_generations") and hasattr(trainer.args, "generation_batch_size")
 
 
-def _of_this_rank(trainer: Any, loader: DataLoader[Any] | StatefulDataLoader) -> StatefulDataLoader:
+def _of_this_rank(trainer: Any, loader: DataLoader[Any, Any] | StatefulDataLoader) -> StatefulDataLoader:
     given, (rank, world_size) = loader.config.ranks, _data_parallel(trainer)
     if (given.rank, given.world_size) != (rank, world_size):
         raise ConfigError(
@@ -211,18 +211,21 @@ def _of_this_rank(trainer: Any, loader: DataLoader[Any] | StatefulDataLoader) ->
             f"Ranks(rank={rank}, world_size={world_size})"
         )
 
-    return loader if isinstance(loader, StatefulDataLoader) else StatefulDataLoader(loader)
+    made = loader if isinstance(loader, StatefulDataLoader) else StatefulDataLoader(loader)
+    if made.is_packed and _parallelism(trainer, "cp_size") > 1:
+        raise ConfigError(
+            "the trainer has context parallelism, which keeps no boundaries in a sequence: the documents of a pack "
+            "would attend to each other. Leave out packing=, or set cp_size=1"
+        )
+
+    return made
 
 
 def _data_parallel(trainer: Any) -> tuple[int, int]:
     """The trainer's data-parallel rank, and their number. Successive processes of tensor and context parallelism get
     the same data. Up to transformers 5.10 a trainer does not know the tensor parallelism of accelerate.
     """
-    of_accelerate = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
-    tp, cp, sp = (
-        max(getattr(trainer, f"get_{name}", lambda: 1)(), getattr(of_accelerate, name, 1))
-        for name in ("tp_size", "cp_size", "sp_size")
-    )
+    tp, cp, sp = (_parallelism(trainer, name) for name in ("tp_size", "cp_size", "sp_size"))
     if sp > 1:
         raise ConfigError(
             f"the trainer has sequence parallelism (sp_size={sp}): it holds batches that it has not trained on, which "
@@ -232,28 +235,39 @@ def _data_parallel(trainer: Any) -> tuple[int, int]:
     return trainer.args.process_index // (tp * cp), trainer.args.world_size // (tp * cp)
 
 
+def _parallelism(trainer: Any, name: str) -> int:
+    of_accelerate = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
+    return max(getattr(trainer, f"get_{name}", lambda: 1)(), getattr(of_accelerate, name, 1))
+
+
 def _attach_evaluation(trainer: Any, loaders: Mapping[str | None, Loader]) -> None:
     """Have the trainer evaluate on these, by name; None is the only one."""
     own = getattr(trainer, "eval_dataset", None)
-    for name, data in (own if isinstance(own, dict) else {} if loaders else {None: own}).items():
-        if getattr(getattr(data, "info", None), "description", None) == _PLACEHOLDER and name not in loaders:
-            raise ConfigError(
-                f"AD642 the trainer's eval_dataset{'' if name is None else f'[{name!r}]'} is a placeholder: pass "
-                "eval_loader= to attach, too"
-            )
-
-    if not loaders:
-        return
-
-    if _is_grouped(trainer) or (isinstance(own, dict) and None in loaders):
+    if loaders and (_is_grouped(trainer) or (isinstance(own, dict) and None in loaders)):
         raise ConfigError(
             "AD642 eval_loader= is one set of batches; a trainer that samples groups evaluates on its own rows: pass "
             "them to it as eval_dataset=. To one that has several sets by name, pass eval_loader={name: loader}"
         )
 
+    for name, data in (own if isinstance(own, dict) else {None: own}).items():
+        given = "eval_dataset" if name is None else f"eval_dataset[{name!r}]"
+        is_replaced = name in loaders or (name is None and bool(loaders))
+        if getattr(getattr(data, "info", None), "description", None) == _PLACEHOLDER:
+            if not is_replaced:
+                raise ConfigError(f"AD642 the trainer's {given} is a placeholder: pass eval_loader= to attach, too")
+        elif is_replaced and data is not None and not isinstance(data, _Evaluation):
+            raise ConfigError(
+                f"AD642 the trainer's {given} would not be evaluated, as eval_loader= takes its place: pass "
+                f"placeholder() there, or both under names of their own: eval_dataset={{name: data}} to the trainer, "
+                "and eval_loader={another: loader} to attach"
+            )
+
+    if not loaders:
+        return
+
     evaluated = {name: _Evaluation(_of_this_rank(trainer, loader)) for name, loader in loaders.items()}
     if None not in loaders:
-        trainer.eval_dataset = {**(own if isinstance(own, dict) else {}), **loaders}
+        trainer.eval_dataset = {**(own if isinstance(own, dict) else {}), **evaluated}
 
     def get(eval_dataset: Any = None) -> Any:
         name = None if eval_dataset is trainer.eval_dataset else eval_dataset
@@ -311,6 +325,8 @@ class _StateCallback:
 
         state.stateful_callbacks.setdefault(CALLBACK, self.state())
         self.is_asked = False
+        # transformers would train one step more, as it looks after a step whether it was the last.
+        self.batches.is_over = state.global_step >= args.max_steps
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Refuse a version of transformers that has saved a checkpoint without asking for the state."""
@@ -327,6 +343,8 @@ class _StateCallback:
 class _Batches:
     """The batches of a loader, epoch after epoch, as tensors. It has no length, no ``dataset`` and no ``set_epoch``."""
 
+    is_over = False  # True: a checkpoint of the last step was resumed
+
     def __init__(self, loader: StatefulDataLoader) -> None:
         order = loader.config.order
         self.loader = loader
@@ -334,7 +352,7 @@ class _Batches:
         self.can_count = True
 
     def __iter__(self) -> Iterator[Any]:
-        return over_all_epochs(self.loader)
+        return iter(()) if self.is_over else over_all_epochs(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
         return self.loader.state_dict()
@@ -369,7 +387,9 @@ class _RepeatedPrompts:
     generation batches, or within one, continues with the same prompts.
     """
 
-    def __init__(self, trainer: Any, loader: DataLoader[Any], item: Callable[[Sample], Any]) -> None:
+    is_over = False  # as in _Batches
+
+    def __init__(self, trainer: Any, loader: DataLoader[Any, Any], item: Callable[[Sample], Any]) -> None:
         args = trainer.args
         self.loader = loader
         self.is_counted = self.can_count = isinstance(loader.config.order, RowShuffle)
@@ -385,7 +405,7 @@ class _RepeatedPrompts:
         need(trainer, "_step")
 
     def __iter__(self) -> Iterator[list[Any]]:
-        while True:
+        while not self.is_over:
             before = self.loader.state_dict()
             try:
                 samples = self.loader.get_next_batch(self._num_prompts)

@@ -1,6 +1,6 @@
 """Adds a worker while the trainer waits for tokens, up to the CPUs and the memory limit; never removes one.
 
-In the service's thread, after replies. None of it changes D.
+In the service's thread, after changes. None of it changes D.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.log import get_logger
 from asyncdata.workers.machine import process_memory
 
@@ -32,7 +33,7 @@ _BY_WORKERS = ("tokenize", "media")
 
 
 class Tuner:
-    """It takes the read-ahead's place as the observer of the executor, and calls it itself.
+    """Measures how long the trainer waits.
 
     :param waited: returns for how many seconds calls have waited, those that wait now included.
     :param waits_for: returns what a call waits for now.
@@ -53,61 +54,56 @@ class Tuner:
         self._waited, self._waits_for, self._has_delivered = waited, waits_for, has_delivered
         self._first_s: float | None = None
         self._start_s = self._waited_s = 0.0  # of the interval
-        self._num_replies = self._num_starved = 0
-        self._has_begun = self._is_done = self._is_active = False
-        self._is_starting = True
+        self._num_answered = self._num_starved = 0
+        self._has_begun, self._is_starting = False, True
         self._stage = ""  # that a call waited for when workers were last asked for something
-        executor.watch(self._on_change, self._on_submit)
+        executor.on_submit = self._see_stage
 
-    def _on_submit(self) -> None:
+    async def run(self) -> None:
+        """Look after each change, until a limit forbids one more worker, or cancelled."""
+        await self._executor.changes.until(self.look)
+        self._executor.on_submit = no_op
+
+    def _see_stage(self) -> None:
         # A look after a reply would find the only worker idle: the next window is requested a moment later.
-        if not self._is_done:
-            self._stage = self._waits_for()
+        self._stage = self._waits_for()
 
-    def _on_change(self) -> None:
-        """Called after every reply, and after other changes, which are few: they are counted as replies."""
-        is_nested, self._is_active = self._is_active, True
-        try:
-            self._read_ahead.changed()
-            if not is_nested and not self._is_done:  # sending, or another worker, may report further changes
-                self._tune(self._clock())
-        finally:
-            self._is_active = is_nested
-
-    def _tune(self, now_s: float) -> None:
-        self._num_replies += 1
+    def look(self) -> bool | None:
+        """Add a worker, if it is time to; return True if there will never be another."""
+        now_s = self._clock()
         if not self._has_begun or self._is_starting:
             self._first_s = now_s if self._first_s is None else self._first_s
             self._has_begun = self._has_begun or self._has_delivered() or now_s - self._first_s >= _FIRST_WAIT_S
             self._is_starting = any(worker.state == "starting" for worker in self._executor.statistics().workers)
             self._begin_interval(now_s)
-            return
+            return None
 
-        seconds = now_s - self._start_s
-        if seconds < _INTERVAL_S or self._num_replies < _MIN_REPLIES * self._executor.num_workers:
-            return
+        seconds, num_replies = now_s - self._start_s, self._executor.num_answered - self._num_answered
+        if seconds < _INTERVAL_S or num_replies < _MIN_REPLIES * self._executor.num_workers:
+            return None
 
         starved = (self._waited() - self._waited_s) / seconds
         self._begin_interval(now_s)
         is_starved = starved > _STARVED and self._stage in _BY_WORKERS
         self._num_starved = self._num_starved + 1 if is_starved else 0
-        if self._num_starved > 1 or (is_starved and starved > 10 * _STARVED):
-            self._add()
+        is_sure = self._num_starved > 1 or (is_starved and starved > 10 * _STARVED)
+        return self._add() if is_sure else None
 
     def _begin_interval(self, now_s: float) -> None:
-        self._start_s, self._waited_s, self._num_replies = now_s, self._waited(), 0
+        self._start_s, self._waited_s, self._num_answered = now_s, self._waited(), self._executor.num_answered
 
-    def _add(self) -> None:
-        """Add a worker, unless a limit forbids it; then nothing is tuned any more."""
-        number, limit = self._executor.num_workers, self._limit()
-        self._is_starting, self._is_done, self._num_starved = True, bool(limit), 0
-        if limit:
+    def _add(self) -> bool | None:
+        """Add a worker, unless a limit forbids it."""
+        number = self._executor.num_workers
+        if limit := self._limit():
             _log.info("autotune.limited", limit=limit, num_workers=number)
-            return
+            return True
 
+        self._is_starting, self._num_starved = True, 0
         self._executor.set_num_workers(number + 1)
         self._read_ahead.resize()
         _log.info("autotune.changed", before=number, after=number + 1)
+        return None
 
     def _limit(self) -> str:
         """What forbids one more worker; empty: nothing."""

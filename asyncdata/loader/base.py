@@ -17,6 +17,7 @@ from asyncdata.core.imports import is_loaded_instance
 from asyncdata.core.log import events_owner, owning_events
 from asyncdata.core.settings import opening_until, whole_number
 from asyncdata.core.threads import check_platform
+from asyncdata.loader.batch_types import B_co, Item_co
 from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Policy, Ranks
 from asyncdata.loader.waits import progress_of
 from asyncdata.telemetry.settings import NoRecorder, Telemetry
@@ -29,16 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
 
-    from typing_extensions import TypeVar
-
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.types import Group, Position, Sample
     from asyncdata.delivery.ledger import Request
     from asyncdata.delivery.outcomes.memory import RowReport
     from asyncdata.delivery.outcomes.policy import Outcomes
     from asyncdata.delivery.rollout_buffer import BufferFilter
+    from asyncdata.loader.batch_types import PackingOf
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.engine import Engine
@@ -50,18 +49,13 @@ if TYPE_CHECKING:
     from asyncdata.telemetry.recorder import Recorder
     from asyncdata.tokenization.base import TokenizeFn
 
-    B_co = TypeVar("B_co", default=list[Sample], covariant=True)
-else:
-    from typing import TypeVar
-
-    B_co = TypeVar("B_co", covariant=True)  # a default needs Python 3.13
-
 _CLOSE_TIMEOUT_S = 5.0
 """The longest time that closing the service takes."""
 
 
-class BaseLoader(Generic[B_co]):
-    """A loader without the calls that wait for data. ``B_co`` is what its loop yields: what ``collate_fn`` returns.
+class BaseLoader(Generic[Item_co, B_co]):
+    """A loader without the calls that wait for data. ``B_co`` is what its loop yields: what ``collate_fn`` returns, or
+    a list of ``Item_co``, samples or packs.
 
     :ivar group_size: samples of a group.
     """
@@ -76,7 +70,7 @@ class BaseLoader(Generic[B_co]):
         collate_fn: Callable[[list[Any]], B_co] | None = None,
         buffer_filter: BufferFilter | str | None = None,
         too_old: Literal["reset", "drop"] | Callable[[Group], str] = "reset",
-        packing: LoaderPacking | None = None,
+        packing: PackingOf[Item_co] | None = None,
         length_grouping: LengthGrouping | None = None,
         seed: int = 42,
         shuffle: bool | Literal["full"] | Shuffle | RowShuffle | Mapping[str, Any] = True,
@@ -127,7 +121,7 @@ class BaseLoader(Generic[B_co]):
             args = (source, tokenize_fn, buffer_filter, config, collate_fn or identity, packing, length_grouping, early)
             self._progress = opening.run(progress_of, config.progress, config.ranks.rank)
             with self._progress.waiting(lambda: "files are opened, and a tokenizer_backend by name is proven"):
-                self._engine = opening.run(lambda: _engine_class(source)(*args))
+                self._engine = opening.run(lambda: _engine_class(source)(*cast("Any", args)))
             self._recorder = opening.run(_recorder_of, self._engine, tokenize_fn, packing)
         except BaseException:
             if early is not None:

@@ -314,7 +314,7 @@ def _converted(name: str, value: Any) -> Any:
     try:
         return msgspec.convert(value, prepared(field.type))
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{wrong_value(field, value, error)} - at `{name}`") from error
+        raise ConfigError(wrong_value(field, value, error)) from error
 
 
 STRUCTS: dict[str, type[Description]] = {
@@ -386,7 +386,8 @@ def _struct_of(kind: type[S], name: str, value: Any) -> S:
     if kind is Telemetry and isinstance(value, str | os.PathLike):
         value = {"folder": os.fspath(value)}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"`{name}` is {kind.__name__}(...), or a dict of its settings; got {value!r}")
+        short = {BadRows: "'skip' or another policy, ", Telemetry: "a folder, "}.get(kind, "")
+        raise ConfigError(f"`{name}` is {short}{kind.__name__}(...), or a dict of its settings; got {value!r}")
 
     for setting in value:
         if setting not in kind.__struct_fields__:

@@ -19,7 +19,7 @@ from asyncdata.core.types import Group, Position
 from asyncdata.core.version import __version__
 from asyncdata.delivery.channel import Exclusions
 from asyncdata.delivery.coordinator import Coordinator
-from asyncdata.delivery.ledger import Ledger, Request, RowKey, is_key_of
+from asyncdata.delivery.ledger import Ledger, Request, RestartPoint, RowKey, is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
 from asyncdata.loader.background_proof import provers_of
 from asyncdata.loader.executors import TuningLimits, connect_cluster, executor_of, limits_of
@@ -34,7 +34,7 @@ from asyncdata.tokenization.base import TokenizeFn, has_media
 from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
+    from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Mapping
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.xtuner_packing import LoaderPacking
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Job
     from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
+    from asyncdata.loader.autotune import Tuner
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
@@ -104,7 +105,7 @@ class Engine:
         chosen_filter = filter_of(buffer_filter)
         self._function = (early.function if early is not None else None) or resolved(tokenize_fn)
         limits = limits_of(config)
-        self._executor = executor_of(config, limits, self._function, early, self._num_parts)
+        self._executor = executor_of(config, limits, self._function, early)
         self._calls = Calls(self._executor)
         self.parts = self._opened(source, choice)
         job, slot_bytes, self._row_index = self._layout()
@@ -127,10 +128,8 @@ class Engine:
             on_room=lambda: self.service.tell_soon(),
         )
         self._read_ahead = self._made_read_ahead()
-        self._executor.watch(self._read_ahead.changed)
         self.waits = Waits()
-        if limits.max_workers > limits.min_workers:
-            self._tune(limits)
+        self._tuner = self._made_tuner(limits) if limits.max_workers > limits.min_workers else None
         self.service = Service(
             job,
             self._read_ahead,
@@ -153,10 +152,6 @@ class Engine:
     mix_by = ""
     """Of a mixture, what its targets are shares of: ``rows`` or ``tokens``."""
 
-    @property
-    def _num_parts(self) -> int:
-        return 1
-
     def _opened(self, source: Any, choice: PackingChoice) -> list[OpenedPart]:
         restart_point = partial(self._restart_position, "")
         args = "", source, self.config, self._function, self._calls, restart_point, choice.plan, choice.share
@@ -167,10 +162,13 @@ class Engine:
         source = self.parts[0].source
         return source.job, source.slot_bytes, source.index
 
-    def _coroutines(self) -> list[Callable[[], Awaitable[None]]]:
+    def _coroutines(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         """What runs as long as the service."""
-        media = None if self._media is None else self._media.loader(self._calls, self.coordinator)
-        return [one.run for one in (self._scans, media, *(part.windows for part in self.parts)) if one is not None]
+        windows = [part.windows for part in self.parts]
+        found = [one.run for one in (self._scans, self._tuner, *windows) if one is not None]
+        if self._media is not None:
+            found.append(partial(self._media.load, self._calls, self.coordinator))
+        return found
 
     def _start_of_mixture(self) -> Any:
         return None
@@ -306,13 +304,13 @@ class Engine:
         late = [(*key, *structs.astuple(place)) for key, place in sorted(ledger.excluded.items()) if place > Position()]
         return {"served": served, "excluded_late": late or msgspec.UNSET}
 
-    def _places_of(self, ledger: Ledger) -> dict[str, Position]:
-        """The first row of each part that is not delivered."""
-        return {"": ledger.position}
+    def _places_of(self, point: Ledger | RestartPoint) -> dict[str, Position]:
+        """The first row of each part that is not delivered there."""
+        return {"": point.position}
 
     def _restart_places(self, ledger: Ledger) -> dict[str, Position]:
         """The position of each part at which a restart begins."""
-        return {"": self.batching.restart_point(ledger).position}
+        return self._places_of(self.batching.restart_point(ledger))
 
     def _order(self) -> dict[str, Any]:
         """The settings that decide the order of delivery."""
@@ -346,7 +344,9 @@ class Engine:
             raise
 
         ledger = match.ledger
-        self.service.restart(partial(self._taking, match, ledger), match.canaries)
+        with self.coordinator.lock:
+            self.service.restart(partial(self._taking, match, ledger), match.canaries)
+            self.coordinator.set_rollouts(ledger.rollouts)  # what was out waits in the buffer now, and may be too old
         self._restored_epoch, self._restored = self.epoch, self._delivered()
         _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))
         return match.keeps_place
@@ -531,11 +531,11 @@ class Engine:
             **({} if self._media is None else self._media.numbers(self.coordinator.channel)),
         )
 
-    def _tune(self, limits: TuningLimits) -> None:
-        """Have workers added while the trainer waits for them."""
+    def _made_tuner(self, limits: TuningLimits) -> Tuner:
+        """It adds workers while the trainer waits for them."""
         from asyncdata.loader.autotune import Tuner
 
-        Tuner(
+        return Tuner(
             limits,
             self._executor,
             self._read_ahead,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.imports import is_loaded_instance
 from asyncdata.workers.machine import available_memory, num_usable_cpus
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Job
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.tokenization.base import TokenizeFn
+    from asyncdata.tokenization.part_functions import PartFunctions
     from asyncdata.workers.pool.pool import Pool
     from asyncdata.workers.pool.popen import EarlyForkServer
 
@@ -89,14 +91,14 @@ def executor_of(
     limits: TuningLimits,
     function: TokenizeFn | Callable[..., Any],
     early: EarlyForkServer | None = None,
-    num_parts: int = 1,
 ) -> Pool:
     """The executor of the configuration.
 
     :param early: the workers' fork server, if it was started early.
-    :param num_parts: parts of the mixture that it serves.
     """
     given, cluster = config.limits, config.executor
+    is_mixture = is_loaded_instance(function, "asyncdata.tokenization.part_functions:PartFunctions")
+    num_parts = len(cast("PartFunctions", function).functions) if is_mixture else 1
     if config.num_workers == 0:
         from asyncdata.workers.inline import InlineExecutor
 

@@ -19,7 +19,8 @@ from asyncdata.core.callbacks import alone, identity
 from asyncdata.core.errors import EndOfData, PrefetchTimeoutError, is_shortage
 from asyncdata.core.settings import checked_timeout
 from asyncdata.core.threads import call_soon_in_this_loop
-from asyncdata.loader.base import B_co, BaseLoader
+from asyncdata.loader.base import BaseLoader
+from asyncdata.loader.batch_types import B_co, BatchT_co, Item_co
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +41,7 @@ _GRACE_S = 1.0
 other."""
 
 
-class DataLoader(BaseLoader[B_co]):
+class DataLoader(BaseLoader[Item_co, B_co]):
     """Samples for a plain loop. Safe to call from several threads, and inside a running event loop.
 
     ::
@@ -52,8 +53,7 @@ class DataLoader(BaseLoader[B_co]):
     :param tokenize_fn: a description such as :class:`~asyncdata.PromptTokenizeFn`, a function of a row (a dict), or its
         import path ``pkg.mod:fn``.
     :param collate_fn: makes a batch of the ``for`` loop from the list of its samples; by default, that list. With
-        ``packing`` it gets a list of packs, each a list of :class:`~asyncdata.Document`. What it returns is the type of
-        a batch for a type checker: ``DataLoader[...]``.
+        ``packing`` it gets packs, lists of :class:`~asyncdata.Document`. Types: ``DataLoader[Any, <its result>]``.
     :param packing: joins samples into sequences of one length: :class:`~asyncdata.SoftPacking` or another; then
         ``batch_size`` counts packs.
     :param length_grouping: puts packs, or samples, of similar cost into the same step.
@@ -158,7 +158,7 @@ class DataLoader(BaseLoader[B_co]):
         :raises ConfigError: AD443, where the number is not known before the epoch ends.
         :raises PrefetchTimeoutError: if it is not known in time.
         """
-        from asyncdata.loader.steps import checked_plan, num_batches
+        from asyncdata.loader.measurements import checked_plan, num_batches
 
         is_planned = checked_plan(self._engine)
         found = self.peek(1, timeout_s=timeout_s) if is_planned else self.num_rows(timeout_s=timeout_s)
@@ -309,7 +309,7 @@ class DataLoader(BaseLoader[B_co]):
         self._close("the loader was closed at the end of its `with`")
 
 
-class AsyncDataLoader(BaseLoader[B_co]):
+class AsyncDataLoader(BaseLoader[Item_co, B_co]):
     """Samples for an ``await``-based loop, on asyncio or trio. The parameters are as for :class:`DataLoader`.
 
     ::
@@ -362,7 +362,7 @@ class AsyncDataLoader(BaseLoader[B_co]):
 
     async def num_batches(self, *, timeout_s: float | None = None) -> int:
         """Like :meth:`DataLoader.num_batches`."""
-        from asyncdata.loader.steps import checked_plan, num_batches
+        from asyncdata.loader.measurements import checked_plan, num_batches
 
         is_planned = checked_plan(self._engine)
         wait = self.peek(1, timeout_s=timeout_s) if is_planned else self.num_rows(timeout_s=timeout_s)
@@ -537,7 +537,7 @@ class AsyncDataLoader(BaseLoader[B_co]):
         await self.aclose()
 
 
-class _Batches(Generic[B_co]):
+class _Batches(Generic[BatchT_co]):
     """Batches until the end of the loader's current epoch.
 
     :param step: takes the samples that ``batches`` requests next, and returns the batch made of them; None at the end.
@@ -548,15 +548,15 @@ class _Batches(Generic[B_co]):
         self._step = step
 
 
-class Epoch(_Batches[B_co]):
+class Epoch(_Batches[BatchT_co]):
     """Batches for ``for``."""
 
-    _step: Callable[[Any], tuple[B_co, ...] | None]
+    _step: Callable[[Any], tuple[BatchT_co, ...] | None]
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> B_co:
+    def __next__(self) -> BatchT_co:
         # An interrupt after the step would lose the batch. CPython can raise one after a call of a C function, so there
         # is none here.
         while (batch := self._step(self._batches)) is not None:
@@ -566,15 +566,15 @@ class Epoch(_Batches[B_co]):
         raise StopIteration
 
 
-class AsyncEpoch(_Batches[B_co]):
+class AsyncEpoch(_Batches[BatchT_co]):
     """Batches for ``async for``."""
 
-    _step: Callable[[Any], Awaitable[tuple[B_co, ...] | None]]
+    _step: Callable[[Any], Awaitable[tuple[BatchT_co, ...] | None]]
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> B_co:
+    async def __anext__(self) -> BatchT_co:
         while (batch := await self._step(self._batches)) is not None:
             if batch:
                 return batch[0]
@@ -582,7 +582,7 @@ class AsyncEpoch(_Batches[B_co]):
         raise StopAsyncIteration
 
 
-def _holding(loader: BaseLoader[Any], request: Request) -> AbstractContextManager[None]:
+def _holding(loader: BaseLoader[Any, Any], request: Request) -> AbstractContextManager[None]:
     """While a call waits for the trainer. That is shown only where it may be for ever."""
     from asyncdata.delivery.ledger import AT_END
 

@@ -1,18 +1,25 @@
-"""The media of a loader: their columns, their limit, and their numbers."""
+"""The media of a loader: their columns, their limit and their numbers, and what asks workers for them."""
 
 from __future__ import annotations
 
+from array import array
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.columns import declared_columns
+from asyncdata.core.messages import NO_SLOT, NOT_IN_SLOT, Overflow, RowError, Tokenize, Tokenized
+from asyncdata.delivery.items import Failure
 from asyncdata.delivery.media_queue import MediaBudget, MediaQueue
-from asyncdata.read_ahead.media_loader import MediaLoader
+from asyncdata.workers.base import Crashed, error_of
+from asyncdata.workers.changes import SENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from asyncdata.core.messages import Reply
     from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.coordinator import Coordinator
+    from asyncdata.delivery.media_queue import Wanted
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.read_ahead.calls import Calls
 
@@ -41,10 +48,6 @@ class LoaderMedia:
         """What waits in a channel."""
         return MediaQueue(self.budget, self._columns, self._policies, channel.emit, for_packs=not self._is_planned)
 
-    def loader(self, calls: Calls, coordinator: Coordinator) -> MediaLoader:
-        """What asks workers for them."""
-        return MediaLoader(calls, coordinator, self._numbers)
-
     def numbers(self, channel: Channel) -> dict[str, Any]:
         """Numbers for :class:`~asyncdata.Statistics`."""
         return {
@@ -55,3 +58,37 @@ class LoaderMedia:
             "media_load_seconds_total": self.budget.load_s,
             "media_failed_total": self.budget.num_failed,
         }
+
+    async def load(self, calls: Calls, coordinator: Coordinator) -> None:
+        """Ask for what there is room for, and workers, until cancelled: one sample a request, so that a picture that
+        kills its worker is known.
+        """
+        await calls.turn(partial(self._ask, calls, coordinator))
+
+    def _ask(self, calls: Calls, coordinator: Coordinator) -> object:
+        channel = coordinator.channel
+        wanted = coordinator.next_media(channel)
+        if wanted is None:
+            return None
+
+        ref = wanted.ref
+        request = Tokenize(
+            NO_SLOT,
+            array("i", [NOT_IN_SLOT]).tobytes(),
+            array("i", [ref.num_bytes]).tobytes(),
+            [] if ref.row else [Overflow(0, ref.file_id, ref.offset)],
+            part=self._numbers[ref.part],
+            is_load=True,
+            rows=[ref.row] if ref.row else [],
+        )
+        calls.submit(request, max_losses=2).then(partial(_loaded, coordinator, channel, wanted))
+        return SENT
+
+
+def _loaded(coordinator: Coordinator, channel: Channel, wanted: Wanted, reply: Reply | Crashed) -> None:
+    if isinstance(reply, Crashed):
+        coordinator.put_media(channel, wanted, RowError(0, reply.code, reply.reason))
+    elif isinstance(reply, Tokenized):
+        coordinator.put_media(channel, wanted, reply)
+    else:
+        coordinator.fail(channel, Failure(error_of(reply)), overtakes=True)

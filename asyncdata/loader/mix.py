@@ -332,6 +332,8 @@ def _read(path: str) -> Any:
         return json.loads(data) if path.endswith(".json") else _yaml(data, path)
     except OSError as error:
         raise ConfigError(f"AD470 the mixture {path} cannot be read: {error.strerror}") from error
+    except ConfigError:
+        raise
     except ValueError as error:  # of TOML, JSON and UTF-8
         raise ConfigError(f"AD470 the mixture {path} cannot be read: {error}") from error
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.types import Position
-    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.delivery.ledger import Ledger, RestartPoint
     from asyncdata.delivery.outcomes.memory import OutcomeState
     from asyncdata.loader.mix import Mix, NamedPart
     from asyncdata.loader.opened_source import OpenedPart
@@ -44,10 +44,6 @@ class MixtureEngine(Engine):
     _function: PartFunctions
     _read_ahead: MixtureReadAhead
 
-    @property
-    def _num_parts(self) -> int:
-        return len(self._function.functions)
-
     def _opened(self, source: Mix, choice: PackingChoice) -> list[OpenedPart]:
         if choice.plan is not None:
             raise ConfigError(
@@ -59,7 +55,7 @@ class MixtureEngine(Engine):
         parts: list[OpenedPart] = []
         try:
             for leaf, function in zip(source.leaves(), self._function.functions, strict=True):
-                calls = PartCalls(self._executor, len(parts), self._num_parts)
+                calls = PartCalls(self._executor, len(parts))
                 parts.append(self._opened_part(leaf, function, calls))
                 if parts[-1].source.growth is not None:
                     raise ConfigError(f"AD471 part {leaf.name!r} grows, and a part of a mixture cannot: leave it out")
@@ -126,12 +122,9 @@ class MixtureEngine(Engine):
         point: MixturePoint = self.batching.restart_point(ledger).counters.mixture
         return point.state_until(ledger.counters.mixture)
 
-    def _places_of(self, ledger: Ledger) -> dict[str, Position]:
-        point: MixturePoint = ledger.counters.mixture
-        return {name: cursor.position for name, cursor in point.state.parts.items()}
-
-    def _restart_places(self, ledger: Ledger) -> dict[str, Position]:
-        return {name: cursor.position for name, cursor in self._state_of(ledger).parts.items()}
+    def _places_of(self, point: Ledger | RestartPoint) -> dict[str, Position]:
+        state: MixtureState = point.counters.mixture.state
+        return {name: cursor.position for name, cursor in state.parts.items()}
 
     def _saved(self, ledger: Ledger, position: Position, outcomes: dict[str, OutcomeState]) -> dict[str, Any]:
         state = self._state_of(ledger)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.batching.planned import PlannedOrder
+from asyncdata.batching.preset_packing import PresetPacking
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import BadRowError, ConfigError, LoaderClosedError
@@ -20,7 +21,7 @@ from asyncdata.delivery.bad_rows import without_text
 from asyncdata.loader.opened_source import OpenedSource, Opening, with_block_cache
 from asyncdata.order.order import RowOrder
 from asyncdata.order.shuffle import RowShuffle
-from asyncdata.read_ahead.row_index.builder import Indexer
+from asyncdata.read_ahead.row_index.builder import Indexer, SharedIndexer
 from asyncdata.read_ahead.row_index.index_file import IndexFile, hold_rows, make_room
 from asyncdata.read_ahead.row_index.row_index import RowIndex
 from asyncdata.read_ahead.windows.indexed_windows import IndexedWindows
@@ -70,8 +71,13 @@ def opened_rows(source: Source, shuffle: RowShuffle, opening: Opening) -> Opened
     """Open the source; :func:`asyncdata.loader.opening.opened_part` says more."""
     plan, seed = opening.plan, opening.config.seed
     files = with_block_cache(_open_rows(source, plan), opening.config.cache)
-    order = RowOrder(shuffle, seed) if plan is None else PlannedOrder(plan, shuffle, seed)
+    order = RowOrder(shuffle, seed) if plan is None else _planned_order(plan, shuffle, seed, files)
     return _IndexedSource(files, order, opening).opened()
+
+
+def _planned_order(plan: PackRules, shuffle: RowShuffle, seed: int, files: Blocks) -> PlannedOrder:
+    is_preset = isinstance(plan.packing, PresetPacking)
+    return PlannedOrder(plan, shuffle, seed, [file.path for file in files.files] if is_preset else [])
 
 
 def _open_rows(source: Source, plan: PackRules | None) -> Blocks:
@@ -90,7 +96,7 @@ def _open_rows(source: Source, plan: PackRules | None) -> Blocks:
 def shuffle_of_plan(plan: PackRules, config: LoaderConfig) -> RowShuffle:
     """The order in which rows are numbered for the plan. Only rows that yield a sample get a number."""
     shuffle = config.order
-    if not plan.is_shuffled:
+    if not plan.has_own_packs:
         if isinstance(shuffle, RowShuffle):
             return msgspec.structs.replace(shuffle, only_kept=True)
 
@@ -106,8 +112,8 @@ def shuffle_of_plan(plan: PackRules, config: LoaderConfig) -> RowShuffle:
         return msgspec.structs.replace(shuffle, only_kept=True)
 
     raise ConfigError(
-        f"AD453 XTunerPacking has an order of rows of its own, which shuffle={config.shuffle!r} would not change: "
-        "leave shuffle out; or, for some of the rows, use RowShuffle(method='none', first=..., stop=...)"
+        f"AD453 {type(plan.packing).__name__} has an order of rows of its own, which shuffle={config.shuffle!r} would "
+        "not change: leave shuffle out; or, for some of the rows, use RowShuffle(method='none', first=..., stop=...)"
     )
 
 
@@ -169,8 +175,6 @@ class _IndexedSource:
         settings = files, self._opening.calls, self._index, check, self._file(), self._pass_over
         if not self._is_shared:
             return Indexer(*settings, shows_rows=excerpts)
-
-        from asyncdata.read_ahead.row_index.shared_builder import SharedIndexer
 
         return SharedIndexer(
             *settings,

@@ -10,8 +10,7 @@ import msgspec
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.files import cache_folder, check_ours
 from asyncdata.core.messages import BlockCacheSpec, Job
-from asyncdata.read_ahead.canaries import Canaries
-from asyncdata.read_ahead.source import Supply
+from asyncdata.read_ahead.source import Canaries, Supply
 from asyncdata.read_ahead.windows.base import Windows
 from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
 from asyncdata.sources.base import Blocks, Files
@@ -97,8 +96,7 @@ class OpenedPart:
     """One source of a loader, open, with what it was opened with."""
 
     def __init__(self, opening: Opening, source: OpenedSource) -> None:
-        self.source = source
-        self.windows = source.windows
+        self.source, self.windows = source, source.windows
         self.name, self.function = opening.name, opening.function
         self.calls, self.bad_rows = opening.calls, opening.bad_rows
         self._function_fingerprints: dict[str, str] | None = None

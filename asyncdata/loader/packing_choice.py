@@ -74,7 +74,7 @@ class PackingChoice(NamedTuple):
 
         :param functions: the tokenize functions.
         :raises ConfigError: if one of them makes prompts, and they are to be packed (AD416), or for a collator of packs
-            without packs, or of samples with them (AD405).
+            without packs, or of samples with them (AD405), or with another ``max_length`` than the packing (AD450).
         """
         if not callable(collate_fn):
             raise ConfigError(f"collate_fn is a function of a list of samples or packs; got {collate_fn!r}")
@@ -95,8 +95,10 @@ class PackingChoice(NamedTuple):
             return Batching(config, collate_fn)
 
         from asyncdata.loader.batches.pack_batches import OnlineBatching, PlannedBatching
+        from asyncdata.loader.batches.pack_rules import with_length
         from asyncdata.read_ahead.windows.indexed_windows import IndexedWindows
 
+        collate_fn = with_length(collate_fn, self.rules.packing)
         if not self.rules.is_planned:
             return OnlineBatching(self.rules, config, collate_fn, packs_samples=self.packs_samples)
 

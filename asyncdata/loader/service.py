@@ -88,12 +88,8 @@ class Service:
         early: EarlyForkServer | None = None,
         index: RowIndex | None = None,
     ) -> None:
-        self._index = index
-        self._job = job
-        self._executor = executor
-        self._coordinator = coordinator
-        self._event_loop = event_loop
-        self._early = early
+        self._job, self._executor, self._coordinator, self._index = job, executor, coordinator, index
+        self._event_loop, self._early = event_loop, early
         self._read_ahead, self._coroutines = read_ahead, coroutines
         self._slot_bytes = slot_bytes
         self.lock = threading.RLock()  # reentrant: a garbage collection while it is held may close the loader

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.workers.base import (
-    ExecutorStatistics,
-    WorkerState,
-)
+from asyncdata.workers.base import ExecutorStatistics, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,25 +24,26 @@ from msgspec.structs import replace
 
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.delivery.items import Failure
-from asyncdata.delivery.merger import Merger
+from asyncdata.delivery.merger import Merger, PartQueue, ReadyAhead
 from asyncdata.delivery.mixture import PartCursor
-from asyncdata.delivery.part_queue import PartQueue, ReadyAhead
 from asyncdata.order.mixture import shares_of
-from asyncdata.read_ahead.calls import Calls, Changes
+from asyncdata.read_ahead.calls import Calls
 from asyncdata.read_ahead.source import ReadAhead
 from asyncdata.workers.base import MAX_LOSSES
+from asyncdata.workers.changes import Changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.core.messages import Reply, Request
+    from asyncdata.core.messages import Request
     from asyncdata.delivery.channel import Channel, Entry
     from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import DeliveryRules, Ledger
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.read_ahead.source import Supply
-    from asyncdata.workers.base import Crashed, Executor, OnReply
+    from asyncdata.workers.pool.pool import Pool
+    from asyncdata.workers.pool.worker import Call
 
 T = TypeVar("T")
 _MIN_CAPACITY = 2048
@@ -68,11 +68,11 @@ class PartCalls(Calls):
     :ivar note: called when the part may send more; the mixture sets it.
     """
 
-    def __init__(self, executor: Executor, part: int, num_parts: int) -> None:
+    def __init__(self, executor: Pool, part: int) -> None:
         super().__init__(executor)
-        self.slots = executor.slots.of_part(part, num_parts)
+        self.slots = executor.slots.of_part(part, executor.num_parts)
         self.slots.tell(self.changed)
-        self.turns = Changes()
+        self.changes, self.turns = Changes(), Changes()
         self.note: Callable[[], object] = bool
         self._part = part
 
@@ -89,13 +89,10 @@ class PartCalls(Calls):
         self.changes()
         self.note()
 
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
-        request = replace(request, part=self._part)
-        return self.executor.submit(request, partial(self._answered, on_reply), max_losses)
-
-    def _answered(self, on_reply: OnReply, reply: Reply | Crashed) -> None:
-        on_reply(reply)
-        self.changed()
+    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Call:
+        asked = super().submit(replace(request, part=self._part), max_losses)
+        asked.then(lambda _: self.changed())  # called last: who asks is told before
+        return asked
 
     async def turn(self, look: Callable[[], T | None]) -> T:
         """What ``look`` finds that is not None; it is called only when it is the part's turn."""
@@ -110,7 +107,7 @@ class Part:
 
     :param rules: of the mixture's delivery.
     :ivar channel: its ready chunks, from the last start on.
-    :ivar lock: nothing has to be locked, as there is one thread.
+    :ivar lock: the coordinator's.
     :ivar expected: digests of its canaries, of a snapshot.
     :ivar wait_s: for how long calls have waited for it.
     :ivar rank: its place in the order in which parts were first needed after the last start.
@@ -122,7 +119,7 @@ class Part:
         assert isinstance(supply.calls, PartCalls), "each part has its own"
         self.calls, self.canaries = supply.calls, supply.canaries
         self.rules = replace(rules, capacity=1, max_ready_bytes=0, bad_rows=supply.bad_rows)
-        self.lock = nullcontext()
+        self.lock = mixture.lock
         self.expected: list[str] = []
         self.wait_s = 0.0
         self.rank = 0
@@ -163,9 +160,9 @@ class Part:
 
     # What its read-ahead asks.
 
-    def when_awaited(self, channel: Channel, decide: Callable[[], object]) -> bool:
-        """Call ``decide`` if a call waits for a sample of this part; return whether it does."""
-        return self._mixture.when_awaited(self, decide)
+    def is_awaited(self, channel: Channel) -> bool:
+        """Whether a call waits for a sample of this part."""
+        return self._mixture.is_awaited(self)
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
         """A place for at most ``max_rows`` rows; None if there is no room for ``min_rows``."""
@@ -180,12 +177,12 @@ class Part:
     def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
         """Set the content of ``entry``."""
         channel.fill(entry, content)
-        self._mixture.merge_soon()
+        self._mixture.changed()
 
     def fail(self, channel: Channel, failure: Failure) -> None:
         """End the part with an error, after everything that is entered."""
         channel.fail(failure.error)
-        self._mixture.merge_soon()
+        self._mixture.changed()
 
 
 class MixtureReadAhead:
@@ -193,6 +190,7 @@ class MixtureReadAhead:
 
     :param supplies: of the parts, by the number of their leaf.
     :param epochs: the number of epochs of the mixture; None: no end.
+    :ivar changed: call it after a change of what it waits for; ``lock``: the coordinator's.
     """
 
     def __init__(
@@ -207,6 +205,7 @@ class MixtureReadAhead:
     ) -> None:
         self._schedule = node, seed
         self._calls, self._coordinator, self._epochs = calls, coordinator, epochs
+        self.lock, self.changed = coordinator.lock, calls.changed
         self.ready = ReadyAhead(self._bytes_limit)
         self._parts = [
             Part(self, leaf, supply, coordinator.rules) for leaf, supply in zip(node.leaves(), supplies, strict=True)
@@ -263,20 +262,12 @@ class MixtureReadAhead:
         async with anyio.create_task_group() as group:
             for part in self._parts:
                 group.start_soon(part.reading.run)
+            group.start_soon(self._calls.changes.until, self._ask_due)
             while True:
                 try:
                     await self._calls.changes.until(self._merge)
                 except AsyncDataError as error:
                     self._fail(error)
-
-    def merge_soon(self) -> None:
-        """More of a part may be ready."""
-        self._calls.changes()
-
-    def changed(self) -> None:
-        """A request was answered, a worker is free, there is room: merge, and let parts send."""
-        self._calls.changes()
-        self._ask_due()
 
     def _note_and_ask(self, number: int) -> None:
         self._note(number)
@@ -430,11 +421,11 @@ class MixtureReadAhead:
         for part, share in zip(self._parts, shares_of(self._schedule[0]), strict=True):
             part.set_capacity(max(min(_MIN_CAPACITY, total), int(share * total)))
 
-    def when_awaited(self, part: Part, decide: Callable[[], object]) -> bool:
-        """Call ``decide`` if a call waits for a sample of a part; return whether it does."""
+    def is_awaited(self, part: Part) -> bool:
+        """Whether a call waits for a sample of a part."""
         is_blocked = self._merger is not None and self._merger.blocked == part.leaf.number  # since the last merge
         is_next = is_blocked and not part.channel.num_ready
-        return is_next and self._coordinator.when_awaited(self._channel, decide)
+        return is_next and self._coordinator.is_awaited(self._channel)
 
     def _bytes_limit(self) -> int:
         """Bytes that all parts together may keep ready."""

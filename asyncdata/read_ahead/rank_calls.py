@@ -13,7 +13,7 @@ import msgspec
 
 from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError
 from asyncdata.core.threads import call_soon_in_this_loop, started_and_awaited
-from asyncdata.read_ahead.calls import Promise
+from asyncdata.workers.changes import Promise
 
 MessageT = TypeVar("MessageT")
 

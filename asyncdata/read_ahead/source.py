@@ -7,6 +7,8 @@ trainer. How rows are cut into chunks does not change D.
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -14,29 +16,29 @@ import anyio
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import AsyncDataError
-from asyncdata.core.messages import Failed, RowError, Tokenize, Tokenized, is_elsewhere
+from asyncdata.core.errors import AsyncDataError, SnapshotMismatchError
+from asyncdata.core.messages import Data, Failed, RowError, Scanned, Tokenize, Tokenized, is_elsewhere
 from asyncdata.core.types import Position
 from asyncdata.delivery.bad_rows import NotesLog, located
 from asyncdata.delivery.chunk import IS_EXCLUDED, IS_IN_JOURNAL, WAS_SERVED, Chunk, is_excluded, row_ids
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.ledger import is_key_of, key_in_part
 from asyncdata.delivery.mass_drops import MassDrops, rows_by_reason
-from asyncdata.read_ahead.calls import SENT
 from asyncdata.read_ahead.windows.base import leaving_out, no_such_place
+from asyncdata.read_ahead.windows.block_windows import BlockWindow
 from asyncdata.workers.base import Crashed, error_of
+from asyncdata.workers.changes import SENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from asyncdata.core.messages import Reply
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Channel, Entry, Exclusions
     from asyncdata.delivery.chunk import Marks
     from asyncdata.delivery.ledger import DeliveryRules, Ledger, RowKey
     from asyncdata.read_ahead.calls import Calls, Later
-    from asyncdata.read_ahead.canaries import Canaries
     from asyncdata.read_ahead.windows.base import OpenWindow, Windows
+    from asyncdata.sources.base import Blocks
+
 
 _NOTHING = Tokenized(tokens=b"", token_ends=b"", kept=b"", columns={}, drops={}, errors=[], busy_s=0.0)
 """The reply for rows that need no work."""
@@ -64,8 +66,8 @@ class Feed(Protocol):
     @property
     def channel(self) -> Channel: ...
 
-    def when_awaited(self, channel: Channel, decide: Callable[[], object]) -> bool:
-        """Call ``decide`` if a call waits for a sample, and none is left; return whether it does."""
+    def is_awaited(self, channel: Channel) -> bool:
+        """Whether a call waits for a sample, and none is left."""
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
         """A place for at most ``max_rows`` rows; None if there is no room for ``min_rows``."""
@@ -205,9 +207,7 @@ class ReadAhead:
         if channel is not self._coordinator.channel:  # a restart is about to cancel this
             return None
 
-        # Which rows an epoch excludes is decided when a call waits for more than is left of the epoch before.
-        decide = channel.undecided(self._current[0])
-        if decide and (channel.num_rows_in_flight or not self._coordinator.when_awaited(channel, decide)):
+        if not self._is_decided(channel, self._current[0]):
             return None
 
         most = self._most_placed if window.is_placed else self.pacer.num_rows
@@ -219,6 +219,18 @@ class ReadAhead:
         is_over = self._send(window, entry)
         self._read_on(window)
         return SENT if self._row < window.num_rows else is_over
+
+    def _is_decided(self, channel: Channel, epoch: int) -> bool:
+        """Whether it is decided which rows ``epoch`` excludes: once a call waits for more than is left of the last."""
+        outcomes = channel.outcomes
+        if outcomes is None or outcomes.is_decided(epoch):
+            return True
+
+        with self._coordinator.lock:
+            is_time = not channel.num_rows_in_flight and self._coordinator.is_awaited(channel)
+            if is_time:
+                outcomes.decide(epoch)
+        return is_time
 
     @property
     def _most_placed(self) -> int:
@@ -280,7 +292,9 @@ class ReadAhead:
     def _submit(self, part: _RowsInFlight, max_losses: int = 2) -> None:
         request = part.request()
         if not isinstance(request, Tokenized):
-            part.entry.request_id = self._calls.submit(request, partial(self._on_tokenized, part), max_losses)
+            asked = self._calls.submit(request, max_losses)
+            part.entry.request_id = asked.request_id
+            asked.then(partial(self._on_tokenized, part))
             return
 
         if request.busy_s:  # workers tokenized them with their window
@@ -467,3 +481,77 @@ def _after(place: tuple[int, int], window: OpenWindow) -> tuple[int, int]:
 def _bad_row(crash: Crashed) -> Tokenized:
     """The reply for a row that killed its workers."""
     return msgspec.structs.replace(_NOTHING, errors=[RowError(0, crash.code, crash.reason)])
+
+
+_MAX_BLOCKS = 8
+
+
+class Canaries:
+    """The first rows of some blocks, and the digests of their tokens. A stream has no blocks, so it has no canaries.
+
+    :param max_blocks: the blocks that a slot holds.
+    :ivar digests: one per row; empty until they are known.
+    """
+
+    def __init__(self, source: Blocks, calls: Calls, stride: int, max_blocks: int) -> None:
+        self.digests: list[str] = []
+        self._source, self._calls, self._stride = source, calls, stride
+        self._num_blocks = min(_MAX_BLOCKS, max_blocks, source.num_blocks)
+
+    async def make(self) -> None:
+        """Tokenize the rows, unless that is done. If it fails, it is tried again at the next start."""
+        if self._num_blocks > 0 and not self.digests:
+            with suppress(AsyncDataError):
+                self.digests = await self._tokenized()
+
+    async def compare(self, expected: list[str]) -> None:
+        """Tokenize the rows, unless their digests are known to be ``expected``.
+
+        :raises SnapshotMismatchError: if they are others.
+        :raises AsyncDataError: if the rows cannot be tokenized.
+        """
+        if self._num_blocks == 0 or not expected or expected == self.digests:
+            return
+
+        self.digests = await self._tokenized()
+        if self.digests != expected:
+            raise _mismatch(expected, self.digests)
+
+    async def _tokenized(self) -> list[str]:
+        """The digests of the rows' tokens."""
+        slot = await self._calls.slot()
+        try:
+            num_blocks = self._source.num_blocks
+            blocks = self._source.blocks(sorted({i * num_blocks // self._num_blocks for i in range(self._num_blocks)}))
+            window = BlockWindow(self._source, blocks, slot, self._stride, partial(np.arange, dtype=np.int64))
+            (scan,) = window.scans()
+            found = await self._calls.ask(scan, Scanned)
+            window.add(0, found)
+            counts = np.frombuffer(found.counts, np.int32)
+            firsts = (np.cumsum(counts) - counts)[counts > 0]
+            if len(firsts) == 0:
+                return []
+
+            return _digests(len(firsts), await self._calls.ask(window.request_of(firsts), Tokenized))
+        finally:
+            self._calls.release(slot)
+
+
+def _mismatch(expected: list[str], digests: list[str]) -> SnapshotMismatchError:
+    num_different = sum(a != b for a, b in zip(digests, expected, strict=False))
+    return SnapshotMismatchError(
+        "AD603 the tokenize function gives other tokens than when the snapshot was taken: "
+        f"{num_different or 'some'} of {len(expected)} fixed rows differ. Install the versions of that time, or "
+        'continue with allow_changed={"tokenize_fn"}.',
+        {"canaries": (expected, digests)},
+    )
+
+
+def _digests(num_rows: int, reply: Tokenized) -> list[str]:
+    """A digest of each row's tokens; a row that yields no sample has the digest of no tokens."""
+    kept = np.frombuffer(reply.kept, np.int32).tolist() if reply.kept else range(num_rows)
+    ends = np.frombuffer(reply.token_ends, np.uint32).tolist()
+    tokens: list[Data] = [b""] * num_rows
+    for row, start, end in zip(kept, [0, *ends], ends, strict=False):
+        tokens[row] = reply.tokens[4 * start : 4 * end]
+    return [hashlib.blake2b(data, digest_size=8).hexdigest() for data in tokens]

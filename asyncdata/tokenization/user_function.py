@@ -294,7 +294,13 @@ def _tokens(fields: dict[str, Any]) -> array[int]:
     if name is None:
         raise TypeError(f"a dict without 'input_ids': it has {sorted(map(str, fields))}")
 
-    tokens = array("i", _list(name, fields.pop(name)))
+    given = _list(name, fields.pop(name))
+    try:
+        tokens = array("i", given)
+    except TypeError:
+        wrong = next(token for token in given if not hasattr(token, "__index__"))
+        raise TypeError(f"{name} has {wrong!r:.40}; it is a flat list of whole numbers, the token ids") from None
+
     if len(tokens) and min(tokens) < 0:
         raise ValueError(f"token id {min(tokens)} is negative")
 
@@ -327,6 +333,10 @@ def _labels(fields: dict[str, Any], tokens: array[int]) -> Sequence[int] | None:
             raise ValueError(f"{source} and {name} differ at token {place}; return one of them, or the same in both")
 
         labels, source = found, name
+    own = fields.get("label")
+    if labels is None and own is not None and not isinstance(own, str) and hasattr(own, "__len__"):
+        if len(own) == len(tokens) and all(label in (id, NOT_TRAINED) for label, id in zip(own, tokens, strict=True)):
+            raise ValueError("'label' is the row's own, such as its answer; return labels of tokens as 'labels'")
     return labels
 
 
@@ -366,4 +376,9 @@ def _checked_labels(labels: list[Any], tokens: array[int]) -> list[int]:
 
 def json_text(value: Any) -> bytes:
     """JSON text with NaN and lone surrogates, which rows may also contain."""
-    return json.dumps(value).encode("ascii")
+    return json.dumps(value, default=_refuse_json).encode("ascii")
+
+
+def _refuse_json(value: Any) -> None:
+    what = type(value).__name__
+    raise TypeError(f"a value of type {what}; values beside the tokens are what JSON has, or columns that are declared")

@@ -1,11 +1,11 @@
-"""The Executor protocol, and what all executors share."""
+"""What all executors share: what they answer and tell, and the slots of windows."""
 
 from __future__ import annotations
 
 import copy
 import mmap
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,14 +14,11 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.messages import NO_SLOT, Failed, Reply, Request, Scan, Short
 
-if TYPE_CHECKING:
-    OnReply = Callable[["Reply | Crashed"], None]
-
 
 class Crashed(NamedTuple):
     """Instead of a reply: too many workers were lost while they processed the request.
 
-    Its slot stays in use until ``on_reply`` returns, so that the same rows can be requested again.
+    Its slot stays in use until who asked was told, so that the same rows can be requested again.
 
     :ivar code: ``AD422`` (hung) or ``AD423`` (died).
     :ivar row: the row of the request that the last two workers processed; None if that is not known.
@@ -91,54 +88,6 @@ def error_of(reply: Reply | Crashed) -> AsyncDataError:
 def takes_samples(request: Request) -> bool:
     """Whether it is a scan that asks for samples."""
     return isinstance(request, Scan) and request.with_samples
-
-
-class Executor(Protocol):
-    """Runs requests in any order, on any number of workers. All methods are called in the service's thread.
-
-    This is what those who send requests see; for the service it is a :class:`~asyncdata.workers.pool.pool.Pool`.
-
-    :ivar num_workers: how many requests may run at the same time.
-    :ivar answers_with_samples: whether it is to be asked for the samples with each scan of blocks: workers that share
-        no memory need the text only once then.
-    """
-
-    slots: Slots
-
-    @property
-    def num_workers(self) -> int: ...
-
-    @property
-    def answers_with_samples(self) -> bool: ...
-
-    def memory(self, slot: int) -> memoryview:
-        """The bytes of ``slot``, to fill it in this process. Any thread may call this."""
-        ...
-
-    def watch(self, on_change: Callable[[], object]) -> None:
-        """Call ``on_change`` after each change that may allow another request to be sent.
-
-        Such changes are: a request is finished, and its ``on_reply`` has returned or its reply was dropped; a slot
-        became free; the workers changed. An extra call does no harm; a missing call makes a loader hang.
-        """
-        ...
-
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
-        """Queue a request, and return its id; ``on_reply`` is called once, unless :meth:`forget` comes first.
-
-        If a worker is lost while it processes the request, another one gets it. The request is answered with
-        :class:`Crashed` as soon as two workers in succession were lost at the same row, or ``max_losses`` in all.
-        """
-        ...
-
-    def forget(self) -> None:
-        """Drop the replies to all earlier requests."""
-        ...
-
-    @property
-    def num_wanted(self) -> int:
-        """How many requests could be submitted now without a long wait for a worker."""
-        ...
 
 
 NUM_SLOTS = 3

@@ -62,9 +62,9 @@ def make_loader(cfg: Any) -> DataLoader:
     length = cfg.sequence_len
     return DataLoader(
         str(CHATS),
-        tokenize_fn=ChatTokenizeFn(cfg.base_model, max_length=length),
+        tokenize_fn=ChatTokenizeFn(cfg.base_model),
         packing=SoftPacking(max_length=length),
-        collate_fn=PackedCollator(max_length=length, keys="transformers"),
+        collate_fn=PackedCollator(keys="transformers"),
         batch_size=1,
         num_workers=2,
         ranks=ranks(),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.support.streaming import Log, delivered, num_lines, read_log, with_pictures
+from tests.faults.support.streaming import Log, delivered, num_lines, read_log, with_media
 from tests.support.faults import Program, num_rounds
 from tests.support.figures import record
 from tests.support.loading import write_rows
@@ -22,6 +22,7 @@ ROUNDS = {
     "mixture": num_rounds(quick=2, full=100),
     "media": num_rounds(quick=2, full=100),
     "pictures": num_rounds(quick=2, full=60),
+    "sounds": num_rounds(quick=2, full=60),
     **dict.fromkeys(("gzip", "zstd", "array", "iterable", "hf stream"), num_rounds(quick=1, full=4)),
 }
 """Of each kind of data, how many processes are killed."""
@@ -29,21 +30,22 @@ NUM_ROWS = (700, 30, 450)
 PICTURED_ROWS = (70, 3, 45)
 """Fewer: to decode pictures takes its time."""
 EPOCHS = 2
-MEDIA_BYTES = {"media": [1, 500, 10_000], "pictures": [1, 500_000, 10_000_000]}
+MEDIA_BYTES = {"media": [1, 500, 10_000], **dict.fromkeys(("pictures", "sounds"), [1, 500_000, 10_000_000])}
 """The limit of what is loaded ahead: a sample, some of them, or all."""
 MODULES = {"zstd": ["zstandard"], "hf stream": ["datasets"], "pictures": ["transformers", "PIL"]}
-SIZES = {"files": [1, 3, 8, 17], "pictures": [1, 3, 8]}
+MODULES |= {"sounds": ["transformers", "soundfile", "soxr"]}
+SIZES = {"files": [1, 3, 8, 17], "pictures": [1, 3, 8], "sounds": [1, 3, 8]}
 
 
 def ids_of(kind: str) -> list[list[int]]:
     """No two rows of all files are alike."""
-    numbers = PICTURED_ROWS if kind == "pictures" else NUM_ROWS
+    numbers = PICTURED_ROWS if kind in ("pictures", "sounds") else NUM_ROWS
     return [[part * 10_000 + i for i in range(num)] for part, num in enumerate(numbers)]
 
 
 def coded(path, kind: str):
-    if kind == "pictures":
-        return with_pictures(path)
+    if kind in ("pictures", "sounds"):
+        return with_media(path, kind)
 
     data = path.read_bytes()
     if kind == "gzip":

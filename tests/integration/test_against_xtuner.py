@@ -11,10 +11,21 @@ import numpy as np
 import pytest
 
 from asyncdata import DataLoader, Document, LengthGrouping, Ranks
-from asyncdata.xtuner import XTunerCollator, XTunerPacking, XTunerTokenizeFn
+from asyncdata.errors import ConfigError, SnapshotMismatchError
+from asyncdata.xtuner import PresetPacking, XTunerCollator, XTunerPacking, XTunerTokenizeFn
 from tests.support.peers.checkouts import folder_of, module_of
 from tests.support.peers.records import cases_of, digest, plain
-from tests.support.peers.xtuner import batch_of, costs_of, media_of, pictures_function, share_of, shown, stable_sorts
+from tests.support.peers.xtuner import (
+    batch_of,
+    costs_of,
+    media_of,
+    pictures_function,
+    preset_of,
+    runs_of,
+    share_of,
+    shown,
+    stable_sorts,
+)
 from tests.support.xtuner_pictures import chat_of, draw
 
 PACKS = cases_of("xtuner_packs")
@@ -26,7 +37,7 @@ def packed(case, **settings):
     return {"packs": packs, "costs": plan.costs.tolist()}
 
 
-@pytest.mark.parametrize("case", [case for case in PACKS if case.given["settings"]["kind"] == "hard"], ids=str)
+@pytest.mark.parametrize("case", [case for case in PACKS if "soft" not in str(case.given["settings"])], ids=str)
 def test_hard_packs_are_xtuners(tmp_path, case):
     assert packed(case) == case.delivered(tmp_path)
 
@@ -65,7 +76,7 @@ def test_batches_are_xtuners(tmp_path, case):
     packs = [
         [Document(np.array(ids, np.int32), np.array(labels)) for ids, labels in pack] for pack in case.given["packs"]
     ]
-    items = XTunerCollator(**case.given["settings"], shift="pack", overlong="truncate", output="tensors")(packs)
+    items = XTunerCollator(**case.given["settings"], shift="pack", truncate_packs=True, output="tensors")(packs)
     assert batch_of(items) == case.delivered(tmp_path)
 
 
@@ -93,7 +104,7 @@ def test_batches_with_pictures_are_xtuners(tmp_path, case):
     pytest.importorskip("PIL")
     family, settings, packs = case.given.values()
     expected = case.delivered(tmp_path)
-    collate = XTunerCollator(**settings, shift="pack", overlong="truncate", output="tensors")
+    collate = XTunerCollator(**settings, shift="pack", truncate_packs=True, output="tensors")
     ours = "QwenPictures" if family == "qwen3_vl" else "InternTiles"
     functions = [f"tests.support.xtuner_pictures:{ours}"]
     if family == "qwen3_vl" and folder_of("xtuner"):
@@ -115,7 +126,7 @@ def test_a_sequence_context_is_an_object_of_xtuners(monkeypatch):
 
 
 def loader_of(folder, rank, given):
-    collate = {"max_length": given["settings"]["max_length"], "shift": "pack", "overlong": "truncate"}
+    collate = {"max_length": given["settings"]["max_length"], "shift": "pack", "truncate_packs": True}
     return DataLoader(
         [str(path) for path in sorted(folder.glob("*.jsonl"))],
         tokenize_fn=XTunerTokenizeFn("tests.support.xtuner_fns:Numbered"),
@@ -149,3 +160,81 @@ def test_a_rank_gets_what_xtuners_sampler_gives_it(tmp_path, jsonl_file, case):
 
             resumed.load_state_dict(state)
             assert plain(before + [shown(batch_of(batch)) for _ in range(2) for batch in resumed]) == expected
+
+
+def write_rows(jsonl_file, lengths):
+    first = 0
+    for number, of_one in enumerate(lengths):
+        jsonl_file([{"number": first + row, "tokens": tokens} for row, tokens in enumerate(of_one)], f"{number}.jsonl")
+        first += len(of_one)
+
+
+def preset_loader(folder, given, **knobs):
+    settings = {"tokenize_fn": XTunerTokenizeFn("tests.support.xtuner_fns:Numbered"), "batch_size": 1, "num_workers": 0}
+    files = [str(path) for path in sorted(folder.glob("*.jsonl"))]
+    settings |= {"packing": PresetPacking(**preset_of(folder, **given)), "cache": {"folder": str(folder / "index")}}
+    return DataLoader(files, **settings | knobs)
+
+
+def packs_of(loader, number):
+    epochs = (batch for _ in range(2) for batch in loader)
+    return [runs_of([t for document in batch[0] for t in document.tokens.tolist()]) for batch in islice(epochs, number)]
+
+
+@pytest.mark.parametrize("case", cases_of("xtuner_preset"), ids=str)
+def test_packs_that_a_folder_names_are_xtuners_in_their_order_and_resume(tmp_path, jsonl_file, case):
+    lengths, preset, world_size, batch = case.given.values()
+    write_rows(jsonl_file, lengths)
+    for rank, expected in enumerate(case.delivered(tmp_path)):
+        ranks = Ranks(rank=rank, world_size=world_size, gradient_accumulation=batch // world_size)
+        knobs = {"ranks": ranks, "epochs": 2}
+        with preset_loader(tmp_path, preset, **knobs) as loader:
+            before = packs_of(loader, len(expected) // 2 - 1)
+            state = plain(loader.state_dict())
+            assert before + packs_of(loader, 99) == expected
+        with preset_loader(tmp_path, preset, **knobs) as loader:
+            loader.load_state_dict(state)
+            assert before + packs_of(loader, 99) == expected
+
+
+PRESET = {"pieces": [[[0, 0, 0, 3], [0, 1, 2, 5]], [[0, 2, 0, 6]]], "order": [1, 0], "max_length": 6}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"max_length": 7}, 'pack 0 has 6 tokens, and max_length is 7: set short="padding"'),
+        ({"max_length": 5}, 'pack 0 has 6 tokens, and max_length is 5: set long="truncate"'),
+        ({"pieces": [[[0, 3, 0, 6]]], "order": [0]}, "piece 0 of samples.npy cannot be made: its file has 3 rows"),
+        ({"pieces": [[[0, 0, 0, 6]]], "order": [0]}, "cannot be made: the row has 5 tokens"),
+        ({"pieces": [[[1, 0, 0, 6]]], "order": [0]}, r"1.jsonl, which is no file of the data"),
+        ({"order": [2]}, "names packs from 2 to 2, of 2"),
+        ({"pieces": [[[0, 0, 3, 3]]], "order": [0]}, "a row, and tokens from start to stop"),
+    ],
+)
+def test_packs_that_cannot_be_made_are_refused_with_their_place(tmp_path, jsonl_file, changes, reason):
+    write_rows(jsonl_file, [[5, 6, 7]])
+    with (
+        pytest.raises(ConfigError, match=f"AD453 PresetPacking.*{reason}"),
+        preset_loader(tmp_path, PRESET | changes) as loader,
+    ):
+        next(iter(loader))
+
+
+def test_a_preset_needs_every_row_and_a_state_is_of_its_packs_wherever_they_lie(tmp_path, jsonl_file):
+    write_rows(jsonl_file, [[5, 6, 7]])
+    with preset_loader(tmp_path, PRESET) as loader:
+        assert packs_of(loader, 1) == ["2:0-6"]
+        state = loader.state_dict()
+    (tmp_path / "moved").mkdir()
+    other = preset_of(tmp_path / "moved", **PRESET)
+    (tmp_path / "moved" / "paths.json").write_text((tmp_path / "paths.json").read_text())
+    with preset_loader(tmp_path, PRESET, packing=PresetPacking(**other)) as loader:
+        loader.load_state_dict(state)
+        assert packs_of(loader, 1) == ["0:0-3 1:2-5"]
+    other = PRESET | {"order": [0, 1]}
+    with preset_loader(tmp_path, other) as loader, pytest.raises(SnapshotMismatchError, match="AD603"):
+        loader.load_state_dict(state)
+    write_rows(jsonl_file, [[5, 6, 7, 0]])
+    with preset_loader(tmp_path, PRESET) as loader, pytest.raises(ConfigError, match="AD453 .* 1 of 4 rows are no sam"):
+        next(iter(loader))

@@ -11,6 +11,8 @@ from asyncdata import BadRows, Mix, Part, RowShuffle, SoftPacking
 from tests.support.html_page import read_page
 from tests.support.loaders import make
 from tests.support.parts import main
+from tests.support.ranks import make as numbered_rows
+from tests.support.ranks import write
 from tests.support.tokenize_fns import drops_marked
 
 NUM_ROWS = 150
@@ -57,6 +59,17 @@ def test_a_file_of_which_all_rows_are_dropped_is_named_with_a_row_and_its_line(g
     path, line, _ = warning["example"].replace(" ", ":").split(":", 2)
     assert path == str(dropped)
     assert json.loads(dropped.read_text().splitlines()[int(line) - 1])["is_dropped"]
+
+
+@pytest.mark.parametrize("knobs", [{}, {"shuffle": "full", "plan_packs": True}], ids=["online", "planned"])
+def test_what_a_packing_drops_in_mass_is_told_once(tmp_path, knobs):
+    path = write(tmp_path / "rows.jsonl", [20, 70] * 60)
+    packing = {"packing": SoftPacking(max_length=64), "cache": {"folder": ""}, **knobs}
+    with capture_logs() as events, numbered_rows(path, epochs=2, **packing) as loader:
+        assert len([list(loader), list(loader)]) == 2
+
+    (event,) = [event for event in events if event["event"] == "rows.dropped"]
+    assert (event["reason"], 20 <= event["num_dropped"] <= event["num_rows"]) == ("overlong", True)
 
 
 def test_files_that_are_too_small_are_told_together(tmp_path):

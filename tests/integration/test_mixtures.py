@@ -361,7 +361,7 @@ def test_until_the_first_batch_each_part_reads_one_window_and_then_its_canaries(
 
     def counted(executor, request, *args):
         scans[request.part] += isinstance(request, Scan)
-        submit(executor, request, *args)
+        return submit(executor, request, *args)
 
     change(monkeypatch, submit=counted)
     with make(mix_of(data), shuffle=Shuffle(block_bytes=1024, window_blocks=1), buffer_size=16) as loader:

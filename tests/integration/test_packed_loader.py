@@ -9,19 +9,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncdata import (
     AsyncDataLoader,
     BadRows,
+    Column,
     DataLoader,
     HardPacking,
     LengthGrouping,
     PackedCollator,
     PaddedCollator,
+    Sample,
     SoftPacking,
 )
+from asyncdata.core.columns import Columns
 from asyncdata.errors import BadRowError, ConfigError, NoSamplesError, SnapshotMismatchError, TooManyBadRowsError
+from asyncdata.xtuner import XTunerCollator
 from tests.support.ranks import (
     GROUPING,
     HARD,
@@ -188,7 +193,7 @@ def test_the_end_of_data_has_no_packs_left_and_more_epochs_go_on(path):
 
 
 def test_a_collate_fn_is_given_packs_of_documents_with_their_samples(path):
-    with make(path, packing=SOFT, batch_size=2, collate_fn=PackedCollator(max_length=MAX_LENGTH)) as loader:
+    with make(path, packing=SOFT, batch_size=2, collate_fn=PackedCollator()) as loader:
         batch = next(iter(loader))
     with make(path, packing=SOFT, batch_size=2, collate_fn=None) as loader:
         document = next(iter(loader))[0][0]
@@ -197,6 +202,20 @@ def test_a_collate_fn_is_given_packs_of_documents_with_their_samples(path):
     assert batch["cu_seqlens"][-1] == 2 * MAX_LENGTH
     assert document.sample.position is not None
     assert list(document.tokens) == list(document.sample.tokens)
+
+
+@pytest.mark.parametrize("knobs", [{}, PLANNED], ids=["online", "planned"])
+def test_rows_have_the_packings_length_and_room_for_a_dummy(path, knobs):
+    knobs = {"packing": BY_EPOCH, "batch_size": 2, **knobs}
+    dummy = Sample(tokens=np.arange(3, dtype=np.int32))
+    dummy.columns = Columns({Column("pixels", "float32", "item"): np.zeros(1, np.float32)})
+    with make(path, collate_fn=PackedCollator(dummy=dummy, segment_multiple_of=2), **knobs) as loader:
+        assert next(iter(loader))["input_ids"].shape == (2, MAX_LENGTH + 4)
+    with make(path, collate_fn=XTunerCollator(), **knobs) as loader:
+        assert [item["shifted_labels"].shape for item in next(iter(loader))] == [(1, MAX_LENGTH)] * 2
+    for collate in (PackedCollator(max_length=MAX_LENGTH + 1), XTunerCollator(max_length=MAX_LENGTH - 1)):
+        with pytest.raises(ConfigError, match="^AD450 SoftPacking has max_length=64, and .*leave it out of the coll"):
+            make(path, collate_fn=collate, **knobs)
 
 
 def test_a_batch_that_cannot_be_collated_is_the_next_one_again(path):
@@ -284,7 +303,7 @@ def resumed_often(path: Path, every: int, **knobs: Any) -> tuple[list[Batch], Da
 
 
 @pytest.mark.parametrize("every", [10_000, pytest.param(4, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("overlong", ["drop", "truncate"])
+@pytest.mark.parametrize("overlong", ["drop", "truncate_right"])
 def test_overlong_and_empty_samples_are_counted_once(tmp_path, overlong, every):
     sizes = [0 if number % 9 == 4 else 100 if number % 7 == 3 else 20 for number in range(80)]
     path, packing = write(tmp_path / "rows.jsonl", sizes), SoftPacking(max_length=MAX_LENGTH, overlong=overlong)
@@ -344,7 +363,12 @@ def test_with_another_seed_the_epoch_that_had_not_begun_begins_and_packs_are_cou
 
 LONG = [20] * 50 + [MAX_LENGTH + 1] + [20] * 10
 STOPS: dict[str, tuple[list[int], Knobs, type[Exception], str]] = {
-    "a sample too long for a pack": (LONG, {"packing": SOFT}, ConfigError, r"AD450 .*rows\.jsonl:51 \(byte "),
+    "a sample too long for a pack": (
+        LONG,
+        {"packing": SoftPacking(max_length=MAX_LENGTH, overlong="error")},
+        ConfigError,
+        r"AD450 .*rows\.jsonl:51 \(byte ",
+    ),
     **{
         f"a bad row, {name}": (SIZES, {**knobs, "tokenize_fn": fails_on_each_tenth}, BadRowError, "AD421 .*no good")
         for name, knobs in PACKED.items()
@@ -353,7 +377,7 @@ STOPS: dict[str, tuple[list[int], Knobs, type[Exception], str]] = {
         [100, 200, 300],
         {"packing": SoftPacking(max_length=64, overlong="drop")},
         NoSamplesError,
-        "AD401 epoch 0: no sample could be packed: 3 by overlong",
+        "AD401 epoch 0: no sample could be packed: 3 by overlong; give the packing a larger max_length",
     ),
     **{
         f"none has a token, {name}": ([0] * 30, knobs, NoSamplesError, "AD401")

@@ -162,7 +162,7 @@ def test_flash_attention_of_transformers_reads_these_keys():
     assert names <= PackedCollator(keys="transformers")([[Document(np.arange(3))]]).keys()
 
 
-@pytest.mark.parametrize("settings", [{"shift": "document"}, {"shift": "pack"}, {"overlong": "truncate"}])
+@pytest.mark.parametrize("settings", [{"shift": "document"}, {"shift": "pack"}, {"truncate_packs": True}])
 def test_what_a_call_of_transformers_cannot_take_is_refused(settings):
     with pytest.raises(ConfigError, match='keys="transformers"'):
         PackedCollator(keys="transformers", max_length=8, **settings)

@@ -241,7 +241,7 @@ BY_EPOCH = {"plan_packs": True, "shuffle": "full"}
     ("settings", "error", "message"),
     [
         ({"packing": HardPacking(max_length=100_000), **BY_EPOCH}, ConfigError, r"AD453 all 141 samples .* \d+ tokens"),
-        ({"packing": SoftPacking(max_length=10), **BY_EPOCH}, ConfigError, "AD450 sample"),
+        ({"packing": SoftPacking(max_length=10, overlong="error"), **BY_EPOCH}, ConfigError, "AD450 sample"),
         ({"packing": SOFT, "plan_packs": True}, ConfigError, 'AD453 .*shuffle=True is not: use shuffle="full"'),
         ({**XTUNER, "shuffle": RowShuffle(method="slime")}, ConfigError, "AD453 XTunerPacking has an order of rows of"),
         ({**XTUNER, "shuffle": False}, ConfigError, "AD453 XTunerPacking has an order of rows of its own"),

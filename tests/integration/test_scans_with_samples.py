@@ -14,7 +14,7 @@ from asyncdata.errors import BadRowError, EndOfData
 from tests.support import loaders
 from tests.support.inner import change, real
 from tests.support.loading import ids, order_of, write_rows
-from tests.support.parts import Crashed, InlineExecutor, Scan
+from tests.support.parts import Crashed, InlineExecutor, Promise, Scan
 from tests.support.tokenize_fns import every_third_dropped, fails_on_13, id_and_text, row_id
 
 if TYPE_CHECKING:
@@ -37,14 +37,15 @@ def crashing(monkeypatch) -> Iterator[list[Scan]]:
     """The second scan of each window that asks for samples brings its workers down. Yields such scans."""
     submit, crashed = real("submit"), list[Scan]()
 
-    def crash(self: InlineExecutor, request: Any, on_reply: Any, max_losses: int = 10) -> None:
+    def crash(self: InlineExecutor, request: Any, max_losses: int = 10) -> Promise[Any]:
         if isinstance(request, Scan) and request.with_samples and request.base:
             crashed.append(request)
             assert max_losses == 2
-            asked = msgspec.structs.replace(request, with_samples=False)
-            submit(self, asked, lambda _: on_reply(Crashed("AD423", "its worker died")))
-        else:
-            submit(self, request, on_reply, max_losses)
+            died, asked = Promise[Any](), msgspec.structs.replace(request, with_samples=False)
+            submit(self, asked).then(lambda _: died.keep(Crashed("AD423", "its worker died")))
+            return died
+
+        return submit(self, request, max_losses)
 
     change(monkeypatch, submit=crash)
     return crashed

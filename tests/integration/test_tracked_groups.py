@@ -218,6 +218,22 @@ def test_a_group_that_is_too_old_is_the_prompt_that_it_was(rows):
         assert loader.statistics().too_old_groups_total == {"reset": 1}
 
 
+def test_a_group_that_was_out_and_is_too_old_after_a_restart_is_a_prompt_again(rows):
+    with make(rows, max_policy_lag=0, commit="on_ack") as loader:
+        (group,) = loader.get_samples(1)
+        group[0].response, group[0].status = "so far", Status.ABORTED
+        loader.add_samples([group])
+        loader.get_samples(1)
+        loader.policy_version = 1
+        state = loader.state_dict()
+        assert loader.statistics().too_old_groups_total == {}
+    with make(rows, max_policy_lag=0, commit="on_ack") as loader:
+        for _ in range(2):
+            loader.load_state_dict(state)
+            assert loader.statistics().too_old_groups_total == {"reset": 1}
+        assert loader.get_samples(1)[0][0].response == ""
+
+
 def test_a_function_decides_what_is_done_with_a_group_that_is_too_old(rows):
     words = {0: "keep", 1: "drop", 2: "reset", 3: "burn"}
     with make(rows, max_policy_lag=0, too_old=lambda group: words[group[0].group_index]) as loader:

@@ -841,7 +841,11 @@ class WholeLoader(RuleBasedStateMachine):
         else:
             lines.append(f"found = start_of(loader), looped(held, loaders, {number}, {self.world.rules.size})")
         lines.append("every(loaders, lambda rank, loader: loader.save(f'{folder}.{rank}'))")
-        more = "told(held[0], lambda: loader.get_samples(3))" if works else "looped(held, loaders, 2, 1)"
+        more = (
+            "told(held[0], lambda: loader.get_samples(3))"
+            if works
+            else f"looped(held, loaders, 2, {self.world.rules.size})"
+        )
         self.run(f"found = killed(folder, {[*lines, more]})")
         if not works:
             self.run("place, found = found")

@@ -63,7 +63,7 @@ class Client:
         """The number of the request, by which :meth:`answer` knows it."""
         number = len(self.replies)
         self.replies.append([])
-        self.executor.submit(request, partial(self._take, number), max_losses)
+        self.executor.submit(request, max_losses).then(partial(self._take, number))
         return number
 
     def _take(self, number: int, reply: object) -> None:

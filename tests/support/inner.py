@@ -75,10 +75,10 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "permute": "workers.request_handler.permute",
         "pieces_of_a_group": "integrations.slime.groups.pieces",
         "private_bytes": "tokenization.encoders.fast_backends.private_bytes",
-        "part_is_asked": "read_ahead.calls.Changes.offer",
+        "part_is_asked": "workers.changes.Changes.offer",
         "read_a_row_of_an_array": "sources.text.json_array.read_row",
         "remembered_lines": "core.file_refs._counts",
-        "reply_of_a_shared_index": "read_ahead.row_index.shared_builder.SharedIndexer._checked",
+        "reply_of_a_shared_index": "read_ahead.row_index.builder.SharedIndexer._checked",
         "restart_of_deliveries": "delivery.coordinator.Coordinator.restart",
         "rows_per_window": (
             "order.order.ROWS_PER_WINDOW",

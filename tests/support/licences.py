@@ -22,6 +22,7 @@ REVIEWED = {
     "fastokens": ("", "its metadata names none; its LICENSE is Apache-2.0, its NOTICES add PCRE's, which is BSD"),
     "protobuf": ("", "an SBOM does not say what its metadata does: BSD-3-Clause"),
     "ray": ("", "an SBOM does not say what its metadata does: Apache-2.0"),
+    "soxr": ("LGPL-2.1-or-later", "only of an extra; used unmodified, as a package that a user can replace"),
     "tqdm": ("MPL-2.0 AND MIT", "used unmodified, through huggingface_hub; MPL is of single files"),
 }
 """Other licences that were read, by package: the licence, and why it is no obstacle. Another one is a fault again."""

@@ -532,6 +532,7 @@ class Model:
         self.now.tracks |= tracks
         self.is_tracked |= self.now.tracks
         self.now.version = version if state.version is None else state.version
+        self._judge()
         if self.now.schedule.mixing != self.mixing:
             self.now.schedule.mixing = self.mixing
             self.now.schedule.begin_anew()

@@ -121,6 +121,7 @@ _NAMES = {
     "tokenization.tokenizer_files": "PATTERNS TokenizerFiles",
     "tokenization.user_function": "FunctionTokenizer",
     "workers.base": "Crashed NUM_SLOTS WorkerState",
+    "workers.changes": "Promise",
     "workers.inline": "InlineExecutor",
     "workers.machine": "available_memory cpu_times num_usable_cpus process_memory resident_memory",
     "workers.pool.popen": "EarlyForkServer",

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ("PATCH", "draw", "image_processor", "processor_of", "save_processor")
+__all__ = ("PATCH", "chat_template", "draw", "image_processor", "processor_of", "save_processor", "tokenizer_of")
 
 _MERGE = 2
 PATCH = 16
@@ -21,7 +21,7 @@ _INTERN = {"start_image": "<img>", "context_image": "<IMG_CONTEXT>", "end_image"
 _GEMMA = {"boi": "<start_of_image>", "image": "<image_soft_token>", "eoi": "<end_of_image>"}
 
 
-def _tokenizer(marks: dict[str, str]) -> Any:
+def tokenizer_of(marks: dict[str, str]) -> Any:
     """A token for each byte, and one for each mark."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -48,16 +48,16 @@ def processor_of(family: str, max_pixels: int | None = None) -> Any:
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
         images = Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
-        return transformers.Gemma3Processor(image_processor=images, tokenizer=_tokenizer(_GEMMA), image_seq_length=16)
+        return transformers.Gemma3Processor(image_processor=images, tokenizer=tokenizer_of(_GEMMA), image_seq_length=16)
 
     if family == "internvl":
         size = {"height": 28, "width": 28}
         images = transformers.GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=4)
-        made, tokenizer, settings = transformers.InternVLProcessor, _tokenizer(_INTERN), {"image_seq_length": 16}
+        made, tokenizer, settings = transformers.InternVLProcessor, tokenizer_of(_INTERN), {"image_seq_length": 16}
     else:
         images = image_processor(PATCH if family == "qwen3_vl" else 14, max_pixels)
         made = transformers.Qwen3VLProcessor if family == "qwen3_vl" else transformers.Qwen2_5_VLProcessor
-        tokenizer, settings = _tokenizer(_QWEN), {}
+        tokenizer, settings = tokenizer_of(_QWEN), {}
 
     class WithoutVideos(made):  # video processors need torchvision
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
@@ -78,9 +78,16 @@ def image_processor(patch: int, max_pixels: int | None = None) -> Any:
 _TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>"
     "{% if message.content is string %}{{ message.content }}{% else %}"
-    "{% for part in message.content %}{% if part.type == 'image' %}MARK{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    "{% for part in message.content %}{% if part.type == 'KIND' %}MARK{% else %}{{ part.text }}{% endif %}{% endfor %}"
     "{% endif %}<eos>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+
+def chat_template(kind: str, mark: str) -> str:
+    """One that writes a mark for each part of this kind."""
+    return _TEMPLATE.replace("KIND", kind).replace("MARK", mark)
+
+
 _MARKS = {"gemma3": _GEMMA["boi"], "internvl": _INTERN["context_image"]}
 _CLASSES = {"gemma3": "Gemma3Processor", "internvl": "InternVLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
 
@@ -88,8 +95,8 @@ _CLASSES = {"gemma3": "Gemma3Processor", "internvl": "InternVLProcessor", "qwen3
 def save_processor(folder: Path, family: str, max_pixels: int | None = None) -> str:
     """A folder as a model has it: tokenizer, chat template and processor."""
     processor = processor_of(family) if max_pixels is None else processor_of(family, max_pixels)
-    template = _TEMPLATE.replace("MARK", _MARKS.get(family, "<|vision_start|><|image_pad|><|vision_end|>"))
-    processor.tokenizer.chat_template = template
+    mark = _MARKS.get(family, "<|vision_start|><|image_pad|><|vision_end|>")
+    processor.tokenizer.chat_template = chat_template("image", mark)
     processor.tokenizer.save_pretrained(folder)
     settings = json.loads(processor.image_processor.to_json_string())
     own = {"processor_class": _CLASSES.get(family, "Qwen2_5_VLProcessor"), "image_processor": settings}

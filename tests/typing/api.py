@@ -135,7 +135,7 @@ def packs() -> None:
     ad.DataLoader("a", tokenize_fn=texts, batch_size=4, packing=ad.SoftPacking(max_length=512))
     ad.DataLoader("a", tokenize_fn=texts, batch_size=4, packing=ad.HardPacking(max_length=512, across_epochs=True))
     ad.DataLoader("a", tokenize_fn=texts, batch_size=4, packing=ad.xtuner.XTunerPacking(max_length=512, seed=0))
-    soft, packed = ad.SoftPacking(max_length=512), ad.PackedCollator(max_length=512)
+    soft, packed = ad.SoftPacking(max_length=512), ad.PackedCollator()
     ad.DataLoader("a", tokenize_fn=texts, packing=soft, length_grouping=ad.LengthGrouping(), collate_fn=packed)
 
 
@@ -165,6 +165,8 @@ def collators() -> None:
     loader_of_packs = ad.DataLoader("a", tokenize_fn=texts, packing=chosen(True), collate_fn=packed, batch_size=1)
     for arrays in loader_of_packs:
         assert_type(arrays["input_ids"], Any)
-    plain: ad.DataLoader[list[list[ad.Document]]] = ad.DataLoader("a", tokenize_fn=texts, packing=chosen(True))
-    for packs in plain:
-        assert_type(packs[0][0], ad.Document)
+    for pack in ad.DataLoader("a", tokenize_fn=texts, packing=chosen(True)):
+        assert_type(pack, list[list[ad.Document]])
+    for samples in ad.DataLoader("a", tokenize_fn=texts, length_grouping=ad.LengthGrouping()):
+        assert_type(samples, list[ad.Sample])
+    ad.DataLoader("a", tokenize_fn=texts, packing=512)  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ from asyncdata import (
     TextTokenizeFn,
 )
 from asyncdata.demo import tokenizer_folder
-from asyncdata.errors import BadRowError, ConfigError, InvalidGroupError, NoSamplesError, SourceError
+from asyncdata.errors import BadRowError, ConfigError, InvalidGroupError, NoSamplesError, SnapshotError, SourceError
 from asyncdata.xtuner import XTunerCollator
 
 PACKING = SoftPacking(max_length=8)
@@ -80,6 +80,10 @@ def open_loader(tmp_path: Path) -> Callable[..., DataLoader]:
             ({"collate_fn": wrong, "packing": PACKING}, f"^AD405 {type(wrong).__name__} .*take PackedCollator")
             for wrong in (PaddedCollator(pad_id=0), FixedCollator(length=8, pad_id=0), PreferenceCollator(pad_id=0))
         ),
+        ({"seed": None}, "seed=None: Expected `int`, got None$"),
+        ({"batch_size": "8"}, r"batch_size='8': Expected `int \| None`, got `str`$"),
+        ({"telemetry": True}, r"`telemetry` is a folder, Telemetry\(\.\.\.\), or a dict"),
+        ({"bad_rows": True}, r"`bad_rows` is 'skip' or another policy, BadRows\(\.\.\.\), or a dict"),
         ({"source": []}, "the list of a source's paths is empty"),
         ({"source": JsonlSource([])}, "the list of a source's paths is empty"),
         ({"source": JsonlSource(5)}, "a path or a list of paths; got 5"),  # type: ignore[arg-type]
@@ -103,6 +107,12 @@ def test_a_mix_of_parts_without_names_is_refused(parts):
 def test_what_is_no_list_of_groups_or_samples_is_refused(open_loader):
     with open_loader(outcomes=Outcomes()) as loader:
         sample, *_ = loader.get_next_batch(2)
+        with pytest.raises(
+            InvalidGroupError, match=r"^AD432 group 0 .*got Sample; a group of one sample is \[sample\]"
+        ):
+            loader.add_samples([sample])
+        with pytest.raises(SnapshotError, match=r"^AD602 .*it is a str, .*; restore\(path\) loads a file"):
+            loader.load_state_dict("run.snapshot")
         of_one = r"Sample; of one sample it is report\(\[sample\]\)"
         wrongs = {of_one: sample, "NoneType": None, "str": "text", "dict": {0: sample}}
         for what, wrong in {**wrongs, "one with int": [0, 1], "one with list": [[0.5]]}.items():

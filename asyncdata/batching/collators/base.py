@@ -111,6 +111,9 @@ _MROPE = "mrope"
 
 _VERL = "multi_modal_inputs"
 
+_NUM_FRAMES = "num_audio_frames"
+"""The column of how many frames each sound has, of features that lie end to end."""
+
 
 def columns_in(documents: Sequence[Any]) -> list[Column]:
     """The columns that the samples of these documents declare, by name.
@@ -187,6 +190,8 @@ def add_columns(
             _add_items(batch, column, [_items(document, column) for document in documents], keys)
     if keys == "verl":
         batch.setdefault(_VERL, [{} for _ in documents])
+    for inputs in {"verl": batch.get(_VERL, []), "transformers": [batch], "all": []}[keys]:
+        _pad_sounds(inputs)
     if _MROPE in batch:
         _add_mrope(batch, keys, packed=packed)
 
@@ -202,6 +207,16 @@ def _add_items(batch: Batch, column: Column, items: list[Integers], keys: Keys) 
         batch[column.name] = np.concatenate(items).view(column.numpy)
     if keys == "all":
         batch[f"{column.name}_counts"] = np.array(list(map(len, items)), np.int64)
+
+
+def _pad_sounds(inputs: Batch) -> None:
+    """Give each sound as many frames as the longest of them has, as a model takes them."""
+    lengths = inputs.pop(_NUM_FRAMES, None)
+    for name in () if lengths is None else ("input_features", "input_features_mask"):
+        frames = inputs[name]
+        padded = np.zeros((len(lengths), lengths.max(), *frames.shape[1:]), frames.dtype)
+        padded[np.arange(lengths.max()) < lengths[:, None]] = frames
+        inputs[name] = padded
 
 
 def _add_mrope(batch: Batch, keys: Keys, *, packed: bool) -> None:

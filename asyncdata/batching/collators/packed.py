@@ -64,7 +64,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     - ``num_padding``: tokens of padding after the documents, of all rows.
     - ``cu_seqlens_padded``, with ``segment_multiple_of``: where segments begin. ``cu_seqlens`` then counts what
       documents have without their padding, as TransformerEngine asks for.
-    - ``num_dropped_tokens``, with ``overlong="truncate"``.
+    - ``num_dropped_tokens``, with ``truncate_packs``.
     - ``source_ids``, with ``source_names``, int32 of the shape of ``input_ids``: the number of the part of the mixture
       that a token is of, as counted there; -1 for padding. A model does not take it: take it out before the call.
 
@@ -76,8 +76,9 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     With the column ``mrope`` of Qwen's models ``position_ids`` are of shape (4, num_packs, width): those above, by
     which a model tells documents apart, and the three of the column.
 
-    :ivar max_length: the longest allowed pack, and the width of every row; None: no limit.
-    :ivar pad_to_max_length: False, or without ``max_length``: rows are only as wide as the longest pack.
+    :ivar max_length: the longest allowed pack, and the width of every row. None: in a loader the ``max_length`` of its
+        packing, and room for ``dummy``; elsewhere no limit.
+    :ivar pad_to_max_length: False: rows are only as wide as the longest pack.
     :ivar pad_id: the token of the padding.
     :ivar pad_chunk: padding segments have at most so many tokens: one long segment would cost as much as a document.
     :ivar pad_to_multiple_of: rows that are not padded to ``max_length`` are that wide, or a multiple of it.
@@ -85,8 +86,8 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     :ivar shift: ``none``; ``document``: labels are shifted within each document, -100 at its last token; ``pack``: as
         XTuner, shifted over the boundaries, and the pack's last token is left out.
     :ivar keys: ``flash_attn``, the names above; or ``transformers``.
-    :ivar overlong: what to do with a pack of more than ``max_length`` tokens: ``error``, or ``truncate`` as XTuner:
-        documents are dropped from the end, or the only one is cut.
+    :ivar truncate_packs: a pack of more than ``max_length`` tokens is cut, as in XTuner: documents are dropped from the
+        end, or the only one is cut. Otherwise it is an error.
     :ivar dummy: a sample with items, such as a small picture. It is put at the end of the shortest pack, without a
         token that is trained, if the documents of a batch have no item of a column of its items: ranks that shard a
         model's vision tower must all run it, or they wait for each other for ever.
@@ -104,24 +105,24 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     pad_to_multiple_of: Positive = 1
     segment_multiple_of: Positive = 1
     shift: Literal["none", "document", "pack"] = "none"
-    overlong: Literal["error", "truncate"] = "error"
+    truncate_packs: bool = False
     keys: Literal["flash_attn", "transformers"] = "flash_attn"
     dummy: Any = None
     source_names: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Check that rows and padding are multiples of a segment, and that ``keys`` has a name for each value."""
-        if self.keys == "transformers" and (self.shift != "none" or self.overlong != "error"):
+        if self.keys == "transformers" and (self.shift != "none" or self.truncate_packs):
             raise ConfigError(
                 f'PackedCollator: with keys="transformers" a batch is a call of a model, which shifts labels by itself '
-                f"and takes no count of dropped tokens; leave out shift={self.shift!r} and overlong={self.overlong!r} "
-                "(a packing drops and truncates, and counts it)"
+                f"and takes no count of dropped tokens; leave out shift={self.shift!r} and "
+                f"truncate_packs={self.truncate_packs} (a packing drops and truncates, and counts it)"
             )
 
-        if self.dummy is not None and (not filled_items([self.dummy]) or self.overlong != "error"):
+        if self.dummy is not None and (not filled_items([self.dummy]) or self.truncate_packs):
             raise ConfigError(
                 "PackedCollator: dummy is a Sample with items, as a loader delivers it for a row with a small picture, "
-                'and needs overlong="error", as truncating would drop it'
+                "and needs truncate_packs=False, as truncating would drop it"
             )
 
         multiple = self.segment_multiple_of
@@ -157,7 +158,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
             batch["num_padding"] = sum(row.num_padding for row in rows)
             if self.segment_multiple_of > 1:
                 batch["cu_seqlens_padded"] = _boundaries(segments)
-            if self.overlong == "truncate":
+            if self.truncate_packs:
                 batch["num_dropped_tokens"] = sum(num_dropped for _, num_dropped in fitting)
         if self.source_names:
             rows_ids = [source_ids(pack, self.source_names, self.dummy) for pack, _ in fitting]
@@ -204,7 +205,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
         if self.max_length is None or sum(sizes) <= self.max_length:
             return pack, 0
 
-        if self.overlong == "error":
+        if not self.truncate_packs:
             raise ConfigError(
                 f"AD450 a pack of {sum(sizes)} tokens does not fit a row of {self.max_length}; give packing and "
                 "collator the same max_length and segment_multiple_of"
@@ -265,13 +266,14 @@ class XTunerCollator(Description, frozen=True, kw_only=True):
     ``intern_s1_vl_sft_collator``: ``pixel_values`` and ``image_grid_thw``, if there are any, ``num_img_tokens``, a
     list for each document, and ``position_ids`` of shape (3, 1, width). Other columns are beside it.
 
-    :ivar max_length: its ``pack_max_length``.
+    :ivar max_length: its ``pack_max_length``. None: in a loader that of its packing.
     :ivar pad_id: its ``padding_token_idx``.
     :ivar pad_to_max_length: its ``pack_to_max_length``.
     :ivar pad_chunk: its ``pad_chunk_size``.
     :ivar shift: ``document``: labels are shifted within documents, and no token is left out. ``pack``: as XTuner, over
         their boundaries, so that a document predicts the first label of the next.
-    :ivar overlong: ``error``, or ``truncate`` as XTuner; what is dropped then is in ``num_dropped_tokens``.
+    :ivar truncate_packs: cut packs of more than ``max_length`` tokens, as XTuner does; what is dropped then is in
+        ``num_dropped_tokens``. Otherwise they are an error.
     :ivar output: ``arrays``: dicts of numpy arrays. ``tensors``: dicts of torch tensors. ``sequence_context``: XTuner's
         own class; it must be installed.
     :raises ConfigError: as :class:`PackedCollator`.
@@ -279,12 +281,12 @@ class XTunerCollator(Description, frozen=True, kw_only=True):
 
     takes_packs: ClassVar[bool] = True
 
-    max_length: Positive
+    max_length: Positive | None = None
     pad_id: int = 0
     pad_to_max_length: bool = True
     pad_chunk: Positive = 256
     shift: Literal["document", "pack"] = "document"
-    overlong: Literal["error", "truncate"] = "error"
+    truncate_packs: bool = False
     output: Literal["arrays", "tensors", "sequence_context"] = "arrays"
 
     def __call__(self, packs: Sequence[Sequence[Document]]) -> list[dict[str, Any]]:

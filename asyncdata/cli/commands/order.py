@@ -151,7 +151,7 @@ def _of_mixture(args: SimpleNamespace) -> InspectedRow:
     return view.row_of(sample)
 
 
-def _sample_of(loader: DataLoader[Any], args: SimpleNamespace) -> Sample:
+def _sample_of(loader: DataLoader[Any, Any], args: SimpleNamespace) -> Sample:
     """The sample with this index. As rows may have been dropped before it, all are tokenized."""
     if args.snapshot is not None:
         loader.restore(args.snapshot)

@@ -63,7 +63,7 @@ def _ways_of_waits(mode: str) -> str:
     return _WAITS.get(mode) or ("bar" if is_terminal(sys.stderr) else "lines")
 
 
-def _resume(args: SimpleNamespace, loader: DataLoader[Any], output: Output) -> None:
+def _resume(args: SimpleNamespace, loader: DataLoader[Any, Any], output: Output) -> None:
     """Continue from the snapshot, if that was asked for and the file exists."""
     if not args.resume:
         return
@@ -80,7 +80,12 @@ class _Trial:
     """One run of the command, from where the loader is."""
 
     def __init__(
-        self, args: SimpleNamespace, loader: DataLoader[Any], record: FileIO | None, epochs: int | None, began: float
+        self,
+        args: SimpleNamespace,
+        loader: DataLoader[Any, Any],
+        record: FileIO | None,
+        epochs: int | None,
+        began: float,
     ) -> None:
         self._args, self._loader, self._record = args, loader, record
         self._limit: int | None = args.num_batches * args.batch_size if args.num_batches else None

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import (
-    Container,
-    Iterable,
-    Sequence,
-)
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec

@@ -34,15 +34,27 @@ class LoaderDataset:
         self._state: Mapping[str, Any] | None = None  # restored when the loader is made
         self._loader: DataLoader | None = None
         self._world_size = 1
+        self._is_fetched_early = False
 
     def __iter__(self) -> Iterator[Any]:
         loader = self._open()
         if self._world_size > 1:
             _refuse_second_sharing(self)
+        self._is_fetched_early = _is_called_from("accelerate.")
         return map(to_torch, loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """The current state: one text. See :meth:`asyncdata.DataLoader.state_dict`."""
+        """The current state: one text. See :meth:`asyncdata.DataLoader.state_dict`.
+
+        :raises ConfigError: AD442, in a loader of accelerate, which holds a batch that is not trained on.
+        """
+        if self._is_fetched_early and not _is_called_from("torchdata."):
+            raise ConfigError(
+                "AD442 accelerate fetches a batch before the trainer has asked for it, so this state is ahead of the "
+                "training, and a resume would skip that batch. Use StatefulDataLoader, which accelerate leaves as it "
+                "is: accelerator.register_for_checkpointing(loader)"
+            )
+
         return to_torch_state(self._open().state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -84,6 +96,7 @@ class LoaderDataset:
             "_state": state,
             "_loader": None,
             "_world_size": 1,
+            "_is_fetched_early": False,
         }
 
 
@@ -94,9 +107,7 @@ def _refuse_second_sharing(dataset: LoaderDataset) -> None:
 
     :raises ConfigError: if it is found.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - there is no other way to find accelerate
-    while frame is not None:
-        asking = frame.f_locals.get("self")
+    for asking in _callers():
         is_shard = getattr(asking, "dataset", None) is dataset and getattr(asking, "num_processes", 1) > 1
         if is_shard or type(asking).__name__ == "DataLoaderDispatcher":
             raise ConfigError(
@@ -105,4 +116,14 @@ def _refuse_second_sharing(dataset: LoaderDataset) -> None:
                 "that accelerate alone does it; or use StatefulDataLoader, which accelerate leaves as it is"
             )
 
+
+def _is_called_from(package: str) -> bool:
+    return any(type(asking).__module__.startswith(package) for asking in _callers())
+
+
+def _callers() -> Iterator[Any]:
+    """The objects whose methods are running."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - there is no other way to find accelerate
+    while frame is not None:
+        yield frame.f_locals.get("self")
         frame = frame.f_back

@@ -76,7 +76,7 @@ class StatefulDataLoader:
 
     def __init__(
         self,
-        loader: DataLoader[Any],
+        loader: DataLoader[Any, Any],
         *,
         device: Any = None,
         pin_memory: bool | None = None,
@@ -333,7 +333,7 @@ class _Fetch:
     :ivar is_over: whether it was fetched, or its error is known.
     """
 
-    def __init__(self, loader: DataLoader[Any], batches: Iterator[Any], transfer: Transfer) -> None:
+    def __init__(self, loader: DataLoader[Any, Any], batches: Iterator[Any], transfer: Transfer) -> None:
         self.before = loader.state_dict()
         self.epoch = loader.epoch
         self.progress = epochs_of(loader._engine)  # noqa: SLF001

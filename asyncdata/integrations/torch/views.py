@@ -48,7 +48,7 @@ class _View(ABC):
     _way_out = "pass "
 
     def __init__(
-        self, loader: DataLoader[Any], rows_per_epoch: int | None = None, *, item: Callable[[Sample], Any] = row_of
+        self, loader: DataLoader[Any, Any], rows_per_epoch: int | None = None, *, item: Callable[[Sample], Any] = row_of
     ) -> None:
         if rows_per_epoch is not None and rows_per_epoch < 1:
             raise ConfigError(f"rows_per_epoch must be 1 or more, got {rows_per_epoch}")
@@ -200,7 +200,7 @@ class LoaderRowView(_View):
 
     def __init__(
         self,
-        loader: DataLoader[Any],
+        loader: DataLoader[Any, Any],
         rows_per_epoch: int | None = None,
         *,
         epoch: int = 0,

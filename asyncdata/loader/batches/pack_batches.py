@@ -14,6 +14,8 @@ from asyncdata.batching.online import OnlinePacks, OnlineProgress, place_of
 from asyncdata.batching.packs import Counts, Delivered, Pack, PackState, Place, restored
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, NoSamplesError
+from asyncdata.core.log import get_logger
+from asyncdata.core.messages import is_mass
 from asyncdata.core.types import Position, Sample
 from asyncdata.delivery.ledger import Ledger, Request, RestartPoint, RowKey
 from asyncdata.loader.batches.sample_batches import Batch, Batching, BatchShare, PackTotals
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.read_ahead.windows.indexed_windows import IndexedWindows
 
+_log = get_logger(__name__)
 _SAMPLES_PER_PUSH = 64
 _BATCHES_AHEAD = 2
 """Batches whose media are loaded while the trainer has the one before them, if they have room."""
@@ -43,6 +46,8 @@ class PackBatching(Batching):
     on_packs: Callable[[list[Pack]], object] = staticmethod(no_op)
     is_packed = True
     is_planned = False
+    has_told = False
+    """Whether the log says that the packing drops samples in mass."""
 
     def __init__(self, config: LoaderConfig, collate: Callable[[list[Any]], Any], *, packs_samples: bool) -> None:
         super().__init__(config, collate)
@@ -134,7 +139,14 @@ class PackBatches(ABC):
 
     def _commit(self, request: Request, progress: Any, batch: Batch = ()) -> Batch:
         """Commit, and return the batch. If the state has changed since, as after a restart: (), to try again."""
+        self._tell_overlong(progress.counts.samples.get("overlong", 0), request.after.counters.num_samples)
         return batch if self._coordinator.commit(request, progress) else ()
+
+    def _tell_overlong(self, num_dropped: int, num_samples: int) -> None:
+        num_rows = num_samples + num_dropped * self._batching.is_planned  # a plan has no row that is dropped
+        if num_dropped and not self._batching.has_told and is_mass(num_dropped, num_rows):
+            self._batching.has_told = True
+            _log.warning("rows.dropped", reason="overlong", num_dropped=num_dropped, num_rows=num_rows)
 
     def _refuse_to_drop_all(self, epoch: int, num_packs: int) -> None:
         raise NoSamplesError(
@@ -347,7 +359,8 @@ def _num_until(samples: list[Sample], last: Place | None) -> int:
 def _nothing_kept(progress: OnlineProgress) -> str:
     """The message for an epoch without a pack: all later epochs would be the same."""
     dropped = ", ".join(f"{number} by {reason}" for reason, number in sorted(progress.counts.samples.items()))
-    return f"AD401 epoch {progress.epoch}: no sample could be packed: {dropped or 'there was none'}"
+    way_out = "; give the packing a larger max_length" if "overlong" in progress.counts.samples else ""
+    return f"AD401 epoch {progress.epoch}: no sample could be packed: {dropped or 'there was none'}{way_out}"
 
 
 # Packs that were planned. D is the packs' rows in their order, so a batch is a slice of D.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers import SinglePacking
-from asyncdata.batching.rules import PackRules
-from asyncdata.batching.xtuner_packing import LoaderPacking, XTunerPacking
+from asyncdata.batching.rules import PLANNED_PACKINGS, PackRules
+from asyncdata.batching.xtuner_packing import LoaderPacking
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.settings import Description
 
 if TYPE_CHECKING:
     from asyncdata.loader.config import LoaderConfig
@@ -50,6 +53,27 @@ def rules_of(
         world_size=config.ranks.world_size,
         batch_size=config.batch_size,
         accumulation=config.ranks.gradient_accumulation,
-        is_planned=config.plan_packs or has_xtuners_order or isinstance(packing, XTunerPacking),
+        is_planned=config.plan_packs or has_xtuners_order or isinstance(packing, PLANNED_PACKINGS),
         round_up=not config.drop_last and config.ranks.round_up is not False,
     )
+
+
+def with_length(collate_fn: Any, packing: LoaderPacking) -> Any:
+    """One of our collators of packs with the packing's ``max_length``, and room for its dummy."""
+    longest = packing.max_length
+    if not isinstance(collate_fn, Description) or isinstance(packing, SinglePacking):
+        return collate_fn
+
+    own: int | None = collate_fn.max_length  # type: ignore[attr-defined]
+    dummy, multiple = getattr(collate_fn, "dummy", None), getattr(collate_fn, "segment_multiple_of", 1)
+    if own is None:
+        num_more = 0 if dummy is None else -(-len(dummy.tokens) // multiple) * multiple
+        return structs.replace(collate_fn, max_length=longest + num_more)
+
+    if own != longest and (dummy is None or own < longest):
+        raise ConfigError(
+            f"AD450 {type(packing).__name__} has max_length={longest}, and {type(collate_fn).__name__} has "
+            f"max_length={own}: leave it out of the collator, which then takes that of the packing"
+        )
+
+    return collate_fn

@@ -22,9 +22,10 @@ from asyncdata.core.messages import (
     Tokenized,
 )
 from asyncdata.core.types import Position, SourceLocation
-from asyncdata.read_ahead.calls import SENT, Calls, Promise, checked
+from asyncdata.read_ahead.calls import Calls, checked
 from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
 from asyncdata.workers.base import Crashed
+from asyncdata.workers.changes import SENT, Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -224,7 +225,7 @@ class BlockWindows(Windows):
 
     def _send_next(self, scans: deque[Scan], replies: list[Promise[Reply | Crashed]]) -> list[Promise[Reply | Crashed]]:
         """Send one scan at a time: meanwhile rows of the window before are sent, which are needed sooner."""
-        replies.append(self._calls.asked(scans.popleft()))
+        replies.append(self._calls.submit(scans.popleft()))
         return SENT if scans else replies
 
     async def _scan(self, window: BlockWindow, place: tuple[int, int], part: int, scan: Scan) -> None:
@@ -239,11 +240,11 @@ class BlockWindows(Windows):
                 reply, is_elsewhere = await self._shared.scanned(key, window.num_scans, make)
         if reply is None or isinstance(reply, Crashed) or (isinstance(reply, Failed) and reply.row >= 0):
             # Of samples, a row is to blame. With their text here, they are tokenized at their turn, and it is found.
-            reply = await self._calls.asked(msgspec.structs.replace(scan, with_samples=False))
+            reply = await self._calls.submit(msgspec.structs.replace(scan, with_samples=False))
         window.add(part, checked(reply, Scanned), is_elsewhere=is_elsewhere)
 
     async def _samples(self, scan: Scan) -> Reply | Crashed:
-        return await (await self._calls.turn(lambda: self._calls.asked(scan, _MAX_LOSSES_WITH_SAMPLES)))
+        return await (await self._calls.turn(lambda: self._calls.submit(scan, _MAX_LOSSES_WITH_SAMPLES)))
 
     def rows_after(self, position: Position) -> int | None:
         """Windows that are not read yet are estimated by the size of the current one."""

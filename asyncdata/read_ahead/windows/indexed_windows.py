@@ -26,8 +26,9 @@ from asyncdata.core.messages import (
 )
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.order.order import ROWS_PER_WINDOW, RowOrder, Share, row_of_epoch
-from asyncdata.read_ahead.calls import Calls, Promise
+from asyncdata.read_ahead.calls import Calls
 from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
+from asyncdata.workers.changes import Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,6 +113,7 @@ class PlannedRows:
         if not index.num_rows:
             raise index.no_samples()
 
+        plan.refuse_numbers(index.num_rows, index.num_found)
         request = self._order.request_packs(index.num_tokens, index.rows_of_files, epoch, index.costs)
         packs = packs_of(await self._calls.ask(request, Packed))
         if packs.num_packs == 0:

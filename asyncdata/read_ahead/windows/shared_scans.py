@@ -25,9 +25,9 @@ import msgspec
 from asyncdata.core.errors import AsyncDataError, ConfigError
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Data, Failed, Reply, decode_reply, encode
-from asyncdata.read_ahead.calls import Changes
 from asyncdata.read_ahead.rank_calls import RankCalls, has_left, rank_answers
 from asyncdata.workers.base import Crashed
+from asyncdata.workers.changes import Changes
 
 _FIRST_PAUSE_S, _PAUSE_S = 0.001, 0.02
 """Before a call of a rank that has nothing to send: after a call that brought something, and at most. Each is twice as

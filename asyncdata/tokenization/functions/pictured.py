@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -54,9 +55,9 @@ class _Pictured(RowTokenizer):
         try:
             return super()._read(raw, fields)
         except MediaFault as fault:
-            key = self._settings.images_key
-            way_out = f"Processor(images_key={key!r}) names the key of pictures; a function of two phases loads videos"
-            reason = f"{fault.what}, which is not read: {way_out} and sounds; ignore_keys= leaves a key out"
+            keys = ", ".join(f"{kind}s_key={self._settings.key_of(kind)!r}" for kind in self._processor.kinds)
+            way_out = f"Processor({keys}) names the key of what is read; a function of two phases loads other media"
+            reason = f"{fault.what}, which is not read: {way_out}; ignore_keys= leaves a key out"
             raise RowFault("AD130", reason, raw) from None
 
     def planned(self, found: Drafting, places: Places) -> Drafting:
@@ -69,7 +70,11 @@ class _Pictured(RowTokenizer):
         kinds, texts = [each.medium.kind for each in planned], [each.text for each in planned]
         text, blocks = expanded(draft.text, draft.blocks, self._processor.marks, kinds, texts)
         drafts = [draft._replace(text=text, blocks=blocks)]
-        return found._replace(drafts=drafts, of=planned, notes=found.notes + places.notes)
+        return found._replace(
+            drafts=drafts,
+            of=planned,
+            notes=found.notes + places.notes + tuple(chain.from_iterable(each.notes for each in planned)),
+        )
 
     def thumbnails(self, raw: Buffer) -> list[tuple[str, str]]:
         """Small copies of the pictures of a row that yields a sample."""

@@ -156,7 +156,9 @@ def _changed_settings(settings: msgspec.Struct) -> dict[str, Any]:
         value, make = getattr(settings, field.name), field.default_factory
         default = field.default if make is msgspec.NODEFAULT else make()
         if type(value) is not type(default) or value != default:
-            changed[field.encode_name] = msgspec.to_builtins(value)
+            found = changed[field.encode_name] = msgspec.to_builtins(value)
+            for name in getattr(value, "unset", list)():
+                del found[name]
     return changed
 
 

@@ -92,6 +92,7 @@ _BYTES = ("bytes", "base64", "data")
 _SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
 _SAMPLING = ("fps", "nframes", "num_frames", "min_frames", "max_frames", "video_start", "video_end", "total_pixels")
 _SETTINGS = {"image": _SIZES, "video": (*_SIZES, *_SAMPLING, "frames_timestamp")}
+_OF_KINDS = {"audio": ("input_audio", "array")}
 _RATES = ("sample_fps", "processed_fps")
 """How qwen-vl-utils and XTuner name the rate of frames that were chosen before."""
 _BASE64 = re.compile(
@@ -163,18 +164,21 @@ def named_medium(kind: str, value: Any, name: str, settings: Processor) -> Mediu
 
 
 def _of_object(kind: str, value: dict[str, Any], name: str, settings: Processor) -> Medium:
-    keys = (kind, f"{kind}_url", "url", "path", "source", *_BYTES)
+    keys = (kind, f"{kind}_url", *_OF_KINDS.get(kind, ()), "url", "path", "source", *_BYTES)
     given = [(key, value[key]) for key in keys if value.get(key)]
     if not given:
         raise RowFault(
             "AD457", f"{name} is an object of {', '.join(map(ascii, value)) or 'nothing'}; need one of {keys}"
         )
 
-    if sized := [key for key in _SETTINGS[kind] if value.get(key)]:
+    if sized := [key for key in _SETTINGS.get(kind, ()) if value.get(key)]:
         way_out = f"the processor's files say it for all {NOUNS[kind]}s"
         raise RowFault("AD457", f"{name} has {sized[0]!r}, which is not read: leave it out; {way_out}")
 
     key, inner = min(given, key=lambda item: item[0] not in _BYTES)
+    if key == "array":
+        return Medium(kind, name, value=value)
+
     if key in _BYTES:
         return Medium(kind, name, data=_decoded(inner, name), value=value)
 

@@ -29,10 +29,11 @@ def thumbnails_of(planned: Sequence[Planned], processor: OpenProcessor) -> list[
         address = ""
         try:
             image, words = processor.kinds[medium.kind].shown(each)
-            facts.append(words)
-            image.thumbnail((_MAX_SIDE, _MAX_SIDE))
-            image.save(written := io.BytesIO(), "JPEG", quality=_QUALITY)
-            address = f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
+            if image is not None:
+                facts.append(words)
+                image.thumbnail((_MAX_SIDE, _MAX_SIDE))
+                image.save(written := io.BytesIO(), "JPEG", quality=_QUALITY)
+                address = f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
         except RowFault as fault:
             facts.append(f"{fault.code} {fault.reason}")
         if each.grid is not None:

@@ -26,6 +26,7 @@ from asyncdata.tokenization.pictures.settings import (
     Processor,
     ProcessorConfig,
 )
+from asyncdata.tokenization.pictures.transformers_sounds import OpenSounds, processor_of_sounds
 from asyncdata.tokenization.pictures.videos import Header, frames_of, header_of
 from asyncdata.tokenization.rows import RowFault
 
@@ -47,12 +48,14 @@ class Planned(NamedTuple):
     :ivar counts: how many values of each column of the phase ``load`` it has.
     :ivar grid: for Qwen: patches in time, height and width.
     :ivar of: what else its kind needs to load it.
+    :ivar notes: of its row.
     """
 
     medium: Medium
     text: str
     counts: dict[str, int]
     grid: tuple[int, int, int] | None = None
+    notes: tuple[str, ...] = ()
     of: Any = None
 
 
@@ -80,12 +83,12 @@ class Kind(ABC):
         assert planned.grid is not None
         return [(planned.grid, 1.0)]
 
-    @abstractmethod
     def shown(self, planned: Planned) -> tuple[Any, str]:
-        """A picture of a medium, as Pillow has it, and its size in words.
+        """A picture of a medium, as Pillow has it, and its size in words; None: it has none.
 
         :raises RowFault: as :meth:`load`.
         """
+        return None, ""
 
     @abstractmethod
     def light(self, planned: Sequence[Planned]) -> dict[str, Array]:
@@ -97,6 +100,26 @@ class Kind(ABC):
 
         :raises RowFault: if it cannot be decoded, or is another than by its header.
         """
+
+
+class Sounds(Kind):
+    """Sounds, each alone."""
+
+    number = 3
+
+    def __init__(self, settings: Processor, config: ProcessorConfig, processor: Any) -> None:
+        self._sounds = OpenSounds(settings, config, processor)
+        self.mark = self.token = processor.audio_token
+
+    def plan(self, medium: Medium) -> Planned:
+        found = self._sounds.plan(medium)
+        return Planned(medium, found.text, found.counts, notes=found.notes)
+
+    def light(self, planned: Sequence[Planned]) -> dict[str, Array]:
+        return self._sounds.light([each.counts for each in planned])
+
+    def load(self, planned: Planned) -> dict[str, Array]:
+        return self._sounds.load(planned.medium)
 
 
 class Pictures(Kind):
@@ -204,7 +227,7 @@ class Videos(Kind):
         grid = tuple(inputs[VIDEO_GRID][0].tolist()) if self._config.is_qwen else None
         seconds = self._videos.temporal_patch_size / about.sampled_fps if grid else 0
         text = self._processor.replace_video_token(inputs, 0)
-        return Planned(medium, text, counts, grid, (header, indices, seconds))
+        return Planned(medium, text, counts, grid, of=(header, indices, seconds))
 
     def _run(self, medium: Medium, header: Header, frames: Any, **settings: Any) -> Any:
         from transformers.video_utils import VideoMetadata
@@ -274,11 +297,12 @@ class OpenProcessor:
     def __init__(self, settings: Processor, config: ProcessorConfig) -> None:
         self._config = config
         processor = _made(config)
-        self.kinds: dict[str, Kind] = {"image": Pictures(settings, config, processor)}
-        if "video" in config.kinds:
-            self.kinds["video"] = Videos(settings, config, processor)
+        self.kinds: dict[str, Kind] = {}
+        for name, kind in (("image", Pictures), ("video", Videos), ("audio", Sounds)):
+            if name in config.kinds:
+                self.kinds[name] = kind(settings, config, processor)
         self._columns: dict[str, Column] = {column.name: column for column in config.columns(settings.dtype)}
-        self._merge = int(getattr(processor.image_processor, "merge_size", 1))
+        self._merge = int(getattr(getattr(processor, "image_processor", None), "merge_size", 1))
         ids = processor.tokenizer.convert_tokens_to_ids
         self._numbers = {ids(kind.token): kind.number for kind in self.kinds.values()}
 
@@ -314,6 +338,8 @@ class OpenProcessor:
         if self._config.is_qwen:
             runs = [run for each in planned for run in self.kinds[each.medium.kind].axes(each)]
             values[MROPE] = mrope(types, [grid for grid, _ in runs], self._merge, [step for _, step in runs])
+        elif MROPE in self._columns:  # sounds are counted as text is
+            values[MROPE] = mrope(types, _grids([]), self._merge)
         columns = {
             self._columns[name].key: self._columns[name].encode(array, len(types)) for name, array in values.items()
         }
@@ -351,6 +377,9 @@ def _grids(planned: Sequence[Planned]) -> Array:
 
 def _made(config: ProcessorConfig) -> Any:
     """The processor, without what it has for videos, which would need torchvision."""
+    if "audio" in config.kinds:
+        return processor_of_sounds(config)
+
     try:
         import transformers
 

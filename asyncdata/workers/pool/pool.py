@@ -18,6 +18,7 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.messages import Failed, Job, Ready, Reply, Request, Scan, Short
 from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState, takes_samples
+from asyncdata.workers.changes import Changes
 from asyncdata.workers.pool.worker import Backlog, Call, Health, Lost, Patience, Worker, new_patience, pause
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncdata.workers.base import OnReply
 
 _MAX_REQUESTS = 2
 """Requests that a worker has at a time: one to work on, and one queued, so that it never waits for the next one."""
@@ -109,16 +109,25 @@ class Transport(ABC):
 
 
 class Pool:
-    """An executor, as the service runs it; see :class:`~asyncdata.workers.base.Executor` as well.
+    """An executor: runs requests in any order, on any number of workers, in the service's thread.
 
     :param transports: its kinds of workers; workers of the first get work first.
     :param num_parts: parts of the mixture that it serves; each has slots of its own.
+    :ivar slots: which are free.
+    :ivar changes: called after each change that may allow another request to be sent: one is finished, and its caller
+        was told, or it was dropped; a slot became free; the workers changed. An extra call does no harm; a missing one
+        makes a loader hang.
+    :ivar answers_with_samples: whether it is to be asked for the samples with each scan of blocks: workers that share
+        no memory need the text only once then.
+    :ivar num_answered: requests that workers have answered.
+    :ivar on_submit: called after each :meth:`submit`.
     """
 
     answers_with_samples = False
 
     def __init__(self, transports: Sequence[Transport], num_parts: int) -> None:
-        self.slots = Slots(NUM_SLOTS * num_parts, lambda: self._on_change())
+        self.changes = Changes()
+        self.slots = Slots(NUM_SLOTS * num_parts, self.changes)
         self.num_parts = num_parts
         self._transports = transports
         self._lanes = [lane for transport in transports for lane in transport.lanes]
@@ -128,9 +137,9 @@ class Pool:
         self._kept: set[int] = set()
         self._group: TaskGroup | None = None
         self._is_outdated = False
-        self._on_change: Callable[[], object] = no_op
-        self._on_submit: Callable[[], object] = no_op
-        self._num_restarts, self._health = 0, Health()
+        self.on_submit: Callable[[], object] = no_op
+        self.num_answered = self._num_restarts = 0
+        self._health = Health()
 
     def prepare(self, slot_bytes: int) -> None:
         """Start what needs no event loop: workers load their tokenizers while the loop's modules are imported.
@@ -171,6 +180,7 @@ class Pool:
 
     @property
     def num_workers(self) -> int:
+        """How many requests may run at the same time."""
         return sum(lane.num_workers for lane in self._lanes if lane.max_workers)
 
     def set_num_workers(self, num_workers: int) -> None:
@@ -181,7 +191,7 @@ class Pool:
                 lane.num_workers = min(left, lane.max_workers)
                 left -= lane.num_workers
         self._grow()
-        self._on_change()
+        self.changes()
 
     def _grow(self) -> None:
         """Start missing workers."""
@@ -300,7 +310,8 @@ class Pool:
         worker.be_patient()
         self._dismiss_if_done(worker)
         self._backlog.hand_over(call, reply)
-        self._on_change()
+        self.num_answered += 1
+        self.changes()
 
     def _recover(self, worker: Worker, lost: Lost) -> None:
         """Put the lost worker's requests at the front of the queue, except one that has lost too many workers."""
@@ -310,7 +321,7 @@ class Pool:
             is_culprit = call.request_id == lost.request_id
             call.num_losses += is_culprit and not lost.shortage
             is_row_known = is_culprit and lost.row >= 0 and lost.row == call.suspect
-            if call.on_reply is None:
+            if not call.is_wanted:
                 self._backlog.drop(call)
             elif is_culprit and lost.shortage:
                 self._backlog.hand_over(call, Short(lost.shortage, row=lost.row))
@@ -323,7 +334,7 @@ class Pool:
         for call, outcome in crashed:
             self._backlog.end(call, outcome)
         self._dispatch()
-        self._on_change()
+        self.changes()
 
     # Requests
 
@@ -334,14 +345,16 @@ class Pool:
 
         return self._memory[slot]
 
-    def watch(self, on_change: Callable[[], object], on_submit: Callable[[], object] = no_op) -> None:
-        self._on_change, self._on_submit = on_change, on_submit
+    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Call:
+        """Queue a request; its reply comes once, unless :meth:`forget` comes first.
 
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
-        request_id = self._backlog.submit(request, on_reply, max_losses)
+        If a worker is lost while it processes the request, another one gets it. The request is answered with
+        :class:`Crashed` as soon as two workers in succession were lost at the same row, or ``max_losses`` in all.
+        """
+        call = self._backlog.submit(request, max_losses)
         self._dispatch()
-        self._on_submit()
-        return request_id
+        self.on_submit()
+        return call
 
     def row_of(self, request_id: int) -> int:
         """The row of a request that a worker works on; 0 if none does, or on all at once. Any thread may ask."""
@@ -369,7 +382,7 @@ class Pool:
         self._backlog.forget()
         for worker in self._workers.values():
             for call in worker.calls:
-                call.on_reply = None
+                call.is_wanted = False
 
     @property
     def num_wanted(self) -> int:

@@ -12,17 +12,17 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
-import msgspec
 
 from asyncdata.core.errors import WorkerError, is_shortage
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed, Reply, Request, Short
 from asyncdata.workers.base import WorkerState
+from asyncdata.workers.changes import Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    from asyncdata.workers.base import Crashed, OnReply, Slots
+    from asyncdata.workers.base import Crashed, Slots
 
 _log = get_logger(__name__)
 MAX_WAIT_S = 1.0
@@ -182,21 +182,21 @@ class Health:
         return MAX_WAIT_S if wait_s is None else wait_s
 
 
-class Call(msgspec.Struct, eq=False):
-    """A request under way.
+class Call(Promise["Reply | Crashed"]):
+    """A request under way: await its reply, or have a function called with it.
 
+    :ivar is_wanted: whether its reply is.
     :ivar num_losses: workers that were lost while they processed it.
     :ivar suspect: the row that was processed when its last worker was lost.
     :ivar shortages: counts its failures because of a shortage of a system resource.
     """
 
-    request_id: int
-    request: Request
-    on_reply: OnReply | None
-    max_losses: int
-    num_losses: int = 0
+    is_wanted, num_losses = True, 0
     suspect: int | None = None
-    shortages: Patience = msgspec.field(default_factory=patience_of_a_request)
+
+    def __init__(self, request_id: int, request: Request, max_losses: int) -> None:
+        self.request_id, self.request, self.max_losses = request_id, request, max_losses
+        self.shortages = patience_of_a_request()
 
 
 class Backlog:
@@ -211,7 +211,7 @@ class Backlog:
         self._on_due = on_due
         self._counts: Callable[[Request], bool] = lambda _: True
         self.num_open = 0
-        self._next_id = 1
+        self._last_id = 0
         self._queue: deque[Call] = deque()
         self._later: list[tuple[float, Call]] = []
         self._wake: anyio.Event | None = None  # belongs to the loop that runs it
@@ -228,13 +228,14 @@ class Backlog:
         self._counts = counts
         self.num_open = sum(counts(call.request) for call in self.calls())
 
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int) -> int:
-        """Append a new call to the queue, and return its id; it uses its slot until it ends."""
+    def submit(self, request: Request, max_losses: int) -> Call:
+        """Append a new call to the queue; it uses its slot until it ends."""
         self._slots.use(request.slot)
-        self._queue.append(Call(self._next_id, request, on_reply, max_losses))
+        self._last_id += 1
+        call = Call(self._last_id, request, max_losses)
+        self._queue.append(call)
         self.num_open += self._counts(request)
-        self._next_id += 1
-        return self._next_id - 1
+        return call
 
     def add_first(self, call: Call) -> None:
         """Put it at the front of the queue."""
@@ -259,7 +260,7 @@ class Backlog:
     def hand_over(self, call: Call, reply: Reply) -> None:
         """Pass the reply to the caller; after a shortage, try the request again, as another worker may succeed."""
         if isinstance(reply, Short):
-            wait_s = call.shortages.failed(may_pass=True) if call.on_reply is not None else None
+            wait_s = call.shortages.failed(may_pass=True) if call.is_wanted else None
             if wait_s is not None:
                 self._add_later(call, wait_s)
                 return
@@ -276,9 +277,9 @@ class Backlog:
     def end(self, call: Call, outcome: Reply | Crashed) -> None:
         """Pass the outcome to the caller, unless it is no longer needed."""
         self.num_open -= self._counts(call.request)
-        if call.on_reply is not None:
-            call.on_reply(outcome)
-        self._slots.done(call.request.slot)  # after on_reply: it may have requested the same rows again
+        if call.is_wanted:
+            call.keep(outcome)
+        self._slots.done(call.request.slot)  # after that: the caller may have requested the same rows again
 
     def drop(self, call: Call) -> None:
         """It has no caller any more, and is over."""

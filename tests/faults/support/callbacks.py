@@ -26,15 +26,15 @@ class Way(NamedTuple):
 
 
 CALLBACKS: dict[str, Way] = {
-    "asyncdata.loader.autotune:Tuner._on_change": Way({"num_workers": None, "limits": {"max_workers": 2}}, at=(1, 9)),
+    "asyncdata.loader.autotune:Tuner.look": Way({"num_workers": None, "limits": {"max_workers": 2}}, at=(1, 9)),
     "asyncdata.loader.service:Service._begin": Way(),
-    f"{READ_AHEAD}.calls:Look.again": Way(at=(1, 4, 9)),
-    f"{READ_AHEAD}.canaries:Canaries._tokenized": Way(),
-    f"{READ_AHEAD}.media_loader:MediaLoader._on_reply": Way({"tokenize_fn": two_phases}, at=(1, 9)),
+    "asyncdata.workers.changes:Look.again": Way(at=(1, 4, 9)),
+    f"{READ_AHEAD}.source:Canaries._tokenized": Way(),
+    "asyncdata.loader.loader_media:LoaderMedia._ask": Way({"tokenize_fn": two_phases}, at=(1, 9)),
     f"{READ_AHEAD}.mixture:MixtureReadAhead._bytes_limit": Way(source="mix", at=(1, 9)),
-    f"{READ_AHEAD}.mixture:MixtureReadAhead.when_awaited": Way({"outcomes": SOLVED}, source="mix"),
+    f"{READ_AHEAD}.mixture:MixtureReadAhead.is_awaited": Way({"outcomes": SOLVED}, source="mix"),
     f"{READ_AHEAD}.mixture:MixtureReadAhead._note": Way(source="mix", at=(1, 9)),
-    f"{READ_AHEAD}.mixture:MixtureReadAhead.changed": Way(source="mix", at=(1, 9)),
+    f"{READ_AHEAD}.mixture:MixtureReadAhead._ask_due": Way(source="mix", at=(1, 9)),
     f"{READ_AHEAD}.source:ReadAhead._on_tokenized": Way(at=(1, 4)),
     f"{READ_AHEAD}.source:ReadAhead._send_next": Way(at=(1, 4, 9)),
     REPLY_TO_THE_INDEX: Way(FULL),

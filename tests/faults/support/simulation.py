@@ -29,6 +29,7 @@ from asyncdata.core.messages import Tokenized
 from asyncdata.loader.service import Service
 from asyncdata.tokenization.base import open_tokenize_fn
 from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
+from asyncdata.workers.changes import Changes, Promise
 from asyncdata.workers.request_handler import Handler
 from tests.faults.support.liveness import SimulatedThreads, Watcher
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncdata.core.messages import Job, Reply, Request
-    from asyncdata.workers.base import OnReply
 
 __all__ = (
     "POISON",
@@ -61,14 +61,13 @@ class WorkerKilled(Exception):  # noqa: N818 - it stands for a signal
     """What a tokenize function raises in place of bringing down its worker."""
 
 
-class Asked(NamedTuple):
-    request: Request
-    on_reply: OnReply
-    generation: int
+class Call(Promise["Reply | Crashed"]):
+    def __init__(self, request_id: int, request: Request, generation: int) -> None:
+        self.request_id, self.request, self.generation = request_id, request, generation
 
 
 class SimulatedExecutor:
-    """Workers that take random times and die at random, in one thread; as the Executor protocol says."""
+    """Workers that take random times and die at random, in one thread; in the place of a Pool."""
 
     answers_with_samples = False
 
@@ -76,15 +75,15 @@ class SimulatedExecutor:
         self.function: Any = None
         self.num_asked = 0
         self.num_workers = num_workers
-        self.slots = Slots(NUM_SLOTS, lambda: self._on_change())
+        self.changes = Changes()
+        self.slots = Slots(NUM_SLOTS, self.changes)
         self._chance = chance
         self._trace = trace
-        self._queue: deque[Asked] = deque()
+        self._queue: deque[Call] = deque()
         self._num_busy = 0
         self._generation = 0
         self._memory: list[memoryview] = []
         self._wake = anyio.Event()
-        self._on_change: Callable[[], object] = bool
 
     def prepare(self, slot_bytes: int) -> None:
         self._memory = [memoryview(bytearray(slot_bytes)) for _ in range(NUM_SLOTS)]
@@ -105,7 +104,7 @@ class SimulatedExecutor:
         finally:
             handler.close()
 
-    async def _work(self, handler: Handler, asked: Asked) -> None:
+    async def _work(self, handler: Handler, asked: Call) -> None:
         reads_first = self._chance.random() < 0.5
         reply = self._answer(handler, asked) if reads_first else None
         await anyio.sleep(self._chance.expovariate(1 / REQUEST_S))
@@ -117,7 +116,7 @@ class SimulatedExecutor:
         self._wake.set()
         self._reply(asked, self._answer(handler, asked) if reply is None else reply)
 
-    def _answer(self, handler: Handler, asked: Asked) -> Reply | Crashed:
+    def _answer(self, handler: Handler, asked: Call) -> Reply | Crashed:
         reply = handler(asked.request)
         if not isinstance(reply, Tokenized):
             return reply
@@ -129,26 +128,24 @@ class SimulatedExecutor:
 
         return msgspec.structs.replace(reply, busy_s=self._chance.expovariate(1 / REQUEST_S))
 
-    def _reply(self, asked: Asked, reply: Reply | Crashed) -> None:
+    def _reply(self, asked: Call, reply: Reply | Crashed) -> None:
         is_wanted = asked.generation == self._generation
         self._trace.append(f"{type(reply).__name__}{'' if is_wanted else ', not wanted'}")
         if not isinstance(reply, Crashed):
             self.slots.done(asked.request.slot)
         if is_wanted:
-            asked.on_reply(reply)
+            asked.keep(reply)
         if isinstance(reply, Crashed):
             self.slots.done(asked.request.slot)
-        self._on_change()
+        self.changes()
 
-    def watch(self, on_change: Callable[[], object]) -> None:
-        self._on_change = on_change
-
-    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> int:
+    def submit(self, request: Request, max_losses: int = MAX_LOSSES) -> Call:
         self.num_asked += 1
         self.slots.use(request.slot)
-        self._queue.append(Asked(request, on_reply, self._generation))
+        call = Call(self.num_asked, request, self._generation)
+        self._queue.append(call)
         self._wake.set()
-        return self.num_asked
+        return call
 
     def row_of(self, request_id: int) -> int:
         """Its rows are done all at once."""
@@ -163,7 +160,7 @@ class SimulatedExecutor:
     def set_num_workers(self, num_workers: int) -> None:
         self.num_workers = max(self.num_workers, num_workers)
         self._wake.set()
-        self._on_change()
+        self.changes()
 
     @property
     def is_busy(self) -> bool:

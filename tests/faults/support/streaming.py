@@ -20,6 +20,7 @@ from asyncdata import ChatTokenizeFn, DataLoader, IterableSource, Mix, Part, Shu
 from asyncdata.errors import EndOfData
 from tests.support.pictures import draw, save_processor
 from tests.support.planned_media import NumberedMedia
+from tests.support.sounds import save_sound_processor, write_sound
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
@@ -46,35 +47,42 @@ def entry(sample: Sample) -> list[int]:
 
 
 def _id_of(sample: Sample) -> int:
-    """The id of its row, which a chat with pictures begins with, after its role, a token a digit."""
-    if "pixel_values" not in sample.columns:
+    """The id of its row, which a chat with pictures or sounds begins with, after its role, a token a digit."""
+    if sample.columns.keys().isdisjoint(("pixel_values", "input_features")):
         return int(sample.tokens[0])
 
     is_digit = (sample.tokens >= _ZERO) & (sample.tokens < _ZERO + 10)
     return int("".join(str(digit) for digit in sample.tokens[is_digit] - _ZERO))
 
 
-def with_pictures(path: Path) -> Path:
-    """The rows as chats with one or two pictures, which lie beside the file with a processor of Qwen3-VL."""
-    folder = path.parent
+def with_media(path: Path, kind: str) -> Path:
+    """The rows as chats with one or two pictures or sounds, which lie beside the file with a processor."""
+    folder, is_heard = path.parent, kind == "sounds"
     if not (folder / "processor").exists():
-        save_processor(folder / "processor", "qwen3_vl")
-    names = ("0.png", "1.jpg", "2.webp", "3.png")
-    pictures = [draw(folder / name, 60 + 40 * seed, 50 + 30 * seed, seed) for seed, name in enumerate(names)]
-    rows = []
+        (save_sound_processor if is_heard else save_processor)(
+            folder / "processor", "gemma4" if is_heard else "qwen3_vl"
+        )
+    names = ("0.wav", "1.mp3", "2.ogg", "3.flac") if is_heard else ("0.png", "1.jpg", "2.webp", "3.png")
+    media = [
+        write_sound(folder / name, 0.2 + seed / 5, 8_000, seed=seed)
+        if is_heard
+        else draw(folder / name, 60 + 40 * seed, 50 + 30 * seed, seed)
+        for seed, name in enumerate(names)
+    ]
+    key, rows = "audio" if is_heard else "image", []
     for number in (json.loads(line)["id"] for line in path.read_text(encoding="utf-8").splitlines()):
-        images = [pictures[number % 4], pictures[number % 3]][: 1 + number % 2]
+        named = [media[number % 4], media[number % 3]][: 1 + number % 2]
         messages = [
-            {"role": "user", "content": f"{number}" + "<image>" * len(images)},
+            {"role": "user", "content": f"{number}" + f"<{key}>" * len(named)},
             {"role": "assistant", "content": "yes"},
         ]
-        rows.append(json.dumps({"messages": messages, "images": images}) + "\n")
+        rows.append(json.dumps({"messages": messages, f"{key}s": named}) + "\n")
     path.write_text("".join(rows), encoding="utf-8")
     return path
 
 
 def pictured(folder: Path) -> ChatTokenizeFn:
-    """What makes samples of :func:`with_pictures`."""
+    """What makes samples of :func:`with_media`."""
     processor = str(folder / "processor")
     return ChatTokenizeFn(processor, processor=processor)
 
@@ -105,7 +113,7 @@ def source_of(kind: str, paths: list[str]) -> Any:
 
 
 def _function_of(kind: str, paths: list[str]) -> Any:
-    if kind == "pictures":
+    if kind in ("pictures", "sounds"):
         return pictured(Path(paths[0]).parent)
 
     return NumberedMedia() if kind == "media" else id_and_text

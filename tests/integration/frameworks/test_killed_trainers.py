@@ -177,6 +177,9 @@ def test_a_training_killed_in_a_save_resumes_from_the_checkpoint_before(run, tmp
     [resumed] = run("killed", trainer="Trainer", resume=True)
     assert resumed["losses"] == whole["losses"]
 
+    [again] = run("killed", trainer="Trainer", resume=True)
+    assert (again["losses"], again["weights"], again["seen"]) == (whole["losses"], whole["weights"], []), "it was over"
+
 
 def test_a_data_set_that_trl_prepares_is_evaluated_beside_the_loader_of_the_training(run):
     arguments = {"eval_strategy": "steps", "eval_steps": 4}

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
 import structlog
 
-from asyncdata import DataLoader, PreferenceCollator, PreferenceTokenizeFn, RowFn, RowShuffle
+from asyncdata import DataLoader, PreferenceCollator, PreferenceTokenizeFn, RowFn, RowShuffle, SoftPacking
 from asyncdata.errors import ConfigError, SnapshotError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -159,8 +160,20 @@ def test_a_checkpoint_without_a_state_is_refused_unless_it_is_allowed(loader):
     state = SimpleNamespace(stateful_callbacks={}, global_step=4)
     with pytest.raises(SnapshotError, match="the checkpoint of step 4 has no state of a loader"):
         attached(loader).callback_handler.callbacks[0].on_train_begin(None, state, None)
-    attached(loader, {"starts_new": True}).callback_handler.callbacks[0].on_train_begin(None, state, None)
+    trainer = attached(loader, {"starts_new": True})
+    trainer.callback_handler.callbacks[0].on_train_begin(trainer.args, state, None)
     assert list(state.stateful_callbacks) == ["AsyncDataState"]
+
+
+@pytest.mark.parametrize("groups", [{}, {"num_generations": 2}])
+def test_a_training_that_is_over_has_no_batch_when_it_is_started_again(rows, groups):
+    with DataLoader(rows, **({} if groups else {"batch_size": 4}), **KNOBS) as loader:
+        trainer = attached(loader, max_steps=10, **groups)
+        kept = trainer.callback_handler.callbacks[-1]
+        for step, num_batches in ((9, 1), (10, 0)):
+            state = SimpleNamespace(stateful_callbacks={"AsyncDataState": kept.state()}, global_step=step)
+            kept.on_train_begin(trainer.args, state, None)
+            assert len(list(islice(trainer.get_train_dataloader(), 1))) == num_batches
 
 
 @pytest.mark.parametrize(
@@ -250,6 +263,12 @@ def test_arguments_that_cannot_work_are_refused(loader, settings, given, message
         attached(loader, given, **settings)
 
 
+def test_packs_under_context_parallelism_are_refused(rows):
+    with DataLoader(rows, packing=SoftPacking(max_length=8), batch_size=1, num_workers=0, tokenize_fn=len) as packed:
+        with pytest.raises(ConfigError, match="context parallelism, which keeps no boundaries .* Leave out packing="):
+            attached(packed, world_size=2, cp=2)
+
+
 def test_an_epoch_without_a_batch_is_refused(jsonl_file):
     shuffle = RowShuffle(only_kept=True)
     with closing(DataLoader(jsonl_file([{}]), batch_size=3, shuffle=shuffle, drop_last=True, **KNOBS)) as loader:
@@ -273,6 +292,9 @@ def test_a_grouping_trainer_wants_a_loader_of_single_rows(rows, knobs):
         ("placeholder", True, "AD642 eval_loader is the loader of the training"),
         ({"a": None}, False, "AD642 eval_loader= is one set of batches"),
         ({"a": "placeholder"}, None, r"AD642 the trainer's eval_dataset\['a'\] is a placeholder"),
+        ("rows of the user", False, "AD642 the trainer's eval_dataset would not be evaluated, as eval_loader= takes"),
+        ("rows of the user", "b", "AD642 the trainer's eval_dataset would not be evaluated"),
+        ({"a": "rows", "b": "rows"}, "b", r"AD642 the trainer's eval_dataset\['b'\] would not be evaluated"),
     ],
 )
 def test_an_evaluation_that_cannot_work_is_refused(loader, eval_dataset, is_same, message):
@@ -282,7 +304,7 @@ def test_an_evaluation_that_cannot_work_is_refused(loader, eval_dataset, is_same
         trainer.eval_dataset = {"a": placeholder()}
     other = SimpleNamespace(config=loader.config)
     with pytest.raises(ConfigError, match=message):
-        attach(trainer, loader, eval_loader={None: None, True: loader, False: other}[is_same])
+        attach(trainer, loader, eval_loader={None: None, True: loader, False: other, "b": {"b": other}}[is_same])
 
 
 def test_several_sets_are_evaluated_by_name_beside_the_trainers_own(loader, jsonl_file):
@@ -291,6 +313,7 @@ def test_several_sets_are_evaluated_by_name_beside_the_trainers_own(loader, json
     paths = {name: jsonl_file([{"name": name, "number": n} for n in range(4)], name) for name in ("a", "b")}
     with DataLoader(paths["a"], batch_size=2, **KNOBS) as a, DataLoader(paths["b"], batch_size=4, **KNOBS) as b:
         attach(trainer, loader, eval_loader={"a": a, "b": b})
+        attach(trainer, loader, eval_loader={"b": b, "a": a})  # again, as in a notebook
         found = {name: [list(trainer.get_eval_dataloader(name)) for _ in range(2)] for name in ("a", "b")}
     assert list(trainer.eval_dataset) == ["a", "own", "b"]
     assert {name: len(first) for name, (first, _) in found.items()} == {"a": 2, "b": 1}

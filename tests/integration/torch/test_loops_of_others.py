@@ -280,3 +280,16 @@ def test_rows_that_would_be_shared_out_twice_are_refused(rows, shared_out):
     with closing(AsyncDataset(rows, **single(ranks=Ranks(rank=1, world_size=2)))) as dataset:
         with pytest.raises(ConfigError, match=r"AD442 .*Pass ranks=Ranks\(\) to AsyncDataset"):
             list(shared_out(dataset, 1))
+
+
+def test_a_state_is_refused_where_accelerate_holds_a_batch_that_is_not_trained_on(rows):
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    with closing(AsyncDataset(rows, **single())) as dataset:
+        before = dataset.state_dict()
+        loader = accelerate.Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(dataset, batch_size=None))
+        assert loader.dataset is dataset
+        next(iter(loader))
+        with pytest.raises(ConfigError, match="AD442 accelerate fetches a batch before .* StatefulDataLoader"):
+            dataset.state_dict()
+        next(iter(torch.utils.data.DataLoader(dataset, batch_size=None)))
+        assert dataset.state_dict() != before

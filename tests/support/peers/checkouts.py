@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ("CHECKOUTS", "folder_of", "importable", "module_of", "needs_checkout", "sglang", "stand_ins", "tool_model")
-__all__ += ("xtuners_pictures",)
+__all__ += ("xtuners_pictures", "xtuners_preset")
 
 
 class Checkout(NamedTuple):
@@ -75,6 +75,16 @@ def xtuners_pictures() -> ModuleType:
         del sys.modules["xtuner.v1.datasets.utils"]  # which stands in for what packing needs of it
         with stand_ins(contents):
             return importlib.import_module(f"{package}.qwen3_vl_tokenize_fn")
+
+
+@cache
+def xtuners_preset() -> ModuleType:
+    """XTuner's module of packs that a folder names, for which others of its modules have a stand-in."""
+    with importable("xtuner"):
+        vars(sys.modules["xtuner.v1.utils"])["profile_time"] = contextlib.nullcontext
+        vars(sys.modules["xtuner.v1.datasets.utils"])["get_longest"] = None
+        del sys.modules["xtuner.v1.datasets.preset_pack"]
+        return importlib.import_module("xtuner.v1.datasets.preset_pack")
 
 
 _loaded: dict[str, ModuleType] = {}

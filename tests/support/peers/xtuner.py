@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.support.peers.checkouts import module_of, xtuners_pictures
+from tests.support.peers.checkouts import module_of, xtuners_pictures, xtuners_preset
 from tests.support.peers.records import digest, recorded
 from tests.support.pictures import PATCH, image_processor
 from tests.support.xtuner_fns import Numbered
@@ -18,7 +19,17 @@ from tests.support.xtuner_pictures import InternTiles, chat_of, draw, qwen_token
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ("batch_of", "costs_of", "media_of", "pictures_function", "share_of", "shown", "stable_sorts")
+__all__ = (
+    "batch_of",
+    "costs_of",
+    "media_of",
+    "pictures_function",
+    "preset_of",
+    "runs_of",
+    "share_of",
+    "shown",
+    "stable_sorts",
+)
 
 FIELDS = "input_ids cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k num_padding position_ids".split()
 
@@ -45,6 +56,10 @@ class Rows:
         return Numbered()({"number": self.first + int(row), "tokens": int(self.num_tokens[row])})
 
 
+class Pictured(Rows):
+    """One that XTuner takes for a data set with pictures."""
+
+
 class Mesh:
     """A mesh of ranks, seen from one of them."""
 
@@ -69,11 +84,18 @@ def dataset_of(folder: Path, lengths: list[list[int]], settings: dict[str, Any])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "_get_mmap_dir", lambda: folder)
         patch.setattr(packing, "tqdm", lambda items, **_: items)
-        if settings["kind"] == "hard":
-            return packing.HardPackDataset(sets, settings["max_length"], **shared)
+        kind, shared["pack_max_length"] = settings["kind"], settings["max_length"]
+        if kind in ("hard", "legacy"):
+            return vars(packing)["HardPackDataset" if kind == "hard" else "_LegacySoftPackDataset"](sets, **shared)
 
         shared |= {"pack_extra_buffer_size": settings["lookahead"], "pack_chunk_size": settings["slice_samples"]}
-        return packing.ExpandSoftPackDataset(sets, pack_workers=1, pack_max_length=settings["max_length"], **shared)
+        if kind == "expand_soft":
+            return packing.ExpandSoftPackDataset(sets, pack_workers=1, **shared)
+
+        patch.setattr(packing, "VLMJsonlDataset", Pictured)
+        for one, of_one in zip(sets, kind, strict=True):
+            one.__class__ = Pictured if of_one == "expand_soft" else Rows
+        return packing.MLLMPretrainHybridPackDataset(sets, pack_workers=1, **shared)
 
 
 def runs_of(tokens: list[int]) -> str:
@@ -232,6 +254,41 @@ def _xtuner_epochs(folder: Path, settings: dict[str, Any], lengths: list[list[in
             batches += [packs[first : first + size] for first in range(0, len(packs), size)]
         settings_of_batch = {**settings, "pad_id": 0, "pad_to_max_length": True, "pad_chunk": 256}
         found.append([shown(collated(packs, settings_of_batch)) for packs in batches])
+    return found
+
+
+def preset_of(folder: Path, pieces: list[list[Any]], order: list[int], **settings: Any) -> dict[str, Any]:
+    """The settings of packs that a folder names: for each pack the file, row, start and stop of its pieces."""
+    rows = [[file, row, -1, -1, start, stop] for pack in pieces for file, row, start, stop in pack]
+    paths = [str(folder / f"{number}.jsonl") for number in range(1 + max(row[0] for row in rows))]
+    (folder / "paths.json").write_text(json.dumps(paths))
+    np.save(folder / "samples.npy", np.array(rows))
+    np.save(folder / "boundaries.npy", np.cumsum([0, *map(len, pieces)]))
+    np.save(folder / "order.npy", np.array(order))
+    return {"folder": str(folder), "order": str(folder / "order.npy"), **settings}
+
+
+@recorded("xtuner_preset", "xtuner")
+def _xtuner_preset(
+    folder: Path, lengths: list[list[int]], preset: dict[str, Any], world_size: int, batch: int
+) -> list[Any]:
+    """By rank, two epochs of the tokens of each pack, without padding."""
+    given = preset_of(folder, **preset)
+    firsts = np.cumsum([0, *map(len, lengths)]).tolist()
+    sets = [Rows(of_one, first) for of_one, first in zip(lengths, firsts, strict=False)]
+    for number, one in enumerate(sets):
+        vars(one)["path"] = str(folder / f"{number}.jsonl")
+    packs = xtuners_preset().PresetPackDataset(
+        sets, given["folder"], given["max_length"], f"{given['short']}", f"{given['long']}"
+    )
+    found = []
+    for rank in range(world_size):
+        sampler = module_of("xtuner", "v1.datasets.preset_sampler").PresetSampler(
+            packs, given["order"], batch, Mesh(rank, world_size)
+        )
+        items = [packs[number] for _ in range(2) for number in sampler]
+        kept = [[item for item in pack if any(item["input_ids"])] for pack in items]
+        found.append([runs_of([token for item in pack for token in item["input_ids"]]) for pack in kept])
     return found
 
 

@@ -74,15 +74,15 @@ def test_it_is_the_method_that_it_names(lengths, num_ranks, budget):
     expected = model(lengths, num_ranks, budget)
     if expected is None:
         with pytest.raises(ConfigError, match=r"AD454 \d+ rows are fewer than \d+ ranks with .*allow_empty=True"):
-            balance(lengths, num_ranks, budget, overlong="alone")
+            balance(lengths, num_ranks, budget, over_budget="alone")
     else:
-        found = balance(lengths, num_ranks, budget, overlong="alone")
+        found = balance(lengths, num_ranks, budget, over_budget="alone")
         assert [sorted(batches) for batches in found] == expected
 
 
 @given(rows, ranks, budgets)
 def test_each_row_is_dealt_once_within_the_budget_and_ranks_have_as_many_micro_batches(lengths, num_ranks, budget):
-    found = balance(lengths, num_ranks, budget, overlong="alone", allow_empty=True)
+    found = balance(lengths, num_ranks, budget, over_budget="alone", allow_empty=True)
 
     assert sorted(row for batches in found for batch in batches for row in batch) == list(range(len(lengths)))
     assert len(found) == num_ranks
@@ -106,8 +106,8 @@ laws = st.sampled_from(["attention", lambda n: n, lambda n: n**2, lambda n: n % 
 
 @given(rows, ranks, budgets, laws)
 def test_by_cost_each_row_is_dealt_once_within_the_budget_in_no_more_micro_batches(lengths, num_ranks, budget, cost):
-    plain = balance(lengths, num_ranks, budget, overlong="alone", allow_empty=True)
-    found = balance(lengths, num_ranks, budget, cost=cost, overlong="alone", allow_empty=True)
+    plain = balance(lengths, num_ranks, budget, over_budget="alone", allow_empty=True)
+    found = balance(lengths, num_ranks, budget, cost=cost, over_budget="alone", allow_empty=True)
 
     assert sorted(row for batches in found for batch in batches for row in batch) == list(range(len(lengths)))
     assert [len(batches) for batches in found] == [len(found[0])] * num_ranks
@@ -172,12 +172,12 @@ def test_rows_are_samples_or_whatever_has_tokens_alone_or_in_groups():
 @pytest.mark.parametrize(
     ("args", "settings", "message"),
     [
-        (([3, 9], 1, 8), {}, 'row 1 has 9 tokens, more than token_budget=8: .*overlong="alone"'),
+        (([3, 9], 1, 8), {}, 'row 1 has 9 tokens, more than token_budget=8: .*over_budget="alone"'),
         (([3, 0], 1, 8), {}, "row 1 is 0: a row is a number of tokens from 1 on"),
         (([[3], [2.5]], 1, 8), {}, "row 1 is 2.5"),
         (([3], 0, 8), {}, "ranks must be a whole number from 1 on, got 0"),
         (([3], 1, "8"), {}, "token_budget must be a whole number from 1 on, got '8'"),
-        (([3], 1, 8), {"overlong": "drop"}, 'overlong must be "error" or "alone", got \'drop\''),
+        (([3], 1, 8), {"over_budget": "drop"}, 'over_budget must be "error" or "alone", got \'drop\''),
         (([3], 1, 8), {"cost": "flops"}, 'cost must be "attention" or a function of a row\'s number of tokens'),
         (([3], 1, 8), {"cost": lambda n: -n}, "row 0 of 3 tokens costs -3.0: a cost is a number from 0 on"),
         (([5] * 3, 2, 8), {}, "3 rows are fewer than 2 ranks with 2 micro-batches each, which token_budget=8 needs"),

@@ -96,12 +96,12 @@ BATCHES: dict[str, tuple[Any, list[Any], dict[str, Any]]] = {
         {"seq_idx": [[-1, -1, -1]]},
     ),
     "what is too long, cut off and counted": (
-        PackedCollator(max_length=5, overlong="truncate"),
+        PackedCollator(max_length=5, truncate_packs=True),
         [PACK, [document(*range(8), loss_mask=[1] * 8)], PACK[:1]],
         {"input_ids": [[1, 2, 3, 0, 0], [0, 1, 2, 3, 4], [1, 2, 3, 0, 0]], "num_dropped_tokens": 6},
     ),
     "as much of a document as there is room for": (
-        PackedCollator(max_length=5, overlong="truncate"),
+        PackedCollator(max_length=5, truncate_packs=True),
         [[document(0, 1, 2), document(0, 1), document(0, 1, 2, 3)]],
         {"input_ids": [[0, 1, 2, 0, 1]]},
     ),

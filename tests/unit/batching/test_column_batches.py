@@ -223,7 +223,7 @@ def test_megatrons_float_mask_stands_beside_the_labels():
         (FixedCollator, {"length": 4, "keys": "transformers", "shift_labels": True}, "FixedCollator: with keys="),
         (PackedCollator, {"dummy": pictured([1]).sample}, "PackedCollator: dummy is a Sample with items"),
         (PaddedCollator, {"dummy": pictured([1]).sample}, "PaddedCollator: dummy is a Sample with items"),
-        (PackedCollator, {"dummy": pictured([1], [1]).sample, "overlong": "truncate"}, 'needs overlong="error"'),
+        (PackedCollator, {"dummy": pictured([1], [1]).sample, "truncate_packs": True}, "needs truncate_packs=False"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(kind, settings, reason):

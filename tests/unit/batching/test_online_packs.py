@@ -181,7 +181,7 @@ def test_no_token_is_lost_or_repeated_when_the_ranks_change(rules, sizes, change
     )
 
 
-OF_TWO = PackRules(packing=SoftPacking(max_length=4, window_samples=2, window_tokens=1))
+OF_TWO = PackRules(packing=SoftPacking(max_length=4, overlong="error", window_samples=2, window_tokens=1))
 
 
 @pytest.mark.parametrize(("length", "message"), [(-1, "waited to be packed"), (4, "has 4 tokens now, not 3 as then")])

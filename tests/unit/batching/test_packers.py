@@ -29,7 +29,7 @@ soft_packings = st.builds(
     st.sampled_from([1, 1, 3]),
     window_samples=st.integers(1, 12),
     window_tokens=st.none() | st.integers(1, 60),
-    overlong=st.sampled_from(["drop", "truncate"]),
+    overlong=st.sampled_from(["drop", "truncate_right"]),
 )
 hard_packings = st.builds(HardPacking, max_length=st.integers(1, 30), keep_tail=st.booleans())
 streams = st.lists(st.integers(1, 4) | st.integers(0, 40), max_size=120)
@@ -46,7 +46,7 @@ def kept_of(packing, lengths):
     multiple, kept = packing.segment_multiple_of, []
     for number, length in enumerate(lengths):
         stop = min(length, packing.max_length)
-        if length and (packing.overlong == "truncate" or length <= packing.max_length):
+        if length and (packing.overlong == "truncate_right" or length <= packing.max_length):
             kept.append(Waiting(number, -(-stop // multiple) * multiple, stop))
     return kept
 
@@ -251,6 +251,13 @@ def test_a_plan_of_nothing_has_no_pack(kind, joined, lengths):
 def test_a_plan_is_of_samples_with_tokens(lengths):
     with pytest.raises(ConfigError, match="whole numbers, from 1 on"):
         XTunerPacking(max_length=10, seed=1).plan([np.array(lengths)])
+
+
+def test_kinds_of_data_sets_are_one_for_each_and_of_those_that_xtuner_joins():
+    with pytest.raises(ConfigError, match="kind names 1 data sets, and there are 2: each file is one"):
+        XTunerPacking(max_length=10, seed=1, kind=("hard",)).plan([np.array([3]), np.array([4])])
+    with pytest.raises(ConfigError, match="'legacy' is of all"):
+        XTunerPacking(max_length=10, seed=1, kind=("hard", "legacy"))
 
 
 def test_costs_of_a_plan_are_those_given_or_xtuners_for_text():

@@ -127,9 +127,9 @@ ACROSS = {"max_length": 8, "across_epochs": True}
     [
         (lambda: Plan(packing=SoftPacking(**ACROSS)), "AD453 .*SoftPacking\\(across_epochs=False"),
         (lambda: Plan(packing=HardPacking(**ACROSS)), "AD453 .*HardPacking\\(across_epochs=False"),
-        (lambda: Plan(packing="soft"), "AD453 packs of str cannot be planned, only those of XTunerPacking, Soft"),
+        (lambda: Plan(packing="soft"), "AD453 packs of str cannot be planned, only those of XTunerPacking, Preset"),
         (lambda: Plan(packing=SinglePacking(), world_size=0), "world_size=0"),
-        (lambda: packs_of(SoftPacking(max_length=8), 8, 9), "AD450 sample 1 has 9 tokens"),
+        (lambda: packs_of(SoftPacking(max_length=8, overlong="error"), 8, 9), "AD450 sample 1 has 9 tokens"),
     ],
 )
 def test_what_cannot_work_says_what_can(make, message):

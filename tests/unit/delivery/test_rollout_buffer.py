@@ -70,7 +70,7 @@ UNKNOWN = (
     [
         (1, None, "AD432 add_samples takes a list of groups, got NoneType"),
         (1, iter([]), "AD432 add_samples takes a list of groups, got list_iterator"),
-        (1, [ONE, Sample()], "AD432 group 1 must be a list of Sample, got Sample"),
+        (1, [ONE, Sample()], "AD432 group 1 must be a list of Sample, got Sample; a group of one sample is [sample]"),
         (1, [tuple(ONE)], "AD432 group 0 must be a list of Sample, got tuple"),
         (1, [[Sample(), "text", 5]], "AD432 group 0 must be a list of Sample, got a list of Sample, int, str"),
         (1, [ONE, []], "AD432 group 1 has 0 samples, and n_samples_per_prompt is 1"),

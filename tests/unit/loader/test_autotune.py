@@ -21,12 +21,13 @@ class Tuned:
         self.now_s = self.waited_s = 0.0
         self.num_workers, self.stage, self.has_delivered, self.starts = 1, "tokenize", True, starts
         self.after_reply = ""
-        self.changes = self.resizes = 0
+        self.resizes = self.num_answered = 0
         change(monkeypatch, memory_of_a_worker=lambda pid: 100)
         allowed = TuningLimits(**{"min_workers": 1, "max_workers": 8, "max_worker_bytes": 1 << 40, **limits})
         executor: Any = self
-        read_ahead: Any = SimpleNamespace(changed=self.changed, resize=self.resize)
-        tuners.Tuner(
+        read_ahead: Any = SimpleNamespace(resize=self.resize)
+        self.is_done: bool | None = None
+        self.tuner = tuners.Tuner(
             allowed,
             executor,
             read_ahead,
@@ -36,19 +37,12 @@ class Tuned:
             clock=lambda: self.now_s,
         )
 
-    def watch(self, on_change: Any, on_submit: Any) -> None:
-        self.on_change, self.on_submit = on_change, on_submit
-
     def set_num_workers(self, num_workers: int) -> None:
         self.num_workers = num_workers
-        self.on_change()  # as a pool does it
 
     def statistics(self) -> Any:
         states = ["idle"] * (self.num_workers - self.starts) + ["starting"] * self.starts
         return SimpleNamespace(workers=[WorkerState(state=state, pid=7) for state in states])
-
-    def changed(self) -> None:
-        self.changes += 1
 
     def resize(self) -> None:
         self.resizes += 1
@@ -60,7 +54,8 @@ class Tuned:
             self.waited_s += starved * seconds / replies
             self.on_submit()
             self.stage, asked = self.after_reply or self.stage, self.stage
-            self.on_change()
+            self.num_answered += 1
+            self.is_done = self.is_done or self.tuner.look()
             self.stage = asked
         return self.num_workers
 
@@ -75,7 +70,7 @@ def test_while_the_trainer_waits_workers_are_added_up_to_the_limit_which_is_told
         {"event": "autotune.changed", "before": 2, "after": 3},
         {"event": "autotune.limited", "limit": "max_workers", "num_workers": 3},
     ]
-    assert (tuned.resizes, tuned.changes) == (2, 1002)
+    assert (tuned.resizes, tuned.is_done) == (2, True)
     assert tuned.run(3600) == 3, "none is removed"
 
 

@@ -123,7 +123,7 @@ def test_yaml_is_read_where_it_is_installed_and_another_kind_of_file_is_refused(
 
     mix = mix_of_file(tmp_path / "mix.yaml")
     assert (mix.quota, mix.stages, list(mix.parts)) == (10, {0: None, 50: {"a": 1}}, ["a", "b"])
-    with pytest.raises(ConfigError, match=r"ends in .toml, .yaml or .json"):
+    with pytest.raises(ConfigError, match=r"^AD470 a mixture is a file that ends in .toml, .yaml or .json"):
         mix_of_file(tmp_path / "mix.txt")
 
 

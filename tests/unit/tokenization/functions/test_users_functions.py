@@ -89,9 +89,14 @@ REFUSED: list[tuple[Any, str]] = [
     ({"input_ids": "text"}, "str; need a list of token ids"),
     ({"tokens": "text"}, "str; need a list of token ids, or a dict with 'input_ids'"),
     ([1, -2], "token id -2 is negative"),
-    *(([wrong], "") for wrong in ([1], 1.0, "a", 2**31)),
-    (np.array([[1]]), ""),
-    ({"input_ids": [1], "metadata": {"a": len}}, "not JSON serializable"),
+    *(([wrong], f"input_ids has {wrong!r}; it is a flat list of whole numbers") for wrong in ([1], 1.0, "a")),
+    ([2**31], ""),
+    (np.array([[1]]), "input_ids has [1]; it is a flat list"),
+    (
+        {"input_ids": [1], "metadata": {"a": len}},
+        "a value of type builtin_function_or_method;",
+    ),
+    ({"input_ids": [1, 2], "label": [-100, 2]}, "return labels of tokens as 'labels'"),
 ]
 
 
@@ -202,7 +207,7 @@ def test_a_loaders_samples_have_these_labels_and_its_packs_train_them(jsonl_file
         return {"tokens": [5, 6, 7], "loss_mask": [0, 1, 1], "kind": "x"}
 
     path = str(jsonl_file([{"a": 1}]))
-    packs = {"packing": asyncdata.SoftPacking(max_length=4), "collate_fn": asyncdata.PackedCollator(), "batch_size": 1}
+    packs = {"packing": asyncdata.SoftPacking(max_length=3), "collate_fn": asyncdata.PackedCollator(), "batch_size": 1}
     with DataLoader(path, tokenize_fn=answer_only, **INLINE) as loader:
         (sample,) = loader.get_next_batch(1)
     with DataLoader(path, tokenize_fn=answer_only, **packs, **INLINE) as loader:

@@ -79,7 +79,7 @@ async def test_a_crashed_request_keeps_its_slot_until_its_callback_returns(rows)
             told.append(reply)
             asked.append(client.ask(window.request(0, 5)))
 
-        executor.submit(window.request(10, 15), ask_again)
+        executor.submit(window.request(10, 15)).then(ask_again)
         innocent = client.ask(window.request(0, 13), max_losses=1)
         executor.slots.release(window.slot)
         assert ids_of(await client.answer(innocent)) == list(range(13))
@@ -98,9 +98,9 @@ async def test_the_pool_gives_up_when_workers_never_finish_a_request(rows):
 
             def ask_again(reply: object) -> None:
                 again_and_again.append(reply)
-                executor.submit(request, ask_again)
+                executor.submit(request).then(ask_again)
 
-            executor.submit(request, ask_again)
+            executor.submit(request).then(ask_again)
             await anyio.sleep_forever()
 
     (error,) = caught.value.exceptions
