@@ -2,13 +2,16 @@
 
 import contextlib
 import importlib
+import importlib.util
 import inspect
 import json
 import os
 import platform
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,10 @@ from tests.support.loading import NEVER_S
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["ASYNCDATA_PROVE"] = "off"  # seconds of CPU beside every loader; its own tests turn it on
+
+if importlib.util.find_spec("torchvision") and version("torch").endswith("+cpu"):
+    sys.path.insert(0, str(Path(__file__).parent / "support" / "torchvision_ops"))  # workers have the same path
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # torch has a thread for each core in each of them, which spin as they wait
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -37,6 +37,10 @@ _TAKEN = frozenset(
 )
 
 
+FRAMES = "frames"
+"""Stands among the columns that a load gives for the bytes that it takes beside them; it has no values."""
+
+
 class Column(Description, frozen=True):
     """An array of numbers that a sample has beside its tokens, as a tokenize function declares it.
 
@@ -150,7 +154,7 @@ class MediaRef(NamedTuple):
 
     :ivar part: of a mixture; empty for a single source.
     :ivar file_id: the number of the row's file; ``offset`` and ``num_bytes``: the row's there.
-    :ivar num_media: bytes of the media.
+    :ivar num_media: bytes that loading the media takes, at most.
     :ivar row: the row itself, if it cannot be read again.
     :ivar counts: how many values there are of each column; it is not kept where the media are let go.
     """

@@ -39,7 +39,7 @@ _REASONS = {
     "AD118": "nested too deeply",
     "AD119": "more than one value on the line",
     "AD130": "media, which are not supported",
-    "AD457": "a picture or sound that cannot be read, or is beyond a limit",
+    "AD457": "a picture, video or sound that cannot be read, or is beyond a limit",
     "AD133": "a key that changes the text or what is trained, and is not read",
     "AD131": "a content part that the chat template does not write",
     "AD132": "a turn of a chat without content",

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.callbacks import identity
-from asyncdata.core.columns import Columns, decoded
+from asyncdata.core.columns import FRAMES, Columns, decoded
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Column, RowError, Tokenized
 from asyncdata.core.types import Position, Sample, SampleRange
@@ -209,8 +209,10 @@ class MediaQueue:
         if not counts:
             return None
 
-        sizes = {name: 4 if name == IDS else self._columns[name].num_bytes(1) for name in counts}
+        beside = {IDS: 4, FRAMES: 1}
+        sizes = {name: beside.get(name) or self._columns[name].num_bytes(1) for name in counts}
         num_bytes = sum(count * sizes[name] for name, count in counts.items())
+        counts.pop(FRAMES, None)
         own, number = chunk.own(sample)
         ref: MediaRef = own.media_ref(number, num_bytes)._replace(counts=tuple(counts.items()))
         return ref

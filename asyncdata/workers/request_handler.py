@@ -322,6 +322,9 @@ class _PartHandler:
         try:
             tokenizer([raw], one)
         except BaseException as error:
+            if isinstance(error, ConfigError):  # a package is missing, or a setting is wrong: no row is to blame
+                raise
+
             if is_shortage(error):  # the row may be good
                 raise ShortageError(error, row, excerpt(raw)) from error
 

@@ -80,8 +80,7 @@ class _Pictured(RowTokenizer):
         """Small copies of the pictures of a row that yields a sample."""
         from asyncdata.tokenization.pictures.thumbnails import thumbnails_of
 
-        drafting = self._read_again(raw)
-        return thumbnails_of(drafting.of, list(map(self._processor.num_tokens, drafting.of)), self._settings)
+        return thumbnails_of(self._read_again(raw).of, self._processor)
 
     def _read_again(self, raw: Buffer) -> Drafting:
         """The drafting of a row that was planned, with the bytes of its remote pictures, each fetched once.

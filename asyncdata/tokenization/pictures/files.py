@@ -90,8 +90,11 @@ _CHAINED = re.compile(r"(?:zip|tar)://([^:]+)::(?:file://)?([^:]+)")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _BYTES = ("bytes", "base64", "data")
 _SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
-_SETTINGS = {"image": _SIZES}
+_SAMPLING = ("fps", "nframes", "num_frames", "min_frames", "max_frames", "video_start", "video_end", "total_pixels")
+_SETTINGS = {"image": _SIZES, "video": (*_SIZES, *_SAMPLING, "frames_timestamp")}
 _OF_KINDS = {"audio": ("input_audio", "array")}
+_RATES = ("sample_fps", "processed_fps")
+"""How qwen-vl-utils and XTuner name the rate of frames that were chosen before."""
 _BASE64 = re.compile(
     r"(?=.{64})(?=iVBORw0KGgo|/9j/|R0lGOD|UklGR|SUkqA|TU0AK|.{1024})[A-Za-z0-9+/\s]+={0,2}\s*", re.DOTALL
 )
@@ -103,7 +106,10 @@ NOUNS = {"image": "picture", "video": "video", "audio": "sound"}
 
 
 class Medium(NamedTuple):
-    """A medium: its kind, its name for errors, its path, address or bytes, and what the row says of it."""
+    """A medium: its kind, its name for errors, its path, address or bytes, and what the row says of it.
+
+    :ivar frames: of a video that is a list of pictures; ``fps``: how many of them are a second, 0: nothing says it.
+    """
 
     kind: str
     name: str
@@ -111,6 +117,8 @@ class Medium(NamedTuple):
     url: str = ""
     data: bytes | None = None
     value: Any = None
+    frames: tuple[Medium, ...] = ()
+    fps: float = 0
 
 
 def named_medium(kind: str, value: Any, name: str, settings: Processor) -> Medium:
@@ -123,26 +131,11 @@ def named_medium(kind: str, value: Any, name: str, settings: Processor) -> Mediu
     :raises RowFault: AD457, for anything else.
     """
     if isinstance(value, dict):
-        keys = (kind, f"{kind}_url", *_OF_KINDS.get(kind, ()), "url", "path", "source", *_BYTES)
-        given = [(key, value[key]) for key in keys if value.get(key)]
-        if not given:
-            raise RowFault(
-                "AD457", f"{name} is an object of {', '.join(map(ascii, value)) or 'nothing'}; need one of {keys}"
-            )
+        return _of_object(kind, value, name, settings)
 
-        if sized := [key for key in _SETTINGS.get(kind, ()) if value.get(key)]:
-            way_out = f"the processor's files say it for all {NOUNS[kind]}s"
-            raise RowFault("AD457", f"{name} has {sized[0]!r}, which is not read: leave it out; {way_out}")
-
-        key, inner = min(given, key=lambda item: item[0] not in _BYTES)
-        if key == "array":
-            return Medium(kind, name, value=value)
-
-        return (
-            Medium(kind, name, data=_decoded(inner, name), value=value)
-            if key in _BYTES
-            else named_medium(kind, inner, name, settings)
-        )
+    if kind == "video" and isinstance(value, list) and value:
+        frames = (named_medium("image", each, f"frame {at} of {name}", settings) for at, each in enumerate(value, 1))
+        return Medium(kind, name, value=value, frames=tuple(frames))
 
     if not isinstance(value, str):
         raise RowFault("AD457", f"{name} must be a path, an address or an object, got {json_type(value)}")
@@ -168,6 +161,30 @@ def named_medium(kind: str, value: Any, name: str, settings: Processor) -> Mediu
         )
 
     return Medium(kind, name, path=_path(path, name, settings.media_root), value=value)
+
+
+def _of_object(kind: str, value: dict[str, Any], name: str, settings: Processor) -> Medium:
+    keys = (kind, f"{kind}_url", *_OF_KINDS.get(kind, ()), "url", "path", "source", *_BYTES)
+    given = [(key, value[key]) for key in keys if value.get(key)]
+    if not given:
+        raise RowFault(
+            "AD457", f"{name} is an object of {', '.join(map(ascii, value)) or 'nothing'}; need one of {keys}"
+        )
+
+    if sized := [key for key in _SETTINGS.get(kind, ()) if value.get(key)]:
+        way_out = f"the processor's files say it for all {NOUNS[kind]}s"
+        raise RowFault("AD457", f"{name} has {sized[0]!r}, which is not read: leave it out; {way_out}")
+
+    key, inner = min(given, key=lambda item: item[0] not in _BYTES)
+    if key == "array":
+        return Medium(kind, name, value=value)
+
+    if key in _BYTES:
+        return Medium(kind, name, data=_decoded(inner, name), value=value)
+
+    found = named_medium(kind, inner, name, settings)
+    rates = [value[key] for key in _RATES if isinstance(value.get(key), int | float)]
+    return found._replace(fps=rates[0]) if kind == "video" and rates else found
 
 
 def held(medium: Medium, settings: Processor) -> Medium:

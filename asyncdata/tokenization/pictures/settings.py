@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
     from asyncdata.core.columns import Column
 
+RULE = "frames of the header, or packets: 1"
+"""How frames of videos are counted, and their rate is known: a part of fingerprints."""
+
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 GRID, MROPE = "image_grid_thw", "mrope"
+VIDEO_PIXELS, VIDEO_GRID, SECONDS = "pixel_values_videos", "video_grid_thw", "second_per_grid_ts"
 FEATURES, NUM_FRAMES = "input_features", "num_audio_frames"
 _QWEN = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
 _OMNI = "Qwen2_5OmniProcessor"
@@ -37,15 +41,20 @@ _TYPES = {"Gemma3Processor": "token_type_ids", "Gemma3nProcessor": "token_type_i
 _TYPES |= dict.fromkeys(("InternVLProcessor", "Qwen2AudioProcessor", _OMNI), "")
 _FAMILIES = (*_QWEN, "InternVLProcessor", "Gemma3Processor", *_SOUNDS)
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
-_ADDED = ("audios_key", "max_samples", "long_sounds")
+_ADDED = ("audios_key", "max_samples", "long_sounds", "videos_key", "max_frames", "video")
 _FILES = ("processor_config.json", "preprocessor_config.json")
+_VIDEO_FILE = "video_preprocessor_config.json"
+_TOKENS_PER_SECOND = 4
+"""Of models of Qwen2.5-VL whose files do not say it, as transformers has it."""
 
 
 class Processor(Description, frozen=True):
-    """A processor of transformers, which makes pixels of the pictures of a row, or features of its sounds.
+    """A processor of transformers, which makes pixels of the pictures and videos of a row, or features of its sounds.
 
     Pictures are read by Pillow and prepared by the processor's own classes for it, without torchvision. They are
-    turned as their EXIF orientation says. A plan reads their headers only.
+    turned as their EXIF orientation says. A plan reads their headers only. Videos are read by PyAV, turned as they say,
+    and prepared by the processor's video processor, which needs torch and torchvision; only frames that it chooses are
+    decoded.
 
     Sounds are read by soundfile, mixed to one channel, and converted by soxr to the rate of the processor, rounded up
     to whole samples, as transformers does. Each is processed alone.
@@ -53,15 +62,19 @@ class Processor(Description, frozen=True):
     :ivar folder: a folder with ``preprocessor_config.json`` or ``processor_config.json``; None: the tokenizer's.
     :ivar images_key: the key of a row's pictures, for the places in its chat that name none. With ``images``, the
         default, ``image`` is read, too.
-    :ivar audios_key: the same for sounds, with ``audios`` and ``audio``.
-    :ivar media_root: the folder in which all pictures and sounds that are files must be; None: paths may lead anywhere.
-    :ivar allowed_hosts: the web servers from which pictures are fetched: ``"host"`` for the port of http or https,
+    :ivar videos_key: the same for videos, with ``videos`` and ``video``; ``audios_key``: for sounds.
+    :ivar media_root: the folder in which all media that are files must be; None: paths may lead anywhere.
+    :ivar allowed_hosts: the web servers from which media are fetched: ``"host"`` for the port of http or https,
         ``"host:8080"`` for another. There are no patterns, and redirections lead to these hosts only.
-    :ivar timeout_s: of one picture of a web server, all tries together.
+    :ivar timeout_s: of one medium of a web server, all tries together.
     :ivar dtype: of the pixels or features: float32, float16 or bfloat16.
-    :ivar max_bytes: of the file of a picture; ``max_pixels``: of a picture, as its header says.
+    :ivar max_bytes: of the file of a picture, and of a video that is held in memory; ``max_pixels``: of a picture, or a
+        frame, as its header says.
     :ivar max_aspect: the longer side of a picture over the shorter one.
-    :ivar max_pictures: of a row; so many sounds, too.
+    :ivar max_pictures: of a row, videos among them; so many sounds, too.
+    :ivar max_frames: of a video, which the processor chooses.
+    :ivar video: settings of the video processor before those of its files, such as
+        ``{"do_sample_frames": True, "fps": 2, "max_frames": 64}``.
     :ivar max_samples: of a sound, of all its channels, as far as they are used.
     :ivar long_sounds: a sound of which the processor would use only the beginning, such as 30 s, makes a bad row
         (``refuse``); or it is ``cut``, as the processor alone does without a word, and counted as ``sound_cut``.
@@ -70,6 +83,7 @@ class Processor(Description, frozen=True):
 
     folder: str | None = None
     images_key: Annotated[str, msgspec.Meta(min_length=1)] = "images"
+    videos_key: Annotated[str, msgspec.Meta(min_length=1)] = "videos"
     audios_key: Annotated[str, msgspec.Meta(min_length=1)] = "audios"
     media_root: str | None = None
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -77,6 +91,8 @@ class Processor(Description, frozen=True):
     max_pixels: Positive = 64 * 1024 * 1024
     max_aspect: Positive = 200
     max_pictures: Positive = 64
+    max_frames: Positive = 768
+    video: dict[str, Any] = {}
     max_samples: Positive = 128 * 1024 * 1024
     long_sounds: Literal["refuse", "cut"] = "refuse"
     allowed_hosts: tuple[str, ...] = ()
@@ -147,7 +163,8 @@ class ProcessorConfig:
     """The files of a processor.
 
     :ivar family: the name of its class.
-    :ivar images: the settings of its image processor; ``sounds``: of its extractor of features; ``other``: its own.
+    :ivar images: the settings of its image processor; ``videos``: of its video processor, which files of Qwen2.5-VL
+        have together; ``sounds``: of its extractor of features; ``other``: its own.
     """
 
     def __init__(self, folder: str) -> None:
@@ -168,6 +185,8 @@ class ProcessorConfig:
                 f"{', '.join(_FAMILIES)}. For others write a function of two phases (docs/how-to/columns.md)"
             )
 
+        videos = self.other.get("video_processor") or _read(os.path.join(folder, _VIDEO_FILE))
+        self.videos: dict[str, Any] = videos or (images if images and self.family in _QWEN else {})
         if self.images.get("do_pan_and_scan"):
             raise ConfigError(
                 "AD457 do_pan_and_scan=True makes crops whose number is not known from sizes; switch it off"
@@ -186,7 +205,25 @@ class ProcessorConfig:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of media that it takes."""
-        return ("audio",) if self.family in _SOUNDS else ("image",)
+        if self.family in _SOUNDS:
+            return ("audio",)
+
+        return ("image", "video") if self.videos and self.family != "Gemma3Processor" else ("image",)
+
+    @property
+    def tokens_per_second(self) -> int:
+        """Positions of Qwen2.5-VL for a second of a video; 1 for other families, whose positions count patches."""
+        if self.family != "Qwen2_5_VLProcessor":
+            return 1
+
+        model = _read(os.path.join(self.folder, "config.json"))
+        if model is None:
+            raise ConfigError(
+                f"AD457 there is no config.json in {self.folder}: positions of Qwen2.5-VL's videos depend on its "
+                "vision_config.tokens_per_second; copy the model's file to the processor's"
+            )
+
+        return int(model.get("vision_config", {}).get("tokens_per_second", _TOKENS_PER_SECOND))
 
     @property
     def types_name(self) -> str:
@@ -233,11 +270,21 @@ class ProcessorConfig:
             columns.append(Column(GRID, "int64", "item", (3,)))
         if self.is_qwen or self.family == _OMNI:
             columns.append(Column(MROPE, "int64", shape=(3,)))
+        if self.is_qwen and "video" in self.kinds:
+            patch = self.videos.get("patch_size", self.images.get("patch_size", 14))
+            values = 3 * self.videos.get("temporal_patch_size", 2) * patch * patch
+            columns += [
+                Column(VIDEO_PIXELS, dtype, "item", (values,), phase="load"),
+                Column(VIDEO_GRID, "int64", "item", (3,)),
+            ]
+            if self.family == "Qwen2_5_VLProcessor":
+                columns.append(Column(SECONDS, "float32", "item"))
         return tuple(columns)
 
     def digest(self) -> str:
         """Of what the files say."""
-        return digest(self.family, canonical([self.images, self.other]))
+        videos = [self.videos, self.tokens_per_second, RULE] if "video" in self.kinds else []
+        return digest(self.family, canonical([self.images, self.other, *videos]))
 
 
 def _read(path: str) -> dict[str, Any] | None:

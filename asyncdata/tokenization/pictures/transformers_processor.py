@@ -8,22 +8,37 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from asyncdata.core.columns import FRAMES
+from asyncdata.core.errors import ConfigError
 from asyncdata.core.imports import missing_package
 from asyncdata.tokenization.pictures.files import Medium, size_of, turned
-from asyncdata.tokenization.pictures.settings import GRID, MROPE, Processor, ProcessorConfig
+from asyncdata.tokenization.pictures.settings import (
+    GRID,
+    MROPE,
+    SECONDS,
+    VIDEO_GRID,
+    VIDEO_PIXELS,
+    Processor,
+    ProcessorConfig,
+)
 from asyncdata.tokenization.pictures.transformers_sounds import OpenSounds, processor_of_sounds
+from asyncdata.tokenization.pictures.videos import Header, frames_of, header_of
 from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from asyncdata.core.columns import Column
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_SAMPLE = 'video={"do_sample_frames": True, "fps": ...}'
+_OTHER_RATE = 'Processor(video={"fps": ...}) sets another rate'
 
 
 class Planned(NamedTuple):
@@ -32,6 +47,7 @@ class Planned(NamedTuple):
     :ivar text: what stands for it in the tokenized text.
     :ivar counts: how many values of each column of the phase ``load`` it has.
     :ivar grid: for Qwen: patches in time, height and width.
+    :ivar of: what else its kind needs to load it.
     :ivar notes: of its row.
     """
 
@@ -40,6 +56,7 @@ class Planned(NamedTuple):
     counts: dict[str, int]
     grid: tuple[int, int, int] | None = None
     notes: tuple[str, ...] = ()
+    of: Any = None
 
 
 class Kind(ABC):
@@ -60,6 +77,18 @@ class Kind(ABC):
 
         :raises RowFault: if it cannot be read, or is beyond a limit.
         """
+
+    def axes(self, planned: Planned) -> list[tuple[tuple[int, ...], float]]:
+        """For Qwen: the grids of a medium's runs of tokens, and how many positions of time a patch of each takes."""
+        assert planned.grid is not None
+        return [(planned.grid, 1.0)]
+
+    def shown(self, planned: Planned) -> tuple[Any, str]:
+        """A picture of a medium, as Pillow has it, and its size in words; None: it has none.
+
+        :raises RowFault: as :meth:`load`.
+        """
+        return None, ""
 
     @abstractmethod
     def light(self, planned: Sequence[Planned]) -> dict[str, Array]:
@@ -130,6 +159,10 @@ class Pictures(Kind):
 
         return {"pixel_values": values}
 
+    def shown(self, planned: Planned) -> tuple[Any, str]:
+        image = turned(planned.medium, self._settings)
+        return image, f"{image.width} x {image.height} pixels"
+
     def _grid(self, height: int, width: int) -> tuple[int, int, int]:
         """The patches of a picture, as the image processor will cut them."""
         images = self._images
@@ -138,6 +171,121 @@ class Pictures(Kind):
         side = images.patch_size * images.merge_size
         rows, columns = resize(height, width, side, min_pixels=low, max_pixels=high)
         return 1, rows // images.patch_size, columns // images.patch_size
+
+
+class Videos(Kind):
+    """Videos, by the video processor, which is loaded for the first of them.
+
+    A plan runs it on a tensor without data: what it needs of frames is their number and size.
+    """
+
+    number = 2
+
+    def __init__(self, settings: Processor, config: ProcessorConfig, processor: Any) -> None:
+        self._settings, self._config, self._processor = settings, config, processor
+        self.mark = processor.video_token
+        self.token = processor.video_token if config.is_qwen else processor.image_token
+        self._pixels = VIDEO_PIXELS if config.is_qwen else "pixel_values"
+
+    @cached_property
+    def _videos(self) -> Any:
+        made = _made_for_videos(self._config.folder, self._settings.video)
+        self._processor.video_processor = made
+        return made
+
+    @cached_property
+    def _tokens_per_second(self) -> int:
+        return self._config.tokens_per_second
+
+    def plan(self, medium: Medium) -> Planned:
+        import torch
+
+        header = header_of(medium, self._settings)
+        ghost = torch.empty((header.num_frames, 3, header.height, header.width), dtype=torch.uint8, device="meta")
+        inputs = self._run(medium, header, ghost, **({"do_sample_frames": False} if header.frames else {}))
+        about = inputs["video_metadata"][0]
+        indices = [int(index) for index in about.frames_indices]
+        wrong = [index for index in indices if not 0 <= index < header.num_frames]
+        if wrong or not indices:
+            which = f"frame {wrong[0]} of" if wrong else "none of"
+            raise RowFault("AD457", f"{medium.name}: its processor asks for {which} {header.num_frames}; {_OTHER_RATE}")
+
+        if len(indices) > self._settings.max_frames:
+            reason = f"has {len(indices)} frames to load, more than max_frames={self._settings.max_frames}"
+            raise RowFault("AD457", f"{medium.name} {reason}; Processor({_SAMPLE}) takes fewer")
+
+        values = inputs["pixel_values_videos"]
+        shape = tuple((values if self._config.is_qwen else values[0]).shape)
+        wanted = next(one.shape for one in self._config.columns("float32") if one.name == self._pixels)
+        if shape[1:] != wanted:
+            raise ConfigError(
+                f"AD457 the video processor makes values of {shape[1:]}, and those of its model are {wanted}"
+            )
+
+        num_bytes = len(indices) * header.height * header.width * 3
+        counts = {self._pixels: shape[0], FRAMES: 2 * num_bytes}
+        grid = tuple(inputs[VIDEO_GRID][0].tolist()) if self._config.is_qwen else None
+        seconds = self._videos.temporal_patch_size / about.sampled_fps if grid else 0
+        text = self._processor.replace_video_token(inputs, 0)
+        return Planned(medium, text, counts, grid, of=(header, indices, seconds))
+
+    def _run(self, medium: Medium, header: Header, frames: Any, **settings: Any) -> Any:
+        from transformers.video_utils import VideoMetadata
+
+        about = VideoMetadata(
+            total_num_frames=header.num_frames,
+            fps=header.fps,
+            height=header.height,
+            width=header.width,
+            frames_indices=np.arange(header.num_frames),
+        )
+        processor = self._videos
+        try:
+            return processor(
+                videos=[frames], video_metadata=[about], return_metadata=True, return_tensors="pt", **settings
+            )
+        except (ValueError, TypeError, IndexError, ZeroDivisionError, RuntimeError) as error:
+            what = f"{header.num_frames} frames of {header.width} x {header.height}, {header.fps:g} a second"
+            raise RowFault("AD457", f"{medium.name}: its processor refuses {what}: {error!s:.300}") from None
+
+    def axes(self, planned: Planned) -> list[tuple[tuple[int, ...], float]]:
+        assert planned.grid is not None
+        times, *sides = planned.grid
+        if self._config.family == "Qwen3VLProcessor":  # the time of each is in the text
+            return [((1, *sides), 1.0)] * times
+
+        is_timed = self._config.family == "Qwen2_5_VLProcessor"
+        step = np.float32(planned.of[2]) * np.float32(self._tokens_per_second) if is_timed else 1.0
+        return [(planned.grid, float(step))]
+
+    def light(self, planned: Sequence[Planned]) -> dict[str, Array]:
+        if not self._config.is_qwen:
+            return {}
+
+        timed = {SECONDS: np.array([each.of[2] for each in planned], np.float32)}
+        return {VIDEO_GRID: _grids(planned), **(timed if self._config.family == "Qwen2_5_VLProcessor" else {})}
+
+    def load(self, planned: Planned) -> dict[str, Array]:
+        import torch
+
+        header, indices, _ = planned.of
+        frames = torch.from_numpy(frames_of(planned.medium, header, indices, self._settings)).permute(0, 3, 1, 2)
+        found = self._run(planned.medium, header._replace(num_frames=len(indices)), frames, do_sample_frames=False)
+        values = found["pixel_values_videos"]
+        values = values if self._config.is_qwen else values[0]
+        grid = found[VIDEO_GRID][0].tolist() if self._config.is_qwen else None
+        if len(values) != planned.counts[self._pixels] or (grid and tuple(grid) != planned.grid):
+            raise RowFault("AD457", f"{planned.medium.name} has other frames than by its header")
+
+        return {self._pixels: values.numpy()}
+
+    def shown(self, planned: Planned) -> tuple[Any, str]:
+        from PIL import Image
+
+        header, indices, _ = planned.of
+        (first,) = frames_of(planned.medium, header, indices[:1], self._settings)
+        words = f"{len(indices)} of {header.num_frames} frames, {header.width} x {header.height} pixels"
+        return Image.fromarray(first), words
 
 
 class OpenProcessor:
@@ -150,10 +298,9 @@ class OpenProcessor:
         self._config = config
         processor = _made(config)
         self.kinds: dict[str, Kind] = {}
-        if "image" in config.kinds:
-            self.kinds["image"] = Pictures(settings, config, processor)
-        if "audio" in config.kinds:
-            self.kinds["audio"] = Sounds(settings, config, processor)
+        for name, kind in (("image", Pictures), ("video", Videos), ("audio", Sounds)):
+            if name in config.kinds:
+                self.kinds[name] = kind(settings, config, processor)
         self._columns: dict[str, Column] = {column.name: column for column in config.columns(settings.dtype)}
         self._merge = int(getattr(getattr(processor, "image_processor", None), "merge_size", 1))
         ids = processor.tokenizer.convert_tokens_to_ids
@@ -189,7 +336,8 @@ class OpenProcessor:
         values: dict[str, Array] = {self._config.types_name: types} if self._config.types_name else {}
         values |= self._light(planned)
         if self._config.is_qwen:
-            values[MROPE] = mrope(types, _grids(planned), self._merge)
+            runs = [run for each in planned for run in self.kinds[each.medium.kind].axes(each)]
+            values[MROPE] = mrope(types, [grid for grid, _ in runs], self._merge, [step for _, step in runs])
         elif MROPE in self._columns:  # sounds are counted as text is
             values[MROPE] = mrope(types, _grids([]), self._merge)
         columns = {
@@ -256,12 +404,35 @@ def _made(config: ProcessorConfig) -> Any:
     )
 
 
+def _made_for_videos(folder: str, settings: Mapping[str, Any]) -> Any:
+    """The video processor, with settings of the user's."""
+    try:
+        import torchvision  # noqa: F401
+        from transformers import AutoVideoProcessor
+    except (ImportError, RuntimeError) as error:  # the latter: another torch than torchvision was built for
+        raise missing_package("a processor of videos", "torch torchvision", ImportError(str(error))) from error
+
+    try:
+        made: Any = AutoVideoProcessor.from_pretrained(folder, **settings)
+    except (ValueError, OSError, TypeError) as error:
+        raise ConfigError(f"AD457 the video processor in {folder} cannot be loaded: {error!s:.300}") from error
+
+    if unknown := sorted(settings.keys() - made.valid_kwargs.__annotations__.keys()):
+        raise ConfigError(
+            f"AD457 Processor(video=...) has {', '.join(unknown)}, which {type(made).__name__} does not take"
+        )
+
+    if getattr(made, "cap_pixels_per_frame", False) is None:
+        made.cap_pixels_per_frame = False  # which it means, with a warning
+    return made
+
+
 def _pictured_token(processor: Any, config: ProcessorConfig) -> str:
     """The token that stands for a part of a picture."""
     return str(processor.tokenizer.image_token if config.family == "Gemma3Processor" else processor.image_token)
 
 
-def mrope(types: Array, grids: Array, merge: int) -> Array:
+def mrope(types: Array, grids: Any, merge: int, steps: Sequence[float] | None = None) -> Array:
     """Positions of tokens in time, height and width, as Qwen's models count them: int64 of shape (num_tokens, 3).
 
     Text has one number in all three. A picture's tokens have their place in its grid, and the text after it goes on
@@ -269,15 +440,17 @@ def mrope(types: Array, grids: Array, merge: int) -> Array:
 
     :param types: int64 of shape (num_tokens,): not 0 for the tokens of media.
     :param grids: patches of each picture in time, height and width; ``merge``: patches a token, in both directions.
+    :param steps: positions that a patch of each takes in time; None: one.
     """
     found, place, start = np.empty((len(types), 3), np.int64), 0, 0
-    for grid in grids:
+    for grid, step in zip(grids, [1.0] * len(grids) if steps is None else steps, strict=True):
         first = start + int(np.argmax(types[start:] > 0))
         found[start:first] = np.arange(place, place + first - start)[:, None]
         place += first - start
-        times, height, width = grid // [1, merge, merge]
+        times, height, width = np.asarray(grid) // [1, merge, merge]
         stop = first + int(times * height * width)
-        axes = np.meshgrid(np.arange(times), np.arange(height), np.arange(width), indexing="ij")
+        moments = (np.arange(times, dtype=np.float32) * np.float32(step)).astype(np.int64)  # as torch rounds it
+        axes = np.meshgrid(moments, np.arange(height), np.arange(width), indexing="ij")
         found[first:stop] = np.stack(axes, -1).reshape(-1, 3) + place
         place, start = place + int(max(height, width)), stop
     found[start:] = np.arange(place, place + len(types) - start)[:, None]
