@@ -26,6 +26,7 @@ from asyncdata.tokenization.pictures.settings import (
     Processor,
     ProcessorConfig,
 )
+from asyncdata.tokenization.pictures.torch_frames import frames_without_data, tensor_of
 from asyncdata.tokenization.pictures.transformers_sounds import OpenSounds, processor_of_sounds
 from asyncdata.tokenization.pictures.videos import Header, frames_of, header_of
 from asyncdata.tokenization.rows import RowFault
@@ -198,10 +199,9 @@ class Videos(Kind):
         return self._config.tokens_per_second
 
     def plan(self, medium: Medium) -> Planned:
-        import torch
-
         header = header_of(medium, self._settings)
-        ghost = torch.empty((header.num_frames, 3, header.height, header.width), dtype=torch.uint8, device="meta")
+        _ = self._videos  # it says what is missing
+        ghost = frames_without_data(header.num_frames, header.height, header.width)
         inputs = self._run(medium, header, ghost, **({"do_sample_frames": False} if header.frames else {}))
         about = inputs["video_metadata"][0]
         indices = [int(index) for index in about.frames_indices]
@@ -266,10 +266,8 @@ class Videos(Kind):
         return {VIDEO_GRID: _grids(planned), **(timed if self._config.family == "Qwen2_5_VLProcessor" else {})}
 
     def load(self, planned: Planned) -> dict[str, Array]:
-        import torch
-
         header, indices, _ = planned.of
-        frames = torch.from_numpy(frames_of(planned.medium, header, indices, self._settings)).permute(0, 3, 1, 2)
+        frames = tensor_of(frames_of(planned.medium, header, indices, self._settings))
         found = self._run(planned.medium, header._replace(num_frames=len(indices)), frames, do_sample_frames=False)
         values = found["pixel_values_videos"]
         values = values if self._config.is_qwen else values[0]
