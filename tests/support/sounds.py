@@ -31,7 +31,9 @@ def sound_processor_of(family: str) -> Any:
     import transformers
 
     made = getattr(transformers, _CLASSES[family])
-    tokenizer = tokenizer_of(_MARKS[family])
+    tokenizer, mark = tokenizer_of(_MARKS[family]), _MARKS[family]["audio"]
+    written = mark if family.startswith("gemma") else f"{_QWEN['audio_bos']}{mark}{_QWEN['audio_eos']}"
+    tokenizer.chat_template = chat_template("audio", written)
     if family == "qwen2_audio":
         return made(feature_extractor=transformers.WhisperFeatureExtractor(feature_size=128), tokenizer=tokenizer)
 
@@ -52,9 +54,8 @@ def sound_processor_of(family: str) -> Any:
 
 def save_sound_processor(folder: Path, family: str) -> str:
     """A folder as a model has it: tokenizer, chat template and processor."""
-    processor, mark = sound_processor_of(family), _MARKS[family]["audio"]
-    written = mark if family.startswith("gemma") else f"{_QWEN['audio_bos']}{mark}{_QWEN['audio_eos']}"
-    processor.tokenizer.chat_template = chat_template("audio", written)
+    # A new one: a call of a processor leaves settings in its tokenizer, which would be saved.
+    processor = sound_processor_of.__wrapped__(family)
     processor.tokenizer.save_pretrained(folder)
     extractor, own = json.loads(processor.feature_extractor.to_json_string()), {"processor_class": _CLASSES[family]}
     if family.startswith("gemma"):  # as their files are
