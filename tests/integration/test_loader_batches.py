@@ -67,13 +67,13 @@ def test_a_sample_says_what_it_is_and_where_it_comes_from(make, path):
 def test_samples_of_a_group_share_no_value_that_a_trainer_may_change(make, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"id": 1}) + "\n")
-    fn = lambda row: {"input_ids": [1], "metadata": {"list": []}, "label": [1]}  # noqa: E731
+    fn = lambda row: {"input_ids": [1], "metadata": {"list": []}, "label": [5]}  # noqa: E731
     with make(path, fn, n_samples_per_prompt=2) as loader:
         first, second = loader.get_next_batch(2)
 
     first.metadata["list"].append(1)
     first.label.append(2)
-    assert (second.metadata, second.label) == ({"list": []}, [1])
+    assert (second.metadata, second.label) == ({"list": []}, [5])
 
 
 def test_a_batch_must_be_whole_groups_and_a_number_of_groups_a_number(make, path):

@@ -229,7 +229,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (PromptTokenizeFn, {"tokenizer": 5}, "PromptTokenizeFn: tokenizer=5: Expected `str`, got `int`"),
     (PromptTokenizeFn, {"tokenizer": ""}, "tokenizer='': Expected `str` of length >= 1"),
     (PromptTokenizeFn, {"tokenizer_backend": "rust"}, "tokenizer_backend='rust'"),
-    (PromptTokenizeFn, {"max_length": "12"}, "max_length='12': Expected `int | null`, got `str`"),
+    (PromptTokenizeFn, {"max_length": "12"}, "max_length='12': Expected `int | None`, got `str`"),
     (PromptTokenizeFn, {"max_length": 0}, "max_length=0: Expected `int` >= 1"),
     (PromptTokenizeFn, {"max_len": 3}, "max_len"),
     (PromptTokenizeFn, {"prompt_key": None}, "prompt_key=None"),
