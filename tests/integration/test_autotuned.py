@@ -26,13 +26,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Eager(tuners.Tuner):
-    """It adds a worker at every reply that chance picks, as long as it may."""
+    """It adds a worker at every change that chance picks, as long as it may."""
 
     chance = random.Random(3)
 
-    def _tune(self, now_s: float) -> None:
-        if self.chance.random() < 0.2:
-            self._add()
+    def look(self) -> bool | None:
+        return self._add() if self.chance.random() < 0.2 else None
 
 
 @pytest.fixture
