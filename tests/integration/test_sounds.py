@@ -118,9 +118,10 @@ def test_a_sample_has_the_tokens_and_features_of_the_processor(tmp_path, folders
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("number", [20, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_hundred_samples_have_the_tokens_and_features_of_the_processor(tmp_path, folders, family):
-    check_rows(tmp_path, folders, family, 100)
+def test_samples_have_the_tokens_and_features_of_the_processor(tmp_path, folders, family, number):
+    check_rows(tmp_path, folders, family, number)
 
 
 def test_a_sound_may_be_named_in_all_ways_that_people_have(tmp_path, folders, sound):
