@@ -52,7 +52,9 @@ class PresetPacking(OfPacks, frozen=True, kw_only=True):
     def description(self) -> dict[str, Any]:
         """What a snapshot must have, too: the packs by what they are, wherever they lie."""
         paths, *arrays = self._loaded()
-        content = digest(*(Path(path).name for path in paths), *(array.tobytes() for array in arrays))
+        content = digest(
+            *(Path(path).name for path in paths), *(np.ascontiguousarray(array).data.cast("B") for array in arrays)
+        )
         return {"max_length": self.max_length, "short": self.short, "long": self.long, "content": content}
 
     def plan(self, lengths: Int32, sizes: Int64, names: Sequence[str]) -> Packs:

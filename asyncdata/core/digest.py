@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 
-def digest(*parts: bytes | str) -> str:
+def digest(*parts: bytes | memoryview | str) -> str:
     """blake2b-128 of the parts, as hex. Each part's length is hashed too: ("ab", "c") is not ("a", "bc")."""
     return digest_each(parts)
 
 
-def digest_each(parts: Iterable[bytes | str]) -> str:
+def digest_each(parts: Iterable[bytes | memoryview | str]) -> str:
     """The same of parts that are made one by one."""
     state = blake2b(digest_size=16)
     for part in parts:

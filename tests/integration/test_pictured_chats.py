@@ -21,13 +21,12 @@ from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from asyncdata.telemetry.reader import read
 from tests.support.html_page import read_page
 from tests.support.parts import main
-from tests.support.pictures import draw, processor_of, save_processor
+from tests.support.pictures import ANSWER, asks, draw, processor_of, save_processor
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("transformers")
 
 FAMILIES = ["qwen3_vl", "qwen2_5_vl", "gemma3", "internvl"]
-ANSWER = {"role": "assistant", "content": "yes"}
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +39,6 @@ def folders(tmp_path_factory):
 @pytest.fixture
 def picture(tmp_path):
     return draw(tmp_path / "picture.png", 90, 60)
-
-
-def asks(*parts):
-    """A row whose user says these parts."""
-    return {"messages": [{"role": "user", "content": list(parts)}, ANSWER]}
 
 
 def image(value, key="image"):

@@ -24,13 +24,13 @@ from asyncdata import (
 )
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from tests.support.parts import main
+from tests.support.pictures import ANSWER, asks
 from tests.support.sounds import FAMILIES, save_sound_processor, sound_processor_of, write_sound
 
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 pytest.importorskip("transformers")
 
-ANSWER = {"role": "assistant", "content": "yes"}
 RATE = 16_000
 HEAVY = ("input_features", "feature_attention_mask", "input_features_mask")
 
@@ -45,11 +45,6 @@ def folders(tmp_path_factory):
 @pytest.fixture
 def sound(tmp_path):
     return write_sound(tmp_path / "sound.wav")
-
-
-def asks(*parts):
-    """A row whose user says these parts."""
-    return {"messages": [{"role": "user", "content": list(parts)}, ANSWER]}
 
 
 def audio(value, key="audio"):

@@ -16,14 +16,12 @@ import pytest
 from asyncdata import BadRows, Cache, ChatTokenizeFn, DataLoader, Limits, Processor, PromptTokenizeFn, SoftPacking
 from asyncdata.errors import BadRowError, ConfigError
 from tests.support import videos
-from tests.support.pictures import draw
+from tests.support.pictures import ANSWER, asks, draw
 from tests.support.videos import FAMILIES, KINDS, film, processor_of, save
 
 pytest.importorskip("av", reason="needs PyAV")
 pytest.importorskip("torchvision", reason="needs torchvision: the video processors of transformers do")
 pytest.importorskip("transformers")
-
-ANSWER = {"role": "assistant", "content": "yes"}
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +29,6 @@ def folders(tmp_path_factory):
     """A processor of each family."""
     folder = tmp_path_factory.mktemp("processors")
     return {family: save(folder / family, family) for family in FAMILIES}
-
-
-def asks(*parts):
-    """A row whose user says these parts."""
-    return {"messages": [{"role": "user", "content": list(parts)}, ANSWER]}
 
 
 def video(value, key="video", **more):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import sys
@@ -27,7 +26,7 @@ from asyncdata.tokenization.pictures.settings import (
     ProcessorConfig,
 )
 from asyncdata.tokenization.pictures.torch_frames import frames_without_data, tensor_of
-from asyncdata.tokenization.pictures.transformers_sounds import OpenSounds, processor_of_sounds
+from asyncdata.tokenization.pictures.transformers_sounds import OpenSounds, assembled, processor_of_sounds
 from asyncdata.tokenization.pictures.videos import Header, frames_of, header_of
 from asyncdata.tokenization.rows import RowFault
 
@@ -387,19 +386,7 @@ def _made(config: ProcessorConfig) -> Any:
     except ImportError as error:  # of many versions it needs torchvision
         raise missing_package("a processor of pictures", "'transformers>=5.24' pillow", error) from error
 
-    made: Any = getattr(transformers, config.family)
-    takes = inspect.signature(made.__init__).parameters
-    settings = {name: value for name, value in config.other.items() if name in takes and name != "image_processor"}
-
-    class WithoutVideos(made):  # type: ignore[misc]
-        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-            return type(argument)
-
-    return WithoutVideos(
-        image_processor=images,
-        tokenizer=transformers.AutoTokenizer.from_pretrained(config.folder),
-        **settings,
-    )
+    return assembled(getattr(transformers, config.family), config, image_processor=images)
 
 
 def _made_for_videos(folder: str, settings: Mapping[str, Any]) -> Any:

@@ -117,16 +117,22 @@ def processor_of_sounds(config: ProcessorConfig) -> Any:
     except (ImportError, AttributeError) as error:
         raise missing_package(config.family, "'transformers>=5.24'", ImportError(str(error))) from error
 
-    takes = inspect.signature(made.__init__).parameters
-    others: dict[str, Any] = dict.fromkeys({"image_processor", "video_processor"} & {*takes})
-    settings = {name: value for name, value in config.other.items() if name in takes and name not in others}
+    others = dict.fromkeys({"image_processor", "video_processor"} & {*inspect.signature(made.__init__).parameters})
+    return assembled(made, config, feature_extractor=extractor, **others)
 
-    class OfSounds(made):  # type: ignore[misc]
+
+def assembled(made: Any, config: ProcessorConfig, **parts: Any) -> Any:
+    """A processor of the class ``made``, with its tokenizer, its own settings and these parts, which may be None."""
+    import transformers
+
+    takes = inspect.signature(made.__init__).parameters
+    settings = {name: value for name, value in config.other.items() if name in takes}
+
+    class Assembled(made):  # type: ignore[misc]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
             return type(argument)
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(config.folder)
-    return OfSounds(**settings | others | {"feature_extractor": extractor, "tokenizer": tokenizer})
+    return Assembled(**settings | parts | {"tokenizer": transformers.AutoTokenizer.from_pretrained(config.folder)})
 
 
 def _silent(processor: Any) -> Any:
