@@ -50,7 +50,7 @@ WINGS = (
     "sources.growing",
     "sources.remote.reads",
     "sources.remote.store",
-    "sources.text.text_stream",
+    "sources.text_stream",
     "telemetry.recorder",
     "tokenization.pictures",
     "workers.inline",

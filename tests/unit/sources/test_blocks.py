@@ -132,7 +132,7 @@ def reader(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"first\nsecond\n")
     job = Job(files=[FileRef(str(path), 13)], tokenize=None, max_row_bytes=99, block_bytes=50, slack_bytes=9)
-    reader = SpoolReader(job, "asyncdata.sources.text.line_scanner:LineReader", {}, str(tmp_path))
+    reader = SpoolReader(job, "asyncdata.sources.line_scanner:LineReader", {}, str(tmp_path))
     yield reader
     reader.close()
 
