@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.loader import AsyncDataLoader, DataLoader
     from asyncdata.loader.mix import Mix, Part
     from asyncdata.loader.statistics import SourceStatistics, Statistics
-    from asyncdata.order.order import RowShuffle, Shuffle
+    from asyncdata.order.shuffle import RowShuffle, Shuffle
     from asyncdata.sources.arrow.huggingface import HuggingFaceSource
     from asyncdata.sources.arrow.parquet import ParquetSource
     from asyncdata.sources.jsonl import JsonArraySource, JsonlSource
@@ -105,7 +105,7 @@ _HOMES = {
     "loader.loader": "AsyncDataLoader DataLoader",
     "loader.mix": "Mix Part",
     "loader.statistics": "SourceStatistics Statistics",
-    "order.order": "RowShuffle Shuffle",
+    "order.shuffle": "RowShuffle Shuffle",
     "sources.arrow.huggingface": "HuggingFaceSource",
     "sources.arrow.parquet": "ParquetSource",
     "sources.stream": "IterableSource",

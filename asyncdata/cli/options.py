@@ -22,7 +22,7 @@ from asyncdata.core.settings import resolve_path
 from asyncdata.delivery.bad_rows import error_at
 from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix import mix_of_file
-from asyncdata.order.order import Shuffle
+from asyncdata.order.shuffle import Shuffle
 from asyncdata.tokenization.base import TokenizeFn, resolved
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn, PreferenceTokenizeFn
 from asyncdata.tokenization.functions.dialects import fitting

@@ -29,7 +29,8 @@ from asyncdata.loader.config import BadRows, LoaderConfig
 from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix import mix_of_file
 from asyncdata.loader.recognised_dialects import with_dialects
-from asyncdata.order.order import Order, RowShuffle, Shuffle
+from asyncdata.order.order import Order
+from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.base import Blocks, Source
 from asyncdata.sources.resolve import described
 from asyncdata.tokenization.base import (

@@ -28,7 +28,7 @@ from asyncdata.integrations.torch.datasets import row_of
 from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epochs
 from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
 from asyncdata.loader.measurements import epochs_of
-from asyncdata.order.order import RowShuffle
+from asyncdata.order.shuffle import RowShuffle
 
 if TYPE_CHECKING:
     from asyncdata.core.types import Sample

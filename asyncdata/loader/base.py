@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.engine import Engine
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.statistics import Statistics
-    from asyncdata.order.order import RowShuffle, Shuffle
+    from asyncdata.order.shuffle import RowShuffle, Shuffle
     from asyncdata.sources.base import Source
     from asyncdata.sources.resolve import Paths
     from asyncdata.telemetry.recorder import Recorder

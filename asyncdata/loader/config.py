@@ -26,7 +26,7 @@ from asyncdata.core.settings import (
     wrong_value,
 )
 from asyncdata.delivery.outcomes.policy import Outcomes
-from asyncdata.order.order import RowShuffle, Shuffle
+from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.telemetry.settings import Telemetry
 from asyncdata.workers.ray import RayExecutor
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.loader.opened_source import OpenedSource, Opening, with_block_cache
-from asyncdata.order.order import Order, RowShuffle, Shuffle
+from asyncdata.order.order import Order
+from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.read_ahead.windows.block_windows import BlockWindow, BlockWindows
 from asyncdata.sources.base import room_of
 

@@ -18,7 +18,8 @@ from asyncdata.core.messages import REMOTE_LINES, Job, ReaderSpec
 from asyncdata.core.threads import no_op
 from asyncdata.delivery.bad_rows import without_text
 from asyncdata.loader.opened_source import OpenedSource, Opening, with_block_cache
-from asyncdata.order.order import RowOrder, RowShuffle
+from asyncdata.order.order import RowOrder
+from asyncdata.order.shuffle import RowShuffle
 from asyncdata.read_ahead.row_index.builder import Indexer, SharedIndexer
 from asyncdata.read_ahead.row_index.index_file import IndexFile, hold_rows, make_room
 from asyncdata.read_ahead.row_index.row_index import RowIndex

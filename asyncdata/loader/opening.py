@@ -12,7 +12,8 @@ from asyncdata.core.settings import is_loaded_instance
 from asyncdata.core.types import Position
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.loader.opened_source import OpenedPart, OpenedSource, Opening, with_block_cache
-from asyncdata.order.order import Order, RowShuffle, Share, Shuffle
+from asyncdata.order.order import Order, Share
+from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.read_ahead.windows.block_windows import BlockWindows
 from asyncdata.sources.base import Source, room_of
 from asyncdata.sources.resolve import described, warn_about_files

@@ -16,7 +16,8 @@ from asyncdata.core.identity import FileRef, FileRefs, digest
 from asyncdata.core.messages import LINES, Block
 from asyncdata.core.settings import Settings
 from asyncdata.core.types import SourceLocation
-from asyncdata.order.order import Shuffle, feistel_permutation, order_keys, shuffled_rows
+from asyncdata.order.order import feistel_permutation, order_keys, shuffled_rows
+from asyncdata.order.shuffle import Shuffle
 from asyncdata.sources.row_json import encode_row
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.integrations.slime.samples import package_of, resolve_sample_type
 from asyncdata.loader.config import LoaderConfig, place_of
 from asyncdata.loader.mix import Mix, mix_of_file
-from asyncdata.order.order import RowShuffle, Shuffle
+from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.arrow.parquet import ParquetSource
 from asyncdata.sources.base import Source
 from asyncdata.sources.jsonl import JsonlSource

@@ -28,7 +28,8 @@ from asyncdata.integrations.slime.samples import (
 )
 from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix import Mix
-from asyncdata.order.order import RowShuffle, row_of_epoch
+from asyncdata.order.order import row_of_epoch
+from asyncdata.order.shuffle import RowShuffle
 from asyncdata.sources.arrow.parquet import ParquetSource
 from asyncdata.sources.row_json import python_value
 

@@ -31,7 +31,8 @@ from asyncdata.integrations.torch.process import (
 )
 from asyncdata.loader.config import LoaderConfig
 from asyncdata.loader.loader import DataLoader
-from asyncdata.order.order import RowShuffle, row_of_epoch
+from asyncdata.order.order import row_of_epoch
+from asyncdata.order.shuffle import RowShuffle
 from asyncdata.tokenization.functions.untokenized import RowFn
 
 if TYPE_CHECKING:
