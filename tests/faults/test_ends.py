@@ -1,7 +1,4 @@
-"""The ends of scripts: each way in which a program ends, with each thing that a loader may have loaded.
-
-The table :data:`ENDS` stands in ``docs/explanation/reliability.md``.
-"""
+"""The ends of scripts: each way in which a program ends, with each thing that a loader may have loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import pytest
 
 from asyncdata.telemetry.reader import read
 from tests.faults.support.ends import METHODS
-from tests.support.faults import ROOT, Program
+from tests.support.faults import Program
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, write_rows
 from tests.support.ranks import lengths, write
@@ -245,13 +242,3 @@ def test_a_rank_that_waits_for_a_stuck_one_ends_with_its_own_status_and_says_so(
     assert {rank: code for rank, code in exits(said).items() if rank != 1} == {0: 3, 2: 3}, said + "\n".join(logs)
     for rank in (0, 2):
         assert "AD486 the other ranks did not come to the last exchange" in logs[rank].splitlines()[-1]
-
-
-def test_the_page_has_the_table():
-    page = (ROOT / "docs/explanation/reliability.md").read_text(encoding="utf-8")
-    rows = [
-        f"| {way} | {end.status} | {'yes' if end.warns else 'no'} | {'; '.join(filter(None, end.told)) or '-'} |"
-        for way, end in ENDS.items()
-    ]
-    rows += [f"| {way} | | no | {told or '-'} |" for way, told in RAY.items()]
-    assert re.findall(r"^(\|.*\| (?:yes|no) \|.*\|)$", page, re.M) == rows
