@@ -24,7 +24,6 @@ class TestStateDict:
             return {type(value)}.union(*map(kinds, inner))
 
         odd = msgspec.structs.replace(FULL, order={"weights": (1, (2, 3)), "status": Status.PENDING})
-
         assert kinds(to_state_dict(odd)) <= {dict, list, str, int, float, bool, type(None)}
         assert to_state_dict(odd)["order"] == {"weights": [1, [2, 3]], "status": "pending"}
         assert to_state_dict(FULL)["format"] == "asyncdata.snapshot"
@@ -36,20 +35,17 @@ class TestStateDict:
         state["buffer"][0][0]["metadata"]["level"] = 99
         state["buffer"][0][0]["loss_mask"].append(5)
         state["counters"]["drops"].clear()
-
         assert from_state_dict(to_state_dict(FULL)).buffer[0][0]["metadata"]["level"] == 1
         assert (FULL.buffer[0][0]["loss_mask"], FULL.counters["drops"]) == ([1, 0], {"too_long": 3})
 
     def test_the_samples_in_it_are_the_samples_that_were_given_back(self):
         restored = Sample.from_dict(from_state_dict(json.loads(json.dumps(to_state_dict(FULL)))).buffer[0][1])
-
         assert restored.to_dict() == sample(1)
         assert (restored.tokens.dtype, restored.tokens.tolist()) == (np.int32, [0, 1, 2, 3, 4])
         assert restored.metadata == {"level": 1, "image": b"\x00\xff", "size": (3, 4)}
 
     def test_unknown_fields_are_ignored_and_missing_ones_have_their_defaults(self):
         state = {"format": "asyncdata.snapshot", "position": [1, 2, 3], "of_a_later_minor_version": {"a": 1}}
-
         assert from_state_dict(state) == Snapshot(position=(1, 2, 3))
 
     @pytest.mark.parametrize(
@@ -95,7 +91,6 @@ class TestSchemas:
         self, tmp_path
     ):
         (tmp_path / "s").write_bytes(wrapped(b"a content of another kind", schema=2, library="7.1.0", encoding="zstd"))
-
         with pytest.raises(SnapshotVersionError, match=r"schema 9, written by asyncdata 7\.1\.0; .* up to 1: use"):
             from_state_dict(to_state_dict(FULL) | {"schema": 9, "library": "7.1.0"})
         with pytest.raises(SnapshotVersionError, match=r"AD602 .*/s cannot .* schema 2, written by asyncdata 7\.1\.0"):
@@ -131,7 +126,6 @@ class TestCheck:
         order = ORDER | ({"seed": 1} if name == "seed" else {"shuffle": "full"} if name == "order" else {})
         fingerprints = FINGERPRINTS | ({} if name in ("seed", "order") else {name: changed})
         check(FULL, order, fingerprints, {name})
-
         others = {"data", "tokenizer", "template", "tokenize_fn", "seed", "order"} - {name}
         with pytest.raises(SnapshotMismatchError) as caught:
             check(FULL, order, fingerprints, others)
@@ -172,7 +166,6 @@ class TestDescribe:
 
     def test_samples_of_any_make_are_counted(self):
         odd = Snapshot(position=(0, 0, 0), buffer=[[{"tokens": [1, 2]}, {"tokens": "?"}, {}]])
-
         assert describe(odd)["num_buffered_tokens"] == 2
         assert describe(odd)["fingerprints"] == {"data": None}
 
@@ -180,7 +173,6 @@ class TestDescribe:
         before = time.time()
         num_bytes = save(tmp_path / "s", FULL)
         summary = describe_file(tmp_path / "s")
-
         assert (summary["path"], summary["num_bytes"]) == (f"{tmp_path}/s", num_bytes)
         assert before <= summary["created"] <= time.time()
         assert {name: summary[name] for name in describe(FULL)} == describe(FULL)

@@ -39,7 +39,6 @@ def test_a_call_from_the_loop_itself_does_not_run_at_once_and_after_the_loop_has
     async def main() -> Callable[[Callable[[], object]], object]:
         call_soon, event = call_soon_in_this_loop(), anyio.Event()
         call_soon(event.set)
-
         assert not event.is_set()
         await event.wait()
         return call_soon
@@ -47,7 +46,6 @@ def test_a_call_from_the_loop_itself_does_not_run_at_once_and_after_the_loop_has
     call_soon = run(main)
     call_soon(lambda: called.append(1))
     in_a_thread(lambda: call_soon(lambda: called.append(2)))
-
     assert called == []
 
 

@@ -44,10 +44,8 @@ def test_a_group_enters_as_it_is_with_a_record_of_this_moment_and_releases_its_c
     """Or one long rollout would keep hundreds of its neighbours in memory."""
     group = made_by_hand(1, 2, size=2, response="so far", extra={"score": np.float32(0.5)})
     sample = SampleRange(chunk_of([1, 2], [3]), 0, 1, 0, 0, 1).samples()[0]
-
     (item,) = validate_groups([group], 2, [])
     validate_groups([[sample]], 1, [item])
-
     assert item.group is group
     assert [Sample.from_dict(record).response for record in unpacked(item.record)] == ["so far"] * 2
     assert [record["extra"] for record in unpacked(item.record)] == [{"score": 0.5}] * 2
@@ -85,5 +83,4 @@ UNKNOWN = (
 def test_what_cannot_enter_is_refused_by_its_number(size, groups, message):
     with pytest.raises(InvalidGroupError) as caught:
         validate_groups(groups, size, validate_groups([INSIDE], 2, []))
-
     assert str(caught.value) == message

@@ -110,7 +110,6 @@ def test_the_first_batch_is_start_up_unless_it_takes_long_and_nothing_is_measure
     tuned.has_delivered = False
     assert tuned.run(0.9, starved=1.0) == 1
     assert tuned.run(2.0, starved=1.0) > 1
-
     tuned = Tuned(monkeypatch, starts=True)
     assert tuned.run(100, starved=1.0) == 1
     tuned.starts = False
@@ -140,5 +139,4 @@ def test_what_it_may_do_follows_from_the_settings_and_the_machine(monkeypatch, s
     change(monkeypatch, cpus_of_a_loader=lambda: 12)
     change(monkeypatch, free_memory_of_a_loader=lambda: 1000 * MIB)
     limits = limits_of(LoaderConfig.of(settings))
-
     assert {name: getattr(limits, name) for name in wanted} == wanted
